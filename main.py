@@ -17,6 +17,7 @@ from harness.errors import is_refusal
 from harness.inputs import command_line
 from harness.processes import ranks
 from neuron_cpu import libraries
+from neuron_cpu.console import streams
 from neuron_cpu.processes import torchrun
 from neuron_cpu.processes.torchrun import Place
 
@@ -42,7 +43,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _say("main.py: Interrupted.")
         return INTERRUPTED
     except BrokenPipeError:
-        _abandon_output()
+        streams.abandon()
         return READER_GONE
     except Exception as error:
         if not is_refusal(error) and not isinstance(error, (OSError, MemoryError)):
@@ -53,7 +54,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if isinstance(error, OSError) and not is_refusal(error):
             told = f"The system refuses: {told.rstrip('.')}."
         _say(f"main.py: {told}")
-        _abandon_output()
+        streams.abandon()
         return 2
 
 
@@ -82,16 +83,6 @@ def _say(text: str) -> None:
         console.say(text)
 
 
-def _abandon_output() -> None:
-    """What cannot be written is given up: Python would write a traceback when it ends."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            with contextlib.suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
 def _quieten_libraries() -> None:
     """Advice of transformers that means nothing for a Neuron model stays off the terminal."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -102,6 +93,7 @@ def _quieten_libraries() -> None:
 
 def script(argv: Optional[Sequence[str]] = None) -> int:
     """`main` as a process of its own, which SIGTERM ends in order."""
+    streams.open_closed()
     signal.signal(signal.SIGTERM, _terminate)
     status = main(argv)
     for number in (signal.SIGINT, signal.SIGTERM):  # nothing is left to interrupt

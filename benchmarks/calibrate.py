@@ -17,6 +17,7 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +34,9 @@ from typing import Any, Optional
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
+if __name__ in ("__main__", "__mp_main__"):  # pages are written whole
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from neuron_cpu import ensure_sdk  # noqa: E402 - after the path
 
 ensure_sdk()
@@ -42,6 +46,7 @@ from neuron_cpu.core import NkiError  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
 from neuron_cpu.core.report import bands, report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
+from neuron_cpu.files import write_text_atomically  # noqa: E402
 
 LIMIT = 0.15
 APART = 1.05  # measured times of two variants that differ by less have no order
@@ -339,7 +344,7 @@ def write(text: str, block: str) -> None:
     )
     if count != 1:
         raise SystemExit(f"{DOCUMENT} has {count} blocks '{block}', expected 1")
-    DOCUMENT.write_text(after)
+    write_text_atomically(DOCUMENT, after)
 
 
 def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row]) -> int:
@@ -363,7 +368,7 @@ def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row])
         outcomes = [by_id.get(row.id) or on_page(row) for row in every]
         parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
         write("\n\n".join([*parts, sources_list(every)]), "public")
-        bands.DATA.write_text(json.dumps(band_data(outcomes), indent=1) + "\n")
+        write_text_atomically(bands.DATA, json.dumps(band_data(outcomes), indent=1) + "\n")
     return 0
 
 

@@ -8,19 +8,26 @@ ARGS...`` runs any script with the stand-in's SDK names in place.
 """
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__, ensure_sdk
-from .commands import check, compare, judge, kernels, learn, profile, tune
-from .console import terminal
-from .errors import StandInError, UsageError
-from .lessons import pointed_out, pointers, with_pointers
-from .processes import run_script
+_on_interrupt = signal.getsignal(signal.SIGINT)
+if _on_interrupt is signal.default_int_handler:  # no traceback out of the imports below
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+from . import __version__, ensure_sdk  # noqa: E402
+from .commands import check, compare, judge, kernels, learn, profile, tune  # noqa: E402
+from .console import streams, terminal  # noqa: E402
+from .errors import StandInError, UsageError  # noqa: E402
+from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
+from .processes import run_script  # noqa: E402
+
+signal.signal(signal.SIGINT, _on_interrupt)
 COMMANDS = {
     "profile": profile,
     "compare": compare,
@@ -76,29 +83,36 @@ def _print_after_traceback(lines: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    streams.open_closed()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
         return run(arguments[1:])  # everything after the script is the script's, options too
     args = parser().parse_args(arguments)
-    terminal.printed(ensure_sdk())
-    from .core import NkiError
-
+    refusals: tuple[type[Exception], ...] = (StandInError, OSError, MemoryError)
     try:
+        with streams.uninterrupted():
+            terminal.printed(ensure_sdk())
+            from .core import NkiError
+        refusals = (*refusals, NkiError)
         with pointed_out(), kernels.targeted(args):
-            return COMMANDS[args.command].run(args)
+            status = COMMANDS[args.command].run(args)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt as error:
         _say(f"{_name()}: interrupted{f' {error}' if str(error) else ''}.")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
-    except (StandInError, NkiError, OSError, MemoryError) as error:
+    except refusals as error:
         _say(with_pointers(str(error) or type(error).__name__))
+        streams.abandon()
         return 2
 
 
 def _say(text: str) -> None:
-    print(terminal.folded(terminal.printable(text), sys.stderr), file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody reads it
+        print(terminal.folded(terminal.printable(text), sys.stderr), file=sys.stderr)
 
 
 if __name__ == "__main__":

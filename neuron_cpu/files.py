@@ -134,8 +134,15 @@ def write_text_atomically(target: Path, text: str) -> None:
 
 
 def write_bytes_atomically(target: Path, content: bytes) -> None:
-    """Write a whole file or nothing; it is on the disk when this returns."""
+    """Write a whole file or nothing; it is on the disk when this returns.
+
+    A link stays, and what it leads to is replaced. A terminal, a pipe or a device is written to.
+    """
     try:
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            target.write_bytes(content)
+            return
+        target = Path(os.path.realpath(target))
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
         name = target.parent / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
@@ -186,7 +193,7 @@ def _sync(path: str | Path) -> None:
 
 
 def _remove_abandoned(target: Path) -> None:
-    """Remove temporary siblings of `target` whose writers no longer run."""
+    """Remove temporary siblings of `target`, files and folders, whose writers no longer run."""
     prefix = f".{target.name}."
     for sibling in target.parent.glob(f"{prefix}*"):
         owner = sibling.name[len(prefix) :].split(".")[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -227,3 +228,29 @@ assert os.listdir(sys.argv[1]) == [], os.listdir(sys.argv[1])
         subprocess.run([sys.executable, "-c", made, str(place)], check=True, timeout=60, cwd=ROOT)
     finally:
         place.rmdir()
+
+
+def test_one_file_is_whole_or_not_there(tmp_path: Path) -> None:
+    target = tmp_path / "x"
+    abandoned = tmp_path / f".x.{dead_process()}.00000000"
+    abandoned.write_text("half")
+    files.write_text_atomically(target, "1")
+    assert names(tmp_path) == ["x"] and target.stat().st_mode & 0o600 == 0o600
+    (tmp_path / "link").symlink_to(target)
+    files.write_text_atomically(tmp_path / "link", "2")
+    assert target.read_text() == "2" and (tmp_path / "link").is_symlink()
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_devices_and_pipes_are_written_to() -> None:
+    files.write_text_atomically(Path(os.devnull), "1")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+    reader, writer = os.pipe()
+    files.write_text_atomically(Path(f"/dev/fd/{writer}"), "1")
+    assert os.read(reader, 9) == b"1"
+    os.close(reader), os.close(writer)

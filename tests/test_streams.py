@@ -8,6 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,63 @@ def test_signals_give_the_terminal_back(
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h")  # cursor hidden, shown
     assert b"Traceback" not in shown
     assert (b"Interrupted" in shown) == (number == signal.SIGINT)
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("program", ["main.py --help", "-m neuron_cpu judge --help"])
+def test_closed_streams_lead_nowhere(closed: str, program: str) -> None:
+    run = subprocess.run(
+        ["sh", "-c", f"{sys.executable} {program} {closed}"], cwd=REPOSITORY, capture_output=True
+    )
+    assert run.returncode == 0 and b"Traceback" not in run.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("closed", [">&-", "2>&-"])
+def test_a_whole_run_with_closed_streams(closed: str, tiny_model: Path, tmp_path: Path) -> None:
+    arguments = " ".join(map(str, on("generate", tiny_model, tmp_path)))
+    run = subprocess.run(
+        ["sh", "-c", f"{sys.executable} main.py {arguments} {closed}"],
+        cwd=REPOSITORY, capture_output=True,
+    )  # fmt: skip
+    assert run.returncode == 0 and b"Traceback" not in run.stderr, run.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "neuron_cpu", "learn"], cwd=REPOSITORY, stdout=full,
+            stderr=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(tmp_path)},
+        )  # fmt: skip
+    assert run.returncode == 2 and "Traceback" not in run.stderr
+    assert "No space left on device" in run.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/proc"), reason="looks at the process's signals")
+@pytest.mark.parametrize("seconds", [0, 0.5, 2.0])
+def test_ctrl_c_while_the_tools_are_imported(seconds: float, tmp_path: Path) -> None:
+    kernel = REPOSITORY / "neuron_cpu" / "suite" / "level1" / "gelu.py"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "neuron_cpu", "tune", f"{kernel}:kernel", "--space", "WIDTH=1"],
+        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    while caught(process.pid):  # until the program's own code begins, and sets it aside
+        time.sleep(0.01)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=120)
+    assert "Traceback" not in errors and "Error" not in errors, errors
+
+
+def caught(process: int) -> bool:
+    """Whether Python still waits for its first own code: SIGINT has no handler, or Python's."""
+    text = Path(f"/proc/{process}/status").read_text()
+    mask = int(text.partition("SigCgt:")[2].split()[0], 16)
+    begun = Path(f"/proc/{process}/cmdline").read_bytes().count(b"neuron_cpu") > 0
+    handled = bool(mask & 1 << signal.SIGINT - 1)
+    _had_handler[process] = _had_handler.get(process, False) or handled
+    return handled or not begun or not _had_handler[process]
+
+
+_had_handler: dict[int, bool] = {}

@@ -19,6 +19,9 @@ _NEWLINE = "\ud800"
 MIN_PROMPT_TOKENS = 3
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 10, 1 << 30  # of one file's prompts: it takes milliseconds
 LARGEST_SEQ_LEN = 2**31 - 1
+# Twice a prompt of 128k English tokens. tokenizers takes up to 0.8 GB for it (measured), and ends
+# the process where it does not get its memory.
+MOST_CHARACTERS = 1 << 20
 Message = dict[str, str]  # of a conversation: "role" (system, user, assistant) and "content"
 
 
@@ -67,6 +70,11 @@ def encode(tokenizer: Any, prompts: Sequence[str], raw: bool) -> list[list[int]]
     mend = "mend it, or leave it out with --raw" if templated else "download the model again"
 
     def ids(prompt: str) -> list[int]:
+        if len(prompt) > MOST_CHARACTERS:
+            raise ValueError(
+                f"the prompt {shorten(prompt[:99])} has {len(prompt)} characters, expected at most "
+                f"{MOST_CHARACTERS}"
+            )
         if templated:
             return _templated(tokenizer, [{"role": "user", "content": prompt}])
         return list(tokenizer(prompt)["input_ids"])

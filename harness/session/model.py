@@ -40,6 +40,10 @@ from harness.session.chunks import PromptInChunks
 from harness.settings import FUSED, Settings
 
 GRAPHS = "graphs"
+NO_NUMBERS = (
+    "The model's logits are NaN, so it has no answer: its checkpoint holds NaN, or a kernel makes "
+    "them; --mode diff and --mode validate tell where."
+)
 # The SDK's compiler works in this folder unless the environment names another one.
 _WORK_DIR_VARIABLE = "BASE_COMPILE_WORK_DIR"
 _DEFAULT_WORK_DIR = "/tmp/nxd_model/"
@@ -238,6 +242,8 @@ def generate(
         options["min_new_tokens"] = new_tokens
     if greedy:
         options["do_sample"] = False
+    if not scores and not settings.on_device_sampling and settings.speculation is None:
+        options["logits_processor"] = LogitsProcessorList([_Numbers()])
     if scores:
         options.update(return_dict_in_generate=True, output_scores=True)
     torch.manual_seed(settings.seed)
@@ -298,6 +304,15 @@ def forced(host: Host, role: str, runs: Sequence[Sequence[int]], given: int) -> 
         )
         model.reset()
     return Answer(None, [torch.stack(reader.losses).numpy()])
+
+
+class _Numbers(LogitsProcessor):
+    """Refuses logits of which some are NaN: whatever token is chosen among them means nothing."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if scores.isnan().any():
+            raise UserError(NO_NUMBERS)
+        return scores
 
 
 class _Reader(LogitsProcessor):

@@ -21,6 +21,7 @@ from harness.inputs.chunks import with_chunks
 from harness.processes import ranks as other_ranks
 from harness.processes.workers import Workers
 from harness.settings import Settings
+from neuron_cpu.console import streams
 from neuron_cpu.processes.torchrun import Place
 
 
@@ -169,7 +170,7 @@ def read_tokenizer(folder: Path, padding_side: str, alone: bool = False) -> Any:
     Args:
         alone: no model runs in this process.
     """
-    with _without_torch(alone):
+    with _without_torch(alone), streams.uninterrupted():
         from transformers import AutoTokenizer  # takes seconds, so after the checks above
 
     try:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..console import terminal
 from ..errors import UsageError
+from ..files import write_text_atomically
 from . import judged, kernels
 
 # Columns that a narrow terminal does without, the first one first.
@@ -59,7 +60,7 @@ def _list_constructs(args: argparse.Namespace) -> int:
     if not args.arg:
         console.print("Types in PSUM and first partitions: name a kernel and its --arg shapes.")
     if args.json:
-        args.json.write_text(json.dumps([one._asdict() for one in findings], indent=1))
+        write_text_atomically(args.json, json.dumps([one._asdict() for one in findings], indent=1))
         console.print(f"list: {args.json}")
     return 1 if provenance.counts(findings)[provenance.UNPROVEN] else 0
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
+from ..files import write_text_atomically
 from . import judged, kernels
 
 HELP = "score a folder of kernels on a suite of thirty operators"
@@ -131,6 +132,6 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
     console.print(judged.estimate_line(settings))
     if args.json:
         content = {"score": found, "answers": [one.to_json() for one in outcomes]}
-        args.json.write_text(json.dumps(content, indent=1))
+        write_text_atomically(args.json, json.dumps(content, indent=1))
         console.print(f"figures: {args.json}")
     return 0 if all(one.correct for one in outcomes) else 1

@@ -9,6 +9,7 @@ from typing import Any
 from ..console import terminal
 from ..console.arguments import above_zero, seed
 from ..errors import UsageError
+from ..files import write_text_atomically
 from ..lessons import with_pointers
 from . import kernels
 
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         )
     console.print(estimate_line(settings))
     if args.json:
-        args.json.write_text(json.dumps(content, indent=1))
+        write_text_atomically(args.json, json.dumps(content, indent=1))
         console.print(f"figures: {args.json}")
     if args.html:
         _write_page(args, cases, settings, shown, said)

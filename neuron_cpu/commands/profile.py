@@ -8,6 +8,7 @@ from typing import Any
 from ..console import terminal
 from ..console.arguments import positive
 from ..errors import UsageError
+from ..files import write_text_atomically
 from . import kernels
 
 HELP = "estimate the time of one kernel on Trainium"
@@ -108,11 +109,11 @@ def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str
         if args.baseline:
             other = report.profile(runs[1][1]).to_json()
             figures = figures | {"baseline": {"kernel": args.baseline} | other}
-        args.json.write_text(json.dumps(figures, indent=1))
+        write_text_atomically(args.json, json.dumps(figures, indent=1))
         console.print(f"figures: {args.json}")
     if args.trace:
         arrows = flows.ARROWS if args.arrows is None else args.arrows
-        args.trace.write_text(json.dumps(report.perfetto(runs, arrows)))
+        write_text_atomically(args.trace, json.dumps(report.perfetto(runs, arrows)))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
     if args.plots:
         for path in plots.all_plots([runs[0][1]], [report.profile(runs[0][1])], args.plots):

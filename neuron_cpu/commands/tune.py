@@ -6,14 +6,17 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
+from ..files import write_text_atomically
 from . import judged, kernels
 
+SAVE_SECONDS = 1.0  # between two times that points are written
 LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
 HELP = "search declared parameters of a kernel by the estimate"
 
@@ -76,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     console = terminal.output(kernels.PIPED_WIDTH)
     if known:
         console.print(f"{len(known)} points known from {args.resume}")
-    shown = _Shown(console, min(args.points, space.size(names)))
+    shown = _Shown(console, min(args.points, space.size(names)), lambda: _save(args, now, work))
     jobs = args.jobs or os.cpu_count() or 1
     work = search.Search(task, names, args.points, jobs, args.seed, shown.done, known)
     shown.trials = work.trials
@@ -92,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
 class _Shown:
     """How far a search is: a line that changes on a terminal, one every LINE_SECONDS elsewhere."""
 
-    def __init__(self, console: Any, total: int) -> None:
+    def __init__(self, console: Any, total: int, save: Callable[[], object]) -> None:
+        self._save, self._saved = save, time.monotonic()
         self.trials: list[Any] = []
         self._console, self._total = console, total
         self._status = console.status("the first points are traced")
@@ -109,6 +113,9 @@ class _Shown:
         best = f"the fastest {min(legal) / 1e3:.2f} µs" if legal else "none legal so far"
         line = f"{len(self.trials)} of {self._total} points, {best}"
         self._status.update(line)
+        if time.monotonic() - self._saved > SAVE_SECONDS:
+            self._save()
+            self._saved = time.monotonic()
         if not self._console.is_terminal and time.monotonic() - self._said > LINE_SECONDS:
             self._said = time.monotonic()
             print(line, file=sys.stderr, flush=True)
@@ -137,12 +144,27 @@ def _task(args: argparse.Namespace, source: Any) -> Any:
     return Task(source, reference, args.ref_library, cases, settings, args.time_limit)
 
 
+def _save(args: argparse.Namespace, now: Any, work: Any) -> None:
+    """What is known so far, in the file of --json."""
+    from ..tune import earlier, search
+
+    if args.json:
+        content = {
+            "kernel": args.kernel,
+            "task": earlier.identity(work.task),
+            "now": now.to_json(),
+            "front": [one.to_json() for one in search.front(work.trials, args.ref is not None)],
+            "trials": [trial.to_json() for trial in work.trials],
+        }
+        write_text_atomically(args.json, json.dumps(content, indent=1, default=str))
+
+
 def _print(
     console: Any, args: argparse.Namespace, names: dict, now: Any, work: Any, found: list
 ) -> None:
     """The front, how many points fell away and why, and the files of all of them."""
     from ..judge.verdict import Settings
-    from ..tune import earlier, plot, tables
+    from ..tune import plot, tables
 
     trials = work.trials
     table = tables.front_table(found, now, list(names), args.kernel)
@@ -156,14 +178,7 @@ def _print(
         console.print(f"{count} times: {reason}")
     console.print(judged.estimate_line(Settings()))
     if args.json:
-        content = {
-            "kernel": args.kernel,
-            "task": earlier.identity(work.task),
-            "now": now.to_json(),
-            "front": [trial.to_json() for trial in found],
-            "trials": [trial.to_json() for trial in trials],
-        }
-        args.json.write_text(json.dumps(content, indent=1, default=str))
+        _save(args, now, work)
         console.print(f"figures: {args.json}")
     if args.plot:
         plot.plot(found, trials, now, f"{args.kernel}: time against SBUF", args.plot)

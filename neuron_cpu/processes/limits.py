@@ -69,7 +69,7 @@ def default_memory_gib() -> float:
 def apply(limits: Limits) -> None:
     """Put this process, a new group of its own, under `limits`, until its parent dies."""
     os.setsid()
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     _set(resource.RLIMIT_DATA, limits.memory_bytes)
     _set(resource.RLIMIT_CPU, limits.cpu_seconds, _GRACE_SECONDS)
     _set(resource.RLIMIT_CORE, 0)
@@ -113,6 +113,12 @@ def bounded(seconds: float, memory_bytes: int) -> Iterator[None]:
             signal.setitimer(timer, *left)  # of a bound around this one
         if _LINUX:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process with the one that forked it (a fork server ends with its
+    own)."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:

@@ -27,6 +27,7 @@ from . import child
 
 MISSING, FAILED = "missing", "failed"
 LONGEST = 2**20  # bytes of a message that is no tensor
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of another form
 
 
 @dataclass
@@ -142,7 +143,7 @@ class Judging:
         try:
             line = _Line(Pipe(ours, process.sentinel), time.monotonic() + self.bounds.wall_seconds)
             self._listen(outcome, line, operator, naive)
-        except (EOFError, OSError, ValueError) as error:
+        except (EOFError, OSError, *MALFORMED) as error:
             outcome.failure = _why(error, process, self.bounds)
         finally:
             forked.end(process)
@@ -259,8 +260,9 @@ def _why(error: Exception, process: Any, bounds: Limits) -> str:
     """Why a child's answer ends before its time."""
     if isinstance(error, TimeoutError):
         return f"it took longer than {bounds.wall_seconds:.0f} s; --time-limit gives it more"
-    if isinstance(error, ValueError):
-        return f"its process sent something else than results: {error}"
+    if isinstance(error, MALFORMED):
+        told = f"{type(error).__name__}: {error}"[:200]
+        return f"its process sent something else than results ({told})"
     process.join(5)
     code = process.exitcode
     if code is not None and code < 0:

@@ -17,8 +17,8 @@ def plot(
         import matplotlib
     except ImportError as error:
         raise UsageError(
-            "--plot needs matplotlib, expected it to be installed; pip install matplotlib, or the "
-            "package with its extra: pip install 'neuron-cpu[plots]'."
+            "--plot needs matplotlib, expected it to be installed; pip install matplotlib, or "
+            "pip install '.[plots]' in a checkout."
         ) from error
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional
 from ..errors import UsageError
 from ..judge.cases import Case
 from ..judge.verdict import Settings
-from ..processes import forked
+from ..processes import forked, limits
 from .space import Point, Source, points, size
 
 Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per partition of one
@@ -195,15 +195,15 @@ class Search:
         self.task, self.space, self.most, self.jobs, self.done = task, space, most, jobs, done
         self.trials: list[Trial] = []
         self._tried: dict[tuple, Trial] = {}
-        self._study = _study(seed % 2**32)
+        self._all = points(space) if size(space) <= most else None  # a small space is tried whole
+        self._study = None if self._all is not None else _study(seed % 2**32)
         for trial in known:
-            self._study.enqueue_trial(self._indices(trial.point))
-            asked = self._study.ask()
-            self._note((asked, self._proposed(asked)), trial)
-        if size(space) <= most:
-            for point in points(space):
-                if tuple(point.values()) not in self._tried:
-                    self._study.enqueue_trial(self._indices(point))
+            asked, point = None, trial.point
+            if self._study is not None:
+                self._study.enqueue_trial(self._indices(point))
+                asked = self._study.ask()
+                point = self._proposed(asked)
+            self._note((asked, point), trial)
 
     def run(self) -> None:
         """Try points until there are enough; `trials` has those that are known when it ends."""
@@ -235,13 +235,19 @@ class Search:
 
     def _start(self, pool: ProcessPoolExecutor, running: dict) -> bool:
         """Send off the next point that has not been tried; False where none comes up."""
+        correct = [t.figures for t in self.trials if t.checked]
+        if self._study is None:
+            left = (p for p in self._all or () if tuple(p.values()) not in self._tried)
+            for point in left:
+                running[pool.submit(attempt, self.task, point, correct)] = (None, point)
+                return True
+            return False
         for _ in range(100):
             asked = self._study.ask()
             point = self._proposed(asked)
             key = tuple(point.values())
             known = self._tried.get(key)
             if known is None and all(key != tuple(t[1].values()) for t in running.values()):
-                correct = [t.figures for t in self.trials if t.checked]
                 future = pool.submit(attempt, self.task, point, correct)
                 running[future] = (asked, point)
                 return True
@@ -262,6 +268,8 @@ class Search:
         self.trials.append(trial)
 
     def _tell(self, asked: Any, trial: Trial) -> None:
+        if self._study is None:
+            return
         if trial.kind == "legal":
             self._study.tell(asked, list(trial.figures))
         else:
@@ -287,8 +295,8 @@ def _study(seed: int) -> Any:
         import optuna
     except ImportError as error:
         raise UsageError(
-            "the search needs optuna, expected it to be installed; pip install optuna, or the "
-            "package with its extra: pip install 'neuron-cpu[tune]'."
+            "a space of more than --points is searched with optuna, expected it to be installed; "
+            "pip install optuna, or pip install '.[tune]' in a checkout, or give --points for all."
         ) from error
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed)
@@ -308,6 +316,7 @@ def _ready() -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    limits.end_with_parent()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

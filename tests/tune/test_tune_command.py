@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from neuron_cpu.__main__ import main
+from neuron_cpu.processes import limits
 from neuron_cpu.tune.search import Search, Trial, beaten, front
 from neuron_cpu.tune.tables import reasons
+from tests.conftest import REPOSITORY
 
 FILE = """
 import time
@@ -198,3 +204,55 @@ def test_a_process_that_ends_in_a_point_ends_the_search(folder, capsys) -> None:
     assert main(["tune", target, "--arg", "128x512:bf16", *space]) == 2
     told = capsys.readouterr()
     assert "a process of the search was ended" in told.err and "points tried" in told.out
+
+
+def test_a_space_that_is_tried_whole_needs_no_optuna(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    figures = tmp_path / "f.json"
+    assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--json", str(figures)) == 0
+    assert len(json.loads(figures.read_text())["trials"]) == 2
+    assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--points", "1") == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "pip install '.[tune]' in a checkout, or give --points for all" in told
+    assert "neuron-cpu[" not in told
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_search_keeps_its_points_and_leaves_nothing(
+    number: int, folder: Path, tmp_path: Path
+) -> None:
+    figures = tmp_path / "f.json"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "neuron_cpu", "tune", f"{folder / 'tuned.py'}:doubled",
+         "--arg", "128x512:bf16", "--jobs", "2", "--json", str(figures),
+         "--space", "WIDTH=64,128", f"wait={','.join(str(n / 100) for n in range(30, 90))}"],
+        cwd=REPOSITORY, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    while not figures.exists():
+        assert process.poll() is None
+        time.sleep(0.1)
+    started = descendants(process.pid)
+    assert len(started) >= 3
+    process.send_signal(number)
+    process.wait()
+    deadline = time.monotonic() + 60
+    while left := [one for one in started if runs(one)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+    assert json.loads(figures.read_text())["trials"]
+    assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
+
+
+def descendants(process: int) -> list[int]:
+    found = limits.children(process)
+    return [*found, *(one for child in found for one in descendants(child))]
+
+
+def runs(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

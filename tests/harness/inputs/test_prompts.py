@@ -9,6 +9,7 @@ import pytest
 from harness.errors import UserError
 from harness.inputs.prompts import (
     check_lengths,
+    encode,
     parse_prompt_text,
     read_prompt_file,
     split_prompt_value,
@@ -81,3 +82,11 @@ def test_prompt_lengths(length: int, seq_len: int, context: int, accepted: bool)
     else:
         with pytest.raises(UserError, match=f"{length} token"):
             check_lengths(["p"], ids, seq_len, context)
+
+
+def test_an_endless_line_is_no_prompt(tiny_model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    with pytest.raises(UserError, match="'xxx.*' has 13000000 characters, expected at most"):
+        encode(tokenizer, ["x" * 13_000_000], raw=True)

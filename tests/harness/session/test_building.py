@@ -68,6 +68,7 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -77,6 +78,17 @@ def truncate(path: Path) -> None:
         pytest.param("weights/*.safetensors", Path.unlink, marks=pytest.mark.full),
     ],
 )
+=======
+def flip(path: Path) -> None:
+    """Another value in the middle, at equal length."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x41
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+@pytest.mark.parametrize("name", ["model.pt", "operators.json", "weights/*.safetensors"])
+>>>>>>> ba96767 (Nothing lost, nothing left: one atomic writer, points as they come, workers that end with their parent, closed streams, checksums, NaN)
 def test_a_damaged_compiled_folder_is_built_anew(
     name: str,
     damage: Callable,
@@ -192,7 +204,7 @@ LEFT = (
     [
         ("os.symlink({mine!r}, path + '/tokenizer.json')", "'tokenizer.json' is no plain file"),
         ("os.symlink({mine!r}, path + '/driver.json')", "'driver.json' is no plain file"),
-        ("os.mkfifo(path + '/weights/x')", "'x' is no plain file"),
+        ("os.mkfifo(path + '/weights/x')", "'x' is no plain file|Operation not permitted"),
         ("os.rename(path, path + '2'); os.symlink('/etc', path)", "'torch' is no folder"),
         ("import shutil; shutil.rmtree(path)", "No such file"),
         ("os.mkdir(path + '/tokenizer.json')", "a folder tokenizer.json, where"),
@@ -214,3 +226,25 @@ def test_what_a_submission_leaves_is_plain_or_refused(
         compiled("--llama", entry)
     assert mine.read_text() == "precious"
     assert not any(path.name.startswith(".") for path in (tmp_path / "c").glob("*"))
+
+
+def test_a_checkpoint_of_nan_is_no_answer(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = write_tiny_model(tmp_path / "nan")
+    weights = load_file(model / "model.safetensors")
+    weights["model.norm.weight"][:] = float("nan")
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    loaded = build_into(tmp_path / "c", model)
+    with pytest.raises(UserError, match="logits are NaN, so it has no answer"):
+        generate_tokens(loaded, loaded.session.prompt_ids, new_tokens=4)
+
+
+def test_a_home_that_cannot_be_written_names_a_way_out(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    args = command_line.parse(["--mode", "generate", "--model-path", str(tiny_model)])
+    with pytest.raises(UserError, match="Cannot write .*; set XDG_CACHE_HOME to a folder .*, or"):
+        build(open_session(args))
