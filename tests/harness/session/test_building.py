@@ -68,17 +68,6 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("model.pt", truncate),
-        ("operators.json", Path.unlink),
-        ("weights/*.safetensors", truncate),
-        pytest.param("weights/*.safetensors", Path.unlink, marks=pytest.mark.full),
-    ],
-)
-=======
 def flip(path: Path) -> None:
     """Another value in the middle, at equal length."""
     content = bytearray(path.read_bytes())
@@ -86,9 +75,15 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
-@pytest.mark.parametrize("name", ["model.pt", "operators.json", "weights/*.safetensors"])
->>>>>>> ba96767 (Nothing lost, nothing left: one atomic writer, points as they come, workers that end with their parent, closed streams, checksums, NaN)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.pt", truncate),
+        ("operators.json", Path.unlink),
+        ("weights/*.safetensors", flip),
+        pytest.param("weights/*.safetensors", Path.unlink, marks=pytest.mark.full),
+    ],
+)
 def test_a_damaged_compiled_folder_is_built_anew(
     name: str,
     damage: Callable,
