@@ -109,14 +109,6 @@ def test_an_unreadable_manifest_means_build_anew(
     assert "(first time)" in capsys.readouterr().err
 
 
-def test_damage_that_keeps_the_size_is_told_with_its_mend(again: Path, compiled: Callable) -> None:
-    weights = next(again.glob("weights/*.safetensors"))
-    weights.write_bytes(b"\xff" * weights.stat().st_size)
-    with pytest.raises(UserError, match="cannot be loaded: .*--recompile builds them anew"):
-        compiled()
-    assert compiled("--recompile").folder == again
-
-
 @pytest.mark.parametrize("statement", ["raise IndexError('boom')", "open('/no/such/file')"])
 def test_a_submission_that_fails_on_data_is_told_with_its_line(
     statement: str, compiled: Callable, tmp_path: Path
