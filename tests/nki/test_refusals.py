@@ -230,7 +230,7 @@ def test_refused_when_called(monkeypatch):
         "sim_launch": lambda: copy[(1,)],
         "sim_list_argument": lambda: copy([x]),
         "sim_no_arguments": lambda: copy(),
-        "sim_jit_option": lambda: nki.jit(copy, platform_target="trn1"),
+        "sim_jit_option": lambda: nki.jit(copy, platform_target="trn9"),
         "sim_schedule_name": lambda: copy.with_schedule([("all", "none")])(x),
     }
     for identifier, call in calls.items():

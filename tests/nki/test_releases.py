@@ -87,6 +87,25 @@ def test_the_order_of_before(monkeypatch):
         run(lambda t: nl.ndarray((2, 2), nl.float32, buffer="sbuf"), "2.29", monkeypatch)
 
 
+@pytest.mark.parametrize("release", ["2.28", "2.33"])
+def test_a_kernel_names_its_target(release, monkeypatch, target):
+    target("trn1")
+    monkeypatch.setenv("NEURON_CPU_NKI", release)
+
+    def plain(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        assert nisa.get_nc_version() == nisa.nc_version.gen4
+        nisa.dma_copy(out, x)
+        return out
+
+    if release == "2.28":
+        kernel = nki.jit(plain, platform_target="trn3")
+    else:
+        with pytest.warns(NkiWarning, match="which 2.33 refuses"):
+            kernel = nki.jit(plain, platform_target="trn3")
+    assert np.array_equal(kernel(X), X)
+
+
 def test_all_of_python_since_2_33(monkeypatch):
     def body(tile):
         for part in (tile[:, k : k + 4] for k in (0, 4)):

@@ -11,10 +11,10 @@ import torch
 
 from ..check import verify
 from ..device import dtypes, ranks
-from ..device.errors import refuse, strict
-from ..device.release import of_nki, said_by
-from ..device.spec import using
-from ..device.target import chosen, needs
+from ..device.errors import refuse, strict, warn
+from ..device.release import nki_since, of_nki, said_by
+from ..device.spec import NeuronCore, using
+from ..device.target import TARGETS, chosen, needs
 from ..language import kernel as calling
 from ..language.results import add_output, adopt_results, check_writable, hand_back
 from ..language.specialisation import constant_key, is_tensor, shape_of, to_torch
@@ -95,12 +95,16 @@ class Kernel(calling.Kernel):
         key += [(k, _fields(_rebuilt(v, note, k))) for k, v in named]
         return tensors, constant_key(key)
 
+    def _core(self) -> NeuronCore:
+        target = self.options.get("platform_target")
+        return chosen() if target is None else TARGETS[target]
+
     def _rules(self) -> tuple:
         with said_by(self.function):
-            return (chosen().name, strict(), ranks.own().rank, of_nki())
+            return (self._core().name, strict(), ranks.own().rank, of_nki())
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
-        with using(chosen()), said_by(self.function):
+        with using(self._core()), said_by(self.function):
             program = Program(self.name, self.grid, self.function)
             program.today, program.open_values = self.today, True
             if machine is not None:
@@ -324,16 +328,29 @@ def _order_by_name(program: Program, edges: Any) -> None:
 
 # --- decorators -----------------------------------------------------------------------------------
 def jit(fn: Any = None, **options: Any) -> Any:
-    """``@nki.jit``, ``@nki.jit()`` or ``nki.jit(fn)``: a kernel of the current language."""
-    if "platform_target" in options:
-        raise refuse(
-            "sim_jit_option",
-            "nki.jit(platform_target=) is gone; choose the target with the environment variable "
-            "NEURON_PLATFORM_TARGET_OVERRIDE",
-        )
+    """``@nki.jit``, ``@nki.jit()`` or ``nki.jit(fn)``: a kernel of the current language.
+
+    ``platform_target``, of 2.27 and 2.28, chooses its generation; later releases leave that to the
+    environment, so there it is a warning.
+    """
     if fn is None:
         return lambda f: jit(f, **options)
-    return fn if isinstance(fn, Kernel) else Kernel(fn)
+    target = options.get("platform_target")
+    if target is None:
+        return fn if isinstance(fn, Kernel) else Kernel(fn)
+    if target not in TARGETS:
+        raise refuse(
+            "sim_jit_option",
+            f"nki.jit(platform_target={target!r}), expected one of {', '.join(TARGETS)}",
+        )
+    with said_by(fn):
+        if nki_since("2.29"):
+            warn(
+                "sim_former_spelling",
+                f"nki.jit(platform_target={target!r}) is a spelling of SDK 2.27 and 2.28, which "
+                f"{of_nki()} refuses, expected NEURON_PLATFORM_TARGET_OVERRIDE in the environment",
+            )
+    return Kernel(fn, platform_target=target)
 
 
 def simulate(kernel: Any) -> Any:
