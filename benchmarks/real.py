@@ -44,7 +44,7 @@ FEATURES: dict[str, Feature] = {
     "one rank": ({}, {}, 1, 1),
     "batch of 2": ({}, {}, 2, 2),
     "fused QKV": ({}, {"fused_qkv": True}, 2, 1),
-    "heads of 32": ({"head_dim": 32}, {}, 2, 1),
+    "heads of 32": ({"head_dim": 32}, {EXTENDED: True}, 2, 1),
     "heads of 80": ({"head_dim": 80}, {EXTENDED: True}, 2, 1),
     "heads of 96": ({"head_dim": 96}, {EXTENDED: True}, 2, 1),
     "heads of 128": ({"head_dim": 128}, {}, 2, 1),
@@ -217,7 +217,8 @@ def checkpoint(folder: Path, changes: dict[str, Any]) -> Path:
         heads |= {"hidden_size": 64 * heads["num_attention_heads"], "head_dim": 64}
     write_tiny_model(folder, **heads, torch_dtype="float32")
     file = str(folder / "model.safetensors")
-    save_file({name: tensor.float() for name, tensor in load_file(file).items()}, file)
+    tensors = {name: tensor.float() for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})  # transformers 4.45 asks for it
     return folder
 
 

@@ -32,6 +32,11 @@ _IN_PLACE = {
     "aten::index_put": "aten::index_put_",
     "aten::index_copy": "aten::index_copy_",
 }
+_FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
+_MOVING = tuple(
+    f"aten::{name}"
+    for name in ("scatter", "gather", "index", "cat", "where", "flip", "slice_scatter")
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +149,7 @@ class Tape:
                     node.call, node.writes = name, True
             read_later |= {memory.get(n, -n) for n in read}
         kept.reverse()
+        self.weights = {name: n for name, n in self.weights.items() if n in needed}
         self._move_calls(kept)
         self.nodes = kept
 
@@ -191,13 +197,31 @@ class Tape:
 def run_node(node: Node, values: dict[int, Any]) -> None:
     """Run one step; its results join `values`."""
     args, kwargs = (filled(part, values) for part in node.arguments)
-    if node.draws:
-        result = collectives.of_first(node.call(*args, **kwargs))
-    else:
+    try:
         result = node.call(*args, **kwargs)
+    except NotImplementedError:
+        result = _moved_as_bytes(node, args, kwargs)
+    if node.draws:
+        result = collectives.of_first(result)
     if node.results:
         made = [result] if isinstance(result, torch.Tensor) else tensors_of(result)
         values.update(zip(node.results, made))
+
+
+def _moved_as_bytes(node: Node, args: Any, kwargs: Any) -> Any:
+    """What an operator moves that PyTorch's CPU build does not move in fp8: the same bytes."""
+    name = node.call.name() if isinstance(node.call, torch._ops.OpOverload) else ""
+    kinds = {tensor.dtype for tensor in tensors_of((args, kwargs))} & _FP8
+    if len(kinds) != 1 or not name.startswith(_MOVING):
+        raise
+    (kind,) = kinds
+
+    def as_bytes(tree: Any) -> Any:
+        return pytree.tree_map_only(
+            torch.Tensor, lambda t: t.view(torch.uint8) if t.dtype == kind else t, tree
+        )
+
+    return node.call(*as_bytes(args), **as_bytes(kwargs)).view(kind)
 
 
 def filled(value: Any, values: dict[int, Any]) -> Any:

@@ -7,6 +7,7 @@ are, and save and load them by pickle. Everything else goes to TorchScript as ev
 """
 
 import io
+import os
 import pickle
 from types import SimpleNamespace
 from typing import Any, Dict, List, Sequence
@@ -30,6 +31,8 @@ def install() -> None:
     closed = Closed("torch.classes.neuron.LayoutTransformation")  # no layout is ever proposed
     torch.classes.neuron = SimpleNamespace(SPMDModel=SPMDModel, LayoutTransformation=closed)
     torch.ops.neuron = SimpleNamespace(_parallel_load=lambda checkpoint: checkpoint)
+    # On trn1 NxD asks torchrun's variable for groups of four ranks, which are in one process here.
+    os.environ.setdefault("LOCAL_WORLD_SIZE", "4")
     originals = {name: getattr(torch.jit, name) for name in ("script", "trace", "save", "load")}
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:

@@ -73,17 +73,22 @@ class SPMDModel:
 
     def forward(self, inputs: List[torch.Tensor]) -> List[Any]:
         """One call; rank 0's outputs that are no states."""
-        return self.forward_ranked([inputs] * self.world_size)[0]
+        return self._run([inputs] * self.world_size)[0]
 
     def forward_ranked(self, inputs: Sequence[List[torch.Tensor]]) -> List[List[Any]]:
-        """One call on inputs of each rank's own; the outputs of every rank that lives here."""
+        """One call on inputs of each rank's own; every rank's outputs, in the rank's memory."""
+        return [[InRank.of(value) for value in own] for own in self._run(inputs)]
+
+    forward_async = forward_ranked  # the host waits: what runs beside it is the same
+
+    def _run(self, inputs: Sequence[List[torch.Tensor]]) -> List[List[Any]]:
         tape, pool = self.tape, ranks(self.world_size)
         for own in inputs:
             for place, (tensor, form) in enumerate(zip(own, tape.input_types, strict=True)):
                 _check(f"Input {place} of the graph", tensor, form)
 
         def on(rank: int) -> Any:
-            own = [tensor.clone() for tensor in inputs[rank]]
+            own = [tensor.as_subclass(torch.Tensor).clone() for tensor in inputs[rank]]
             return lambda: tape.run(own, self._weights[rank], self._states[rank])
 
         functions = [on(rank) for rank in pool.local_ranks]
@@ -91,7 +96,23 @@ class SPMDModel:
             return [pool.first_of(functions, inputs[0])] * self.world_size
         return pool.run(functions)
 
-    forward_async = forward_ranked  # the host waits: what runs beside it is the same
+
+class InRank(torch.Tensor):
+    """A tensor that NxDI takes for one in a rank's memory, by its device; `cpu` fetches it."""
+
+    @staticmethod
+    def of(value: Any) -> Any:
+        return value.as_subclass(InRank) if isinstance(value, torch.Tensor) else value
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("privateuseone:0")
+
+    def cpu(self, *_: Any, **_options: Any) -> torch.Tensor:
+        return self.as_subclass(torch.Tensor)
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self.cpu().to(*args, **kwargs)
 
 
 def _check(what: str, tensor: torch.Tensor, form: tuple) -> None:
