@@ -337,7 +337,7 @@ class Block(NamedTuple):
     start: int
     count: int
     length: int
-    inner: Sequence[Any] = ()
+    inner: Sequence[Block] = ()
 
     @classmethod
     def joined(cls, blocks):

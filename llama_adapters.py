@@ -23,9 +23,9 @@ from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lo
 from torch import nn
 
 from llama import (
-    ATTENTION_TARGETS, MLP_TARGETS, MOVING_MAX, P_MAX, Columns, KernelProjections, KernelRows,
-    NeuronLlamaAttention, NeuronLlamaDecoderLayer, NeuronLlamaMLP, OfRanks, StateDict,
-    pad_tiles, psum_zeros, spans, times_gain, whole_tiles,
+    ATTENTION_TARGETS, MLP_TARGETS, MOVING_MAX, P_MAX, Columns, Hbm, KernelProjections,
+    KernelRows, NeuronLlamaAttention, NeuronLlamaDecoderLayer, NeuronLlamaMLP, OfRanks,
+    StateDict, pad_tiles, psum_zeros, spans, times_gain, whole_tiles,
 )  # fmt: skip
 
 IDLE_TARGET = "idle_adapter"  # what NxDI finds to change where the kernels' adapters are ours
@@ -38,9 +38,9 @@ class Adapters(NamedTuple):
     """Those of one projection @ HBM, a term of its Linear: A [128, K/128 * R] and B [R, N],
     features in the orders of the weight, and which ranks are a token's [R, T], ones and zeros."""
 
-    a_hbm: Any
-    b_hbm: Any
-    chosen_hbm: Any
+    a_hbm: Hbm
+    b_hbm: Hbm
+    chosen_hbm: Hbm
 
     def inputs(self, x_sb, token):
         """A x of tokens from number ``token`` on, x_sb [128, K/128, T] -> [ranks, T] @ SBUF, up to

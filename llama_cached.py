@@ -3,12 +3,12 @@
 For whoever serves: prompts in chunks, guesses that are checked in one call, caches of blocks that a
 table names, chunks that sequences share, sliding windows, and steps over caches that SBUF does not
 hold. Attention makes the same two passes as that of many queries, over blocks of the cache, whose
-keys TensorE turns, and then the new tokens. Up to 128 queries of a sequence (attend_few) wait for
-the cache, not for an engine, and read it once. What comes from it is stationary in both products,
-128 keys at a time, and the queries of all heads of a stack move together: a few columns take as
-long as 64. Scores leave PSUM in fp32, so that exp can wait for their maximum; those of the next
-block are made meanwhile. Weights are relative to the maximum of their block, and sums are rescaled
-when it grows.
+keys TensorE transposes, and then the new tokens. Up to 128 queries of a sequence (attend_few) wait
+for the cache, not for an engine, and read it once. What comes from it is stationary in both
+products, 128 keys at a time, and the queries of all heads of a stack move together: a few columns
+take as long as 64. Scores leave PSUM in fp32, so that exp can wait for their maximum; those of the
+next block are made meanwhile. Weights are relative to the maximum of their block, and sums are
+rescaled when it grows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import nn
 import llama
 from llama import (
     CACHE_BYTES, CACHES_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, AttentionLayer, Block, Cache,
-    CachedRows, CachedSequences, Columns, HeadShape, PromptPlan, Sizes, _mask_bias,
+    CachedRows, CachedSequences, Columns, Hbm, HeadShape, PromptPlan, Sbuf, Sizes, _mask_bias,
     cache_in_runs, cache_runs, cached_ahead, causal_mask, decode_bytes, decode_scores,
     decode_step, divided, grouped, key_room, key_rows, load_constant, masked, negated_maximum,
     option, project_qkv, projection, psum_tile, psum_zeros, residual_sum, room_for_keys,
@@ -35,16 +35,18 @@ from llama import (
     value_parts, whole_tiles,
 )  # fmt: skip
 from llama_queries import (
-    MARKS, RESIDENT_BYTES, Constants, KeyTiles, MaximaPass, QueryGroup, TokenBlock, Window,
+    AUGMENTED, RESIDENT_BYTES, Constants, KeyTiles, MaximaPass, QueryGroup, TokenBlock, Window,
     attend, attention_constants, attention_weights, bank_queries, contraction, heads_of,
-    key_bytes, key_spans, load_turned, new_keys, score_banks, score_tile, store_turned,
+    key_bytes, key_spans, load_transposed, new_keys, score_banks, score_tile, store_transposed,
 )  # fmt: skip
 from llama_quantised import SOFTMAX_TURNS
 from llama_families import model_type
 from llama_layers import AnyAttention, attention_prefill_kernel, layer_of
 
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
-FEW_ROW_BYTES = 4096  # the same of few queries, whose keys need no marks and values no ones
+FEW_ROW_BYTES = (
+    4096  # the same of few queries, whose keys need no augmented rows and values no ones
+)
 DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
 QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
 
@@ -57,7 +59,9 @@ def chunk_tokens(features, heads, itemsize, quantised=False):
     times the norm's gain where weights are quantised; behind them Q, K, V and new keys."""
     tiles = features // P_MAX * (2 if quantised else 1)
     projected = itemsize * (tiles + 2 * heads.q_tiles + heads.stacks)
-    values = itemsize * heads.kv_heads * heads.head_dim + key_bytes(P_MAX, heads, MARKS, itemsize)
+    values = itemsize * heads.kv_heads * heads.head_dim + key_bytes(
+        P_MAX, heads, AUGMENTED, itemsize
+    )
     own = itemsize * (heads.q_tiles + heads.stacks) + math.ceil(values / P_MAX)
     return token_chunk(max(projected, own))
 
@@ -93,10 +97,10 @@ class AnyCache(NamedTuple):
     each part of a sequence.
     """
 
-    keys_hbm: Any
-    values_hbm: Any
-    bias_hbm: Any
-    rows_sb: Any = None
+    keys_hbm: Hbm
+    values_hbm: Hbm
+    bias_hbm: Hbm
+    rows_sb: Optional[Sbuf] = None
 
     length, itemsize = Cache.length, Cache.itemsize
 
@@ -116,7 +120,7 @@ class AnyRows(NamedTuple):
     D], or ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]. The heads that
     count begin with ``head``."""
 
-    rows_sb: Any
+    rows_sb: Sbuf
     by_token: bool = False
     head: int = 0
 
@@ -138,8 +142,8 @@ class CacheTiles(NamedTuple):
     rows of its bias, (first, count), are those of its queries.
 
     ``shared``: queries have different rows, of sequences that stand in one or their own, and the
-    bias stays apart. k_hbm [count, depth + MARKS, tiles, lanes], if any, keeps turned keys from
-    when they are first loaded to the second time."""
+    bias stays apart. k_hbm [count, depth + AUGMENTED, tiles, lanes], if any, keeps transposed keys
+    from when they are first loaded to the second time."""
 
     cache: AnyCache
     sequence: int
@@ -150,7 +154,7 @@ class CacheTiles(NamedTuple):
     heads: HeadShape
     bias_rows: Tuple[int, int]
     shared: bool
-    k_hbm: Any = None
+    k_hbm: Optional[Hbm] = None
 
     @property
     def lanes(self) -> int:
@@ -198,7 +202,7 @@ class CacheTiles(NamedTuple):
         runs_hbm = self.cache.bias_hbm.reshape((rows, length // self.lanes, self.lanes))
         return runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
 
-    def turned(self, k_sb):
+    def transposed_keys(self, k_sb):
         """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
         beside many queries."""
         d, keys = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
@@ -206,10 +210,10 @@ class CacheTiles(NamedTuple):
         for first, stacked in spans(self.count, self.heads.stack):
             for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
                 part = nl.ds(half * self.tiles + start, tiles)
-                turned_psum = keys.transposed(first, stacked, start, tiles, half)
+                transposed_psum = keys.transposed(first, stacked, start, tiles, half)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
-                        turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
+                        transposed_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
                     )
 
     def values(self):
@@ -233,29 +237,29 @@ class CacheTiles(NamedTuple):
         again took a tenth of the port to PSUM beside chunks of 160 tokens."""
         bias_hbm = self.bias()
         if values and self.k_hbm is not None:
-            k_sb = load_turned(self.k_hbm, 0, self.count, 0, self.tiles)
+            k_sb = load_transposed(self.k_hbm, 0, self.count, 0, self.tiles)
         else:
-            tiles = len(contraction(self.heads.depth + MARKS)) * self.tiles
+            tiles = len(contraction(self.heads.depth + AUGMENTED)) * self.tiles
             k_sb = nl.ndarray((P_MAX, self.count, tiles, self.lanes), bias_hbm.dtype)
-            self.turned(k_sb)
-            self.mark(k_sb, bias_hbm)
+            self.transposed_keys(k_sb)
+            self.augment(k_sb, bias_hbm)
             if self.k_hbm is not None:
-                store_turned(self.k_hbm, k_sb)
+                store_transposed(self.k_hbm, k_sb)
         bias_sb = nl.load(bias_hbm) if self.shared else None
         v_sb = self.values() if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
 
-    def mark(self, k_sb, bias_hbm):
+    def augment(self, k_sb, bias_hbm):
         """The rows behind the features of each head: the bias, zero where it stays apart, and
         ones."""
         slot, row = divmod(self.heads.depth, P_MAX)
-        ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
+        ones = np.ones((AUGMENTED, self.tiles, self.lanes), np.float32)
         ones[0] = 0.0
         for at in nl.affine_range(self.count):
             part, first = nl.ds(slot * self.tiles, self.tiles), 0 if self.shared else 1
             if not self.shared:
                 k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
-            rows = k_sb[row + first : row + MARKS, at, part, :]
+            rows = k_sb[row + first : row + AUGMENTED, at, part, :]
             rows[...] = load_constant(ones[first:], bias_hbm.dtype)
 
 
@@ -270,22 +274,22 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     of some banks; as KeyTiles where all fit and may ``stay``. Which of its keys count say these
     rows."""
     (head, count), few = heads_of(banks), few_queries(banks, heads)
-    # of few queries fp8 keys do not stand turned in the type of x
+    # of few queries fp8 keys do not stand transposed in the type of x
     size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
     each = size // heads.head_dim if cache.rows_sb is None else cache.keys_hbm.shape[1]
     blocks = [
         CacheTiles(cache, sequence, head, count, *block, heads, bias_rows, shared)
         for block in spans(cache.length // cache.lanes, each)
     ]
-    rows = heads.depth + MARKS
+    rows = heads.depth + AUGMENTED
     columns = count * (len(contraction(rows)) * P_MAX + heads.head_dim + 1)
     if few:
         return blocks
     if stay and cache.length // cache.lanes * cache.itemsize * columns <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
     shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
-    turned_hbm = [nl.ndarray(shape, cache.bias_hbm.dtype, buffer=nl.hbm) for shape in shapes]
-    return [block._replace(k_hbm=k_hbm) for block, k_hbm in zip(blocks, turned_hbm)]
+    transposed_hbm = [nl.ndarray(shape, cache.bias_hbm.dtype, buffer=nl.hbm) for shape in shapes]
+    return [block._replace(k_hbm=k_hbm) for block, k_hbm in zip(blocks, transposed_hbm)]
 
 
 def query_spans(length):
@@ -301,8 +305,8 @@ class Weighted(NamedTuple):
     the last: the negated maximum of scaled scores, the sum of their exp behind it, and the sums of
     weighted values, at the lanes of a column's own head."""
 
-    low_sb: Any
-    sum_sb: Any
+    low_sb: Sbuf
+    sum_sb: Sbuf
     values: Any
 
     def joined(self, other, zero_sb):
@@ -326,9 +330,9 @@ class FewQueries(NamedTuple):
     tokens] says which rows of the bias are its own. ones_sb [128, 128] fp32."""
 
     group: QueryGroup
-    q_sb: Any
-    owners_sb: Any
-    ones_sb: Any
+    q_sb: Sbuf
+    owners_sb: Sbuf
+    ones_sb: Sbuf
 
     @classmethod
     def of(cls, group):
@@ -359,7 +363,7 @@ class FewQueries(NamedTuple):
         """Scores of all queries with CacheTiles [lanes, columns, tiles] fp32 @ SBUF, and their
         maxima on each partition [lanes, columns].
 
-        128 keys at a time turn round for all heads of a stack, and are stationary again in the
+        128 keys at a time are transposed for all heads of a stack, and are stationary again in the
         product with their queries: 64 cycles each, for up to 64 columns.
         """
         lanes, columns = part.lanes, self.columns
@@ -375,8 +379,8 @@ class FewQueries(NamedTuple):
                 )
             for first, count, features, own in self.stacks():
                 for begin, some in spans(tiles, MOVING_MAX // lanes):
-                    turned = keys.transposed(first, count, start + begin, some)
-                    k_sb = nisa.tensor_copy(turned, dtype=self.q_sb.dtype)
+                    transposed = keys.transposed(first, count, start + begin, some)
+                    k_sb = nisa.tensor_copy(transposed, dtype=self.q_sb.dtype)
                     for t in nl.static_range(some):
                         scores_psum[:, own, begin + t] += nisa.nc_matmul(
                             k_sb[:, t, :], self.q_sb[0:features, own]
@@ -402,13 +406,13 @@ class FewQueries(NamedTuple):
 
     def negated_maxima(self, maxima):
         """Of maxima on some partitions [P, columns] each -> negated and scaled, on all [128,
-        columns] fp32: TensorE turns them, and multiplies a diagonal by ones."""
+        columns] fp32: TensorE transposes them, and multiplies a diagonal by ones."""
         columns = self.columns
         sizes = [best_sb.shape[0] for best_sb in maxima]
-        turned_psum = psum_tile((columns, sum(sizes)))
+        transposed_psum = psum_tile((columns, sum(sizes)))
         for n, best_sb in enumerate(maxima):
-            turned_psum[:, nl.ds(sum(sizes[:n]), sizes[n])] = nisa.nc_transpose(best_sb)
-        low_sb = nisa.tensor_reduce(nl.max, turned_psum, axis=1, negate=True)
+            transposed_psum[:, nl.ds(sum(sizes[:n]), sizes[n])] = nisa.nc_transpose(best_sb)
+        low_sb = nisa.tensor_reduce(nl.max, transposed_psum, axis=1, negate=True)
         eye_sb = self.group.constants.eye_sb[0:columns, 0:columns]
         each_sb = nisa.tensor_scalar(
             eye_sb, nl.multiply, low_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32,
@@ -503,7 +507,7 @@ def attend_few(group):
         if n + 1 < len(blocks):
             ahead = few.scores(blocks[n + 1])
         else:
-            new = group.new.seen(group.banks[0])._replace(owners_sb=few.owners_sb)
+            new = group.new.visible(group.banks[0])._replace(owners_sb=few.owners_sb)
         some = few.attend(part, scores, new)
         found = some if found is None else found.joined(some, group.constants.zero_sb)
     few.finish(found)
@@ -573,10 +577,10 @@ class Chunk(NamedTuple):
     Window, or None; Constants; whether each query has a row of the bias, as under a window."""
 
     cache: AnyCache
-    new_hbm: Any
-    active_hbm: Any
-    causal_sb: Any
-    owners_sb: Any
+    new_hbm: Hbm
+    active_hbm: Hbm
+    causal_sb: Sbuf
+    owners_sb: Sbuf
     window: Optional[Window]
     constants: Constants
     heads: HeadShape
@@ -589,7 +593,7 @@ class Chunk(NamedTuple):
         heads, active_sb, shared = self.heads, self.causal_sb, self.owners_sb is not None
         if self.active_hbm is not None:
             active_sb = nl.load(self.active_hbm[sequence])
-        new = new_keys(length, heads, self.causal_sb.dtype, active_sb, MARKS, hides=True)
+        new = new_keys(length, heads, self.causal_sb.dtype, active_sb, AUGMENTED, hides=True)
         bias_sb = others_bias(self.owners_sb) if shared else None
         new, parts = new._replace(bias_sb=bias_sb, window=self.window), []
         for n, rows in enumerate(passed):
@@ -692,10 +696,10 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     rounded_sb = divided(weights_sb, sums_sb, scores_sb.dtype)
     # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
     (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
-    turned_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
-    turned_psum = psum_tile((count, rows))
-    turned_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
-    own_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
+    transposed_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
+    transposed_psum = psum_tile((count, rows))
+    transposed_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
+    own_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
     new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
     new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # contexts [heads of a stack * D, stacks, rows of a stack, B]: of each head its own rows count
@@ -707,7 +711,7 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
             out[...] += nisa.nc_matmul(new_sb[:, first : first + stacked, :], own_sb[:, columns])
             for n, values in enumerate(cache.v_sb[b]):
                 for t in nl.affine_range(values.tiles):
-                    weights_sb = turned_sb[:, n * values.tiles + t, columns]
+                    weights_sb = transposed_sb[:, n * values.tiles + t, columns]
                     out[...] += nisa.nc_matmul(values.tile(first, stacked, t), weights_sb)
     for kv_head in nl.static_range(heads.kv_heads):
         stack, place = heads.place(kv_head)
@@ -802,7 +806,7 @@ def attention_chunk_kernel(
         for rows in passed:
             rows.store_keys(new_keys_hbm, new_values_hbm)
         # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, rows
-        # of up to CACHE_ROW_BYTES a partition, and TensorE turns the keys, 128 a pass
+        # of up to CACHE_ROW_BYTES a partition, and TensorE transposes the keys, 128 a pass
         sequences = sorted({part[0] for block in some for part in block.parts()})
         each = (chunk.groups(sequence, length, passed) for sequence in sequences)
         attend_groups(group for groups in each for group in groups)
@@ -865,12 +869,12 @@ class CachedAttention(AnyAttention):
         for those of the tile before, ``tile_q_indices`` [tiles] which tile of queries looks at
         them, and ``tile_masks`` [tiles, queries, keys] at which.
         """
-        queries, seen = given["tile_q_indices"], given["tile_masks"]
+        queries, visible = given["tile_q_indices"], given["tile_masks"]
         blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
         past = [cache[blocks].permute(2, 0, 1, 3, 4).flatten(1, 3)[None] for cache in caches]
         length = mask.shape[-1]
-        spans_of = torch.arange(math.ceil(length / seen.shape[1]), device=seen.device)
-        own = (spans_of[:, None] == queries)[:, None, :, None] & seen.transpose(0, 1)
+        spans_of = torch.arange(math.ceil(length / visible.shape[1]), device=visible.device)
+        own = (spans_of[:, None] == queries)[:, None, :, None] & visible.transpose(0, 1)
         return past, (own.flatten(2, 3).flatten(0, 1)[None, None, :length], mask)
 
     def blocks_of_tiles(
@@ -882,14 +886,14 @@ class CachedAttention(AnyAttention):
 
         A sequence sees what its last token does: that of one tile of queries, and no key twice.
         """
-        seen, ends = given["tile_masks"], given["num_queries"].cumsum(0)
-        places = torch.arange(mask.shape[-1], device=seen.device)
+        visible, ends = given["tile_masks"], given["num_queries"].cumsum(0)
+        places = torch.arange(mask.shape[-1], device=visible.device)
         owner = (places[:, None] >= ends).sum(1)
-        owners = owner == torch.arange(len(ends) + 1, device=seen.device)[:, None]
+        owners = owner == torch.arange(len(ends) + 1, device=visible.device)[:, None]
         last = (ends - 1).clamp_min(0)
-        tile, row = last // seen.shape[1], last % seen.shape[1]
+        tile, row = last // visible.shape[1], last % visible.shape[1]
         of_last = (
-            seen[:, row].transpose(0, 1) & (tile[:, None] == given["tile_q_indices"])[..., None]
+            visible[:, row].transpose(0, 1) & (tile[:, None] == given["tile_q_indices"])[..., None]
         )
         keys = nn.functional.pad(of_last.flatten(1), (0, 0, 0, 1))
         blocks = named_blocks(given["tile_block_tables"], len(caches[0]))

@@ -16,8 +16,9 @@ from neuronx_distributed_inference.models.config import InferenceConfig
 from torch import nn
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, KernelRows, NeuronLlamaAttention, NeuronLlamaRMSNorm, Sizes,
-    StateDict, depth_of, heads_in_tiles, in_lanes, option, pad_tiles, times_both, whole_tiles,
+    ATTENTION_TARGETS, P_MAX, Hbm, KernelRows, NeuronLlamaAttention, NeuronLlamaRMSNorm, Sbuf,
+    Sizes, StateDict, depth_of, heads_in_tiles, in_lanes, option, pad_tiles, times_both,
+    whole_tiles,
 )  # fmt: skip
 
 
@@ -39,7 +40,7 @@ def qkv_biases(bias_hbm, heads, scales, dtype):
 class HeadGains(NamedTuple):
     """Gains [128, 2] @ HBM of RMSNorms over each query and key head (Qwen3)."""
 
-    gains_hbm: Any
+    gains_hbm: Hbm
 
     def loaded(self, norm, heads):
         """The HeadNorm: a product with ``mean_sb`` takes the mean over a head's lanes."""
@@ -55,9 +56,9 @@ class HeadNorm(NamedTuple):
     """An RMSNorm over each query and key head: the gains of both [128, 2], what takes the mean over
     a head's lanes [128, 128], and its epsilon [128, 1] @ SBUF."""
 
-    gains_sb: Any
-    mean_sb: Any
-    eps_sb: Any
+    gains_sb: Sbuf
+    mean_sb: Sbuf
+    eps_sb: Sbuf
 
     def normed(self, p, x_psum, columns, which, scale_sb):
         """A tile of query (``which`` 0) or key heads (1) [128, tokens], each divided by its own rms

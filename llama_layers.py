@@ -21,8 +21,8 @@ import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
 
 from llama import (
-    P_MAX, AttentionLayer, Columns, HeadShape, Linear, gated_mlp, multiply_rows, option,
-    token_blocks, weight_pieces, whole_tiles,
+    P_MAX, AttentionLayer, Columns, Hbm, HeadShape, Linear, Sbuf, gated_mlp, multiply_rows,
+    option, token_blocks, weight_pieces, whole_tiles,
 )  # fmt: skip
 from llama_queries import Prompt, attend_prompt
 from llama_adapters import AdaptedAttention, AdaptedMLP, Adapters, split_adapters
@@ -38,13 +38,13 @@ class AnyLinear(NamedTuple):
     ``in_bfloat16``; ``itemsize`` is that of the weight, or of one that is loaded in step with it;
     in ``room_sb`` [128, n], if any, stands what of the weight has so much room there."""
 
-    weight_hbm: Any
+    weight_hbm: Hbm
     k_tiles: int
-    scale_sb: Any = None
+    scale_sb: Optional[Sbuf] = None
     added: Sequence[Any] = ()
     turns: str = EVEN_TURNS
     itemsize: int = 2
-    room_sb: Any = None
+    room_sb: Optional[Sbuf] = None
 
     tiles, scales, piece = Linear.tiles, Linear.scales, Linear.piece
     rows, inputs = Linear.rows, Linear.inputs
@@ -78,7 +78,7 @@ class QkvTerms(NamedTuple):
     Adapters themselves, one or none, and the biases @ HBM."""
 
     adapters: List[Tuple[List[Any], Sequence[Adapters]]]
-    bias_hbm: Any
+    bias_hbm: Hbm
     heads: HeadShape
 
     def of_tokens(self, x_sb, scales, token):

@@ -7,7 +7,7 @@ lanes, ``load`` and masks.
     bank   of PSUM: 512 numbers fp32 a partition, the most that one product writes
     lanes  the partitions of one head in a tile, zero beyond D, or those that a tile of keys takes
     slot   up to 128 rows of a contraction that is longer
-    mark   a row behind the D features of a head that scores contract, too
+    augmented row   a row behind the D features of a head that scores contract, too
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import neuronxcc.nki.language as nl
 import numpy as np
 
 from llama import (
-    BLOCK_PIECE_BYTES, MOVING_MAX, P_MAX, SHORT_FEATURES, AttentionLayer, Block, HeadShape,
-    Linear, Projection, add_terms, block_part, causal_mask, depth_of, even_spans, grouped,
+    BLOCK_PIECE_BYTES, MOVING_MAX, P_MAX, SHORT_FEATURES, AttentionLayer, Block, Hbm, HeadShape,
+    Linear, Projection, Sbuf, add_terms, block_part, causal_mask, depth_of, even_spans, grouped,
     key_rows, load_constant, load_weight, mask_of, negated_maximum, products, project_tile,
     projection, psum_tile, psum_zeros, qkv_tiles, residual_sum, score_scales, select_equal,
     shifted_identity, spans, store_product, times_features, value_parts, whole_tiles,
@@ -51,15 +51,15 @@ ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 # the values contracts them: weights are stationary, and D + 1 columns of values move. The last one
 # is ones, and gives the sum of the weights. What exp subtracts differs from column to column: a
 # first pass over all keys, with queries on partitions, finds each query's maximum, and the second
-# contracts two marks beside the D features, rows of the array that are idle where D is 64:
+# contracts two augmented rows beside the D features, rows of the array that are idle where D is 64:
 #
 #   keys (mask, 1, 1, ..)     queries (1, -maximum, ..), of which the first pass contracts the first
 #
-# Each tile of queries that share a bank has a mark of its own, zero for the others' queries, so
-# that one product turns the maxima of all round. Once they are known, no query is ever rescaled;
-# they may be rounded, since they are the same for all of a query's keys. Where D is 128 no row is
-# idle: as long as all keys stay in SBUF, the scores of the first pass stay, too, and TensorE turns
-# their weights round instead of scoring once more.
+# Each tile of queries that share a bank has an augmented row of its own, zero for the others'
+# queries, so that one product transposes the maxima of all. Once they are known, no query is ever
+# rescaled; they may be rounded, since they are the same for all of a query's keys. Where D is 128
+# no row is idle: as long as all keys stay in SBUF, the scores of the first pass stay, too, and
+# TensorE transposes their weights instead of scoring once more.
 #
 # ScalarE takes scores out of PSUM and VectorE compares copies of them in SBUF, since both at PSUM
 # exclude each other. So ScalarE bounds both passes, and TensorE has time for the projections of
@@ -67,7 +67,7 @@ ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 # with other work, in the order in which their tiles of PSUM are wanted.
 
 TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
-MARKS = 1 + TILES_AT_ONCE
+AUGMENTED = 1 + TILES_AT_ONCE
 HEADS_AT_ONCE = 4  # KV heads of a tile whose blocks of a cache are in SBUF at the same time
 
 
@@ -94,8 +94,8 @@ class ScoreBank(NamedTuple):
         return self.heads * self.members
 
     @property
-    def marks(self) -> int:
-        """Marks of its queries: the first, and one for each tile of them."""
+    def augmented(self) -> int:
+        """Augmented rows of its queries: the first, and one for each tile of them."""
         return 1 + len(self.tiles())
 
     @property
@@ -150,33 +150,33 @@ def heads_of(banks):
 
 
 def contraction(depth):
-    """(slot, rows) of the products that contract so many features and marks."""
+    """(slot, rows) of the products that contract so many features and augmented rows."""
     return [(start // P_MAX, rows) for start, rows in spans(depth, P_MAX)]
 
 
 class KeyTiles(NamedTuple):
     """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF.
 
-    k_sb [128, heads, slots * stride, lanes], features and marks behind them, 128 rows a slot; v_sb
-    [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
-    is the first one there that counts.
-    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile, a triangle where
-    it is ``causal``. bias_sb [n, tiles, lanes], if any, hides keys from the queries that owners_sb
-    [n, rows, tokens] are ones of: of n sequences, or of one, whose marks are no rows of k_sb.
-    ``before`` tiles of k_sb and v_sb come first that nobody sees, and ``edges`` are masks of a
-    Window for some tiles, (tile, [128, 128] @ SBUF).
+    k_sb [128, heads, slots * stride, lanes], features and augmented rows behind them, 128 rows a
+    slot; v_sb [128, stride, heads, D + 1], the last column ones, None where nobody asks for values.
+    ``head`` is the first one there that counts. ``mask_sb`` [tokens, lanes], if any, is added to
+    the scores of the last tile, a triangle where it is ``causal``. bias_sb [n, tiles, lanes], if
+    any, hides keys from the queries that owners_sb [n, rows, tokens] are ones of: of n sequences,
+    or of one, whose augmented rows are no rows of k_sb. ``before`` tiles of k_sb and v_sb come
+    first that nobody sees, and ``edges`` are masks of a Window for some tiles, (tile, [128, 128] @
+    SBUF).
     """
 
-    k_sb: Any
-    v_sb: Any
+    k_sb: Sbuf
+    v_sb: Sbuf
     stride: int
     tiles: int
     lanes: int
     head: int = 0
-    mask_sb: Any = None
+    mask_sb: Optional[Sbuf] = None
     causal: bool = False
-    bias_sb: Any = None
-    owners_sb: Any = None
+    bias_sb: Optional[Sbuf] = None
+    owners_sb: Optional[Sbuf] = None
     before: int = 0
     edges: Sequence[Tuple[int, Any]] = ()
 
@@ -222,7 +222,7 @@ class Window(NamedTuple):
         ]
         return cls(back, masks)
 
-    def seen(self, own, tiles):
+    def visible(self, own, tiles):
         """What a tile of queries, the ``own``-th of its sequence, sees of so many tiles: the first,
         and its edges, (tile behind that, mask)."""
         first = max(0, own - self.back)
@@ -232,20 +232,20 @@ class Window(NamedTuple):
 
 class NewKeys(NamedTuple):
     """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
-    zero behind the last key. ``marks`` are the rows behind the features, none where nobody
+    zero behind the last key. ``augmented`` are the rows behind the features, none where nobody
     contracts them; where the first one ``hides`` keys, queries have a one for it. mask_sb [tokens,
-    tokens] is added to the scores of a tile of tokens with each other, a triangle where no mark
-    hides any. Of several sequences bias_sb [sequences, tiles * 128] hides each one's keys from the
-    others. A Window may hide older ones.
+    tokens] is added to the scores of a tile of tokens with each other, a triangle where no
+    augmented row hides any. Of several sequences bias_sb [sequences, tiles * 128] hides each one's
+    keys from the others. A Window may hide older ones.
     """
 
     heads: HeadShape
-    k_sb: Any
-    v_sb: Any
-    mask_sb: Any
-    marks: int
+    k_sb: Sbuf
+    v_sb: Sbuf
+    mask_sb: Sbuf
+    augmented: int
     hides: bool
-    bias_sb: Any = None
+    bias_sb: Optional[Sbuf] = None
     window: Optional[Window] = None
 
     def append(self, start, qk_sb, column, v_sb):
@@ -261,7 +261,7 @@ class NewKeys(NamedTuple):
                 )
         self.v_sb[0:size, tile, :, 0 : heads.head_dim] = nisa.tensor_copy(v_sb.reshape(shape))
 
-    def seen(self, bank):
+    def visible(self, bank):
         """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
         lanes = P_MAX if bank.position else bank.tokens
         stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
@@ -269,22 +269,22 @@ class NewKeys(NamedTuple):
         if self.bias_sb is not None:
             shape = self.bias_sb.shape[0], tiles, lanes
             bias_sb = self.bias_sb[:, 0 : tiles * lanes].reshape(shape)
-        seen = KeyTiles(
+        visible = KeyTiles(
             self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, not self.hides, bias_sb
         )
         if self.window is None:
-            return seen
-        first, edges = self.window.seen(tiles - 1, tiles)
-        return seen._replace(tiles=tiles - first, before=first, edges=edges)
+            return visible
+        first, edges = self.window.visible(tiles - 1, tiles)
+        return visible._replace(tiles=tiles - first, before=first, edges=edges)
 
 
-def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
-    """NewKeys without keys yet; marks and ones are there.
+def new_keys(tokens, heads, dtype, mask_sb, augmented, hides, bias_hbm=None):
+    """NewKeys without keys yet; augmented rows and ones are there.
 
     bias [1, tokens] @ HBM is 0 for keys that count and MASKED for others; None: all count.
     """
     d, tiles, last = heads.head_dim, whole_tiles(tokens), tokens // P_MAX
-    slots, (slot, row) = len(contraction(heads.depth + marks)), divmod(heads.depth, P_MAX)
+    slots, (slot, row) = len(contraction(heads.depth + augmented)), divmod(heads.depth, P_MAX)
     k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
     v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
     if last < tiles:
@@ -293,9 +293,9 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
             own[...] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
         v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
     v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
-    if marks:
+    if augmented:
         shape, part = (heads.kv_heads, tiles, P_MAX), nl.ds(slot * tiles, tiles)
-        k_sb[row : row + MARKS, :, part, :] = nisa.memset((MARKS, *shape), 1.0, dtype)
+        k_sb[row : row + AUGMENTED, :, part, :] = nisa.memset((AUGMENTED, *shape), 1.0, dtype)
         k_sb[row : row + 1, :, part, :] = nisa.memset((1, *shape), 0.0, dtype)
     if bias_hbm is not None:
         for head in nl.affine_range(heads.kv_heads):
@@ -303,18 +303,18 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
                 k_sb[row : row + 1, head, slot * tiles + tile, 0:size] = nl.load(
                     bias_hbm[:, nl.ds(start, size)]
                 )
-    return NewKeys(heads, k_sb, v_sb, mask_sb, marks, hides)
+    return NewKeys(heads, k_sb, v_sb, mask_sb, augmented, hides)
 
 
 class Constants(NamedTuple):
     """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
     which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries, and which
-    marks are a tile's, the first and its own, [MARKS, TILES_AT_ONCE] fp32."""
+    augmented rows are a tile's, the first and its own, [AUGMENTED, TILES_AT_ONCE] fp32."""
 
-    zero_sb: Any
-    eye_sb: Any
-    which_sb: Any
-    own_sb: Any
+    zero_sb: Sbuf
+    eye_sb: Sbuf
+    which_sb: Sbuf
+    own_sb: Sbuf
 
 
 def attention_constants(length, heads, dtype):
@@ -332,11 +332,11 @@ def attention_constants(length, heads, dtype):
     return Constants(zero_sb, eye_sb, which_sb, own_sb)
 
 
-def bank_queries(qk_sb, bank, heads, marks, hides):
+def bank_queries(qk_sb, bank, heads, augmented, hides):
     """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
-    room for so many ``marks``; the first is there where that of the keys ``hides`` some."""
+    room for so many ``augmented``; the first is there where that of the keys ``hides`` some."""
     depth, shape = heads.depth, (bank.rows, bank.tokens)
-    slots, (slot, row) = len(contraction(depth + marks)), divmod(depth, P_MAX)
+    slots, (slot, row) = len(contraction(depth + augmented)), divmod(depth, P_MAX)
     q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb[0].dtype)
     for at in nl.static_range(bank.heads):
         for part, (stack, lanes) in enumerate(heads.tiles(bank.head + at)):
@@ -349,8 +349,8 @@ def bank_queries(qk_sb, bank, heads, marks, hides):
 
 
 def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
-    """Products of one tile of keys with a bank's queries, ``depth`` rows of features and marks,
-    into scores_psum [lanes, rows, tokens]."""
+    """Products of one tile of keys with a bank's queries, ``depth`` rows of features and augmented
+    rows, into scores_psum [lanes, rows, tokens]."""
     for head in nl.static_range(bank.heads):
         own = bank.own(head)
         for slot, size in contraction(depth):
@@ -405,8 +405,11 @@ class QueryGroup(NamedTuple):
 
     def parts(self, bank):
         """(part, tiles, lanes) of the keys that a bank sees."""
-        seen = self.new.seen(bank)
-        every = [*((block.tiles, block.lanes) for block in self.blocks), (seen.tiles, seen.lanes)]
+        visible = self.new.visible(bank)
+        every = [
+            *((block.tiles, block.lanes) for block in self.blocks),
+            (visible.tiles, visible.lanes),
+        ]
         return [(part, *sizes) for part, sizes in enumerate(every)]
 
     def spans(self, bank):
@@ -422,7 +425,7 @@ class QueryGroup(NamedTuple):
         last block that was loaded and its number."""
         bank, owners_sb = self.banks[n], None if self.owners is None else self.owners[n]
         if part == len(self.blocks):
-            return self.new.seen(bank)._replace(owners_sb=owners_sb)
+            return self.new.visible(bank)._replace(owners_sb=owners_sb)
         if held[0] != part:
             held[:] = part, self.blocks[part].load(values)
         return held[1]._replace(head=bank.head - self.banks[0].head, owners_sb=owners_sb)
@@ -442,7 +445,9 @@ class MaximaPass(NamedTuple):
     @classmethod
     def of(cls, group):
         banks, new, maxima_sb = group.banks, group.new, []
-        q_sb = [bank_queries(group.qk_sb, bank, new.heads, new.marks, new.hides) for bank in banks]
+        q_sb = [
+            bank_queries(group.qk_sb, bank, new.heads, new.augmented, new.hides) for bank in banks
+        ]
         for bank in banks:
             shape = (bank.queries, len(bank.tiles()), len(group.spans(bank)))
             maxima_sb.append(nl.ndarray(shape, new.k_sb.dtype))
@@ -464,18 +469,18 @@ class MaximaPass(NamedTuple):
 
     def run(self, work):
         """One bank of PSUM: scores of up to 128 queries with up to 512 keys, and their maxima;
-        behind the last, the marks of its queries."""
+        behind the last, the augmented rows of its queries."""
         (part, span, n, at, step), group = work, self.group
         bank, new, keys = group.banks[n], group.new, group.keys(part, n, self.held, False)
         queries, last = bank.tiles()[at][2] * bank.tokens, len(group.spans(bank)) - 1
-        if new.marks:
+        if new.augmented:
             scores_sb = nl.ndarray((queries, span[1], keys.lanes), new.k_sb.dtype)
             self.score_rows(n, at, keys, span, scores_sb)
             self.maxima_sb[n][0:queries, at, nl.ds(step, 1)] = nisa.tensor_reduce(
                 nl.max, scores_sb, axis=[1, 2]
             )
             if step == last and at + 1 == len(bank.tiles()):
-                self.mark(n)
+                self.augment(n)
             return
         if step == 0:
             shape = (queries, keys.tiles, keys.lanes)
@@ -510,23 +515,23 @@ class MaximaPass(NamedTuple):
             scores_psum[:, tile - start, :] += nisa.nc_matmul(which_sb, mask_sb)
         scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
-    def mark(self, n):
-        """Marks of a bank's queries for the second pass [marks, rows, tokens]: 1, and of each
-        tile of queries the negated maxima of all parts.
+    def augment(self, n):
+        """Augmented rows of a bank's queries for the second pass [augmented rows, rows, tokens]: 1,
+        and of each tile of queries the negated maxima of all parts.
 
         A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
         ScalarE, alone at SBUF, copies these to each tile's queries.
         """
         bank, constants, q_sb = self.group.banks[n], self.group.constants, self.q_sb[n]
         lowest_sb = nisa.tensor_reduce(nl.max, self.maxima_sb[n], axis=2, negate=True)
-        (queries, tiles), count = lowest_sb.shape, bank.marks
-        marks_sb = nisa.memset((queries, count), 1.0, q_sb.dtype)
-        marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
-        turned_psum = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
-        turned_sb = nisa.tensor_copy(turned_psum, dtype=q_sb.dtype)
+        (queries, tiles), count = lowest_sb.shape, bank.augmented
+        augmented_sb = nisa.memset((queries, count), 1.0, q_sb.dtype)
+        augmented_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
+        transposed_psum = nisa.nc_matmul(augmented_sb, constants.eye_sb[0:queries, 0:queries])
+        transposed_sb = nisa.tensor_copy(transposed_psum, dtype=q_sb.dtype)
         slot, first = divmod(depth_of(self.group.head_dim), P_MAX)
         for at, (_, row, members) in enumerate(bank.tiles()):
-            part_sb = turned_sb[:, 0 : members * bank.tokens]
+            part_sb = transposed_sb[:, 0 : members * bank.tokens]
             q_sb[nl.ds(first, count), slot, nl.ds(row, members), :] = nisa.activation(
                 nl.copy, part_sb.reshape((count, members, bank.tokens)),
                 bias=constants.zero_sb[0:count, :], scale=constants.own_sb[0:count, nl.ds(at, 1)],
@@ -552,7 +557,7 @@ class WeightsPass(NamedTuple):
         group, found = self.first.group, []
         for n, bank in enumerate(group.banks):
             for part, tiles, _ in group.parts(bank):
-                if group.new.marks:
+                if group.new.augmented:
                     each = [(span, None) for span in key_spans(bank, tiles)]
                 else:
                     queries = [count * bank.tokens for *_, count in bank.tiles()]
@@ -574,7 +579,7 @@ class WeightsPass(NamedTuple):
         if at is None:
             self.add_weighted(n, keys, span)
         else:
-            self.add_turned(n, at, keys, span)
+            self.add_transposed(n, at, keys, span)
         if not ends:
             return
         if self.before[n] is not None:
@@ -591,7 +596,7 @@ class WeightsPass(NamedTuple):
         to the sums of each tile of a bank's queries [queries, D + 1] fp32 @ PSUM."""
         group, bank, q_sb = self.first.group, self.first.group.banks[n], self.first.q_sb[n]
         constants, (start, tiles) = group.constants, span
-        depth = depth_of(group.head_dim) + bank.marks
+        depth = depth_of(group.head_dim) + bank.augmented
         triangle = keys.causal and start + tiles == keys.tiles
         if keys.causal:
             keys = keys._replace(mask_sb=None)
@@ -614,9 +619,9 @@ class WeightsPass(NamedTuple):
                     weights_sb[:, tile, nl.ds(row, count), :], keys.values(head, start + tile)
                 )
 
-    def add_turned(self, n, at, keys, span):
+    def add_transposed(self, n, at, keys, span):
         """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
-        TensorE turns the weights round, 128 keys at a time."""
+        TensorE transposes the weights round, 128 keys at a time."""
         (head, _, _), (start, tiles) = self.first.group.banks[n].tiles()[at], span
         scores_sb, lowest_sb = self.first.scores[n][at]
         queries, _, lanes = scores_sb.shape
@@ -624,21 +629,21 @@ class WeightsPass(NamedTuple):
             nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=lowest_sb,
             scale=score_scales(self.first.group.head_dim)[1],
         )  # fmt: skip
-        turned_psum = psum_tile((lanes, tiles, queries))
+        transposed_psum = psum_tile((lanes, tiles, queries))
         for tile in nl.affine_range(tiles):
-            turned_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
-        turned_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
+            transposed_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
+        transposed_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
         sums_psum = sum_of(self.sums[n], at, queries)
         for tile in nl.affine_range(tiles):
             v_sb = keys.values(head, start + tile)
-            sums_psum[...] += nisa.nc_matmul(turned_sb[:, tile, :], v_sb)
+            sums_psum[...] += nisa.nc_matmul(transposed_sb[:, tile, :], v_sb)
 
 
 def bank_contexts(banks, sums, heads, context_sb):
     """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
 
-    Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
-    the heads of a stack the banks follow each other.
+    Contexts come with queries on partitions, and are transposed for all heads of a stack at once;
+    of the heads of a stack the banks follow each other.
     """
     d, dtype, rows = heads.head_dim, context_sb[0].dtype, []
     scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
@@ -659,12 +664,14 @@ def bank_contexts(banks, sums, heads, context_sb):
         if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
             shape = (P_MAX, bank.members, bank.tokens)
             for slot, (stack, _) in enumerate(places):
-                turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
+                transposed_psum = psum_tile((P_MAX, bank.members * bank.tokens))
                 for (first, count), rows_sb in zip(parts, rows):
                     part = nl.ds(first * bank.tokens, count * bank.tokens)
-                    turned_psum[:, part] = nisa.nc_transpose(rows_sb[:, nl.ds(slot * P_MAX, P_MAX)])
+                    transposed_psum[:, part] = nisa.nc_transpose(
+                        rows_sb[:, nl.ds(slot * P_MAX, P_MAX)]
+                    )
                 out = bank.part(context_sb, heads, stack)
-                out[...] = nisa.tensor_copy(turned_psum.reshape(shape))
+                out[...] = nisa.tensor_copy(transposed_psum.reshape(shape))
 
 
 def step_share(items, step, steps):
@@ -734,8 +741,8 @@ class TokenBlock(NamedTuple):
 
     block: Block
     p: Projection
-    qk_sb: Any
-    v_sb: Any
+    qk_sb: Sbuf
+    v_sb: Sbuf
     qkv: StreamedWeight
     out: StreamedWeight
     inputs: List[Any]
@@ -829,9 +836,9 @@ class TokenBlock(NamedTuple):
 # of the next one are projected. Otherwise one is.
 
 
-def store_turned(k_hbm, k_sb, first=0):
-    """Keys turned, with marks, [128, heads, slots * tiles, lanes] @ SBUF -> [heads, depth + MARKS,
-    tiles, lanes] @ HBM, there from tile ``first`` on."""
+def store_transposed(k_hbm, k_sb, first=0):
+    """Keys transposed, with augmented rows, [128, heads, slots * tiles, lanes] @ SBUF -> [heads,
+    depth + AUGMENTED, tiles, lanes] @ HBM, there from tile ``first`` on."""
     slots = contraction(k_hbm.shape[1])
     tiles = k_sb.shape[2] // len(slots)
     for head in nl.affine_range(k_hbm.shape[0]):
@@ -842,7 +849,7 @@ def store_turned(k_hbm, k_sb, first=0):
             )
 
 
-def load_turned(k_hbm, head, heads, first, tiles):
+def load_transposed(k_hbm, head, heads, first, tiles):
     """The way back, of some heads and tiles: SBUF has slots of whole 128 rows."""
     slots = contraction(k_hbm.shape[1])
     k_sb = nl.ndarray((P_MAX, heads, len(slots) * tiles, k_hbm.shape[3]), k_hbm.dtype)
@@ -855,21 +862,21 @@ def load_turned(k_hbm, head, heads, first, tiles):
 
 
 class Scratch(NamedTuple):
-    """HBM for keys and values of a sequence that is too long for SBUF: k_hbm [kv_heads, D + MARKS,
-    tiles, 128], v_hbm [128, tiles, kv_heads, D + 1]."""
+    """HBM for keys and values of a sequence that is too long for SBUF: k_hbm [kv_heads, D +
+    AUGMENTED, tiles, 128], v_hbm [128, tiles, kv_heads, D + 1]."""
 
-    k_hbm: Any
-    v_hbm: Any
+    k_hbm: Hbm
+    v_hbm: Hbm
 
     @classmethod
     def of(cls, tiles, heads, dtype):
         kv_heads, d = heads.kv_heads, heads.head_dim
-        k_hbm = nl.ndarray((kv_heads, heads.depth + MARKS, tiles, P_MAX), dtype, buffer=nl.hbm)
+        k_hbm = nl.ndarray((kv_heads, heads.depth + AUGMENTED, tiles, P_MAX), dtype, buffer=nl.hbm)
         return cls(k_hbm, nl.ndarray((P_MAX, tiles, kv_heads, d + 1), dtype, buffer=nl.hbm))
 
     def append(self, tile, new):
         """Store the NewKeys of a block of tokens, which begins with tile ``tile``."""
-        store_turned(self.k_hbm, new.k_sb, tile)
+        store_transposed(self.k_hbm, new.k_sb, tile)
         nl.store(self.v_hbm[:, nl.ds(tile, new.v_sb.shape[1]), :, :], new.v_sb)
 
 
@@ -888,14 +895,16 @@ class ScratchTiles(NamedTuple):
     def load(self, values=True):
         """-> KeyTiles."""
         (k_hbm, v_hbm), heads = self.scratch, nl.ds(self.head, self.count)
-        k_sb = load_turned(k_hbm, self.head, self.count, self.tile, self.tiles)
+        k_sb = load_transposed(k_hbm, self.head, self.count, self.tile, self.tiles)
         v_sb = nl.load(v_hbm[:, nl.ds(self.tile, self.tiles), heads, :]) if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, edges=self.edges)
 
 
-def key_bytes(tokens, heads, marks, itemsize):
+def key_bytes(tokens, heads, augmented, itemsize):
     """Bytes per partition of keys and values of so many tokens of a sequence."""
-    columns = heads.kv_heads * (len(contraction(heads.depth + marks)) * P_MAX + heads.head_dim + 1)
+    columns = heads.kv_heads * (
+        len(contraction(heads.depth + augmented)) * P_MAX + heads.head_dim + 1
+    )
     return itemsize * whole_tiles(tokens) * columns
 
 
@@ -985,10 +994,10 @@ class Prefill(NamedTuple):
         """The ScratchTiles that the queries of a set of banks see."""
         tiles, window, first, edges = self.before // P_MAX, self.new[0].window, 0, []
         if window is not None:
-            first, edges = window.seen(tiles + banks[0].position // P_MAX, tiles)
+            first, edges = window.visible(tiles + banks[0].position // P_MAX, tiles)
         head, count = heads_of(banks)
         itemsize, heads = self.tokens.p.layer.x_hbm.itemsize, self.tokens.p.heads
-        of_tile = key_bytes(P_MAX, heads._replace(kv_heads=count), MARKS, itemsize)
+        of_tile = key_bytes(P_MAX, heads._replace(kv_heads=count), AUGMENTED, itemsize)
         most = max(1, min(SCRATCH_TILES, SCRATCH_BYTES // of_tile))
         return [
             ScratchTiles(
@@ -1002,17 +1011,17 @@ class Prefill(NamedTuple):
 class Prompt(NamedTuple):
     """The Blocks of a prompt and what they share: the ``layer``, the bias [B, S] @ HBM of left
     padding and a Window, or None, the triangle of a tile of tokens with itself, Constants, how many
-    ``marks`` keys have, whether keys and values of a sequence stay in SBUF (``short``), both
+    ``augmented`` keys have, whether keys and values of a sequence stay in SBUF (``short``), both
     StreamedWeights where these stay, None where each block reads them, whether other blocks are on
     their way ``beside`` one, and, where none are, whether all queries come first, as in Prefill."""
 
     layer: AttentionLayer
     blocks: List[Block]
-    bias_hbm: Any
+    bias_hbm: Hbm
     window: Optional[Window]
-    causal_sb: Any
+    causal_sb: Sbuf
     constants: Constants
-    marks: int
+    augmented: int
     short: bool
     weights: Optional[Tuple[StreamedWeight, StreamedWeight]]
     beside: bool
@@ -1027,14 +1036,15 @@ class Prompt(NamedTuple):
         length, most = block.length, min(block.length, P_MAX)
         constants = attention_constants(length, heads, dtype)
         causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
-        # marks where rows of the array are idle, where keys are hidden, where scores do not stay
+        # augmented rows where rows of the array are idle, where keys are hidden, where scores do
+        # not stay
         most_bytes = RESIDENT_BYTES - (ADAPTER_BYTES if layer.out.added else 0)
         least = key_bytes(length, heads, 0, itemsize)
         # a tile of queries for each of 512 rows or of a group, in both passes
         scores = 2 * itemsize * heads.group * max(1, TILES_AT_ONCE // heads.group) * length
-        turned = heads.depth == P_MAX and bias_hbm is None and least <= most_bytes
-        marks = 0 if turned and least + scores <= SCORE_BYTES else MARKS
-        keys = key_bytes(length, heads, marks, itemsize)
+        transposed = heads.depth == P_MAX and bias_hbm is None and least <= most_bytes
+        augmented = 0 if transposed and least + scores <= SCORE_BYTES else AUGMENTED
+        keys = key_bytes(length, heads, augmented, itemsize)
         short = keys <= most_bytes
         # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
         weights = attention_weights(layer, block.count)
@@ -1042,7 +1052,7 @@ class Prompt(NamedTuple):
         if short and blocks[-1].start >= length:  # two sequences are on their way at one time
             kept, most_kept = 2 * keys, TWO_KEPT_BYTES
         else:
-            kept, most_kept = min(keys, most_bytes) + (0 if marks else scores), KEPT_BYTES
+            kept, most_kept = min(keys, most_bytes) + (0 if augmented else scores), KEPT_BYTES
         kept += bytes_of_weights
         kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
         if bytes_of_weights > WEIGHT_BYTES or kept > most_kept:
@@ -1050,14 +1060,14 @@ class Prompt(NamedTuple):
             blocks = joined_blocks(layer, blocks, keys) if short else blocks
             block = blocks[0]
         # keys on their way to scratch are there beside the blocks
-        own = key_bytes(block.count, heads, marks, itemsize)
+        own = key_bytes(block.count, heads, augmented, itemsize)
         on_way = block_bytes(layer, block, 1) + (0 if short else 2 * own)
         beside = weights is not None or on_way <= BESIDE_BYTES + (0 if short else SCRATCH_BYTES)
         tiles = layer.qkv.k_tiles + heads.q_tiles + heads.stacks
         whole = not beside and itemsize * block.count * tiles + max(own, short * keys) > WHOLE_BYTES
         return cls(
-            layer, blocks, bias_hbm, window, causal_sb, constants, marks, short, weights, beside,
-            whole,
+            layer, blocks, bias_hbm, window, causal_sb, constants, augmented, short, weights,
+            beside, whole,
         )  # fmt: skip
 
     def start(self, block, before):
@@ -1088,7 +1098,7 @@ class Prompt(NamedTuple):
             for sequence in range(first, first + math.ceil(block.count / block.length))
         ]
         found = [
-            new_keys(*shape, self.causal_sb, self.marks, bias_hbm is not None, bias_hbm)
+            new_keys(*shape, self.causal_sb, self.augmented, bias_hbm is not None, bias_hbm)
             for bias_hbm in biases
         ]
         return [new._replace(window=self.window) for new in found]

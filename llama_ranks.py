@@ -28,7 +28,7 @@ from llama import (
     from_blocks, grouped, in_blocks, option, spans, spread_heads, store_product, token_blocks,
     token_chunk,
 )  # fmt: skip
-from llama_queries import MARKS, QueryGroup, attention_constants, new_keys, score_banks
+from llama_queries import AUGMENTED, QueryGroup, attention_constants, new_keys, score_banks
 from llama_quantised import SOFTMAX_TURNS
 from llama_layers import layer_of
 from llama_cached import (
@@ -65,8 +65,8 @@ def attention_projection_kernel(
         # queries and keys [128, tiles, count], values [tokens, kv_heads * D]: H/128 passes of a
         # block's tokens for every tile of features, one pass over the weights for some blocks
         for rows in project_blocks(some, layer):
-            # for the cache TensorE turns keys into rows, 128 tokens a pass; the other ranks take
-            # queries and keys as they lie, a row of tiles * count for each partition
+            # for the cache TensorE transposes keys into rows, 128 tokens a pass; the other ranks
+            # take queries and keys as they lie, a row of tiles * count for each partition
             rows.store_keys(keys_hbm, values_hbm)
             nl.store(qk_hbm[:, :, nl.ds(rows.block.start, rows.block.count)], rows.qk_sb)
     results = qk_hbm, keys_hbm, values_hbm
@@ -104,7 +104,7 @@ def attention_share_kernel(
         qk_sb[:, 0 : heads.q_tiles, :] = nl.load(q_hbm[:, :, columns])
         qk_sb[:, nl.ds(heads.q_tiles, heads.stacks), :] = nl.load(k_hbm[:, :, columns])
         active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
-        new = new_keys(size, heads, dtype, active_sb, MARKS, hides=True)
+        new = new_keys(size, heads, dtype, active_sb, AUGMENTED, hides=True)
         for at, count in parts:
             new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
         # over the keys before them and themselves, a set of KV heads at a time
@@ -225,14 +225,14 @@ class SharedAttention(CachedAttention):
                 )
         return super().active_bias(active_mask, hidden)
 
-    def attend(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
         """In PyTorch: queries of all those ranks come together, [B, ranks * q_rank, S, D]; each
         rank weighs its own keys and values, and its heads' sums over the ranks come back."""
-        if len(seen) == 1 or self.cores_of_kv == 1:
-            return super().attend(q, seen)
+        if len(visible) == 1 or self.cores_of_kv == 1:
+            return super().attend(q, visible)
         self.shared = ranks = parallel_state.get_kv_shared_group()
         q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
-        context = super().attend(q, seen)
+        context = super().attend(q, visible)
         self.shared = None
         return _reduce_scatter_along_dim(context, 1, process_group=ranks)
 

@@ -83,8 +83,8 @@ def test_new_keys(heads: tuple[int, ...], tokens: int, dtype: torch.dtype) -> No
     slot, row = divmod(shape.depth, 128)
 
     def make(of):
-        new = llama.new_keys(tokens, shape, of, None, llama.MARKS, hides=False)
-        marks_sb = new.k_sb[row : row + llama.MARKS, :, nl.ds(slot * tiles, tiles), :]
+        new = llama.new_keys(tokens, shape, of, None, llama.AUGMENTED, hides=False)
+        marks_sb = new.k_sb[row : row + llama.AUGMENTED, :, nl.ds(slot * tiles, tiles), :]
         found = [marks_sb, new.v_sb[:, :, :, shape.head_dim : shape.head_dim + 1]]
         if last == tiles:
             return found
@@ -95,7 +95,7 @@ def test_new_keys(heads: tuple[int, ...], tokens: int, dtype: torch.dtype) -> No
         return [*found, *part, new.v_sb[:, last, :, 0 : shape.head_dim]]
 
     marks, ones, *zeros = made(make, dtype)
-    wanted = np.ones((llama.MARKS, shape.kv_heads, tiles, 128))
+    wanted = np.ones((llama.AUGMENTED, shape.kv_heads, tiles, 128))
     wanted[0] = 0.0
     assert_same(marks, wanted, dtype)
     assert_same(ones, np.ones((128, tiles, shape.kv_heads, 1)), dtype)
