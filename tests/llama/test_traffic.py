@@ -41,7 +41,7 @@ def times_read(program: Program, past: int, d: int) -> list[float]:
 @pytest.mark.parametrize(("q", "d"), [(2, 64), (1, 128)])
 def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q: int, d: int) -> None:
     """Per tile of 128 keys: keys and marks [128, slots, 128], values and ones [128, D + 1]."""
-    slots = math.ceil((d + llama.MARKS) / 128)
+    slots = math.ceil((d + llama.AUGMENTED) / 128)
     tiles = llama.RESIDENT_BYTES // (2 * (128 * slots + d + 1))
     fits, beyond = 128 * tiles, 128 * (tiles + 1)
     assert times_read(chunk(q, d, fits, 130), fits, d) == [1, 1]
