@@ -9,7 +9,6 @@ import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
-from benchmarks import speculation_heads
 from harness.errors import UserError
 from harness.figures import acceptance
 from harness.figures.accuracy import bf16_spacing
@@ -20,6 +19,7 @@ from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
 from harness.session import model as session_model
 from harness.settings import Speculation
+from tests import speculation_heads
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 64
