@@ -126,8 +126,11 @@ class QuantisedHead(NeuronLlamaHead):
 def hold(weight: KernelRows, name: str, columns: int, dtype: torch.dtype) -> None:
     """Give the weight or the scale its type, which the loader cuts for the ranks alike.
 
-    Tags come last: NxD's ``init_on_device`` makes what is set anew, with tags as arguments.
+    Tags come last: NxD's ``init_on_device`` makes what is set anew, with tags as arguments. While
+    NxD traces, a layer's ``master_weight`` is its weight, which a checkpoint would have to hold.
     """
+    if name == "weight" and getattr(weight, "master_weight", None) is not None:
+        weight.master_weight = None
     zeros = torch.zeros(P_MAX, columns, dtype=dtype)
     setattr(weight, name, nn.Parameter(zeros, requires_grad=False))
     held, parts = getattr(weight, name), weight.tp_degree

@@ -306,7 +306,8 @@ class PromptAttention(SharedAttention):
         )
         keys, values = self.exchanged(torch.stack([self.heads(rows, batch) for rows in new]), 3)
         places = torch.arange(length, device=x.device)
-        first = self.own_part(places, 0)[[start for start, _ in query_spans(size)]]
+        own_places = self.own_part(places, 0)
+        first = torch.stack([own_places[start] for start, _ in query_spans(size)])
         bias = _mask_bias((places < first[:, None]).repeat(batch, 1), x.dtype)
         q, k = qk.split([rank.q_tiles, rank.stacks], 1)
         context = attention_share_kernel(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+import llama_quantised
+from llama import KernelWeight
+from neuron_cpu.runtime.ranks import Group, rank_context
 from tests.llama import test_references as fp32
 from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
@@ -98,3 +101,13 @@ def test_cached_keys_and_values_in_fp8(name: str, tokens: int, past: int, monkey
 
 def _meta(given: list[object]) -> list[object]:
     return [x.to("meta") if isinstance(x, torch.Tensor) else x for x in given]
+
+
+def test_a_weight_that_is_quantised_leaves_no_other_behind():
+    """NxD registers a layer's weight a second time, as `master_weight`, while it traces."""
+    with rank_context(Group(0, 1)):
+        layer = KernelWeight(128, 128, 1, torch.bfloat16)
+    layer.master_weight = layer.weight
+    llama_quantised.hold(layer, "weight", 128, torch.int8)
+    held = {name: parameter.dtype for name, parameter in layer.named_parameters()}
+    assert held == {"weight": torch.int8}
