@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Optional
 
 from harness.errors import UserError
 from neuron_cpu.files import unwritable
@@ -69,6 +70,20 @@ def remove_unlocked(folder: Path) -> bool:
     finally:
         os.close(handle)
     return not folder.exists()
+
+
+def read_key(file: Optional[Path]) -> Optional[str]:
+    """The first line of a file: an argument could be read by every user of the machine."""
+    if file is None:
+        return None
+    try:
+        key = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"Cannot read the key in {file}: {reason}.") from error
+    if not key or not key.isascii() or not key.isprintable():
+        raise UserError(f"The first line of {file} must be a key in printable ASCII letters.")
+    return key
 
 
 def check_writable_folder(target: Path) -> None:

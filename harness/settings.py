@@ -179,12 +179,14 @@ class Transfer:
         role: "kv_producer" prefills, "kv_consumer" decodes; None: this run starts both.
         kv_ip, kv_port: where the one that prefills listens.
         kv_timeout: seconds to wait for the other side to come.
+        kv_key_file: whose first line both sides have to know; None where everybody may come.
     """
 
     role: Optional[str] = None
     kv_ip: str = "127.0.0.1"
     kv_port: int = 14579
     kv_timeout: float = 60.0
+    kv_key_file: Optional[Path] = None
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from harness.experiments.answered import Answered
 from harness.experiments.link import Link, Message
 from harness.experiments.prefilling import Behind, Beside, Decoder, Prefiller, Prefills, serve
 from harness.experiments.report import print_report
+from harness.files import read_key
 from harness.inputs.disaggregation import CONSUMER, PRODUCER
 from harness.modes.generate import heading
 from harness.output import operators
@@ -96,15 +97,15 @@ def _prefill(settings: Settings) -> int:
     asked = settings.transfer
     assert asked is not None
     listening = link.listen(asked.kv_ip, asked.kv_port)
-    arrivals = link.Arrivals(listening, DECODE_SIDE)
+    arrivals = link.Arrivals(listening, DECODE_SIDE, _key(settings))
     host, port = listening.getsockname()[:2]
     with contextlib.closing(arrivals):
         session = open_session(settings, ())
         build(session)  # whatever is wrong with the submission is told before anybody waits
         session.workers.close()
         console.say(f"Waiting for the {DECODE_SIDE} at {host} port {port}")
-        if not is_loopback(str(host)):
-            console.say("Anybody who reaches this port may send prompts: there is no encryption.")
+        if not is_loopback(str(host)) and asked.kv_key_file is None:
+            console.say("Anybody who reaches this port may send prompts without --kv-key-file.")
         other = _welcome(arrivals, _terms(session), time.monotonic() + asked.kv_timeout)
     session = replace(session, workers=ranks.workers())
     with _told(other), contextlib.closing(session.workers):
@@ -116,8 +117,14 @@ def _prefill(settings: Settings) -> int:
     return 0
 
 
+def _key(settings: Settings) -> bytes:
+    """What both sides have to know; empty without --kv-key-file."""
+    assert settings.transfer is not None
+    return (read_key(settings.transfer.kv_key_file) or "").encode()
+
+
 def _welcome(arrivals: link.Arrivals, terms: dict[str, Any], deadline: float) -> Link:
-    """The first that comes as a decode side; UserError where it has another model or sizes."""
+    """The first that comes as a decode side of the same model and sizes; others are sent away."""
     while True:
         other = arrivals.next(deadline)
         try:
@@ -128,8 +135,12 @@ def _welcome(arrivals: link.Arrivals, terms: dict[str, Any], deadline: float) ->
             console.say(f"Somebody came who is no {DECODE_SIDE}: {error}")
             other.close()
             continue
-        with _told(other):
-            _compare(terms, hello)
+        try:
+            with _told(other):
+                _compare(terms, hello)
+        except UserError as error:
+            console.say(str(error))
+            continue
         return other
 
 
@@ -194,7 +205,7 @@ def _decode(settings: Settings) -> int:
     assert asked is not None
     session = open_session(settings)
     where = asked.kv_ip, asked.kv_port
-    other = link.connect(*where, asked.kv_timeout, PREFILL_SIDE)
+    other = link.connect(*where, asked.kv_timeout, PREFILL_SIDE, _key(settings))
     with _told(other), contextlib.closing(session.workers):
         other.send("hello", protocol=PROTOCOL, terms=_terms(session))
         console.say(f"The {PREFILL_SIDE} is at {where[0]} port {where[1]}")

@@ -5,6 +5,9 @@ that closes the connection, or that is mute for `MUTE_SECONDS`, is gone.
 """
 
 import contextlib
+import hashlib
+import hmac
+import itertools
 import json
 import queue
 import socket
@@ -18,6 +21,8 @@ from harness.serving.listening import bound
 BEAT_SECONDS = 5.0  # between signs of life
 MUTE_SECONDS = 30.0
 RETRY_SECONDS = 0.5  # between two tries to connect
+MOST_WAITING = 256  # messages that have come and nobody has taken: a side asks, and waits
+MOST_GUESTS = 8  # connections whose hello nobody has looked at yet
 MOST_BYTES = 1 << 22  # of a message: a prompt of half a million tokens
 Message = dict[str, Any]
 
@@ -27,13 +32,20 @@ class LinkLost(UserError):
 
 
 class Link:
-    """One end of a connection; `other` names the other one in messages."""
+    """One end of a connection; `other` names the other one in messages.
 
-    def __init__(self, connection: socket.socket, other: str) -> None:
-        self.other = other
+    With a `key` every message carries a digest of its place in the connection and its text, and
+    one without it ends the link: both sides have to know the key.
+    """
+
+    def __init__(
+        self, connection: socket.socket, other: str, key: bytes = b"", accepted: bool = False
+    ) -> None:
+        self.other, self._key, self._accepted = other, key, accepted
+        self._sent = itertools.count()
         self._socket = connection
         self._sending = threading.Lock()
-        self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._arrived: queue.Queue[Message] = queue.Queue(MOST_WAITING)
         self._lost: Optional[str] = None  # why nothing comes any more
         self._closed = threading.Event()
         connection.settimeout(MUTE_SECONDS)
@@ -52,10 +64,10 @@ class Link:
 
     def send(self, kind: str, **values: Any) -> None:
         """Write one message; LinkLost where nobody is there."""
-        data = json.dumps({"kind": kind, **values}).encode() + b"\n"
+        text = json.dumps({"kind": kind, **values}).encode()
         try:
             with self._sending:
-                self._socket.sendall(data)
+                self._socket.sendall(self._digest(next(self._sent), False, text) + text + b"\n")
         except OSError as error:
             raise self._gone(f"{error.strerror or error}") from error
 
@@ -88,19 +100,40 @@ class Link:
         """Body of the thread that reads."""
         try:
             with self._socket.makefile("rb") as stream:
-                while line := stream.readline(MOST_BYTES):
-                    message = json.loads(line)
+                for number in itertools.count():
+                    line = stream.readline(MOST_BYTES)
+                    if not line:
+                        break
+                    message = json.loads(self._checked(number, line.rstrip(b"\n")))
                     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
                         raise ValueError("a message without a kind")
                     if message["kind"] != "beat":
-                        self._arrived.put(message)
+                        self._arrived.put(message, timeout=MUTE_SECONDS)
             self._lost = "it has closed the connection"
         except TimeoutError:
             self._lost = f"it was mute for {MUTE_SECONDS:g} s"
         except OSError as error:
             self._lost = f"{error.strerror or error}"
+        except queue.Full:
+            self._lost = f"it sent more than {MOST_WAITING} messages that nobody asked for"
+        except PermissionError as error:
+            self._lost = str(error)
         except (ValueError, RecursionError):
             self._lost = "what it sent is no message of this driver"
+
+    def _digest(self, number: int, received: bool, text: bytes) -> bytes:
+        """What stands before a message; it differs by direction, so that none can be sent back."""
+        if not self._key:
+            return b""
+        said = f"{number} {self._accepted != received} ".encode() + text
+        return hmac.new(self._key, said, hashlib.sha256).hexdigest().encode() + b" "
+
+    def _checked(self, number: int, line: bytes) -> bytes:
+        """The text of a line; PermissionError where it does not carry the key's digest."""
+        given, space, text = line.partition(b" ") if self._key else (b"", b"", line)
+        if not hmac.compare_digest(given + space, self._digest(number, True, text)):
+            raise PermissionError("it does not know the key of --kv-key-file")
+        return text
 
     def _beat(self) -> None:
         """Body of the thread that tells that this side lives."""
@@ -118,13 +151,13 @@ class Link:
         self._socket.close()
 
 
-def connect(host: str, port: int, seconds: float, other: str) -> Link:
+def connect(host: str, port: int, seconds: float, other: str, key: bytes = b"") -> Link:
     """Meet who listens at an address, trying for some seconds; UserError where nobody does."""
     deadline = time.monotonic() + seconds
     while True:
         left = deadline - time.monotonic()
         try:
-            return Link(socket.create_connection((host, port), max(0.1, left)), other)
+            return Link(socket.create_connection((host, port), max(0.1, left)), other, key)
         except OSError as error:
             unknown = isinstance(error, socket.gaierror)
             if unknown or time.monotonic() + RETRY_SECONDS > deadline:
@@ -140,15 +173,19 @@ def connect(host: str, port: int, seconds: float, other: str) -> Link:
 class Arrivals:
     """Those who connect to a listening socket, which live from then on, whatever runs here."""
 
-    def __init__(self, listening: socket.socket, other: str) -> None:
-        self._listening, self._other = listening, other
-        self._come: queue.SimpleQueue[Link] = queue.SimpleQueue()
+    def __init__(self, listening: socket.socket, other: str, key: bytes = b"") -> None:
+        self._listening, self._other, self._key = listening, other, key
+        self._come: queue.Queue[Link] = queue.Queue(MOST_GUESTS)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):  # closed
             while True:
-                self._come.put(Link(self._listening.accept()[0], self._other))
+                guest = self._listening.accept()[0]
+                if self._come.full():  # each has two threads
+                    guest.close()
+                else:
+                    self._come.put(Link(guest, self._other, self._key, True))
 
     def next(self, deadline: float) -> Link:
         """The next one; UserError where none comes before `deadline` (monotonic)."""

@@ -12,7 +12,7 @@ from harness.settings import Settings, Transfer
 
 MODE = "disaggregate"
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
-_OF_ROLES = ("kv_ip", "kv_port", "kv_timeout")
+_OF_ROLES = ("kv_ip", "kv_port", "kv_timeout", "kv_key_file")
 
 
 def asked(args: argparse.Namespace) -> Optional[Transfer]:

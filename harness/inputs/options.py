@@ -381,6 +381,8 @@ TOPICS = {
         Option("--kv-port", "its port, 14579", (DISAGGREGATE,), _of(port, "N")),
         Option("--kv-timeout", "to wait for the other side (default: 60; kv_producer: 600)",
                (DISAGGREGATE,), _of(above_zero, "S")),
+        Option("--kv-key-file", "whose first line both sides have to know", (DISAGGREGATE,),
+               PATH),
         Option("--transfer-us", "assumed cost: start of one transfer between instances",
                (*_PROFILE, DISAGGREGATE), _of(at_least_zero, "US")),
         Option("--transfer-gb-per-s", "assumed rate of one rank's transfer",

@@ -1,11 +1,10 @@
 """`--mode serve`: the model behind OpenAI's HTTP interface, until a signal ends it."""
 
 import socket
-from pathlib import Path
 from typing import Optional
 
 from harness import console, sdk
-from harness.errors import UserError
+from harness.files import read_key
 from harness.output import operators
 from harness.serving.app import Api, Served
 from harness.serving.blocks import BlockPool
@@ -33,7 +32,7 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     serving = settings.serving
     assert serving is not None
     limits = Limits(
-        key=_key(serving.api_key_file),
+        key=read_key(serving.api_key_file),
         host=serving.host,
         waiting=serving.max_waiting,
         drain_seconds=serving.drain_seconds,
@@ -83,20 +82,6 @@ def _served(session: Session) -> Served:
         fixed_draws=settings.on_device_sampling and not settings.dynamic,
         adapters=tuple(settings.adapter_folders),
     )
-
-
-def _key(file: Optional[Path]) -> Optional[str]:
-    """The first line of a file: an argument could be read by every user of the machine."""
-    if file is None:
-        return None
-    try:
-        key = file.read_text(encoding="utf-8").partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"Cannot read the key in {file}: {reason}.") from error
-    if not key or not key.isascii() or not key.isprintable():
-        raise UserError(f"The first line of {file} must be a key in printable ASCII letters.")
-    return key
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -67,6 +67,7 @@ class Speed(NamedTuple):
         roofline_side: "compute" or "memory", whichever of the two is larger.
         macs: of all products but transposes.
         sbuf_bytes: most SBUF bytes per partition in use at once.
+        memory_ns: what inputs and outputs once take over a core's part of HBM.
     """
 
     time_ns: float
@@ -79,6 +80,7 @@ class Speed(NamedTuple):
     sbuf_bytes: int
     dma_profile: str
     estimated: bool = True
+    memory_ns: float = 0.0
 
 
 @dataclass
@@ -377,6 +379,7 @@ def speed(program: Program, settings: Settings) -> Speed:
         macs=program.macs,
         sbuf_bytes=int(figures["sbuf_high_water_bytes"]),
         dma_profile=settings.dma_profile,
+        memory_ns=sides["memory"],
     )
 
 

@@ -25,6 +25,7 @@ from ..processes.limits import Limits
 from ..processes.pipes import Pipe
 from . import child
 
+LEAST_SHARE = 0.5  # of the bytes that the suite's kernel needs: a mask may hide half of them
 MISSING, FAILED = "missing", "failed"
 LONGEST = 2**20  # bytes of a message that is no tensor
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of another form
@@ -40,6 +41,7 @@ class Outcome:
         missing: whether there is no file.
         verdicts: one a case; places are not looked for (`neuron_cpu check` does).
         naive_ns: estimate of the suite's own kernel on the last case.
+        least_ns: what its arguments and results alone take of HBM's time; no answer is faster.
     """
 
     operator: str
@@ -48,6 +50,7 @@ class Outcome:
     failure: str = ""
     missing: bool = False
     verdicts: list[Verdict] = field(default_factory=list)
+    least_ns: float = 0.0
 
     @property
     def word(self) -> str:
@@ -122,8 +125,9 @@ class Judging:
         """Judge one operator."""
         operator = suite.operator(name)
         naive = [verdict.traced(operator.kernel, c, self.settings.grid) for c in operator.cases]
-        time_ns = verdict.speed(naive[-1], self.settings).time_ns
-        outcome = Outcome(name, operator.level, time_ns)
+        timed = verdict.speed(naive[-1], self.settings)
+        outcome = Outcome(name, operator.level, timed.time_ns)
+        outcome.least_ns = LEAST_SHARE * timed.memory_ns
         path = self.folder / f"{name}.py"
         if not path.is_file():
             outcome.missing = True
@@ -172,6 +176,11 @@ class Judging:
             if found.refusal:
                 continue
             found.speed = _checked_speed(content["speed"])
+            if case is operator.cases[-1] and found.speed.time_ns < outcome.least_ns:
+                raise ValueError(
+                    f"an estimate of {found.speed.time_ns:.3g} ns, expected at least "
+                    f"{outcome.least_ns:.3g}, which its arguments and results alone take"
+                )
             found.mismatch = _other_results(content, program)
             types = [dtypes.host_dtype(s.dtype) for s in program.outputs]
             tolerance = accuracy.default_tolerance(verdict.types_of(program))

@@ -52,6 +52,30 @@ for descriptor in range(3, 60):
 time.sleep(1000)
 """
 
+SAYING = """
+import json, os, struct, sys
+said = WHAT if isinstance(WHAT, bytes) else json.dumps(WHAT).encode()
+os.write(REPLIES, struct.pack("!i", len(said)) + said)
+os._exit(0)
+"""
+FIND = """
+import os, stat
+REPLIES = [n for n in range(3, 64) if os.path.exists(f"/proc/self/fd/{n}")
+           and stat.S_ISFIFO(os.fstat(n).st_mode)][0]
+"""
+
+
+def saying(what: object) -> str:
+    """An answer that writes to the judge itself."""
+    return f"inf = float('inf')\n{FIND}WHAT = {what!r}\n{SAYING}"
+
+
+LIAR = """
+from neuron_cpu.judge import verdict
+true = verdict.speed
+verdict.speed = lambda *given: true(*given)._replace(time_ns=1e-9)
+"""
+
 ANSWERS = {  # operators of which the suite's own kernels are small
     "state_space_scan": (FASTER, "correct", ""),
     "attention_block": (None, "correct", ""),  # the suite's own kernel
@@ -65,6 +89,17 @@ ANSWERS = {  # operators of which the suite's own kernels are small
     "row_sum": (FORKING, "failed", "status 3" if limits.missing() else "Operation not permitted"),
     "column_sum": (TALKING, "failed", "something else than results"),
     "embedding": (None, "missing", ""),
+    "vector_add": (LIAR, "failed", "which its arguments and results alone take"),
+    "layer_norm": (saying(b"[" * 200_000), "failed", "too many levels"),
+    "rms_norm": (saying({"speed": 3}), "failed", "something else than results"),
+    "log_sum_exp": (saying({}), "failed", "something else than results"),
+    "cross_entropy": (
+        saying({"types": 1, "speed": {"band_ns": [1, 2], "macs": 1e999}}),
+        "failed",
+        "something else than results",
+    ),
+    "linear_gelu": (saying([]), "failed", "an answer that is no object"),
+    "vector_matmul": (saying({"failure": ["x"] * 9}), "failed", "'x'"),
     "causal_softmax": ("nl.exp(seen_sb)", "wrong", "with large values"),
     "attention": ("dtype=nl.float32, buffer=nl.shared_hbm", "wrong", "expected float32 [77, 64]"),
     "cumulative_sum": ("nl.load(x_hbm)", "illegal", "err_num_partition_exceed_arch_limit"),
@@ -84,6 +119,8 @@ def written(folder: Path) -> None:
                                   "buffer=nl.shared_hbm")  # fmt: skip
         elif name == "cumulative_sum":
             text = source.replace("nl.load(x_hbm[row:end, :]", "nl.load(x_hbm.reshape((7700, 1))")
+        elif name == "vector_add":
+            text = source + text
         elif word == "missing":
             continue
         (folder / f"{name}.py").write_text(source if text is None else text)

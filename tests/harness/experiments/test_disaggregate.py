@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from harness import sdk
 from harness.errors import UserError
-from harness.experiments import disaggregate, prefilling
+from harness.experiments import disaggregate, link, prefilling
 from harness.experiments.prefilling import Beside, Decoder, Prefiller, PrefillFailed
 from harness.inputs import command_line
 from harness.processes import ranks
@@ -371,9 +372,31 @@ def test_a_side_that_ends_ends_the_other_one(victim, number, sides, tmp_path):
 
 
 @pytest.mark.full
-def test_a_side_with_other_sizes_is_refused_by_both(sides):
+def test_a_side_with_other_sizes_is_sent_away(sides):
     producer, consumer = sides(consume=[*ASKED, "--tp-degree", "1"], produce=["--tp-degree", "2"])
     told = "The two sides differ in --tp-degree: 2 where prompts are prefilled, 1 where they are"
-    for side in (producer, consumer):
-        status, _, said = side.end()
-        assert status == 2 and told in said
+    status, _, said = consumer.end()
+    assert status == 2 and told in said
+    assert producer.process.poll() is None  # another one may come
+    os.killpg(producer.process.pid, signal.SIGINT)
+    status, _, said = producer.end()
+    assert status == 130 and told in said
+
+
+def test_whoever_says_no_right_hello_is_dropped():
+    listening = link.listen("127.0.0.1", 0)
+    arrivals = link.Arrivals(listening, "decode side")
+    terms, place = {"a": 1}, listening.getsockname()
+    stranger = socket.create_connection(place)
+    stranger.sendall(b"anything\n")
+    strangers = [link.connect(*place, 10, "prefill side") for _ in range(3)]
+    strangers[0].send("goodbye")
+    strangers[1].send("hello", protocol=disaggregate.PROTOCOL, terms={"a": 2})
+    strangers[2].send("hello", protocol=disaggregate.PROTOCOL, terms=terms)
+    other = disaggregate._welcome(arrivals, terms, time.monotonic() + 30)
+    other.send("welcome")
+    assert strangers[2].receive(10) == {"kind": "welcome"}
+    assert "differ in a: 1" in strangers[1].receive(10)["why"]
+    arrivals.close()
+    for one in (stranger, other, *strangers):
+        one.close()

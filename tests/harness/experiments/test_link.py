@@ -117,3 +117,58 @@ def test_who_comes_early_is_kept_and_who_does_not_come_is_told():
         link.connect(host, port, 0.1, "prefill side")
     for end in (early, come):
         end.close()
+
+
+def test_both_sides_have_to_know_the_key():
+    listening = link.listen("127.0.0.1", 0)
+    host, port = listening.getsockname()[:2]
+    arrivals = link.Arrivals(listening, "second side", b"secret")
+    for key, knows in ((b"secret", True), (b"", False), (b"other", False)):
+        far = link.connect(host, port, 10, "first side", key)
+        near = arrivals.next(time.monotonic() + 10)
+        for number in range(2):
+            far.send("hello", number=number)
+        if knows:
+            assert [near.receive(10)["number"] for _ in range(2)] == [0, 1]
+            near.send("back")
+            assert far.receive(10) == {"kind": "back"}
+        else:
+            with pytest.raises(LinkLost, match="does not know the key of --kv-key-file"):
+                near.receive(10)
+        near.close()
+        far.close()
+    arrivals.close()
+
+
+def test_messages_are_not_said_twice_nor_back(ends):
+    one, far = ends
+    keyed = Link(socket.socketpair()[0], "x", b"secret")
+    text = b'{"kind": "a"}'
+    line = keyed._digest(0, False, text) + text
+    assert keyed._checked(0, keyed._digest(0, True, text) + text) == text
+    for number in (0, 1):  # its own line, sent back to it
+        with pytest.raises(PermissionError):
+            keyed._checked(number, line)
+
+
+def test_connections_and_messages_are_bounded(ends):
+    one, far = ends
+    far.sendall(b'{"kind": "a"}\n' * (link.MOST_WAITING + 9))
+    listening = link.listen("127.0.0.1", 0)
+    arrivals = link.Arrivals(listening, "second side")
+    guests = [socket.create_connection(listening.getsockname()) for _ in range(40)]
+    for guest in guests:
+        guest.settimeout(10)
+    ended = [guest for guest in guests[link.MOST_GUESTS :] if closed(guest)]
+    assert len(ended) == len(guests) - link.MOST_GUESTS
+    assert one._arrived.qsize() == link.MOST_WAITING
+    arrivals.close()
+    for guest in guests:
+        guest.close()
+
+
+def closed(guest):
+    try:
+        return guest.recv(1) == b""
+    except ConnectionResetError:
+        return True
