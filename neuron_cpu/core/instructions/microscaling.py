@@ -26,6 +26,7 @@ ELEMENTS: dict[DType, np.dtype] = {
     FLOAT8_E4M3FN_X4: np.dtype(ml_dtypes.float8_e4m3fn),
     FLOAT8_E5M2_X4: np.dtype(ml_dtypes.float8_e5m2),
 }
+LARGEST = {FLOAT8_E4M3FN_X4: 448.0, FLOAT8_E5M2_X4: 57344.0, FLOAT4_E2M1FN_X4: 6.0}
 EXPONENTS = {FLOAT8_E4M3FN_X4: 8, FLOAT8_E5M2_X4: 15}  # of the largest element
 
 
@@ -40,7 +41,15 @@ def unpacked(raw: torch.Tensor, dt: DType) -> torch.Tensor:
 
 
 def packed(values: torch.Tensor, dt: DType) -> torch.Tensor:
-    """fp32 values [..., 4] rounded and packed."""
+    """fp32 values [..., 4] rounded and packed, the lowest bits first; too large ones saturate.
+
+    So AWS's library has it (mx_torch_common.quantize_to_mx), whose tests ran on devices.
+    """
+    values = values.clamp(-LARGEST[dt], LARGEST[dt])
+    if dt is FLOAT4_E2M1FN_X4:
+        codes = values.contiguous().numpy().astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+        bits = (codes.astype(np.uint16) & 15) << np.arange(0, 16, 4, dtype=np.uint16)
+        return torch.from_numpy(bits.sum(-1, dtype=np.uint16).view(np.int16))
     host = values.contiguous().numpy().astype(ELEMENTS[dt])
     return torch.from_numpy(host.view(np.int32)[..., 0].copy())
 
