@@ -12,6 +12,8 @@ from typing import Any, Optional
 
 import torch
 
+from harness import sdk
+from harness.figures import library_repeater
 from harness.figures.accuracy import bf16_spacing
 from harness.figures.divergence import (
     CHUNK_PHASE,
@@ -33,6 +35,9 @@ _WHOLE_LAYER = re.compile(r"^layers\.\d+$")
 def measure(host: Host, role: str, ids: Sequence[int]) -> dict[str, Any]:
     """Both kinds of errors on one prompt, as plain data."""
     with host.told_as_the_submission("The models cannot be compared"):
+        if sdk.real_libraries() is not None:
+            given = _is_comparable, PHASES, error_of, _rows, _grows
+            return asdict(Divergences(*library_repeater.errors(host, ids, *given)))
         own, grown = own_errors(host, ids), accumulated_errors(host, ids)
     return asdict(Divergences(own, grown))
 
@@ -153,8 +158,13 @@ def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
             _run(host, role, ids, 1)
         outputs.append(kept)
     names = [name for name in outputs[0] if all(name in kept for kept in outputs)]
-    chosen = [name for name in names if _WHOLE_LAYER.match(name) or name in ("norm", "lm_head")]
+    chosen = [name for name in names if _grows(name)]
     return [error_of(PREFILL_PHASE, name, *(kept[name] for kept in outputs)) for name in chosen]
+
+
+def _grows(name: str) -> bool:
+    """Whole layers and what is behind them."""
+    return bool(_WHOLE_LAYER.match(name)) or name in ("norm", "lm_head")
 
 
 def _run(host: Host, role: Role, ids: Sequence[int], count: int) -> None:

@@ -178,6 +178,7 @@ class GraphRecorder(TorchDispatchMode):
         # A constant that received a traced value is none any more, nor are its views: storages.
         self._tainted: Dict[int, torch.Tensor] = {}
         self._inside_collective = False
+        self._quiet = False  # what is computed for a reader of the graph is no part of the record
 
     def watch(self, model: nn.Module) -> List[Any]:
         """Follow which module runs; returns the hook handles to remove afterwards."""
@@ -199,12 +200,24 @@ class GraphRecorder(TorchDispatchMode):
     def _enter(self, path: str, given: Any) -> None:
         self._path.append(path)
         if self.capture is not None:
-            self.capture.enter(path, given)
+            self.capture.enter(path, self._in_rows(given))
 
     def _leave(self, made: Any) -> None:
         self._path.pop()
         if self.capture is not None:
-            self.capture.leave(made)
+            self.capture.leave(self._in_rows(made))
+
+    def _in_rows(self, tree: Any) -> Any:
+        """Hidden states in a layout of the model's own as [B, S, H], by their method `rows`."""
+        if hasattr(tree, "rows"):
+            self._quiet = True
+            try:
+                return tree.rows()
+            finally:
+                self._quiet = False
+        if isinstance(tree, dict):
+            tree = list(tree.values())
+        return [self._in_rows(part) for part in tree] if isinstance(tree, (list, tuple)) else tree
 
     def _note(
         self,
@@ -256,7 +269,7 @@ class GraphRecorder(TorchDispatchMode):
         if traced and capture is not None:
             marks = {"writes": bool(written), "draws": draws}
             capture.node(func.name(), captured, result, self._where, **marks)
-        if not self._inside_collective:
+        if not self._inside_collective and not self._quiet:
             self._note_operator(name, args, tensors, _tensors(result))
         return result
 

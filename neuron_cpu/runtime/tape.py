@@ -57,6 +57,7 @@ class Node:
         writes: whether it changes an argument.
         draws: whether it draws random numbers, which are rank 0's on all ranks.
         where: path of the module that asked for it.
+        only_tapped: whether nothing but what a module was given, or made, depends on it.
         dead: tensors that nobody reads behind it.
     """
 
@@ -67,6 +68,7 @@ class Node:
     draws: bool = False
     where: str = ""
     dead: tuple[int, ...] = ()
+    only_tapped: bool = False
 
 
 @dataclass
@@ -148,7 +150,17 @@ class Tape:
                 if target in states and memory[target] not in read_later:
                     node.call, node.writes = name, True
             read_later |= {memory.get(n, -n) for n in read}
-        kept.reverse()
+        wanted = {n for call in self.calls for n in _numbers([*call.given, *call.made])}
+        chosen = {id(node) for node in kept}
+        for node in reversed(self.nodes):
+            if id(node) in chosen:
+                continue
+            node.only_tapped = not wanted.isdisjoint(node.results)
+            if node.only_tapped:
+                wanted |= set(_numbers(node.arguments))
+                chosen.add(id(node))
+        kept = [node for node in self.nodes if id(node) in chosen]
+        needed |= wanted
         self.weights = {name: n for name, n in self.weights.items() if n in needed}
         self._move_calls(kept)
         self.nodes = kept
@@ -182,6 +194,8 @@ class Tape:
         for position, node in enumerate(self.nodes):
             if tap is not None:
                 tap(position, values)
+            elif node.only_tapped:
+                continue
             run_node(node, values)
             if tap is None:
                 for number in node.dead:

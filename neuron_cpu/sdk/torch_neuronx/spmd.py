@@ -30,6 +30,7 @@ class SPMDModel:
             )
         self.neff, self.metaneff, self.world_size = neff, metaneff, world_size
         self._ready = False
+        self.tap: Any = None  # from a rank to what looks at its run, see Tape.run
         self._tape: Any = None
         self._states: List[Tensors] = []
         self._weights: List[Tensors] = []
@@ -89,7 +90,8 @@ class SPMDModel:
 
         def on(rank: int) -> Any:
             own = [tensor.as_subclass(torch.Tensor).clone() for tensor in inputs[rank]]
-            return lambda: tape.run(own, self._weights[rank], self._states[rank])
+            tap = None if self.tap is None else self.tap(rank)
+            return lambda: tape.run(own, self._weights[rank], self._states[rank], tap)
 
         functions = [on(rank) for rank in pool.local_ranks]
         if len(functions) < self.world_size:
