@@ -6,7 +6,7 @@ import importlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -98,8 +98,22 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
             "that for chunks of a prompt, as NxDI has none since 0.2 unless the model's "
             f"enable_speculation adds it; give --max-context-length {host.job.settings.seq_len}."
         )
+    if sdk.real_libraries() is not None and settings.get("torch_dtype") == torch.float32:
+        model.checkpoint_loader_fn = _in_fp32(model.checkpoint_loader_fn)
     host.models[role] = model
     return {wrapper.tag: _lengths(wrapper) for wrapper in model.models}
+
+
+def _in_fp32(load: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., Any]:
+    """The checkpoint in fp32: NxDI 0.1 to 0.3 cast none for a model in fp32, whose graph would then
+    be given weights of another type."""
+
+    def loaded(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        halves = torch.bfloat16, torch.float16
+        tensors = load(*args, **kwargs)
+        return {name: t.float() if t.dtype in halves else t for name, t in tensors.items()}
+
+    return loaded
 
 
 def _lengths(wrapper: Any) -> list[int]:
