@@ -94,6 +94,7 @@ library: setup
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).
 real: setup
+	OMP_NUM_THREADS=1 PUBLIC=$(PUBLIC) $(BIN)/python -m pytest -q tests/real/test_contracts.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/real.py $(PUBLIC) --write
 
 setup: $(VENV)/.ready
