@@ -37,6 +37,8 @@ def test_an_error_is_relative_to_the_element_or_its_row() -> None:
 def test_rms_is_that_of_the_differences_over_that_of_the_expected() -> None:
     found = measured([3.0, 4.5], [3.0, 4.0])
     assert found.rms == pytest.approx(0.5 / 5.0)
+    found = measured([3.0, 4.5, 7.0], [3.0, 4.0, NAN])  # nothing is asked of the last one
+    assert found.rms == pytest.approx(0.5 / 5.0)
 
 
 @pytest.mark.parametrize(

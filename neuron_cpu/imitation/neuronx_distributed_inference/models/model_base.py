@@ -228,14 +228,11 @@ class NeuronBaseModel(nn.Module):
         the mask may be bool (B, 1, T, bucket), and `rotary_position_id` (B, T) says where tokens
         stand whose rows lie elsewhere.
         """
+        rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
         if self.is_block_kv_layout:
+            places = slot_mapping, active_block_table, num_queries
             tiles = tile_q_indices, tile_block_tables, tile_masks
-            return self._forward_blocks(
-                (input_ids, attention_mask, position_ids, seq_ids, sampling_params),
-                _none_if_empty(adapter_ids),
-                (slot_mapping, active_block_table, num_queries),
-                tiles,
-            )
+            return self._forward_blocks(rows, _none_if_empty(adapter_ids), places, tiles)
         if self.neuron_config.is_medusa and not self.contract.passes_dummies:
             # 0.1 has no previous hidden state and adapter ids in front of Medusa's inputs.
             given = prev_hidden, adapter_ids, accepted_indices, current_length
@@ -246,20 +243,13 @@ class NeuronBaseModel(nn.Module):
         prefill = self._is_context_encoding(input_ids) and not told
         speculation = self._is_for_speculation(input_ids) or told
         medusa = self._is_for_medusa(input_ids)
-        rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
         order = None if prefill else self._order_in_cache(seq_ids)
         input_ids, attention_mask, position_ids, seq_ids, sampling_params = _in_order(rows, order)
         if medusa:
             self.kv_mgr.compact(accepted_indices, current_length)
             active_mask = medusa_mask[:, None].to(torch.bool)
-        mask, active_mask = self._masks(
-            attention_mask, active_mask, input_ids, prefill, speculation
-        )
-        init_context_parallel_attention_process_groups(self.config)
-        if self.flash_decoding_enabled:
-            parallel_state.initialize_kv_group(self.num_cores_per_group, True)
-            if not prefill:
-                mask, active_mask = self._masks_of_rank(position_ids, mask, active_mask)
+        given = attention_mask, active_mask, input_ids, prefill, speculation
+        mask, active_mask = self._masks_in_groups(position_ids, *given)
         hidden, caches = self._run_layers(
             prefill,
             seq_ids,
@@ -281,6 +271,18 @@ class NeuronBaseModel(nn.Module):
             return [self._medusa_candidates(asked, medusa), *caches]
         outputs = self._choose(self._head(asked), sampling_params, speculation)
         return self._outputs(outputs, caches, hidden, order)
+
+    def _masks_in_groups(self, position_ids: torch.Tensor, *given: Any) -> Tuple[Any, Any]:
+        """`_masks` of what is given, and of the positions that the rank keeps under flash
+        decoding; groups of ranks that attention asks for are there behind it."""
+        mask, active_mask = self._masks(*given)
+        init_context_parallel_attention_process_groups(self.config)
+        if self.flash_decoding_enabled:
+            parallel_state.initialize_kv_group(self.num_cores_per_group, True)
+            prefill = given[3]
+            if not prefill:
+                mask, active_mask = self._masks_of_rank(position_ids, mask, active_mask)
+        return mask, active_mask
 
     def _outputs(
         self,
