@@ -87,13 +87,16 @@ class Reply:
             [{"index": choice.index, "logprobs": None, "finish_reason": finish} | piece]
         )
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
+        leases = {tuple(one.answer.ids): one.answer.lease for one in reversed(self.choices)}
+        cached = [lease.computed for lease in leases.values() if lease is not None]
         made = sum(choice.tokens for choice in self.choices)
         prompt = self.prompt_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": made,
             "total_tokens": prompt + made,
+            **({"prompt_tokens_details": {"cached_tokens": sum(cached)}} if cached else {}),
         }
 
     def leave(self, scheduler: Scheduler) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
@@ -223,7 +224,7 @@ class Api:
             temperature=default if form.temperature is None else form.temperature,
             top_k=served.top_k,
             top_p=served.top_p if form.top_p is None else form.top_p,
-            seed=secrets.randbits(62) if form.seed is None else form.seed + number,
+            seed=secrets.randbits(62) if form.seed is None else _seed(form.seed, number),
             adapter=served.models[form.model],
         )
 
@@ -335,3 +336,10 @@ async def _told_of_starlette(request: Request, error: Exception) -> Response:
 async def _told_of_a_bug(request: Request, error: Exception) -> Response:
     del request
     return ApiError(500, f"The server has failed ({type(error).__name__}).").response()
+
+
+def _seed(asked: int, number: int) -> int:
+    """Of a choice: the first has the seed that was asked for, the others none of a neighbour's."""
+    if number == 0:
+        return asked
+    return int.from_bytes(hashlib.sha256(f"{asked} {number}".encode()).digest()[:7], "big")

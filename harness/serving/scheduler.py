@@ -124,7 +124,7 @@ class Scheduler:
         self._waiting: collections.deque[Answer] = collections.deque()
         self._running: dict[int, Answer] = {}
         self._broken = False  # a call has failed since the last recovery
-        self._draining = False
+        self._draining = self._cut = False
         self._wake = asyncio.Event()
         self._recent: collections.deque[float] = collections.deque()  # times of tokens
         self.failures = 0
@@ -155,6 +155,11 @@ class Scheduler:
     def drain(self) -> None:
         """Take nothing new; `run` returns when what was accepted is done."""
         self._draining = True
+        self._wake.set()
+
+    def cut(self) -> None:
+        """End what drains too long, between two steps; who asked is told."""
+        self._draining = self._cut = True
         self._wake.set()
 
     def state(self) -> dict[str, Any]:
@@ -189,6 +194,10 @@ class Scheduler:
         """Serve until drained."""
         while True:
             self._free_left()
+            if self._cut:
+                for answer in [*self._running.values(), *self._waiting]:
+                    self._end(answer, End("error", "The server ends before this answer is whole."))
+                self._waiting.clear()
             if not self._running and not self._waiting:
                 if self._draining:
                     return

@@ -1,7 +1,9 @@
 """Uvicorn around the application: its limits, and how it ends."""
 
 import logging
+import math
 import socket
+import time
 from collections.abc import Callable
 from typing import Any, Optional
 
@@ -37,6 +39,7 @@ class Server(uvicorn.Server):
             )
         )
         self._scheduler, self._on_start = api.scheduler, on_start
+        self._patience, self._cut_at = limits.drain_seconds, math.inf
 
     async def startup(self, sockets: Optional[list[socket.socket]] = None) -> None:
         await super().startup(sockets)
@@ -48,8 +51,18 @@ class Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Take no new answers, and wait for those that run."""
+        """Take no new answers, say so to who asks, and wait for those that run."""
         del sig, frame
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        self.should_exit = self.force_exit = self._cut_at < math.inf
+        self._cut_at = time.monotonic() + self._patience
         self._scheduler.drain()
+
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second: whether to end. The listener stays open while answers run."""
+        if self._cut_at < math.inf:
+            state = self._scheduler.state()
+            if not state["running"] and not state["waiting"]:
+                self.should_exit = True
+            elif time.monotonic() > self._cut_at:
+                self._scheduler.cut()
+        return await super().on_tick(counter)

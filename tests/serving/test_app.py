@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.serving import connections, schema
+from harness.serving import app, connections, schema
 from harness.serving.app import application
 from harness.serving.guard import Limits
 from harness.serving.server import Server
@@ -433,3 +436,38 @@ def test_no_body_gives_a_500(in_process, path, content):
 @any_request
 def test_none_of_500_bodies_gives_a_500(in_process, path, content):
     assert in_process(path, content) in (200, 400, 404)
+
+
+@pytest.mark.parametrize("patience", [30, 0])
+def test_a_server_that_drains_says_so_and_cuts_answers_with_an_event(tokenizer, patience) -> None:
+    """Its listener stays open; what runs ends whole, or with an error event in its stream."""
+    lines = Echo()
+    limits = Limits(waiting=4, drain_seconds=patience)
+    running = Running(Server(echo_api(tokenizer, lines, limits)), on_a_free_port())
+    heard: list[str] = []
+    lines.go.clear()
+    asked = body("hello hello", max_tokens=3, stream=True)
+    client = threading.Thread(target=lambda: heard.extend(running.events(COMPLETIONS, asked)))
+    client.start()
+    running.until(lambda: lines.calls)
+    running.server.handle_exit(signal.SIGTERM, None)
+    status, said, _ = running.ask("/health")
+    assert status == 503 and said == {"status": "draining"}
+    status, said, _ = running.ask(COMPLETIONS, body())
+    assert status == 503 and said["error"]["code"] == "draining"
+    time.sleep(0.3)  # the patience of the second server is over
+    lines.go.set()
+    client.join(30)
+    if patience:
+        assert heard[-1] == "[DONE]" and not any("error" in event for event in heard)
+    else:
+        assert (
+            "The server ends before this answer is whole."
+            in json.loads(heard[-1])["error"]["message"]
+        )
+    running.close()
+
+
+def test_choices_of_neighbouring_seeds_have_nothing_in_common() -> None:
+    found = {app._seed(seed, number) for seed in range(20) for number in range(20)}
+    assert len(found) == 400 and app._seed(7, 0) == 7
