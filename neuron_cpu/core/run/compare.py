@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ..device import dtypes
 from ..program.program import Instruction, Program
 from .execute import Plan
 from .memory import Arena, widen
@@ -175,19 +174,6 @@ def _difference(
         place.append(at)
     where = tuple(reversed(place))
     return Difference(number, instruction, error, where, float(a[where]), float(b[where]))
-
-
-def random_inputs(program: Program, seed: int = 0) -> list[torch.Tensor]:
-    """Seeded inputs of a program: normal floats, integers from 0 to 99."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for storage in program.inputs:
-        if storage.dtype.is_float:
-            values = torch.randn(storage.shape, generator=generator)
-        else:
-            values = torch.randint(0, 100, storage.shape, generator=generator)
-        made.append(dtypes.encode(values, storage.dtype))
-    return made
 
 
 Report = Callable[[str], None]
