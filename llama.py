@@ -1054,7 +1054,7 @@ Sbuf = Any  # a tensor of nl.ndarray; names end in _sb, _psum or _hbm
 class PromptConstants(NamedTuple):
     """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity [128, 128]; the triangle
     [128, 128], MASKED where a key (column) is behind a query (row), else 0; own_sb [AUGMENTED,
-    GROUP_HEADS, 128], ones where a row is the mask's or that of a head's own maxima."""
+    GROUP_HEADS], ones where a row is the mask's or that of a head's own maxima."""
 
     zero_sb: Sbuf
     eye_sb: Sbuf
@@ -1064,10 +1064,9 @@ class PromptConstants(NamedTuple):
     @classmethod
     def of(cls, dtype):
         """Made on chip: a constant would take its turn in the queues of DMA."""
-        shape = AUGMENTED, GROUP_HEADS, P_MAX
-        row, head = nl.arange(AUGMENTED)[:, None, None], nl.arange(GROUP_HEADS)[None, :, None]
-        own_sb = select_equal(row, head + 1 + 0 * nl.arange(P_MAX)[None, None, :], shape, dtype)
-        own_sb[0:1, :, :] = nisa.memset((1, GROUP_HEADS, P_MAX), 1.0, dtype)
+        row, head = nl.arange(AUGMENTED)[:, None], nl.arange(GROUP_HEADS)[None, :]
+        own_sb = select_equal(row, head + 1, (AUGMENTED, GROUP_HEADS), dtype)
+        own_sb[0:1, :] = nisa.memset((1, GROUP_HEADS), 1.0, dtype)
         zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
         eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
         return cls(zero_sb, eye_sb, causal_mask(P_MAX, dtype), own_sb)
@@ -1219,8 +1218,9 @@ class GroupAttention(NamedTuple):
         eye_sb = self.constants.eye_sb[0:tokens, 0:tokens]
         rows_sb = nisa.tensor_copy(nisa.nc_matmul(columns_sb, eye_sb), dtype=dtype)
         row, head = nl.arange(1 + count)[:, None, None], nl.arange(count)[None, :, None]
-        every_sb = rows_sb[row, 0 * head + nl.arange(tokens)[None, None, :]]  # again for each head
-        own_sb = self.constants.own_sb[0 : 1 + count, 0:count, 0:tokens]
+        query = nl.arange(tokens)[None, None, :]
+        every_sb = rows_sb[row, 0 * head + query]  # the rows again for each head
+        own_sb = self.constants.own_sb[row, head + 0 * query]
         slot, begin = divmod(self.keys.heads.head_dim, P_MAX)
         augmented_sb = self.q_sb[begin : begin + 1 + count, slot, :, :]
         augmented_sb[...] = nisa.tensor_tensor(every_sb, own_sb, nl.multiply)

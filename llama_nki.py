@@ -41,14 +41,12 @@ SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of 2048
 LONG_BLOCK = 384  # and beyond
 WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
-SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
-RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
-TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
-MARKS = 1 + TILES_AT_ONCE  # rows behind the features of keys, see "Attention of a prompt"
-HEADS_AT_ONCE = 4  # KV heads whose queries share a bank of PSUM
+GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
+AUGMENTED = 1 + GROUP_HEADS  # rows behind the features of keys: the mask, and ones for each head
+LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
 STEPS_LATER = 4  # after which TensorE goes on with what other engines have made of its products
 
 
@@ -740,691 +738,297 @@ def divide(out_sb, sums_psum, head_dim):
 
 # --- Attention of a prompt ------------------------------------------------------------------------
 #
-# Scores are transposed: a tile of up to 128 keys is stationary and up to 512 columns of queries
-# move, those of a KV head's group, of several heads where tokens are few. So exp leaves the weights
-# with keys on partitions, where the product with the values contracts them: weights are stationary,
-# and D + 1 columns of values move. The last one is ones, and gives the sum of the weights. What exp
-# subtracts differs from column to column: a first pass over all keys, with queries on partitions,
-# finds each query's maximum, and the second contracts two marks beside the D features, rows of the
-# array that are idle where D is 64:
-#
-#   keys (mask, 1, 1, ..)     queries (1, -maximum, ..), of which the first pass contracts the first
-#
-# Each tile of queries that share a bank has a mark of its own, zero for the others' queries, so
-# that one product turns the maxima of all round. Where D is 128 no row is idle: as long as all keys
-# stay in SBUF, the scores of the first pass stay, too, and TensorE turns their weights round
-# instead of scoring once more.
-#
-# ScalarE takes scores out of PSUM and bounds both passes, so that TensorE has time for the
-# projections of others: the steps of the second pass take turns with those of the next queries'
-# first pass, and with other work, in the order in which their tiles of PSUM are wanted. A step is a
-# bank of PSUM, and what runs steps has a method ``run``.
+# The algorithm and its example, with what lies on partitions at each step, are those of llama.py
+# under the same heading, and so are the names. A group is up to 128 tokens of a sequence in up to
+# four query heads that share a KV head. It passes twice over its visible keys: the first pass finds
+# each query's maximum, which stands in augmented rows behind the features; the second multiplies
+# these with ones behind the features of keys, so that exp leaves weights with keys on partitions.
 
 
-class ScoreBank(nl.NKIObject):
-    """Queries whose scores share a bank of PSUM: [head, member of its group; token].
-
-    ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on, and
-    ``tokens`` new tokens: columns from ``column`` on, before which ``position`` new tokens stand in
-    their sequence.
-    """
-
-    head: int
-    heads: int
-    member: int
-    members: int
-    column: int
-    position: int
-    tokens: int
-
-    def __post_init__(self):
-        self.rows = self.heads * self.members  # queries of each token
-        self.queries = self.together()[0][1] * self.tokens  # of its largest tile
-
-    def even(self):
-        """Whether its tiles have as many queries each."""
-        return len(self.tiles()) * self.queries == self.rows * self.tokens
-
-    def own(self, head):
-        """Rows of its ``head``-th head."""
-        return nl.ds(head * self.members, self.members)
-
-    def together(self):
-        """(first, count) of a head's members whose queries share a tile of 128 partitions."""
-        return spans(self.members, max(1, P_MAX // self.tokens))
-
-    def tiles(self):
-        """(head, first row, rows) of those tiles."""
-        found = []
-        for head in range(self.heads):
-            for part in self.together():
-                found.append((head, head * self.members + part[0], part[1]))
-        return found
-
-
-def bank_sizes(heads, largest):
-    """(members of a group, KV heads) whose queries share a bank, of tiles of up to ``largest``
-    tokens."""
-    together = P_MAX // largest
-    each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
-    return TILES_AT_ONCE * together, min(HEADS_AT_ONCE, each)
-
-
-def head_sets(heads, largest):
-    """(first, count) of the sets of KV heads, whole stacks, whose contexts share tiles."""
-    each = bank_sizes(heads, largest)[1]
-    return spans(heads.kv_heads, math.ceil(each / heads.stack) * heads.stack)
-
-
-def score_banks(some, heads, largest, column, position, tokens):
-    """Banks of a tile of tokens, for a set of heads."""
-    most, each = bank_sizes(heads, largest)
-    found = []
-    for group in spans(heads.group, most):
-        for own in moved(spans(some[1], each), some[0]):
-            found.append(ScoreBank(own[0], own[1], group[0], group[1], column, position, tokens))
-    return found
-
-
-def contraction(depth):
-    """(slot, rows) of the products that contract so many features and marks."""
-    found = []
-    for part in spans(depth, P_MAX):
-        found.append((part[0] // P_MAX, part[1]))
-    return found
-
-
-class KeyTiles(nl.NKIObject):
-    """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF.
-
-    k_sb [128, heads, slots * stride, lanes], features and marks behind them, 128 rows a slot; v_sb
-    [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
-    is the first one there that counts. ``mask_sb`` [tokens, lanes], if any, is added to the scores
-    of the last tile, a triangle where it is ``causal``.
-    """
-
-    k_sb: nl.NkiTensor
-    v_sb: nl.NkiTensor
-    stride: int
-    tiles: int
-    lanes: int
-    head: int
-    mask_sb: nl.NkiTensor
-    causal: bool
-
-    def of_heads(self, head):
-        """The same for the KV heads from ``head`` on."""
-        stride, tiles, lanes = self.stride, self.tiles, self.lanes
-        k_sb, v_sb, mask_sb = self.k_sb, self.v_sb, self.mask_sb
-        return KeyTiles(k_sb, v_sb, stride, tiles, lanes, head, mask_sb, self.causal)
-
-    def keys(self, head, slot, rows, tile, tiles):
-        """Operand of a product: some tiles of a head's keys, some rows of a slot."""
-        part = nl.ds(slot * self.stride + tile, tiles)
-        return self.k_sb[0:rows, self.head + head, part, 0 : self.lanes]
-
-    def values(self, head, tile):
-        """Values and ones of a tile of a head's keys."""
-        return self.v_sb[0 : self.lanes, tile, self.head + head, :]
-
-
-class NewKeys(nl.NKIObject):
-    """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
-    zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
-    with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
-    The first ``hides`` keys; where it is zero mask_sb is a triangle.
-    """
+class SequenceKeys(nl.NKIObject):
+    """Keys and values of a sequence @ SBUF, filled block by block: k_sb [128, kv_heads, keys] and
+    v_sb [128, keys / 128, kv_heads, D + 1], whole tiles of 128 keys. Augmented rows [AUGMENTED, 1
+    or kv_heads, keys] are part of k_sb where D is 64, a tile of their own where it is 128.
+    ``padded``: their first row hides keys."""
 
     heads: HeadShape
     k_sb: nl.NkiTensor
     v_sb: nl.NkiTensor
-    mask_sb: nl.NkiTensor
-    marks: int
-    hides: bool
+    augmented_sb: nl.NkiTensor
+    padded: bool
 
-    def append(self, start, qk_sb, column, v_sb):
-        """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
-        queries, and values [tokens, kv_heads * D]."""
-        heads, size, tile = self.heads, v_sb.shape[0], start // P_MAX
+    def append(self, position, tokens, qk_sb, column, v_sb):
+        """Keep up to 128 tokens, the sequence's from ``position`` on: keys from a column of qk_sb
+        on, where they lie behind the queries, and values [tokens, kv_heads * D]."""
+        heads, d = self.heads, self.heads.head_dim
         for head in range(heads.kv_heads):
-            nisa.tensor_copy(
-                dst=self.k_sb[0 : heads.head_dim, head, tile, 0:size],
-                src=qk_sb[
-                    heads.lanes(head), heads.q_tiles + heads.stack_of(head), nl.ds(column, size)
-                ],
-            )
-        nisa.tensor_copy(dst=self.v_sb[0:size, tile, :, 0 : heads.head_dim], src=v_sb)
+            tile, columns = heads.q_tiles + heads.stack_of(head), nl.ds(column, tokens)
+            own_sb = self.k_sb[0:d, head, nl.ds(position, tokens)]
+            nisa.tensor_copy(dst=own_sb, src=qk_sb[heads.lanes(head), tile, columns])
+        nisa.tensor_copy(dst=self.v_sb[0:tokens, position // P_MAX, :, 0:d], src=v_sb)
 
-    def seen(self, bank):
-        """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
-        lanes = P_MAX if bank.position else bank.tokens
-        mask_sb = self.mask_sb[0 : bank.tokens, 0:lanes]
-        stride, tiles, causal = self.v_sb.shape[1], bank.position // P_MAX + 1, not self.hides
-        return KeyTiles(self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, causal)
+    def operand(self, head, slot, rows, start, keys):
+        """Rows of a slot of the contraction [rows, keys], keys of a head from ``start`` on."""
+        if slot == 0:
+            return self.k_sb[0:rows, head, nl.ds(start, keys)]
+        return self.augmented_sb[0:rows, 0, nl.ds(start, keys)]
 
 
-def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm):
-    """NewKeys without keys yet; marks and ones are there.
-
-    bias [1, tokens] @ HBM is 0 for keys that count and ``masked`` for others; None: all count.
-    """
-    d, tiles, last = heads.head_dim, math.ceil(tokens / P_MAX), tokens // P_MAX
-    slots, slot, row = len(contraction(d + marks)), d // P_MAX, d % P_MAX
-    k_sb = tile_of((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
-    v_sb = tile_of((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
-    if last < tiles:
-        nisa.memset(dst=k_sb[:, :, last, :], value=0.0)
-        nisa.memset(dst=v_sb[:, last, :, :], value=0.0)
+def sequence_keys(length, heads, dtype, bias_hbm):
+    """SequenceKeys without keys yet. bias [1, length] @ HBM is ``masked`` for keys of left padding,
+    else 0; None: no padding."""
+    d, kv_heads, tiles = heads.head_dim, heads.kv_heads, math.ceil(length / P_MAX)
+    k_sb = tile_of((P_MAX, kv_heads, tiles * P_MAX), dtype)
+    v_sb = tile_of((P_MAX, tiles, kv_heads, d + 1), dtype)
     nisa.memset(dst=v_sb[:, :, :, d : d + 1], value=1.0)
-    if marks:
-        part = nl.ds(slot * tiles, tiles)
-        nisa.memset(dst=k_sb[row : row + MARKS, :, part, :], value=1.0)
-        nisa.memset(dst=k_sb[row : row + 1, :, part, :], value=0.0)
+    if length < tiles * P_MAX:  # the second pass takes whole tiles
+        nisa.memset(dst=k_sb[:, :, length : tiles * P_MAX], value=0.0)
+    if d < P_MAX:
+        augmented_sb, copies = k_sb[d : d + AUGMENTED], kv_heads
+    else:
+        augmented_sb, copies = tile_of((AUGMENTED, 1, tiles * P_MAX), dtype), 1
+    nisa.memset(dst=augmented_sb, value=1.0)
+    nisa.memset(dst=augmented_sb[0:1], value=0.0)
     if bias_hbm is not None:
-        for head in range(heads.kv_heads):
-            for piece in spans(tokens, P_MAX):
-                start, size = piece
-                nisa.dma_copy(
-                    dst=k_sb[row : row + 1, head, slot * tiles + start // P_MAX, 0:size],
-                    src=bias_hbm[:, nl.ds(start, size)],
-                )
-    return NewKeys(heads, k_sb, v_sb, mask_sb, marks, bias_hbm is not None)
+        for head in range(copies):
+            nisa.dma_copy(dst=augmented_sb[0:1, head, 0:length], src=bias_hbm)
+    return SequenceKeys(heads, k_sb, v_sb, augmented_sb, bias_hbm is not None)
 
 
-class Constants(nl.NKIObject):
-    """Tiles that every step reads: zeros [128, 1] fp32, the identity [128, 128], which of n tokens
-    a query is, [n, rows, n], for any number of ``rows`` of queries, and which marks are a tile's,
-    the first and its own, [MARKS, TILES_AT_ONCE] fp32."""
-
-    zero_sb: nl.NkiTensor
-    eye_sb: nl.NkiTensor
-    which_sb: nl.NkiTensor
-    own_sb: nl.NkiTensor
-
-
-def attention_constants(largest, heads, dtype):
-    """Constants for tiles of up to ``largest`` tokens."""
-    most, each = bank_sizes(heads, largest)
-    rows = min(heads.group, most) * min(heads.kv_heads, each)
-    pattern = [[0, rows], [-1, largest]]
-    which_sb = selected((largest, rows, largest), pattern, 1.0, 0.0, dtype)
-    eye_sb = nl.shared_identity_matrix(P_MAX, dtype=dtype)
-    own_sb = selected((MARKS, TILES_AT_ONCE), [[-1, TILES_AT_ONCE]], 1.0, 0.0, FP32, offset=-1)
-    nisa.memset(dst=own_sb[0:1, :], value=1.0)
-    return Constants(filled((P_MAX, 1), 0.0, FP32), eye_sb, which_sb, own_sb)
-
-
-def bank_queries(qk_sb, bank, heads, marks, hides):
-    """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
-    room for so many ``marks``; the first is there where that of the keys ``hides`` some."""
-    d, slots = heads.head_dim, len(contraction(heads.head_dim + marks))
-    slot, row = d // P_MAX, d % P_MAX
-    q_sb = tile_of((P_MAX, slots, bank.rows, bank.tokens), qk_sb.dtype)
-    for at in range(bank.heads):
-        head = bank.head + at
-        tiles = nl.ds(heads.stack_of(head) * heads.group + bank.member, bank.members)
-        nisa.tensor_copy(
-            dst=q_sb[0:d, 0, bank.own(at), :],
-            src=qk_sb[heads.lanes(head), tiles, nl.ds(bank.column, bank.tokens)],
-            engine=nisa.vector_engine,
-        )
-    if hides:
-        nisa.memset(dst=q_sb[row : row + 1, slot, :, :], value=1.0)
-    return q_sb
-
-
-def query_marks(bank):
-    """Marks of a bank's queries: the first, and one for each tile of them."""
-    return 1 + len(bank.tiles())
-
-
-class Marks(nl.NKIObject):
-    """Marks [queries, query_marks] @ SBUF of a bank's queries, 1 and the maxima of each tile
-    negated, on their way into out_sb [query_marks, rows, tokens]."""
-
-    marks_sb: nl.NkiTensor
-    out_sb: nl.NkiTensor
-    bank: ScoreBank
-    constants: Constants
-
-    def finish(self):
-        """A product with the identity, 128 columns for all tiles, brings them from partitions to
-        rows; ScalarE, alone at SBUF, copies these to each tile's queries."""
-        queries, count = self.marks_sb.shape
-        turned_psum = psum_of((count, queries))
-        turned_sb = tile_of((count, queries), self.out_sb.dtype)
-        eye_sb = self.constants.eye_sb[0:queries, 0:queries]
-        nisa.nc_matmul(dst=turned_psum, stationary=self.marks_sb, moving=eye_sb)
-        nisa.tensor_copy(dst=turned_sb, src=turned_psum)
-        tiles = self.bank.tiles()
-        for at in range(len(tiles)):
-            row, members = tiles[at][1], tiles[at][2]
-            nisa.activation(
-                dst=self.out_sb[:, nl.ds(row, members), :],
-                op=nl.copy,
-                data=turned_sb[:, nl.ds(0, members * self.bank.tokens)],
-                bias=self.constants.zero_sb[0:count, :],
-                scale=self.constants.own_sb[0:count, nl.ds(at, 1)],
-            )
-
-
-def score_rows(q_sb, bank, at, keys, start, scores_sb, depth, constants):
-    """Scores of a bank's ``at``-th tile of queries with the tiles of keys from ``start`` on, into
-    scores_sb [queries, tiles, lanes] in their type; ``depth`` features and marks are contracted.
-
-    Queries are stationary here and stand on partitions, 512 keys move.
-    """
-    head, row, count = bank.tiles()[at]
-    tiles, rows = scores_sb.shape[1], nl.ds(row, count)
-    scores_psum = psum_of(scores_sb.shape)
-    for part in contraction(depth):
-        slot, size = part
-        nisa.nc_matmul(
-            dst=scores_psum,
-            stationary=q_sb[0:size, slot, rows, :],
-            moving=keys.keys(head, slot, size, start, tiles),
-        )
-    if keys.mask_sb is not None and start + tiles == keys.tiles:
-        which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
-        last_psum = scores_psum[:, tiles - 1, :]
-        nisa.nc_matmul(dst=last_psum, stationary=which_sb, moving=keys.mask_sb)
-    zero_sb = constants.zero_sb[0 : count * bank.tokens, :]
-    nisa.activation(dst=scores_sb, op=nl.copy, data=scores_psum, bias=zero_sb)
-
-
-def score_tile(q_sb, bank, head, keys, tile, head_dim, constants):
-    """Products of one tile of keys with the queries of a bank's ``head``-th head, marks included ->
-    [lanes, members, tokens] @ PSUM; a triangle waits for the weights."""
-    scores_psum = psum_of((keys.lanes, bank.members, bank.tokens))
-    for part in contraction(head_dim + query_marks(bank)):
-        slot, size = part
-        nisa.nc_matmul(
-            dst=scores_psum,
-            stationary=keys.keys(head, slot, size, tile, 1),
-            moving=q_sb[0:size, slot, bank.own(head), :],
-        )
-    if keys.mask_sb is not None and not keys.causal and tile + 1 == keys.tiles:
-        which_sb = constants.which_sb[0 : bank.tokens, bank.own(head), 0 : bank.tokens]
-        nisa.nc_matmul(dst=scores_psum, stationary=keys.mask_sb, moving=which_sb)
-    return scores_psum
-
-
-def weighted_scores(q_sb, bank, keys, start, tiles, head_dim, constants):
-    """exp(scale * (score - maximum)) of a bank's queries with some tiles of keys -> [lanes, tiles,
-    rows, tokens] @ SBUF."""
-    weights_sb = tile_of((keys.lanes, tiles, bank.rows, bank.tokens), q_sb.dtype)
-    zero_sb, scale = constants.zero_sb[0 : keys.lanes, :], score_scales(head_dim)[1]
-    for tile in range(tiles):
-        for head in range(bank.heads):
-            scores_psum = score_tile(q_sb, bank, head, keys, start + tile, head_dim, constants)
-            own_sb = weights_sb[:, tile, bank.own(head), :]
-            nisa.activation(dst=own_sb, op=nl.exp, data=scores_psum, bias=zero_sb, scale=scale)
-    if keys.causal and start + tiles == keys.tiles:
-        # GpSimdE: 662 cycles, beside TensorE, which would take 576
-        own_sb = weights_sb[:, tiles - 1, :, :]
-        nisa.affine_select(
-            dst=own_sb,
-            pattern=[[0, bank.rows], [1, bank.tokens]],  # token - lane against 0
-            channel_multiplier=-1,
-            on_true_tile=own_sb,
-            on_false_value=0.0,
-            cmp_op=nl.greater_equal,
-        )
-    return weights_sb
-
-
-def weighted_rows(scores_sb, neg_max_sb, start, tiles, head_dim):
-    """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF, and
-    in their order."""
-    weights_sb = tile_of((scores_sb.shape[0], tiles, scores_sb.shape[2]), scores_sb.dtype)
-    own_sb, scale = scores_sb[:, nl.ds(start, tiles), :], score_scales(head_dim)[1]
-    nisa.activation(dst=weights_sb, op=nl.exp, data=own_sb, bias=neg_max_sb, scale=scale)
-    return weights_sb
-
-
-def new_sums(bank, head_dim):
-    """Tiles for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM: as many tiles of
-    queries as share a bank, where all are equally large."""
-    tiles, found = len(bank.tiles()), []
-    for part in spans(tiles, sums_a_tile(head_dim + 1) if bank.even() else 1):
-        found.append(psum_of((bank.queries, part[1], head_dim + 1)))
+def contraction(rows):
+    """(slot, rows) of the products that contract so many rows of features and augmented ones."""
+    found = []
+    for piece in spans(rows, P_MAX):
+        found.append((piece[0] // P_MAX, piece[1]))
     return found
 
 
-def sum_of(sums, at, queries):
-    """The ``at``-th tile of so many queries among those of a bank, [queries, D + 1]."""
-    each = sums[0].shape[1]
-    return sums[at // each][0:queries, at % each, :]
+class Constants(nl.NKIObject):
+    """Tiles that all groups read: zeros [128, 1] fp32, the identity [128, 128], the triangle of 128
+    tokens with themselves [128, 128], and which augmented rows are a head's, the first and its own,
+    [AUGMENTED, GROUP_HEADS] fp32."""
+
+    zero_sb: nl.NkiTensor
+    eye_sb: nl.NkiTensor
+    triangle_sb: nl.NkiTensor
+    own_sb: nl.NkiTensor
 
 
-def inverse_of(inverses, at, queries):
-    """The same of the reciprocals of its sums of weights, [queries, 1]."""
-    each = inverses[0].shape[1]
-    return inverses[at // each][0:queries, nl.ds(at % each, 1)]
+def prompt_constants(dtype):
+    """Constants, made on chip: a load would take its turn in the queues of DMA."""
+    eye_sb = nl.shared_identity_matrix(P_MAX, dtype=dtype)
+    pattern, visible = [[-1, P_MAX]], nl.greater_equal
+    triangle_sb = selected((P_MAX, P_MAX), pattern, 0.0, masked(dtype), dtype, visible)
+    own_sb = selected((AUGMENTED, GROUP_HEADS), [[-1, GROUP_HEADS]], 1.0, 0.0, FP32, offset=-1)
+    nisa.memset(dst=own_sb[0:1, :], value=1.0)
+    return Constants(filled((P_MAX, 1), 0.0, FP32), eye_sb, triangle_sb, own_sb)
 
 
-def context_rows(bank, leaves_lanes, dtype):
-    """Tiles [queries, 128] @ SBUF for the contexts of a stack; zeros where it lacks a head."""
-    rows = []
-    for part in bank.together():
-        rows.append(tile_of((part[1] * bank.tokens, P_MAX), dtype))
-        if leaves_lanes:
-            nisa.memset(dst=rows[-1], value=0.0)
-    return rows
+class GroupAttention(nl.NKIObject):
+    """Attention of a group: ``tokens`` columns of qk_sb from ``column`` on, the sequence's tokens
+    from ``position`` on, in ``count`` query heads from ``first`` on of those of a KV ``head``.
 
+    q_sb [128, slots, count, tokens] and maxima_sb [tokens, count, spans of keys] @ SBUF; sums, each
+    [tokens, heads, D + 1] fp32 @ PSUM, of as many heads as share a tile; rows_sb [tokens, count,
+    128] @ SBUF, one for the KV heads of a tile of qk_sb.
+    """
 
-class StackContexts(nl.NKIObject):
-    """Contexts of a stack of heads, ``rows`` are tiles [queries, 128] @ SBUF, on their way into
-    their tiles of context_sb [128, tiles, T], from ``first`` on."""
-
-    rows: list
-    bank: ScoreBank
-    first: int
-    context_sb: nl.NkiTensor
-
-    def finish(self):
-        """Contexts come with queries on partitions, and turn round for all heads of the stack."""
-        bank, parts = self.bank, self.bank.together()
-        turned_psum = turned_of((P_MAX, bank.members * bank.tokens), self.context_sb.dtype)
-        for k in range(len(parts)):
-            columns = nl.ds(parts[k][0] * bank.tokens, parts[k][1] * bank.tokens)
-            nisa.nc_transpose(dst=turned_psum[:, columns], data=self.rows[k])
-        tiles = nl.ds(self.first + bank.member, bank.members)
-        columns = nl.ds(bank.column, bank.tokens)
-        nisa.tensor_copy(dst=self.context_sb[:, tiles, columns], src=turned_psum)
-
-
-class QueryGroup(nl.NKIObject):
-    """``banks`` of a tile of tokens and a set of KV heads, and the keys that they see: ``blocks``
-    that come from HBM (ScratchTiles), then ``new`` ones. Queries are in qk_sb, contexts go to
-    context_sb [128, tiles, T]. Of the heads of a stack the banks follow each other."""
-
-    banks: list
-    blocks: list
-    new: NewKeys
-    qk_sb: nl.NkiTensor
+    keys: SequenceKeys
     constants: Constants
-    context_sb: nl.NkiTensor
     later: Later
+    qk_sb: nl.NkiTensor
+    column: int
+    position: int
+    tokens: int
+    head: int
+    first: int
+    count: int
+    rows_sb: nl.NkiTensor
 
     def __post_init__(self):
-        self.head_dim = self.new.heads.head_dim
-        self.parts = len(self.blocks) + 1  # of the keys
-        self.held_part, self.held = -1, None  # the block that was loaded last
+        heads, dtype, self.visible = self.keys.heads, self.qk_sb.dtype, self.position + self.tokens
+        slots = len(contraction(heads.head_dim + AUGMENTED))
+        passes = len(spans(self.visible, MOVING_MAX))
+        self.q_sb = tile_of((P_MAX, slots, self.count, self.tokens), dtype)
+        self.maxima_sb = tile_of((self.tokens, self.count, passes), dtype)
+        self.sums, self.augmented = [], 0  # the number of what is left of its augmented rows
 
-    def sizes(self, part, bank):
-        """(tiles, lanes) of a part of the keys that a bank sees."""
-        keys = self.new.seen(bank) if part + 1 == self.parts else self.blocks[part]
-        return keys.tiles, keys.lanes
+    def part(self, lanes):
+        """These partitions of its tiles of qk_sb [lanes, count, tokens]."""
+        heads = self.keys.heads
+        tiles = nl.ds(heads.stack_of(self.head) * heads.group + self.first, self.count)
+        return self.qk_sb[lanes, tiles, nl.ds(self.column, self.tokens)]
 
-    def spans(self, part, bank):
-        """(first, count) of its tiles whose scores with 128 queries share a bank."""
-        tiles, lanes = self.sizes(part, bank)
-        return spans(tiles, MOVING_MAX // lanes)
+    def begin(self):
+        """Queries apart from the other head of their tiles, in the rows of its keys."""
+        d, lanes = self.keys.heads.head_dim, self.keys.heads.lanes(self.head)
+        own_sb, engine = self.part(lanes), nisa.vector_engine
+        nisa.tensor_copy(dst=self.q_sb[0:d, 0, :, :], src=own_sb, engine=engine)
+        if self.keys.padded:  # the first pass contracts the mask, too
+            slot, row = divmod(d, P_MAX)
+            nisa.memset(dst=self.q_sb[row : row + 1, slot, :, :], value=1.0)
 
-    def columns(self, part, bank):
-        """Such spans of the parts before this one."""
-        found = 0
-        for before in range(part):
-            found += len(self.spans(before, bank))
+    def first_pass(self):
+        """Steps: (query head, number of a span of up to 512 visible keys, its start, its keys)."""
+        found, pieces = [], spans(self.visible, MOVING_MAX)
+        for at in range(self.count):
+            for n in range(len(pieces)):
+                found.append((at, n, pieces[n][0], pieces[n][1]))
         return found
 
-    def keys(self, part, bank, values):
-        """KeyTiles of a part, with ``values`` or without."""
-        if part + 1 == self.parts:
-            return self.new.seen(bank)
-        if self.held_part != (part, values):
-            self.held_part, self.held = (part, values), self.blocks[part].load(values)
-        return self.held.of_heads(bank.head - self.banks[0].head)
+    def score(self, step):
+        """Scores of a query head with a span of keys [tokens, keys], and their maxima."""
+        at, n, start, keys = step
+        tokens, c, dtype = self.tokens, self.constants, self.q_sb.dtype
+        scores_psum, scores_sb = psum_of((tokens, keys)), tile_of((tokens, keys), dtype)
+        for part in contraction(self.keys.heads.head_dim + int(self.keys.padded)):
+            slot, rows = part
+            q_sb = self.q_sb[0:rows, slot, at, :]
+            k_sb = self.keys.operand(self.head, slot, rows, start, keys)
+            nisa.nc_matmul(dst=scores_psum, stationary=q_sb, moving=k_sb)
+        last = start + keys == self.visible
+        if last:  # its own keys, of which a token sees those up to itself
+            own_psum, triangle_sb = scores_psum[:, keys - tokens : keys], c.triangle_sb
+            eye_sb, triangle_sb = c.eye_sb[0:tokens, 0:tokens], triangle_sb[0:tokens, 0:tokens]
+            nisa.nc_matmul(dst=own_psum, stationary=eye_sb, moving=triangle_sb)
+        zero_sb = c.zero_sb[0:tokens, :]
+        nisa.activation(dst=scores_sb, op=nl.copy, data=scores_psum, bias=zero_sb)
+        found_sb = self.maxima_sb[:, at, nl.ds(n, 1)]
+        nisa.tensor_reduce(dst=found_sb, op=nl.maximum, data=scores_sb, axis=1)
+        if last and at + 1 == self.count:
+            columns_sb = filled((tokens, 1 + self.count), 1.0, dtype)
+            maxima_sb, lowest_sb = self.maxima_sb, columns_sb[:, nl.ds(1, self.count)]
+            nisa.tensor_reduce(dst=lowest_sb, op=nl.maximum, data=maxima_sb, axis=2, negate=True)
+            self.augmented = self.later.leave(AugmentedRows(self, columns_sb))
 
-
-class MaximaPass(nl.NKIObject):
-    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima that its
-    steps found [queries, tiles, steps] @ SBUF, and the number of what is left of its marks; or,
-    where the second pass turns scores, these and their negated maximum."""
-
-    group: QueryGroup
-    q_sb: list
-    maxima_sb: list
-    marked: list
-    scores: list
-    neg_max: list
-
-    def steps(self):
-        """(part of the keys, bank, tile of its queries, first tile of keys, tiles, column of the
-        maxima)."""
-        group, found = self.group, []
-        for part in range(group.parts):
-            for n in range(len(group.banks)):
-                pieces = group.spans(part, group.banks[n])
-                first = group.columns(part, group.banks[n])
-                for at in range(len(group.banks[n].tiles())):
-                    for k in range(len(pieces)):
-                        found.append((part, n, at, pieces[k][0], pieces[k][1], first + k))
+    def second_pass(self):
+        """Work: tiles of 128 visible keys."""
+        found = []
+        for tile in range(math.ceil(self.visible / P_MAX)):
+            found.append((self, tile))
         return found
 
-    def run(self, step):
-        """One bank of PSUM: scores of up to 128 queries with up to 512 keys, and their maxima;
-        behind the last, the marks of its queries."""
-        part, n, at, start, tiles, column = step
-        group, bank, new, d = self.group, self.group.banks[n], self.group.new, self.group.head_dim
-        keys, depth = group.keys(part, bank, False), d + int(new.hides)
-        queries, dtype = bank.tiles()[at][2] * bank.tokens, new.k_sb.dtype
-        if new.marks:
-            scores_sb = tile_of((queries, tiles, keys.lanes), dtype)
-            score_rows(self.q_sb[n], bank, at, keys, start, scores_sb, depth, group.constants)
-            found_sb = self.maxima_sb[n][0:queries, at, nl.ds(column, 1)]
-            nisa.tensor_reduce(dst=found_sb, op=nl.maximum, data=scores_sb, axis=(1, 2))
-            if column + 1 == self.maxima_sb[n].shape[2] and at + 1 == len(bank.tiles()):
-                self.mark(n)
-            return
-        if start == 0:
-            self.scores[n][at] = tile_of((queries, keys.tiles, keys.lanes), dtype)
-        part_sb = self.scores[n][at][:, nl.ds(start, tiles), :]
-        score_rows(self.q_sb[n], bank, at, keys, start, part_sb, depth, group.constants)
-        if start + tiles == keys.tiles:
-            flat_sb = self.scores[n][at].reshape((queries, keys.tiles * keys.lanes))
-            self.neg_max[n][at] = negated_maximum(flat_sb, score_scales(d)[1])
+    def run(self, tile):
+        """exp(scale * (score - maximum)) of a tile of keys; what they weigh is left for later."""
+        self.later.settle(self.augmented)
+        d, start = self.keys.heads.head_dim, tile * P_MAX
+        shape = (P_MAX, self.count, self.tokens)
+        scores_psum, weights_sb = psum_of(shape), tile_of(shape, self.q_sb.dtype)
+        for part in contraction(d + 1 + self.count):
+            slot, rows = part
+            k_sb, q_sb = self.keys.operand(self.head, slot, rows, start, P_MAX), self.q_sb
+            nisa.nc_matmul(dst=scores_psum, stationary=k_sb, moving=q_sb[0:rows, slot, :, :])
+        zero_sb, scale = self.constants.zero_sb, score_scales(d)[1]
+        nisa.activation(dst=weights_sb, op=nl.exp, data=scores_psum, bias=zero_sb, scale=scale)
+        if start + P_MAX >= self.visible:  # weights of keys behind a token may be infinite
+            nisa.affine_select(
+                dst=weights_sb,
+                pattern=[[0, self.count], [1, self.tokens]],  # token - key against 0
+                channel_multiplier=-1,
+                on_true_tile=weights_sb,
+                on_false_value=0.0,
+                cmp_op=nl.greater_equal,
+            )
+        self.later.leave(WeightedValues(self, tile, weights_sb))
 
-    def mark(self, n):
-        """Leaves the second marks of a bank's queries, from the maxima of all parts."""
-        bank, maxima_sb, d = self.group.banks[n], self.maxima_sb[n], self.group.head_dim
-        queries, tiles, row = maxima_sb.shape[0], len(bank.tiles()), d % P_MAX
-        lowest_sb = tile_of((queries, tiles), maxima_sb.dtype)
-        nisa.tensor_reduce(dst=lowest_sb, op=nl.maximum, data=maxima_sb, axis=2, negate=True)
-        marks_sb = filled((queries, 1 + tiles), 1.0, maxima_sb.dtype)
-        nisa.tensor_copy(dst=marks_sb[:, nl.ds(1, tiles)], src=lowest_sb)
-        out_sb = self.q_sb[n][row : row + query_marks(bank), d // P_MAX, :, :]
-        marks = Marks(marks_sb, out_sb, bank, self.group.constants)
-        self.marked[n] = self.group.later.leave(marks)
+    def add(self, tile, weights_sb):
+        """Weights of a tile of keys times its values and ones into the sums; behind the last tile
+        contexts leave them."""
+        start, each = tile * P_MAX, sums_a_tile(self.keys.heads.head_dim + 1)
+        if tile == 0:
+            for part in spans(self.count, each):
+                self.sums.append(psum_of((self.tokens, part[1], self.keys.heads.head_dim + 1)))
+        keys = min(P_MAX, self.visible - start)
+        values_sb = self.keys.v_sb[0:keys, tile, self.head, :]
+        for at in range(self.count):
+            own_psum, own_sb = self.sums[at // each][:, at % each, :], weights_sb[0:keys, at, :]
+            nisa.nc_matmul(dst=own_psum, stationary=own_sb, moving=values_sb)
+        if start + P_MAX >= self.visible:
+            self.divide(each)
 
-
-def maxima_pass(group):
-    """The MaximaPass of a group, its queries in place."""
-    q_sb, maxima_sb, scores, neg_max, new = [], [], [], [], group.new
-    for bank in group.banks:
-        tiles = bank.tiles()
-        q_sb.append(bank_queries(group.qk_sb, bank, new.heads, new.marks, new.hides))
-        shape = (bank.queries, len(tiles), group.columns(group.parts, bank))
-        maxima_sb.append(tile_of(shape, new.k_sb.dtype))
-        if not bank.even():  # a tile has fewer queries
-            nisa.memset(dst=maxima_sb[-1], value=0.0)
-        scores.append([None] * len(tiles))
-        neg_max.append([None] * len(tiles))
-    return MaximaPass(group, q_sb, maxima_sb, [0] * len(q_sb), scores, neg_max)
-
-
-class WeightsPass(nl.NKIObject):
-    """Second pass: for each bank the sums of blocks ``before`` @ SBUF, and those being added @
-    PSUM."""
-
-    first: MaximaPass
-
-    def __post_init__(self):
-        self.before, self.sums = [None] * len(self.first.q_sb), [None] * len(self.first.q_sb)
-
-    def steps(self):
-        """(part of the keys, bank, first tile of keys, tiles, tile of its queries or None for
-        all)."""
-        group, found = self.first.group, []
-        for part in range(group.parts):
-            for n in range(len(group.banks)):
-                bank = group.banks[n]
-                tiles = group.sizes(part, bank)[0]
-                if group.new.marks:
-                    for span in spans(tiles, MOVING_MAX // (bank.rows * bank.tokens)):
-                        found.append((part, n, span[0], span[1], None))
-                    continue
-                rows = bank.tiles()
-                for at in range(len(rows)):
-                    for span in spans(tiles, MOVING_MAX // (rows[at][2] * bank.tokens)):
-                        found.append((part, n, span[0], span[1], at))
-        return found
-
-    def run(self, step):
-        """The weights of one bank of PSUM; what they do is left for later."""
-        part, n, start, tiles, at = step
-        first, group = self.first, self.first.group
-        bank, d = group.banks[n], group.head_dim
-        keys, later = group.keys(part, bank, True), group.later
-        if at is None:
-            later.settle(first.marked[n])
-            q_sb, constants = first.q_sb[n], group.constants
-            weights_sb = weighted_scores(q_sb, bank, keys, start, tiles, d, constants)
-            later.leave(WeightedValues(weights_sb, self, keys, step))
-        else:
-            weights_sb = weighted_rows(first.scores[n][at], first.neg_max[n][at], start, tiles, d)
-            later.leave(TurnedWeights(weights_sb, self, keys, step))
-
-    def begin_part(self, n):
-        """The sums of a bank for a part of the keys."""
-        self.sums[n] = new_sums(self.first.group.banks[n], self.first.group.head_dim)
-
-    def add(self, weights_sb, n, at, keys, start):
-        """Weights [lanes, tiles, rows, tokens] of the ``at``-th tile of a bank's queries times the
-        values and ones of the keys of tiles from ``start`` on."""
-        bank = self.first.group.banks[n]
-        head, row, count = bank.tiles()[at]
-        sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
-        for tile in range(weights_sb.shape[1]):
-            own_sb, values_sb = weights_sb[:, tile, :, :], keys.values(head, start + tile)
-            nisa.nc_matmul(dst=sums_psum, stationary=own_sb, moving=values_sb)
-
-    def end_part(self, part, n):
-        """Behind the last part and bank, the contexts of all."""
-        group = self.first.group
-        if len(group.blocks) > 0:
-            self.keep(n)
-        if part + 1 == group.parts and n + 1 == len(group.banks):
-            self.divide()
-
-    def divide(self):
-        """Divides sums by those of the weights, and leaves the contexts."""
-        group, heads, rows = self.first.group, self.first.group.new.heads, []
-        for n in range(len(group.banks)):
-            bank, parts, inverses = group.banks[n], group.banks[n].together(), []
-            for sums_psum in self.sums[n]:
-                inverses.append(tile_of(sums_psum.shape[0:2], FP32))
-                nisa.reciprocal(dst=inverses[-1], data=sums_psum[:, :, heads.head_dim])
-            for at in range(bank.heads):
-                head = bank.head + at
-                if head % heads.stack == 0:
-                    leaves_lanes = heads.kv_heads - head < heads.stack
-                    rows = context_rows(bank, leaves_lanes, group.context_sb.dtype)
-                for k in range(len(parts)):
-                    tile, queries = at * len(parts) + k, rows[k].shape[0]
-                    nisa.tensor_scalar(
-                        dst=rows[k][:, heads.lanes(head)],
-                        data=sum_of(self.sums[n], tile, queries)[:, 0 : heads.head_dim],
-                        op0=nl.multiply,
-                        operand0=inverse_of(inverses, tile, queries),
-                    )
-                if heads.ends_stack(head):
-                    first = heads.stack_of(head) * heads.group
-                    group.later.leave(StackContexts(rows, bank, first, group.context_sb))
-
-    def keep(self, n):
-        """Adds the sums of a part of the keys to those of the parts before, in SBUF."""
-        kept = []
-        for at in range(len(self.sums[n])):
-            own_psum = self.sums[n][at]
-            kept.append(tile_of(own_psum.shape, FP32))
-            if self.before[n] is None:
-                nisa.tensor_copy(dst=kept[at], src=own_psum)
-            else:
-                before_sb = self.before[n][at]
-                nisa.tensor_tensor(dst=kept[at], data1=own_psum, data2=before_sb, op=nl.add)
-        self.before[n] = self.sums[n] = kept
+    def divide(self, each):
+        """Divides by the sums of weights; behind the last head of a tile of qk_sb, leaves the
+        contexts of all that it holds."""
+        heads, d = self.keys.heads, self.keys.heads.head_dim
+        for n in range(len(self.sums)):
+            sums_psum = self.sums[n]
+            inverse_sb = tile_of(sums_psum.shape[0:2], FP32)
+            nisa.reciprocal(dst=inverse_sb, data=sums_psum[:, :, d])
+            for at in range(sums_psum.shape[1]):
+                nisa.tensor_scalar(
+                    dst=self.rows_sb[:, n * each + at, heads.lanes(self.head)],
+                    data=sums_psum[:, at, 0:d],
+                    op0=nl.multiply,
+                    operand0=inverse_sb[:, nl.ds(at, 1)],
+                )
+        if heads.ends_stack(self.head):
+            self.later.leave(Contexts(self))
 
 
-class TurnedWeights(nl.NKIObject):
-    """Weights of one tile of queries [queries, tiles, lanes] @ SBUF, on their way to WeightedValues
-    with keys on partitions."""
+class AugmentedRows(nl.NKIObject):
+    """Columns [tokens, 1 + count] @ SBUF of a group, ones and the negated maxima of each head, on
+    their way into the augmented rows of its queries."""
 
-    weights_sb: nl.NkiTensor
-    second: WeightsPass
-    keys: KeyTiles
-    step: tuple
+    group: GroupAttention
+    columns_sb: nl.NkiTensor
 
     def finish(self):
-        """TensorE turns the weights round, 128 keys at a time."""
-        queries, tiles, lanes = self.weights_sb.shape
-        turned_psum = turned_of((lanes, tiles, queries), self.weights_sb.dtype)
-        for tile in range(tiles):
-            nisa.nc_transpose(dst=turned_psum[:, tile, :], data=self.weights_sb[:, tile, :])
-        turned_sb = tile_of((lanes, tiles, 1, queries), self.weights_sb.dtype)
+        """A product with the identity, 128 columns for all heads, brings them from partitions to
+        rows; ScalarE copies these to each head's queries, zeros for those of others."""
+        group, c = self.group, self.group.constants
+        tokens, rows = self.columns_sb.shape
+        turned_psum, turned_sb = psum_of((rows, tokens)), tile_of((rows, tokens), group.q_sb.dtype)
+        eye_sb = c.eye_sb[0:tokens, 0:tokens]
+        nisa.nc_matmul(dst=turned_psum, stationary=self.columns_sb, moving=eye_sb)
         nisa.tensor_copy(dst=turned_sb, src=turned_psum)
-        later = self.second.first.group.later
-        later.leave(WeightedValues(turned_sb, self.second, self.keys, self.step))
+        slot, begin = divmod(group.keys.heads.head_dim, P_MAX)
+        for at in range(group.count):
+            nisa.activation(
+                dst=group.q_sb[begin : begin + rows, slot, at, :],
+                op=nl.copy,
+                data=turned_sb,
+                bias=c.zero_sb[0:rows, :],
+                scale=c.own_sb[0:rows, nl.ds(at, 1)],
+            )
 
 
 class WeightedValues(nl.NKIObject):
-    """Weights [lanes, tiles, rows, tokens] @ SBUF of a step of a WeightsPass, on their way to its
-    sums: those of a whole bank, or of one tile of its queries."""
+    """Weights [128 keys, count, tokens] @ SBUF of a group, on their way to its sums."""
 
+    group: GroupAttention
+    tile: int
     weights_sb: nl.NkiTensor
-    second: WeightsPass
-    keys: KeyTiles
-    step: tuple
 
     def finish(self):
-        """Products with the values and ones of the keys; behind the last, the contexts of all."""
-        second, keys = self.second, self.keys
-        part, n, start, tiles, at = self.step
-        rows = second.first.group.banks[n].tiles()
-        if start == 0 and (at is None or at == 0):
-            second.begin_part(n)
-        if at is not None:
-            second.add(self.weights_sb, n, at, keys, start)
-        else:
-            for k in range(len(rows)):
-                own_sb = self.weights_sb[:, :, nl.ds(rows[k][1], rows[k][2]), :]
-                second.add(own_sb, n, k, keys, start)
-        if start + tiles == keys.tiles and (at is None or at + 1 == len(rows)):
-            second.end_part(part, n)
+        self.group.add(self.tile, self.weights_sb)
+
+
+class Contexts(nl.NKIObject):
+    """Contexts in rows_sb of a group, of all heads that share tiles of qk_sb, on their way to the
+    places of their queries."""
+
+    group: GroupAttention
+
+    def finish(self):
+        """TensorE transposes those of all KV heads at once."""
+        group = self.group
+        turned_psum = turned_of((P_MAX, group.count, group.tokens), group.qk_sb.dtype)
+        for at in range(group.count):
+            nisa.nc_transpose(dst=turned_psum[:, at, :], data=group.rows_sb[:, at, :])
+        nisa.tensor_copy(dst=group.part(slice(0, P_MAX)), src=turned_psum)
+
+
+# --- Blocks of a prompt ---------------------------------------------------------------------------
+#
+# While a block of tokens attends, TensorE multiplies the contexts of the block before it with the
+# output's weight and projects the block behind it. Work is a list of (what has a method ``run``,
+# its argument), in the order in which it is issued.
 
 
 def run_all(work):
-    """Does work, a list of (what has a method ``run``, its argument)."""
+    """Work that nothing else is beside."""
     for each in work:
         each[0].run(each[1])
-
-
-def attend(first, following, work):
-    """The second pass of a group, beside it the first of the next one (or None) and other ``work``:
-    steps take turns, since PSUM is granted in order."""
-    second = WeightsPass(first)
-    steps, ahead = second.steps(), []
-    if following is not None:
-        ahead = following.steps()
-    for n in range(len(steps)):
-        second.run(steps[n])
-        for other in step_share(ahead, n, len(steps)):
-            following.run(other)
-        run_all(step_share(work, n, len(steps)))
-
-
-# --- Blocks of tokens -----------------------------------------------------------------------------
 
 
 class Pieces(nl.NKIObject):
@@ -1496,11 +1100,9 @@ class Arrival(nl.NKIObject):
 
 
 class TokenBlock(nl.NKIObject):
-    """A Block on its way through attention: its Arrival, what is projected of it @ SBUF, its
-    context, and the Pieces of the weights of both projections. ``rotated`` is the number of what is
-    left of its last rotation.
-
-    Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
+    """A Block under way: its Arrival, what is projected of it @ SBUF, and the Pieces of the weights
+    of both projections. Contexts take the place of their queries. ``rotated`` is the number of what
+    is left of its last rotation.
     """
 
     block: Block
@@ -1508,25 +1110,23 @@ class TokenBlock(nl.NKIObject):
     arrival: Arrival
     qk_sb: nl.NkiTensor
     v_sb: list
-    context_sb: nl.NkiTensor
     qkv: Pieces
     out: Pieces
     later: Later
 
     def __post_init__(self):
-        self.rotated = 0
+        self.rotated, self.context_sb = 0, self.qk_sb[:, 0 : self.layer.heads.q_tiles, :]
 
-    def run(self, work):
-        """A part of a projection, or two tiles of the output, which are stored together; all of
-        them of few tokens."""
-        at, start, size = work
+    def run(self, at):
+        """A tile of queries, keys or values of all tokens; or, numbered behind these, two tiles of
+        the output, which are stored together, of few tokens all."""
         if at >= self.qkv.tiles:
             self.run_output(at - self.qkv.tiles)
             return
         weight_sb, tile = self.qkv.tile(at)
         p, rotated = self.arrival.p, self.layer.heads.q_tiles + self.layer.heads.stacks
         if at < rotated:
-            rest = rotation(p, weight_sb, tile, self.qk_sb, at, start, size)
+            rest = rotation(p, weight_sb, tile, self.qk_sb, at, 0, self.block.count)
             self.rotated = self.later.leave(rest)
         else:
             value_tile(p, weight_sb, tile, (at - rotated) * P_MAX, self.v_sb)
@@ -1546,25 +1146,39 @@ class TokenBlock(nl.NKIObject):
             nisa.tensor_copy(dst=out_sb[:, n, :], src=out_psum)
         nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
 
-    def queries(self, some):
-        """(self, work) for the queries of a set of KV heads, (first, count)."""
-        heads, found = self.layer.heads, []
-        stop = math.ceil((some[0] + some[1]) / heads.stack) * heads.group
-        for at in range(heads.stack_of(some[0]) * heads.group, stop):
-            for span in even_spans(self.block.count, 256):
-                found.append((self, (at, span[0], span[1])))
-        return found
-
-    def keys_and_values(self):
-        found = []
-        for at in range(self.layer.heads.q_tiles, self.qkv.tiles):
-            found.append((self, (at, 0, self.block.count)))
+    def projections(self):
+        """Work: hidden states and their norm; keys and values, queries."""
+        found, q_tiles = self.arrival.norms(), self.layer.heads.q_tiles
+        for at in range(q_tiles, self.qkv.tiles):
+            found.append((self, at))
+        for at in range(q_tiles):
+            found.append((self, at))
         return found
 
     def outputs(self):
-        found, count = [], self.block.count
-        for at in range(0, self.out.tiles if count > P_MAX else 1, 2):
-            found.append((self, (self.qkv.tiles + at, 0, count)))
+        """Work: tiles of the output."""
+        found = []
+        for at in range(0, self.out.tiles if self.block.count > P_MAX else 1, 2):
+            found.append((self, self.qkv.tiles + at))
+        return found
+
+    def groups(self, sequences, constants):
+        """GroupAttention of all its queries; KV heads of a tile of qk_sb follow each other."""
+        heads, found = self.layer.heads, []
+        for part in self.block.parts():
+            sequence, position, column, tokens = part
+            for stacked in spans(heads.kv_heads, heads.stack):
+                for members in spans(heads.group, GROUP_HEADS):
+                    first, count = members
+                    rows_sb = tile_of((tokens, count, P_MAX), self.qk_sb.dtype)
+                    if stacked[1] < heads.stack:  # lanes without a head
+                        nisa.memset(dst=rows_sb, value=0.0)
+                    for head in range(stacked[0], stacked[0] + stacked[1]):
+                        group = GroupAttention(
+                            sequences[sequence], constants, self.later, self.qk_sb, column,
+                            position, tokens, head, first, count, rows_sb,
+                        )  # fmt: skip
+                        found.append(group)
         return found
 
     def store_keys(self, keys_hbm, values_hbm):
@@ -1582,254 +1196,92 @@ def token_block(block, layer, weights, later):
     given = residual(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
     arrival, count, dtype = Arrival(block, layer, given), block.count, layer.x_hbm.dtype
     qk_sb, v_sb = qkv_tiles(layer.heads, count, arrival.parts, dtype)
-    context_sb = tile_of((P_MAX, layer.heads.q_tiles, count), dtype)
-    qkv, out = weights
-    return TokenBlock(block, layer, arrival, qk_sb, v_sb, context_sb, qkv, out, later)
+    return TokenBlock(block, layer, arrival, qk_sb, v_sb, weights[0], weights[1], later)
 
 
-# --- Prefill --------------------------------------------------------------------------------------
-#
-# Three blocks of tokens are on their way at any time: beside the attention of one, the block before
-# it is multiplied with the output weight, and keys, values and first queries of the next one are
-# projected.
-
-
-class Scratch(nl.NKIObject):
-    """HBM for keys and values of a sequence that is too long for SBUF: k_hbm [kv_heads, D + MARKS,
-    tiles, 128], v_hbm [128, tiles, kv_heads, D + 1]."""
-
-    k_hbm: nl.NkiTensor
-    v_hbm: nl.NkiTensor
-
-    def append(self, tile, new):
-        """Store the NewKeys of a block of tokens, which begins with tile ``tile``."""
-        tiles = new.v_sb.shape[1]
-        part = nl.ds(tile, tiles)
-        for head in range(self.k_hbm.shape[0]):
-            for piece in contraction(self.k_hbm.shape[1]):
-                slot, rows = piece
-                nl.store(
-                    self.k_hbm[head, nl.ds(slot * P_MAX, rows), part, :],
-                    new.k_sb[0:rows, head, nl.ds(slot * tiles, tiles), :],
-                )
-        nl.store(self.v_hbm[:, part, :, :], new.v_sb)
-
-
-def scratch_of(tiles, heads, dtype):
-    """A Scratch for so many tiles of keys."""
-    kv_heads, d = heads.kv_heads, heads.head_dim
-    k_shape, v_shape = (kv_heads, d + MARKS, tiles, P_MAX), (P_MAX, tiles, kv_heads, d + 1)
-    k_hbm = nl.ndarray(k_shape, dtype=dtype, buffer=nl.private_hbm)
-    return Scratch(k_hbm, nl.ndarray(v_shape, dtype=dtype, buffer=nl.private_hbm))
-
-
-class ScratchTiles(nl.NKIObject):
-    """``tiles`` tiles of keys from ``tile`` on, of ``count`` KV heads from ``head`` on."""
-
-    scratch: Scratch
-    head: int
-    count: int
-    tile: int
-    tiles: int
-    lanes: int
-
-    def load(self, values):
-        """-> KeyTiles, with values or without."""
-        k_hbm, v_hbm = self.scratch.k_hbm, self.scratch.v_hbm
-        slots, part = contraction(k_hbm.shape[1]), nl.ds(self.tile, self.tiles)
-        k_sb = tile_of((P_MAX, self.count, len(slots) * self.tiles, P_MAX), k_hbm.dtype)
-        for at in range(self.count):
-            for piece in slots:
-                slot, rows = piece
-                nisa.dma_copy(
-                    dst=k_sb[0:rows, at, nl.ds(slot * self.tiles, self.tiles), :],
-                    src=k_hbm[self.head + at, nl.ds(slot * P_MAX, rows), part, :],
-                )
-        v_sb = nl.load(v_hbm[:, part, nl.ds(self.head, self.count), :]) if values else None
-        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, 0, None, False)
-
-
-def resident(length, heads, marks, dtype):
-    """Whether keys and values of a sequence stay in SBUF."""
-    columns = len(contraction(heads.head_dim + marks)) * P_MAX + heads.head_dim + 1
-    tiles = math.ceil(length / P_MAX)
-    return bytes_of(dtype) * tiles * heads.kv_heads * columns <= RESIDENT_BYTES
-
-
-class Prefill(nl.NKIObject):
-    """A TokenBlock of a prompt and the keys that it sees: the NewKeys of its sequences, and, of a
-    sequence that is too long for SBUF, the ``before`` tokens that are in scratch."""
-
-    tokens: TokenBlock
-    new: list
-    scratch: Scratch
-    before: int
-    constants: Constants
-
-    def __post_init__(self):
-        self.largest = self.constants.which_sb.shape[0]
-        self.sets = head_sets(self.tokens.layer.heads, self.largest)
-        self.first = self.tokens.block.start // self.tokens.block.length  # sequence
-
-    def first_work(self):
-        """Hidden states and their norm, keys and values, queries of the first set of heads."""
-        tokens = self.tokens
-        return tokens.arrival.norms() + tokens.keys_and_values() + tokens.queries(self.sets[0])
-
-    def begin(self):
-        """The first block of all, beside which nothing runs: keys and values, H/128 passes of its
-        tokens for every tile of features, first queries -> the MaximaPass of their maxima."""
-        run_all(self.first_work())
-        self.keep_keys()
-        first = maxima_pass(self.groups()[0])
-        for step in first.steps():
-            first.run(step)
-        return first
-
-    def keep_keys(self):
-        """The block's keys and values, where its queries and those behind it find them."""
-        self.tokens.later.settle(self.tokens.rotated)
-        parts = self.tokens.block.parts()
-        for n in range(len(parts)):
-            sequence, position, column = parts[n][0:3]
-            new, rows_sb = self.new[sequence - self.first], self.tokens.v_sb[n]
-            new.append(position - self.before, self.tokens.qk_sb, column, rows_sb)
-        if self.scratch is not None:
-            self.scratch.append(self.before // P_MAX, self.new[0])
-
-    def groups(self):
-        """QueryGroups, set of heads by set of heads: a tile of tokens at a time."""
-        tokens, found = self.tokens, []
-        for some in self.sets:
-            blocks = []
-            for span in spans(self.before // P_MAX, SCRATCH_TILES):
-                blocks.append(ScratchTiles(self.scratch, some[0], some[1], span[0], span[1], P_MAX))
-            for part in tokens.block.parts():
-                sequence, position, column, size = part
-                at = position - self.before
-                banks = score_banks(some, tokens.layer.heads, self.largest, column, at, size)
-                new = self.new[sequence - self.first]
-                qk_sb, context_sb = tokens.qk_sb, tokens.context_sb
-                constants, later = self.constants, tokens.later
-                found.append(QueryGroup(banks, blocks, new, qk_sb, constants, context_sb, later))
-        return found
-
-
-class Prompt(nl.NKIObject):
-    """What blocks of a prompt share: the ``layer`` and both its weights, the bias [B, S] @ HBM of
-    left padding, or None, the triangle of a tile of tokens with itself, Constants, how many
-    ``marks`` keys have, whether keys and values of a sequence stay in SBUF (``short``), and Pieces
-    of the weights where these stay, an empty list where each block reads them."""
+class PromptAttention(nl.NKIObject):
+    """What the blocks of a prompt share: their layer and both its weights @ HBM, the bias [B, S] of
+    left padding or None, Constants, and the Pieces of weights that stay, an empty list where each
+    block reads its own. ``sequences`` are the SequenceKeys, by number."""
 
     layer: AttentionLayer
     qkv_w_hbm: nl.NkiTensor
     out_w_hbm: nl.NkiTensor
     bias_hbm: nl.NkiTensor
-    causal_sb: nl.NkiTensor
     constants: Constants
-    marks: int
-    short: bool
     kept: list
-    later: Later
 
-    def start(self, block, before):
-        """The Prefill of a block behind that of the block ``before``: its hidden states [128,
-        H/128, count], and room for its keys and values, with those of its sequences, or, of a
-        sequence that is too long, on the way to scratch."""
-        weights, heads, at = self.kept, self.layer.heads, block.start % block.length
+    def __post_init__(self):
+        self.later, self.sequences = Later(), []
+
+    def start(self, block):
+        """The TokenBlock of a Block."""
+        weights = self.kept
         if len(weights) == 0:
             weights = attention_weights(self.layer, self.qkv_w_hbm, self.out_w_hbm, block.count)
-        tokens = token_block(block, self.layer, weights, self.later)
-        if self.short and at > 0:
-            return Prefill(tokens, before.new, None, 0, self.constants)
-        new = self.keys_of(block)
-        if self.short:
-            return Prefill(tokens, new, None, 0, self.constants)
-        if at > 0:
-            scratch = before.scratch
-        else:
-            scratch = scratch_of(math.ceil(block.length / P_MAX), heads, tokens.qk_sb.dtype)
-        return Prefill(tokens, new, scratch, at, self.constants)
+        return token_block(block, self.layer, weights, self.later)
 
-    def output_beside(self, n, last):
-        """The block beside whose attention the output of the ``n``-th is multiplied: the next, or,
-        where its weight and contexts have room to stay, one halfway to the ``last``: later ones
-        attend to more keys, and TensorE would wait for ScalarE."""
-        return n + 1 if len(self.kept) == 0 else (n + last + 2) // 2
+    def keep_keys(self, rows):
+        """Keys and values of a TokenBlock, for its own queries and those behind it."""
+        self.later.settle(rows.rotated)
+        parts, length = rows.block.parts(), rows.block.length
+        for n in range(len(parts)):
+            sequence, position, column, tokens = parts[n]
+            if position == 0:
+                own_hbm = None
+                if self.bias_hbm is not None:
+                    own_hbm = self.bias_hbm[nl.ds(sequence, 1), :]
+                keys = sequence_keys(length, self.layer.heads, rows.qk_sb.dtype, own_hbm)
+                self.sequences.append(keys)
+            self.sequences[sequence].append(position, tokens, rows.qk_sb, column, rows.v_sb[n])
 
-    def keys_of(self, block):
-        """NewKeys for each sequence of a block: of all its tokens, or of the block's part."""
-        first, at = divmod(block.start, block.length)
-        size, begin = (block.length, 0) if self.short else (block.count, at)
-        found, mask_sb = [], self.causal_sb
-        for n in range(first, first + math.ceil(block.count / block.length)):
-            own_hbm = None
-            if self.bias_hbm is not None:
-                own_hbm = self.bias_hbm[nl.ds(n, 1), nl.ds(begin, size)]
-            heads = self.layer.heads
-            found.append(new_keys(size, heads, mask_sb.dtype, mask_sb, self.marks, own_hbm))
-        return found
+    def attend(self, rows, before, behind, waiting):
+        """Attention of a TokenBlock, but for the second pass of its last groups, which come back;
+        ``waiting`` are those of the block ``before``. In turns with it the output of that one and
+        the projections of the one ``behind``, each None where there is none."""
+        groups, projections, outputs = rows.groups(self.sequences, self.constants), [], []
+        if behind is not None:
+            projections = behind.projections()
+        if before is not None:
+            outputs = before.outputs()
+        count = len(groups)
+        lead = max(1, min(LEAD, count // 2))
+        for n in range(count):
+            left = min(len(waiting), lead - 1)
+            ready = waiting[: len(waiting) - left]
+            waiting = waiting[len(ready) :] + [groups[n]]
+            work = step_share(projections, n, count)
+            if behind is not None and n == 0:
+                work = behind.arrival.sums() + work
+            if n >= lead:  # contexts of the block before are complete
+                work = work + step_share(outputs, n - lead, count - lead)
+            take_turns(groups[n], ready, work)
+        if count == lead:
+            run_all(outputs)
+        return waiting
 
 
-def prompt_of(layer, qkv_w_hbm, out_w_hbm, bias_hbm, block):
-    """The Prompt of blocks like this one, the first."""
-    heads, dtype, length = layer.heads, layer.x_hbm.dtype, block.length
-    # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
-    most = min(length, P_MAX)
-    constants = attention_constants(most, heads, dtype)
-    pattern, visible = [[-1, most]], nl.greater_equal
-    causal_sb = selected((most, most), pattern, 0.0, masked(dtype), dtype, visible)
-    # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
-    turned = heads.head_dim == P_MAX and bias_hbm is None
-    marks = 0 if turned and resident(length, heads, 0, dtype) else MARKS
-    short = resident(length, heads, marks, dtype)
-    # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
+def take_turns(group, ready, work):
+    """The first pass of a group; in turns with its steps the second pass of those that are
+    ``ready``, and work. PSUM is granted in the order in which its tiles are first used."""
+    group.begin()
+    steps, second = group.first_pass(), []
+    for other in ready:
+        second = second + other.second_pass()
+    for n in range(len(steps)):
+        group.score(steps[n])
+        run_all(step_share(second, n, len(steps)))
+        run_all(step_share(work, n, len(steps)))
+
+
+def prompt_attention(layer, qkv_w_hbm, out_w_hbm, bias_hbm, block):
+    """The PromptAttention of blocks like this one, the first: both weights stay in SBUF where they
+    fit."""
     kept = []
     if 2 * (qkv_w_hbm.shape[1] + out_w_hbm.shape[1]) <= WEIGHT_BYTES:
         kept = attention_weights(layer, qkv_w_hbm, out_w_hbm, block.count)
-    return Prompt(
-        layer, qkv_w_hbm, out_w_hbm, bias_hbm, causal_sb, constants, marks, short, kept, Later()
-    )
-
-
-def before_last(work, step, steps):
-    """What is to be done beside a step of ``work`` that ends before the last of ``steps`` begins;
-    it is done at once where there is no step before."""
-    if steps > 1:
-        return step_share(work, step, steps - 1)
-    run_all(work)
-    return []
-
-
-def attend_block(prefill, ahead, before, following):
-    """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
-    the outputs of TokenBlocks ``before``, and what the Prefill ``following`` begins with (it may be
-    None). -> the MaximaPass of the first group of that."""
-    tokens, groups, sets, outputs = prefill.tokens, prefill.groups(), prefill.sets, []
-    tiles, steps = len(groups) // len(sets), len(groups)
-    for rows in before:
-        outputs = outputs + rows.outputs()
-    for step in range(steps):
-        n, at = divmod(step, tiles)
-        # what the maxima of the next group read is there before its pass begins: queries of the
-        # next set of heads, and all that the next block begins with
-        work = []
-        if following is not None and step == 0:
-            work = following.tokens.arrival.sums()
-        if n + 1 < len(sets):
-            work = work + before_last(tokens.queries(sets[n + 1]), at, tiles)
-        work = work + step_share(outputs, step, steps)
-        if following is not None:
-            work = work + before_last(following.first_work(), step, steps)
-        first, ahead = ahead, None
-        if step + 1 < steps:
-            tokens.later.settle(tokens.rotated)
-            ahead = maxima_pass(groups[step + 1])
-        elif following is not None:
-            following.keep_keys()
-            ahead = maxima_pass(following.groups()[0])
-        attend(first, ahead, work)
-    return ahead
+    constants = prompt_constants(layer.x_hbm.dtype)
+    return PromptAttention(layer, qkv_w_hbm, out_w_hbm, bias_hbm, constants, kept)
 
 
 # --- Attention of a decode step -------------------------------------------------------------------
@@ -2134,26 +1586,22 @@ def attention_prefill_kernel(
     check_layer(layer, qkv_w_hbm, out_w_hbm)
     assert tokens == batch * length, f"{tokens} tokens are no {batch} sequences of one length"
     blocks = token_blocks(x_hbm.shape[0], tokens, length)
-    prompt = prompt_of(layer, qkv_w_hbm, out_w_hbm, bias_hbm, blocks[0])
-    started, ahead, last = [], None, len(blocks) - 1
-    for n in range(len(blocks) + 1):
-        if n <= last:
+    prompt = prompt_attention(layer, qkv_w_hbm, out_w_hbm, bias_hbm, blocks[0])
+    rows, before, waiting = prompt.start(blocks[0]), None, []
+    run_all(rows.projections())
+    for n in range(len(blocks)):
+        prompt.keep_keys(rows)
+        behind = None
+        if n + 1 < len(blocks):
             # hidden states of the next block [128, H/128, count], behind its first weights
-            started.append(prompt.start(blocks[n], started[n - 1] if n > 0 else None))
-        if n == 0:
-            ahead = started[0].begin()
-            continue
-        # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
-        # and outputs of blocks before
-        before = []
-        for m in range(last):
-            if prompt.output_beside(m, last) == n - 1:
-                before.append(started[m].tokens)
-        following = started[n] if n <= last else None
-        ahead = attend_block(started[n - 1], ahead, before, following)
-        started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
+            behind = prompt.start(blocks[n + 1])
+        waiting = prompt.attend(rows, before, behind, waiting)
+        rows.store_keys(keys_hbm, values_hbm)
+        before, rows = rows, behind
+    for group in waiting:
+        run_all(group.second_pass())
     # the last output [128, H/128, count], a pass for each tile of its context: alone again
-    run_all(started[last].tokens.outputs())
+    run_all(before.outputs())
     if delta_hbm is None:
         return out_hbm, keys_hbm, values_hbm
     return out_hbm, keys_hbm, values_hbm, stream_hbm

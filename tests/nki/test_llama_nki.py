@@ -17,7 +17,7 @@ from neuron_cpu.core.current.subset import _walk as outside_of_the_subset
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, schedule
-from tests.llama.every import llama
+from tests.llama.every import ALONE, llama
 from tests.llama.references import EXACT, TORCH, check_error
 
 BF16 = torch.bfloat16
@@ -91,7 +91,9 @@ def linear(tokens, norm=True, hidden=HIDDEN, features=1024):
 
 def programs(case):
     name, *sides = case
-    return [getattr(m, name).trace(*args) for m, args in zip((llama, llama_nki), sides)]
+    old, new = sides
+    kernel = getattr(ALONE if "prefill" in name else llama, name)
+    return [kernel.trace(*old), getattr(llama_nki, name).trace(*new)]
 
 
 CASES = {
@@ -130,20 +132,6 @@ def test_results_are_equal(name):
     )
     assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
     assert all(torch.isfinite(a).all() and a.any() for a in new)
-
-
-@pytest.mark.parametrize(
-    ("q", "kv", "d", "length", "padding"),
-    [(6, 2, 64, 530, 0), (2, 1, 128, 530, 0), (3, 1, 64, 576, 70)],
-)
-def test_keys_come_back_from_hbm(q, kv, d, length, padding, monkeypatch):
-    for module in (llama, llama_nki):
-        monkeypatch.setattr(module, "RESIDENT_BYTES", 0)
-        monkeypatch.setattr(module.attention_prefill_kernel, "programs", {})
-    case = prefill(q, kv, d, length, padding=padding)
-    tensors = [a for a in case[1] if isinstance(a, torch.Tensor)]
-    old, new = (Plan(p, merge_loops=False).run(tensors) for p in programs(case))
-    assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
 
 
 @pytest.mark.parametrize(
