@@ -45,7 +45,8 @@ from rich.table import Table  # noqa: E402
 import llama  # noqa: E402
 import llama_extended  # noqa: E402
 from harness import console  # noqa: E402
-from harness.figures.estimate import Estimator, record  # noqa: E402
+from harness.figures import tracing  # noqa: E402
+from harness.figures.estimate import Estimator, events_of  # noqa: E402
 from harness.figures.graphs import CHUNK, DECODE, PREFILL  # noqa: E402
 from harness.inputs.chunks import (  # noqa: E402
     LONGEST_PREFILL,
@@ -250,7 +251,7 @@ def estimate(
         key = call.submodel, bucket
         if key not in known:
             told(f"{row.name}: {call.submodel}, bucket {bucket}")
-            events = record(model, wrapper, bucket)
+            events = events_of(tracing.record(model, wrapper, bucket, Path(tempfile.gettempdir())))
             graph = estimator.graph(*key, row.batch, events)
             programs = (event.program for _, event in events if event.program is not None)
             known[key] = graph.latency_ns, sum(len(program) for program in programs)
