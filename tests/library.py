@@ -342,7 +342,7 @@ def table(outcomes: dict[str, dict], commit: str, target: str) -> str:
         by_test.setdefault(path.removeprefix("test_"), collections.Counter())[kind] += 1
         if kind in ("refused", "wrong", "exception", "limit"):
             what = re.sub(r"/\S*/(\w+\.py)", r"\1", one["what"])
-            others[f"{path}: {kind} {one['rule']}: {what[:160]}".replace("|", "/")] += 1
+            others[f"{path}: {kind} {one.get('rule', '')}: {what[:160]}".replace("|", "/")] += 1
     total = sum(by_test.values(), collections.Counter())
     apart = ("assertion", "skipped", "unreferenced")
     allowed = sum(count for kind, count in total.items() if kind not in apart)
