@@ -142,6 +142,17 @@ MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 # head dimension D of 64 holds one query head of each of two KV heads (HeadShape), so that both
 # halves do the same work.
 #
+# A linear layer of 512 hidden features on 128 tokens takes four passes for each tile of 128 output
+# features, one for each k. All are added up in one bank of PSUM:
+#
+#     weight_sb[:, tile, k, :]          x_sb[:, k, :]                  products(..)[:, tile, :]
+#     0   +- 128 output features -+     0   +--- 128 tokens ---+       0   +- 128 tokens -+
+#         | rows of the weight    |         | hidden feature   |           | output       |
+#         | that meet feature     |  and    | 4 p + k on       |  make     | feature p of |
+#         | 4 p + k on p          |         | partition p      |           | this tile    |
+#     127 +-----------------------+     127 +------------------+       127 +--------------+
+#        stationary                        moving
+#
 # Element [p, (tile, k, n)] of a kernel weight is W[tile * 128 + n, k * 128 + p]: a partition reads
 # any number of neighbouring tiles of 128 output features as one contiguous row of HBM. DMA wants 2
 # KiB or more per row, and loses 1 % at 16 KiB. Prefill and decode read the same weights.
@@ -1547,6 +1558,30 @@ class PromptAttention(NamedTuple):
 # scores: queries stand block by block in a stationary operand that is zero elsewhere (one slot of
 # the contraction per sequence and stack of KV heads), and the slots' products add up in PSUM, and
 # with them the mask: a selection of sequences times the bias of their keys.
+#
+# The example again: one sequence, KV heads A and B of 64 features with two query heads each, 256
+# cached keys. Queries stand where the keys of their head do, and meet zeros of the other one:
+#
+#     q_sb                          k_sb                             scores_sb
+#     0   +--A0--A1---0---0--+     0   +----- 256 keys -----+-1-+    A0 +--- 256 + 1 keys ---+
+#         |   64 features    |         |   64 features of A |new|    A1 | s   s   s  ..    s |
+#     64  +---0---0--B0--B1--+     64  +--------------------+key|    B0 | s   s   s  ..    s |
+#         |   64 features    |         |   64 features of B |   |    B1 | s   s   s  ..    s |
+#     127 +------------------+     127 +--------------------+---+       +--------------------+
+#
+# Rows of scores lie beside each other, so one instruction finds their maxima, and one makes weights
+# of them. A partition of the cache has four neighbouring keys of a head, since a row of DMA is long
+# then: 64 partitions for each head, four tiles of keys. The weights are transposed to those places:
+#
+#     spread_sb, of one tile        v_sb, of one tile             out_psum, sums of four tiles
+#     0   +--A0--A1---0---0--+     0   +---------------+-+        A0 +---------------+---+
+#         |   w   w   0   0  |         |   values of A |1|        A1 |  64 features  |sum|
+#     64  +---0---0--B0--B1--+     64  +---------------+-+        B0 |               |   |
+#         |   0   0   w   w  |         |   values of B |1|        B1 +---------------+---+
+#     127 +------------------+     127 +---------------+-+
+#
+# New keys and values have a product of their own. Rows divided by their sums are transposed to
+# context_sb, a column for each head, where the output's weight contracts them.
 
 
 def cache_runs(length, most=P_MAX):
@@ -1894,6 +1929,12 @@ def decode_step(layer, x_sb, cache, loaded, keys_hbm, values_hbm):
 
 
 # --- MLP ------------------------------------------------------------------------------------------
+#
+# Gate and up multiply the same hidden states and leave inner features on partitions, 128 a tile. So
+# silu(gate) * up lies as down contracts it, and nothing is transposed. Weights are read once for up
+# to TOKEN_CHUNK tokens, whose inner features stay in SBUF: of a rank of Llama-3.2-1B at degree 2
+# these are 32 tiles, 64 bytes of a partition for each token, and its hidden states take 32 more. So
+# 1024 tokens take 96 KiB; wider models pass in chunks of fewer tokens.
 
 
 class InnerTokens(NamedTuple):
