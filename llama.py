@@ -2158,6 +2158,11 @@ ELSEWHERE = (
 class LlamaInferenceConfig(InferenceConfig):
     """The Hugging Face configuration's attributes and a NeuronConfigNKI."""
 
+    covered = (
+        "a Llama with SiLU and heads of 64 or 128, whose prompts and caches SBUF holds, which "
+        "llama_extended.py does not need"
+    )
+
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
         if option(self, "k_cache_transposed"):
@@ -2236,9 +2241,8 @@ def check_kernels(config: LlamaInferenceConfig) -> None:
     for wrong, what in config.lacking():
         if wrong:
             raise ValueError(
-                f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
-                "keys and values only, heads of 256 or an even number up to 128 and a batch "
-                "of at most 128; run without --enable-nki."
+                f"The kernels do not cover {what}, expected {config.covered}; run without "
+                "--enable-nki."
             )
 
 

@@ -52,6 +52,11 @@ class NeuronConfigNKI(llama.NeuronConfigNKI):
 class LlamaInferenceConfig(llama.LlamaInferenceConfig):
     """Any configuration that the files beside this one cover."""
 
+    covered = (
+        "a Llama with SiLU, biases on queries, keys and values only, heads of 256 or an even "
+        "number up to 128 and a batch of at most 128"
+    )
+
     def check_covered(self) -> None:
         neuron_config, window = self.neuron_config, window_of(self)
         if option(self, "is_eagle_draft"):  # one layer without its first norm is PyTorch's
