@@ -23,6 +23,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import types
 from pathlib import Path
@@ -344,19 +345,22 @@ def table(outcomes: dict[str, dict], commit: str, target: str) -> str:
             what = re.sub(r"/\S*/(\w+\.py)", r"\1", one["what"])
             others[f"{path}: {kind} {one.get('rule', '')}: {what[:160]}".replace("|", "/")] += 1
     total = sum(by_test.values(), collections.Counter())
-    apart = ("assertion", "skipped", "unreferenced")
+    apart = ("assertion", "skipped", "unreferenced", "limit")
     allowed = sum(count for kind, count in total.items() if kind not in apart)
     good = total["right"] + total["negative"]
-    lines = [
-        f"Commit {commit}, {target}, release {os.environ['NEURON_CPU_NKI']}: {good} of {allowed}"
-    ]
-    lines[0] += (
-        f" cases with a reference that its own assertions allow are right ({good / allowed:.1%})."
+    told = (
+        f"Commit {commit}, {target}, release {os.environ['NEURON_CPU_NKI']}: {good} of {allowed} "
+        "cases that have a reference, pass the library's own assertions and stay inside of the "
+        f"limits are right ({good / max(1, allowed):.1%}). {total['limit']} end at a limit of "
+        f"processor time or memory, {total['unreferenced']} run without a reference."
     )
+    lines = textwrap.wrap(told, 118)
     lines += ["", f"| Test | {' | '.join(KINDS)} |", "|---|" + "--:|" * len(KINDS)]
     for name, counts in [*sorted(by_test.items()), ("all", total)]:
         lines.append(f"| {name} | {' | '.join(str(counts[k] or '') for k in KINDS)} |")
-    lines += ["", *(f"- {count} x {what}" for what, count in others.most_common())]
+    lines.append("")
+    for what, count in others.most_common():
+        lines += textwrap.wrap(f"- {count} x {what}", 118, subsequent_indent="  ")
     return "\n".join(lines) + "\n"
 
 
