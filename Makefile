@@ -63,7 +63,7 @@ test-shuffled: setup
 MUTANTS ?= 300
 mutation: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py --sample $(MUTANTS) --write
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --sample $(MUTANTS) --write
 
 # 10 000 inputs at each door of the driver: some minutes.
 fuzz: setup
@@ -95,7 +95,7 @@ library: setup
 # (docs/libraries.md).
 real: setup
 	OMP_NUM_THREADS=1 PUBLIC=$(PUBLIC) $(BIN)/python -m pytest -q tests/real/test_contracts.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/real.py $(PUBLIC) --write
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(PUBLIC) --write
 
 setup: $(VENV)/.ready
 

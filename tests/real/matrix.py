@@ -1,6 +1,6 @@
 """The real NxD and NxD Inference on the stand-in's lower tier: a matrix of features by releases.
 
-`python benchmarks/real.py PUBLIC` (make real PUBLIC=DIR) takes clones of neuronx-distributed and
+`python tests/real/matrix.py PUBLIC` (make real PUBLIC=DIR) takes clones of neuronx-distributed and
 neuronx-distributed-inference below PUBLIC, puts each release's sources and the transformers that it
 pins into the cache, and runs every feature on a seeded model of two layers: this repository's
 submission in PyTorch in fp32 and bf16 and with its kernels, and the library's own Llama in fp32.
@@ -23,7 +23,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from neuron_cpu import libraries  # noqa: E402

@@ -1,4 +1,4 @@
-"""benchmarks/mutation.py: which tests a mutant needs, and where it can be put in memory."""
+"""tests/mutation.py: which tests a mutant needs, and where it can be put in memory."""
 
 from __future__ import annotations
 
@@ -39,9 +39,7 @@ def outer(x, *, low=0):
 
 @pytest.fixture(scope="module")
 def mutation():
-    spec = importlib.util.spec_from_file_location(
-        "mutation", REPOSITORY / "benchmarks" / "mutation.py"
-    )
+    spec = importlib.util.spec_from_file_location("mutation", REPOSITORY / "tests" / "mutation.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["mutation"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

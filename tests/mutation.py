@@ -1,6 +1,6 @@
 """Do the tests notice a wrong character? Seeded mutants of all that is imported (``PARTS``).
 
-    python benchmarks/mutation.py [--sample N] [--seed S] [--only TEXT] [--limit S] [--write]
+    python tests/mutation.py [--sample N] [--seed S] [--only TEXT] [--limit S] [--write]
 
 Cosmic Ray lists every place of the sources that one of ``OPERATORS`` can change; a seeded sample of
 places gets one change each. For each mutant the tests run that execute
