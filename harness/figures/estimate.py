@@ -333,9 +333,11 @@ def _runs(settings: Settings, buckets: dict[str, list[Bucket]]) -> Counter[tuple
     chunk = settings.prefill_chunk
     if CHUNK not in buckets or chunk is None or settings.speculation is not None:
         return Counter()
-    calls = prompt_calls(settings.seq_len, buckets[PREFILL][-1], chunk, buckets[DECODE][-1])
+    longest, most = _new(buckets[PREFILL][-1]), _new(buckets[DECODE][-1])
+    calls = prompt_calls(settings.seq_len, longest, chunk, most)
     return Counter(
-        (tag, next(bucket for bucket in buckets[tag] if bucket >= length)) for tag, length in calls
+        (tag, next(bucket for bucket in buckets[tag] if _new(bucket) >= length))
+        for tag, length in calls
     )
 
 

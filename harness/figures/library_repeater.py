@@ -83,8 +83,9 @@ class Tap:
         own, nodes = dict(values), self._tape.nodes[call.nodes[0] : call.nodes[1]]
         for node in nodes:
             target = node.arguments[0][0] if node.writes and node.arguments[0] else None
-            if getattr(target, "number", None) in own:  # the run itself goes on from its own
-                own[target.number] = own[target.number].clone()
+            number = getattr(target, "number", None)
+            if number in own:  # the run itself goes on from its own
+                own[number] = own[number].clone()
         for ref, tensor in zip(call.given, given):
             own[ref.number] = tensor.to(own[ref.number].dtype)
         for node in nodes:
@@ -109,8 +110,8 @@ def handed_on(seen: Seen, name: Name) -> list[Name]:
         if other == name:
             break
         given, made = seen.given.get(other), seen.made[other]
-        same = bool(given and made) and given[0].shape == made[0].shape
-        before = [*before, other] if same and torch.equal(given[0], made[0]) else []
+        same = given and made and given[0].shape == made[0].shape
+        before = [*before, other] if same and given and torch.equal(given[0], made[0]) else []
     return before
 
 
@@ -148,7 +149,9 @@ def errors(
 
 def handed_on_itself(seen: Seen, name: Name) -> bool:
     given, made = seen.given.get(name), seen.made[name]
-    return bool(given) and given[0].shape == made[0].shape and torch.equal(given[0], made[0])
+    if not given:
+        return False
+    return given[0].shape == made[0].shape and torch.equal(given[0], made[0])
 
 
 def _graphs(host: Host, role: Role) -> Any:

@@ -49,10 +49,10 @@ def _of_lines_that_fit(loads: list[Instruction], room: int) -> list[Instruction]
     """The loads of lines whose distinct tiles fit together, most repeated lines first."""
     lines: dict[Source | None, dict[Key, list[Instruction]]] = {}
     for instruction in loads:
-        line = lines.setdefault(instruction.source, {})
-        line.setdefault(key(instruction), []).append(instruction)
+        tiles = lines.setdefault(instruction.source, {})
+        tiles.setdefault(key(instruction), []).append(instruction)
     found: set[Source | None] = set()
-    repeats = {line: sum(map(len, tiles.values())) - len(tiles) for line, tiles in lines.items()}
+    repeats = {line: sum(map(len, own.values())) - len(own) for line, own in lines.items()}
     for line in sorted(lines, key=repeats.__getitem__, reverse=True):
         size = sum(runs[0].dst[0].storage.tile_bytes for runs in lines[line].values())
         if repeats[line] and size <= room:
