@@ -99,6 +99,7 @@ def neuron_dtypes() -> types.ModuleType:
         return dtypes.to_dtype(dtype).is_float if np.dtype(dtype).itemsize < 8 else True
 
     made.static_cast, made.is_float_type = static_cast, is_float_type
+    made.sizeinbytes = lambda dtype: np.dtype(dtype).itemsize
     return made
 
 
