@@ -256,7 +256,8 @@ def generate(
         options["min_new_tokens"] = new_tokens
     if greedy:
         options["do_sample"] = False
-    if not scores and not settings.on_device_sampling and settings.speculation is None:
+    answers = settings.mode in ("generate", "chat")  # others look for NaN themselves, and where
+    if answers and not settings.on_device_sampling and settings.speculation is None:
         options["logits_processor"] = LogitsProcessorList([_Numbers()])
     if scores:
         options.update(return_dict_in_generate=True, output_scores=True)

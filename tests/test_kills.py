@@ -1,0 +1,139 @@
+"""Commands that are killed at random moments: nothing lost, nothing left, the next start right."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu import suite
+from neuron_cpu.processes import limits
+from tests.conftest import REPOSITORY
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(not os.path.exists("/proc"), reason="children are found in /proc"),
+]
+TIMES = 20
+SHAPE = ["--seq-len", "128", "--compiled-model-path", "compiled"]
+KERNEL = REPOSITORY / "neuron_cpu" / "suite" / "level1" / "gelu.py"
+TUNED = """
+import time
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+@nki.jit
+def kernel(x_hbm, width=64, wait=0):
+    time.sleep(wait)
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    for column in range(0, x_hbm.shape[1], width):
+        nl.store(out_hbm[:, column : column + width], nl.load(x_hbm[:, column : column + width]))
+    return out_hbm
+"""
+
+
+def commands(model: Path) -> dict[str, list[object]]:
+    """What is killed; each runs in a folder of its own."""
+    driver = [REPOSITORY / "main.py", "--model-path", model, *SHAPE]
+    tuned = ["tuned.py:kernel", "--arg", "128x512:bf16", "--jobs", "2", "--resume", "f.json"]
+    waits = "wait=" + ",".join(str(n / 100) for n in range(12))
+    return {
+        "compile": [*driver, "--mode", "compile"],
+        "test.py": [REPOSITORY / "test.py", "--model-path", model, *SHAPE, "--limit", "2"],
+        "evaluate_all": [*driver, "--mode", "evaluate_all", "--limit", "1"],
+        "serve": [*driver, "--mode", "serve", "--port", "0"],
+        "judge": ["-m", "neuron_cpu", "judge", "answers", "--only", "gelu", "--json", "f.json"],
+        "tune": ["-m", "neuron_cpu", "tune", *tuned, "--json", "f.json", "--space", waits],
+        "calibrate": ["benchmarks/calibrate.py", "--write"],
+    }
+
+
+def begun(command: list[object], folder: Path) -> subprocess.Popen:
+    if command[0] == "benchmarks/calibrate.py":
+        folder = folder / "checkout"
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)], cwd=folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(folder / "cache")},
+    )  # fmt: skip
+
+
+def whole(name: str, command: list[object], folder: Path) -> float:
+    """A run to its end, and the seconds that it took; a server is ended in order."""
+    started = time.monotonic()
+    process = begun(command, folder)
+    if name == "serve":
+        while not list(folder.glob("compiled/*/driver.json")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(2)
+        process.terminate()
+    assert process.wait(600) == 0
+    return time.monotonic() - started
+
+
+def descendants(process: int) -> list[int]:
+    found = limits.children(process)
+    return [*found, *(one for child in found for one in descendants(child))]
+
+
+def runs(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(true: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What writers put beside their targets, and nobody else's."""
+    return [str(path) for path in folder.rglob(".*") if path.name.count(".") > 2]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "answers").mkdir()
+    shutil.copy(KERNEL, tmp_path / "answers")
+    (tmp_path / "tuned.py").write_text(TUNED)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "test.py", "evaluate_all", "serve", "judge", "tune", "calibrate"]
+)
+def test_a_kill_loses_and_leaves_nothing(name: str, tiny_model: Path, place: Path) -> None:
+    command = commands(tiny_model)[name]
+    if name == "calibrate":  # it writes into its own checkout
+        kept = shutil.ignore_patterns(".*", "__pycache__", "tests")
+        shutil.copytree(REPOSITORY, place / "checkout", ignore=kept)
+    chosen, most = random.Random(0), whole(name, command, place)
+    pages = place.glob("checkout/docs/cost_model.md")
+    before = [path.read_text() for path in pages]
+    for _ in range(TIMES):
+        process = begun(command, place)
+        time.sleep(chosen.uniform(0.05, 1.1) * most)
+        started = descendants(process.pid)
+        process.send_signal(chosen.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
+        process.wait(60)
+        wait_for(lambda started=started: not any(map(runs, started)))
+        for path in place.glob("f.json"):
+            json.loads(path.read_text())
+    whole(name, command, place)
+    assert leftovers(place) == []
+    assert [path.read_text() for path in place.glob("checkout/docs/cost_model.md")] == before
+    assert suite.operator("gelu").path.read_text() == (place / "answers" / "gelu.py").read_text()
