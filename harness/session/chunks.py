@@ -24,17 +24,21 @@ class PromptInChunks(hf_adapter.HuggingFaceGenerationAdapter):
     behind their end, which the decode steps overwrite before a mask shows it.
     """
 
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        vars(self).pop("forward", None)  # NxDI's adapter puts the model's in the place of this one
+
     def forward(self, *args: Any, **inputs: Any) -> Any:
         if inputs.get(_HOOK) is None:
             inputs.pop(_HOOK, None)
         ids, model = inputs.get("input_ids"), self.neuron_model
         longest = model.context_encoding_model.neuron_config.buckets[-1]
         if ids is None or model.kv_cache_populated or ids.shape[1] <= longest:
-            return super().forward(*args, **inputs)
+            return self.neuron_model(*args, **inputs)
         mask, places = inputs.pop("attention_mask"), inputs.pop("position_ids")
         del inputs["input_ids"]
         first = slice(0, longest)
-        super().forward(
+        self.neuron_model(
             *args,
             input_ids=ids[:, first],
             attention_mask=mask[:, first],
@@ -46,7 +50,7 @@ class PromptInChunks(hf_adapter.HuggingFaceGenerationAdapter):
         for start in chunk_starts(ids.shape[1], longest, chunk, most):
             progress.report("prompt", start, ids.shape[1])
             end = start + chunk
-            super().forward(
+            self.neuron_model(
                 *args,
                 input_ids=padded[:, start:end],
                 attention_mask=mask.new_ones((len(ids), start)),
@@ -55,7 +59,7 @@ class PromptInChunks(hf_adapter.HuggingFaceGenerationAdapter):
             )
         progress.report("prompt", ids.shape[1], ids.shape[1])
         last = mask.sum(1, keepdim=True) - 1
-        return super().forward(
+        return self.neuron_model(
             *args,
             input_ids=ids.gather(1, last),
             attention_mask=(torch.arange(ids.shape[1] - 1) < last).to(mask.dtype),

@@ -20,6 +20,11 @@ class BucketModelConfig:
     shared_state_buffer_preprocessor: Any = None
     example_inputs: Any = field(default=None, repr=False)
 
+    @property
+    def bucket_degree(self) -> int:
+        """How many buckets there are."""
+        return len(self.example_inputs or self.func_kwargs or ())
+
     def store_example_inputs(self, example_inputs: Any) -> None:
         self.example_inputs = example_inputs
 
