@@ -120,15 +120,15 @@ def work_folder(settings: Settings) -> Path:
 
     A UserError where there is no cache, as in a home that may not be written.
     """
+    cache = cache_folder()
     if settings.compiled_model_path is None:
-        try:
-            cache_folder().mkdir(parents=True, exist_ok=True)
-        except OSError as error:
+        existing = next(path for path in (cache, *cache.parents) if path.exists())
+        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
             raise UserError(
-                f"Cannot write {cache_folder()}: {error.strerror}; set XDG_CACHE_HOME to a folder "
-                "that may be written, or name one with --compiled-model-path."
-            ) from error
-    return (settings.compiled_model_path or cache_folder()) / "work"
+                f"Cannot write {cache}; set XDG_CACHE_HOME to a folder that may be written, or "
+                "name one with --compiled-model-path."
+            )
+    return (settings.compiled_model_path or cache) / "work"
 
 
 def limits_of(settings: Settings) -> Limits:
