@@ -103,7 +103,9 @@ class _OnHost(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         with _HostMemory():
-            return self.module(*inputs)
+            made = self.module(*inputs)
+        # NxD 0.16 makes them once and copies them to each rank, which are one memory here.
+        return [{name: tensor.clone() for name, tensor in own.items()} for own in made]
 
 
 class _HostMemory(TorchFunctionMode):
