@@ -242,7 +242,7 @@ def summaries(outcomes: Sequence[Outcome]) -> str:
     """Markdown: the figures of all rows, of each set, generation and class."""
     lines = [
         "| Rows | published | run | within ±15 % | within ±25 % | median ratio | mean error | "
-        "outside 0.6 to 1.7 | pairs tied or in the wrong order |",
+        "off 0.6–1.7 | pairs tied or wrong |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     parts: list[tuple[str, Callable[[Outcome], bool]]] = [

@@ -26,7 +26,8 @@ class PromptInChunks(hf_adapter.HuggingFaceGenerationAdapter):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        vars(self).pop("forward", None)  # NxDI's adapter puts the model's in the place of this one
+        # NxDI's adapter puts the model's forward in the place of this class's.
+        self.__dict__.pop("forward", None)
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         if inputs.get(_HOOK) is None:

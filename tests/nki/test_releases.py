@@ -70,7 +70,7 @@ def test_former_spellings_are_taken_and_told(word, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.array_equal(run(FORMER[word], "2.28", monkeypatch), X)
-    with pytest.warns(NkiWarning, match=rf"{word}=.*spelling of SDK 2.27 and 2.28"):
+    with pytest.warns(NkiWarning, match=rf"{word}=.*2.28.*sim_former_spelling"):
         run(FORMER[word], "2.33", monkeypatch)
 
 
