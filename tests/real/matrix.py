@@ -15,10 +15,12 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -182,7 +184,8 @@ def cell(feature: Feature, column: str, folder: Path) -> str:
         while cause.__cause__ is not None:
             cause = cause.__cause__
         lines = str(cause).strip().splitlines() or [""]
-        return f"{type(cause).__name__}: {lines[0][:120]}"
+        told = re.sub(r"\S*/(?=\w+\.py\b)", "", lines[0])  # of a path the file's name
+        return f"{type(cause).__name__}: {told[:300]}"
 
 
 def error(feature: Feature, column: str, folder: Path) -> float:
@@ -307,23 +310,28 @@ def tokens_apart(application: Any, prompt: Any, expected: Any) -> float:
 
 
 def as_markdown(table: dict[str, dict[str, dict[str, str]]]) -> str:
-    """Features by releases and columns, and what was raised below the table."""
-    rows = list(dict.fromkeys(feature for cells in table.values() for feature in cells))
-    heads = [f"{name} {column}" for name in table for column in COLUMNS]
-    lines = ["| | " + " | ".join(heads) + " |", "|---" * (len(heads) + 1) + "|"]
-    notes: list[str] = []
-    for feature in rows:
-        shown = []
-        for cells in table.values():
-            for column in COLUMNS:
-                told = cells.get(feature, {}).get(column, "not run")
-                if ":" in told:
-                    if told not in notes:
-                        notes.append(told)
-                    told = f"({notes.index(told) + 1})"
-                shown.append(told)
-        lines.append(f"| {feature} | " + " | ".join(shown) + " |")
-    return "\n".join([*lines, "", *(f"{k}. `{note}`" for k, note in enumerate(notes, 1))])
+    """A table for each release, features by columns, and below it what was raised."""
+    parts = []
+    for name, cells in table.items():
+        lines = [f"NxD Inference {name}:", "", "| | " + " | ".join(COLUMNS) + " |"]
+        lines.append("|---" * (len(COLUMNS) + 1) + "|")
+        notes: list[str] = []
+        for feature, found in cells.items():
+            shown = [marked(found.get(column, "not run"), notes) for column in COLUMNS]
+            lines.append(f"| {feature} | " + " | ".join(shown) + " |")
+        for number, note in enumerate(notes, 1):
+            lines += ["", *textwrap.wrap(f"({number}) {note}", 120, break_on_hyphens=False)]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def marked(told: str, notes: list[str]) -> str:
+    """A cell's figure, or the number of the note that says why there is none."""
+    if ":" not in told:
+        return told
+    if told not in notes:
+        notes.append(told)
+    return f"({notes.index(told) + 1})"
 
 
 if __name__ == "__main__":
