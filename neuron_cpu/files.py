@@ -138,6 +138,7 @@ def write_bytes_atomically(target: Path, content: bytes) -> None:
 
     A link stays, and what it leads to is replaced. A terminal, a pipe or a device is written to.
     """
+    given = target
     try:
         if target.exists() and not (target.is_file() or target.is_dir()):
             target.write_bytes(content)
@@ -159,7 +160,7 @@ def write_bytes_atomically(target: Path, content: bytes) -> None:
             raise
         _sync(target.parent)
     except OSError as error:
-        raise unwritable(target, error) from error
+        raise unwritable(given, error) from error
 
 
 def unwritable(target: Path, error: OSError) -> UnwritableError:

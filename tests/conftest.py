@@ -30,8 +30,15 @@ import neuron_cpu  # noqa: E402
 neuron_cpu.ensure_sdk()
 
 from neuron_cpu.core import Kernel, release_thread  # noqa: E402
+from neuron_cpu.core.device import target  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
 from tests.warned import pytest_pyfunc_call  # noqa: E402, F401 - a hook
+
+
+@pytest.fixture(autouse=True)
+def target_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that a test calls may choose a chip in the environment, as it does for itself."""
+    monkeypatch.delenv(target.ENVIRONMENT_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="module", autouse=True)

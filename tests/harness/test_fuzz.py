@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import struct
+import time
 from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
@@ -236,7 +237,7 @@ def test_messages_of_a_submission(parts: list[bytes], body: Any) -> None:
             far.send_bytes(part)
         far.close()
         with contextlib.suppress(wire.WireError, EOFError), bounded():
-            wire.receive(near)
+            wire.receive(near, time.monotonic() + 5)
         near.close()
 
 

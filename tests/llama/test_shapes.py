@@ -419,7 +419,7 @@ def test_five_tokens_cost_a_tenth_more_than_one() -> None:
     layer = Layer("Llama-3.2-1B", 2, "meta")
     one = 16 * (total(*layer.decode(1, 640)) + total(*layer.mlp(1))) + total(*layer.head())
     five = 16 * (total(*layer.chunk(1, 5, 640)) + total(*layer.mlp(5))) + total(*layer.head(5))
-    assert one < five < 1.10 * one
+    assert 0.99 * one < five < 1.10 * one  # five tokens have a kernel of their own, near the stream
 
 
 def test_one_token_over_a_long_cache_streams_it() -> None:

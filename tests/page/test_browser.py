@@ -101,7 +101,7 @@ def test_the_command_writes_a_page_that_says_what_it_shows(shown, file, tmp_path
     summary = shown.text("#summary")
     assert f"{matmul.total / 1e3:.1f} µs" in summary or f"{matmul.total / 1e3:.2f} µs" in summary
     assert "estimated" in summary and "on a device, by the calibration's" in summary
-    assert "DMA profile sdk2.21" in summary and "bound by " in summary
+    assert "DMA profile sdk2.25" in summary and "bound by " in summary
     # The kernel's own text stands there as text, and has run nothing.
     source = shown.text("#sources")
     assert '</script><script>document.title = "broken"</script><!-- <script>' in source

@@ -12,7 +12,7 @@ from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.model_wrapper import TOKEN_GENERATION_MODEL_TAG
 from torch_xla.core import xla_model as xm
 
-from harness.figures import estimate
+from harness.figures import estimate, tracing
 from neuron_cpu.core.time import cost
 from neuron_cpu.errors import CompileError
 from neuron_cpu.runtime import graph
@@ -150,12 +150,12 @@ def test_what_depends_on_the_rank_of_the_trace_is_told(build, mend):
             graph.trace(make(), (ids,), "tag", 1)
 
 
-def test_the_estimate_charges_what_travels(tiny_llama, application):
+def test_the_estimate_charges_what_travels(tiny_llama, application, tmp_path):
     """Half of the tensor for a gather or a reduce-scatter of two ranks, where it is whole."""
     _, folder = tiny_llama(num_hidden_layers=1)
     app = application(folder, load=False, tp_degree=2, **SHARDED)
     costs = cost.Overheads(collective_ns=0.0, collective_bytes_per_ns=1.0)
-    events = estimate.record(app, app.models[0], 32)
+    events = estimate.events_of(tracing.record(app, app.models[0], 32, tmp_path))
     estimator = estimate.Estimator(cost.DEFAULT_PROFILE, costs, 2)
     operators = estimator.graph("context_encoding_model", 32, 2, events).operators
     whole = 2 * 32 * 48 * 4  # fp32

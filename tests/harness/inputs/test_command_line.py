@@ -216,6 +216,7 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--kv-ip": "localhost --kv-role kv_consumer",
         "--kv-port": "5000 --kv-role kv_consumer",
         "--kv-timeout": "5 --kv-role kv_consumer",
+        "--kv-key-file": f"{LLAMA} --kv-role kv_consumer",
     }.get(flag, "3")
     arguments = [flag] if bare else [flag, *value.split()]
     arguments = ["--no-stream"] if flag == "--stream" else arguments

@@ -51,7 +51,7 @@ def estimates(folder, *arguments):
     )
     session = profile.shapes_only_session(asked, folder)
     settings = session.settings
-    job = Job(settings, folder, 0, None, session.submission, folder, None, False)
+    job = Job(settings, folder, 0, None, session.source, folder, None, False)
     host = Host(job, print)
     construct(host, "nki")
     name = settings.dma_profile or "sdk2.25"

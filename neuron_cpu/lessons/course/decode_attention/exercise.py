@@ -9,8 +9,8 @@ same keys again for everybody who asks for them.
 This kernel is right, and treats one head after the other.
 
 Task: let all heads of the group share each load and each instruction. Where do
-heads lie in the scores, and which operand of each product are they? Three times
-as fast as it is now passes.
+heads lie in the scores, and which operand of each product are they? 2.5 times as
+fast as it is now passes.
 """
 
 import math
@@ -83,7 +83,7 @@ CASES = (
     "3x32:f32 128x32:f32 128x32:f32",
     "8x64:bf16 512x64:bf16 512x64:bf16",
 )
-FASTER = 3.0  # than the kernel above, on the last case
+FASTER = 2.5  # than the kernel above, on the last case
 
 
 def reference(q, k, v):
