@@ -35,6 +35,7 @@ from neuron_cpu.commands import check, kernels
 from neuron_cpu.errors import StandInError
 from neuron_cpu.judge import cases
 from neuron_cpu.processes import limits
+from neuron_cpu.processes.pipes import Pipe as Reading
 from tests.tiny_model import TINY_CONFIG, write_tiny_model
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
@@ -236,9 +237,12 @@ def test_messages_of_a_submission(parts: list[bytes], body: Any) -> None:
         for part in sent:
             far.send_bytes(part)
         far.close()
+        alive, end = os.pipe()  # a process that goes on
         with contextlib.suppress(wire.WireError, EOFError), bounded():
-            wire.receive(near, time.monotonic() + 5)
+            wire.receive(Reading(near, alive), time.monotonic() + 5)
         near.close()
+        os.close(alive)
+        os.close(end)
 
 
 @fuzzed

@@ -9,8 +9,8 @@ same keys again for everybody who asks for them.
 This kernel is right, and treats one head after the other.
 
 Task: let all heads of the group share each load and each instruction. Where do
-heads lie in the scores, and which operand of each product are they? 2.5 times as
-fast as it is now passes.
+heads lie in the scores, and which operand of each product are they? 2.5 times
+as fast as it is now passes.
 """
 
 import math
