@@ -350,12 +350,7 @@ def cores_of_a_kv_head(config: InferenceConfig) -> int:
 def check_parts_of_prompt(config: InferenceConfig) -> None:
     """Context parallelism: a rank decodes with one of the KV heads that it has in prompts."""
     neuron_config, kv = config.neuron_config, config.num_key_value_heads
-    for name in (
-        "flash_decoding_enabled",
-        "sequence_parallel_enabled",
-        "quantized",
-        "lora_config",
-    ):
+    for name in ("flash_decoding_enabled", "sequence_parallel_enabled", "quantized", "lora_config"):
         if getattr(neuron_config, name):
             raise ValueError(
                 f"cp_degree {neuron_config.cp_degree} gives groups of ranks parts of a prompt, "

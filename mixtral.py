@@ -35,10 +35,7 @@ from neuronx_distributed.parallel_layers.mappings import (
     reduce_from_tensor_model_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
-from neuronx_distributed_inference.models.model_base import (
-    NeuronBaseForCausalLM,
-    NeuronBaseModel,
-)
+from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
 from torch import nn
 from transformers import MixtralForCausalLM
 

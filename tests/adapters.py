@@ -70,10 +70,7 @@ def continued(
     def call(lines: list[int], ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         adapters = app.adapter_indices([names[line] for line in lines])
         return app(
-            input_ids=ids,
-            position_ids=positions,
-            seq_ids=torch.tensor(lines),
-            adapter_ids=adapters,
+            input_ids=ids, position_ids=positions, seq_ids=torch.tensor(lines), adapter_ids=adapters
         ).logits[:, -1]
 
     def told(lines: list[int], logits: torch.Tensor) -> Iterator[Any]:

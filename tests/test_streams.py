@@ -33,10 +33,7 @@ def on(mode: str, model: Path, folder: Path) -> list[object]:
 def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         process = start(
-            *on(mode, tiny_model, tmp_path),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
+            *on(mode, tiny_model, tmp_path), stdout=full, stderr=subprocess.PIPE, text=True
         )
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors and "Exception" not in errors
@@ -55,11 +52,7 @@ def test_a_reader_that_leaves_is_no_error(
     mode: str, streams: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     together = subprocess.STDOUT if streams == "both" else subprocess.DEVNULL
-    process = start(
-        *on(mode, tiny_model, tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=together,
-    )
+    process = start(*on(mode, tiny_model, tmp_path), stdout=subprocess.PIPE, stderr=together)
     assert process.stdout is not None
     if streams == "both":
         process.stdout.readline()

@@ -129,10 +129,7 @@ def check(settings: Settings) -> None:
 
 
 def _check_base_figures(settings: Settings) -> None:
-    given = {
-        "--base-latency": settings.base_latency,
-        "--base-throughput": settings.base_throughput,
-    }
+    given = {"--base-latency": settings.base_latency, "--base-throughput": settings.base_throughput}
     missing = [flag for flag, value in given.items() if value is None]
     if len(missing) == 1:
         raise UserError(
@@ -220,10 +217,7 @@ def _check_ranks(settings: Settings) -> None:
             "one of them out.",
         )
     if settings.pp_degree > 1:
-        whole = {
-            "--cp-degree": (settings.cp_degree or 1) > 1,
-            "--async-mode": settings.async_mode,
-        }
+        whole = {"--cp-degree": (settings.cp_degree or 1) > 1, "--async-mode": settings.async_mode}
         refuse_any(
             {**shared, **whole, **graphs},
             "--pp-degree splits layers over stages, which exchange hidden states alone, and does "

@@ -85,11 +85,7 @@ def check(path: Path, model: models.ModelFolder, quantization_type: str) -> None
 
 
 def _check_tensor(
-    path: Path,
-    name: str,
-    shape: list[int],
-    shapes: dict[str, list[int]],
-    quantization_type: str,
+    path: Path, name: str, shape: list[int], shapes: dict[str, list[int]], quantization_type: str
 ) -> None:
     if shapes.get(name, shape) != shape:
         raise UserError(

@@ -10,13 +10,7 @@ from rich.table import Table
 from harness import console, sdk
 from harness.errors import UserError
 from harness.figures import accuracy, divergence, graphs
-from harness.figures.divergence import (
-    CHUNK_PHASE,
-    DECODE_PHASE,
-    PREFILL_PHASE,
-    SUSPICIOUS,
-    Error,
-)
+from harness.figures.divergence import CHUNK_PHASE, DECODE_PHASE, PREFILL_PHASE, SUSPICIOUS, Error
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.inputs.prompts import shorten
 from harness.inputs.submission import kernel_places

@@ -141,11 +141,7 @@ class Evaluator:
         room = result.seq_len - result.prompt_tokens
         settings = self.session.settings
         share = flops.nki_share(
-            self._graphs,
-            result.prompt_tokens,
-            room,
-            settings.prefill_chunk,
-            settings.speculation,
+            self._graphs, result.prompt_tokens, room, settings.prefill_chunk, settings.speculation
         )
         measured = self._measured(prompt_ids, result.new_tokens, streams, advance)
         estimated = self._estimates.report(result.prompt_tokens, room, measured.speculation)

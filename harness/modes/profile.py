@@ -46,10 +46,7 @@ def run(settings: Settings) -> int:
         out = terminal.output(WIDTH)
         with console.step("Tracing and scheduling"):
             answer = loaded.call(
-                _PROFILE,
-                "The model cannot be profiled",
-                width=out.width,
-                styled=out.is_terminal,
+                _PROFILE, "The model cannot be profiled", width=out.width, styled=out.is_terminal
             )
         text, names = _checked(answer.body)
         sys.stdout.write(without_controls(text, styled=out.is_terminal))

@@ -160,11 +160,7 @@ def _with_reference(trial: Trial, workers: Workers) -> Trial:
         with console.step("Computing the reference in fp32"):
             worker = workers.worker(_job(trial, None), work_folder(trial.settings))
             answer = worker.call(
-                _REFERENCE,
-                "The model cannot be run",
-                ids=trial.ids,
-                lengths=trial.lengths,
-                at=at,
+                _REFERENCE, "The model cannot be run", ids=trial.ids, lengths=trial.lengths, at=at
             )
             worker.close()
         kept = answer.body, answer.arrays

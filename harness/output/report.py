@@ -332,11 +332,7 @@ def to_png(description: dict[str, Any], results: Sequence[Evaluation]) -> bytes:
         bars = axis.bar(positions, [item[column] or 0 for item in rows], color=colours)
         figures = ["none" if item[column] is None else shown(item[column]) for item in rows]
         labels = axis.bar_label(
-            bars,
-            figures,
-            padding=2,
-            fontsize=8,
-            rotation=90 if len(rows) > 12 else 0,
+            bars, figures, padding=2, fontsize=8, rotation=90 if len(rows) > 12 else 0
         )
         for label, colour in zip(labels, colours):
             label.set_color(colour)

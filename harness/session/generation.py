@@ -53,10 +53,7 @@ def generate_tokens(
 
 
 def greedy_scores(
-    loaded: Loaded,
-    ids: Sequence[int],
-    new_tokens: int,
-    on_step: Optional[OnStep] = None,
+    loaded: Loaded, ids: Sequence[int], new_tokens: int, on_step: Optional[OnStep] = None
 ) -> tuple[list[int], np.ndarray]:
     """Greedy tokens behind one prompt, and their logits [new_tokens, V] fp32.
 

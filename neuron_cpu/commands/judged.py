@@ -198,14 +198,7 @@ def _write_page(
         runs += theirs
     pages = [data.run(label, schedule) for label, schedule in runs]
     told = said.split("\n") if said else []
-    write(
-        args.html,
-        kernels.label(args.kernel),
-        pages,
-        beside,
-        shown,
-        told,
-    )
+    write(args.html, kernels.label(args.kernel), pages, beside, shown, told)
 
 
 def _page_runs(target: str, label: str, cases: list, settings: Any) -> list[tuple[str, Any]]:

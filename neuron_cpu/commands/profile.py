@@ -21,10 +21,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_kernel(parser)
     kernels.declare(parser)
     kernels.declare_time_limit(parser)
-    parser.add_argument(
-        "--dma-profile",
-        help="how DMA is timed (default: the calibrated one)",
-    )
+    parser.add_argument("--dma-profile", help="how DMA is timed (default: the calibrated one)")
     parser.add_argument(
         "--schedule",
         metavar="ORDER",

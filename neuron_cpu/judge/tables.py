@@ -127,8 +127,7 @@ def _wrong(verdict: Verdict) -> list[str]:
 def line_table(pairs: Sequence[Pair], before: str, after: str) -> Table:
     """Two kernels side by side: lines of equal text share a row."""
     table = Table(
-        title=f"line by line: {before}, {after} (µs of the critical path)",
-        title_justify="left",
+        title=f"line by line: {before}, {after} (µs of the critical path)", title_justify="left"
     )
     for name in ("line", "before"):
         table.add_column(name, justify="right")

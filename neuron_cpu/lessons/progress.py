@@ -11,12 +11,7 @@ from . import LESSONS, Lesson
 
 DEFAULT = "nki_lessons"
 FILE = ".progress.json"
-PASSED, EDITED, BEGUN, NOT_BEGUN = (
-    "passed",
-    "passed, then edited",
-    "begun",
-    "not begun",
-)
+PASSED, EDITED, BEGUN, NOT_BEGUN = ("passed", "passed, then edited", "begun", "not begun")
 
 
 class Workbook:
@@ -45,10 +40,7 @@ class Workbook:
         return True
 
     def state(self, lesson: Lesson) -> str:
-        path, passed = (
-            self.path(lesson),
-            self._notes.get(lesson.name, {}).get("passed"),
-        )
+        path, passed = (self.path(lesson), self._notes.get(lesson.name, {}).get("passed"))
         if not path.is_file():
             return NOT_BEGUN
         if passed is None:
@@ -67,10 +59,7 @@ class Workbook:
 
     def following(self) -> Lesson | None:
         """The first lesson that has not passed."""
-        return next(
-            (one for one in LESSONS if self.state(one) not in (PASSED, EDITED)),
-            None,
-        )
+        return next((one for one in LESSONS if self.state(one) not in (PASSED, EDITED)), None)
 
     def _note(self, lesson: Lesson, key: str, value: Any) -> None:
         self._notes.setdefault(lesson.name, {})[key] = value

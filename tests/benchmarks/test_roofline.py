@@ -28,10 +28,7 @@ def test_bad_arguments_are_one_sentence(
 
 @pytest.mark.parametrize(("target", "status"), [(99.0, 0), (1.0, 1)])
 def test_a_row_beyond_its_target_ends_with_1(
-    target: float,
-    status: int,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    target: float, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = roofline.Row("decode", 1, 128, target)
     monkeypatch.setattr(roofline, "ROWS", [row])

@@ -154,8 +154,7 @@ FLOATS = [t for t in dtypes.ALL if t.is_float]
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=9),
-    st.sampled_from(FLOATS),
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=9), st.sampled_from(FLOATS)
 )
 def test_values_are_rounded_once_to_nearest_even(values, dtype):
     wanted = np.array(values, np.float32)

@@ -1031,11 +1031,7 @@ def test_partial_tiles_as_vector_operands():
         nl.store(out, rows[0, :n, :])
         peak = nl.ndarray((n, 1), nl.float32)
         squares[:n, :] = nisa.tensor_scalar_reduce(
-            data=rows[0, :n, :],
-            op0=nl.abs,
-            operand0=0.0,
-            reduce_op=nl.max,
-            reduce_res=peak[0:n, 0],
+            data=rows[0, :n, :], op0=nl.abs, operand0=0.0, reduce_op=nl.max, reduce_res=peak[0:n, 0]
         )
         nl.store(peaks, peak)
         return out, peaks

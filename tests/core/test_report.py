@@ -15,13 +15,7 @@ from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.time import cost
-from neuron_cpu.core.time.schedule import (
-    COMPILER_ORDER,
-    DMA,
-    ENGINES,
-    PROGRAM_ORDER,
-    schedule,
-)
+from neuron_cpu.core.time.schedule import COMPILER_ORDER, DMA, ENGINES, PROGRAM_ORDER, schedule
 from neuron_cpu.judge.cases import parse_case, parse_value
 from tests.warned import allows
 

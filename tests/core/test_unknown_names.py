@@ -17,10 +17,7 @@ from neuronxcc.nki import language as old_language
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import unknown
 
-LANGUAGES = {
-    "neuronxcc": (old_nki, old_language, old_isa),
-    "nki": (nki, nki.language, nki.isa),
-}
+LANGUAGES = {"neuronxcc": (old_nki, old_language, old_isa), "nki": (nki, nki.language, nki.isa)}
 TABLES = {"nl": unknown.ANSWERS, "nisa": unknown.ISA_ANSWERS, "gone": unknown.GONE}
 
 

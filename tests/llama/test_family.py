@@ -8,13 +8,7 @@ from neuronx_distributed_inference.utils.hf_adapter import (
     HuggingFaceGenerationAdapter,
     load_pretrained_config,
 )
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests.llama.every import llama
 from tests.sdk.test_block_tables import BEHIND_A_PREFIX, Blocks

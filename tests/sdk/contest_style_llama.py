@@ -62,10 +62,7 @@ from neuronx_distributed.quantization.quantization_layers import (
 )
 from neuronx_distributed.utils import cpu_mode
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
-from neuronx_distributed_inference.models.model_base import (
-    NeuronBaseForCausalLM,
-    NeuronBaseModel,
-)
+from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
 from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBase
 from neuronx_distributed_inference.modules.attention.gqa import BaseGroupQueryAttention
 from neuronx_distributed_inference.modules.attention.utils import (

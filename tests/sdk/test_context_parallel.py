@@ -17,13 +17,7 @@ from neuronx_distributed_inference.modules.attention.utils import (
     get_kv_head_indices_context_parallel_full_tp_decode,
 )
 from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCacheManager
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 from tests.sdk.test_flash_decoding import KERNEL_SHAPE, SHAPE

@@ -9,13 +9,7 @@ import pytest
 import torch
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.flashdecode.utils import get_cache_size, mask_util
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests.sdk.test_submission import build as build_submission
 

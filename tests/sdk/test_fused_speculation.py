@@ -138,8 +138,7 @@ TREE = {"0": ["1", "2", "3"], "1": ["4", "5"], "3": ["6"], "4": ["7"]}
 
 
 @pytest.mark.parametrize(
-    "version",
-    [pytest.param(v, marks=[] if v == "0.6" else pytest.mark.full) for v in VERSIONS[1:]],
+    "version", [pytest.param(v, marks=[] if v == "0.6" else pytest.mark.full) for v in VERSIONS[1:]]
 )
 def test_any_tree_of_guesses_gives_the_greedy_text(
     tiny_llama, fused, generate, reference, monkeypatch, tmp_path, version

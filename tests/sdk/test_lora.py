@@ -37,12 +37,7 @@ def serving(tiny_llama, application, monkeypatch, tmp_path):
 
 def assert_each_as_peft(model, made, app, generate, reference, ids):
     output = generate(
-        app,
-        PROMPTS,
-        STEPS,
-        adapter_ids=ids,
-        return_dict_in_generate=True,
-        output_logits=True,
+        app, PROMPTS, STEPS, adapter_ids=ids, return_dict_in_generate=True, output_logits=True
     )
     width = max(map(len, PROMPTS))
     texts = []
@@ -87,10 +82,7 @@ def test_scales_and_layouts(serving, generate, reference, adapter, lora):
 def test_adapters_follow_their_requests_through_continuous_batching(serving, reference):
     """Fewer rows than the batch, in another order than their lines."""
     model, made, app = serving(
-        {"one": {}, "two": {}},
-        batch_size=3,
-        is_continuous_batching=True,
-        ctx_batch_size=1,
+        {"one": {}, "two": {}}, batch_size=3, is_continuous_batching=True, ctx_batch_size=1
     )
     names = {2: "two", 0: "one"}
     answers = {line: tokens for line, tokens, _ in continued(app, names, PROMPTS, 4)}

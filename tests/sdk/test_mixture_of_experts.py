@@ -57,8 +57,7 @@ PROMPT = [5, 17, 101, 3, 44, 9]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [pytest.param({}, marks=pytest.mark.full), {"tp_degree": 2, "capacity_factor": 2.0}],
+    "options", [pytest.param({}, marks=pytest.mark.full), {"tp_degree": 2, "capacity_factor": 2.0}]
 )
 def test_logits_equal_hugging_face(options, mixtral, generate, reference):
     """A capacity of E/k and more drops nothing."""
@@ -105,10 +104,7 @@ def test_the_router_chooses_by_logits_and_its_affinities_cover_all_experts():
 
 
 def test_refusals(mixtral):
-    with (
-        pytest.raises(ValueError, match="needs a top_k above 1"),
-        rank_context(Group(0, 1)),
-    ):
+    with pytest.raises(ValueError, match="needs a top_k above 1"), rank_context(Group(0, 1)):
         ExpertMLPs(4, 1, 8, 6, "silu", True, None, normalize_top_k_affinities=True)
     with pytest.raises(NotImplementedError, match="Experts without a gate"):
         experts(glu_mlp=False)

@@ -135,11 +135,7 @@ def test_embedding(degree, across_embedding, spmd_rank):
     got = run_sharded(
         degree,
         lambda: ParallelEmbedding(
-            37,
-            10,
-            pad=True,
-            shard_across_embedding=across_embedding,
-            use_spmd_rank=spmd_rank,
+            37, 10, pad=True, shard_across_embedding=across_embedding, use_spmd_rank=spmd_rank
         ),
         checkpoint,
         ids,

@@ -227,8 +227,7 @@ def test_options_of_models_in_stages(tiny_llama, application, generate, options)
 
 
 @pytest.mark.parametrize(
-    "option",
-    ["sequence_parallel_enabled", "flash_decoding_enabled", "async_mode", "is_medusa"],
+    "option", ["sequence_parallel_enabled", "flash_decoding_enabled", "async_mode", "is_medusa"]
 )
 def test_what_needs_more_of_another_stage_is_refused(tiny_llama, application, monkeypatch, option):
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.4")

@@ -131,8 +131,7 @@ def test_a_failure_inside_the_collective_itself_ends_the_call():
     """The last rank to arrive computes; shapes that cannot be concatenated fail there."""
     with pytest.raises(CollectiveError, match="different collectives.*rank 0.*rank 1"):
         on_ranks(
-            2,
-            lambda r: mappings.gather_from_tensor_model_parallel_region(torch.ones(2 + r, 3)),
+            2, lambda r: mappings.gather_from_tensor_model_parallel_region(torch.ones(2 + r, 3))
         )
 
 

@@ -113,10 +113,7 @@ def _copied_behind(made: Instruction, result: View) -> View:
 
 
 def reducing(
-    how: Reduction,
-    into: Callable[[View | None], NkiInstruction],
-    command: Any,
-    reduce_res: Any,
+    how: Reduction, into: Callable[[View | None], NkiInstruction], command: Any, reduce_res: Any
 ) -> NkiInstruction:
     """Record an instruction with ``reduce_cmd``; ``into`` records it with a second result."""
     if not isinstance(command, reduce_cmd):

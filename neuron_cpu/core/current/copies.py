@@ -196,8 +196,7 @@ def nc_stream_shuffle(
     quadrant = CORE.quadrant_partitions
     if len(lanes) != quadrant or any(k != KEEP_LANE and not 0 <= k < quadrant for k in lanes):
         raise refuse(
-            "sim_shuffle_mask",
-            f"{what} mask {lanes}, expected 32 numbers from 0 to 31 or 255",
+            "sim_shuffle_mask", f"{what} mask {lanes}, expected 32 numbers from 0 to 31 or 255"
         )
     rows = target.shape[0]
     attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim, rounds=True, rows=rows)

@@ -35,8 +35,7 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
         sizes = tuple([int(s) for s in shape])
     if not sizes or min(sizes) < 1:
         raise refuse(
-            "sim_shape",
-            f"tensor shape {shape!r}, expected positive integers known while building",
+            "sim_shape", f"tensor shape {shape!r}, expected positive integers known while building"
         )
     kind = buffer.value
     if kind in ("sbuf", "psum"):

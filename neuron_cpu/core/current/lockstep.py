@@ -16,15 +16,7 @@ from ..device.spec import in_force, using
 from ..program import trace
 
 # what the tracer knows of the core that is being recorded
-_OF_A_CORE = (
-    "grid_index",
-    "frame",
-    "root",
-    "shared_next",
-    "accumulators",
-    "sums",
-    "in_order",
-)
+_OF_A_CORE = ("grid_index", "frame", "root", "shared_next", "accumulators", "sums", "in_order")
 
 
 class _Stopped(BaseException):

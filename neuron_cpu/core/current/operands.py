@@ -43,11 +43,7 @@ class NkiInstruction:
 
 
 def put(
-    op: OpSpec,
-    dst: tuple[View, ...],
-    src: tuple[View, ...],
-    attrs: Attrs,
-    name: str | None = None,
+    op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs, name: str | None = None
 ) -> NkiInstruction:
     """Record ``op`` from ``src`` into ``dst``, under the label ``name``."""
     made = record(op, dst, src, attrs)
@@ -224,8 +220,7 @@ def of_bits(what: str, steps: tuple[Step, ...], views: list[View]) -> bool:
     for s in steps:
         if bits[0] and s.at is None and not is_integer(s.value):
             raise refuse(
-                "sim_bitwise_on_float",
-                f"{what} joins bits with {s.value!r}, expected an integer",
+                "sim_bitwise_on_float", f"{what} joins bits with {s.value!r}, expected an integer"
             )
     return on_bits(steps[0].op, views)
 

@@ -451,12 +451,7 @@ class NkiTensor(trace.Values, Foreign, View):
         return None if inside else ((strides, start, self.storage.size),)
 
     def _with(
-        self,
-        offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        oob: Any,
-        indirect: Any,
+        self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], oob: Any, indirect: Any
     ) -> NkiTensor:
         if self.oob and indirect is None:  # a part may stay inside of what its whole leaves
             oob = self._reach(offset, shape, strides)
@@ -510,8 +505,7 @@ class NkiTensor(trace.Values, Foreign, View):
         at = dim + self.ndim if dim < 0 else dim
         if not 0 <= at < self.ndim:
             raise refuse(
-                "sim_index_rank",
-                f"axis {dim} of {self.label()}, expected 0 to {self.ndim - 1}",
+                "sim_index_rank", f"axis {dim} of {self.label()}, expected 0 to {self.ndim - 1}"
             )
         return at
 

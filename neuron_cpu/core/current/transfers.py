@@ -5,13 +5,7 @@ from typing import Any
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
-from ..instructions.dma import (
-    DMA_COPY,
-    DMA_SUM,
-    DMA_TRANSPOSE,
-    TRANSPOSED_AXES,
-    PermuteAttrs,
-)
+from ..instructions.dma import DMA_COPY, DMA_SUM, DMA_TRANSPOSE, TRANSPOSED_AXES, PermuteAttrs
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
 from .enums import dge_mode, engine, oob_mode

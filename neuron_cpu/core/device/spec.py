@@ -208,12 +208,7 @@ GEN2 = NeuronCore(
     # PERF shows dependent one-element ScalarE instructions 264 cycles apart, min_ii included.
     dependent_cycles=200,
     # fitted: an instruction of 384 columns took 437 cycles in a profile
-    engine_start_cycles={
-        Engine.TENSOR: 0,
-        Engine.VECTOR: 20,
-        Engine.SCALAR: 20,
-        Engine.GPSIMD: 20,
-    },
+    engine_start_cycles={Engine.TENSOR: 0, Engine.VECTOR: 20, Engine.SCALAR: 20, Engine.GPSIMD: 20},
     # Fitted: 32768 products of 512 columns, 5.99 ms at a column a cycle, take 6.96 and 6.97 ms in
     # two public kernels that do nothing else, their start and the last store included.
     tensor_pace=1.125,

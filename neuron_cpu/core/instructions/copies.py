@@ -457,15 +457,7 @@ def nc_match_replace8(
     source, wanted, attrs = _search(data, vals, "nc_match_replace8")
     if dst_idx is not None:
         target = tile(dst_idx, "nc_match_replace8")
-        record(
-            FIND8,
-            (target,),
-            (source, wanted),
-            attrs,
-            mask,
-            source.shape,
-            (ROWS, ALIKE, ROWS),
-        )
+        record(FIND8, (target,), (source, wanted), attrs, mask, source.shape, (ROWS, ALIKE, ROWS))
     attrs = replace(attrs, replacement=float(imm))
     dt, src = result_type(dtype, source.dt), (source, wanted)
     return fresh(REPLACE8, source.shape, dt, src, attrs, mask, axes=(ALIKE, ALIKE, ROWS))

@@ -22,15 +22,7 @@ from ..program.program import Instruction
 from ..program.view import View
 from .arguments import choose_engine, result_type, tile
 from .copies import tensor_copy
-from .entry import (
-    FOUR_BYTE_FLOATS,
-    PSUM,
-    SBUF,
-    OpSpec,
-    check_free_size,
-    flat,
-    wide_stride,
-)
+from .entry import FOUR_BYTE_FLOATS, PSUM, SBUF, OpSpec, check_free_size, flat, wide_stride
 from .recorder import ALIKE, fresh, record
 
 

@@ -632,11 +632,7 @@ def tensor_tensor_scan(
     else:
         start = float(initial)
     attrs = ScanAttrs(
-        op0=names[0],
-        op1=names[1],
-        reverse0=bool(reverse0),
-        reverse1=bool(reverse1),
-        initial=start,
+        op0=names[0], op1=names[1], reverse0=bool(reverse0), reverse1=bool(reverse1), initial=start
     )
     dt = result_type(dtype, promote(a.dt, b.dt))
     return fresh(TENSOR_TENSOR_SCAN, a.shape, dt, tuple(src), attrs, mask)

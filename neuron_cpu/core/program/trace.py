@@ -71,11 +71,7 @@ class Tracer:
     """
 
     def __init__(
-        self,
-        program: Program,
-        code: Any = None,
-        machine: Any = None,
-        view_type: type[View] = View,
+        self, program: Program, code: Any = None, machine: Any = None, view_type: type[View] = View
     ) -> None:
         self.program, self.code, self.machine = program, code, machine
         self.view_type = view_type
@@ -161,11 +157,7 @@ class Tracer:
 
     # --- instructions -----------------------------------------------------------------------------
     def emit(
-        self,
-        op: OpSpec,
-        dst: tuple[View, ...],
-        src: tuple[View, ...],
-        attrs: Attrs,
+        self, op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs
     ) -> Instruction:
         """Check one instruction and append it.
 

@@ -47,10 +47,7 @@ def _likely(found: Profile) -> str:
 
 
 def print_profile(
-    console: Console,
-    found: Profile,
-    print_table: Callable[[Table], None],
-    top: int = 12,
+    console: Console, found: Profile, print_table: Callable[[Table], None], top: int = 12
 ) -> None:
     """One kernel: figures, engines, source lines; tables through `print_table`."""
     console.print(

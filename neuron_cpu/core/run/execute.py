@@ -258,10 +258,7 @@ class Plan:
     """
 
     def __init__(
-        self,
-        program: Program,
-        merge_loops: bool | None = None,
-        shadow: bool = False,
+        self, program: Program, merge_loops: bool | None = None, shadow: bool = False
     ) -> None:
         if merge_loops is None:
             merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"

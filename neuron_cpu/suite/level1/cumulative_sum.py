@@ -8,10 +8,7 @@ from __future__ import annotations
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 
-CASES = (
-    "77x100:f32",
-    "128x512:bf16",
-)
+CASES = ("77x100:f32", "128x512:bf16")
 
 
 def reference(x):

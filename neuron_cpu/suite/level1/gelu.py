@@ -9,10 +9,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch
 
-CASES = (
-    "77x333:f32",
-    "512x2048:bf16",
-)
+CASES = ("77x333:f32", "512x2048:bf16")
 
 
 def reference(x):

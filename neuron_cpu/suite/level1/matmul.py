@@ -8,10 +8,7 @@ from __future__ import annotations
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 
-CASES = (
-    "77x192:f32 192x200:f32",
-    "512x512:bf16 512x512:bf16",
-)
+CASES = ("77x192:f32 192x200:f32", "512x512:bf16 512x512:bf16")
 
 
 def reference(x, w):

@@ -10,10 +10,7 @@ import neuronxcc.nki.language as nl
 import torch
 
 EPSILON = 1e-5
-CASES = (
-    "77x333:f32 1x333:f32",
-    "512x2048:bf16 1x2048:bf16",
-)
+CASES = ("77x333:f32 1x333:f32", "512x2048:bf16 1x2048:bf16")
 
 
 def reference(x, weight):

@@ -8,10 +8,7 @@ from __future__ import annotations
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 
-CASES = (
-    "77x200:f32",
-    "512x1024:bf16",
-)
+CASES = ("77x200:f32", "512x1024:bf16")
 
 
 def reference(x):

@@ -8,10 +8,7 @@ from __future__ import annotations
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 
-CASES = (
-    "1x192:f32 192x200:f32",
-    "1x2048:bf16 2048x1024:bf16",
-)
+CASES = ("1x192:f32 192x200:f32", "1x2048:bf16 2048x1024:bf16")
 
 
 def reference(x, w):

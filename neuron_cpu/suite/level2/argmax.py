@@ -9,10 +9,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 
-CASES = (
-    "77x333:f32",
-    "512x4096:bf16",
-)
+CASES = ("77x333:f32", "512x4096:bf16")
 
 
 def reference(x):

@@ -10,10 +10,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch
 
-CASES = (
-    "77x100:f32 77x4:f32",
-    "256x2048:bf16 256x4:bf16",
-)
+CASES = ("77x100:f32 77x4:f32", "256x2048:bf16 256x4:bf16")
 
 
 def reference(x, weight):

@@ -11,10 +11,7 @@ import neuronxcc.nki.language as nl
 import torch
 
 HIDDEN = -1e30  # what a masked score is; exp() of it is zero
-CASES = (
-    "77x77:f32",
-    "512x512:bf16",
-)
+CASES = ("77x77:f32", "512x512:bf16")
 
 
 def reference(scores):

@@ -10,10 +10,7 @@ import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import torch
 
-CASES = (
-    "77x333:f32 77x1:i32:0..332",
-    "256x4096:bf16 256x1:i32:0..4095",
-)
+CASES = ("77x333:f32 77x1:i32:0..332", "256x4096:bf16 256x1:i32:0..4095")
 
 
 def reference(logits, target):

@@ -9,10 +9,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch
 
-CASES = (
-    "77x1:i32:0..199 200x96:f32",
-    "256x1:i32:0..8191 8192x512:bf16",
-)
+CASES = ("77x1:i32:0..199 200x96:f32", "256x1:i32:0..8191 8192x512:bf16")
 
 
 def reference(token, table):

@@ -9,10 +9,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch
 
-CASES = (
-    "77x192:f32 192x200:f32 1x200:f32",
-    "512x512:bf16 512x512:bf16 1x512:bf16",
-)
+CASES = ("77x192:f32 192x200:f32 1x200:f32", "512x512:bf16 512x512:bf16 1x512:bf16")
 
 
 def reference(x, w, bias):

@@ -11,10 +11,7 @@ import neuronxcc.nki.language as nl
 import torch
 
 EPSILON = 1e-5
-CASES = (
-    "77x333:f32 77x333:f32 1x333:f32",
-    "512x1024:bf16 512x1024:bf16 1x1024:bf16",
-)
+CASES = ("77x333:f32 77x333:f32 1x333:f32", "512x1024:bf16 512x1024:bf16 1x1024:bf16")
 
 
 def reference(x, residual, weight):

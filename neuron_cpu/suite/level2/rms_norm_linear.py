@@ -10,10 +10,7 @@ import neuronxcc.nki.language as nl
 import torch
 
 EPSILON = 1e-5
-CASES = (
-    "77x192:f32 1x192:f32 192x200:f32",
-    "256x512:bf16 1x512:bf16 512x512:bf16",
-)
+CASES = ("77x192:f32 1x192:f32 192x200:f32", "256x512:bf16 1x512:bf16 512x512:bf16")
 
 
 def reference(x, weight, w):

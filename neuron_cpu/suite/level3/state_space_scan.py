@@ -9,10 +9,7 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch
 
-CASES = (
-    "77x50:f32:0..1 77x50:f32",
-    "256x256:bf16:0..1 256x256:bf16",
-)
+CASES = ("77x50:f32:0..1 77x50:f32", "256x256:bf16:0..1 256x256:bf16")
 
 
 def reference(decay, x):

@@ -224,10 +224,7 @@ def test_a_comparison_that_fails_in_ties_only_says_what_that_means() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "told"),
-    [
-        ([0.5], "latency 500.00 ms, 8.00 tokens/s"),
-        ([0.5, 0.1], "p50 300.00, p90 460.00"),
-    ],
+    [([0.5], "latency 500.00 ms, 8.00 tokens/s"), ([0.5, 0.1], "p50 300.00, p90 460.00")],
 )
 def test_percentiles_are_shown_where_they_differ(
     seconds: list[float], told: str, capsys: pytest.CaptureFixture

@@ -85,11 +85,7 @@ def flip(path: Path) -> None:
     ],
 )
 def test_a_damaged_compiled_folder_is_built_anew(
-    name: str,
-    damage: Callable,
-    again: Path,
-    compiled: Callable,
-    capsys: pytest.CaptureFixture,
+    name: str, damage: Callable, again: Path, compiled: Callable, capsys: pytest.CaptureFixture
 ) -> None:
     damage(next(again.glob(name)))
     capsys.readouterr()

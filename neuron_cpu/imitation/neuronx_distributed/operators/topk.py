@@ -11,11 +11,7 @@ from ..parallel_layers.mappings import _gather_along_dim
 
 
 def topk(
-    tensor: torch.Tensor,
-    k: int,
-    dim: int,
-    gather_dim: int,
-    process_group: Optional[Group] = None,
+    tensor: torch.Tensor, k: int, dim: int, gather_dim: int, process_group: Optional[Group] = None
 ) -> Tuple[torch.Tensor, torch.Tensor]:
     """Values and global indices (int64) of the k largest along the sharded `dim`, sorted."""
     group = process_group or parallel_state.get_tensor_model_parallel_group()

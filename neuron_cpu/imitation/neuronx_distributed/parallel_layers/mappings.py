@@ -88,9 +88,7 @@ def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> t
     if group.size() == 1:
         return input_
     return group.exchange(
-        _label("broadcast", input_),
-        input_,
-        lambda parts: _copies(parts[0], len(parts)),
+        _label("broadcast", input_), input_, lambda parts: _copies(parts[0], len(parts))
     )
 
 
@@ -196,9 +194,7 @@ def scatter_to_tensor_model_parallel_region(
     return _split_along_dim(input_, -1, process_group)
 
 
-def scatter_input_channels_to_tensor_model_parallel_region(
-    input_: torch.Tensor,
-) -> torch.Tensor:
+def scatter_input_channels_to_tensor_model_parallel_region(input_: torch.Tensor) -> torch.Tensor:
     """This rank's slice of dimension 1, the channels of a convolution."""
     return _split_along_dim(input_, 1)
 

@@ -5,13 +5,7 @@ Tensor and pipeline parallelism exist here: data- and expert-parallel sizes are 
 
 from typing import List, Union
 
-from neuron_cpu.runtime.ranks import (
-    Group,
-    Subgroup,
-    current_group,
-    is_tracing,
-    set_current_group,
-)
+from neuron_cpu.runtime.ranks import Group, Subgroup, current_group, is_tracing, set_current_group
 
 
 def initialize_model_parallel(

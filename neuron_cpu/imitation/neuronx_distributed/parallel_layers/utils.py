@@ -25,11 +25,7 @@ def get_padding_length(numerator: int, denominator: int) -> int:
 
 
 def set_tensor_model_parallel_attributes(
-    tensor: torch.Tensor,
-    is_parallel: bool,
-    dim: int,
-    stride: int,
-    num_partitions: int,
+    tensor: torch.Tensor, is_parallel: bool, dim: int, stride: int, num_partitions: int
 ) -> None:
     """Tag a parameter, once, with how the checkpoint loader has to slice it."""
     if any(hasattr(tensor, name) for name in _MODEL_PARALLEL_ATTRIBUTES):

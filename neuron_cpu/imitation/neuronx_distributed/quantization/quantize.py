@@ -15,10 +15,7 @@ Mapping = Dict[Callable, type]
 
 def get_default_quant_module_mappings() -> Mapping:
     """Float layer -> quantised one, by exact type: subclasses stay as they are."""
-    return {
-        ColumnParallelLinear: QuantizedColumnParallel,
-        RowParallelLinear: QuantizedRowParallel,
-    }
+    return {ColumnParallelLinear: QuantizedColumnParallel, RowParallelLinear: QuantizedRowParallel}
 
 
 def convert(

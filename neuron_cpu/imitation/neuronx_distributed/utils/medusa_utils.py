@@ -7,9 +7,7 @@ import torch
 TOPK = 10  # candidates of each head that paths may name
 
 
-def generate_medusa_buffers(
-    medusa_choices: Sequence[Sequence[int]],
-) -> Dict[str, torch.Tensor]:
+def generate_medusa_buffers(medusa_choices: Sequence[Sequence[int]]) -> Dict[str, torch.Tensor]:
     """Buffers of a tree of M - 1 `medusa_choices`, each the path to a node: which candidate of the
     first head, of the second one, and so on. ValueError for a path without its beginning.
 

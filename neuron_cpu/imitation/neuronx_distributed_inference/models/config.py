@@ -403,10 +403,7 @@ class FusedSpecNeuronConfig:
 
     def to_json(self) -> Dict[str, Any]:
         """As NxDI 0.3 and later save it, the class by its module and name."""
-        named = {
-            "__module__": self.worker_cls.__module__,
-            "__name__": self.worker_cls.__qualname__,
-        }
+        named = {"__module__": self.worker_cls.__module__, "__name__": self.worker_cls.__qualname__}
         return {
             "worker_cls": named,
             "draft_config": to_dict(self.draft_config),

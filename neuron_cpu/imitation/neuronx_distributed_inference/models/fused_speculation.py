@@ -321,11 +321,7 @@ class NeuronFusedSpecModel(nn.Module):
         return self._verdict(_agreed(guessed, tokens), tokens, positions, mask)
 
     def _verdict(
-        self,
-        count: torch.Tensor,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        mask: torch.Tensor,
+        self, count: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor
     ) -> Tensors:
         """The same where `count` (B, 1) tokens stand in front of the target's own one."""
         column = torch.arange(self.most)

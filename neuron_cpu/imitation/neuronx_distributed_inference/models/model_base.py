@@ -31,11 +31,7 @@ from ..modules.autobucketing import chunk_buckets, generate_buckets, prefix_cach
 from ..modules.block_inputs import BlockArguments
 from ..modules.block_masks import chunk_mask, last_rows, prior_and_active
 from ..modules.flashdecode.utils import get_cache_size, mask_util
-from ..modules.generation.sampling import (
-    Sampler,
-    prepare_sampling_params,
-    validate_sampling_params,
-)
+from ..modules.generation.sampling import Sampler, prepare_sampling_params, validate_sampling_params
 from ..modules.kvcache.block_kv_cache_manager import (
     BlockKVCacheManager,
     generate_tokengen_slot_mapping,

@@ -361,9 +361,7 @@ class ModelWrapper(nn.Module):
         return (*inputs[:5], torch.empty(0), *ids, *medusa)
 
     def forward(
-        self,
-        *args: Optional[torch.Tensor],
-        blocks: Optional[block_inputs.BlockArguments] = None,
+        self, *args: Optional[torch.Tensor], blocks: Optional[block_inputs.BlockArguments] = None
     ) -> Any:
         """Run one call: pad to a bucket and to the compiled batch, in several parts if needed.
 

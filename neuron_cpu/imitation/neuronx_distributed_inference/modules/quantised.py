@@ -17,13 +17,7 @@ from torch import nn
 from neuron_cpu.errors import CheckpointError
 from neuron_cpu.files import temporary_sibling, unwritable
 
-from .checkpoint import (
-    SAFETENSORS_FILE,
-    StateDict,
-    load_pickle,
-    load_state_dict,
-    without_sharing,
-)
+from .checkpoint import SAFETENSORS_FILE, StateDict, load_pickle, load_state_dict, without_sharing
 
 PathLike = Union[str, os.PathLike]
 _OTHER_TOOLS_SUFFIX, _SUFFIX = ".weight_scale", ".scale"

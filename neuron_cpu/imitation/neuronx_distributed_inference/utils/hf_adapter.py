@@ -62,11 +62,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
 
     main_input_name = "input_ids"
 
-    def __init__(
-        self,
-        model: Any,
-        input_start_offsets: Optional[List[int]] = None,
-    ) -> None:
+    def __init__(self, model: Any, input_start_offsets: Optional[List[int]] = None) -> None:
         super().__init__(_hf_config(model.config))
         if input_start_offsets:
             raise NotImplementedError("input_start_offsets are not supported; pass none.")

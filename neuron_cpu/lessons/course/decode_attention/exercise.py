@@ -79,10 +79,7 @@ def decode_attention(q_hbm, k_hbm, v_hbm):
 
 
 # --- The check: what is right, on which shapes, and how fast -----------------
-CASES = (
-    "3x32:f32 128x32:f32 128x32:f32",
-    "8x64:bf16 512x64:bf16 512x64:bf16",
-)
+CASES = ("3x32:f32 128x32:f32 128x32:f32", "8x64:bf16 512x64:bf16 512x64:bf16")
 FASTER = 2.5  # than the kernel above, on the last case
 
 

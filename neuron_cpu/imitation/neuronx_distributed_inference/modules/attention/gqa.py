@@ -79,11 +79,7 @@ def maybe_pad_tail(
 
 
 def maybe_pad_interleaved(
-    tensor: Optional[torch.Tensor],
-    source_heads: int,
-    target_heads: int,
-    groups: int,
-    head_dim: int,
+    tensor: Optional[torch.Tensor], source_heads: int, target_heads: int, groups: int, head_dim: int
 ) -> Optional[torch.Tensor]:
     """Rows (heads * D, ...) with zero heads at the end of each of `groups` equal groups."""
     if tensor is None or target_heads <= source_heads:

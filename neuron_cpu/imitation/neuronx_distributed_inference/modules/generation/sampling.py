@@ -22,10 +22,7 @@ _REJECTED = -3000.0
 
 
 def prepare_sampling_params(
-    batch_size: int,
-    top_k: Values = (1,),
-    top_p: Values = (1.0,),
-    temperature: Values = (1.0,),
+    batch_size: int, top_k: Values = (1,), top_p: Values = (1.0,), temperature: Values = (1.0,)
 ) -> torch.Tensor:
     """fp32 (batch_size, 3) of top_k, top_p, temperature; lists of one are broadcast."""
     columns = []
@@ -62,11 +59,7 @@ class Sampler(nn.Module):
     temperature. `deterministic` draws always at the middle of the distribution.
     """
 
-    def __init__(
-        self,
-        neuron_config: Any,
-        do_sample: Optional[bool] = None,
-    ) -> None:
+    def __init__(self, neuron_config: Any, do_sample: Optional[bool] = None) -> None:
         super().__init__()
         config = neuron_config.on_device_sampling_config
         if config is None:
