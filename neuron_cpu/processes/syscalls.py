@@ -1,8 +1,9 @@
 """The system calls that somebody else's code may make: those named here, and no others (Linux).
 
 libseccomp makes the filter, as it knows the numbers on every processor; Debian, Ubuntu, Fedora and
-Amazon Linux have it (apt and systemd need it). PyPI's `pyseccomp` wraps the same library; the
-six functions that are needed are called here directly. What is not named fails with EPERM: sockets, processes, signals to others, limits, modes and times of files, shared memory.
+Amazon Linux have it (apt and systemd need it). PyPI's `pyseccomp` wraps the same library, of which
+six functions are called here directly. What is not named fails with EPERM: sockets, processes,
+signals to others, limits, modes and times of files, shared memory.
 """
 
 from __future__ import annotations
