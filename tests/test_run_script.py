@@ -135,3 +135,19 @@ def test_ensure_sdk_from_sitecustomize(scripts, tmp_path, on_the_path):
     lines = ran.stdout.splitlines()
     assert lines[0] == "__main__ ['contest/main.py'] beside True" and lines[1] == "12.0"
     assert lines[2].startswith(str(REPOSITORY)) and lines[3] == "spawned double __mp_main__"
+
+
+def test_the_file_that_a_contest_lacks_is_named(tmp_path):
+    """test.py of aws-neuron/nki-moe reads it, and its repository has it under two other names."""
+    script = tmp_path / "test.py"
+    script.write_text("open('prompt_data.txt')\n")
+    ended = subprocess.run(
+        [sys.executable, "-m", "neuron_cpu", "run", str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    assert ended.returncode == 1 and "FileNotFoundError" in ended.stderr
+    assert ended.stderr.endswith("prompt_data_trn3.csv of aws-neuron/nki-moe to this name.\n")

@@ -5,6 +5,9 @@ model.pt                                          manifest (JSON): version, rank
 operators.json                                    what every sub-model and bucket runs
 weights/tp{rank}_sharded_checkpoint.safetensors   one file a rank
 graphs/<tag>/_tp0_bk<i>/model/graph.hlo           the traced graphs
+
+The compiler's work folder has the same below <tag>, and each graph as hlo_module.pb, SDK 2.27's
+name for it, beside its model folder, too.
 """
 
 import json
@@ -81,9 +84,8 @@ def clear_work_dir(work_dir: Path, tags: Iterable[str]) -> None:
         shutil.rmtree(work_dir / tag, ignore_errors=True)
 
 
-def write_graph(root: Path, tag: str, bucket_index: int, graph: bytes) -> None:
-    """Write one graph.hlo below `root`; StandInError where that cannot be written."""
-    path = graph_path(root, tag, bucket_index)
+def write_graph(path: Path, graph: bytes) -> None:
+    """Write one graph as `path`; StandInError where that cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(graph)

@@ -1,13 +1,15 @@
 """Which version of NxDI the stand-in behaves as, and what differs between the versions.
 
-`NEURON_CPU_NXDI` holds the version (default 0.1). A configuration reads it once, when it is made,
-and carries the Contract from then on: everything built for that configuration follows it, whatever
-the environment says by then. All differences are properties below; no other file compares versions.
-Sources of the differences: the tags v0.1.0 to v0.6.10598 of
+`NEURON_CPU_NXDI` holds the version. The default is 0.1, and 0.9 for a program that has imported
+`models.qwen3_moe`, which 0.1 lacks. A configuration reads it once, when it is made, and carries the
+Contract from then on: everything built for that configuration follows it, whatever the environment
+says by then. All differences are properties below; no other file compares versions.
+Sources of the differences: the tags v0.1.0 to v0.7.14366 and commit c63afe0 of
 aws-neuron/neuronx-distributed-inference.
 """
 
 import os
+import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +18,13 @@ from typing import Iterator, Tuple
 from neuron_cpu.errors import StandInError
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6")
+# For mixtures of experts these are themselves. What they changed of a Llama is not modelled: for
+# one they are 0.6.
+EXPERT_VERSIONS = ("0.7", "0.8", "0.9")
 DEFAULT_VERSION = "0.1"
 ENVIRONMENT_VARIABLE = "NEURON_CPU_NXDI"
-_LAST = len(VERSIONS)
+QWEN3_MOE = "neuronx_distributed_inference.models.qwen3_moe"
+_LAST = len(VERSIONS) + len(EXPERT_VERSIONS)
 # Attributes of NeuronConfig that some versions lack: the minor versions of the first and the last
 # that has it.
 _FIELDS = {
@@ -299,10 +305,11 @@ def contract() -> Contract:
     building = getattr(_thread, "contract", None)
     if building is not None:
         return building
-    version = os.environ.get(ENVIRONMENT_VARIABLE, "") or DEFAULT_VERSION
-    if version not in VERSIONS:
+    default = EXPERT_VERSIONS[-1] if QWEN3_MOE in sys.modules else DEFAULT_VERSION
+    version = os.environ.get(ENVIRONMENT_VARIABLE, "") or default
+    if version not in VERSIONS + EXPERT_VERSIONS:
         raise StandInError(
             f"{ENVIRONMENT_VARIABLE} names an unknown NxDI version, expected one of "
-            f"{', '.join(VERSIONS)}, got {version!r}; unset it for {DEFAULT_VERSION}."
+            f"{', '.join(VERSIONS + EXPERT_VERSIONS)}, got {version!r}; unset it for {default}."
         )
     return Contract(minor=int(version.split(".")[1]))

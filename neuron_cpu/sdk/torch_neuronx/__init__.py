@@ -15,4 +15,5 @@ __version__ = "2.5.1.2.4.0"
 stand_for(
     *("torch_neuronx.xla_impl." + name for name in ("bucket_trace", "torchscript")),
     "torch_neuronx.xla_impl.custom_call_targets",
+    "nkilib",  # public (aws-neuron/nki-library): a checkout on the path goes first
 )

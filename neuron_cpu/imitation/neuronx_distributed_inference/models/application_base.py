@@ -210,7 +210,10 @@ class NeuronApplicationBase(nn.Module):
                     record, serialised = graph.trace(module, inputs, wrapper.tag, bucket)
                 records.append(record)
                 for root in (work_dir, stage / artifacts.GRAPHS_FOLDER):
-                    artifacts.write_graph(root, wrapper.tag, index, serialised)
+                    path = artifacts.graph_path(root, wrapper.tag, index)
+                    artifacts.write_graph(path, serialised)
+                path = artifacts.graph_path(work_dir, wrapper.tag, index)
+                artifacts.write_graph(path.parents[1] / "hlo_module.pb", serialised)
                 progress.report("compile", len(records), total)
         return instances, records
 

@@ -7,6 +7,7 @@ and saves both as `neuron_config.json`.
 
 from __future__ import annotations
 
+import enum
 import importlib
 import json
 import logging
@@ -17,10 +18,15 @@ from typing import Any, Callable, Dict, List, Optional, Type, Union
 import torch
 from neuronx_distributed.quantization.quantization_config import QuantizationType, dtype_of
 
+from neuron_cpu.closed import Closed
+
 from ..contract import ENVIRONMENT_VARIABLE, Contract, contract, field_versions
 from ..modules.lora_serving.config import as_lora_config
 
 CONFIG_FILE = "neuron_config.json"
+# Inner features of a rank's share of an expert that closed kernels need whole multiples of.
+SHARD_ON_INTERMEDIATE_DIMENSION_PER_TP = SHARD_ON_INTERMEDIATE_DIMENTION_PER_TP = 256
+MOE_TKG_MK_INTERMEDIATE_PER_TP = 128
 logger = logging.getLogger("Neuron")
 
 _DTYPES = {
@@ -57,6 +63,8 @@ def to_dict(obj: Any) -> Any:
         return [to_dict(value) for value in obj]
     if isinstance(obj, FusedSpecNeuronConfig):
         return obj.to_json()
+    if isinstance(obj, (enum.Enum, Closed)):
+        return obj.name if isinstance(obj, enum.Enum) else obj.__name__
     if isinstance(obj, type):
         return f"{obj.__module__}.{obj.__qualname__}"
     if hasattr(obj, "__dict__") and not callable(obj):
@@ -376,14 +384,39 @@ class NeuronConfig:
 class MoENeuronConfig(NeuronConfig):
     """NeuronConfig of a mixture of experts.
 
-    `capacity_factor` None drops no tokens; `glu_mlp` says that experts have gates.
+    `capacity_factor` None drops no tokens; `glu_mlp` says that experts have gates. The router's
+    configuration has its activation and its type; `blockwise_matmul_config` says which of equal
+    ways computes the experts of a prompt.
     """
 
     def __init__(
         self, capacity_factor: Optional[float] = None, glu_mlp: bool = True, **kwargs: Any
     ) -> None:
+        take = kwargs.pop
         self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
         self.glu_mlp = glu_mlp
+        self.moe_tp_degree, self.moe_ep_degree = take("moe_tp_degree", 1), take("moe_ep_degree", 1)
+        self.moe_mask_padded_tokens = take("moe_mask_padded_tokens", False)
+        self.early_expert_affinity_modulation = take("early_expert_affinity_modulation", False)
+        normalized = not take("disable_normalize_top_k_affinities", False)
+        self.normalize_top_k_affinities = take("normalize_top_k_affinities", normalized)
+        self.moe_fused_nki_kernel_enabled = take("moe_fused_nki_kernel_enabled", None)
+        self.disable_numeric_cc_token = take("disable_numeric_cc_token", False)
+        self.scratchpad_page_size = take("scratchpad_page_size", None)
+        self.attn_block_tkg_nki_kernel_enabled = take("attn_block_tkg_nki_kernel_enabled", False)
+        blockwise = take("blockwise_matmul_config", None) or {}
+        if isinstance(blockwise, dict):
+            blockwise = SimpleNamespace(**{"block_size": 512, **blockwise})
+        self.blockwise_matmul_config = blockwise
+        asked = {
+            "act_fn": take("router_act_fn", "softmax"),
+            "dtype": take("router_dtype", "float32"),
+        }
+        router = take("router_config", None)
+        if not isinstance(router, SimpleNamespace):
+            router = SimpleNamespace(**asked | (router or {}))
+        router.dtype = _as_dtype(router.dtype)
+        self.router_config = router
         super().__init__(**kwargs)
 
 

@@ -159,14 +159,16 @@ def generate_neff(
     compiler_args: Any = None,
     inline_weights_to_neff: bool = False,
 ) -> NeffArtifacts:
-    """Compile into `compiler_workdir`: graph.neff, model/graph.hlo and operators.json."""
+    """Compile into `compiler_workdir`: graph.neff, operators.json, and the graph as model/graph.hlo
+    and, as SDK 2.27 and later name it, hlo_module.pb."""
     del inline_weights_to_neff
     from libneuronxla import neuron_xla_compile  # which imports this module
 
     folder = Path(compiler_workdir)
     (folder / "model").mkdir(parents=True, exist_ok=True)
     content = hlo_artifacts.hlo_module.SerializeToString()
-    (folder / "model" / "graph.hlo").write_bytes(content)
+    for name in ("model/graph.hlo", "hlo_module.pb"):
+        (folder / name).write_bytes(content)
     neff = neuron_xla_compile(content, compiler_args, work_dir=folder)
     (folder / "graph.neff").write_bytes(neff)
     return NeffArtifacts(str(folder / "graph.neff"))

@@ -1,5 +1,6 @@
 """The experts: one gated MLP each (NxD's modules.moe.expert_mlps)."""
 
+from types import SimpleNamespace
 from typing import Any, Optional
 
 import torch
@@ -46,10 +47,10 @@ class Experts(nn.Module):
             num_experts, intermediate_size, hidden_size, dtype=dtype
         )
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(T, H) -> partial results of all experts (E, T, H)."""
-        gate, up = self.gate_up_proj(x[None]).chunk(2, dim=-1)
-        return self.down_proj(self.act_fn(gate) * up)
+    def forward(self, x: torch.Tensor, chosen: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """(T, H) -> partial results of all experts (E, T, H), or of those ``chosen`` (n,) alone."""
+        gate, up = self.gate_up_proj(x[None], chosen).chunk(2, dim=-1)
+        return self.down_proj(self.act_fn(gate) * up, chosen)
 
 
 class ExpertMLPs(nn.Module):
@@ -57,8 +58,9 @@ class ExpertMLPs(nn.Module):
 
     NxD picks one of four ways to compute them by the number of tokens: the weights of the chosen
     experts only, all experts, blocks of tokens, or as many tokens an expert as a capacity factor
-    allows. The first three give equal results up to rounding, and here all experts run. The last
-    one drops tokens: an expert keeps the first C = min(T, ceil(T k factor / E)) that chose it.
+    allows. The first three give equal results up to rounding. Here the first runs where a call
+    chooses fewer experts than there are, and else all experts do. The last one drops tokens: an
+    expert keeps the first C = min(T, ceil(T k factor / E)) that chose it.
     """
 
     def __init__(
@@ -87,6 +89,9 @@ class ExpertMLPs(nn.Module):
         self.num_experts, self.top_k = num_experts, top_k
         self.normalize_top_k_affinities = normalize_top_k_affinities
         self.capacity_factor = capacity_factor
+        self.routed_experts_mlp_config = SimpleNamespace(
+            normalize_top_k_affinities=normalize_top_k_affinities
+        )
         self.mlp_op = Experts(num_experts, hidden_size, intermediate_size, hidden_act, dtype)
 
     def forward(
@@ -97,7 +102,9 @@ class ExpertMLPs(nn.Module):
         seq_len: int,
     ) -> torch.Tensor:
         """(T, H), affinities (T, E), indices (T, k) -> partial sums (T, H) of this rank."""
-        del seq_len  # decides between ways with equal results
+        few = expert_index.numel() < self.num_experts
+        if few and (seq_len == 1 or self.capacity_factor is None):
+            return self._selected(hidden_states, expert_affinities, expert_index)
         chosen = torch.zeros_like(expert_affinities).scatter(1, expert_index, 1.0)
         weights = expert_affinities * chosen
         if self.normalize_top_k_affinities:
@@ -109,6 +116,19 @@ class ExpertMLPs(nn.Module):
             weights = weights * self._kept(chosen)
         made = self.mlp_op(hidden_states)
         return (made * weights.t()[:, :, None]).sum(0)
+
+    def _selected(
+        self, hidden_states: torch.Tensor, affinities: torch.Tensor, index: torch.Tensor
+    ) -> torch.Tensor:
+        """`forward` of few tokens, from the weights of each token's own experts."""
+        weights = affinities.gather(1, index)
+        if self.normalize_top_k_affinities:
+            weights = nn.functional.normalize(weights, p=1.0, dim=1)
+        made = []
+        for token in range(hidden_states.shape[0]):
+            own = self.mlp_op(hidden_states[token : token + 1], index[token])[:, 0]
+            made.append((own * weights[token][:, None]).sum(0))
+        return torch.stack(made)
 
     def _kept(self, chosen: torch.Tensor) -> torch.Tensor:
         """(T, E) of ones and zeros -> the same without the tokens beyond each expert's capacity."""

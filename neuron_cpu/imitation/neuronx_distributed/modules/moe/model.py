@@ -22,16 +22,28 @@ class MoE(nn.Module):
         router: RouterTopK,
         expert_mlps: ExpertMLPs,
         *,
+        rmsnorm: Optional[nn.Module] = None,
         sequence_parallel_enabled: bool = False,
         sequence_dimension: Optional[int] = None,
     ) -> None:
         super().__init__()
-        self.router, self.expert_mlps = router, expert_mlps
+        self.router, self.expert_mlps, self.rmsnorm = router, expert_mlps, rmsnorm
         self.sequence_parallel_enabled = sequence_parallel_enabled
         self.sequence_dimension = 1 if sequence_dimension is None else sequence_dimension
 
-    def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor]:
-        """One all-reduce (or reduce-scatter) of what all experts have added up."""
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        padding_mask: Optional[torch.Tensor] = None,
+        is_speculative_decoding: bool = False,
+    ) -> Tuple[torch.Tensor]:
+        """One all-reduce (or reduce-scatter) of what all experts have added up.
+
+        A ``padding_mask`` only keeps padding from taking an expert's time.
+        """
+        del padding_mask, is_speculative_decoding
+        if self.rmsnorm is not None:
+            hidden_states = self.rmsnorm(hidden_states)
         if self.sequence_parallel_enabled:
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, self.sequence_dimension

@@ -29,8 +29,9 @@ class _ExpertLinear(BaseParallelLinear):
         if not self.weight.is_meta:
             self._init_weight(self.weight)
 
-    def forward(self, input_: torch.Tensor) -> torch.Tensor:
-        return torch.matmul(input_, self.weight)
+    def forward(self, input_: torch.Tensor, chosen: Optional[torch.Tensor] = None) -> torch.Tensor:
+        """With ``chosen`` (n,) the weights of those experts alone: (n, T, N)."""
+        return torch.matmul(input_, self.weight if chosen is None else self.weight[chosen])
 
 
 class ExpertFusedColumnParallelLinear(_ExpertLinear):

@@ -18,23 +18,30 @@ class RouterTopK(nn.Module):
         hidden_size: int,
         *,
         dtype: torch.dtype = torch.float32,
+        act_fn: str = "softmax",
         **later: Any,
     ) -> None:
         super().__init__()
         refuse_others(
             "RouterTopK", later, sequence_parallel_enabled=..., sequence_dimension=..., device=...,
-            tensor_model_parallel_group=..., jitter_eps=0.0, act_fn="softmax", bias=False,
-            apply_act_fn_over_topk=False, store_transposed_weights=False,
+            tensor_model_parallel_group=..., jitter_eps=0.0, bias=False,
+            apply_act_fn_over_topk=False, store_transposed_weights=...,
         )  # fmt: skip
-        self.num_experts, self.top_k = num_experts, top_k
+        if act_fn != "softmax":
+            raise NotImplementedError(
+                f"RouterTopK got act_fn={act_fn!r}, expected 'softmax': other affinities are not "
+                "modelled."
+            )
+        self.num_experts, self.top_k, self.act_fn = num_experts, top_k, act_fn
         self.linear_router = nn.Linear(hidden_size, num_experts, bias=False, dtype=dtype)
 
     def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """(T, H) -> logits (T, E), affinities (T, E) over all experts, indices (T, k).
 
-        The softmax is in fp64 and comes back in the activations' type; the choice is by logits.
+        The product is in the router's own type. The softmax is in fp64 and comes back in the
+        activations' type; the choice is by logits.
         """
-        logits = self.linear_router(hidden_states)
+        logits = self.linear_router(hidden_states.to(self.linear_router.weight.dtype))
         affinities = torch.softmax(logits.to(torch.float64), dim=-1).to(hidden_states.dtype)
         _, indices = torch.topk(logits, self.top_k, dim=-1)
         return logits, affinities, indices

@@ -108,7 +108,7 @@ class LlamaInferenceConfig(InferenceConfig):
 
 
 def model_type(config: InferenceConfig) -> str:
-    """Of the family of Llama: llama, mistral, qwen2 or qwen3."""
+    """Of the family of Llama: llama, mistral, qwen2, qwen3 or qwen3_moe."""
     return getattr(config, "model_type", "llama")
 
 
@@ -319,7 +319,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
 
     def _norm_heads(self, config: InferenceConfig) -> None:
         """Norms over each query and key head, where the model has them."""
-        if model_type(config) == "qwen3":
+        if model_type(config) in ("qwen3", "qwen3_moe"):
             norm = get_rmsnorm_cls()
             self.q_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)
             self.k_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)

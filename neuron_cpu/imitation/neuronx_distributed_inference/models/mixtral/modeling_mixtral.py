@@ -3,7 +3,7 @@
 Written from the interface of NxDI 0.1.0's module of the same name; later versions by contract.py.
 """
 
-from typing import Any, Dict, List, Type
+from typing import Any, Dict, List, Tuple, Type
 
 import torch
 from torch import nn
@@ -54,28 +54,38 @@ class NeuronMixtralModel(NeuronLlamaModel):
     decoder_layer_cls = NeuronMixtralDecoderLayer
 
 
-def convert_mixtral_to_neuron_state_dict(
-    state_dict: StateDict, config: InferenceConfig
-) -> StateDict:
-    """Stack the experts of each layer: gate and up (E, H, 2I), down (E, I, H)."""
+def stack_experts(
+    state_dict: StateDict,
+    config: InferenceConfig,
+    block: str,
+    experts: int,
+    names: Tuple[str, str, str],
+) -> None:
+    """Stack the experts of each layer's ``block``, whose weights of gate, up and down have these
+    ``names``: gate and up (E, H, 2I), down (E, I, H)."""
     for layer in range(config.num_hidden_layers):
-        old, new = f"layers.{layer}.block_sparse_moe.", f"layers.{layer}.mlp."
+        old, new = f"layers.{layer}.{block}.", f"layers.{layer}.mlp."
         if f"{old}gate.weight" not in state_dict:  # converted already
             continue
         router = state_dict.pop(f"{old}gate.weight")
         state_dict[f"{new}router.linear_router.weight"] = router
         gate, up, down = (
             torch.stack(
-                [
-                    state_dict.pop(f"{old}experts.{expert}.{name}.weight").t()
-                    for expert in range(config.num_local_experts)
-                ]
+                [state_dict.pop(f"{old}experts.{e}.{name}.weight").t() for e in range(experts)]
             )
-            for name in ("w1", "w3", "w2")
+            for name in names
         )
-        experts = f"{new}expert_mlps.mlp_op."
-        state_dict[f"{experts}gate_up_proj.weight"] = torch.cat((gate, up), dim=2)
-        state_dict[f"{experts}down_proj.weight"] = down
+        stacked = f"{new}expert_mlps.mlp_op."
+        state_dict[f"{stacked}gate_up_proj.weight"] = torch.cat((gate, up), dim=2)
+        state_dict[f"{stacked}down_proj.weight"] = down
+
+
+def convert_mixtral_to_neuron_state_dict(
+    state_dict: StateDict, config: InferenceConfig
+) -> StateDict:
+    """The experts of a Mixtral's checkpoint, stacked."""
+    names, experts = ("w1", "w3", "w2"), config.num_local_experts
+    stack_experts(state_dict, config, "block_sparse_moe", experts, names)
     return state_dict
 
 

@@ -58,6 +58,14 @@ class FlashAttentionStrategy(enum.Enum):
     SHARDED_KERNEL = 2
 
 
+class EPDispatchOption(enum.Enum):
+    """Collectives around experts on several nodes; here the first alone."""
+
+    AR_AG = "AR_AG"
+    RS_AG = "RS_AG"
+    AG_AR = "AG_AR"
+
+
 @dataclass(frozen=True)
 class NeuronAttentionBaseOutput:
     """What attention returns from NxDI 0.3 on: unpacks as four items, indexes as five."""
@@ -182,6 +190,8 @@ class NeuronAttentionBase(nn.Module):
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim or hidden_size // num_attention_heads
+        self.softmax_scale = math.sqrt(self.head_dim)  # what scores are divided by
+        self.ep_dispatch_cc_option = EPDispatchOption.AR_AG
         self.rotary_emb, self.rms_norm_eps, self.clip_qkv = rotary_emb, rms_norm_eps, clip_qkv
         self.bias, self.qkv_bias, self.o_bias = qkv_bias or o_bias, qkv_bias, o_bias
         self.padding_side = neuron_config.padding_side
@@ -293,6 +303,7 @@ class NeuronAttentionBase(nn.Module):
         rmsnorm: Optional[nn.Module] = None,
         skip_rope: bool = False,
         residual: Optional[torch.Tensor] = None,
+        use_polar_compatible_rope: bool = False,
     ) -> Tuple[Any, ...]:
         """Q (B, heads, S, D), K, V (B, kv heads, S, D) after RoPE, and the angles used.
 
@@ -306,9 +317,8 @@ class NeuronAttentionBase(nn.Module):
         K = move_heads_front(K, *layout, self.num_key_value_heads, self.head_dim, self.k_layernorm)
         V = move_heads_front(V, *layout, self.num_key_value_heads, self.head_dim)
         if self.rotary_emb is not None and not skip_rope:
-            if cos_cache is None or sin_cache is None:
-                cos_cache, sin_cache = self.rotary_emb(V, position_ids)
-            Q, K = apply_rotary_pos_emb(Q, K, cos_cache, sin_cache)
+            tables = cos_cache, sin_cache, use_polar_compatible_rope
+            Q, K, cos_cache, sin_cache = self.apply_rotary_embedding(Q, K, V, position_ids, *tables)
         if past_key_value is None and self.cp_degree > 1:
             both, ranks = torch.stack([K, V]), get_context_parallel_attention_cp_group()
             K, V = gather_from_tensor_model_parallel_region_with_dim(
@@ -316,6 +326,26 @@ class NeuronAttentionBase(nn.Module):
             )
         result = (Q, K, V, cos_cache, sin_cache)
         return (*result, residual) if self.contract.passes_residual else result
+
+    def apply_rotary_embedding(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        position_ids: torch.Tensor,
+        cos_cache: Optional[torch.Tensor],
+        sin_cache: Optional[torch.Tensor],
+        use_polar_compatible_rope: bool,
+    ) -> Tuple[torch.Tensor, ...]:
+        """Q and K (B, heads, S, D) rotated to their positions, and cos and sin of these."""
+        if use_polar_compatible_rope:
+            raise NotImplementedError("use_polar_compatible_rope is not modelled; leave it off.")
+        if cos_cache is None or sin_cache is None:
+            cos_cache, sin_cache = self.rotary_emb(V, position_ids)
+        return (*apply_rotary_pos_emb(Q, K, cos_cache, sin_cache), cos_cache, sin_cache)
+
+    def get_learned_sinks(self) -> None:
+        """Scores that belong to no key: none."""
 
     def perform_prefill(
         self,

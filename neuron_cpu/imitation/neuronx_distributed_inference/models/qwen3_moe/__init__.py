@@ -1,0 +1,1 @@
+"""The baseline Qwen3 with experts."""

@@ -1,0 +1,97 @@
+"""The baseline Qwen3-MoE and what the 2026 contest's files import, against Hugging Face."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import pytest
+import torch
+from neuronx_distributed_inference.contract import QWEN3_MOE, contract
+from neuronx_distributed_inference.models.layer_boundary_marker import ModuleMarkerEndWrapper
+from neuronx_distributed_inference.models.qwen3_moe.modeling_qwen3_moe import (
+    NeuronQwen3MoeForCausalLM,
+    Qwen3MoeInferenceConfig,
+)
+from neuronx_distributed_inference.utils.argparse_utils import StringOrIntegers
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+del sys.modules[QWEN3_MOE]  # as long as it is there the default version is another one
+MoENeuronConfig = Qwen3MoeInferenceConfig.get_neuron_config_cls()
+# Heads times their size is twice the hidden size.
+SHAPE = dict(
+    hidden_size=64,
+    moe_intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    head_dim=16,
+    vocab_size=212,
+    max_position_embeddings=512,
+    num_experts=24,
+    num_experts_per_tok=4,
+    norm_topk_prob=True,
+    initializer_range=0.2,
+    tie_word_embeddings=False,
+)
+PROMPT = [5, 17, 101, 3, 44, 9]
+
+
+@pytest.fixture
+def qwen(tmp_path, monkeypatch):
+    """Factory of (Hugging Face model, baseline application) of a configuration."""
+
+    def make(version="0.9", load=True, shape=None, **neuron):
+        monkeypatch.setenv("NEURON_CPU_NXDI", version)
+        torch.manual_seed(0)
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **(shape or {})})).eval()
+        model.save_pretrained(tmp_path)
+        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": "float32", **neuron}
+        config = Qwen3MoeInferenceConfig(
+            MoENeuronConfig(**options), load_config=load_pretrained_config(str(tmp_path))
+        )
+        app = NeuronQwen3MoeForCausalLM(str(tmp_path), config)
+        if load:
+            app.compile(tmp_path / "compiled")
+            app.load(tmp_path / "compiled")
+        return model, app
+
+    return make
+
+
+@pytest.mark.parametrize("tp_degree", [1, 4])
+def test_logits_equal_hugging_face(tp_degree, qwen, generate, reference, tmp_path):
+    """A decode step reads four of 24 experts, a prompt of six tokens takes all of them."""
+    model, app = qwen(tp_degree=tp_degree, blockwise_matmul_config={"use_torch_block_wise": True})
+    tokens, logits = reference(model, PROMPT, 5)
+    output = generate(app, [PROMPT], 5, return_dict_in_generate=True, output_logits=True)
+    assert torch.equal(output.sequences[0, len(PROMPT) :], tokens)
+    torch.testing.assert_close(torch.cat(output.logits), logits, rtol=0, atol=1e-4)
+    saved = Qwen3MoeInferenceConfig.load(tmp_path / "compiled").neuron_config
+    assert saved.router_config.dtype == torch.float32 and saved.normalize_top_k_affinities
+    assert saved.blockwise_matmul_config.use_torch_block_wise
+
+
+def test_refusals(qwen):
+    with pytest.raises(
+        ValueError, match=r"mlp_only_layers \[1\] and decoder_sparse_step 1, expect"
+    ):
+        qwen(load=False, shape={"mlp_only_layers": [1]})
+    with pytest.raises(ValueError, match="moe_intermediate_size 26 does not divide among 4 ranks"):
+        qwen(tp_degree=4, shape={"moe_intermediate_size": 26})
+    with pytest.raises(NotImplementedError, match="moe_ep_degree 2, expected 0 and 1"):
+        qwen(tp_degree=1, moe_ep_degree=2)
+
+
+def test_names_of_the_contest(monkeypatch):
+    monkeypatch.delenv("NEURON_CPU_NXDI", raising=False)
+    monkeypatch.setitem(sys.modules, QWEN3_MOE, sys)
+    assert contract().version == "0.9"
+    assert ModuleMarkerEndWrapper()(1, 2) == (1, 2) and ModuleMarkerEndWrapper()(3) == 3
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--at", nargs="+", action=StringOrIntegers)
+    assert parser.parse_args(["--at", "1", "2"]).at == [1, 2]
+    assert parser.parse_args(["--at", "auto"]).at == "auto"
+    with pytest.raises(argparse.ArgumentTypeError, match="'auto' alone or integers"):
+        parser.parse_args(["--at", "auto", "1"])
