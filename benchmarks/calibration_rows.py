@@ -184,7 +184,7 @@ def _function(module: Any, row: Row) -> Any:
         import neuronxcc.nki as nki
 
         found = nki.jit(found)
-    return found[row.grid] if row.grid else found
+    return found[row.grid if len(row.grid) > 1 else row.grid[0]] if row.grid else found
 
 
 def _import(path: Path, folders: list[Path]) -> Any:
