@@ -222,6 +222,7 @@ class Settings:
     model_path: Optional[Path]
     compiled_model_path: Optional[Path]
     recompile: bool
+    clear: tuple[str, ...]  # folders of the cache, or "all"
     debug: bool
 
     # the submission's process

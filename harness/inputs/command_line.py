@@ -62,6 +62,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "judge": args.judge or ("contest" if args.mode in EVALUATE else "ties"),
         "llama": args.llama[0],
         "contestants": tuple(args.llama),
+        "clear": tuple(args.clear),
         "only": None if args.only is None else tuple(args.only),
         **_batching(args),
         "speculation": speculation.asked(args),

@@ -38,6 +38,7 @@ MODES = {
     "preflight": "the last look at a submission before its upload",
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
+    "cache": "what earlier runs have left on the disk, and a way to clear it",
     "disaggregate": "prefill in one process, decode in another (an experiment)",
 }
 ALIASES = {"evaluate_single": "evaluate"}
@@ -198,6 +199,8 @@ TOPICS = {
         Option("--model-path", "folder of a model, .gguf, or OWNER/NAME",
                form=PATH),
         Option("--compiled-model-path", "folder for compiled models (default: cache)", form=PATH),
+        Option("--clear", "remove folders of the cache: all, or names that the mode lists",
+               ("cache",), {"nargs": "+", "default": [], "metavar": "NAME"}),
         Option("--recompile", "never reuse a compiled folder", form=ON),
         Option("--debug", "show tracebacks of refusals", form=ON),
     )),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -23,7 +24,7 @@ from neuron_cpu.files import atomic_folder, check_plain, write_text_atomically
 from neuron_cpu.processes.limits import Limits
 
 MANIFEST = "driver.json"
-MOST_COMPILED_BYTES = 32 << 30  # in the cache: some six models of Llama-3.2-1B in bf16
+MOST_COMPILED_BYTES = 16 << 30  # in the cache: some six models of Llama-3.2-1B in bf16
 _MODEL = "harness.session.model"
 
 
@@ -188,15 +189,19 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
         console.say(f"Reusing the compiled {words} in {console.shown(folder)}")
         return
     reason = ", ".join(changed) or "asked for"
-    with console.step(f"Compiling {words} ({reason})"), atomic_folder(folder) as target:
+    title = f"Compiling {words} ({reason})"
+    with console.step(title) as step, atomic_folder(folder) as target:
         loaded.call(f"{_MODEL}:compile", "The model cannot be compiled")
         _take(loaded.worker.job.scratch / loaded.role.value, target)
         _save_tokenizer(loaded.session.tokenizer, target)
         manifest = inputs | {"files": _checksums(target)}
         text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
         write_text_atomically(target / MANIFEST, text)
-    if loaded.session.settings.compiled_model_path is None:
-        forget_old(folder.parent.parent, MOST_COMPILED_BYTES, folder.parent)
+        if loaded.session.settings.compiled_model_path is None:
+            size = sum(_file_sizes(target).values())
+            cache = folder.parent.parent
+            left, gone = forget_old(cache, MOST_COMPILED_BYTES - size, folder.parent)
+            step.note(f"{title}; {_said(left + size, gone)}")
 
 
 def _take(made: Path, target: Path) -> None:
@@ -226,22 +231,33 @@ def _save_tokenizer(tokenizer: Any, target: Path) -> None:
             ) from error
 
 
-def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:
+def _said(kept_bytes: int, gone: int) -> str:
+    """What the cache of compiled folders holds, and how many made room."""
+    most = f"{MOST_COMPILED_BYTES / 2**30:.0f} GiB"
+    room = f", {gone} unused for longest removed" if gone else ""
+    return f"the cache (--mode cache) holds {kept_bytes / 2**30:.1f} of at most {most}{room}"
+
+
+def last_used(root: Path) -> float:
+    """When one of its compiled models was last compiled or loaded."""
+    return max((path.stat().st_mtime for path in root.glob(f"*/{MANIFEST}")), default=0.0)
+
+
+def forget_old(cache: Path, most_bytes: int, keep: Path) -> tuple[int, int]:
     """Remove compiled folders that were used longest ago, until the others fit.
 
-    Those that another run has locked, and `keep`, stay.
+    Those that another run has locked, and `keep`, stay. Returns the bytes that are left, and how
+    many folders went.
     """
     roots = [path for path in cache.iterdir() if path.is_dir() and path != keep]
     sizes = {path: sum(_file_sizes(path).values()) for path in [*roots, keep]}
-
-    def used(root: Path) -> float:
-        return max((path.stat().st_mtime for path in root.glob(f"*/{MANIFEST}")), default=0.0)
-
-    for root in sorted(roots, key=used):
+    before = len(sizes)
+    for root in sorted(roots, key=last_used):
         if sum(sizes.values()) <= most_bytes:
-            return
+            break
         if remove_unlocked(root):
             del sizes[root]
+    return sum(sizes.values()), before - len(sizes)
 
 
 def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
@@ -266,6 +282,12 @@ def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
         "Python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
     }
+
+
+def identity(loaded: Loaded) -> str:
+    """A digest of what a model was compiled from, and of the code here that runs it."""
+    code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
+    return hashlib.sha256((loaded.folder / MANIFEST).read_bytes() + code).hexdigest()
 
 
 def _changed_inputs(folder: Path, inputs: dict[str, Any]) -> list[str]:

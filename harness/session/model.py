@@ -65,6 +65,8 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     if role in BASELINES and asked.seq_len <= MOST_PREFILL:
         asked = asked.whole_prefill()
     settings = asked.neuron_config()
+    if role in BASELINES and sdk.platform().estimates and sdk.real_libraries() is None:
+        settings["save_sharded_checkpoint"] = False  # `load` reads the checkpoint itself
     if role in (Role.SHADOW, Role.PRECISE):
         settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
     for name in ("torch_dtype", "rpl_reduce_dtype"):

@@ -1,9 +1,10 @@
-"""Results of PyTorch in fp32 that kernels are held against, kept: a CPU takes long for them."""
+"""Results that kernels are held against, kept in the cache: a CPU takes long for them."""
 
 import contextlib
 import hashlib
 import io
 import json
+import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,13 +30,14 @@ def read(path: Path) -> Optional[tuple[Any, list[np.ndarray]]]:
     try:
         with np.load(path, allow_pickle=False) as kept:
             arrays = [kept[name] for name in sorted(kept.files) if name != _BODY]
+            os.utime(path)  # when it was used last
             return json.loads(str(kept[_BODY])), arrays
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 
 
 def write(path: Path, body: Any, arrays: list[np.ndarray]) -> None:
-    """Keep a result; the oldest others go until all fit MOST_BYTES."""
+    """Keep a result; those used longest ago go until all fit MOST_BYTES."""
     content = io.BytesIO()
     named = {f"array{index:02}": array for index, array in enumerate(arrays)}
     np.savez(content, **{_BODY: np.array(json.dumps(body))}, **named)  # type: ignore[arg-type]

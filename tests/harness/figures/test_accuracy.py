@@ -10,6 +10,7 @@ import torch
 
 from harness.figures import accuracy
 from harness.inputs import command_line
+from harness.session.building import MANIFEST
 
 VOCABULARY, TOKENS = 8, 4
 
@@ -38,7 +39,8 @@ def check(monkeypatch):
         def scores(loaded, ids, count, on_step):
             return sides[loaded.side][TOKENS - count :].clone()
 
-        monkeypatch.setattr(accuracy, "_scores", scores)
+        for name in ("_scores", "_known_scores"):
+            monkeypatch.setattr(accuracy, name, scores)
         monkeypatch.setattr(accuracy, "origin_of_nonfinite", lambda *_: "from here")
         settings = command_line.parse(["--mode", "validate", *arguments])
         session = SimpleNamespace(settings=settings, tokenizer=Letters())
@@ -84,3 +86,30 @@ def test_end_tokens_that_are_masked_are_no_finding(check) -> None:
     for scores in sides:
         scores[..., 0] = -math.inf
     assert check(*sides).passed
+
+
+def test_the_baselines_logits_are_kept_until_what_made_them_changes(monkeypatch, tmp_path) -> None:
+    """The second call reads them; other tokens, a changed model and damage do not."""
+    calls = []
+
+    def scores(loaded, ids, count, on_step):
+        calls.append(ids)
+        return logits(3, 5, 1.0)[:count]
+
+    monkeypatch.setattr(accuracy, "_scores", scores)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings = command_line.parse(["--mode", "validate"])
+    session = SimpleNamespace(settings=settings, vocabulary=VOCABULARY)
+    loaded = SimpleNamespace(session=session, folder=tmp_path)
+    (tmp_path / MANIFEST).write_text("{}")
+    first = accuracy.expected_of(loaded, None, [1, 2], TOKENS)
+    again = accuracy.expected_of(loaded, None, [1, 2], TOKENS)
+    assert torch.equal(first.baseline, again.baseline) and len(calls) == 1
+    accuracy.expected_of(loaded, None, [1, 3], TOKENS)
+    (tmp_path / MANIFEST).write_text("{ }")
+    accuracy.expected_of(loaded, None, [1, 2], TOKENS)
+    assert len(calls) == 3
+    for file in tmp_path.rglob("*.npz"):
+        file.write_bytes(file.read_bytes()[:-100])
+    assert torch.equal(accuracy.expected_of(loaded, None, [1, 2], TOKENS).baseline, first.baseline)
+    assert len(calls) == 4

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
+from harness.errors import UserError
 from harness.files import locked_folder
+from harness.inputs import command_line
+from harness.modes import cache
 from harness.session.building import MANIFEST, forget_old
 
 
@@ -20,9 +25,9 @@ def compiled(cache: Path, name: str, used: float) -> Path:
 
 def test_the_longest_unused_go_first(tmp_path: Path) -> None:
     roots = [compiled(tmp_path, name, used) for name, used in (("b", 2), ("a", 3), ("c", 1))]
-    forget_old(tmp_path, 10_000, roots[2])
+    assert forget_old(tmp_path, 10_000, roots[2]) == (3006, 0)
     assert all(root.exists() for root in roots)
-    forget_old(tmp_path, 2500, roots[2])
+    assert forget_old(tmp_path, 2500, roots[2]) == (2004, 1)
     assert [root.exists() for root in roots] == [False, True, True]
 
 
@@ -33,3 +38,25 @@ def test_what_another_run_has_locked_stays(tmp_path: Path) -> None:
     assert used.exists() and kept.exists()
     forget_old(tmp_path, 10, kept)
     assert not used.exists() and kept.exists()
+
+
+def test_the_cache_is_listed_and_cleared(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    place = tmp_path / "nki-llama"
+    kept, used = (compiled(place / "compiled", name, 1e9) for name in ("kept", "used"))
+    (place / "references").mkdir()
+    (place / "references" / "one.npz").write_bytes(b"x" * 500)
+
+    def told(*arguments: str) -> str:
+        assert cache.run(command_line.parse(["--mode", "cache", *arguments])) in (0, 1)
+        return "".join(capsys.readouterr())
+
+    with locked_folder(used, lambda: None):
+        listed = told()
+        assert "compiled/kept" in listed and "2001-09-09" in listed and "at most 16.0 GiB" in listed
+        with pytest.raises(UserError, match="nothing named compiled/other"):
+            told("--clear", "compiled/other")
+        assert "In use, not removed: compiled/used" in told("--clear", "all")
+    assert not kept.exists() and used.exists() and not (place / "references").exists()
+    told("--clear", "compiled/used")
+    assert not used.exists() and "empty" in told()
