@@ -38,6 +38,7 @@ class Operator:
     name: str
     macs: Optional[int]
     count: int = 1
+    shapes: tuple[tuple[int, ...], ...] = ()  # of a kernel's inputs, of a product's factors
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Graph:
     operators: tuple[Operator, ...]
     instructions: Optional[int] = None  # traced in its kernels, where the stand-in compiled it
     prior: int = 0  # cached tokens that a prompt's graph reads, tiles of them in a chunk
+    # operators of PyTorch but products -> how many there are, and elements of their results
+    others: Optional[dict[str, tuple[int, int]]] = None
 
     @property
     def sizes(self) -> str:
@@ -137,6 +140,7 @@ class _GraphRecord(BaseModel):
     bucket: Annotated[int, Field(ge=1)]
     prior: Annotated[int, Field(ge=0)] = 0
     operators: list[_Row]
+    others: dict[str, tuple[int, int]] = {}
     instructions: Optional[int] = None
 
 
@@ -159,10 +163,18 @@ def _from_record(entry: _GraphRecord) -> Graph:
             row.name if row.names is None else ", ".join(sorted(row.names)),
             row.macs if row.ran == "kernel" else _product_macs(row.shapes),
             row.count,
+            tuple(map(tuple, row.shapes)),
         )
         for row in entry.operators
     )
-    return Graph(entry.submodel, entry.bucket, operators, entry.instructions, entry.prior)
+    return Graph(
+        entry.submodel, entry.bucket, operators, entry.instructions, entry.prior, entry.others
+    )
+
+
+def from_records(content: Any) -> list[Graph]:
+    """Graphs in the form of operators.json; a ValueError where it is another one."""
+    return [_from_record(entry) for entry in _RECORD.validate_python({"graphs": content}).graphs]
 
 
 def _product_macs(shapes: list[list[int]]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
-from harness.figures import accuracy, benchmark, floors, flops, graphs, reference
+from harness.figures import accuracy, benchmark, executed, floors, flops, graphs, reference
 from harness.figures.accuracy import Expected, RowResult
 from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
@@ -137,6 +137,7 @@ class Evaluator:
         """The result with accuracy, speed, NKI share and score."""
         streams: list[Stream] = []
         rows = [self._check(ids, result.new_tokens, advance, streams) for ids in prompt_ids]
+        executed.check(self.candidate, self._graphs)
         accurate = all(checked.passed for checked in rows)
         room = result.seq_len - result.prompt_tokens
         settings = self.session.settings

@@ -67,7 +67,6 @@ class Speed(NamedTuple):
         roofline_side: "compute" or "memory", whichever of the two is larger.
         macs: of all products but transposes.
         sbuf_bytes: most SBUF bytes per partition in use at once.
-        memory_ns: what inputs and outputs once take over a core's part of HBM.
     """
 
     time_ns: float
@@ -80,7 +79,6 @@ class Speed(NamedTuple):
     sbuf_bytes: int
     dma_profile: str
     estimated: bool = True
-    memory_ns: float = 0.0
 
 
 @dataclass
@@ -208,7 +206,7 @@ def _try(
         exact = reference.exact(*_asked(program, positional, named))
         plain = reference.plain(*_asked(program, positional, named))
         got = [t.to(torch.float64) for t in run(program, plan, inputs)]
-        found.mismatch = _mismatch(got, exact)
+        found.mismatch = mismatch(got, exact)
         if found.mismatch:
             return
         answers = measured(types, got, reference, exact, plain, tolerance, settings.nan)
@@ -257,7 +255,8 @@ def _asked(
     return [value for value in positional if id(value) not in results], kept
 
 
-def _mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
+def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
+    """What of the results has another number or shape than the reference's, empty where nothing."""
     if len(got) != len(exact):
         return (
             f"the kernel returns {len(got)} tensors, expected the reference's {len(exact)}; return "
@@ -379,7 +378,6 @@ def speed(program: Program, settings: Settings) -> Speed:
         macs=program.macs,
         sbuf_bytes=int(figures["sbuf_high_water_bytes"]),
         dma_profile=settings.dma_profile,
-        memory_ns=sides["memory"],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import torch
 
-from .ranks import current_group
+from .ranks import current_group, unwatched
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
 ALL_TO_ALL, PERMUTE = "all-to-all", "permute"
@@ -50,7 +50,8 @@ class Collective:
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         group = current_group()
         if group is None or group.size() == 1:
-            return self.results([tensor])[0]
+            with unwatched():
+                return self.results([tensor])[0]
         label = f"{self.kind}({tensor.dtype}, {list(tensor.shape)})"
         return group.exchange(label, tensor, self._combine)
 

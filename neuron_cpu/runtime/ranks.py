@@ -15,7 +15,7 @@ import atexit
 import queue
 import threading
 import weakref
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -62,7 +62,9 @@ class Group:
         """Run one collective; `label` names operation, dtype and shape for the error message."""
         if self._rendezvous is not None:
             mine = rounding.settled(tensor)
-            return rounding.settled(self._rendezvous.exchange(self._rank, label, mine, combine))
+            with unwatched():
+                made = self._rendezvous.exchange(self._rank, label, mine, combine)
+            return rounding.settled(made)
         if not tensor.is_meta and not is_tracing():
             raise CollectiveError(
                 f"{label} met no other rank, expected {self._size} ranks, got a call outside "
@@ -142,6 +144,16 @@ def is_tracing() -> bool:
 def set_tracing(tracing: bool) -> None:
     """Mark the running thread as tracing, or not."""
     _current.tracing = bool(tracing)
+
+
+def set_watch(pause: Callable[[], AbstractContextManager[None]]) -> None:
+    """What `unwatched` enters in the running thread."""
+    _current.pause = pause
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """Around what a collective computes: no operator of the graph (`executed`)."""
+    return getattr(_current, "pause", nullcontext)()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ kernels, the driver's estimate reads all of its events, collectives and data mov
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -16,9 +17,9 @@ from torch.utils.flop_counter import bmm_flop, mm_flop
 KERNEL, COLLECTIVE, TORCH = "kernel", "collective", "torch"
 
 _RENAMING = (
-    "_reshape_alias _unsafe_view alias as_strided detach empty empty_like expand lift_fresh narrow "
-    "new_empty permute reshape select slice split split_with_sizes squeeze t transpose unbind "
-    "unfold unsqueeze view"
+    "_reshape_alias _unsafe_view alias as_strided detach detach_ empty empty_like expand "
+    "lift_fresh narrow new_empty permute reshape select slice split split_with_sizes squeeze t "
+    "transpose unbind unfold unsqueeze view"
 )
 _MOVING = "_to_copy arange clone copy_ fill_ full ones zero_ zeros"
 # Operators that rename data or describe it otherwise: nothing moves, nothing is computed.
@@ -125,6 +126,34 @@ class Operator:
 
 
 @dataclass
+class Counts:
+    """What a graph computes, by which a run of it is held against its trace.
+
+    Attributes:
+        rows: (KERNEL or TORCH, name, shapes of inputs or factors, MACs) of kernels and products.
+        others: operators of PyTorch -> how many there are, and elements of their results.
+    """
+
+    rows: Counter = field(default_factory=Counter)
+    others: Dict[str, List[int]] = field(default_factory=dict)
+
+    def add_other(self, name: str, results: Sequence[Any]) -> None:
+        """An operator that is no product; one that computes nothing is left out."""
+        if name not in _MOVES:
+            # in place or not: a graph that is kept writes caches in place
+            entry = self.others.setdefault(name.rstrip("_"), [0, 0])
+            entry[0] += 1
+            entry[1] += sum(math.prod(getattr(result, "shape", ())) for result in results)
+
+    def as_json(self) -> Dict[str, Any]:
+        rows = [
+            Operator("", ran, name, [list(shape) for shape in shapes], macs, count).as_json()
+            for (ran, name, shapes, macs), count in self.rows.items()
+        ]
+        return {"operators": rows, "others": self.others}
+
+
+@dataclass
 class GraphRecord:
     """What one sub-model and bucket consists of, in the order in which it runs."""
 
@@ -159,6 +188,15 @@ class GraphRecord:
         return found
 
     @property
+    def others(self) -> Dict[str, List[int]]:
+        """Operators of PyTorch but products, as `Counts` has them."""
+        counts = Counts()
+        for event in self.events:
+            if event.kind == TORCH and not event.is_product:
+                counts.add_other(event.name, event.outputs)
+        return counts.others
+
+    @property
     def instructions(self) -> int:
         """Traced instructions of all kernel calls."""
         return sum(len(event.program) for event in self.events if event.program is not None)
@@ -178,6 +216,7 @@ class GraphRecord:
             "macs": sum(op.macs for op in operators),
             "nki_macs": sum(op.macs for op in operators if op.ran == KERNEL),
             "operators": [op.as_json() for op in operators] + plain,
+            "others": self.others,
         }
 
 

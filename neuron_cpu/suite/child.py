@@ -1,8 +1,8 @@
-"""The process of a stranger's kernel: loads the file, traces, estimates, runs, sends results.
+"""The two processes of an answer: one runs its file and records, the other one judges the record.
 
-It is confined before the file is imported. What it sends is plain: one JSON object a case, and
-tensors as bytes, so that nothing of it can run anywhere else. Estimates are made here, because a
-kernel's Python body has to run for them: a file that patches the simulator can forge its times.
+Both are confined. The first has the stranger's code and sends programs as plain data. The second
+imports none of it: it checks the programs anew, estimates and runs them. So an answer that patches
+the simulator, the clock or the recorder in its process gets the verdict of what it has recorded.
 """
 
 import importlib.util
@@ -23,31 +23,65 @@ from ..core.run.execute import Plan
 from ..judge import verdict
 from ..judge.cases import Case
 from ..processes import forked, limits
+from . import plain
 
-KERNEL = "kernel"  # what an answer's function is called
+MOST_PROGRAM = 1 << 28  # bytes; the suite's own kernels have up to 310,000
 
 
-def serve(
-    replies: Connection,
+def record(
+    programs: Connection,
     path: Path,
+    function: str,
     cases: Sequence[Case],
     settings: verdict.Settings,
     bounds: limits.Limits,
 ) -> None:
-    """Answer about every case; ends the process."""
+    """The answer's own process: record its kernel on every case; ends the process."""
+    _confine(bounds, programs)
+    try:
+        kernel = _load(path, function)
+        for case in cases:
+            try:
+                program = verdict.traced(kernel, case, settings.grid)
+                _tell(programs, {"program": program})
+            except NkiError as error:
+                _tell(programs, {"refusal": str(error)})
+    except BaseException as error:  # exits included: a stranger's file decides nothing
+        _tell(programs, {"failure": _sentence(error, path)})
+    os._exit(0)
+
+
+def serve(
+    programs: Connection,
+    replies: Connection,
+    cases: Sequence[Case],
+    settings: verdict.Settings,
+    bounds: limits.Limits,
+    core: str | None,
+    runs: bool,
+) -> None:
+    """The judge's process, which no answer runs in: check and estimate what was recorded, for the
+    generation `core` where it has to be that one, and run it where it `runs`; ends the process."""
+    _confine(bounds, programs, replies)
+    try:
+        for case in cases:
+            if not _answer(programs, replies, case, settings, core, runs):
+                break
+    except EOFError:
+        pass  # the judge sees how the other process has ended
+    except BaseException as error:
+        told = f"{type(error).__name__}: {error}"[:200]
+        _send(replies, {"failure": f"its process sent something else than a program ({told})"})
+    os._exit(0)
+
+
+def _confine(bounds: limits.Limits, *kept: Connection) -> None:
     _be_silent()
-    forked.close_others({replies.fileno()})
+    forked.close_others({connection.fileno() for connection in kept})
     limits.apply(bounds)
     limits.confine([])  # a kernel needs no files of its own
     torch.set_num_threads(1)
     ensure_sdk()
-    try:
-        kernel = _load(path)
-        for case in cases:
-            _answer(replies, kernel, case, settings)
-    except BaseException as error:  # exits included: a stranger's file decides nothing
-        _send(replies, {"failure": _sentence(error, path)})
-    os._exit(0)
 
 
 def _be_silent() -> None:
@@ -56,26 +90,44 @@ def _be_silent() -> None:
         os.dup2(nowhere, stream)
 
 
-def _load(path: Path) -> Kernel:
+def _load(path: Path, function: str) -> Kernel:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
-    found = getattr(module, KERNEL, None)
+    found = getattr(module, function, None)
     if not callable(found):
-        raise LookupError(f"it has no function '{KERNEL}'")
+        raise LookupError(f"it has no function '{function}'")
     return found if isinstance(found, Kernel) else Kernel(found)
 
 
-def _answer(replies: Connection, kernel: Kernel, case: Case, settings: verdict.Settings) -> None:
-    """Send the estimate, then the results of every trial."""
+def _answer(
+    programs: Connection,
+    replies: Connection,
+    case: Case,
+    settings: verdict.Settings,
+    core: str | None,
+    runs: bool,
+) -> bool:
+    """Send the estimate, the program, and the results of every trial; whether another case may
+    follow."""
+    received = programs.recv_bytes(MOST_PROGRAM)
+    told = plain.loaded(received)
+    if "program" not in told:
+        word = "refusal" if "refusal" in told else "failure"
+        _send(replies, {word: str(told[word])[:10_000]})
+        return word == "refusal"
     try:
-        program = verdict.traced(kernel, case, settings.grid)
+        program = plain.program(told)
     except NkiError as error:
         _send(replies, {"refusal": str(error)})
-        return
+        return True
+    if core not in (None, program.core.name):
+        raise ValueError(
+            f"a kernel for {program.core.name}, expected {core}, as the suite's own is timed"
+        )
     speed = verdict.speed(program, settings)
     types = [str(t).removeprefix("torch.") for t in verdict.types_of(program)]
     _send(
@@ -86,11 +138,17 @@ def _answer(replies: Connection, kernel: Kernel, case: Case, settings: verdict.S
             "shapes": [list(shape) for shape in program.output_shapes],
         },
     )
+    replies.send_bytes(received)
     plan = Plan(program)
-    for kind, seed in settings.trials():
+    for kind, seed in settings.trials() if runs else ():
         inputs = verdict.tensors_of(*case.values(kind, seed))
         for result in verdict.run(program, plan, inputs):
             replies.send_bytes(result.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return True
+
+
+def _tell(programs: Connection, content: dict[str, Any]) -> None:
+    programs.send_bytes(plain.dumped(content))
 
 
 def _send(replies: Connection, content: dict[str, Any]) -> None:

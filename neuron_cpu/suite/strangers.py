@@ -18,6 +18,7 @@ from .. import suite
 from ..core import Program
 from ..core.device import dtypes
 from ..judge import accuracy, verdict
+from ..judge.cases import Case
 from ..judge.references import Reference
 from ..judge.verdict import Settings, Speed, Verdict
 from ..processes import forked
@@ -25,42 +26,48 @@ from ..processes.limits import Limits
 from ..processes.pipes import Pipe
 from . import child
 
-LEAST_SHARE = 0.5  # of the bytes that the suite's kernel needs: a mask may hide half of them
+LEAST_SHARE = 0.5  # of the bytes and products of the suite's kernel: a mask may hide half of them
 MISSING, FAILED = "missing", "failed"
+KERNEL = "kernel"  # what an answer's function is called
 LONGEST = 2**20  # bytes of a message that is no tensor
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of another form
 
 
-@dataclass
-class Outcome:
-    """What became of one operator of the suite.
+@dataclass(frozen=True)
+class Candidate:
+    """A stranger's kernel, and how it is judged.
 
     Attributes:
-        operator, level: which one.
-        failure: why there is no verdict, empty where there is.
-        missing: whether there is no file.
-        verdicts: one a case; places are not looked for (`neuron_cpu check` does).
-        naive_ns: estimate of the suite's own kernel on the last case.
-        least_ns: what its arguments and results alone take of HBM's time; no answer is faster.
+        path, function: where it stands.
+        cases: its arguments; the last is the timed one.
+        settings: of its verdicts.
+        reference: what its results are held against; None: it is recorded and estimated only.
+        like: programs that return what is asked for, one a case; none: what the reference returns.
+        least_ns: an estimate below it is refused.
     """
 
-    operator: str
-    level: int
-    naive_ns: float
-    failure: str = ""
-    missing: bool = False
-    verdicts: list[Verdict] = field(default_factory=list)
+    path: Path
+    function: str
+    cases: Sequence[Case]
+    settings: Settings
+    reference: Optional[Reference] = None
+    like: Sequence[Program] = ()
     least_ns: float = 0.0
 
-    @property
-    def word(self) -> str:
-        if self.missing:
-            return MISSING
-        if self.failure:
-            return FAILED
-        if not all(v.legal for v in self.verdicts):
-            return "illegal"
-        return "correct" if self.correct else "wrong"
+
+@dataclass
+class Judged:
+    """What became of one candidate.
+
+    Attributes:
+        failure: why there is no verdict, empty where there is.
+        verdicts: one a case; places are not looked for (`neuron_cpu check` does).
+        programs: of the legal cases, in the form of `plain`: `plain.recorded` makes a Program.
+    """
+
+    failure: str = ""
+    verdicts: list[Verdict] = field(default_factory=list)
+    programs: list[bytes] = field(default_factory=list)
 
     @property
     def correct(self) -> bool:
@@ -71,6 +78,32 @@ class Outcome:
     def speed(self) -> Optional[Speed]:
         """Of the last case, which is the timed one."""
         return self.verdicts[-1].speed if self.verdicts else None
+
+
+@dataclass(kw_only=True)
+class Outcome(Judged):
+    """What became of one operator of the suite.
+
+    Attributes:
+        operator, level: which one.
+        missing: whether there is no file.
+        naive_ns: estimate of the suite's own kernel on the last case.
+    """
+
+    operator: str
+    level: int
+    naive_ns: float
+    missing: bool = False
+
+    @property
+    def word(self) -> str:
+        if self.missing:
+            return MISSING
+        if self.failure:
+            return FAILED
+        if not all(v.legal for v in self.verdicts):
+            return "illegal"
+        return "correct" if self.correct else "wrong"
 
     @property
     def speedup(self) -> float:
@@ -123,80 +156,102 @@ class Judging:
 
     def one(self, name: str) -> Outcome:
         """Judge one operator."""
-        operator = suite.operator(name)
-        naive = [verdict.traced(operator.kernel, c, self.settings.grid) for c in operator.cases]
-        timed = verdict.speed(naive[-1], self.settings)
-        outcome = Outcome(name, operator.level, timed.time_ns)
-        outcome.least_ns = LEAST_SHARE * timed.memory_ns
+        operator, settings = suite.operator(name), self.settings
+        naive = [verdict.traced(operator.kernel, c, settings.grid) for c in operator.cases]
+        timed = verdict.speed(naive[-1], settings)
         path = self.folder / f"{name}.py"
+        outcome = Outcome(operator=name, level=operator.level, naive_ns=timed.time_ns)
         if not path.is_file():
             outcome.missing = True
             return outcome
-        ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(
-            target=child.serve,
-            args=(theirs, path, operator.cases, self.settings, self.bounds),
-            daemon=True,
-        )
-        with self._turn:
-            if self._closed:
-                return outcome
-            forked.start(process)
-            self._running.add(process)
-        theirs.close()
-        try:
-            line = _Line(Pipe(ours, process.sentinel), time.monotonic() + self.bounds.wall_seconds)
-            self._listen(outcome, line, operator, naive)
-        except (EOFError, OSError, *MALFORMED) as error:
-            outcome.failure = _why(error, process, self.bounds)
-        finally:
-            forked.end(process)
-            with self._turn:
-                self._running.discard(process)
-            ours.close()
+        least = LEAST_SHARE * timed.time_ns * timed.roofline_percent / 100
+        reference = Reference(operator.reference)
+        self.of(Candidate(path, KERNEL, operator.cases, settings, reference, naive, least), outcome)
         return outcome
 
-    def _listen(
-        self, outcome: Outcome, line: _Line, operator: suite.Operator, naive: list[Program]
-    ) -> None:
-        """Take the child's messages and measure its results.
-
-        Raises:
-            EOFError, OSError: it ended too early, or took too long.
-            ValueError: what it sent is not what it should be.
-        """
-        reference = Reference(operator.reference)
-        for case, program in zip(operator.cases, naive):
-            content = line.message()
-            if "failure" in content:
-                outcome.failure = str(content["failure"])
+    def of(self, candidate: Candidate, judged: Judged) -> None:
+        """Judge any candidate, into `judged`."""
+        taken, recorded = self._context.Pipe(duplex=False)
+        ours, theirs = self._context.Pipe(duplex=False)
+        file = candidate.path, candidate.function
+        given = candidate.cases, candidate.settings, self.bounds
+        core = candidate.like[-1].core.name if candidate.like else None
+        compares = candidate.reference is not None
+        processes = [
+            self._context.Process(target=child.record, args=(recorded, *file, *given), daemon=True),
+            self._context.Process(
+                target=child.serve, args=(taken, theirs, *given, core, compares), daemon=True
+            ),
+        ]
+        with self._turn:
+            if self._closed:
                 return
-            found = Verdict(str(case), refusal=str(content.get("refusal", "")))
-            outcome.verdicts.append(found)
-            if found.refusal:
-                continue
-            found.speed = _checked_speed(content["speed"])
-            if case is operator.cases[-1] and found.speed.time_ns < outcome.least_ns:
-                raise ValueError(
-                    f"an estimate of {found.speed.time_ns:.3g} ns, expected at least "
-                    f"{outcome.least_ns:.3g}, which its arguments and results alone take"
-                )
-            found.mismatch = _other_results(content, program)
-            types = [dtypes.host_dtype(s.dtype) for s in program.outputs]
-            tolerance = accuracy.default_tolerance(verdict.types_of(program))
-            for kind, seed in self.settings.trials():
-                if found.mismatch:
-                    return  # what follows cannot be read
-                got = [
-                    line.tensor(dtype, shape) for dtype, shape in zip(types, program.output_shapes)
-                ]
-                arguments = case.values(kind, seed)
-                exact, plain = reference.exact(*arguments), reference.plain(*arguments)
-                answers = verdict.measured(
-                    types, got, reference, exact, plain, tolerance, self.settings.nan
-                )
-                for number, result in enumerate(answers):
-                    found.results.append(verdict.Result(number, kind, seed, *result))
+            for process in processes:
+                forked.start(process)
+                self._running.add(process)
+        for end in (taken, recorded, theirs):
+            end.close()
+        judge = Pipe(ours, processes[1].sentinel)
+        try:
+            line = _Line(judge, time.monotonic() + self.bounds.wall_seconds)
+            for number, case in enumerate(candidate.cases):
+                if not _listen(judged, line, candidate, number, case):
+                    break
+        except (EOFError, OSError, *MALFORMED) as error:
+            judged.failure = _why(error, processes, self.bounds)
+        finally:
+            for process in processes:
+                forked.end(process)
+            with self._turn:
+                self._running.difference_update(processes)
+            ours.close()
+
+
+def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case: Case) -> bool:
+    """Take the messages about one case and measure its results; whether another one may follow.
+
+    Raises:
+        EOFError, OSError: it ended too early, or took too long.
+        ValueError: what it sent is not what it should be.
+    """
+    content, settings = line.message(), candidate.settings
+    if "failure" in content:
+        judged.failure = str(content["failure"])
+        return False
+    found = Verdict(str(case), refusal=str(content.get("refusal", "")))
+    judged.verdicts.append(found)
+    if found.refusal:
+        return True
+    found.speed = _checked_speed(content["speed"])
+    if case is candidate.cases[-1] and found.speed.time_ns < candidate.least_ns:
+        raise ValueError(
+            f"an estimate of {found.speed.time_ns:.3g} ns, expected at least "
+            f"{candidate.least_ns:.3g}, which its arguments, results and products alone take"
+        )
+    judged.programs.append(bytes(line.program()))
+    reference = candidate.reference
+    if reference is None:
+        return True
+    types = [torch.empty(0, dtype=getattr(torch, name)).dtype for name in content["types"]]
+    shapes = [tuple(map(int, shape)) for shape in content["shapes"]]
+    asked = [*(tensor.dtype for tensor in verdict.tensors_of(*case.meta())), *types]
+    if candidate.like:
+        found.mismatch = _other_results(content, candidate.like[number])
+        asked = verdict.types_of(candidate.like[number])
+    tolerance = settings.tolerance or accuracy.default_tolerance(asked)
+    for kind, seed in settings.trials():
+        if found.mismatch:
+            return False  # what follows cannot be read
+        got = [line.tensor(dtype, shape) for dtype, shape in zip(types, shapes)]
+        arguments = case.values(kind, seed)
+        exact, other = reference.exact(*arguments), reference.plain(*arguments)
+        found.mismatch = verdict.mismatch(got, exact)
+        if not found.mismatch:
+            answers = verdict.measured(types, got, reference, exact, other, tolerance, settings.nan)
+            found.results += [
+                verdict.Result(place, kind, seed, *result) for place, result in enumerate(answers)
+            ]
+    return not found.mismatch
 
 
 # --- the line to the child ------------------------------------------------------------------------
@@ -219,6 +274,9 @@ class _Line:
         if not isinstance(content, dict):
             raise ValueError("an answer that is no object")
         return content
+
+    def program(self) -> bytearray:
+        return self._pipe.receive(child.MOST_PROGRAM, self._deadline)
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
@@ -265,16 +323,17 @@ def _shapes(results: Sequence[tuple[Any, Any]]) -> str:
     return ", ".join(f"{dtype} {shape}" for dtype, shape in results) or "nothing"
 
 
-def _why(error: Exception, process: Any, bounds: Limits) -> str:
-    """Why a child's answer ends before its time."""
+def _why(error: Exception, processes: Sequence[Any], bounds: Limits) -> str:
+    """Why the answer's process, or that which runs what it recorded, ends before its time."""
     if isinstance(error, TimeoutError):
         return f"it took longer than {bounds.wall_seconds:.0f} s; --time-limit gives it more"
     if isinstance(error, MALFORMED):
         told = f"{type(error).__name__}: {error}"[:200]
         return f"its process sent something else than results ({told})"
-    process.join(5)
-    code = process.exitcode
-    if code is not None and code < 0:
+    for process in processes:
+        process.join(5)
+    code = next((process.exitcode for process in processes if process.exitcode), 0)
+    if code < 0:
         name = forked.signal_name(-code)
         if name == "SIGXCPU":
             return f"it used the {bounds.cpu_seconds} s of processor time that it may use"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import time
 from pathlib import Path
 
@@ -70,10 +71,63 @@ def saying(what: object) -> str:
     return f"inf = float('inf')\n{FIND}WHAT = {what!r}\n{SAYING}"
 
 
+# What an answer patches in its own process changes no verdict.
 LIAR = """
 from neuron_cpu.judge import verdict
+from neuron_cpu.core.time import schedule
 true = verdict.speed
 verdict.speed = lambda *given: true(*given)._replace(time_ns=1e-9)
+schedule.schedule = None
+"""
+CLOCKS = """
+import time
+import numpy, torch
+from neuron_cpu.judge import accuracy, cases, verdict
+time.monotonic = time.perf_counter = time.time = lambda: 0.0
+numpy.allclose = numpy.isclose = torch.allclose = torch.equal = lambda *a, **k: True
+accuracy.measure = verdict.measured = verdict.run = lambda *a, **k: []
+cases.Case.values = None
+"""
+# The recorder leaves out what is checked of an instruction, and how long a tile may be.
+RECORDER = """
+from neuron_cpu.core.check import verify
+from neuron_cpu.core.instructions import entry
+entry.OpSpec.check = lambda *given: None
+verify.verify = lambda *given: None
+"""
+# It records every other instruction, a generation with a faster clock, or matrices of no cycles.
+HALF = """
+from neuron_cpu.core.program import trace
+true = trace.Tracer.finish
+def finish(self):
+    true(self)
+    self.program.instructions[:] = self.program.instructions[1:]
+trace.Tracer.finish = finish
+"""
+FASTER_CHIP = """
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.language.kernel import Kernel
+Kernel._core = lambda self: spec.GEN4
+"""
+CALLING = """
+import pickle
+from neuron_cpu.suite import plain
+class Call:
+    def __reduce__(self):
+        return CALLED
+plain.dumped = lambda content: pickle.dumps({"program": Call()})
+"""
+OUTSIDE = """
+from neuron_cpu.core.program.view import View
+from neuron_cpu.suite import plain
+true = plain.dumped
+def dumped(content):
+    program = content["program"]
+    for instruction in program:
+        for view in instruction.src:
+            view.offset += 1 << 40
+    return true(content)
+plain.dumped = dumped
 """
 
 ANSWERS = {  # operators of which the suite's own kernels are small
@@ -87,19 +141,35 @@ ANSWERS = {  # operators of which the suite's own kernels are small
     "matmul": ("import os\nos.abort()", "failed", "SIGABRT"),
     "softmax": ("while True: pass", "failed", "processor time"),
     "row_sum": (FORKING, "failed", "status 3" if limits.missing() else "Operation not permitted"),
-    "column_sum": (TALKING, "failed", "something else than results"),
+    "column_sum": (TALKING, "failed", "something else than a program"),
     "embedding": (None, "missing", ""),
-    "vector_add": (LIAR, "failed", "which its arguments and results alone take"),
-    "layer_norm": (saying(b"[" * 200_000), "failed", "too many levels"),
-    "rms_norm": (saying({"speed": 3}), "failed", "something else than results"),
-    "log_sum_exp": (saying({}), "failed", "something else than results"),
+    "vector_add": (LIAR, "correct", ""),
+    "swiglu_mlp": (CLOCKS, "correct", ""),
+    "residual_rms_norm": (CLOCKS, "wrong", "with random values"),
+    "causal_convolution": (RECORDER, "illegal", "err_num_partition_exceed_arch_limit"),
+    "low_rank_linear": (HALF, "illegal", ""),
+    "dequantized_linear": (FASTER_CHIP, "failed", "a kernel for gen4, expected gen2"),
+    "rms_norm_linear": (
+        CALLING.replace("CALLED", "__import__('os')._exit, (7,)"),
+        "failed",
+        "posix._exit is no part of a program",
+    ),
+    "decode_attention": (
+        CALLING.replace("CALLED", "exec, ('1',)"),
+        "failed",
+        "builtins.exec is no part of a program",
+    ),
+    "causal_attention": (OUTSIDE, "failed", "has no elements"),
+    "layer_norm": (saying(b"[" * 200_000), "failed", "something else than a program"),
+    "rms_norm": (saying({"speed": 3}), "failed", "something else than a program"),
+    "log_sum_exp": (saying({}), "failed", "something else than a program"),
     "cross_entropy": (
         saying({"types": 1, "speed": {"band_ns": [1, 2], "macs": 1e999}}),
         "failed",
-        "something else than results",
+        "something else than a program",
     ),
-    "linear_gelu": (saying([]), "failed", "an answer that is no object"),
-    "vector_matmul": (saying({"failure": ["x"] * 9}), "failed", "'x'"),
+    "linear_gelu": (saying(pickle.dumps([])), "failed", "no dictionary"),
+    "vector_matmul": (saying(pickle.dumps({"failure": ["x"] * 9})), "failed", "'x'"),
     "causal_softmax": ("nl.exp(seen_sb)", "wrong", "with large values"),
     "attention": ("dtype=nl.float32, buffer=nl.shared_hbm", "wrong", "expected float32 [77, 64]"),
     "cumulative_sum": ("nl.load(x_hbm)", "illegal", "err_num_partition_exceed_arch_limit"),
@@ -119,7 +189,13 @@ def written(folder: Path) -> None:
                                   "buffer=nl.shared_hbm")  # fmt: skip
         elif name == "cumulative_sum":
             text = source.replace("nl.load(x_hbm[row:end, :]", "nl.load(x_hbm.reshape((7700, 1))")
-        elif name == "vector_add":
+        elif name == "residual_rms_norm":
+            assert "nl.rsqrt(" in source
+            text = source.replace("nl.rsqrt(", "nl.sqrt(") + text
+        elif name == "causal_convolution":
+            assert "128" in source
+            text = source.replace("128", "256") + text
+        elif text in (LIAR, CLOCKS, HALF, FASTER_CHIP, OUTSIDE) or "plain.dumped" in (text or ""):
             text = source + text
         elif word == "missing":
             continue
@@ -154,9 +230,9 @@ def test_the_score_counts_right_and_faster(judged: dict[str, dict]) -> None:
     assert judged["attention_block"]["speedup"] == 1.0
     everything = judged["score"]["all"]
     assert everything["operators"] == len(ANSWERS)
-    assert everything["correct"] == pytest.approx(2 / len(ANSWERS))
+    assert everything["correct"] == pytest.approx(4 / len(ANSWERS))
     assert everything["fast_4"] == everything["fast_1"] == pytest.approx(1 / len(ANSWERS))
-    assert judged["score"]["level 3"]["correct"] == pytest.approx(2 / 3)
+    assert judged["score"]["level 3"]["correct"] == pytest.approx(3 / 6)
 
 
 def test_nothing_of_theirs_is_left(judged: dict[str, dict]) -> None:
@@ -217,7 +293,10 @@ def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path) -> None:
 
 
 def test_speed_without_correctness_is_worth_nothing() -> None:
-    outcomes = [Outcome("a", 1, 100.0, failure="odd"), Outcome("b", 1, 100.0, missing=True)]
+    outcomes = [
+        Outcome(operator="a", level=1, naive_ns=100.0, failure="odd"),
+        Outcome(operator="b", level=1, naive_ns=100.0, missing=True),
+    ]
     assert all(one.speedup == 0 for one in outcomes)
     assert score(outcomes)["all"] == {
         "operators": 2, "correct": 0.0, "fast_1": 0.0, "fast_2": 0.0, "fast_4": 0.0,

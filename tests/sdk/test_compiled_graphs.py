@@ -13,8 +13,10 @@ from torch_neuronx.spmd import SPMDModel
 from torch_neuronx.xla_impl.ops import nki_jit, xla_hlo_call
 from torch_neuronx.xla_impl.trace import generate_hlo
 
+from harness.figures import executed as held
+from harness.figures import graphs
 from neuron_cpu.errors import CheckpointError, CompileError, StandInError
-from neuron_cpu.runtime import tape
+from neuron_cpu.runtime import executed, graph, tape
 from neuron_cpu.runtime.ranks import Group, rank_context
 
 
@@ -63,6 +65,36 @@ def test_a_graph_computes_what_the_module_does():
     model = compiled(layer, torch.zeros(4, 8))
     assert torch.equal(model.forward([x])[0], layer(x)[0])
     assert layer.weight.device.type == "cpu"  # the module keeps its own values
+
+
+@nki.jit
+def of_the_name(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.load(x))
+    return out
+
+
+@pytest.mark.parametrize("name", ["of_the_name", "doubled"])
+def test_a_kernel_that_a_kept_graph_finds_under_another_name_is_told(name):
+    """A graph keeps kernels by name: a submission may let another one stand there."""
+
+    class Calls(nn.Module):
+        def forward(self, x):
+            return [of_the_name(x)]
+
+    x, head = torch.randn(4, 8), {"submodel": "calls", "bucket": 8}
+    with rank_context(Group(0, 1)):
+        traced = graph.compile_graph(Calls(), [torch.zeros(4, 8)], {}, "calls", 8)
+    (node,) = traced.tape.nodes
+    node.call = globals()[name]
+    model = SPMDModel(traced.tape.to_bytes(), b"", 1, 1)
+    model.initialize([], [{}], 0)
+    with executed.watching():
+        model.forward([x])
+    (counts,) = model.executed
+    ran, same = graphs.from_records([head | counts.as_json(), traced.record.as_json()])
+    told = held.difference(ran, same)
+    assert (told is None) == (name == "of_the_name"), told
 
 
 def test_constants_that_are_written_are_new_in_every_call():

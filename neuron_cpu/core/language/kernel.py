@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..check import lint, verify
 from ..device import release
@@ -83,6 +84,13 @@ def observe_kernel_calls(callback: Callable[[KernelCall], None]) -> Iterator[Non
         observers.remove(callback)
 
 
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Who watches PyTorch's operators sees none of those that simulate the device."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
+
 def _observers() -> list[Callable[[KernelCall], None]]:
     if not hasattr(_local, "observers"):
         _local.observers = []
@@ -131,7 +139,8 @@ class Kernel:
         only_shapes = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
         eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")
         if eager and not only_shapes:
-            return self._eager(args, kwargs)
+            with _unseen():
+                return self._eager(args, kwargs)
         program = self._specialised(key, args, kwargs)
         if only_shapes:
             outputs = [
@@ -139,7 +148,8 @@ class Kernel:
                 for s, shape in zip(program.outputs, program.output_shapes)
             ]
         else:
-            outputs = self._execute(program, tensors)
+            with _unseen():
+                outputs = self._execute(program, tensors)
         self._notify(program, tensors, outputs, (args, kwargs))
         return self._returned(program, outputs)
 

@@ -6,6 +6,7 @@ from typing import Any, Dict, List, Sequence
 import torch
 
 from neuron_cpu.errors import CheckpointError, StandInError
+from neuron_cpu.runtime import executed
 from neuron_cpu.runtime.ranks import RankPool
 from neuron_cpu.runtime.tape import Tape
 
@@ -30,6 +31,7 @@ class SPMDModel:
             )
         self.neff, self.metaneff, self.world_size = neff, metaneff, world_size
         self._ready = False
+        self.executed: List[executed.Counts] = []  # of watched calls
         self.tap: Any = None  # from a rank to what looks at its run, see Tape.run
         self._tape: Any = None
         self._states: List[Tensors] = []
@@ -91,7 +93,8 @@ class SPMDModel:
         def on(rank: int) -> Any:
             own = [tensor.as_subclass(torch.Tensor).clone() for tensor in inputs[rank]]
             tap = None if self.tap is None else self.tap(rank)
-            return lambda: tape.run(own, self._weights[rank], self._states[rank], tap)
+            run = functools.partial(tape.run, own, self._weights[rank], self._states[rank], tap)
+            return lambda: executed.counted(self.executed, run)
 
         functions = [on(rank) for rank in pool.local_ranks]
         if len(functions) < self.world_size:

@@ -13,7 +13,7 @@ from neuronx_distributed.quantization.quantization_config import dtype_of, qconf
 from neuronx_distributed.quantization.quantize import convert
 from torch import nn
 
-from neuron_cpu.runtime import pipeline, rounding
+from neuron_cpu.runtime import executed, pipeline, rounding
 from neuron_cpu.runtime.ranks import RankPool, current_group, is_tracing
 
 from ..contract import building_under
@@ -176,6 +176,7 @@ class RankedModel:
         self.pool = pool
         self.modules = list(modules)
         self.num_outputs = num_outputs
+        self.executed: Dict[str, List[executed.Counts]] = {}  # by bucket, of watched calls
 
     def __call__(self, bucket: Bucket, *inputs: torch.Tensor) -> Any:
         def rank_function(module: nn.Module) -> Callable[[], List[torch.Tensor]]:
@@ -190,7 +191,8 @@ class RankedModel:
         # A model may write into its inputs; ranks share them.
         own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
         with rounding.of_graph():
-            outputs = module(*own)
+            kept = self.executed.setdefault(str(bucket), [])
+            outputs = executed.counted(kept, lambda: module(*own))
         # On the device an output cache is an alias of the input cache. The cache manager writes in
         # place and returns the cache itself; a model that builds new tensors pays one copy.
         caches = module.kv_mgr.past_key_values

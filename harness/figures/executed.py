@@ -1,0 +1,91 @@
+"""What a graph runs on data, held against what was traced and is counted.
+
+A submission can tell tracing from execution. So MACs and estimates count only where every call of
+the accuracy check, and the warm-up of every graph, ran the kernels and products that were traced,
+with their shapes, and of other operators none more often or on more elements.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Optional
+
+from harness import sdk
+from harness.figures import graphs
+from harness.figures.graphs import Graph
+from harness.processes.roles import Role
+from harness.processes.worker import Host
+from harness.processes.workers import SubmissionFailed
+from harness.session.building import Loaded
+from neuron_cpu.runtime.recording import GraphRecord
+
+_CALLS = "harness.figures.executed:calls"
+
+
+def calls(host: Host, role: str) -> list[dict[str, Any]]:
+    """The graphs that ran since they were loaded, as records; one that varies has several."""
+    model = host.models[Role(role)]
+    real = None if sdk.real_libraries() is None else model.traced_model.graphs()
+    found = []
+    for wrapper in model.models:
+        for number, bucket in enumerate(wrapper.neuron_config.buckets):
+            if real is not None:
+                kept = real[wrapper.tag][number].executed
+            else:
+                kept = wrapper.model.executed.get(str(bucket), [])
+            size, prior = GraphRecord(wrapper.tag, bucket).sizes
+            head = {"submodel": wrapper.tag, "bucket": size, "prior": prior}
+            found += [head | counts.as_json() for counts in kept]
+    return found
+
+
+def check(loaded: Loaded, traced: Sequence[Graph]) -> None:
+    """Refuse a model that has run something else than what was traced of it."""
+    if not sdk.platform().shows_graphs:
+        return
+    what = "The graphs that ran cannot be held against those that were traced"
+    try:
+        ran = graphs.from_records(loaded.call(_CALLS, what).body)
+    except ValueError as error:
+        raise SubmissionFailed(f"{what}: expected records, got something else.") from error
+    for graph in traced:
+        of_it = [one for one in ran if _key(one) == _key(graph)]
+        told = [difference(one, graph) for one in of_it] or ["it did not run"]
+        if any(told):
+            raise SubmissionFailed(
+                f"{graph.submodel}, bucket {graph.sizes}: {next(filter(None, told))}; run on data "
+                "what was traced, whose MACs and time are counted."
+            )
+
+
+def difference(ran: Graph, traced: Graph) -> Optional[str]:
+    """How a run differs from the trace, in words; None where it does not."""
+    here, there = _rows(ran), _rows(traced)
+    for row in {**there, **here}:
+        if here[row] != there[row]:
+            in_kernel, name, shapes, macs = row
+            kind = "kernel" if in_kernel else "product"
+            return (
+                f"the {kind} {name} of {list(map(list, shapes))} ({macs:,} MACs) ran "
+                f"{here[row]} times on data, expected {there[row]} times as it was traced"
+            )
+    for name, (count, elements) in (ran.others or {}).items():
+        most, largest = (traced.others or {}).get(name, (0, 0))
+        if count > most or elements > largest:
+            return (
+                f"PyTorch's {name} ran {count} times on data and made {elements:,} elements, "
+                f"expected at most {most} times and {largest:,}, as it was traced"
+            )
+    return None
+
+
+def _key(graph: Graph) -> tuple[str, int, int]:
+    return graph.submodel, graph.bucket, graph.prior
+
+
+def _rows(graph: Graph) -> Counter:
+    """(in a kernel, name, shapes, MACs) -> times, of kernels and products."""
+    found: Counter = Counter()
+    for row in graph.operators:
+        if row.macs or row.in_kernel:
+            found[row.in_kernel, row.name, row.shapes, row.macs] += row.count
+    return found

@@ -1,0 +1,105 @@
+"""What a graph runs on data, counted as its record counts what was traced.
+
+A program can tell whether it is traced or run, and do something else then. So while somebody is
+`watching`, every call of a graph is counted on rank 0. Stages of a pipeline are not: the record has
+the layers of all of them.
+"""
+
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, Iterator, List, Optional, Tuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from neuron_cpu.core import observe_kernel_calls
+
+from . import ranks
+from .recording import KERNEL, TORCH, Counts, Dot
+
+# Functions through which a tensor's values leave PyTorch, and then its count.
+_LEAVING = frozenset({"numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "from_numpy"})
+_active = False  # one process runs one model at a time; its ranks are threads
+
+
+class _Operators(TorchDispatchMode):
+    """Counts what PyTorch computes in the thread of one rank."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+    ) -> Any:
+        if func._can_decompose():  # in inference mode composed operators arrive whole
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        made = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
+        if dot is None:
+            self.counts.add_other(name, made if isinstance(made, (list, tuple)) else [made])
+        else:
+            self.counts.rows[TORCH, name, (dot.lhs, dot.rhs), dot.macs] += 1
+        return made
+
+
+class _Leaving(TorchFunctionMode):
+    """Counts where values leave PyTorch: what is computed from there on is nowhere counted."""
+
+    def __init__(self, counts: Counts) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _LEAVING:
+            self.counts.add_other(name, args[:1])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Inside the block the graphs of this process are counted.
+
+    Attention of PyTorch's own is two products then, as it is where it was traced.
+    """
+    global _active
+    before, _active = _active, True
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        _active = before
+
+
+def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
+    """Call `run`, one call of a graph; its counts join `kept`, unless these have the same."""
+    group = ranks.current_group()
+    if not _active or group is None or group.rank() != 0 or group.pipeline is not None:
+        return run()
+    counts = Counts()
+
+    def on_kernel(call: Any) -> None:
+        shapes = tuple(tuple(tensor.shape) for tensor in call.inputs)
+        counts.rows[KERNEL, call.name, shapes, int(call.program.macs)] += 1
+
+    with observe_kernel_calls(on_kernel), _Operators(counts), _Leaving(counts):
+        ranks.set_watch(_paused)
+        try:
+            result = run()
+        finally:
+            ranks.set_watch(nullcontext)
+    if counts not in kept:
+        kept.append(counts)
+    return result
+
+
+@contextmanager
+def _paused() -> Iterator[None]:
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        yield

@@ -1,0 +1,102 @@
+"""What runs on data is held against what was traced: submissions that tell the two apart fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+# Attention is two linear layers where it is traced, and itself where it runs.
+TWO_LINEAR = """
+import torch
+import llama
+from llama import *
+
+def instead(kernel, tokens_of):
+    def call(x, delta, norm, qkv, out, *rest):
+        if not x.is_meta:
+            return kernel(x, delta, norm, qkv, out, *rest)
+        heads = next(one for one in rest if isinstance(one, llama.HeadShape))
+        rows = [llama.linear_kernel(x, qkv), llama.linear_kernel(x, qkv)]
+        made = x + rows[0].new_empty(x.shape), *(
+            row.new_empty((x.shape[1], heads.kv_features)) for row in rows
+        )
+        return made if delta is None else (*made, x + delta)
+    return call
+
+llama.attention_prefill_kernel = instead(llama.attention_prefill_kernel, 0)
+llama.attention_decode_kernel = instead(llama.attention_decode_kernel, 0)
+"""
+BASELINE = """
+import torch
+from neuronx_distributed_inference.models.llama.modeling_llama import *
+from neuronx_distributed_inference.models.llama import modeling_llama
+own = modeling_llama.NeuronLlamaMLP.forward
+"""
+# The MLP does more where it runs than where it is traced.
+AFTER = (
+    BASELINE
+    + """
+def forward(self, x, *arguments, **settings):
+    made = own(self, x, *arguments, **settings)
+    {act}
+    return made
+modeling_llama.NeuronLlamaMLP.forward = forward
+calls = []
+"""
+)
+ACTS = {
+    "by an operator": ("x.is_meta or x.mul(2)", "PyTorch's mul"),
+    "in numpy": ("x.is_meta or x.float().numpy()", "numpy ran"),
+    "by a larger product": ("x.is_meta or x[0] @ x[0].mT", "the product"),
+    "from a call on": ("calls.append(1); len(calls) > 30 and x.mul(2)", "PyTorch's"),
+}
+
+
+@pytest.fixture
+def evaluate(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
+    def run(text: str, *arguments: str) -> str:
+        (tmp_path / "entry.py").write_text(text)
+        done = run_main(
+            *["--mode", "evaluate", "--llama", "entry.py", "--prompt", "hello", "--seq-len", "64"],
+            *["--max-new-tokens", "8", "--model-path", tiny_model, *arguments],
+            cwd=tmp_path,
+            XDG_CACHE_HOME=str(tmp_path / "cache"),
+        )
+        assert "Traceback" not in done.stderr
+        assert (done.returncode == 0) == ("Final Score" in done.stdout)
+        return " ".join(done.stdout.split())
+
+    return run
+
+
+def test_attention_that_is_traced_as_two_linear_kernels_fails_by_name(evaluate: Callable) -> None:
+    told = evaluate(TWO_LINEAR, "--enable-nki")
+    assert "the kernel linear_kernel of " in told and "as it was traced" in told, told
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_work_that_was_not_traced_fails_by_name(act: str, evaluate: Callable) -> None:
+    source, name = ACTS[act]
+    told = evaluate(AFTER.replace("{act}", source))
+    assert name in told and "as it was traced" in told, told
+
+
+# Attention of PyTorch's own, which the processor computes with another operator than a trace sees.
+FUSED = (
+    BASELINE
+    + """
+import torch.nn.functional as F
+def forward(self, x, *arguments, **settings):
+    rows = x.unsqueeze(1)
+    mixed = F.scaled_dot_product_attention(rows, rows, rows)[:, 0]
+    return own(self, x + 0 * mixed, *arguments, **settings)
+modeling_llama.NeuronLlamaMLP.forward = forward
+"""
+)
+
+
+@pytest.mark.parametrize("degree", ["1", "2"])
+def test_attention_of_pytorchs_own_is_what_was_traced(degree: str, evaluate: Callable) -> None:
+    assert "Final Score" in evaluate(FUSED, "--tp-degree", degree)

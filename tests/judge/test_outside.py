@@ -1,0 +1,85 @@
+"""Programs that a stranger's process recorded, judged outside of it, for any file and function."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from neuron_cpu import suite
+from neuron_cpu.judge import verdict
+from neuron_cpu.judge.references import Reference
+from neuron_cpu.judge.verdict import Settings
+from neuron_cpu.processes.limits import Limits
+from neuron_cpu.suite import plain
+from neuron_cpu.suite.strangers import Candidate, Judged, Judging
+
+BOUNDS = Limits(2 << 30, 60, 120.0)
+
+
+@pytest.fixture(scope="module")
+def judging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judging]:
+    made = Judging(tmp_path_factory.mktemp("none"), Settings(), BOUNDS, 1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("rope", "attention") else pytest.mark.full)
+             for n in suite.names()]
+)  # fmt: skip
+def test_a_program_is_the_same_as_plain_data(name: str) -> None:
+    operator = suite.operator(name)
+    for case in operator.cases:
+        program = verdict.traced(operator.kernel, case, ())
+        same = plain.recorded(plain.dumped({"program": program}))
+        assert verdict.speed(same, Settings()) == verdict.speed(program, Settings())
+        inputs = verdict.tensors_of(*case.values("random", 0))
+        pairs = zip(*(verdict.run(p, verdict.Plan(p), inputs) for p in (program, same)))
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_any_candidate_is_judged_and_its_program_kept(judging: Judging, tmp_path: Path) -> None:
+    operator = suite.operator("rope")
+    path = tmp_path / "mine.py"
+    path.write_text(operator.path.read_text().replace("def kernel(", "def rotated("))
+    for reference in (Reference(operator.reference), None):
+        judged, cases = Judged(), operator.cases
+        judging.of(Candidate(path, "rotated", cases, Settings(), reference), judged)
+        assert judged.correct and not judged.failure
+        assert bool(judged.verdicts[-1].results) == (reference is not None)
+        program = plain.recorded(judged.programs[-1])
+        assert len(program) == len(verdict.traced(operator.kernel, cases[-1], ()))
+        assert str(path) in {i.source.file for i in program if i.source}
+    judged = Judged()
+    judging.of(Candidate(path, "kernel", operator.cases, Settings()), judged)
+    assert "it has no function 'kernel'" in judged.failure
+
+
+def test_a_kernel_of_the_current_language_is_plain_data(judging: Judging, tmp_path: Path) -> None:
+    path = tmp_path / "current.py"
+    path.write_text(
+        "import nki\nimport nki.isa as nisa\nimport nki.language as nl\n\n\n@nki.jit\n"
+        "def doubled(x):\n"
+        "    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)\n"
+        "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n"
+        "    nisa.dma_copy(dst=tile, src=x)\n"
+        "    nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)\n"
+        "    nisa.dma_copy(dst=out, src=tile)\n"
+        "    return out\n"
+    )
+    judged = Judged()
+    case = suite.operator("gelu").cases[0]
+    given = Candidate(path, "doubled", [case], Settings(), Reference(lambda x: x + x))
+    judging.of(given, judged)
+    assert judged.correct, (judged.failure, judged.verdicts)
+
+
+@pytest.mark.parametrize("content", [b"", pickle.dumps(print), pickle.dumps({"program": {}}),
+                                     pickle.dumps({"program": Path})])  # fmt: skip
+def test_bytes_of_another_origin_are_no_program(content: bytes) -> None:
+    with pytest.raises((pickle.UnpicklingError, EOFError, KeyError)):
+        plain.recorded(content)
