@@ -207,28 +207,39 @@ class Cases:
     """A plugin of pytest: which cases run, each in a process, and what became of them."""
 
     def __init__(self, chosen: argparse.Namespace, folder: Path) -> None:
-        self.chosen, self.folder = chosen, folder
+        self.chosen, self.folder, self.began = chosen, folder, time.time()
         kept = chosen.json
         self.outcomes: dict[str, dict] = (
             json.loads(kept.read_text()) if kept and kept.exists() else {}
         )
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_generate_tests(self, metafunc: Any) -> None:
+        """Sweeps without the mark are not drawn: that alone takes a minute of processor time."""
+        test = metafunc.definition
+        if self.chosen.marks == "fast" and not test.get_closest_marker("fast"):
+            test.own_markers[:] = [m for m in test.own_markers if m.name != "coverage_parametrize"]
+
     @pytest.hookimpl(trylast=True)  # behind the marks
     def pytest_collection_modifyitems(self, items: list) -> None:
         words, chosen = self.chosen.k, random.Random(0)
         kept = [i for i in items if not words or any(w in i.nodeid for w in words)]
-        small = [i for i in kept if not large(i)]
-        big = [i for i in kept if large(i)]
-        by_test = collections.defaultdict(list)
-        for item in small:
-            by_test[item.nodeid.partition("[")[0]].append(item)
-        if self.chosen.each:
-            few = [chosen.sample(v, min(len(v), self.chosen.each)) for v in by_test.values()]
-            small = [item for items_ in few for item in items_]
+        small = sorted((i for i in kept if not large(i)), key=lambda i: i.nodeid)
+        big = sorted((i for i in kept if large(i)), key=lambda i: i.nodeid)
         picked = chosen.sample(big, min(self.chosen.large, len(big)))
-        items[:] = sorted(small + picked, key=lambda i: i.nodeid)
-        count = sum(map(len, by_test.values()))
-        print(f"{len(items)} cases of {count} and {len(big)} large ones", flush=True)
+        by_test = collections.defaultdict(list)
+        for item in chosen.sample(small, len(small)) + picked:
+            by_test[item.nodeid.partition("[")[0], item in picked].append(item)
+        rounds = [(k, i) for v in by_test.values() for k, i in enumerate(v)]
+        each = self.chosen.each or len(rounds)
+        found, again = self.outcomes, self.chosen.again
+        items[:] = [  # one of every test, then another of each
+            item
+            for turn, item in sorted(rounds, key=lambda one: one[0])
+            if turn < each or item in picked
+            if item.nodeid not in found or found[item.nodeid]["kind"] in again
+        ]
+        print(f"{len(items)} cases of {len(small)} and {len(big)} large ones", flush=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: Any) -> bool:
@@ -236,6 +247,8 @@ class Cases:
             return False
         running: dict[int, Any] = {}
         for item in session.items:
+            if time.time() - self.began > 60 * self.chosen.minutes:
+                break
             if len(running) >= self.chosen.jobs:
                 self.await_one(running)
             file = tempfile.TemporaryFile("w+")  # noqa: SIM115 - of a child
@@ -267,8 +280,11 @@ class Cases:
         self.outcomes[item.nodeid] = {**found, "seconds": seconds}
         if self.chosen.json:
             self.chosen.json.write_text(json.dumps(self.outcomes, indent=1))
-        name = item.nodeid.rsplit("/", 1)[-1]
-        print(f"{found['kind']:12} {seconds:6} {name[:150]}  {found['what'][:200]}", flush=True)
+        name, place = item.nodeid.rsplit("/", 1)[-1], f"{len(self.outcomes)}"
+        print(
+            f"{place:4} {found['kind']:12} {seconds:6} {name[:150]}  {found['what'][:200]}",
+            flush=True,
+        )
 
 
 def large(item: Any) -> bool:
@@ -276,10 +292,17 @@ def large(item: Any) -> bool:
 
 
 class Watcher:
-    """A plugin of pytest that keeps the exceptions of a case."""
+    """A plugin of pytest that keeps the exceptions of a case, and the simulator's warnings."""
 
     def __init__(self) -> None:
         self.caught: list[Any] = []
+        self.warned: dict[str, str] = {}  # of each rule the first one
+
+    def pytest_warning_recorded(self, warning_message: Any) -> None:
+        if warning_message.category.__name__ == "NkiWarning":
+            text = " ".join(str(warning_message.message).split())
+            place = f"{Path(warning_message.filename).name}:{warning_message.lineno}: "
+            self.warned.setdefault(text.rpartition("[")[2].rstrip("]"), place + text[:400])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
@@ -300,7 +323,7 @@ def run_case(item: Any, folder: Path, seconds: int) -> dict:
     caught = watcher.caught
     error = next((one.value for one in caught if one is not None), None)
     trace = next((one for one in caught if one is not None), None)
-    return outcome(item, error, trace)
+    return {**outcome(item, error, trace), "warned": watcher.warned}
 
 
 def outcome(item: Any, error: BaseException | None, trace: Any) -> dict:
@@ -394,12 +417,15 @@ def main() -> int:
     parser.add_argument("--large", type=int, default=0, help="of all larger shapes, drawn")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=int, default=240, help="of processor time for a case")
-    parser.add_argument("--json", type=Path, help="keeps the outcomes; former ones are kept, too")
+    parser.add_argument("--minutes", type=float, default=1e6, help="after them no case begins")
+    parser.add_argument("--json", type=Path, help="keeps the outcomes; cases in it do not run")
+    parser.add_argument("--again", nargs="*", default=[], help="but those of these kinds")
     parser.add_argument("--write", action="store_true", help="put the table into docs/library.md")
     chosen = parser.parse_args()
     library = checkout(chosen.folder.resolve())
     torch.set_num_threads(1)
     os.environ.setdefault("NEURON_CPU_NKI", RELEASE)
+    os.environ.setdefault("NEURON_PYTHONHASHSEED", "0")  # the cases that its harness draws
     neuron_cpu.ensure_sdk()
     sys.meta_path.append(Absent())
     finder = importlib.machinery.FileFinder.path_hook((Mended, [".py"]))
