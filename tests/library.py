@@ -26,6 +26,7 @@ import tempfile
 import textwrap
 import time
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -292,17 +293,10 @@ def large(item: Any) -> bool:
 
 
 class Watcher:
-    """A plugin of pytest that keeps the exceptions of a case, and the simulator's warnings."""
+    """A plugin of pytest that keeps the exceptions of a case."""
 
     def __init__(self) -> None:
         self.caught: list[Any] = []
-        self.warned: dict[str, str] = {}  # of each rule the first one
-
-    def pytest_warning_recorded(self, warning_message: Any) -> None:
-        if warning_message.category.__name__ == "NkiWarning":
-            text = " ".join(str(warning_message.message).split())
-            place = f"{Path(warning_message.filename).name}:{warning_message.lineno}: "
-            self.warned.setdefault(text.rpartition("[")[2].rstrip("]"), place + text[:400])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
@@ -319,11 +313,19 @@ def run_case(item: Any, folder: Path, seconds: int) -> dict:
     from _pytest.runner import runtestprotocol
 
     item.config.pluginmanager.register(watcher)
-    runtestprotocol(item, log=False, nextitem=None)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        runtestprotocol(item, log=False, nextitem=None)
     caught = watcher.caught
     error = next((one.value for one in caught if one is not None), None)
     trace = next((one for one in caught if one is not None), None)
-    return {**outcome(item, error, trace), "warned": watcher.warned}
+    warned: dict[str, str] = {}  # of each rule the first one
+    for one in told:
+        if one.category.__name__ == "NkiWarning":
+            text = " ".join(str(one.message).split())
+            place = f"{Path(one.filename).name}:{one.lineno}: {text[:400]}"
+            warned.setdefault(text.rpartition("[")[2].rstrip("]"), place)
+    return {**outcome(item, error, trace), "warned": warned}
 
 
 def outcome(item: Any, error: BaseException | None, trace: Any) -> dict:
