@@ -194,6 +194,25 @@ def test_sums_go_on_over_several_activations():
     close(run(body, (4, 3), x), want)
 
 
+def test_scalar_tensor_tensor_reduces_its_result():
+    """SDK 2.33; the registers are those of tensor_scalar_reduce."""
+    x, y = data(17, (4, 6)), data(18, (4, 6))
+    command = nisa.reduce_cmd
+
+    def body(d, a, b):
+        junk = nl.ndarray((4, 6), nl.float32)
+        nisa.scalar_tensor_tensor(
+            junk, a, nl.multiply, 2.0, nl.add, b, reduce_op=nl.maximum, reduce_res=d[:, 0:1]
+        )
+        steps = (nl.multiply, 3.0, nl.add, b)
+        kept = dict(reduce_op=nl.maximum, reduce_cmd=command.reduce)
+        nisa.scalar_tensor_tensor(junk, a, *steps, reduce_res=d[:, 1:2], **kept)
+
+    first = 2 * x.astype(float) + y
+    both = np.maximum(first, 3 * x.astype(float) + y)
+    close(run(body, (4, 2), x, y), np.stack([first.max(1), both.max(1)], 1))
+
+
 def test_a_result_kept_for_later_is_what_the_registers_held():
     """The first sum's tile is overwritten before the registers are used again."""
     x = data(16, (4, 6))

@@ -70,7 +70,7 @@ register_move(dst, src)
 register_store(dst, src)
 rng(dst, engine=engine.vector, name=None)
 scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False, reverse1=False,
-    name=None)
+    reduce_cmd=reduce_cmd.reset_reduce, reduce_op=..., reduce_res=None, name=None)
 select_reduce(dst, predicate, on_true, on_false, reduce_res=None, reduce_cmd=reduce_cmd.idle,
     reduce_op=maximum, reverse_pred=False, name=None)
 sendrecv(src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine=dma_engine.dma, name=None)

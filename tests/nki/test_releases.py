@@ -45,6 +45,9 @@ CAME = {
         t, t, nl.add, 1.0, nl.add, nl.ndarray((4, 1), nl.float32), reduce_cmd=nisa.reduce_cmd.reset
     ),
     "2.32": filled_in_a_loop,
+    "2.33": lambda t: nisa.scalar_tensor_tensor(
+        t, t, nl.add, 1.0, nl.add, t, reduce_op=nl.add, reduce_res=nl.ndarray((4, 1), nl.float32)
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """``nki.isa``: arithmetic, reductions, scans and activations."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
@@ -10,6 +11,7 @@ from ..device.target import needs
 from ..instructions.activations import ACTIVATIONS
 from ..instructions.alu import ARITHMETIC, BITWISE, REDUCTIONS
 from ..instructions.arguments import free_axes, on_bits, stretched
+from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.scalar import ACTIVATION, ACTIVATION2, Activation2Attrs, ActivationAttrs
 from ..instructions.vector import (
@@ -173,11 +175,15 @@ def scalar_tensor_tensor(
     operand1: Any,
     reverse0: bool = False,
     reverse1: bool = False,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_op: Any = ...,
+    reduce_res: Any = None,
     name: str | None = None,
 ) -> NkiInstruction:
     """``(data op0 operand0) op1 operand1``: operand0 a number or (P, 1), operand1 a whole tile.
 
-    Tiles of any type, computed with in fp32 (aws-neuron-sdk v2.32.0, nki.isa).
+    Tiles of any type, computed with in fp32 (aws-neuron-sdk v2.32.0, nki.isa). With ``reduce_op``
+    the result is reduced over all free axes, too (SDK 2.33): ``reduce_res`` (P, 1) receives it.
     """
     what = "scalar_tensor_tensor"
     target, a, b = alike(what, tensor(dst, what), tensor(data, what), tensor(operand1, what))
@@ -186,8 +192,38 @@ def scalar_tensor_tensor(
         step(f"{what} operand0", operator(op0, what), operand0, reverse0, src, exact=False),
         Step(operator(op1, what), at=1, reverse=flag(reverse1, "reverse1")),
     )
-    attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
-    return put(SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
+    if reduce_op is ...:
+        if reduce_res is not None:
+            raise refuse(
+                "sim_missing_argument",
+                f"{what} got reduce_res without reduce_op, expected both; name the operator",
+            )
+        attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
+        return put(SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
+    how = Reduction(VECTOR, operator(reduce_op, what), a.shape[0], what)
+    made = _steps_with_total(SCALAR_TENSOR_TENSOR, target, src, steps, how, name)
+    return reducing(how, made, reduce_cmd, reduce_res)
+
+
+def _steps_with_total(
+    entry: OpSpec,
+    target: View,
+    src: list[View],
+    steps: tuple[Step, ...],
+    how: Reduction,
+    name: str | None,
+) -> Callable[[View | None], NkiInstruction]:
+    """What records steps with the reduction of their result."""
+    bits = of_bits(how.what, steps, src)
+    _reducible(how.op, how.what, ("add", "multiply", "maximum", "minimum"))
+
+    def into(total: View | None) -> NkiInstruction:
+        axes = 0 if total is None else src[0].ndim - 1
+        attrs = StepsAttrs(bits=bits, steps=steps, reduce_axes=axes, reduce_op=how.op)
+        results = (target,) if total is None else (target, total)
+        return put(entry, results, tuple(src), attrs, name)
+
+    return into
 
 
 def tensor_scalar_reduce(
@@ -210,19 +246,11 @@ def tensor_scalar_reduce(
         raise refuse("sim_unsupported_reverse", f"{what} with reverse0=True, expected False")
     src = [source]
     steps = (step(f"{what} operand0", operator(op0, what), operand0, False, src),)
-    bits = of_bits(what, steps, src)
-    join = operator(reduce_op, what)
-    _reducible(join, what, ("add", "multiply", "maximum", "minimum"))
-
-    def into(total: View | None) -> NkiInstruction:
-        axes = 0 if total is None else source.ndim - 1
-        attrs = StepsAttrs(bits=bits, steps=steps, reduce_axes=axes, reduce_op=join)
-        results = (target,) if total is None else (target, total)
-        return put(TENSOR_SCALAR, results, tuple(src), attrs, name)
-
     initial = 0.0 if reduce_init is None else real(reduce_init, f"{what} reduce_init")
-    how = Reduction(VECTOR, join, source.shape[0], what, initial)
-    made = reducing(how, into, reduce_cmd, reduce_res)
+    how = Reduction(VECTOR, operator(reduce_op, what), source.shape[0], what, initial)
+    made = reducing(
+        how, _steps_with_total(TENSOR_SCALAR, target, src, steps, how, name), reduce_cmd, reduce_res
+    )
     if reduce_res_negate and reduce_res is not None:  # the read-out alone
         minus = StepsAttrs(steps=(Step("multiply", -1.0),))
         total = tensor(reduce_res, what)

@@ -35,6 +35,7 @@ KEYWORDS: dict[str, dict[str, str]] = {
     "tensor_scalar_reduce": {
         "reduce_cmd": "2.30", "reduce_init": "2.30", "reduce_res_negate": "2.32",
     },
+    "scalar_tensor_tensor": dict.fromkeys(("reduce_cmd", "reduce_op", "reduce_res"), "2.33"),
     "ndarray": {"address": "2.29"},
 }  # fmt: skip
 # What a keyword of 2.27 and 2.28 is called now; None where it may be left out.
