@@ -1052,11 +1052,13 @@ def test_the_device_by_its_name():
     importlib.import_module("torch_xla")
     made = [
         torch.ones((2, 3), device="xla"),
+        torch.tensor([[1.0, 2.0]], device="xla"),
+        torch.as_tensor([1, 2], device=torch.device("xla:0")),
         torch.randn(2, 3, device="xla", dtype=torch.bfloat16),
         torch.arange(4, device=torch.device("xla")),
         torch.ones(3).to("xla"),
         torch.ones(3).to(device="xla", dtype=torch.float16),
         nn.Linear(3, 2).to("xla")(torch.ones(1, 3).to("xla:0")),
     ]
-    assert all(one.device.type == "cpu" for one in made) and made[4].dtype is torch.float16
+    assert all(one.device.type == "cpu" for one in made) and made[6].dtype is torch.float16
     assert made[0].sum() == 6 and torch.ones(2).to(torch.float64).dtype is torch.float64

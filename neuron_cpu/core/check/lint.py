@@ -52,13 +52,15 @@ GRIDS = frozenset({"arange", "mgrid", "ds", "par_dim"})
 
 
 def _is_grid(value: ast.expr, changing: set[str]) -> bool:
-    """Whether an expression is an index grid of values that no name in ``changing`` enters."""
+    """Whether an expression is an index grid, or a sum of numbers, without names in ``changing``."""
     names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
     attributes = {n.attr for n in ast.walk(value) if isinstance(n, ast.Attribute)}
     makes = {c.func.attr for c in calls if isinstance(c.func, ast.Attribute)}
     plain = all(isinstance(c.func, ast.Attribute) for c in calls) and makes <= GRIDS
-    return plain and bool(attributes & GRIDS) and not names & changing
+    grid = plain and bool(attributes & GRIDS)
+    numbers = (ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop, ast.Name, ast.Constant, ast.Load)
+    return (grid or all(isinstance(n, numbers) for n in ast.walk(value))) and not names & changing
 
 
 class Finding(NamedTuple):
@@ -432,7 +434,7 @@ class _Scope:
                 )
 
     def _same_each_time(self, name: str, loop: ast.For, own: set[str]) -> bool:
-        """True when the loop binds ``name`` to index grids alone, the same ones in each round."""
+        """True when the loop binds ``name`` to grids or numbers alone, the same in each round."""
         changing = set(_stores([loop.target, *loop.body])) | own
         values = []
         for node in _walk(loop.body):

@@ -1,7 +1,7 @@
 """``device="xla"`` and ``.to("xla")``, which AWS's examples write: the CPU, as ``xla_device()`` is.
 
-PyTorch's own dispatch key of that name is given the two operators that make memory; ``to`` asks for
-a device guard before that, so tensors and modules have a method of their own.
+PyTorch's own dispatch key of that name is given the two operators that make memory; ``to`` and
+``torch.tensor`` ask for a device guard before that, so they are wrapped.
 """
 
 import functools
@@ -28,15 +28,21 @@ def _here(given: Any) -> Any:
     return CPU if named else given
 
 
-def _to_here(method: Callable) -> Callable:
+def _on_cpu(method: Callable) -> Callable:
     @functools.wraps(method)
-    def to(self: Any, *args: Any, **named: Any) -> Any:
-        return method(self, *map(_here, args), **{k: _here(v) for k, v in named.items()})
+    def here(*args: Any, **named: Any) -> Any:
+        return method(*map(_here, args), **{k: _here(v) for k, v in named.items()})
 
-    return to
+    return here
 
 
 _OPERATORS.impl("empty.memory_format", _empty, "XLA")
 _OPERATORS.impl("empty_strided", _empty_strided, "XLA")
-torch.Tensor.to = _to_here(torch.Tensor.to)  # type: ignore[method-assign]
-torch.nn.Module.to = _to_here(torch.nn.Module.to)  # type: ignore[method-assign]
+for _owner, _name in (
+    (torch.Tensor, "to"),
+    (torch.nn.Module, "to"),
+    (torch, "tensor"),
+    (torch, "as_tensor"),
+    (torch, "asarray"),
+):
+    setattr(_owner, _name, _on_cpu(getattr(_owner, _name)))

@@ -1,0 +1,106 @@
+"""Tutorials and samples of AWS on the simulator, each file as its page tells to run it.
+
+    python tests/samples.py DIR [-k WORDS] [--seconds N] [--json FILE]
+
+DIR holds checkouts of aws-neuron-sdk (its folder nki), nki-samples and nki-autotune, at any depth.
+A file that begins with ``test_`` runs under pytest, any other one as a script. The file is
+unmodified; only `python -m neuron_cpu run` stands before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# What marks a checkout, its files, and what its page asks for
+SETS = {
+    "aws-neuron-sdk": (
+        "nki/examples",
+        ("nki/examples/**/*.py", "nki/deep-dives/src/*/*_toplevel.py", "nki/test/test_*.py"),
+    ),
+    "nki-samples": (
+        "src/nki_samples",
+        (
+            "src/nki_samples/tutorials/**/*.py",
+            "src/nki_samples/tutorials/*/*_toplevel.py",
+            "contributed/*.py",
+            "test/unit/test_*.py",
+        ),
+    ),
+}
+
+
+def runs(path: Path) -> bool:
+    """Whether a file is more than definitions."""
+    text = path.read_text(encoding="utf-8")
+    return path.name.startswith("test_") or "__main__" in text or "layout-" in path.name
+
+
+def run(path: Path, seconds: int) -> dict:
+    """How a file ends, and the last line that it or pytest says."""
+
+    def limits() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
+
+    command = [sys.executable, "-m", "neuron_cpu", "run"]
+    command += ["-m", "pytest", "-q", "-p", "no:cacheprovider"] * path.name.startswith("test_")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NEURON_CPU": "1", "OMP_NUM_THREADS": "1"}
+    if "trn3" in path.read_text(encoding="utf-8"):
+        environment["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn3"
+    with tempfile.TemporaryDirectory() as scratch:
+        copy = Path(scratch) / path.parent.name
+        subprocess.run(["cp", "-r", str(path.parent), str(copy)], check=True)
+        done = subprocess.run(
+            [*command, path.name],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            preexec_fn=limits,
+        )
+    said = (done.stdout + done.stderr).strip().splitlines()
+    errors = [line for line in said if re.search(r"Error|error|\[(sim|err)_|passed|failed", line)]
+    return {
+        "status": done.returncode,
+        "said": (errors or said or [""])[-1][:300],
+        "log": said[-60:],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("-k", nargs="*", default=[], help="only files with one of these words")
+    parser.add_argument("--seconds", type=int, default=120, help="of processor time for a file")
+    parser.add_argument("--json", type=Path, help="keeps the outcomes; files in it do not run")
+    chosen = parser.parse_args()
+    kept = chosen.json
+    found = json.loads(kept.read_text()) if kept and kept.exists() else {}
+    for name, (mark, patterns) in SETS.items():
+        places = sorted(chosen.folder.resolve().glob(f"**/{mark}"), key=lambda p: len(p.parts))
+        if not places:
+            print(f"no checkout of {name} below {chosen.folder}")
+            continue
+        top = places[0].parents[len(Path(mark).parts) - 1]
+        for path in sorted({p for pattern in patterns for p in top.glob(pattern)}):
+            key = f"{name}: {path.relative_to(top)}"
+            wanted = not chosen.k or any(word in key for word in chosen.k)
+            if not wanted or key in found or not runs(path):
+                continue
+            found[key] = run(path, chosen.seconds)
+            print(f"{found[key]['status']:4} {key}: {found[key]['said'][:160]}", flush=True)
+            if kept:
+                kept.write_text(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
