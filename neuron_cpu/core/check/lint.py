@@ -52,7 +52,7 @@ GRIDS = frozenset({"arange", "mgrid", "ds", "par_dim"})
 
 
 def _is_grid(value: ast.expr, changing: set[str]) -> bool:
-    """Whether an expression is an index grid, or a sum of numbers, without names in ``changing``."""
+    """Whether an expression is an index grid or a sum of numbers, of names not ``changing``."""
     names = {n.id for n in ast.walk(value) if isinstance(n, ast.Name)}
     calls = [n for n in ast.walk(value) if isinstance(n, ast.Call)]
     attributes = {n.attr for n in ast.walk(value) if isinstance(n, ast.Attribute)}
