@@ -53,7 +53,10 @@ def run(path: Path, seconds: int) -> dict:
     command = [sys.executable, "-m", "neuron_cpu", "run"]
     command += ["-m", "pytest", "-q", "-p", "no:cacheprovider"] * path.name.startswith("test_")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NEURON_CPU": "1", "OMP_NUM_THREADS": "1"}
-    if "trn3" in path.read_text(encoding="utf-8"):
+    text = path.read_text(encoding="utf-8")
+    if "neuronxcc.nki" in text:  # the older language as its last release had it
+        environment |= {"NEURON_CPU_SDK": "2.26", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
+    if "trn3" in text:
         environment["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn3"
     with tempfile.TemporaryDirectory() as scratch:
         copy = Path(scratch) / path.parent.name

@@ -177,14 +177,21 @@ def test_several_tensors_a_call_and_a_rank_s_own_work():
         assert np.array_equal(first, a + 2 * b) and np.array_equal(second, c + d)
 
 
-@pytest.mark.parametrize("placed", [False, True])
-def test_parts_whose_sizes_are_data(placed):
-    """Rank r sends r + k + 1 elements to rank k."""
+@pytest.mark.parametrize(("placed", "halves"), [(False, False), (True, False), (False, True)])
+def test_parts_whose_sizes_are_data(placed, halves):
+    """Rank r sends r + k + 1 elements to rank k; in halves the data come between them."""
 
     @nki.jit
     def kernel(x, told):
         out = nl.zeros((16,), x.dtype, buffer=nl.shared_hbm)
-        ncc.all_to_all_v([x], [out], ncc.ReplicaGroup([[0, 1, 2]]), told, has_rdispls=placed)
+        group = ncc.ReplicaGroup([[0, 1, 2]])
+        if not halves:
+            ncc.all_to_all_v([x], [out], group, told, has_rdispls=placed)
+            return out, told
+        sent = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        first = ncc.all_to_all_v_prepare([sent], [out], group, told, has_rdispls=placed)
+        nisa.dma_copy(sent, x)
+        ncc.all_to_all_v_trigger(first)
         return out, told
 
     xs = tensors(3, (16,))
@@ -339,6 +346,30 @@ def undefined(x):
     scratch = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
     ncc.all_reduce([scratch], [x], [[0, 1]], nl.add)
     return x
+
+
+def prepared_twice(x):
+    told = nl.zeros((3, 2), nl.uint32, buffer=nl.shared_hbm)
+    ncc.all_to_all_v_prepare([x], [x], [[0, 1]], told)
+    ncc.all_gather_v_prepare([x], [x], [[0, 1]], told)
+    return x
+
+
+def triggered_twice(x):
+    told = nl.zeros((3, 2), nl.uint32, buffer=nl.shared_hbm)
+    flat = x.reshape((16,))
+    out = nl.zeros((16,), x.dtype, buffer=nl.shared_hbm)
+    first = ncc.all_to_all_v_prepare([flat], [out], [[0, 1]], told)
+    ncc.all_to_all_v_trigger(first)
+    ncc.all_to_all_v_trigger(first)
+    return out
+
+
+@pytest.mark.parametrize("body", [prepared_twice, triggered_twice])
+def test_halves_of_a_collective_follow_each_other(body):
+    with pytest.raises(NkiError, match="_prepare") as caught:
+        both(body)
+    assert caught.value.identifier == "sim_collective"
 
 
 def gathered(x):

@@ -212,6 +212,12 @@ def test_scalar_tensor_tensor_reduces_its_result():
     both = np.maximum(first, 3 * x.astype(float) + y)
     close(run(body, (4, 2), x, y), np.stack([first.max(1), both.max(1)], 1))
 
+    def without_operator(d, a, b):
+        nisa.scalar_tensor_tensor(a, a, nl.add, 2.0, nl.add, b, reduce_res=d[:, 0:1])
+
+    with pytest.raises(NkiError, match="reduce_res without reduce_op"):
+        run(without_operator, (4, 2), x, y)
+
 
 def test_a_result_kept_for_later_is_what_the_registers_held():
     """The first sum's tile is overwritten before the registers are used again."""

@@ -6,7 +6,8 @@ computed in fp32 in the order of the group, a ring goes through a group in its o
 channel, and the counts of ``all_gather_v`` and ``all_to_all_v`` are elements.
 """
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -431,6 +432,45 @@ def all_to_all_v(
     how = (recv_counts_known, has_rdispls)
     tensors = (srcs, dsts)
     return _varying("all_to_all_v", tensors, replica_group, metadata_tensor, how, priority, name)
+
+
+def _prepare(collective: Callable, *args: Any, **named: Any) -> Callable:
+    """The first half of a collective: its arguments; the second half reads all of its tensors.
+
+    One of them waits at a time (SDK 2.33), and devices read the metadata here already.
+    """
+    tracer = trace.current(f"nki.collectives.{collective.__name__}_prepare")
+    if tracer.prepared is not None:
+        raise refuse(
+            "sim_collective",
+            f"{collective.__name__}_prepare while {tracer.prepared.func.__name__} is prepared, "
+            "expected its trigger before; one collective is prepared at a time",
+        )
+    tracer.prepared = functools.partial(collective, *args, **named)
+    return tracer.prepared
+
+
+def _trigger(
+    collective: Callable, prepare_instr: Any, name: str | None = None
+) -> NkiInstruction | None:
+    """The second half of a collective, once."""
+    what = f"{collective.__name__}_trigger"
+    tracer = trace.current(f"nki.collectives.{what}")
+    waiting = tracer.prepared
+    if waiting is None or prepare_instr is not waiting or waiting.func is not collective:
+        raise refuse(
+            "sim_collective",
+            f"{what} of {type(prepare_instr).__name__}, expected what the last "
+            f"{collective.__name__}_prepare returned, once",
+        )
+    tracer.prepared = None
+    return waiting(name=name) if name is not None else waiting()
+
+
+all_gather_v_prepare = functools.partial(_prepare, all_gather_v)
+all_gather_v_trigger = functools.partial(_trigger, all_gather_v)
+all_to_all_v_prepare = functools.partial(_prepare, all_to_all_v)
+all_to_all_v_trigger = functools.partial(_trigger, all_to_all_v)
 
 
 def _varying(

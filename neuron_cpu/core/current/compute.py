@@ -195,7 +195,7 @@ def scalar_tensor_tensor(
     if reduce_op is ...:
         if reduce_res is not None:
             raise refuse(
-                "sim_missing_argument",
+                "sim_reduce_operator",
                 f"{what} got reduce_res without reduce_op, expected both; name the operator",
             )
         attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)

@@ -24,7 +24,10 @@ MATH = [
 CAME: dict[str, str] = dict.fromkeys(MATH, "2.29") | {
     "activate2": "2.30", "abs_max": "2.30", "abs_min": "2.30", "get_nc_sub_version": "2.31",
     "topk": "2.32", "fori_loop": "2.32", "while_loop": "2.32",
-}  # fmt: skip
+} | dict.fromkeys(
+    ["tiles", "blocks", "alloc_tiles", "alloc_blocks", "all_gather_v_prepare",
+     "all_gather_v_trigger", "all_to_all_v_prepare", "all_to_all_v_trigger"], "2.33",
+)  # fmt: skip
 KEYWORDS: dict[str, dict[str, str]] = {
     "nc_matmul": {"accumulate": "2.29"},
     "nc_matmul_mx": {"accumulate": "2.29"},

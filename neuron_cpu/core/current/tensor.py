@@ -80,6 +80,11 @@ class NkiTensor(trace.Values, Foreign, View):
     def name(self) -> str:
         return self.storage.name
 
+    @property
+    def data(self) -> NkiTensor:
+        """The tensor itself, as the ``data`` of grids is one."""
+        return self
+
     # --- subscripts -------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> NkiTensor:
         keys = _one_for_each_axis(key if isinstance(key, tuple) else (key,), self)

@@ -93,6 +93,7 @@ class Tracer:
         self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
         self.sums: View | None = None  # ScalarE's running sums (reduce_cmd)
         self.accumulators: dict[str, Any] = {}  # the current language's, by engine
+        self.prepared: Any = None  # the first half of a collective that waits for its second
         self.phase_loops: list[Loop] = []  # of its cores between their meetings
         self.senders: dict[tuple, int] = {}  # whom each core receives from at a meeting
         self.identities: dict[tuple, View] = {}  # and its shared constants on chip
@@ -131,6 +132,7 @@ class Tracer:
         self.meetings.phase = 0
         self.root = None
         self.accumulators.clear()
+        self.prepared = None
         self.sums = None  # what another instance left in ScalarE's registers is nobody's
 
     def shared_storage(self, shape: tuple[int, ...], dtype: DType) -> Storage:

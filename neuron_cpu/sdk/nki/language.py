@@ -1,6 +1,6 @@
 """``nki.language``: types, tensors, loops, operators and convenience functions.
 
-Source of names: aws-neuron-sdk v2.32.0, nki/api/nki/language/__init__.py.
+Source of names: aws-neuron-sdk v2.32.0, nki/api/nki/language/__init__.py; 2.33's pages.
 """
 
 from neuron_cpu.core.device import unknown as _unknown
@@ -12,6 +12,9 @@ from neuron_cpu.core.current.control import (
 from neuron_cpu.core.current.creation import (
     empty_like, full, load, load_transpose2d, ndarray, ones, shared_constant,
     shared_identity_matrix, store, zeros, zeros_like,
+)  # fmt: skip
+from neuron_cpu.core.current.grids import (
+    NkiBlockGrid, NkiGrid, NkiTileGrid, alloc_blocks, alloc_tiles, blocks, tiles,
 )  # fmt: skip
 from neuron_cpu.core.current.releases import all_released as _all_released
 from neuron_cpu.core.current.tensor import NkiTensor, ds
@@ -28,12 +31,13 @@ bool = _NAMES["bool_"]  # AWS's library uses these two names, which the stubs do
 range = affine_range
 
 __all__ = [
-    "MemoryRegion", "NKIObject", "NkiTensor", "affine_range", "device_print", "ds",
+    "MemoryRegion", "NKIObject", "NkiBlockGrid", "NkiGrid", "NkiTensor", "NkiTileGrid",
+    "affine_range", "alloc_blocks", "alloc_tiles", "blocks", "device_print", "ds",
     "dynamic_range", "empty_like", "fori_loop", "full", "hbm", "is_hbm", "is_on_chip", "is_psum",
     "is_sbuf", "load", "load_transpose2d", "ndarray", "no_reorder", "num_programs", "ones",
     "private_hbm", "program_id", "program_ndim", "psum", "sbuf", "sequential_range",
     "shared_constant", "shared_hbm", "shared_identity_matrix", "static_range", "store",
-    "tile_size", "while_loop", "zeros", "zeros_like", *_NAMES, *_elementwise.FUNCTIONS,
+    "tile_size", "tiles", "while_loop", "zeros", "zeros_like", *_NAMES, *_elementwise.FUNCTIONS,
 ]  # fmt: skip
 
 __getattr__ = _unknown.of_module("nl", globals(), current=True)
