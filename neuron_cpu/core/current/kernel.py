@@ -55,11 +55,11 @@ class Kernel(calling.Kernel):
         launched.programs, launched.lock = self.programs, self.lock
         return launched
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not args and not kwargs and trace.active() is None:
+    def _called(self, args: tuple, kwargs: dict) -> Any:
+        if not args and not kwargs:
             raise refuse("sim_no_arguments", f"kernel {self.name} is called without arguments")
         try:
-            return super().__call__(*args, **kwargs)
+            return super()._called(args, kwargs)
         except NeedsValues:  # executed while it is recorded, as far as there are values
             tensors, _ = self._flatten(args, kwargs)
             if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):

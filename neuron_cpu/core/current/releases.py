@@ -8,10 +8,12 @@ Later they are taken with a warning, as far as they still say what to do.
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from ..device.errors import refuse, warn
 from ..device.release import nki_since, of_nki
+from ..language.labels import fitted
 
 MATH = [
     "all", "arctan", "broadcast_to", "ceil", "copy", "cos", "dropout", "empty_like", "erf",
@@ -112,6 +114,6 @@ def _respell(name: str, word: str, now: str | None, named: dict[str, Any]) -> No
 
 
 def all_released(names: dict[str, Any]) -> dict[str, Any]:
-    """The functions of a module that releases changed, checked."""
-    known = {*CAME, *KEYWORDS, *FORMER, *ORDERS}
-    return {n: released(n, f) for n, f in names.items() if n in known and callable(f)}
+    """The functions of a module, which refuse arguments that they or their release do not take."""
+    functions = {n: f for n, f in names.items() if isinstance(f, FunctionType) and n[0] != "_"}
+    return {n: released(n, fitted(f)) for n, f in functions.items()}

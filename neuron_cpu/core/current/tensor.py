@@ -552,7 +552,8 @@ class NkiTensor(trace.Values, Foreign, View):
         raise refuse(
             "sim_tensor_operator",
             f"binary operators on tensors are not supported, got one on {self.label()}; use "
-            "nisa.tensor_tensor, nisa.tensor_scalar or the functions of nki.language",
+            "nisa.tensor_tensor, nisa.tensor_scalar, or functions of nki.language such as nl.add, "
+            "nl.greater and nl.where",
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
@@ -561,7 +562,12 @@ class NkiTensor(trace.Values, Foreign, View):
     __lshift__ = __rshift__ = _no_operator
 
     def _no_number(self) -> NoReturn:
-        raise self._refused("a Python number (int, float, a size)", "value")
+        raise refuse(
+            "sim_foreign_call",
+            f"a Python number (int, float, a size) is asked of {self.label()}, expected one known "
+            "while tracing, when tensors have no values; compute with functions of nl, nl.exp for "
+            "math.exp, or read a number with nisa.register_load",
+        )
 
     __int__ = __float__ = __index__ = _no_number
     __hash__ = object.__hash__
@@ -576,7 +582,8 @@ def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
     if count > 1 or len(keys) - count > ndim:
         raise refuse(
             "sim_index_rank",
-            f"subscript of {view.label()} has {len(keys) - count} indices, expected at most {ndim}",
+            f"subscript of {view.label()} has {len(keys) - count} indices, expected at most "
+            f"{ndim}; add an axis with .reshape or .expand_dim",
         )
     fill = [slice(None)] * (ndim - len(keys) + count)
     at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))

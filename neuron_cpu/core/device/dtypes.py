@@ -11,6 +11,12 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from .errors import NkiError, current_place
+
+
+class UnknownType(NkiError, TypeError):
+    """Something that names no type of NKI."""
+
 
 class tfloat32:
     """Marker class for TF32: 1-8-10 bits, kept in four bytes."""
@@ -140,9 +146,11 @@ def to_dtype(spec: Any) -> DType:
             as_numpy = None
         if as_numpy is not None and as_numpy in _BY_NUMPY:
             return _BY_NUMPY[as_numpy]
-    raise TypeError(
+    raise UnknownType(
+        "sim_dtype",
         f"dtype {spec!r} is not an NKI type, expected one of {', '.join(t.name for t in ALL)}; "
-        "cast to a type of 32 bits or fewer"
+        "cast to a type of 32 bits or fewer",
+        current_place(),
     )
 
 

@@ -12,7 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 
@@ -148,6 +148,29 @@ def user_frame(depth: int = 1) -> FrameType | None:
         if not internal:
             return frame
         frame = frame.f_back
+    return None
+
+
+def users_frames(error: BaseException) -> TracebackType | None:
+    """A traceback without the simulator's own entries: the last one is the user's line."""
+    found, at = [], error.__traceback__
+    while at is not None:
+        found.append(at)
+        at = at.tb_next
+    kept = None
+    for at in reversed(found):
+        if not is_internal(at.tb_frame.f_code.co_filename):
+            kept = TracebackType(kept, at.tb_frame, at.tb_lasti, at.tb_lineno)
+    place = _PLACE.fullmatch(getattr(error, "source", None) or "")
+    return kept if kept is not None or place is None else _entry(place["file"], int(place["line"]))
+
+
+def _entry(file: str, line: int) -> TracebackType | None:
+    """A traceback of one entry, at a line that was found after the kernel's body had run."""
+    try:
+        exec(compile("\n" * (line - 1) + "raise NotImplementedError", file, "exec"), {})
+    except NotImplementedError as raised:
+        return raised.__traceback__ and raised.__traceback__.tb_next
     return None
 
 

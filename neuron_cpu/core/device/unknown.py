@@ -7,6 +7,7 @@ holds for both languages unless it is a pair: for ``neuronxcc.nki`` first, for `
 
 import difflib
 import operator
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -208,6 +209,10 @@ def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[
         if name.startswith("_"):
             raise AttributeError(f"module {names['__name__']!r} has no attribute {name!r}")
         use = answer(name, current, alias == "nisa")
+        other, room = ("nl", "language") if alias == "nisa" else ("nisa", "isa")
+        package = names["__name__"].rpartition(".")[0]
+        if use is None and name in vars(sys.modules.get(f"{package}.{room}", difflib)):
+            use = f"{other}.{name}"
         if use is None:
             public = [known for known in names if not known.startswith("_")]
             close = difflib.get_close_matches(name, public, 3)

@@ -10,6 +10,7 @@ from ..device.errors import refuse, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
 from ..program import trace
+from ..program.index import Mask
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE
 
@@ -19,10 +20,13 @@ def tile(value: Any, what: str) -> View:
     if isinstance(value, View):
         return value
     trace.current(what)  # outside of a kernel there are no tiles, and that is the mistake
+    mend = "turn numbers into tiles with nisa.memset and index expressions with nisa.iota"
+    if isinstance(value, Mask):
+        mend = "choose by conditions of indices with nisa.affine_select"
+    elif callable(value):
+        mend = "name its arguments, as op=nl.exp and data=tile"
     raise refuse(
-        "sim_operand_type",
-        f"{what} got {type(value).__name__}, expected a tensor; turn numbers into tiles with "
-        "nisa.memset and index expressions with nisa.iota",
+        "sim_operand_type", f"{what} got {type(value).__name__}, expected a tensor; {mend}"
     )
 
 

@@ -51,8 +51,8 @@ def _matmul_rules(i: Instruction) -> None:
         raise refuse(
             "err_num_partition_mismatch",
             f"nc_matmul contracts {stationary.label()} with {moving.label()}, expected equal "
-            f"partition counts, got {stationary.shape[0]} and {moving.shape[0]}; slice both to the "
-            "same contraction rows",
+            f"partition counts, got {stationary.shape[0]} and {moving.shape[0]}; contract over "
+            "partitions of both: for x @ y transpose x first (nisa.nc_transpose)",
         )
     wide = [v.dt.name in FOUR_BYTE_FLOATS for v in i.src]
     if wide[0] != wide[1]:

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..check import lint, verify
 from ..device import release
-from ..device.errors import refuse, strict
+from ..device.errors import NkiError, refuse, strict, users_frames
 from ..device.pause import without_garbage_collection
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
@@ -135,6 +135,13 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.active() is not None:  # called by another kernel: inlined into its program
             return self.function(*args, **kwargs)
+        try:
+            return self._called(args, kwargs)
+        except NkiError as error:
+            raise error.with_traceback(users_frames(error)) from error.__cause__
+
+    def _called(self, args: tuple, kwargs: dict) -> Any:
+        """A call that is not inlined: the results of the specialisation's Program."""
         tensors, key = self._flatten(args, kwargs)
         only_shapes = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
         eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")

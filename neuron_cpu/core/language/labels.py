@@ -18,19 +18,30 @@ from ..program.view import View
 def labelled(function: Callable) -> Callable:
     """``function`` with the keyword ``name``, and refusals for arguments that it does not take."""
     takes_name = "name" in inspect.signature(function).parameters
+    fitting = fitted(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         name = "" if takes_name else kwargs.pop("name", "")
+        result = fitting(*args, **kwargs)
+        if name and isinstance(result, View) and not result.storage.name:
+            result.storage.name = name
+        return result
+
+    return call
+
+
+def fitted(function: Callable) -> Callable:
+    """``function`` with refusals for arguments that it does not take."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
-            result = function(*args, **kwargs)
+            return function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise _misfit(function, error) from None
             raise
-        if name and isinstance(result, View) and not result.storage.name:
-            result.storage.name = name
-        return result
 
     return call
 
@@ -45,10 +56,14 @@ def _misfit(function: Callable, error: TypeError) -> NkiError:
     wrong = _KEYWORD.search(str(error))
     right = _KEYWORDS.get(wrong[1]) if wrong else None
     mend = f"the kernel language's keyword is {right}=" if right else "mend the call"
+    names = list(inspect.signature(function).parameters)
+    if wrong and wrong[1] == "dst":
+        mend = "this language returns the result, so assign it to a name"
+    elif "missing" in str(error) and names[:1] == ["dst"]:
+        mend = "nothing is returned: make a tile with nl.ndarray and give it as dst="
     return refuse(
         "sim_arguments",
-        f"{' '.join(str(error).split())}, expected {function.__name__}"
-        f"({', '.join(inspect.signature(function).parameters)}); {mend}",
+        f"{' '.join(str(error).split())}, expected {function.__name__}({', '.join(names)}); {mend}",
     )
 
 

@@ -47,7 +47,8 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
         raise refuse(
             "err_unsupported_memory",
             f"Expected operand 'dst' of 'store' to be in address space 'hbm', got "
-            f"{target.label()}; assign with dst[...] = value on chip",
+            f"{target.label()}; give a result buffer=nl.shared_hbm, or assign on chip with "
+            "dst[...] = value",
         )
     if isinstance(value, (int, float, np.generic)):
         target = target if target.ndim else target.expand_dims(0)  # one element

@@ -76,14 +76,16 @@ class Tensor(trace.Values, Foreign, View):
     def __iter__(self) -> NoReturn:
         raise refuse(
             "sim_tensor_iteration",
-            f"{self.label()} cannot be iterated over; loop over nl.affine_range and index it",
+            f"{self.label()} cannot be iterated over; loop over nl.affine_range and index it, or "
+            "add up an axis with nl.sum",
         )
 
     def __int__(self) -> NoReturn:
         raise refuse(
             "err_ambiguous_tensor_truth_value",
             f"{self.label()} is used as a Python number (int, float, a size, a range), expected "
-            "one known while tracing, when tensors have no values yet; compute with tensors",
+            "one known while tracing, when tensors have no values yet; compute with functions of "
+            "nl, nl.exp for math.exp, and give counts as arguments",
         )
 
     __float__ = __int__
@@ -114,7 +116,8 @@ def _truth_refusal(tensor: Tensor) -> tuple[str, str]:
     return (
         "err_ambiguous_tensor_truth_value",
         f"{tensor.label()} is used as a truth value (and, or, not, bool), which has no meaning for "
-        "a tensor, expected a Python value; join with & and |, negate with ~, test 'is None'",
+        "a tensor, expected a Python value; choose with nl.where or nl.maximum, join with & and |, "
+        "negate with ~, test 'is None'",
     )
 
 

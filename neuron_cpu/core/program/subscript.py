@@ -49,7 +49,8 @@ def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
     if count > 1 or len(keys) - count > ndim:
         raise refuse(
             "sim_index_rank",
-            f"subscript of {view.label()} has {len(keys) - count} indices, expected at most {ndim}",
+            f"subscript of {view.label()} has {len(keys) - count} indices, expected at most "
+            f"{ndim}; add an axis with .reshape or nl.expand_dims",
         )
     fill = [slice(None)] * (ndim - len(keys) + count)
     if count:
@@ -67,7 +68,7 @@ def _masked(view: V, mask: Mask) -> V:
         raise refuse(
             "sim_operand_mask",
             f"operand mask of {view.label()} is no box of at least one element, expected one "
-            "bound per axis; slice the operand",
+            "bound per axis; slice the operand, or choose elements with nisa.affine_select",
         )
     return view.slice_box(cut)
 
@@ -265,7 +266,8 @@ def _refuse_mixing(view: View, keys: tuple[Any, ...]) -> None:
             raise refuse(
                 "err_unsupported_mixing_basic_advanced_tensor_indexing",
                 f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
-                "one kind; write slices as nl.arange axes or all axes as slices",
+                "one kind; write all axes as slices, or all as nl.arange(128)[:, None] and "
+                "nl.arange(64)[None, :]",
             )
 
 
@@ -326,7 +328,8 @@ def _check_index_tile(view: View, index: View, axis: int, first: bool) -> None:
             raise refuse(
                 "err_indirect_indices_free_dim",
                 f"axis {axis} of {view.label()} is indexed by {index.label()}, expected a "
-                "single run-time offset on chip; gather rows while loading from HBM",
+                "single run-time offset on chip; choose elements with nl.where, and gather rows "
+                "while loading from HBM",
             )
         return
     if index.free_size != 1 or (axis == view.ndim - 1 and not first):

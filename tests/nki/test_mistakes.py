@@ -1,0 +1,56 @@
+"""What beginners write: each message names the mend, and the last entry shown is the user's line."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import textwrap
+import traceback
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.nki.mistakes import HEADS, NEW, OLD
+
+CASES = [("neuronxcc", name) for name in OLD] + [("nki", name) for name in NEW]
+# Messages that tell the fault and not what mends it: at most one of ten.
+TELLS: set[tuple[str, str]] = set()
+
+
+def told(language: str, name: str, folder: Path) -> tuple[str, str]:
+    """What a mistake is told with, warnings included, and the last file of its traceback."""
+    lines, _ = {"neuronxcc": OLD, "nki": NEW}[language][name]
+    head, tail = HEADS[language]
+    path = folder / "mistake.py"
+    path.write_text(head + textwrap.indent(lines, "    ") + "\n" + tail)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            spec.loader.exec_module(module)
+            module.kernel(*[np.ones((128, 64), np.float32)] * 2)
+            said, last = "", str(path)
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            last = traceback.extract_tb(error.__traceback__)[-1].filename
+        finally:
+            del sys.modules[path.stem]
+    return said + "".join(f"; {one.message}" for one in warned), last
+
+
+@pytest.mark.parametrize(("language", "name"), CASES)
+def test_the_message_mends_and_the_last_entry_is_the_users(language, name, tmp_path) -> None:
+    said, last = told(language, name, tmp_path)
+    assert said and last == str(tmp_path / "mistake.py"), (said, last)
+    words = {"neuronxcc": OLD, "nki": NEW}[language][name][1]
+    mends = re.search(words, said.replace(str(tmp_path), ""))
+    assert bool(mends) != ((language, name) in TELLS), said
+
+
+def test_nine_of_ten_mend() -> None:
+    assert len(CASES) >= 87 and len(TELLS) <= len(CASES) / 10
