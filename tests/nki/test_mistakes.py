@@ -1,4 +1,4 @@
-"""What beginners write: each message names the mend, and the last entry shown is the user's line."""
+"""Beginners' mistakes: each message names the mend, and the last entry shown is the user's line."""
 
 from __future__ import annotations
 
