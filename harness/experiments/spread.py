@@ -170,12 +170,17 @@ def _as_they_come(client: Any, futures: dict[Any, Work]) -> Iterator[tuple[Work,
     from distributed import wait
 
     left, seen = set(futures), time.monotonic()
+    known: set[str] = set()
     while left:
         try:
             done = wait(list(left), timeout=LOOK_SECONDS, return_when="FIRST_COMPLETED").done
         except Late:
             done = set()
-        if done or client.scheduler_info()["workers"]:
+        working = set(client.scheduler_info()["workers"])
+        for lost in sorted(known - working):
+            console.say(f"Worker {lost} is lost; others do its prompts ({len(working)} are left).")
+        known = working
+        if done or working:
             seen = time.monotonic()
         elif time.monotonic() - seen > WORKER_SECONDS:
             raise _no_workers(str(client.scheduler_info().get("address", "the given address")))

@@ -61,8 +61,9 @@ class Store:
     def __init__(self, place: Place) -> None:
         import torch.distributed as dist  # takes seconds that runs without torchrun are spared
 
-        self._store: Any = dist.TCPStore(place.address, place.port, is_master=False)
-        self._key = self._agreed(place)
+        with _told_of_torchrun():
+            self._store: Any = dist.TCPStore(place.address, place.port, is_master=False)
+            self._key = self._agreed(place)
 
     def _agreed(self, place: Place) -> bytes:
         """The key of this run, which the store forgets once all ranks have it."""
@@ -86,12 +87,14 @@ class Store:
     def write(self, value: Any, number: int, rank: int = 0) -> None:
         """An order (rank 0), or a rank's outcome of it."""
         data, name = plain.dumps(value), f"{number}/{rank}"
-        self._store.set(_name(name), self._digest(name, data) + data)
+        with _told_of_torchrun():
+            self._store.set(_name(name), self._digest(name, data) + data)
 
     def read(self, deadline: float, number: int, rank: int = 0) -> Any:
         """What was written, once it is there; a TimeoutError at `deadline` (monotonic)."""
         name = f"{number}/{rank}"
-        found = self._waited(name, deadline)
+        with _told_of_torchrun():
+            found = self._waited(name, deadline)
         digest, data = found[:DIGEST_BYTES], found[DIGEST_BYTES:]
         if not hmac.compare_digest(digest, self._digest(name, data)):
             raise UserError(
@@ -109,6 +112,18 @@ class Store:
 
     def _digest(self, name: str, data: bytes) -> bytes:
         return hmac.digest(self._key, name.encode() + b" " + data, hashlib.sha256)
+
+
+@contextlib.contextmanager
+def _told_of_torchrun() -> Iterator[None]:
+    """The store lives in torchrun's own process, on the machine of rank 0."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(
+            "torchrun, which has started the ranks, has ended or cannot be reached; start the run "
+            "again, --resume goes on with one of test.py."
+        ) from error
 
 
 def _name(entry: str) -> str:
@@ -215,7 +230,7 @@ def leading(place: Optional[Place]) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(RuntimeError):  # torchrun itself has ended
+        with contextlib.suppress(UserError):  # torchrun itself has ended
             _leader.order(Order())
         _leader = None
 

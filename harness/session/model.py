@@ -37,13 +37,10 @@ from harness.processes.roles import BASELINES, QUANTISED, Role
 from harness.processes.worker import Answer, Host
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
+from harness.session.rows import check_numbers
 from harness.settings import FUSED, Settings
 
 GRAPHS = "graphs"
-NO_NUMBERS = (
-    "The model's logits are NaN, so it has no answer: its checkpoint holds NaN, or a kernel makes "
-    "them; --mode diff and --mode validate tell where."
-)
 # The SDK's compiler works in this folder unless the environment names another one.
 _WORK_DIR_VARIABLE = "BASE_COMPILE_WORK_DIR"
 _DEFAULT_WORK_DIR = "/tmp/nxd_model/"
@@ -339,8 +336,7 @@ class _Numbers(LogitsProcessor):
     """Refuses logits of which some are NaN: whatever token is chosen among them means nothing."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
-        if scores.isnan().any():
-            raise UserError(NO_NUMBERS)
+        check_numbers(scores)
         return scores
 
 

@@ -1,6 +1,8 @@
 """What one line of a cache gets for a step; the driver and the submission's process share it."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from harness.errors import UserError
 
 
 class Draw(NamedTuple):
@@ -45,3 +47,12 @@ class Part(NamedTuple):
     start: int
     draw: Draw
     blocks: tuple[int, ...]
+
+
+def check_numbers(logits: Any) -> None:
+    """Refuse logits of which some are NaN: no token that is chosen among them means anything."""
+    if logits.isnan().any():
+        raise UserError(
+            "The model's logits are NaN, so it has no answer: its checkpoint holds NaN, or a "
+            "kernel makes them; --mode diff and --mode validate tell where."
+        )

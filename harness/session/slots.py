@@ -13,7 +13,7 @@ from neuronx_distributed_inference.modules.generation.sampling import prepare_sa
 
 from harness.processes.roles import Role
 from harness.processes.worker import Host
-from harness.session.rows import Draw, Part, Row
+from harness.session.rows import Draw, Part, Row, check_numbers
 
 _FAILED = "The model fails while it generates"
 
@@ -112,6 +112,7 @@ def _forward(
             return output.hidden_states.reshape(-1).tolist()
         chunks = settings.blocks is not None and settings.blocks.chunks
         logits = (output.logits[0] if chunks else output.logits[:, -1, :]).float()
+        check_numbers(logits)
     return [_choose(row, draw) for row, draw in zip(logits, draws, strict=True)]
 
 

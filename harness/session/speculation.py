@@ -15,6 +15,7 @@ from transformers.generation.candidate_generator import PromptLookupCandidateGen
 
 from harness.inputs.speculation import DRAFT, LOOKUP
 from harness.session.chunks import PromptInChunks
+from harness.session.rows import check_numbers
 from harness.settings import MEDUSA_CANDIDATES, Speculation
 
 
@@ -72,6 +73,7 @@ class Speculative(PromptInChunks):
         rows = self._prefill(input_ids)
         while True:
             agreed = 0
+            check_numbers(rows)
             for row, guess in zip(rows, [*guesses, None]):
                 score = warp(input_ids, logits_processor(input_ids, row[None].clone()))
                 scores.append(score)

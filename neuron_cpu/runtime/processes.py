@@ -197,8 +197,8 @@ class Processes:
     def _lose(self, label: str, error: RuntimeError) -> NoReturn:
         self._broken = CollectiveError(
             f"Rank {self.rank} of {self.size} has lost the others in {label or 'a call'} "
-            f"({_one_line(error)[:200].rstrip('.')}), expected all of them to arrive in time; see "
-            "what the rank that ended first says."
+            f"({_why_lost(error)}), expected all of them to arrive in time; see what the rank that "
+            "ended first says."
         )
         self._failure = self._broken
         raise self._broken from error
@@ -252,6 +252,12 @@ def _size_in(carried: torch.Tensor) -> int:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def _why_lost(error: BaseException) -> str:
+    """What PyTorch's transport means, in words of a user."""
+    late = any(word in str(error).lower() for word in ("timed out", "timeout", "waiting for"))
+    return "nobody answers" if late else "the process of another one, or torchrun, has ended"
 
 
 def _disagreement(notes: Sequence[Tuple[int, str]]) -> Optional[str]:
@@ -309,7 +315,7 @@ def join(place: Place) -> Processes:
     except RuntimeError as error:
         raise CollectiveError(
             f"Rank {place.rank} of {place.size} cannot join the others at {place.address}:"
-            f"{place.port} ({_one_line(error)[:200].rstrip('.')}), expected all of them within "
+            f"{place.port} ({_why_lost(error)}), expected all of them within "
             f"{place.timeout_seconds:g} s; see what the rank that ended first says."
         ) from error
     _joined = Processes(place, group)

@@ -371,6 +371,41 @@ def test_a_side_that_ends_ends_the_other_one(victim, number, sides, tmp_path):
     assert not alive(tmp_path)
 
 
+def test_whole_answers_are_a_success_when_the_other_side_ends_behind_them(monkeypatch):
+    """The prefill side is gone before it hears that this is the end."""
+    listening = link.listen("127.0.0.1", 0)
+    arrivals = link.Arrivals(listening, "decode side")
+    ends = []
+
+    def answer(*_):
+        ends[0].close()
+        arrivals.close()
+        while True:  # until this side would notice
+            try:
+                ends[1].send("anything")
+            except link.LinkLost:
+                return
+
+    def connect(*given):
+        ends.append(arrivals.next(time.monotonic() + 30))
+        return ends[1]
+
+    ours = link.connect(*listening.getsockname(), 30, "prefill side")
+    ends.append(ours)
+    settings = SimpleNamespace(
+        time_limit=5, transfer=SimpleNamespace(kv_ip="", kv_port=0, kv_timeout=5, kv_key_file=None)
+    )
+    session = SimpleNamespace(workers=SimpleNamespace(close=lambda: None))
+    for name, stub in {
+        "open_session": lambda _: session, "_terms": lambda _: {}, "_port": lambda *_: 1,
+        "_paired": lambda *_: session, "build": lambda _: None, "_answer": answer,
+        "_key": lambda _: b"",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(disaggregate, name, stub)
+    monkeypatch.setattr(disaggregate.link, "connect", connect)
+    assert disaggregate._decode(settings) == 0
+
+
 @pytest.mark.full
 def test_a_side_with_other_sizes_is_sent_away(sides):
     producer, consumer = sides(consume=[*ASKED, "--tp-degree", "1"], produce=["--tp-degree", "2"])

@@ -66,8 +66,12 @@ def work(index=3):
     return spread.Work(SimpleNamespace(session=session), SimpleNamespace(index=index))
 
 
+class Done(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
 def future(error):
-    return SimpleNamespace(exception=lambda: error, result=lambda: Outcome(refusal="no"))
+    return Done(exception=lambda: error, result=lambda: Outcome(refusal="no"))
 
 
 def test_what_becomes_of_a_task():
@@ -76,6 +80,19 @@ def test_what_becomes_of_a_task():
         spread._outcome(future(ModuleNotFoundError("harness")), work())
     with pytest.raises(UserError, match="Prompt 3 of mine.py was given up: it dies; --resume"):
         spread._outcome(future(RuntimeError("it\ndies.")), work())
+
+
+def test_a_lost_worker_is_told(monkeypatch, capsys):
+    states = iter([{"tcp://a:1": 0, "tcp://b:2": 0}, {"tcp://b:2": 0}])
+    client = SimpleNamespace(scheduler_info=lambda: {"workers": next(states)})
+    works = {future(None): work(), future(None): work()}
+    rounds = iter([set(), set(works)])
+    finished = SimpleNamespace(wait=lambda *a, **k: SimpleNamespace(done=next(rounds)))
+    monkeypatch.setitem(sys.modules, "distributed", finished)
+    finished.TimeoutError = TimeoutError
+    assert len(list(spread._as_they_come(client, works))) == 2
+    told = "Worker tcp://a:1 is lost; others do its prompts (1 are left)."
+    assert told in capsys.readouterr().err
 
 
 def test_another_checkout_on_a_worker_is_refused(monkeypatch):

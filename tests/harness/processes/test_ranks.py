@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -317,6 +318,19 @@ def test_what_a_stranger_writes_into_the_store_is_no_order(stores, tmp_path):
         with pytest.raises(UserError, match="Somebody else has written into torchrun's store"):
             follower.read(time.monotonic() + 5, number)
     assert not (tmp_path / "m").exists()
+
+
+def test_the_end_of_torchrun_is_told_in_a_sentence(stores, monkeypatch):
+    leader, _, _ = stores
+
+    def gone(*_):
+        raise RuntimeError("recvValue failed on SocketImpl(fd=3): Connection reset by peer")
+
+    monkeypatch.setattr(leader, "_store", SimpleNamespace(set=gone, check=gone))
+    with pytest.raises(UserError, match="^torchrun, which has started the ranks, has ended"):
+        leader.write(Order(), 1)
+    with pytest.raises(UserError, match="^torchrun, which has started the ranks, has ended"):
+        leader.read(time.monotonic() + 5, 1)
 
 
 def test_no_key_no_order(stores):

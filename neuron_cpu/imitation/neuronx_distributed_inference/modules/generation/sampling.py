@@ -13,6 +13,9 @@ from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.mappings import _broadcast
 from torch import nn
 
+from neuron_cpu.errors import StandInError
+from neuron_cpu.runtime.ranks import is_tracing
+
 from ...contract import contract
 
 Values = Union[float, int, Sequence[float]]
@@ -83,6 +86,12 @@ class Sampler(nn.Module):
     ) -> Any:
         """Tokens, or with `return_values` the candidates (..., k) and their probabilities."""
         del rank_id
+        if not is_tracing() and token_logits.isnan().any():
+            raise StandInError(
+                "The logits that the graph samples from are NaN, expected numbers, as a device "
+                "would take any token; look for NaN in the checkpoint, or for the kernel that "
+                "makes them."
+            )
         if return_values:
             return self.candidates(token_logits, sampling_params)
         if not self.samples():
