@@ -1293,55 +1293,72 @@ def prompt_attention(layer, qkv_w_hbm, out_w_hbm, bias_hbm, block):
 # with them the mask: a selection of sequences times the bias of their keys.
 
 
-def decode_runs(keys_hbm):
-    """(lanes, runs): how a cache [B, kv_heads, L, D] lies on partitions that KV heads share.
+def decode_runs(length, kv_heads):
+    """(lanes, runs): how ``length`` keys of each KV head lie on partitions that heads share.
 
     Partition p of a head takes the ``runs`` keys from p * runs on, which lie next to each other in
     HBM; tile t holds the keys t, t + runs, ... Sums over keys do not mind the order, if the mask
     has it too. One product over all partitions serves all heads.
     """
-    length = keys_hbm.shape[2]
-    runs = math.ceil(length / (P_MAX // keys_hbm.shape[1]))
+    runs = math.ceil(length / (P_MAX // kv_heads))
     while length % runs != 0:
         runs += 1
     return length // runs, runs
 
 
-def sequences_at_once(keys_hbm, heads):
-    """Sequences of a decode step that share a tile of scores."""
-    length, d, itemsize = keys_hbm.shape[2], keys_hbm.shape[3], bytes_of(keys_hbm.dtype)
+def sequences_at_once(length, heads, dtype, tokens=1, room=CACHE_BYTES):
+    """Sequences of a decode step over ``length`` keys that share a tile of scores."""
+    itemsize = bytes_of(dtype)
     kept = itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
-    kept += 2 * itemsize * decode_runs(keys_hbm)[1] * (d + 1)  # values, as they came too
-    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
+    runs = decode_runs(length, heads.kv_heads)[1]
+    kept += 2 * itemsize * runs * (heads.head_dim + 1)  # values, as they came too
+    return max(1, min(P_MAX // (heads.q_heads * tokens), room // kept))
 
 
 class CachedSequences(nl.NKIObject):
-    """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens.
+    """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens,
+    ``each`` of a sequence and T in all.
 
-    k_sb [128, slots, keys + count]: keys turned, slot b * stacks + s has the heads of stack s of
-    sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
-    keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
-    of each head in turn, and a column of ones, which gives the sum of the weights.
+    k_sb [128, slots, keys + T]: keys turned, slot b * stacks + s has the heads of stack s of
+    sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [T, keys +
+    T], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes of each
+    head in turn, and a column of ones, which gives the sum of the weights.
     """
 
     first: int
     count: int
+    each: int
     keys: int
     k_sb: nl.NkiTensor
     mask_sb: nl.NkiTensor
     v_sb: nl.NkiTensor
 
+    def __post_init__(self):
+        self.tokens = self.count * self.each
 
-def turned_keys(keys_hbm, sequence, k_sb, first_slot, heads):
-    """Keys [kv_heads, lanes, tiles, D] of a sequence into its slots of k_sb.
+    def columns(self, sequence):
+        """The new tokens of one of the sequences among all of the call."""
+        return nl.ds((self.first + sequence) * self.each, self.each)
+
+
+def runs_of(cache_hbm, sequence, head, length):
+    """The first ``length`` rows of a head's cache [B, kv_heads, L, D] @ HBM -> [lanes, runs, D]."""
+    lanes, runs = decode_runs(length, cache_hbm.shape[1])
+    return cache_hbm[sequence, head, 0:length, :].reshape((lanes, runs, cache_hbm.shape[3]))
+
+
+def turned_keys(keys_hbm, sequence, length, k_sb, first_slot, heads):
+    """The first ``length`` keys of a sequence of a cache into its slots of k_sb.
 
     Rows of tiles * D come from HBM; as many tiles as share a PSUM bank turn round, lanes columns
     each, a transpose for all heads of a stack, and leave it together.
     """
-    kv_heads, lanes, tiles, d = keys_hbm.shape[1:]
+    kv_heads, d = heads.kv_heads, heads.head_dim
+    lanes, tiles = decode_runs(length, kv_heads)
     rows_sb = tile_of((lanes, kv_heads, tiles, d), keys_hbm.dtype)
     for head in range(kv_heads):
-        nisa.dma_copy(dst=rows_sb[:, head, :, :], src=keys_hbm[sequence, head])
+        own_hbm = runs_of(keys_hbm, sequence, head, length)
+        nisa.dma_copy(dst=rows_sb[:, head, :, :], src=own_hbm)
     for stacked in spans(kv_heads, heads.stack):
         head, count = stacked
         for part in spans(tiles, MOVING_MAX // lanes):
@@ -1355,63 +1372,94 @@ def turned_keys(keys_hbm, sequence, k_sb, first_slot, heads):
             nisa.tensor_copy(dst=own_sb, src=turned_psum)
 
 
-def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
-    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM."""
-    batch, kv_heads, length, d = keys_hbm.shape
-    lanes, tiles = decode_runs(keys_hbm)
-    partitions, dtype = kv_heads * lanes, bias_hbm.dtype
-    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
-    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
-    k_sb = tile_of((P_MAX, count * heads.stacks, length + count), dtype)
+def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1):
+    """CachedSequences of a decode step with ``each`` new tokens a sequence, from caches [B,
+    kv_heads, L, D] and the bias of their first keys [B, up to L] @ HBM."""
+    batch, kv_heads, room, d = keys_hbm.shape
+    length, dtype, new = bias_hbm.shape[1], bias_hbm.dtype, count * each
+    lanes, tiles = decode_runs(length, kv_heads)
+    partitions = kv_heads * lanes
+    k_sb = tile_of((P_MAX, count * heads.stacks, length + new), dtype)
     if kv_heads % heads.stack:
         nisa.memset(dst=k_sb, value=0.0)
     for b in range(count):
-        turned_keys(keys_hbm, first + b, k_sb, b * heads.stacks, heads)
-    # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
-    # other in HBM; GpSimdE puts ones behind
+        turned_keys(keys_hbm, first + b, length, k_sb, b * heads.stacks, heads)
+    # values, when the rows of keys have left SBUF: one load a sequence where all of the cache is
+    # read, as heads and lanes follow each other in HBM; GpSimdE puts ones behind
     v_sb = filled((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
     for b in range(count):
-        rows_sb = nl.load(values_hbm[first + b])
+        if length == room:
+            rows_sb = nl.load(values_hbm.reshape((batch, partitions, tiles, d))[first + b])
+        else:
+            rows_sb = tile_of((partitions, tiles, d), values_hbm.dtype)
+            for head in range(kv_heads):
+                own_hbm = runs_of(values_hbm, first + b, head, length)
+                nisa.dma_copy(dst=rows_sb[nl.ds(head * lanes, lanes)], src=own_hbm)
         nisa.tensor_copy(dst=v_sb[:, b, :, 0:d], src=rows_sb, engine=nisa.gpsimd_engine)
-    # of new keys each token sees its own
-    own, mask_sb = nl.ds(length, count), tile_of((count, length + count), dtype)
+    own, mask_sb = nl.ds(length, new), tile_of((new, length + new), dtype)
     nisa.memset(dst=k_sb[:, :, own], value=0.0)
-    nisa.dma_copy(dst=mask_sb[:, 0:length], src=bias_hbm[nl.ds(first, count), :])
-    own_sb = selected((count, count), [[-1, count]], 0.0, masked(dtype), dtype)
-    nisa.tensor_copy(dst=mask_sb[:, own], src=own_sb)
-    return CachedSequences(first, count, length, k_sb, mask_sb, v_sb)
+    if each == 1:
+        nisa.dma_copy(dst=mask_sb[:, 0:length], src=bias_hbm[nl.ds(first, count), :])
+    else:
+        for b in range(count):
+            row_hbm = bias_hbm[nl.ds(first + b, 1), :].broadcast(0, each)
+            nisa.dma_copy(dst=mask_sb[nl.ds(b * each, each), 0:length], src=row_hbm)
+    nisa.tensor_copy(dst=mask_sb[:, own], src=own_mask(count, each, dtype))
+    return CachedSequences(first, count, each, length, k_sb, mask_sb, v_sb)
+
+
+def own_mask(count, each, dtype):
+    """What is added to scores of ``each`` new tokens of ``count`` sequences among themselves, [T,
+    T] @ SBUF: a token sees its own sequence's up to itself."""
+    new, hidden = count * each, masked(dtype)
+    if each == 1:
+        return selected((new, new), [[-1, new]], 0.0, hidden, dtype)
+    own_sb = selected((new, new), [[-1, new]], 0.0, hidden, dtype, nl.greater_equal)
+    seen_sb = tile_of((new, new), dtype)
+    nisa.affine_select(
+        dst=seen_sb,
+        pattern=[[-each, count], [0, each]],  # tokens behind the last one of a column's sequence
+        offset=-each,
+        channel_multiplier=1,
+        on_true_tile=own_sb,
+        on_false_value=hidden,
+        cmp_op=nl.less,
+    )
+    return seen_sb
 
 
 def decode_queries(qk_sb, cache, heads):
     """Queries of the sequences, block by block: [128, slots, rows] @ SBUF.
 
-    Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
-    stack s of that sequence in its rows.
+    Row t * q_heads + h belongs to head h of new token t; slot b * stacks + s holds the heads of
+    stack s of sequence b in the rows of its tokens.
     """
-    group, count = heads.group, cache.count
-    q_sb = filled((P_MAX, count * heads.stacks, count * heads.q_heads), 0.0, qk_sb.dtype)
-    for b in range(count):
+    group, slots = heads.group, cache.count * heads.stacks
+    q_sb = filled((P_MAX, slots, cache.tokens * heads.q_heads), 0.0, qk_sb.dtype)
+    by_token_sb = q_sb.reshape((P_MAX, slots, cache.tokens, heads.q_heads))
+    for b in range(cache.count):
+        tokens = nl.ds(b * cache.each, cache.each)
         for kv_head in range(heads.kv_heads):
             stack, lanes = heads.stack_of(kv_head), heads.lanes(kv_head)
-            own = nl.ds(b * heads.q_heads + kv_head * group, group)
-            nisa.tensor_copy(
-                dst=q_sb[lanes, b * heads.stacks + stack, own],
-                src=qk_sb[lanes, nl.ds(stack * group, group), cache.first + b],
-            )
+            members, slot = nl.ds(kv_head * group, group), b * heads.stacks + stack
+            own_sb = qk_sb[lanes, nl.ds(stack * group, group), cache.columns(b)]
+            placed_sb = by_token_sb[lanes, slot, tokens, members]
+            nisa.tensor_copy(dst=placed_sb, src=own_sb.permute((0, 2, 1)))
     return q_sb
 
 
 def decode_scores(qk_sb, cache, heads):
-    """Masked scores of all rows against cached and new keys [rows, keys + B] @ SBUF."""
-    q_sb, count, stacks = decode_queries(qk_sb, cache, heads), cache.count, heads.stacks
+    """Masked scores of all rows against cached and new keys [rows, keys + T] @ SBUF."""
+    q_sb, new, stacks = decode_queries(qk_sb, cache, heads), cache.tokens, heads.stacks
     slots, rows, keys = q_sb.shape[1], q_sb.shape[2], cache.k_sb.shape[2]
-    # which rows are a sequence's
-    pattern = [[-1, count], [0, heads.q_heads]]
-    which_sb = selected((count, rows), pattern, 1.0, 0.0, qk_sb.dtype)
-    for b in range(count):
+    # which rows are a token's
+    pattern = [[-1, new], [0, heads.q_heads]]
+    which_sb = selected((new, rows), pattern, 1.0, 0.0, qk_sb.dtype)
+    for b in range(cache.count):
+        own = nl.ds(cache.keys + b * cache.each, cache.each)
         nisa.tensor_copy(
-            dst=cache.k_sb[:, nl.ds(b * stacks, stacks), cache.keys + b],
-            src=qk_sb[:, nl.ds(heads.q_tiles, stacks), cache.first + b],
+            dst=cache.k_sb[:, nl.ds(b * stacks, stacks), own],
+            src=qk_sb[:, nl.ds(heads.q_tiles, stacks), cache.columns(b)],
         )
     scores_sb = tile_of((rows, keys), q_sb.dtype)
     for span in spans(keys, MOVING_MAX):
@@ -1440,12 +1488,12 @@ def turn_tiles(x_sb, tiles, width):
 
 
 def spread_weights(weights_sb, cache, heads):
-    """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, B, group].
+    """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, T, group].
 
     TensorE turns them, lanes on partitions, and then copies each KV head's part to that head's
     lanes: a product with an identity that stands there, and is zero at the lanes of other heads.
     """
-    partitions, count, tiles = cache.v_sb.shape[0:3]
+    partitions, tiles, count = cache.v_sb.shape[0], cache.v_sb.shape[2], cache.tokens
     kv_heads, group, dtype = heads.kv_heads, heads.group, weights_sb.dtype
     lanes = partitions // kv_heads
     turned_sb = turn_tiles(weights_sb, tiles, lanes)
@@ -1467,13 +1515,13 @@ def spread_weights(weights_sb, cache, heads):
 
 
 def own_weights(weights_sb, cache, heads):
-    """Weights of the new keys [rows, B] @ SBUF, turned -> [B, kv_heads, rows], zero for the rows of
+    """Weights of the new keys [rows, T] @ SBUF, turned -> [T, kv_heads, rows], zero for the rows of
     other heads than the part's."""
-    kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.count, weights_sb.shape[0]
+    kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.tokens, weights_sb.shape[0]
     turned_psum = turned_of((count, rows), weights_sb.dtype)
     nisa.nc_transpose(dst=turned_psum, data=weights_sb[:, nl.ds(cache.keys, count)])
     own_sb = filled((count, kv_heads, rows), 0.0, weights_sb.dtype)
-    # [B, head, sequence, member of the head's group]: the diagonal of parts and heads
+    # [T, head, token, member of the head's group]: the diagonal of parts and heads
     pattern = [
         [kv_heads * rows, count],
         [rows + group, kv_heads],
@@ -1487,10 +1535,10 @@ def own_weights(weights_sb, cache, heads):
 
 def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     """Attention of some sequences' new tokens over their cache and themselves -> their columns of
-    context_sb [128, tiles, B]; v_sb [B, kv_heads * D] are the new values."""
-    count, d, group, kv_heads = cache.count, heads.head_dim, heads.group, heads.kv_heads
+    context_sb [128, tiles, T]; v_sb [T, kv_heads * D] are the new values."""
+    count, d, group, kv_heads = cache.tokens, heads.head_dim, heads.group, heads.kv_heads
     dtype, scale = v_sb.dtype, score_scales(d)[1]
-    # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
+    # softmax weights [T * q_heads, keys + T]: 512 keys move a pass, one for each slot and the mask
     scores_sb = decode_scores(qk_sb, cache, heads)
     neg_max_sb = negated_maximum(scores_sb, scale)
     weights_sb = tile_of(scores_sb.shape, dtype)
@@ -1500,26 +1548,31 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     own_sb = own_weights(weights_sb, cache, heads)
     own_values_sb = filled((count, kv_heads, d + 1), 1.0, dtype)
     nisa.tensor_copy(dst=own_values_sb[:, :, 0:d], src=v_sb.reshape((count, kv_heads, d)))
-    # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
-    # of 128 cached keys and for each head's new keys; divided by the last column, it turns round
-    turned_psum = turned_of((d, heads.q_heads, count), dtype)
-    for b in range(count):
-        out_psum, rows = psum_of((heads.q_heads, d + 1)), nl.ds(b * heads.q_heads, heads.q_heads)
+    # context of each sequence's tokens [q_heads * each, D + 1], rows by KV head, token, member of
+    # its group: D + 1 columns of values move, a pass for each tile of 128 cached keys and for each
+    # head's new keys; divided by the last column, it turns round
+    each, own_sb = cache.each, own_sb.reshape((count, kv_heads, count, kv_heads, group))
+    turned_psum, rows = turned_of((d, cache.count, kv_heads, each, group), dtype), []
+    for b in range(cache.count):
+        tokens = nl.ds(b * each, each)
+        out_psum = psum_of((each * heads.q_heads, d + 1))
         for t in range(cache.v_sb.shape[2]):
-            own_spread_sb, values_sb = spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :]
+            own_spread_sb, values_sb = spread_sb[:, :, t, tokens, :], cache.v_sb[:, b, t, :]
             nisa.nc_matmul(dst=out_psum, stationary=own_spread_sb, moving=values_sb)
         for head in range(kv_heads):
             values_sb = own_values_sb[:, head, :]
-            nisa.nc_matmul(dst=out_psum, stationary=own_sb[:, head, rows], moving=values_sb)
-        rows_sb = tile_of((heads.q_heads, d), dtype)
-        divide(rows_sb, out_psum, d)
-        nisa.nc_transpose(dst=turned_psum[:, :, b], data=rows_sb)
-    # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
+            weights_sb = own_sb[:, head, tokens, :, :].permute((0, 2, 1, 3))
+            nisa.nc_matmul(dst=out_psum, stationary=weights_sb, moving=values_sb)
+        rows.append(tile_of((each * heads.q_heads, d), dtype))
+        divide(rows[b], out_psum, d)
+    for b in range(cache.count):
+        nisa.nc_transpose(dst=turned_psum[:, b], data=rows[b])
+    # [D, B, kv_heads, each, group] to the lanes and tiles of the heads, all sequences at once
     for kv_head in range(kv_heads):
         tiles = nl.ds(heads.stack_of(kv_head) * group, group)
         nisa.tensor_copy(
-            dst=context_sb[heads.lanes(kv_head), tiles, nl.ds(cache.first, count)],
-            src=turned_psum[:, nl.ds(kv_head * group, group), :],
+            dst=context_sb[heads.lanes(kv_head), tiles, nl.ds(cache.first * each, count)],
+            src=turned_psum[:, :, kv_head, :, :].permute((0, 3, 1, 2)),
         )
 
 
@@ -1631,7 +1684,8 @@ def attention_decode_kernel(
     # its keys, 128 a pass, while those stream
     block = Block(0, batch, 1)
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
-    parts, caches = spans(batch, sequences_at_once(keys_hbm, heads)), []
+    at_once = sequences_at_once(bias_hbm.shape[1], heads, dtype)
+    parts, caches = spans(batch, at_once), []
     for part in parts:
         caches.append(cached_sequences(keys_hbm, values_hbm, bias_hbm, part[0], part[1], heads))
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,

@@ -51,6 +51,7 @@ class Dma:
             it take, and the longest.
         row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes.
         lone_row_ns, lone_row_bytes: a transfer of one row that is shorter than this.
+        packet_bytes: of one queue, after which an engine turns to the next one.
         descriptor_ns: of GpSimdE, to build the descriptor of a row whose address depends on data.
         transposed, transposed_on_chip: share of the rate that rows keep where the engine transposes
             them on their way out of HBM and out of SBUF; 0 where it moves single elements instead.
@@ -75,6 +76,7 @@ class Dma:
     lone_row_ns: float
     lone_row_bytes: int
     descriptor_ns: float
+    packet_bytes: int = 4096  # compute-comm-overlap.rst (v2.32.0): the runtime's default
     transposed: float = 0.0
     transposed_on_chip: float = 0.0
     transposed_most_bytes: int = 2

@@ -5,6 +5,7 @@ two things that the table does not know: how a DMA transfer breaks into rows and
 takes under each DMA profile. Sources of every constant: spec.py.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -134,7 +135,7 @@ class Transfer(NamedTuple):
         lanes: rows that each of the 16 engines moves.
         hbm_read, hbm_written: bytes on the HBM side.
         share: of the rate of rows, what a transpose by the engine itself leaves.
-        apart_ns: of a collective, which queues of its own move: all of its time.
+        apart_ns: of a collective, which queues of its own move: its time, if no engine delays it.
         built: rows whose descriptors GpSimdE makes when it runs, because data choose them; from
             gen3 on hardware makes them where one index chooses all rows.
     """
@@ -193,9 +194,21 @@ def _source(instruction: Instruction) -> View:
 
 
 def _collective(instruction: Instruction) -> Transfer:
-    """A rank's part of a collective: a start, then the bytes that it sends."""
-    time = CORE.collective_ns + moved_bytes(instruction) / CORE.collective_bytes_per_ns
-    return Transfer(0, 0, (0,) * CORE.dma.engines, 0, 0, apart_ns=time)
+    """A rank's part of a collective: a start, then the bytes that it sends, in rows of a partition
+    or packets of HBM, which all DMA engines share."""
+    sent, source = moved_bytes(instruction), instruction.src[0]
+    time = CORE.collective_ns + sent / CORE.collective_bytes_per_ns
+    row = CORE.dma.packet_bytes
+    if source.storage.on_chip:
+        row = source.free_size * source.dt.itemsize
+    rows = math.ceil(sent / row)
+    return Transfer(rows, row, _shared_lanes(rows), 0, 0, apart_ns=time)
+
+
+def _shared_lanes(rows: int) -> tuple[int, ...]:
+    """Rows per engine, as evenly as can be."""
+    whole, rest = divmod(rows, CORE.dma.engines)
+    return tuple(whole + (lane < rest) for lane in range(CORE.dma.engines))
 
 
 def _first_partition(view: View) -> int:
@@ -217,8 +230,7 @@ def _transfer(instruction: Instruction, src: View, dst: View, fixed: bool) -> Tr
     if chip.storage.on_chip and share == 1:
         lanes = _partition_lanes(chip, rows, fixed)
     else:
-        whole, rest = divmod(rows, CORE.dma.engines)
-        lanes = tuple(whole + (lane < rest) for lane in range(CORE.dma.engines))
+        lanes = _shared_lanes(rows)
     moved = dst.size
     return Transfer(
         rows,

@@ -373,8 +373,9 @@ class _Run:
         if moved.apart_ns:  # collectives follow each other on a queue of their own
             if self.collective_free > now:
                 now, self.waits[at] = self.collective_free, Wait(QUEUE, self.collective_last)
-            self.start[at], self.times[at] = now, moved.apart_ns
-            self.end[at] = self.collective_free = now + moved.apart_ns
+            moving_ns = CORE.collective_ns + self._beside(moved, now)
+            self.start[at], self.times[at] = now, max(moved.apart_ns, moving_ns)
+            self.end[at] = self.collective_free = now + self.times[at]
             self.collective_last = at
             return
         if moved.built:
@@ -404,6 +405,21 @@ class _Run:
         self.start[at], self.end[at] = first, end
         if blocker >= 0:
             self.waits[at] = Wait(QUEUE, blocker)
+
+    def _beside(self, moved: cost.Transfer, now: float) -> float:
+        """How long the engines take for a collective's rows on queues of its own: an engine takes
+        turns between its queues, a packet of each, so each row waits for a packet of the others
+        (compute-comm-overlap.rst), and what waits there waits for the rows."""
+        longest, free = 0.0, self.lane_free
+        packet = self.profile.row_ns(CORE.dma.packet_bytes)
+        for lane, rows in enumerate(moved.lanes):
+            if not rows:
+                continue
+            work, left = cost.lane_ns(self.profile, moved, rows), max(0.0, free[lane] - now)
+            longest = max(longest, work + min(left, rows * packet))
+            free[lane] = now + left + work
+            self.lane_busy[lane] += work
+        return longest
 
     def _describe(self, at: int, now: float, rows: int) -> float:
         """When GpSimdE has built the descriptors of a transfer, behind what it is at."""

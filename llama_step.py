@@ -1,0 +1,439 @@
+"""Llama's whole decode step as one kernel of the current language (`nki`, SDK 2.29 and later).
+
+``decode_step_kernel`` runs all layers, the final norm and the head for one new token of each
+sequence, or for a few (speculation). Nothing stops the stream of weights: collectives between ranks
+are part of the kernel, and while one runs DMA brings the next weights as far as SBUF holds them.
+Hidden states never leave the chip. It is built from the tile helpers of llama_nki.py, which has the
+axis letters, layouts and names; docs/decode_step.md draws one layer. The modules behind it call the
+kernel once a step and llama_nki.py's kernels for prompts (`main.py --llama llama_step.py`).
+
+On the two physical cores of a logical one each core makes half of the tiles of every product and
+sends them to the other. Python is what the compiler's parser takes, but for the modules.
+"""
+
+import math
+
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+
+from llama_nki import (
+    FP32,
+    P_MAX,
+    HeadShape,
+    Later,
+    Norm,
+    Projection,
+    attend_cached,
+    bytes_of,
+    cached_sequences,
+    check_weight,
+    decode_runs,
+    feature_rows,
+    feature_tiles,
+    filled,
+    gated,
+    key_rows,
+    load_weight,
+    moved,
+    norm_scales,
+    products,
+    psum_of,
+    psum_parts,
+    qkv_tiles,
+    rotation,
+    sequences_at_once,
+    spans,
+    swapped_halves,
+    tile_of,
+    value_tile,
+    weight_pieces,
+)
+
+SBUF_BYTES = 176 * 1024  # of a partition that a compiler has on gen2, the least of all generations
+STEP_CACHE_BYTES = 88 * 1024  # for the cache of a tile of sequences: eight over 640 keys
+STREAM_BYTES = 64 * 1024  # of these for weights: what DMA brings while a collective takes 60 us
+MOST_INSTRUCTIONS = 5_000_000  # of a graph (aws-neuron-sdk v2.32.0, error code EBVF030)
+
+
+class Step(nl.NKIObject):
+    """What all layers share: heads, the norm (or None), ranks (a ReplicaGroup or None), tables cos
+    and sin [128, T], constants, the positions of the sequences' first new tokens [1, B], (first
+    token, tokens) of the ``parts`` whose sequences share a tile of scores; ``each`` new tokens of a
+    sequence."""
+
+    heads: HeadShape
+    norm: Norm
+    ranks: ncc.ReplicaGroup
+    cos_sb: nl.NkiTensor
+    sin_sb: nl.NkiTensor
+    identity_sb: nl.NkiTensor
+    swap_sb: nl.NkiTensor
+    zero_sb: nl.NkiTensor
+    starts_sb: nl.NkiTensor
+    parts: list
+    each: int
+
+    def sequences(self, n):
+        """(first, count) of those of part n."""
+        return self.parts[n][0] // self.each, self.parts[n][1] // self.each
+
+    def projection(self, x_sb):
+        """The Projection of hidden states [128, H/128, T] behind their norm."""
+        scales, tables = norm_scales(x_sb, self.norm, self.parts), []
+        for table_sb in (self.cos_sb, self.sin_sb):
+            scaled_sb = tile_of(table_sb.shape, FP32)
+            nisa.tensor_tensor(dst=scaled_sb, data1=table_sb, data2=scales.along_sb, op=nl.multiply)
+            tables.append(scaled_sb)
+        constants = self.identity_sb, self.swap_sb, self.zero_sb
+        return Projection(
+            x_sb, scales, tables[0], tables[1], constants[0], constants[1], constants[2],
+            self.parts, self.heads,
+        )  # fmt: skip
+
+
+# --- Two physical cores ---------------------------------------------------------------------------
+
+
+def own_tiles(tiles):
+    """(first, count) of the tiles that this physical core makes: all of them, or of two cores the
+    first or last half. Both make the middle one of an odd number."""
+    if nl.num_programs() == 1:
+        return 0, tiles
+    half = math.ceil(tiles / 2)
+    return nl.program_id(0) * (tiles - half), half
+
+
+def exchange(x_sb, own):
+    """Fill the tiles of x_sb [128, tiles, T] that the other core has made, its ``own`` ones."""
+    first, count = own
+    missing = x_sb.shape[1] - count
+    if missing == 0:
+        return
+    other, begin = 1 - nl.program_id(0), 0 if first else count
+    theirs_sb = tile_of((P_MAX, count, x_sb.shape[2]), x_sb.dtype)
+    own_sb = x_sb[:, nl.ds(first, count), :]
+    nisa.sendrecv(src=own_sb, dst=theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    wanted_sb = theirs_sb[:, nl.ds(0 if first else count - missing, missing), :]
+    nisa.tensor_copy(dst=x_sb[:, nl.ds(begin, missing), :], src=wanted_sb)
+
+
+def reduced(x_sb, own, ranks):
+    """Partial results [128, tiles, T] @ SBUF, of which this core has its ``own``, summed over the
+    ranks: all tiles, on both cores."""
+    if ranks is not None:
+        partial_sb, x_sb = x_sb, tile_of(x_sb.shape, x_sb.dtype)
+        tiles, flat = nl.ds(own[0], own[1]), (P_MAX, own[1] * x_sb.shape[2])
+        sources, results = partial_sb[:, tiles, :].reshape(flat), x_sb[:, tiles, :].reshape(flat)
+        ncc.all_reduce(srcs=[sources], dsts=[results], replica_group=ranks, op=nl.add)
+    exchange(x_sb, own)
+    return x_sb
+
+
+# --- Products that stay on chip -------------------------------------------------------------------
+
+
+def own_pieces(own, k_tiles, tokens, last=False):
+    """(first, count) of the pieces in which DMA brings a core's own tiles of a weight."""
+    return moved(weight_pieces(own[1], k_tiles, tokens, last), own[0])
+
+
+def multiply(weight_hbm, x_sb, own):
+    """``W @ x`` for x_sb [128, K/128, T] -> [128, N/128, T] @ SBUF, this core's ``own`` tiles."""
+    k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
+    out_sb = tile_of((P_MAX, feature_tiles(weight_hbm, k_tiles), tokens), x_sb.dtype)
+    for piece in own_pieces(own, k_tiles, tokens):
+        weight_sb = load_weight(weight_hbm, piece[0], piece[1], k_tiles)
+        for part in psum_parts(piece[1], tokens):
+            out_psum = products(weight_sb, part[0], part[1], x_sb, part[2], part[3])
+            rows = nl.ds(piece[0] + part[0], part[1])
+            nisa.tensor_copy(dst=out_sb[:, rows, nl.ds(part[2], part[3])], src=out_psum)
+    return out_sb
+
+
+def project(p, qkv_hbm):
+    """Queries and keys [128, tiles, T], rotated, and values, [tokens, kv_heads * D] for each of the
+    parts. Both cores make all values where they cannot halve their tiles."""
+    k_tiles, tokens, heads = p.x_sb.shape[1], p.x_sb.shape[2], p.heads
+    qk_sb, v_sb = qkv_tiles(heads, tokens, p.parts, p.x_sb.dtype)
+    rotated, later = heads.q_tiles + heads.stacks, Later()
+    own = own_tiles(rotated)
+    for piece in own_pieces(own, k_tiles, tokens):
+        weight_sb = load_weight(qkv_hbm, piece[0], piece[1], k_tiles)
+        for tile in range(piece[1]):
+            later.leave(rotation(p, weight_sb, tile, qk_sb, piece[0] + tile, 0, tokens))
+    values = feature_tiles(qkv_hbm, k_tiles) - rotated
+    for piece in moved(weight_pieces(values, k_tiles, tokens), rotated):
+        weight_sb = load_weight(qkv_hbm, piece[0], piece[1], k_tiles)
+        for tile in range(piece[1]):
+            value_tile(p, weight_sb, tile, (piece[0] + tile - rotated) * P_MAX, v_sb)
+    later.settle_all()
+    exchange(qk_sb, own)
+    return qk_sb, v_sb
+
+
+# --- A layer --------------------------------------------------------------------------------------
+
+
+def keep(step, n, rows_sb, cache_hbm):
+    """New keys or values of part n, rows [tokens, kv_heads * D], to their places in the cache: a
+    transfer for each sequence, whose address is data."""
+    batch, kv_heads, room, d = cache_hbm.shape
+    first, count = step.sequences(n)
+    for b in range(count):
+        own_hbm = cache_hbm.ap(
+            pattern=[[d, step.each], [room * d, kv_heads], [1, d]],
+            offset=(first + b) * kv_heads * room * d,
+            scalar_offset=step.starts_sb[:, nl.ds(first + b, 1)],
+            indirect_dim=2,
+        )
+        own_sb = rows_sb[nl.ds(b * step.each, step.each), :]
+        nisa.dma_copy(dst=own_hbm, src=own_sb.reshape((step.each, kv_heads, d)))
+
+
+def load_cache(step, n, keys_hbm, values_hbm, bias_hbm):
+    """CachedSequences of part n."""
+    first, count = step.sequences(n)
+    return cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, step.heads, step.each)
+
+
+def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
+    """Norm, QKV, RoPE, attention over the cache and its update, output projection of hidden states
+    [128, H/128, T], summed over the ranks."""
+    heads, dtype = step.heads, x_sb.dtype
+    # the cache before the weights: TensorE transposes its keys while a collective runs
+    caches = [load_cache(step, 0, keys_hbm, values_hbm, bias_hbm)]
+    qk_sb, v_sb = project(step.projection(x_sb), qkv_hbm)
+    context_sb = tile_of((P_MAX, heads.q_tiles, x_sb.shape[2]), dtype)
+    if heads.kv_heads % heads.stack:
+        nisa.memset(dst=context_sb, value=0.0)
+    for n in range(len(step.parts)):
+        if n + 1 < len(step.parts):
+            caches.append(load_cache(step, n + 1, keys_hbm, values_hbm, bias_hbm))
+        attend_cached(qk_sb, v_sb[n], caches[n], heads, context_sb)
+    for n in range(len(step.parts)):
+        if nl.program_id(0) == 0:
+            start, tokens = step.parts[n]
+            keep(step, n, key_rows(qk_sb, start, tokens, heads), keys_hbm)
+        if nl.program_id(0) == nl.num_programs() - 1:
+            keep(step, n, v_sb[n], values_hbm)
+    own = own_tiles(x_sb.shape[1])
+    return reduced(multiply(out_hbm, context_sb, own), own, step.ranks)
+
+
+def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
+    """Norm and SwiGLU MLP of hidden states [128, H/128, T], summed over the ranks."""
+    k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
+    tiles, along_sb = feature_tiles(gate_hbm, k_tiles), None
+    inner_sb, own = tile_of((P_MAX, tiles, tokens), x_sb.dtype), own_tiles(tiles)
+    along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
+    for piece in own_pieces(own, k_tiles, tokens):
+        gate_sb = load_weight(gate_hbm, piece[0], piece[1], k_tiles)
+        up_sb = load_weight(up_hbm, piece[0], piece[1], k_tiles)
+        for part in psum_parts(piece[1], tokens):
+            passed = inner_sb, None, x_sb, along_sb
+            gated(passed, gate_sb, up_sb, part, piece[0] + part[0], step.zero_sb)
+    exchange(inner_sb, own)
+    own = own_tiles(k_tiles)
+    return reduced(multiply(down_hbm, inner_sb, own), own, step.ranks)
+
+
+def added(x_sb, delta_sb):
+    """The residual stream behind a block."""
+    sum_sb = tile_of(x_sb.shape, x_sb.dtype)
+    nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=delta_sb, op=nl.add)
+    return sum_sb
+
+
+# --- The head and the greedy token ----------------------------------------------------------------
+
+
+def head_rows(step, x_sb, head_hbm, own):
+    """Logits behind the final norm, [128, T, own tiles] @ SBUF: partition p has a run of features,
+    of which ``own`` are this core's."""
+    k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
+    along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
+    rows_sb = tile_of((P_MAX, tokens, own[1]), x_sb.dtype)
+    for piece in own_pieces(own, k_tiles, tokens, last=True):
+        weight_sb = load_weight(head_hbm, piece[0], piece[1], k_tiles)
+        for part in psum_parts(piece[1], tokens):
+            out_psum = products(weight_sb, part[0], part[1], x_sb, 0, tokens)
+            nisa.tensor_tensor(
+                dst=rows_sb[:, :, nl.ds(piece[0] - own[0] + part[0], part[1])],
+                data1=out_psum.permute((0, 2, 1)),
+                data2=along_sb.expand_dim(2).broadcast(2, part[1]),
+                op=nl.multiply,
+            )
+    return rows_sb
+
+
+def best(values_sb, orders_sb):
+    """The largest of values [T, n] fp32 @ SBUF and, where several are, the largest of their orders
+    [T, n] -> [T, 2]."""
+    found_sb, same_sb = tile_of((values_sb.shape[0], 2), FP32), tile_of(values_sb.shape, FP32)
+    most_sb = found_sb[:, 0:1]
+    nisa.tensor_reduce(dst=most_sb, op=nl.maximum, data=values_sb, axis=1)
+    nisa.tensor_scalar(dst=same_sb, data=values_sb, op0=nl.equal, operand0=most_sb)
+    nisa.tensor_tensor(dst=same_sb, data1=same_sb, data2=orders_sb, op=nl.multiply)
+    nisa.tensor_reduce(dst=found_sb[:, 1:2], op=nl.maximum, data=same_sb, axis=1)
+    return found_sb
+
+
+def best_of_partitions(rows_sb, own, tiles, vocabulary):
+    """``best`` of the logits [128, T, own tiles] of a core: its largest and ``vocabulary`` less its
+    feature, so that of equal logits the first wins."""
+    tokens, size = rows_sb.shape[1], own[1]
+    order_sb, turned = tile_of((P_MAX, size), FP32), []
+    nisa.iota(dst=order_sb, pattern=[[-1, size]], offset=vocabulary - own[0],
+              channel_multiplier=-tiles)  # fmt: skip
+    pairs_sb = tile_of((P_MAX, tokens, 2), FP32)
+    for token in range(tokens):
+        logits_sb = tile_of((P_MAX, size), FP32)
+        nisa.affine_select(  # behind the vocabulary are zeros
+            dst=logits_sb,
+            pattern=[[1, size]],
+            offset=own[0] - vocabulary,
+            channel_multiplier=tiles,
+            on_true_tile=rows_sb[:, token, :],
+            on_false_value=-3.0e38,
+            cmp_op=nl.less,
+        )
+        nisa.tensor_copy(dst=pairs_sb[:, token, :], src=best(logits_sb, order_sb))
+    identity_sb = nl.shared_identity_matrix(P_MAX, dtype=FP32)
+    for which in range(2):
+        turned_psum, row_sb = psum_of((tokens, P_MAX)), tile_of((tokens, P_MAX), FP32)
+        nisa.nc_matmul(dst=turned_psum, stationary=pairs_sb[:, :, which], moving=identity_sb)
+        nisa.tensor_copy(dst=row_sb, src=turned_psum)
+        turned.append(row_sb)
+    return best(turned[0], turned[1])
+
+
+def greedy_tokens(rows_sb, own, tiles, vocabulary, ranks):
+    """The first of the largest logits of all cores and ranks -> [T, 1] int32 @ SBUF; ``vocabulary``
+    of a rank."""
+    found_sb, size = best_of_partitions(rows_sb, own, tiles, vocabulary), 1
+    tokens = found_sb.shape[0]
+    if nl.num_programs() > 1:
+        other, both_sb = 1 - nl.program_id(0), tile_of((tokens, 2, 2), FP32)
+        theirs_sb = tile_of((tokens, 2), FP32)
+        nisa.sendrecv(
+            src=found_sb, dst=theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0
+        )
+        nisa.tensor_copy(dst=both_sb[:, 0, :], src=found_sb)
+        nisa.tensor_copy(dst=both_sb[:, 1, :], src=theirs_sb)
+        found_sb = best(both_sb[:, :, 0], both_sb[:, :, 1])
+    if ranks is not None:
+        size = ranks.size
+        all_sb, order_sb = tile_of((tokens, size, 2), FP32), tile_of((tokens, size), FP32)
+        flat_sb = all_sb.reshape((tokens, 2 * size))
+        ncc.all_gather(srcs=[found_sb], dsts=[flat_sb], replica_group=ranks, collective_dim=1)
+        # orders of the first ranks are the largest
+        nisa.iota(dst=order_sb, pattern=[[-vocabulary, size]], offset=(size - 1) * vocabulary,
+                  channel_multiplier=0)  # fmt: skip
+        nisa.tensor_tensor(dst=order_sb, data1=order_sb, data2=all_sb[:, :, 1], op=nl.add)
+        found_sb = best(all_sb[:, :, 0], order_sb)
+    token_sb = tile_of((tokens, 1), nl.int32)
+    nisa.tensor_scalar(
+        dst=token_sb,
+        data=found_sb[:, 1:2],
+        op0=nl.multiply,
+        operand0=-1.0,
+        op1=nl.add,
+        operand1=float(size * vocabulary),
+    )
+    return token_sb
+
+
+# --- The kernel -----------------------------------------------------------------------------------
+
+
+def check_step(x_hbm, weights, caches, heads, tables, batch):
+    """Refuse sizes that one program does not hold, and tensors that do not belong together."""
+    features, tokens, layers = x_hbm.shape[0], x_hbm.shape[1], len(caches[0])
+    k_tiles, room, length = feature_rows(x_hbm), caches[0][0].shape[2], tables[2].shape[1]
+    rows = heads.q_heads * tokens // batch
+    assert tokens % batch == 0, f"{tokens} new tokens are no {batch} sequences of one length"
+    assert rows <= P_MAX, f"{rows} rows of scores of a sequence do not fit {P_MAX} partitions"
+    assert tokens <= P_MAX, f"{tokens} new tokens do not fit {P_MAX} partitions"
+    assert length <= room, f"the bias has {length} keys, the caches have {room}"
+    lanes, runs = decode_runs(length, heads.kv_heads)
+    assert lanes * heads.kv_heads >= P_MAX // 4 or length < P_MAX, (
+        f"{length} keys lie in runs of {runs} on {lanes * heads.kv_heads} partitions, expected "
+        f"{P_MAX // 4} or more: take a multiple of {P_MAX} keys"
+    )
+    itemsize = bytes_of(x_hbm.dtype)
+    kept = itemsize * (length + tokens) * (heads.stacks + 1) + itemsize * tokens * 4 * k_tiles
+    kept += 2 * itemsize * runs * (heads.head_dim + 1) + STREAM_BYTES
+    assert kept <= SBUF_BYTES, (
+        f"{length} keys and weights take {kept} bytes of a partition, expected at most {SBUF_BYTES}"
+    )
+    columns = (heads.q_tiles + heads.stacks) * P_MAX + heads.kv_heads * heads.head_dim
+    inner = feature_tiles(weights[2][0], k_tiles) * P_MAX
+    expected = (
+        ("qkv", columns, features), ("out", features, heads.q_tiles * P_MAX),
+        ("gate", inner, features), ("up", inner, features), ("down", features, inner),
+    )  # fmt: skip
+    passes = 0
+    for n in range(len(expected)):
+        given = len(weights[n]) if isinstance(weights[n], tuple) else weights[n].shape[0]
+        assert given == layers, f"{layers} layers have caches, {given} have {expected[n][0]}"
+        check_weight(weights[n][0], expected[n][1], expected[n][2], expected[n][0])
+        passes += layers * weights[n][0].shape[1] // P_MAX
+    assert passes <= MOST_INSTRUCTIONS, (
+        f"the step takes {passes} products, more than the {MOST_INSTRUCTIONS} instructions of a "
+        "graph; take a larger degree"
+    )
+
+
+@nki.jit
+def decode_step_kernel(
+    x_hbm, norm, qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm, head_hbm, cos_hbm, sin_hbm, keys,
+    values, starts_hbm, bias_hbm, heads, batch, groups=None, vocabulary=None,
+):  # fmt: skip
+    """A decode step of all layers: ``T = batch * each`` new tokens over caches of the sequences.
+
+    x [H, T] embedded tokens, a sequence's next to each other; ``norm`` of all norms. Weights of a
+    rank in the kernels' layout with their norms' gains: of QKV, output, gate, up and down stacked,
+    [layers, 128, columns], or a tuple of the layers'; of the head [128, columns]. cos and sin [128,
+    T]. ``keys`` and ``values`` are tuples of the layers' caches [B, kv_heads, L, D], updated in
+    place: new tokens of a sequence follow each other from its position of starts [1, B] int32 on.
+    bias [B, up to L] is 0 for cached keys that count, else ``masked``, in the order of
+    ``decode_runs``. ``groups`` lists the ranks that reduce together (None: one rank).
+
+    -> logits [T, N], or the greedy tokens [T, 1] int32 where ``vocabulary``, a rank's share, is
+    given; and the caches. Two cores (``decode_step_kernel[2]``) share the work of a rank.
+    """
+    tokens, dtype = x_hbm.shape[1], x_hbm.dtype
+    weights = qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm
+    check_step(x_hbm, weights, (keys, values), heads, (cos_hbm, sin_hbm, bias_hbm), batch)
+    each, ranks, k_tiles = tokens // batch, None, feature_rows(x_hbm)
+    if groups is not None:
+        ranks = ncc.ReplicaGroup(groups)
+    x_sb = nl.load(x_hbm.reshape((P_MAX, k_tiles, tokens)))
+    at_once, parts = sequences_at_once(bias_hbm.shape[1], heads, dtype, each, STEP_CACHE_BYTES), []
+    for part in spans(batch, at_once):
+        parts.append((part[0] * each, part[1] * each))
+    step = Step(
+        heads, norm, ranks, nl.load(cos_hbm), nl.load(sin_hbm),
+        nl.shared_identity_matrix(P_MAX, dtype=dtype), swapped_halves(heads.head_dim, dtype),
+        filled((P_MAX, 1), 0.0, FP32), nl.load(starts_hbm), parts, each,
+    )  # fmt: skip
+    for n in range(len(keys)):
+        caches = keys[n], values[n]
+        delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], caches[0], caches[1], bias_hbm)
+        x_sb = added(x_sb, delta_sb)
+        x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
+    tiles = feature_tiles(head_hbm, k_tiles)
+    own = spans(tiles, math.ceil(tiles / nl.num_programs()))[nl.program_id(0)]
+    rows_sb = head_rows(step, x_sb, head_hbm, own)
+    if vocabulary is not None:
+        result_hbm = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        token_sb = greedy_tokens(rows_sb, own, tiles, vocabulary, ranks)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=result_hbm, src=token_sb)
+        return result_hbm, keys, values
+    result_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=dtype, buffer=nl.shared_hbm)
+    by_partition_hbm = result_hbm.reshape((tokens, P_MAX, tiles)).permute((1, 0, 2))
+    nisa.dma_copy(dst=by_partition_hbm[:, :, nl.ds(own[0], own[1])], src=rows_sb)
+    return result_hbm, keys, values
