@@ -3,8 +3,6 @@
 x [N, D] @ HBM; result [N, D] in fp32: element j is the sum of elements 0 to j.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 

@@ -3,8 +3,6 @@
 x [N, D] @ HBM, weight and bias [1, D] @ HBM; result [N, D] in the type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

@@ -3,8 +3,6 @@
 x [N, D] @ HBM; result [N, 1] in fp32.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 

@@ -3,8 +3,6 @@
 x [N, D] @ HBM; result [N, D] in its type.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

@@ -3,8 +3,6 @@
 x [1, K] @ HBM, w [K, N] @ HBM; result [1, N] in the type of x, accumulated in fp32.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 

@@ -4,8 +4,6 @@ out[c, t] = sum over k of weight[c, k] * x[c, t - 3 + k]; x is zero before its b
 x [C, T] @ HBM, weight [C, 4] @ HBM; result [C, T] in the type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

@@ -3,8 +3,6 @@
 scores [S, S] @ HBM; result [S, S] in their type, zero above the diagonal.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl

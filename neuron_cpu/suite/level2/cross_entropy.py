@@ -3,8 +3,6 @@
 logits [N, V] @ HBM, target [N, 1] @ HBM, from 0 to V - 1; result [N, 1] in fp32.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl

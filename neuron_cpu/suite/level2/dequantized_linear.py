@@ -3,8 +3,6 @@
 x [M, K] @ HBM, w [K, N] int8 @ HBM, scale [1, N] fp32 @ HBM; result [M, N] in the type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 

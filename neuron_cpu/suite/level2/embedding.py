@@ -3,8 +3,6 @@
 token [N, 1] @ HBM, from 0 to V - 1, table [V, D] @ HBM; result [N, D] in the type of the table.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

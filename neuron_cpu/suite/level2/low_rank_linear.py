@@ -4,8 +4,6 @@ x [M, K] @ HBM, w [K, N] @ HBM, a [K, R] @ HBM, b [R, N] @ HBM, R at most 128; r
 type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 

@@ -4,8 +4,6 @@ x, residual [N, D] @ HBM, weight [1, D] @ HBM; results h and its norm, [N, D] ea
 of x; the norm is that of h before it is rounded.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

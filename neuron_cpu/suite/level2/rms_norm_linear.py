@@ -3,8 +3,6 @@
 x [M, K] @ HBM, weight [1, K] @ HBM, w [K, N] @ HBM; result [M, N] in the type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

@@ -4,8 +4,6 @@ rotate_half puts minus the second half of a row before the first. x [N, D] @ HBM
 [N, D / 2] @ HBM, for both halves; result [N, D] in the type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

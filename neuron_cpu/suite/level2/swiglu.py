@@ -3,8 +3,6 @@
 gate, up [N, D] @ HBM; result [N, D] in their type.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

@@ -3,8 +3,6 @@
 q [Q, D] @ HBM, k and v [S, D] @ HBM, D at most 128; result [Q, D] in the type of q.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

@@ -4,8 +4,6 @@ attention(x @ q, x @ k, x @ v) @ o, causal, scores over sqrt(D). x [S, H] @ HBM,
 @ HBM, o [D, H] @ HBM, S, H and D at most 128; result [S, H] in the type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl

@@ -3,8 +3,6 @@
 q, k, v [S, D] @ HBM, D at most 128; result [S, D] in the type of q.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl

@@ -4,8 +4,6 @@ softmax(q @ k.T / sqrt(D)) @ v over the first `length` rows of the cache; the ot
 anything. q [H, D] @ HBM, k and v [S, D] @ HBM, H and D at most 128; result [H, D] in the type of q.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

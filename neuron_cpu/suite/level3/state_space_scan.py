@@ -3,8 +3,6 @@
 decay, x [C, T] @ HBM, decay from 0 to 1; result h [C, T] in the type of x, computed in fp32.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch

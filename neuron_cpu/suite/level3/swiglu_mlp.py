@@ -4,8 +4,6 @@ x [M, H] @ HBM, gate and up [H, I] @ HBM, down [I, H] @ HBM, M at most 128; resu
 type of x.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import torch
