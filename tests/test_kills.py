@@ -18,12 +18,13 @@ import pytest
 from neuron_cpu import suite
 from neuron_cpu.processes import limits
 from tests.conftest import REPOSITORY
+from tests.harness.inputs.test_gguf_import import Writer
 
 pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(not os.path.exists("/proc"), reason="children are found in /proc"),
 ]
-TIMES = 20
+TIMES = int(os.environ.get("KILLS", "20"))  # of each command
 SHAPE = ["--seq-len", "128", "--compiled-model-path", "compiled"]
 KERNEL = REPOSITORY / "neuron_cpu" / "suite" / "level1" / "gelu.py"
 TUNED = """
@@ -44,6 +45,7 @@ def kernel(x_hbm, width=64, wait=0):
 def commands(model: Path) -> dict[str, list[object]]:
     """What is killed; each runs in a folder of its own."""
     driver = [REPOSITORY / "main.py", "--model-path", model, *SHAPE]
+    # fmt: off
     tuned = ["tuned.py:kernel", "--arg", "128x512:bf16", "--jobs", "2", "--resume", "f.json"]
     waits = "wait=" + ",".join(str(n / 100) for n in range(12))
     return {
@@ -54,9 +56,14 @@ def commands(model: Path) -> dict[str, list[object]]:
         "judge": ["-m", "neuron_cpu", "judge", "answers", "--only", "gelu", "--json", "f.json"],
         "tune": ["-m", "neuron_cpu", "tune", *tuned, "--json", "f.json", "--space", waits],
         "calibrate": ["benchmarks/calibrate.py", "--write"],
+        "conversion": [
+            REPOSITORY / "main.py", "--model-path", "tiny.gguf", *SHAPE, "--mode", "generate",
+            "--prompt", "hello", "--max-new-tokens", "3",
+        ],
     }
 
 
+# fmt: on
 def begun(command: list[object], folder: Path) -> subprocess.Popen:
     if command[0] == "benchmarks/calibrate.py":
         folder = folder / "checkout"
@@ -106,15 +113,19 @@ def leftovers(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place(tmp_path: Path, tiny_model: Path) -> Path:
     (tmp_path / "answers").mkdir()
     shutil.copy(KERNEL, tmp_path / "answers")
     (tmp_path / "tuned.py").write_text(TUNED)
+    gguf = Writer(tmp_path / "tiny.gguf", tiny_model, "llama")
+    gguf.bytes_as_tokens(tiny_model)
+    gguf.close()
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["compile", "test.py", "evaluate_all", "serve", "judge", "tune", "calibrate"]
+    "name",
+    ["compile", "test.py", "evaluate_all", "serve", "judge", "tune", "calibrate", "conversion"],
 )
 def test_a_kill_loses_and_leaves_nothing(name: str, tiny_model: Path, place: Path) -> None:
     command = commands(tiny_model)[name]

@@ -201,7 +201,9 @@ def compile(host: Host, role: str) -> str:
         with host.told_as_the_submission("The model cannot be compiled"):
             host.models[Role(role)].compile(str(target))
         if not (target / GRAPHS).is_dir():
-            source = work_dir if work_dir.is_dir() else Path(_DEFAULT_WORK_DIR)
+            # on the stand-in nobody's but this run's: the default folder is of all users
+            own = work_dir.is_dir() or sdk.platform().estimates
+            source = work_dir if own else Path(_DEFAULT_WORK_DIR)
             for graph in source.glob("*/*/model/graph.hlo"):
                 kept = target / GRAPHS / graph.relative_to(source)
                 kept.parent.mkdir(parents=True, exist_ok=True)
