@@ -9,7 +9,9 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any, Optional
+from unittest import mock
 
 from harness.errors import UserError
 from harness.serving.app import Api, Served
@@ -187,9 +189,13 @@ class Address:
 
 
 class Running(Address):
-    """A server in a thread of this process."""
+    """A server in a thread of this process; `said` has its log, which pytest's captures miss."""
 
     def __init__(self, server: Server, listening: socket.socket) -> None:
+        self.said: list[str] = []
+        log = SimpleNamespace(say=self.said.append)
+        self._quiet = mock.patch("harness.serving.app.console", log)
+        self._quiet.start()
         super().__init__(listening.getsockname()[1])
         self.server = server
         self._thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
@@ -200,6 +206,7 @@ class Running(Address):
         self.server.should_exit = True
         self._thread.join(30)
         assert not self._thread.is_alive()
+        self._quiet.stop()
 
     @staticmethod
     def until(true: Any, seconds: float = 30) -> None:
