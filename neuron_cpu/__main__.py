@@ -21,7 +21,7 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from . import __version__, ensure_sdk  # noqa: E402
-from .commands import check, compare, judge, kernels, learn, profile, tune  # noqa: E402
+from .commands import check, compare, judge, kernels, learn, profile, sweep, tune  # noqa: E402
 from .console import streams, terminal  # noqa: E402
 from .errors import StandInError, UsageError  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
@@ -34,6 +34,7 @@ COMMANDS = {
     "check": check,
     "judge": judge,
     "tune": tune,
+    "sweep": sweep,
     "learn": learn,
 }
 INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
@@ -122,7 +123,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _say(text: str) -> None:
     with contextlib.suppress(OSError):  # nobody reads it
-        print(terminal.folded(terminal.printable(text), sys.stderr), file=sys.stderr)
+        print(terminal.folded(terminal.printable(terminal.here(text)), sys.stderr), file=sys.stderr)
 
 
 if __name__ == "__main__":

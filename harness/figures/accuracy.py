@@ -8,6 +8,7 @@ decode, so padded rows of unequal length cannot be re-run as one batch with toke
 
 import contextlib
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness import sdk
 from harness.errors import UserError
 from harness.session.building import Loaded, identity
 from harness.session.generation import OnStep, greedy_scores
+from harness.session.opening import Session
 from harness.settings import Settings
 from harness.swapping import reference_cache
 from neuron_cpu.errors import UnwritableError
@@ -237,6 +239,16 @@ def check_row(
     )
     excused = bool(close) and all(divergence.is_tie for divergence in result.divergences)
     return replace(result, passed=excused, contest_passed=False)
+
+
+def cause(session: Session) -> str:
+    """The command that finds where a submission begins to differ."""
+    settings = session.settings
+    words = ["--llama", settings.llama]
+    if settings.model_path is not None:
+        words += ["--model-path", str(settings.model_path)]
+    words += [part for text in settings.prompts[:1] for part in ("--prompt", f'"{text}"')]
+    return f"What finds the cause: python main.py --enable-nki --mode diff {shlex.join(words)}"
 
 
 class _Broken(Exception):

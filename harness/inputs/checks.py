@@ -75,7 +75,7 @@ def _check_quantisation(args: argparse.Namespace) -> None:
 
 def _check_samples_at_all(args: argparse.Namespace) -> None:
     """Refuse what tunes sampling where every token is the best one."""
-    tuned = {"--top-p": args.top_p != 1, "--temperature": args.temperature != 1}
+    tuned = {"--top-p": args.top_p != 1, "--temperature": args.temperature not in (0, 1)}
     if args.do_sample is False:
         tuned["--top-k"] = args.top_k not in (None, 1)
     greedy = args.do_sample is False or not (args.do_sample or args.top_k or args.dynamic)

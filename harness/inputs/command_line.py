@@ -127,6 +127,8 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
 
     There it samples among the 50 best tokens where no top-k is named (GenerationConfig.top_k).
     """
+    if args.temperature == 0:  # the limit of ever lower ones
+        return {"do_sample": False, "top_k": 1, "top_p": 1.0, "temperature": 1.0}
     top_k = args.top_k or (options.HUGGING_FACE_TOP_K if args.do_sample else 1)
     return {"do_sample": args.do_sample is not False, "top_k": top_k}
 

@@ -22,7 +22,7 @@ from neuron_cpu.console import terminal
 
 _LAYER = re.compile(r"^layers\.(\d+)")
 # Columns that a narrow terminal does without, the first one first; the verdict names the kernels.
-EXPENDABLE = ("ulps", "PyTorch vs fp32", "kernels")
+EXPENDABLE = ("ulps", "PyTorch vs fp32", "NKI vs fp32", "kernels")
 _NO_KERNEL = "its PyTorch code: it calls no kernel"
 Kernels = dict[tuple[str, str], list[str]]  # (phase, module path) -> kernels
 
@@ -72,7 +72,7 @@ def kernels_of(loaded: Loaded) -> Kernels:
 def report(own: Sequence[Error], grown: Sequence[Error], kernels: Kernels, source: Path) -> None:
     """Both tables and one sentence about where the error starts."""
     out = terminal.output(120)
-    terminal.print_table(out, _own_table(own, kernels), EXPENDABLE)
+    terminal.print_table(out, _own_table(own, kernels), EXPENDABLE, "kernels")
     terminal.print_table(out, _grown_table(grown), EXPENDABLE)
     terminal.printed(verdict(own, kernels, source))
 

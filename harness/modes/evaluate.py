@@ -41,6 +41,8 @@ def run(settings: Settings) -> int:
             0, session.prompts, session.prompt_ids, settings.seq_len, None, step.advance
         )
     report.print_result(result)
+    if result.figures is not None and not result.accurate:
+        console.say(accuracy.cause(session))
     for note in report.of_quantised(settings.quantised_words, [result]):
         console.say(note)
     if result.figures is None:

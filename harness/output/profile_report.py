@@ -40,7 +40,7 @@ from neuron_cpu.page.write import as_table
 from neuron_cpu.page.write import write as write_page
 
 # Columns that a narrow terminal does without, the first one first.
-EXPENDABLE = ("runs as", "MFU", "GB/s", "MB each", "µs each", "times")
+EXPENDABLE = ("MFU", "GB/s", "MB each", "times", "µs each", "bound by")
 ELSEWHERE = "a wider terminal or --profile-output shows them"
 PAGE_INSTRUCTIONS = 15_000  # of each kernel that the page lists: it has some ten kernels
 SMALL = 0.005  # operators below this share of the graph are printed as one row
@@ -115,6 +115,7 @@ def show(
         title = "figures; those of engines, DMA and HBM count the NKI kernels"
         terminal.print_table(out, tables.figure_table(title, graph.figures()))
         terminal.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
+        out.print(included(graph))
         if graph.stages:
             terminal.print_table(out, _stages(graph))
     for graph in graphs:
@@ -206,6 +207,17 @@ def _operators(graph: GraphEstimate) -> Table:
         "launch and host", "host", "1", launch, launch, f"{share:.1%}", "", "", "", "assumed"
     )
     return table
+
+
+def included(graph: GraphEstimate) -> str:
+    """What an operator's time has besides the kernel's own, which its profile tells."""
+    own = (op.time_ns - op.profile.time_ns for op in graph.operators if op.profile is not None)
+    start = tables.microseconds(max(own, default=0.0))
+    return (
+        f"A kernel's µs include up to {start} for its launch and collectives; its own profile and "
+        f"page are of the kernel alone. nki.benchmark adds {spec.GRAPH_START_NS / 1e3:g} µs for a "
+        "graph of its own."
+    )
 
 
 def _label(op: Operator, shown: Sequence[Operator]) -> str:
@@ -309,7 +321,9 @@ def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[
         folder / "page.html",
         "Kernels of " + ", ".join(f"{g.submodel} {g.sizes}" for g in graphs),
         [data.run(label, made, PAGE_INSTRUCTIONS) for label, made in _distinct(graphs)],
-        tables=[as_table(_operators(g)) | {"title": headline(g)} for g in graphs],
+        tables=[
+            as_table(_operators(g)) | {"title": f"{headline(g)}. {included(g)}"} for g in graphs
+        ],
     )
     for graph in graphs:
         written += _plots(graph, folder / f"{graph.submodel}-{graph.sizes}")

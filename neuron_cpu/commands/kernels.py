@@ -122,6 +122,11 @@ def load_kernel(target: str) -> Any:
     if isinstance(found, Kernel):
         return found
     if isinstance(found, types.FunctionType):
+        print(
+            f"{target} has no @nki.jit: the command takes it as if it had one, and a call would "
+            "fail; write @nki.jit above it.",
+            file=sys.stderr,
+        )
         return _language_of(module)(found)
     known = sorted(k for k, v in vars(module).items() if isinstance(v, Kernel))
     raise UsageError(

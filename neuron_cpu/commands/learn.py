@@ -105,7 +105,7 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
         kernel = kernels.load_kernel(target)
         with kernels.told_as_usage(kernel, target):
             found = exercises.check(kernel, asked)
-    _show_verdicts(console, found.verdicts, lesson)
+    _show_verdicts(console, found.verdicts, lesson, asked.faster is not None)
     if found.missing:
         _say(console, f"\nNot passed: {'; '.join(found.missing)}.")
         _say(console, f"Edit your copy and run this again, or: {_command(lesson)} --hint")
@@ -118,18 +118,18 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
     return 0
 
 
-def _show_verdicts(console: Any, verdicts: list, lesson: Lesson) -> None:
-    """A row a case, and why the first one fails, or what bounds the timed one."""
+def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) -> None:
+    """A row a case, and why the first one fails; what bounds it where speed is asked for."""
     from ..judge import exercises, tables
     from . import judged
 
     terminal.print_table(console, tables.brief_table(verdicts), (), "arguments")
     doubtful = (one for one in verdicts if not one.correct or one.warnings)
     telling = next(doubtful, verdicts[-1])
-    said = "\n".join(tables.sentences([telling]))
+    said = "\n".join(tables.sentences([telling], timed))
     for line in (said, *pointers(said, besides=lesson)):
         _say(console, line)
-    if any(one.speed for one in verdicts):
+    if timed and any(one.speed for one in verdicts):
         _say(console, judged.estimate_line(exercises.SETTINGS))
 
 

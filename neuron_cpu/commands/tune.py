@@ -167,7 +167,7 @@ def _print(
     from ..tune import plot, tables
 
     trials = work.trials
-    table = tables.front_table(found, now, list(names), args.kernel)
+    table = tables.point_table(found, now, list(names), args.kernel, trials)
     terminal.print_table(console, table, ("SBUF",), "")
     counts = Counter(trial.kind for trial in trials)
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())

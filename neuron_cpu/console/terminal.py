@@ -5,7 +5,7 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Optional, TextIO
+from typing import Any, Optional, TextIO
 
 from rich import box
 from rich.cells import cell_len
@@ -19,9 +19,17 @@ COLUMN_GAP = 3  # between columns: padding, a blank, padding
 class _Output(Console):
     """Without markup: brackets in names of files and prompts are theirs."""
 
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(here(o) if isinstance(o, str) else o for o in objects), **how)
+
     def on_broken_pipe(self) -> None:
         """Leave it to the driver: rich would exit with status 1, which means a failed check."""
         raise BrokenPipeError
+
+
+def here(text: str) -> str:
+    """Paths below the folder that one works in, seen from there."""
+    return text.replace(os.path.join(os.getcwd(), ""), "")
 
 
 def output(piped_width: int) -> Console:

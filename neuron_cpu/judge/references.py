@@ -28,6 +28,7 @@ class Reference:
         self.function = function
         self.name = getattr(function, "__name__", repr(function))
         self.library = library or library_of(function)
+        self.types: list[str] = []  # names of those that the last call returned, "" of no tensor
 
     def exact(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
         """Results for floating-point arguments widened to float64.
@@ -61,8 +62,9 @@ class Reference:
         found = self.function(
             *map(pass_on, positional), **{k: pass_on(v) for k, v in named.items()}
         )
-        several = isinstance(found, (tuple, list))
-        return [_tensor(value) for value in (found if several else [found])]
+        results = found if isinstance(found, (tuple, list)) else [found]
+        self.types = [str(getattr(r, "dtype", "")).removeprefix("torch.") for r in results]
+        return [_tensor(value) for value in results]
 
 
 def library_of(function: Callable) -> str:

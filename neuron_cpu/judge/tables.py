@@ -12,7 +12,7 @@ from .references import Reference
 from .verdict import Settings, Speed, Verdict
 
 # Columns that a narrow terminal does without, the first one first.
-EXPENDABLE = ("MACs", "SBUF", "RMS error", "on a device, µs", "bound by", "same type")
+EXPENDABLE = ("MACs", "SBUF", "RMS error", "same type", "bound by", "roofline")
 
 
 def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
@@ -90,8 +90,9 @@ def title(kernel: str, reference: Optional[Reference], settings: Settings) -> st
     )
 
 
-def sentences(verdicts: Sequence[Verdict]) -> list[str]:
-    """Why kernels are illegal or wrong, with the places; what bounds each; warnings once each."""
+def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
+    """Why kernels are illegal or wrong, with the places; what bounds those that are `timed`;
+    warnings once each."""
     said = []
     for one in verdicts:
         if one.refusal:
@@ -100,7 +101,8 @@ def sentences(verdicts: Sequence[Verdict]) -> list[str]:
             said.append(f"{one.case}: {one.mismatch}")
         elif not one.correct:
             said += _wrong(one)
-        if one.speed is not None:
+        said += [f"{one.case}: {text}" for text in one.types]
+        if one.speed is not None and timed:
             side = "products" if one.speed.roofline_side == "compute" else "inputs and outputs"
             said.append(
                 f"{one.case}: bound by {one.speed.binding}; {side} alone would take "

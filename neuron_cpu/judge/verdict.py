@@ -110,6 +110,7 @@ class Verdict:
         results: of all trials.
         speed: None for an illegal kernel.
         places: sentences about the first wrong element and the first instruction that parts.
+        types: sentences about results of other types than the reference's.
         warnings: of tracing and running, each once.
     """
 
@@ -119,6 +120,7 @@ class Verdict:
     results: list[Result] = field(default_factory=list)
     speed: Optional[Speed] = None
     places: list[str] = field(default_factory=list)
+    types: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -205,6 +207,7 @@ def _try(
             plan = Plan(program)
         exact = reference.exact(*_asked(program, positional, named))
         plain = reference.plain(*_asked(program, positional, named))
+        found.types = [] if plain is None else other_types(types, reference.types)
         got = [t.to(torch.float64) for t in run(program, plan, inputs)]
         found.mismatch = mismatch(got, exact)
         if found.mismatch:
@@ -271,6 +274,24 @@ def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
     return ""
 
 
+def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]:
+    """Results whose type holds less than what the reference returns in the arguments' types.
+
+    numpy returns float64 of constants, which no kernel has: only types of 32 bits and fewer count.
+    """
+    said = []
+    for number, (own, name) in enumerate(zip(mine, theirs)):
+        other = getattr(torch, name, None)
+        if not isinstance(other, torch.dtype) or other.itemsize > 4 or not other.is_floating_point:
+            continue
+        if not own.is_floating_point or own.itemsize < other.itemsize:
+            said.append(
+                f"result {number} is {str(own).removeprefix('torch.')} where the reference returns "
+                f"{name} for these arguments; give it dtype=nl.{name}, or cast in the reference"
+            )
+    return said
+
+
 def measured(
     types: Sequence[torch.dtype],
     got: Sequence[torch.Tensor],
@@ -330,7 +351,12 @@ def places(
         said += [f"first instruction whose result is infinite or NaN: {born}"] if born else []
         return said
     parted = compare.first_difference(program, copies, max(tolerance, 1e-6))
-    if parted is None:
+    if not program.outputs[number].dtype.is_float and not float(wrong.expected).is_integer():
+        said.append(
+            f"the result is {program.outputs[number].dtype.name} and holds whole numbers only, "
+            "expected a floating-point type for the reference's fractions; give nl.ndarray another"
+        )
+    elif parted is None:
         said.append(
             "no instruction parts from the same kernel in fp32: it computes something else than "
             "the reference, and rounding is not why"

@@ -214,6 +214,8 @@ def pointers(text: str, besides: Lesson | None = None) -> list[str]:
         told[words] for words in told if not any(words in more for more in told.keys() - {words})
     ]
     about = dict.fromkeys(found)
+    if "do not broadcast the partition axis" in text:  # the same identifier as a transpose's
+        about.pop(ABOUT["err_num_partition_mismatch"], None)
     return [
         f"Lesson {lesson.number} ({lesson.title}) is about this: neuron_cpu learn {lesson.number}"
         for lesson in about

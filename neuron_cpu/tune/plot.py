@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from .search import Trial
@@ -13,17 +14,7 @@ def plot(
     found: Sequence[Trial], trials: Sequence[Trial], now: Trial, title: str, path: Path
 ) -> None:
     """All legal points, the front as a line with its values, the kernel as it is."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise UsageError(
-            "--plot needs matplotlib, expected it to be installed; pip install matplotlib, or "
-            "pip install '.[plots]' in a checkout."
-        ) from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 5))
+    pyplot, figure, axes = _figure()
     legal = [trial for trial in trials if trial.kind == "legal"]
     axes.scatter(*_places(legal), s=16, color="#b0b5bd", label=f"{len(legal)} legal points")
     axes.plot(*_places(found), "o-", color="#4c72b0", drawstyle="steps-post", label="front")
@@ -37,6 +28,43 @@ def plot(
     axes.set(xlabel="SBUF, KiB per partition", ylabel="time, µs (estimated)", title=title)
     axes.margins(0.1)
     axes.set_ylim(bottom=0)
+    _save(pyplot, figure, axes, path)
+
+
+def sweep(name: str, rows: Sequence[dict[str, Any]], kernel: str, path: Path) -> None:
+    """Estimated time with its band, and the chip's bound, over a size."""
+    pyplot, figure, axes = _figure()
+    sizes = [row["size"] for row in rows]
+    times, bounds = ([row[key] / 1e3 for row in rows] for key in ("time_ns", "bound_ns"))
+    low, high = ([row["band_ns"][end] / 1e3 for row in rows] for end in (0, 1))
+    axes.plot(sizes, times, "o-", color="#4c72b0", label="estimate")
+    axes.fill_between(sizes, low, high, color="#4c72b0", alpha=0.15, label="on a device")
+    axes.plot(sizes, bounds, "--", color="#dd8452", label="what the chip's limits alone take")
+    for row, time in zip(rows, times):
+        share = f"{row['roofline_percent']:.0f} %"
+        axes.annotate(share, (row["size"], time), xytext=(4, 6), textcoords="offset points")
+    axes.set(xlabel=name, ylabel="time, µs (estimated)", title=f"{kernel} over {name}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    _save(pyplot, figure, axes, path)
+
+
+def _figure() -> tuple[Any, Any, Any]:
+    """(pyplot, figure, axes), or the refusal where there is no matplotlib."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UsageError(
+            "--plot needs matplotlib, expected it to be installed; pip install matplotlib, or "
+            "pip install '.[plots]' in a checkout."
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return (pyplot, *pyplot.subplots(figsize=(8, 5)))
+
+
+def _save(pyplot: Any, figure: Any, axes: Any, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()

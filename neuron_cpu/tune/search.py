@@ -5,6 +5,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -16,7 +17,7 @@ from ..errors import UsageError
 from ..judge.cases import Case
 from ..judge.verdict import Settings
 from ..processes import forked, limits
-from .space import Point, Source, points, size
+from .space import Point, Source, drawn, points, size
 
 Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per partition of one
 
@@ -197,6 +198,8 @@ class Search:
         self._tried: dict[tuple, Trial] = {}
         self._all = points(space) if size(space) <= most else None  # a small space is tried whole
         self._study = None if self._all is not None else _study(seed % 2**32)
+        if self._all is None and self._study is None:
+            self._all = drawn(space, seed)
         for trial in known:
             asked, point = None, trial.point
             if self._study is not None:
@@ -293,11 +296,13 @@ class Search:
 def _study(seed: int) -> Any:
     try:
         import optuna
-    except ImportError as error:
-        raise UsageError(
-            "a space of more than --points is searched with optuna, expected it to be installed; "
-            "pip install optuna, or pip install '.[tune]' in a checkout, or give --points for all."
-        ) from error
+    except ImportError:
+        print(
+            "The space has more than --points points: they are drawn at random, as optuna is not "
+            "installed (pip install optuna), which searches.",
+            file=sys.stderr,
+        )
+        return None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     sampler = optuna.samplers.TPESampler(seed=seed)
     return optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)

@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import itertools
 import math
+import random
 import re
 import sys
 import types
@@ -25,7 +26,7 @@ DECLARED = "SPACE"  # the dict at the top of a kernel's file: name to values
 MOST = 10_000  # values of one name
 
 
-def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
+def parse(texts: Sequence[str], flag: str = "--space") -> dict[str, list[Any]]:
     """Values by name of ``tile=128,256,512``, ``rows=64..512:64`` and ``order=rows,columns``.
 
     Raises:
@@ -36,10 +37,10 @@ def parse(texts: Sequence[str]) -> dict[str, list[Any]]:
         name, equals, values = text.partition("=")
         if not equals or not all(part.isidentifier() for part in name.split(".")) or not values:
             raise UsageError(
-                f"--space {text}, expected NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP such as "
+                f"{flag} {text}, expected NAME=VALUE,VALUE,... or NAME=FIRST..LAST:STEP such as "
                 "tile=128,256,512; correct it."
             )
-        found[name] = _values(values, text)
+        found[name] = _values(values, f"{flag} {text}")
     return found
 
 
@@ -51,7 +52,7 @@ def _values(text: str, whole: str) -> list[Any]:
     values = range(first, last + 1, step) if step else range(0)
     if not 0 < len(values) <= MOST:
         raise UsageError(
-            f"--space {whole} has {len(values)} values, expected 1 to {MOST}; correct the range."
+            f"{whole} has {len(values)} values, expected 1 to {MOST}; correct the range."
         )
     return list(values)
 
@@ -98,6 +99,17 @@ def points(space: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
     """All points, the last name changing fastest."""
     for values in itertools.product(*space.values()):
         yield dict(zip(space, values))
+
+
+def drawn(space: Mapping[str, Sequence[Any]], seed: int) -> Iterator[Point]:
+    """Points at random, none of them twice."""
+    chance, known = random.Random(seed), set()
+    while len(known) < size(space):
+        point = {name: chance.choice(list(values)) for name, values in space.items()}
+        key = tuple(point.values())
+        if key not in known:
+            known.add(key)
+            yield point
 
 
 _changed: set[str] = set()  # modules that stand in sys.modules with other constants than theirs

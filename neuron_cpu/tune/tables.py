@@ -12,16 +12,27 @@ from .search import Trial
 REASONS = 3  # that are printed, the most frequent ones
 
 
-def front_table(found: Sequence[Trial], now: Trial, names: Sequence[str], kernel: str) -> Table:
-    """The kernel as it is, then the points that none beats in time and SBUF, fastest first."""
+MOST = 20  # points of a search that are all printed
+
+
+def point_table(
+    found: Sequence[Trial], now: Trial, names: Sequence[str], kernel: str, trials: Sequence[Trial]
+) -> Table:
+    """The kernel as it is, then the points that none beats in time and SBUF, fastest first; of few
+    points the others, too."""
     table = Table(title=f"{kernel}: time against SBUF", title_justify="left")
     table.add_column("")
     for name in names:
         table.add_column(name, justify="right")
     for name in ("µs", "times as fast", "SBUF"):
         table.add_column(name, justify="right")
-    _add(table, "as it is", now, now, names)
+    current = [trial for trial in trials if trial.point == now.point]
+    others = [trial for trial in trials if trial not in found and trial not in current]
+    if not current or current[0] not in found:
+        _add(table, "as it is", now, now, names)
     for trial in found:
+        _add(table, "as it is" if trial in current else "front", trial, now, names)
+    for trial in sorted(others, key=lambda one: one.time_ns) if len(trials) <= MOST else ():
         _add(table, "", trial, now, names)
     return table
 

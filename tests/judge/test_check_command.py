@@ -46,6 +46,26 @@ def thrice(x, factor=2.0):
 
 
 CONSTANT = 3
+
+
+def bare(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.load(x_hbm) * 2.0)
+    return out_hbm
+
+
+@nki.jit
+def narrow(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, nl.bfloat16, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.load(x_hbm) * 2.0)
+    return out_hbm
+
+
+@nki.jit
+def whole(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, nl.int32, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.load(x_hbm) * 2.0)
+    return out_hbm
 """
 
 
@@ -58,6 +78,22 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def check(*arguments: str) -> int:
     return main(["check", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status", "told"),
+    [
+        ("bare", 0, "mine.py:bare has no @nki.jit"),
+        ("narrow", 0, "result 0 is bfloat16 where the reference returns float32"),
+        ("whole", 1, "the result is int32 and holds whole numbers only"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_decorator_and_other_types_are_told(kernel, status, told, path, capsys) -> None:
+    arguments = ["--ref", "mine.py:twice", "--arg", "64x96:f32", "--values", "random"]
+    assert check(f"mine.py:{kernel}", *arguments) == status
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert told in said and "rounding is not why" not in said
 
 
 def test_a_right_and_a_wrong_kernel(path: Path, capsys: pytest.CaptureFixture) -> None:

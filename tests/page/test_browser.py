@@ -30,6 +30,22 @@ COUNT = """(canvas, [name, left, right]) => {
   return count;
 }"""
 
+# Labels of the roofline that one of its lines crosses.
+CROSSED = """() => {
+  const drawn = document.querySelector("#roofline svg"), crossed = [];
+  const labels = [...drawn.querySelectorAll("text:not([transform])")];
+  for (const line of drawn.querySelectorAll("polyline"))
+    for (let k = 0; k <= 400; k++) {
+      const at = line.getPointAtLength(line.getTotalLength() * k / 400);
+      for (const label of labels) {
+        const box = label.getBBox();
+        if (at.x > box.x && at.x < box.x + box.width && at.y > box.y && at.y < box.y + box.height)
+          crossed.push(label.textContent);
+      }
+    }
+  return [...new Set(crossed)];
+}"""
+
 
 class Shown:
     """A page in the browser, and what it complained about or asked the network for."""
@@ -280,6 +296,16 @@ def test_a_kernel_that_is_nowhere_legal_has_its_verdict_alone(shown, file, tmp_p
     page = shown.open(tmp_path / "page.html")
     assert "illegal" in shown.text("#verdicts")
     assert page.locator("section:visible").count() == 1
+
+
+@pytest.mark.parametrize("width", [420, 800, 1280])
+def test_no_line_of_the_roofline_crosses_a_label(one, width):
+    one.page.set_viewport_size({"width": width, "height": 900})
+    one.drawn()
+    assert one.page.evaluate(CROSSED) == []
+    end = "el => el.getBBox().x + el.getBBox().width"
+    labels = one.page.locator("#roofline svg text:not([transform])").all()
+    assert len(labels) > 5 and all(label.evaluate(end) <= 620 for label in labels)
 
 
 @pytest.mark.parametrize("width", [800, 1280])

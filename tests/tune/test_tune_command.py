@@ -213,10 +213,16 @@ def test_a_space_that_is_tried_whole_needs_no_optuna(
     figures = tmp_path / "f.json"
     assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--json", str(figures)) == 0
     assert len(json.loads(figures.read_text())["trials"]) == 2
-    assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--points", "1") == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert "pip install '.[tune]' in a checkout, or give --points for all" in told
-    assert "neuron-cpu[" not in told
+    assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--points", "1") == 0
+    told = capsys.readouterr()
+    assert "drawn at random" in told.err and "1 points tried" in told.out
+
+
+def test_few_points_are_all_shown_and_none_twice(folder: Path, capsys) -> None:
+    assert tune(folder, "--space", "WIDTH=64,128,256", "--jobs", "1") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    widths = [word for row in rows for word in row if word in ("64", "128", "256")]
+    assert sorted(widths) == ["128", "256", "64"], rows
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -61,10 +61,11 @@ def print_profile(
     )
     for words in found.spills:
         console.print(words)
+    busy = {name: value for name, value in found.metrics.items() if value}
     for table in (
-        figure_table("figures (Neuron profiler names)", found.metrics),
-        _critical(found),
         line_table(found.lines, found.time_ns, top),
+        _critical(found),
+        figure_table("figures other than 0 (Neuron profiler names)", busy),
     ):
         print_table(table)
 

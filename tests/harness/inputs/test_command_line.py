@@ -77,7 +77,7 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--is-continuous-batching", "--padding-side", "left"),
         ("--top-p", "0"),
         ("--top-p", "1.5"),
-        ("--temperature", "0"),
+        ("--temperature", "-1"),
         ("--global-topk", "8"),
         ("--dynamic",),
         ("--context-encoding-buckets", "32", "--seq-len", "64"),

@@ -1,0 +1,116 @@
+"""``sweep FILE:KERNEL --arg Nx1024:bf16 --range N=128..4096``: the estimate over sizes."""
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from ..console import terminal
+from ..errors import UsageError
+from ..files import write_text_atomically
+from . import judged, kernels
+
+HELP = "estimate a kernel over a range of sizes: time, bound, share of it; as a table and a PNG"
+DOUBLED = re.compile(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    kernels.declare_kernel(parser)
+    kernels.declare(parser)
+    kernels.declare_time_limit(parser)
+    parser.add_argument(
+        "--range",
+        required=True,
+        metavar="NAME=VALUES",
+        help="the size that changes, as --arg names it: N=128..4096 doubles it, N=64..512:64 adds "
+        "64, N=100,200 lists",
+    )
+    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the times as a PNG")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trace and time every size, print, draw; 1 where one is illegal."""
+    from ..core import NkiError
+    from ..judge import cases, verdict
+
+    name, sizes = _sizes(args.range)
+    kernel, settings = kernels.load_kernel(args.kernel), verdict.Settings()
+    rows: list[dict[str, Any]] = []
+    with kernels.bounded(args), kernels.told_as_usage(kernel, args.kernel):
+        for size in sizes:
+            words = [_at(text, name, size) for text in args.arg]
+            if words == args.arg:
+                raise UsageError(
+                    f"--range names {name}, which no --arg has, expected one such as "
+                    f"{name}x1024:bf16; add it."
+                )
+            case = cases.parse_case(words).resolved(kernels.objects(args.kernel))
+            try:
+                program = verdict.traced(kernel, case, kernels.parse_grid(args.grid))
+            except NkiError as error:
+                rows.append({"size": size, "refusal": str(error)})
+                continue
+            speed = verdict.speed(program, settings)
+            bound_ns = speed.time_ns * speed.roofline_percent / 100
+            rows.append({"size": size, "bound_ns": bound_ns, **speed._asdict()})
+    console = terminal.output(kernels.PIPED_WIDTH)
+    terminal.print_table(console, _table(name, rows, args.kernel), ("on a device, µs",), "")
+    for reason in dict.fromkeys(row["refusal"] for row in rows if "refusal" in row):
+        console.print(reason)
+    console.print(judged.estimate_line(settings))
+    if args.json:
+        write_text_atomically(args.json, json.dumps({"kernel": args.kernel, name: rows}, indent=1))
+        console.print(f"figures: {args.json}")
+    if args.plot:
+        from ..tune import plot
+
+        plot.sweep(name, [row for row in rows if "time_ns" in row], args.kernel, args.plot)
+        console.print(f"plot: {args.plot}")
+    return 1 if any("refusal" in row for row in rows) else 0
+
+
+def _sizes(text: str) -> tuple[str, list[int]]:
+    """The name and the values of --range."""
+    from ..tune import space
+
+    doubled = DOUBLED.fullmatch(text.partition("=")[2])
+    if doubled is None:
+        ((name, values),) = space.parse([text], "--range").items()
+    else:
+        name, first, last = text.partition("=")[0], int(doubled[1]), int(doubled[2])
+        values = [first << k for k in range(32) if first << k <= last]
+    if not name.isidentifier() or not values or not all(type(v) is int and v > 0 for v in values):
+        raise UsageError(f"--range {text}, expected sizes such as N=128..4096; correct it.")
+    return name, values
+
+
+def _at(text: str, name: str, size: int) -> str:
+    """An argument with its size in the place of the name: Nx1024:bf16, or rows=N."""
+    shape, colon, rest = text.partition(":")
+    keyword, equals, shape = shape.rpartition("=")
+    parts = [str(size) if part == name else part for part in shape.split("x")]
+    return keyword + equals + "x".join(parts) + colon + rest
+
+
+def _table(name: str, rows: list[dict[str, Any]], kernel: str) -> Table:
+    from ..core.report.tables import microseconds
+
+    table = Table(title=f"{kernel} over {name}", title_justify="left")
+    for column in (name, "µs", "on a device, µs", "bound, µs", "share"):
+        table.add_column(column, justify="right")
+    table.add_column("bound by")
+    for row in rows:
+        if "refusal" in row:
+            table.add_row(str(row["size"]), "illegal", "", "", "", "")
+            continue
+        side = "products" if row["roofline_side"] == "compute" else "HBM"
+        time, bound = (microseconds(row[key]) for key in ("time_ns", "bound_ns"))
+        low, high = map(microseconds, row["band_ns"])
+        share = f"{row['roofline_percent']:.0f} %"
+        cells = str(row["size"]), time, f"{low} to {high}", f"{bound} {side}", share, row["bound"]
+        table.add_row(*cells)
+    return table
