@@ -1,0 +1,154 @@
+"""Estimated times of the 2026 contest's model, Qwen3-30B-A3B at degree 4, in one run by one ruler.
+
+    python benchmarks/contest_2026.py [--target trn2 trn3] [--entry FILE ...] [--write]
+
+Nothing is measured. The graphs of the stand-in's baseline, of qwen3_moe.py and of each --entry (the
+winner's upload is one) are traced from shapes and scheduled; a layer is traced and counts 48 times.
+A prompt's graph is that of its bucket. The floor is the bytes that a graph has to read over the
+share of HBM's rate that a logical core has: weights of attention, of the router, of the chosen
+experts (of a prompt all) and of the head. --write puts the table into docs/qwen3_moe.md.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Optional, Sequence
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ.setdefault("NEURON_CPU_NXDI", "0.9")
+
+import neuron_cpu  # noqa: E402
+
+neuron_cpu.ensure_sdk()
+
+import torch  # noqa: E402
+from neuronx_distributed_inference.models.config import MoENeuronConfig  # noqa: E402
+from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe  # noqa: E402
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
+
+from harness.figures import tracing  # noqa: E402
+from harness.figures.estimate import COLLECTIVE, Estimator, events_of  # noqa: E402
+from harness.figures.graphs import DECODE, PREFILL  # noqa: E402
+from neuron_cpu.core.device.spec import GEN3, GEN4, NeuronCore, using  # noqa: E402
+from neuron_cpu.core.time import cost  # noqa: E402
+
+DEGREE, CORES, LAYERS, LENGTH = 4, 2, 48, 640
+CONFIG: dict[str, Any] = dict(
+    model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], hidden_size=2048,
+    intermediate_size=6144, moe_intermediate_size=768, num_attention_heads=32,
+    num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8,
+    norm_topk_prob=True, vocab_size=151936, max_position_embeddings=40960, rope_theta=1e6,
+    rms_norm_eps=1e-6, hidden_act="silu", tie_word_embeddings=False, mlp_only_layers=[],
+    decoder_sparse_step=1, bos_token_id=151643, eos_token_id=151645, torch_dtype="bfloat16",
+)  # fmt: skip
+GENERATIONS = {"trn2": GEN3, "trn3": GEN4}
+# What a row is: sub-model, bucket, and the prompts of the contest that run it.
+ROWS = (
+    (DECODE, LENGTH, "decode step"),
+    (PREFILL, 128, "prompts of 18 and 126"),
+    (PREFILL, LENGTH, "prompt of 402"),
+)
+DOCS = ROOT / "docs" / "qwen3_moe.md"
+MARKS = "<!-- benchmarks/contest_2026.py -->", "<!-- end of the table -->"
+
+
+def floor_ns(core: NeuronCore, submodel: str) -> float:
+    """Bytes that one rank has to read, over its share of HBM's rate."""
+    hidden, inner = CONFIG["hidden_size"], CONFIG["moe_intermediate_size"]
+    heads = 2 * (CONFIG["num_attention_heads"] + CONFIG["num_key_value_heads"]) // DEGREE
+    experts = CONFIG["num_experts_per_tok" if submodel == DECODE else "num_experts"]
+    layer = heads * CONFIG["head_dim"] + CONFIG["num_experts"] + experts * 3 * inner // DEGREE
+    read = 2 * hidden * (LAYERS * layer + CONFIG["vocab_size"] // DEGREE)
+    return read / (CORES * core.hbm_bytes_per_ns)
+
+
+def application(module: Any, folder: str) -> Any:
+    """A model of one layer on the meta device, as the contest's driver configures it."""
+    model_cls = module.NeuronQwen3MoeForCausalLM
+    config_cls = model_cls.get_config_cls()
+    neuron_config = config_cls.get_neuron_config_cls()(
+        qwen="", tp_degree=DEGREE, seq_len=LENGTH, max_context_length=LENGTH, max_length=LENGTH,
+        enable_bucketing=True, torch_dtype=torch.bfloat16, logical_nc_config=CORES,
+        blockwise_matmul_config={"use_torch_block_wise": True},
+    )  # fmt: skip
+    config = config_cls(neuron_config, load_config=load_pretrained_config(folder))
+    config.num_hidden_layers = 1
+    return model_cls(folder, config)
+
+
+def imported(path: Path) -> Any:
+    """An entry's module."""
+    found = importlib.util.spec_from_file_location(re.sub(r"\W", "_", str(path)), path)
+    assert found is not None and found.loader is not None, f"{path} is no Python file"
+    module = sys.modules[found.name] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def estimate(path: Optional[Path], core: NeuronCore) -> list[tuple[float, float]]:
+    """(nanoseconds of a graph, of which collectives) of each row; None is the baseline."""
+    costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
+    found = []
+    with tempfile.TemporaryDirectory() as name, using(core):
+        (Path(name) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
+        # an entry may put a constructor of its own into the SDK's class
+        with mock.patch.object(MoENeuronConfig, "__init__", MoENeuronConfig.__init__):
+            model = application(modeling_qwen3_moe if path is None else imported(path), name)
+        wrappers = {wrapper.tag: wrapper for wrapper in model.models}
+        for submodel, bucket, _ in ROWS:
+            record = tracing.record(model, wrappers[submodel], bucket, Path(name))
+            estimator = Estimator(cost.DEFAULT_PROFILE, costs, DEGREE)
+            graph = estimator.graph(submodel, bucket, 1, events_of(record))
+            total, together = costs.graph_ns, 0.0
+            for kind, _, where, time in graph.steps:
+                time *= LAYERS if where.startswith("layers.") else 1
+                total += time
+                together += time if kind == COLLECTIVE else 0.0
+            found.append((total, together))
+    return found
+
+
+def table(targets: Sequence[str], entries: Sequence[Path]) -> str:
+    """All rows as Markdown, milliseconds."""
+    files = {"baseline": None, "qwen3_moe.py": ROOT / "qwen3_moe.py"}
+    files |= {f"{path.parent.name}/{path.stem}": path for path in entries}
+    heads = ["ms (in brackets collectives)", "floor", *files]
+    lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (1 + len(files)) + "|"]
+    for target in targets:
+        with mock.patch.dict(os.environ, {"NEURON_PLATFORM_TARGET_OVERRIDE": target}):
+            columns = [estimate(path, GENERATIONS[target]) for path in files.values()]
+        for at, (submodel, _, words) in enumerate(ROWS):
+            rows = [column[at] for column in columns]
+            cells = [f"{total / 1e6:.2f} ({part / 1e6:.1f})" for total, part in rows]
+            floor = floor_ns(GENERATIONS[target], submodel) / 1e6
+            lines.append(f"| {target}, {words} | {floor:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--target", nargs="+", choices=list(GENERATIONS), default=list(GENERATIONS))
+    parser.add_argument("--entry", nargs="*", type=Path, default=[])
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args(argv)
+    made = table(args.target, args.entry)
+    print(made)
+    if args.write:
+        text = DOCS.read_text(encoding="utf-8")
+        before, rest = text.split(MARKS[0])
+        after = rest.split(MARKS[1])[1]
+        DOCS.write_text(f"{before}{MARKS[0]}\n\n{made}\n\n{MARKS[1]}{after}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

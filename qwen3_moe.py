@@ -1,0 +1,1122 @@
+"""Qwen3 with experts for AWS Trainium2 and 3: NKI kernels, and the modules that call them.
+
+An entry for the contest of 2026 (MLSys, Qwen3-30B-A3B, batch 1), one file in today's kernel
+language (`nki`, SDK 2.28 and later). A layer is attention (norm, projections, norms of heads,
+rotation, softmax, output) and experts (norm, router, the best k of E MLPs), one kernel each in a
+decode step. Read it from top to bottom: tile helpers, norm and router, attention, experts, head;
+then configuration, modules and checkpoint. Every kernel has PyTorch beside it, which runs where
+kernels are switched off and has the same layouts.
+
+Axis letters:
+
+    T  tokens of one call                            H  hidden size, a multiple of 128
+    K  contraction size of a product                 N  output features of a product
+    E  experts, k of them a token                    I  inner size of an expert, per rank
+    D  head dimension, 128                           L  cached tokens
+
+Where things lie. Activations are rows [T, H] @ HBM. Partition p of a contraction over H holds the
+H/128 features from p * H/128 on, so that a weight [H, N] is read as it lies in the checkpoint: one
+contiguous piece a partition. Weights that make hidden states have their columns in the order
+(p, f) -> f * 128 + p (``strided``): a decode step's products then leave PSUM as the next norm wants
+them. In a decode step weights are stationary and one column moves, 64 cycles a tile of 128 x 128;
+all of it takes TensorE half of the time that DMA takes for the weights.
+
+Two physical cores share a logical one (``kernel[2]``): query heads, experts, blocks and vocabulary
+are divided; each core makes keys and values for itself. What both add up leaves the kernel in two
+parts, which the all-reduce of the ranks takes as they are.
+"""
+
+import math
+from typing import Any, Dict, List, Tuple, Type
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import torch
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding
+from neuronx_distributed.parallel_layers.mappings import (
+    gather_from_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from neuronx_distributed_inference.models.config import InferenceConfig, MoENeuronConfig
+from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
+from torch import nn
+from transformers import Qwen3MoeForCausalLM
+
+FP32 = nl.float32
+P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array; also the head dimension
+MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
+HEAD_COLUMNS = 1024  # of the head's weight, loaded at once: rows of 2 KiB
+BLOCK = 128  # tokens of one expert that are multiplied together
+BEST = 8  # what VectorE finds at once: the most experts of a token
+NEVER = -1.0e30  # the score of a key that a query does not see
+StateDict = Dict[str, torch.Tensor]
+
+
+# --- Tile helpers ---------------------------------------------------------------------------------
+
+
+def spans(length, most):
+    """(start, size) of the pieces of ``most`` that cover ``length``; the last may be smaller."""
+    found = []
+    for start in range(0, length, most):
+        found.append((start, min(most, length - start)))
+    return found
+
+
+def own_share(items):
+    """What this physical core does of a list."""
+    core, cores = nl.program_id(0), nl.num_programs(0)
+    return items[len(items) * core // cores : len(items) * (core + 1) // cores]
+
+
+def tile_of(shape, dtype):
+    """An uninitialised tile @ SBUF."""
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+def psum_of(shape):
+    """An uninitialised tile @ PSUM, in which products add up in fp32."""
+    return nl.ndarray(shape, dtype=FP32, buffer=nl.psum)
+
+
+def result_of(shape, dtype):
+    """An uninitialised result @ HBM, of both cores."""
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm)
+
+
+def filled(shape, value, dtype):
+    """A tile of one value @ SBUF."""
+    made_sb = tile_of(shape, dtype)
+    nisa.memset(dst=made_sb, value=value)
+    return made_sb
+
+
+def copied(x, dtype):
+    """A tile @ SBUF or PSUM -> another @ SBUF."""
+    made_sb = tile_of(x.shape, dtype)
+    nisa.tensor_copy(dst=made_sb, src=x)
+    return made_sb
+
+
+def loaded(x_hbm):
+    """A part of a tensor @ HBM -> the same shape @ SBUF."""
+    made_sb = tile_of(x_hbm.shape, x_hbm.dtype)
+    nisa.dma_copy(dst=made_sb, src=x_hbm)
+    return made_sb
+
+
+def loaded_column(x_hbm):
+    """One token [1, H] @ HBM -> [128, H/128] @ SBUF."""
+    return loaded(x_hbm.reshape((P_MAX, x_hbm.shape[1] // P_MAX)))
+
+
+def scaled(dst, data, factor, op=None, other=None):
+    """dst = data * factor, a number or one for each partition [P, 1] fp32; then ``op`` of another
+    tile, where there is one."""
+    if op is None:
+        nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor)
+    else:
+        nisa.scalar_tensor_tensor(
+            dst=dst, data=data, op0=nl.multiply, operand0=factor, op1=op, operand1=other
+        )
+
+
+def multiply(dst, data1, data2):
+    """dst = data1 * data2, element by element."""
+    nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply)
+
+
+def product(dst, stationary, moving, first=True):
+    """dst [M, N] @ PSUM = stationary [K, M].T @ moving [K, N] where ``first``, else added to it."""
+    nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, accumulate=not first)
+
+
+def turn(dst, data):
+    """dst [F, P] = data [P, F] @ SBUF, transposed by TensorE through PSUM."""
+    turned_psum = nl.ndarray(dst.shape, dtype=data.dtype, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned_psum, data=data)
+    nisa.tensor_copy(dst=dst, src=turned_psum)
+
+
+def by_partition(x_hbm):
+    """[H, N] @ HBM -> [128, H/128, N]: partition p has the rows from p * H/128 on."""
+    return x_hbm.reshape((P_MAX, x_hbm.shape[0] // P_MAX, x_hbm.shape[1]))
+
+
+def strided_tiles(rows_sb, first, tiles):
+    """Rows [T, H] @ SBUF -> the features of ``tiles`` tiles of ``strided`` columns, as those lie:
+    [T, tiles, 128]."""
+    own = rows_sb.reshape((rows_sb.shape[0], P_MAX, rows_sb.shape[1] // P_MAX))
+    return own[:, :, first : first + tiles].permute((0, 2, 1))
+
+
+# --- Norm and router ------------------------------------------------------------------------------
+
+
+def square_sums(x_sb):
+    """Sums of squares over the last axis of [P, n, F] @ SBUF -> [P, n] fp32."""
+    square_sb, sums_sb = tile_of(x_sb.shape, FP32), tile_of(x_sb.shape[0:2], FP32)
+    multiply(square_sb, x_sb, x_sb)
+    nisa.tensor_reduce(dst=sums_sb, op=nl.add, data=square_sb, axis=2)
+    return sums_sb
+
+
+def inverse_roots(sums, features, eps):
+    """1 / rms from sums of squares over ``features``, fp32 @ SBUF (Zhang and Sennrich 2019)."""
+    roots_sb, eps_sb = tile_of(sums.shape, FP32), filled((sums.shape[0], 1), eps, FP32)
+    nisa.activation(dst=roots_sb, op=nl.rsqrt, data=sums, bias=eps_sb, scale=1.0 / features)
+    return roots_sb
+
+
+def normed(x_sb, root_sb, gain_sb):
+    """x [P, F] @ SBUF by its scale [P, 1] and the gain [P, F] -> the same, rounded once."""
+    made_sb = tile_of(x_sb.shape, x_sb.dtype)
+    scaled(made_sb, x_sb, root_sb, nl.multiply, gain_sb)
+    return made_sb
+
+
+def column_norm(x_sb, gain_sb, eps):
+    """RMSNorm of one token [128, H/128] @ SBUF; a product with ones adds the partitions up."""
+    total_psum, ones_sb = psum_of((P_MAX, 1)), filled((P_MAX, P_MAX), 1.0, FP32)
+    product(total_psum, ones_sb, square_sums(x_sb.expand_dim(1)))
+    return normed(x_sb, inverse_roots(total_psum, P_MAX * x_sb.shape[1], eps), gain_sb)
+
+
+def row_norm(x_sb, gain_sb, eps):
+    """RMSNorm of rows [T, H] @ SBUF, the gain in each of [128, H]."""
+    tokens, hidden = x_sb.shape
+    roots_sb = inverse_roots(square_sums(x_sb.expand_dim(1)), hidden, eps)
+    return normed(x_sb, roots_sb, gain_sb[0:tokens, :])
+
+
+def as_columns(x_sb):
+    """Rows [T, H] @ SBUF -> [128, H/128, T]: a transpose for every H/128-th feature."""
+    tokens, tiles = x_sb.shape[0], x_sb.shape[1] // P_MAX
+    made_sb = tile_of((P_MAX, tiles, tokens), x_sb.dtype)
+    for tile in range(tiles):
+        turn(made_sb[:, tile, :], strided_tiles(x_sb, tile, 1)[:, 0, :])
+    return made_sb
+
+
+def routed(x_sb, router_sb, each, normalized):
+    """x [128, H/128, T], router [128, H/128, E] @ SBUF -> numbers (int32) and weights (fp32) of the
+    best 8 experts [T, 8]; weights are a softmax over the best ``each`` where ``normalized``, else
+    over all. Products of bf16 add up in fp32: the router's logits are those of one in fp32."""
+    tokens, experts = x_sb.shape[2], router_sb.shape[2]
+    logits_psum = psum_of((tokens, experts))
+    for k in range(x_sb.shape[1]):
+        product(logits_psum, x_sb[:, k, :], router_sb[:, k, :], first=k == 0)
+    logits_sb = copied(logits_psum, FP32)
+    best_sb, number_sb = tile_of((tokens, BEST), FP32), tile_of((tokens, BEST), nl.uint32)
+    nisa.max8(dst=best_sb, src=logits_sb)
+    nisa.nc_find_index8(dst=number_sb, data=logits_sb, vals=best_sb)
+    chosen_sb = copied(number_sb, nl.int32)  # first: the experts' weights wait for it
+    low_sb, weights_sb = tile_of((tokens, 1), FP32), tile_of((tokens, BEST), FP32)
+    scaled(low_sb, best_sb[:, 0:1], -1.0)
+    counted_sb = best_sb[:, 0:each] if normalized else logits_sb
+    nisa.activation(dst=weights_sb, op=nl.exp, data=best_sb, bias=low_sb)
+    scaled(weights_sb, weights_sb, risen(counted_sb, low_sb, 1.0)[1])
+    return chosen_sb, weights_sb
+
+
+def risen(x_sb, low_sb, scale):
+    """exp(scale * x + low) of rows [R, F] @ SBUF, fp32, and 1 / its sums [R, 1]."""
+    made_sb, sums_sb = tile_of(x_sb.shape, FP32), tile_of((x_sb.shape[0], 1), FP32)
+    nisa.activation_reduce(
+        dst=made_sb, op=nl.exp, data=x_sb, bias=low_sb, scale=scale, reduce_op=nl.add,
+        reduce_res=sums_sb,
+    )  # fmt: skip
+    nisa.reciprocal(dst=sums_sb, data=sums_sb)
+    return made_sb, sums_sb
+
+
+# --- Attention ------------------------------------------------------------------------------------
+
+
+class Heads(nl.NKIObject):
+    """Heads of a rank: ``group`` query heads share each of ``kv_heads`` KV heads. The columns of a
+    weight are, KV head by KV head, its queries, its key and its value. A physical core takes
+    ``own`` of each group's queries, from ``first`` on."""
+
+    kv_heads: int
+    group: int
+
+    def __post_init__(self):
+        cores = nl.num_programs(0)
+        assert self.group % cores == 0, f"{self.group} queries of a KV head on {cores} cores"
+        self.own = self.group // cores
+        self.first = self.own * nl.program_id(0)
+
+    def load(self, weight_hbm):
+        """The core's columns of QKV [H, N] @ HBM, by KV head [128, H/128, (own + 2) * 128] @ SBUF:
+        its queries, the key, the value."""
+        tiles, weights, last = weight_hbm.shape[0] // P_MAX, [], self.group + 2
+        heads_hbm = weight_hbm.reshape((P_MAX, tiles, self.kv_heads, last, P_MAX))
+        for kv_head in range(self.kv_heads):
+            made_sb, own_hbm = tile_of((P_MAX, tiles, self.own + 2, P_MAX), weight_hbm.dtype), None
+            own_hbm = heads_hbm[:, :, kv_head, :, :]
+            queries_hbm = own_hbm[:, :, self.first : self.first + self.own, :]
+            nisa.dma_copy(dst=made_sb[:, :, 0 : self.own, :], src=queries_hbm)
+            nisa.dma_copy(dst=made_sb[:, :, self.own :, :], src=own_hbm[:, :, self.group :, :])
+            weights.append(made_sb.reshape((P_MAX, tiles, (self.own + 2) * P_MAX)))
+        return weights
+
+    def place(self, kv_head):
+        """Of the core's first query of a KV head, among all query heads of the rank."""
+        return kv_head * self.group + self.first
+
+
+def rotated(heads_sb, gains_sb, tables, eps):
+    """Queries and keys [P, n, D] fp32 @ SBUF, normed and rotated (Su et al. 2021), in fp32. gains
+    [P, n, D]; cos and sin [P, D], sin of the first half negated."""
+    partitions, count, d = heads_sb.shape
+    roots_sb = inverse_roots(square_sums(heads_sb), d, eps)
+    normed_sb, turned_sb = tile_of(heads_sb.shape, FP32), tile_of(heads_sb.shape, FP32)
+    multiply(normed_sb, heads_sb, roots_sb.expand_dim(2).broadcast(2, d))
+    multiply(normed_sb, normed_sb, gains_sb)
+    cos_sb, sin_sb = tables[0].expand_dim(1), tables[1].expand_dim(1)
+    for to in (0, d // 2):
+        part, other = nl.ds(to, d // 2), nl.ds(d // 2 - to, d // 2)
+        across_sb = sin_sb[:, :, part].broadcast(1, count)
+        multiply(turned_sb[:, :, part], normed_sb[:, :, other], across_sb)
+    multiply(normed_sb, normed_sb, cos_sb.broadcast(1, count))
+    nisa.tensor_tensor(dst=normed_sb, data1=normed_sb, data2=turned_sb, op=nl.add)
+    return normed_sb
+
+
+def scores_of(q_sb, k_sb, bias_sb):
+    """q . k of queries [D, R] and keys [D, keys] @ SBUF -> [R, keys] fp32. A product with a row of
+    ones adds the bias [1, keys], where there is one."""
+    rows, keys = q_sb.shape[1], k_sb.shape[1]
+    scores_sb = tile_of((rows, keys), FP32)
+    for part in spans(keys, MOVING_MAX):
+        start, size = part
+        scores_psum, seen = psum_of((rows, size)), nl.ds(start, size)
+        product(scores_psum, q_sb, k_sb[:, seen])
+        if bias_sb is not None:
+            ones_sb = filled((1, rows), 1.0, bias_sb.dtype)
+            product(scores_psum, ones_sb, bias_sb[:, seen], first=False)
+        nisa.tensor_copy(dst=scores_sb[:, seen], src=scores_psum)
+    return scores_sb
+
+
+def context_of(scores_sb, values, dtype):
+    """softmax(scores / sqrt(D)) [R, keys] times the values -> [D, R] @ SBUF. ``values`` are [up to
+    128 keys, D] @ SBUF each, in the order of the keys. Weights are rounded once."""
+    rows, keys = scores_sb.shape
+    scale, low_sb = P_MAX**-0.5, tile_of((rows, 1), FP32)
+    nisa.tensor_reduce(dst=low_sb, op=nl.maximum, data=scores_sb, axis=1)
+    scaled(low_sb, low_sb, -scale)
+    risen_sb, share_sb = risen(scores_sb, low_sb, scale)
+    weights_sb, context_psum, at = tile_of((rows, keys), dtype), psum_of((P_MAX, rows)), 0
+    scaled(weights_sb, risen_sb, share_sb)
+    for values_sb in values:
+        count = values_sb.shape[0]
+        turned_sb = tile_of((count, rows), dtype)
+        turn(turned_sb, weights_sb[:, at : at + count])
+        product(context_psum, values_sb, turned_sb, first=at == 0)
+        at += count
+    return copied(context_psum, dtype)
+
+
+@nki.jit
+def attention_decode_kernel(
+    x_hbm, gain_hbm, qkv_hbm, head_gains_hbm, out_w_hbm, cos_hbm, sin_hbm, k_hbm, v_hbm, bias_hbm,
+    kv_heads, group, eps,
+):  # fmt: skip
+    """Attention of one new token over a cache and itself, from the residual stream to the output.
+
+    x [1, H], gain [1, H], qkv [H, kv_heads * (group + 2) * D], gains of a group's queries and its
+    key [group + 1, D], cos and sin [1, D] fp32, out_w [kv_heads * group * D, H] strided, cache
+    [kv_heads, L, D] twice, bias [1, L + 1]: 0 for keys that count, the token's own last -> each
+    core's part of the output [cores, 128, H/128] fp32, new key and value [kv_heads, 1, D].
+    """
+    heads, dtype, tiles = Heads(kv_heads, group), x_hbm.dtype, x_hbm.shape[1] // P_MAX
+    out_hbm = result_of((nl.num_programs(0), P_MAX, tiles), FP32)
+    new_shape = (kv_heads, 1, P_MAX)
+    new_k_hbm, new_v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
+    # a few KiB first, then the weights in the order of their use
+    x_sb, gain_sb = loaded_column(x_hbm), loaded_column(gain_hbm)
+    count, length, bias_sb = heads.own + 1, k_hbm.shape[1], loaded(bias_hbm)
+    tables = loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count))
+    gains_sb = loaded(head_gains_hbm[group - heads.own :, :]).expand_dim(1)
+    qkv, acc_psum = heads.load(qkv_hbm), psum_of((P_MAX, tiles))
+    normed_sb = column_norm(x_sb, gain_sb, eps)
+    for kv_head in range(kv_heads):
+        # while weights arrive TensorE turns the cached keys; the new one gets the last column
+        k_sb, values = tile_of((P_MAX, length + 1), dtype), []
+        for part in spans(length, P_MAX):
+            start, size = part
+            own = nl.ds(start, size)
+            turn(k_sb[:, own], loaded(k_hbm[kv_head, own, :]))
+            values.append(loaded(v_hbm[kv_head, own, :]))
+        first = heads.place(kv_head) * P_MAX
+        own_hbm = out_w_hbm[first : first + heads.own * P_MAX, :]
+        own_hbm = own_hbm.reshape((heads.own, P_MAX, tiles * P_MAX)).permute((1, 0, 2))
+        out_w_sb = loaded(own_hbm)
+        # queries and the key [D, own + 1], a column of PSUM each; the value as a row [1, D]
+        qk_psum, v_psum = psum_of((P_MAX, count)), psum_of((1, P_MAX))
+        for head in range(count):
+            for k in range(tiles):
+                weight_sb = qkv[kv_head][:, k, head * P_MAX : (head + 1) * P_MAX]
+                product(qk_psum[:, head : head + 1], weight_sb, normed_sb[:, k : k + 1], k == 0)
+        for k in range(tiles):
+            weight_sb = qkv[kv_head][:, k, count * P_MAX :]
+            product(v_psum, normed_sb[:, k : k + 1], weight_sb, first=k == 0)
+        # heads on partitions for their norms and rotation, then features again
+        rows_sb, qk_sb = tile_of((count, P_MAX), FP32), tile_of((P_MAX, count), dtype)
+        turn(rows_sb, copied(qk_psum, FP32))
+        made_sb = copied(rotated(rows_sb.expand_dim(1), gains_sb, tables, eps)[:, 0, :], dtype)
+        turn(qk_sb, made_sb)
+        nisa.tensor_copy(dst=k_sb[:, length : length + 1], src=qk_sb[:, heads.own : count])
+        values.append(copied(v_psum, dtype))
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=new_k_hbm[kv_head], src=made_sb[heads.own : count, :])
+            nisa.dma_copy(dst=new_v_hbm[kv_head], src=values[-1])
+        scores_sb = scores_of(qk_sb[:, 0 : heads.own], k_sb, bias_sb)
+        context_sb = context_of(scores_sb, values, dtype)
+        for head in range(heads.own):
+            for tile in range(tiles):
+                weight_sb = out_w_sb[:, head, tile * P_MAX : (tile + 1) * P_MAX]
+                column, begins = context_sb[:, head : head + 1], kv_head + head == 0
+                product(acc_psum[:, tile : tile + 1], weight_sb, column, begins)
+    nisa.dma_copy(dst=out_hbm[nl.program_id(0)], src=copied(acc_psum, FP32))
+    return out_hbm, new_k_hbm, new_v_hbm
+
+
+@nki.jit
+def attention_prefill_kernel(
+    x_hbm, gain_hbm, qkv_hbm, head_gains_hbm, out_w_hbm, cos_hbm, sin_hbm, kv_heads, group, eps
+):
+    """Causal attention of a prompt, from the residual stream to the output.
+
+    x [T, H], cos and sin [T, D] fp32, the rest as in a decode step; padding follows the prompt ->
+    this rank's part of the output [T, H], keys and values [kv_heads, T, D].
+    """
+    (tokens, hidden), dtype = x_hbm.shape, x_hbm.dtype
+    heads, parts, tiles = Heads(kv_heads, group), spans(tokens, P_MAX), hidden // P_MAX
+    count, own_width = heads.own + 1, (heads.own + 2) * P_MAX
+    out_hbm = result_of((tokens, hidden), dtype)
+    new_shape = (kv_heads, tokens, P_MAX)
+    k_hbm, v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
+    context_hbm = result_of((P_MAX, kv_heads * group, tokens), dtype)
+    gain_sb, qkv = loaded(gain_hbm.broadcast(0, P_MAX)), heads.load(qkv_hbm)
+    gains_hbm = head_gains_hbm[group - heads.own :, :].expand_dim(0)
+    gains_sb = loaded(gains_hbm.broadcast(0, P_MAX))
+    # queries and keys of all tokens with features on partitions, values in rows: what scores take
+    q_sb = tile_of((P_MAX, kv_heads * heads.own, tokens), dtype)
+    k_sb, values = tile_of((P_MAX, kv_heads, tokens), dtype), []
+    for part in parts:
+        start, size = part
+        own = nl.ds(start, size)
+        normed_sb = as_columns(row_norm(loaded(x_hbm[own, :]), gain_sb, eps))
+        tables = loaded(cos_hbm[own, :]), loaded(sin_hbm[own, :])
+        values.append(tile_of((size, kv_heads, P_MAX), dtype))
+        for kv_head in range(kv_heads):
+            rows_sb = tile_of((size, own_width), FP32)
+            for part in spans(own_width, MOVING_MAX):
+                at, columns = part
+                rows_psum = psum_of((size, columns))
+                for k in range(tiles):
+                    weight_sb = qkv[kv_head][:, k, at : at + columns]
+                    product(rows_psum, normed_sb[:, k, :], weight_sb, first=k == 0)
+                nisa.tensor_copy(dst=rows_sb[:, at : at + columns], src=rows_psum)
+            heads_sb, value_sb = rows_sb.reshape((size, heads.own + 2, P_MAX)), values[-1]
+            nisa.tensor_copy(dst=value_sb[:, kv_head, :], src=heads_sb[:, count, :])
+            made_sb = rotated(heads_sb[:, 0:count, :], gains_sb[0:size, :, :], tables, eps)
+            made_sb = copied(made_sb, dtype)
+            for head in range(heads.own):
+                turn(q_sb[:, kv_head * heads.own + head, own], made_sb[:, head, :])
+            turn(k_sb[:, kv_head, own], made_sb[:, heads.own, :])
+            if nl.program_id(0) == 0:
+                nisa.dma_copy(dst=k_hbm[kv_head, own, :], src=made_sb[:, heads.own, :])
+                nisa.dma_copy(dst=v_hbm[kv_head, own, :], src=value_sb[:, kv_head, :])
+    for n in range(len(parts)):
+        own, keys = nl.ds(parts[n][0], parts[n][1]), sum(parts[n])
+        for head in range(kv_heads * heads.own):
+            kv_head, place = divmod(head, heads.own)
+            scores_sb = scores_of(q_sb[:, head, own], k_sb[:, kv_head, 0:keys], None)
+            nisa.affine_select(  # of the part itself only keys that are no later
+                dst=scores_sb[:, own],
+                pattern=[[-1, parts[n][1]]],
+                channel_multiplier=1,
+                on_true_tile=scores_sb[:, own],
+                on_false_value=NEVER,
+                cmp_op=nl.greater_equal,
+            )
+            seen = []
+            for m in range(n + 1):
+                seen.append(values[m][:, kv_head, :])
+            context_sb = context_of(scores_sb, seen, dtype)
+            nisa.dma_copy(dst=context_hbm[:, heads.place(kv_head) + place, own], src=context_sb)
+    # contexts of all heads meet in HBM; each core makes its half of the columns of all tokens
+    if nl.num_programs(0) > 1:
+        nisa.core_barrier(context_hbm, (0, 1))
+    project_rows(context_hbm, out_w_hbm, out_hbm, parts)
+    return out_hbm, k_hbm, v_hbm
+
+
+def project_rows(context_hbm, out_w_hbm, out_hbm, parts):
+    """Contexts [D, heads, T] times this core's tiles of columns of out_w [heads * D, H] strided ->
+    their places in rows [T, H] @ HBM."""
+    heads, hidden, tiles = context_hbm.shape[1], out_hbm.shape[1], out_hbm.shape[1] // P_MAX
+    own = own_share(list(range(tiles)))
+    columns, some = nl.ds(own[0] * P_MAX, len(own) * P_MAX), nl.ds(own[0], len(own))
+    heads_hbm = out_w_hbm.reshape((heads, P_MAX, hidden)).permute((1, 0, 2))
+    weight_sb = loaded(heads_hbm[:, :, columns])
+    for part in parts:
+        start, size = part
+        context_sb = loaded(context_hbm[:, :, start : start + size])
+        out_sb = tile_of((size, len(own) * P_MAX), out_hbm.dtype)
+        for part in spans(len(own) * P_MAX, MOVING_MAX):
+            at, width = part
+            out_psum = psum_of((size, width))
+            for head in range(heads):
+                moving_sb = weight_sb[:, head, at : at + width]
+                product(out_psum, context_sb[:, head, :], moving_sb, first=head == 0)
+            store_strided(out_psum, out_sb, at)
+        rows_hbm = out_hbm[start : start + size, :].reshape((size, P_MAX, tiles))
+        nisa.dma_copy(dst=rows_hbm[:, :, some], src=out_sb.reshape((size, P_MAX, len(own))))
+
+
+def store_strided(rows_psum, rows_sb, at):
+    """Strided columns from ``at`` on [T, columns] @ PSUM -> rows @ SBUF in the features' order."""
+    tokens, tiles = rows_psum.shape[0], rows_psum.shape[1] // P_MAX
+    apart_sb = strided_tiles(rows_sb, at // P_MAX, tiles)
+    nisa.tensor_copy(dst=apart_sb, src=rows_psum.reshape((tokens, tiles, P_MAX)))
+
+
+# --- Experts --------------------------------------------------------------------------------------
+#
+# A decode step reads the weights of the chosen experts alone. Up to 128 tokens of a prompt go
+# through all experts: DMA needs longer for the weights than TensorE for the products, and sums stay
+# in PSUM from the first expert to the last. More tokens are put into blocks of 128 that go to one
+# expert (Gale et al. 2022, "MegaBlocks"): the graph gives each block its expert and its tokens, and
+# each token the places of its results.
+
+
+def expert_weights(gate_up_hbm, down_hbm, number_sb):
+    """The expert that a tile [1, 1] names when the kernel runs: gate and up [128, H/128, 2 I], and
+    the tiles of down, each [up to 128, H], @ SBUF."""
+    (_, hidden, double), inner = gate_up_hbm.shape, down_hbm.shape[1]
+    tiles, downs = hidden // P_MAX, []
+    pattern = [[tiles * double, P_MAX], [double, tiles], [1, double]]
+    own_hbm = gate_up_hbm.ap(pattern, offset=0, scalar_offset=number_sb, indirect_dim=0)
+    gate_up_sb = loaded(own_hbm)
+    for part in spans(inner, P_MAX):
+        start, size = part
+        pattern, first = [[hidden, size], [1, hidden]], start * hidden
+        own_hbm = down_hbm.ap(pattern, offset=first, scalar_offset=number_sb, indirect_dim=0)
+        downs.append(loaded(own_hbm))
+    return gate_up_sb, downs
+
+
+def inner_features(x_sb, gate_up_sb, weight):
+    """silu(gate) * up * weight of x [128, H/128, T] @ SBUF, the tiles of [I, T], rounded once
+    (Shazeer 2020). weight [128, T] fp32 @ SBUF or PSUM, or None for 1."""
+    (_, tiles, tokens), inner, made = x_sb.shape, gate_up_sb.shape[2] // 2, []
+    for part in spans(inner, P_MAX):
+        start, size = part
+        gate_psum, up_psum = psum_of((size, tokens)), psum_of((size, tokens))
+        for part in ((gate_psum, start), (up_psum, inner + start)):
+            sums_psum, column = part
+            for k in range(tiles):
+                own_sb = gate_up_sb[:, k, column : column + size]
+                product(sums_psum, own_sb, x_sb[:, k, :], first=k == 0)
+        gate_sb, inner_sb = tile_of((size, tokens), FP32), tile_of((size, tokens), x_sb.dtype)
+        nisa.activation(dst=gate_sb, op=nl.silu, data=gate_psum)
+        if weight is not None:
+            multiply(gate_sb, gate_sb, weight[0:size, :])
+        multiply(inner_sb, gate_sb, up_psum)
+        made.append(inner_sb)
+    return made
+
+
+def expert_rows(inners, downs, rows, begins):
+    """Inner features, tiles of [I, T], times down, tiles of [I, H] -> ``rows``, tiles [T, up to
+    512] @ PSUM, on top of what is there unless they ``begin``."""
+    for n in range(len(inners)):
+        for m in range(len(rows)):
+            columns = nl.ds(m * MOVING_MAX, rows[m].shape[1])
+            product(rows[m], inners[n], downs[n][:, columns], first=begins and n == 0)
+
+
+@nki.jit
+def experts_decode_kernel(
+    x_hbm, delta_hbm, gain_hbm, router_hbm, gate_up_hbm, down_hbm, each, normalized, eps
+):
+    """Residual sum, norm, router and the chosen experts of one token.
+
+    x [1, H], delta [n, H] fp32, parts of what attention adds; gain [1, H], router [H, E], gate_up
+    [E, H, 2 I], down [E, I, H] strided -> each core's part of the output [cores, 128, H/128] fp32,
+    and x + delta [1, H].
+    """
+    dtype, tiles = x_hbm.dtype, x_hbm.shape[1] // P_MAX
+    out_hbm = result_of((nl.num_programs(0), P_MAX, tiles), FP32)
+    stream_hbm = result_of(x_hbm.shape, dtype)
+    x_sb, gain_sb = loaded_column(x_hbm), loaded_column(gain_hbm)
+    wide_sb, router_sb = copied(x_sb, FP32), loaded(by_partition(router_hbm))
+    for n in range(delta_hbm.shape[0]):
+        delta_sb = loaded_column(delta_hbm[n : n + 1, :])
+        nisa.tensor_tensor(dst=wide_sb, data1=wide_sb, data2=delta_sb, op=nl.add)
+    sum_sb = copied(wide_sb, dtype)
+    if nl.program_id(0) == 0:
+        nisa.dma_copy(dst=stream_hbm.reshape((P_MAX, tiles)), src=sum_sb)
+    normed_sb = column_norm(sum_sb, gain_sb, eps).expand_dim(2)
+    number_sb, weights_sb = routed(normed_sb, router_sb, each, normalized)
+    # the weights of the experts [1, 8] on every partition: a product with ones
+    ones_sb, spread_psum = filled((1, P_MAX), 1.0, FP32), psum_of((P_MAX, BEST))
+    product(spread_psum, ones_sb, weights_sb)
+    spread_sb = copied(spread_psum, FP32)
+    # 2.4 MB an expert; its products take TensorE less than DMA needs for the next one's weights
+    acc_psum, begins = psum_of((P_MAX, tiles)), True
+    for choice in own_share(list(range(each))):
+        own = nl.ds(choice, 1)
+        gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number_sb[:, own])
+        inners = inner_features(normed_sb, gate_up_sb, spread_sb[:, own])
+        for n in range(len(inners)):
+            for tile in range(tiles):
+                weight_sb = downs[n][:, tile * P_MAX : (tile + 1) * P_MAX]
+                product(acc_psum[:, tile : tile + 1], weight_sb, inners[n], first=begins)
+            begins = False
+    nisa.dma_copy(dst=out_hbm[nl.program_id(0)], src=copied(acc_psum, FP32))
+    return out_hbm, stream_hbm
+
+
+@nki.jit
+def router_kernel(x_hbm, delta_hbm, gain_hbm, router_hbm, each, normalized, eps):
+    """Residual sum, norm and router of a prompt, x and delta [T, H] -> the norm's result and x +
+    delta [T, H], numbers (int32) and weights (fp32) of the best 8 experts [T, 8]."""
+    tokens, dtype = x_hbm.shape[0], x_hbm.dtype
+    normed_hbm, stream_hbm = result_of(x_hbm.shape, dtype), result_of(x_hbm.shape, dtype)
+    number_hbm, weight_hbm = result_of((tokens, BEST), nl.int32), result_of((tokens, BEST), FP32)
+    gain_sb, router_sb = loaded(gain_hbm.broadcast(0, P_MAX)), loaded(by_partition(router_hbm))
+    for part in own_share(spans(tokens, P_MAX // nl.num_programs(0))):
+        start, size = part
+        own = nl.ds(start, size)
+        x_sb, sum_sb = loaded(x_hbm[own, :]), tile_of((size, x_hbm.shape[1]), dtype)
+        nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=loaded(delta_hbm[own, :]), op=nl.add)
+        normed_sb = row_norm(sum_sb, gain_sb, eps)
+        number_sb, weights_sb = routed(as_columns(normed_sb), router_sb, each, normalized)
+        nisa.dma_copy(dst=stream_hbm[own, :], src=sum_sb)
+        nisa.dma_copy(dst=normed_hbm[own, :], src=normed_sb)
+        nisa.dma_copy(dst=number_hbm[own, :], src=number_sb)
+        nisa.dma_copy(dst=weight_hbm[own, :], src=weights_sb)
+    return normed_hbm, stream_hbm, number_hbm, weight_hbm
+
+
+@nki.jit
+def experts_dense_kernel(normed_hbm, weight_hbm, gate_up_hbm, down_hbm):
+    """All experts on up to 128 tokens: normed [T, H], weights [E, T] fp32, 0 for experts that a
+    token has not chosen -> each core's part of the output [cores, T, H]."""
+    (tokens, hidden), dtype, experts = normed_hbm.shape, normed_hbm.dtype, weight_hbm.shape[0]
+    out_hbm, rows = result_of((nl.num_programs(0), tokens, hidden), dtype), []
+    normed_sb, weight_sb = as_columns(loaded(normed_hbm)), loaded(weight_hbm)
+    number_sb, one_sb = tile_of((1, experts), nl.int32), nl.shared_identity_matrix(P_MAX, FP32)
+    nisa.iota(dst=number_sb, pattern=[[1, experts]])
+    for part in spans(hidden, MOVING_MAX):
+        columns = part[1]
+        rows.append(psum_of((tokens, columns)))
+    own = own_share(list(range(experts)))
+    for expert in own:
+        number = number_sb[:, expert : expert + 1]
+        gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number)
+        # the expert's row of weights on every partition: a product with a column of the identity
+        spread_psum, column_sb = psum_of((P_MAX, tokens)), one_sb[0:experts, expert : expert + 1]
+        product(spread_psum, column_sb.broadcast(1, P_MAX), weight_sb)
+        inners = inner_features(normed_sb, gate_up_sb, spread_psum)
+        expert_rows(inners, downs, rows, begins=expert == own[0])
+    rows_sb = tile_of((tokens, hidden), dtype)
+    for m in range(len(rows)):
+        store_strided(rows[m], rows_sb, m * MOVING_MAX)
+    nisa.dma_copy(dst=out_hbm[nl.program_id(0)], src=rows_sb)
+    return out_hbm
+
+
+@nki.jit
+def experts_block_kernel(
+    normed_hbm, token_hbm, expert_hbm, place_hbm, weight_hbm, gate_up_hbm, down_hbm, each
+):
+    """Blocks of 128 tokens, each through one expert, and what they add up to.
+
+    normed [T, H]; of block b the tokens [blocks, 128, 1] and the expert [1, blocks]; of a token the
+    places of its results [T, k], b * 128 + row, and their weights [T, 8] fp32, of which ``each``
+    count. Places of a block that no token has are computed and never read -> [T, H].
+    """
+    (tokens, hidden), dtype, blocks = normed_hbm.shape, normed_hbm.dtype, token_hbm.shape[0]
+    out_hbm, made_hbm = (
+        result_of((tokens, hidden), dtype),
+        result_of((blocks * BLOCK, hidden), dtype),
+    )
+    expert_sb = loaded(expert_hbm)
+    for block in own_share(list(range(blocks))):
+        gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, expert_sb[:, block : block + 1])
+        x_sb = as_columns(gathered(normed_hbm, loaded(token_hbm[block])))
+        made_sb, rows = tile_of((BLOCK, hidden), dtype), []
+        for part in spans(hidden, MOVING_MAX):
+            columns = part[1]
+            rows.append(psum_of((BLOCK, columns)))
+        expert_rows(inner_features(x_sb, gate_up_sb, None), downs, rows, begins=True)
+        for m in range(len(rows)):
+            store_strided(rows[m], made_sb, m * MOVING_MAX)
+        nisa.dma_copy(dst=made_hbm[block * BLOCK : (block + 1) * BLOCK, :], src=made_sb)
+    if nl.num_programs(0) > 1:
+        nisa.core_barrier(made_hbm, (0, 1))
+    for part in own_share(spans(tokens, P_MAX)):
+        start, size = part
+        own, sum_sb = nl.ds(start, size), filled((size, hidden), 0.0, FP32)
+        place_sb, weight_sb = loaded(place_hbm[own, :]), loaded(weight_hbm[own, :])
+        for choice in range(each):
+            at = nl.ds(choice, 1)
+            made_sb, by = gathered(made_hbm, place_sb[:, at]), weight_sb[:, at]
+            scaled(sum_sb, made_sb, by, nl.add, sum_sb)
+        nisa.dma_copy(dst=out_hbm[own, :], src=copied(sum_sb, dtype))
+    return out_hbm
+
+
+def gathered(rows_hbm, number_sb):
+    """The rows [T, H] of a tensor @ HBM that a tile [T, 1] names, @ SBUF."""
+    count, hidden = number_sb.shape[0], rows_hbm.shape[1]
+    pattern = [[hidden, count], [1, hidden]]
+    return loaded(rows_hbm.ap(pattern, offset=0, vector_offset=number_sb))
+
+
+# --- Head -----------------------------------------------------------------------------------------
+
+
+@nki.jit
+def head_kernel(x_hbm, gain_hbm, weight_hbm, eps):
+    """Norm and logits of one token: x [1, H], gain [1, H], weight [H, V] -> [1, V], type of x."""
+    dtype, (hidden, vocabulary) = x_hbm.dtype, weight_hbm.shape
+    tiles, out_hbm = hidden // P_MAX, result_of((1, vocabulary), dtype)
+    x_sb, gain_sb = loaded_column(x_hbm), loaded_column(gain_hbm)
+    normed_sb = column_norm(x_sb, gain_sb, eps)
+    for part in own_share(spans(vocabulary, HEAD_COLUMNS)):
+        first, columns = part
+        weight_sb = loaded(by_partition(weight_hbm)[:, :, first : first + columns])
+        parts = spans(columns, P_MAX)
+        logits_psum = psum_of((P_MAX, len(parts)))
+        for part in parts:
+            start, size = part
+            column = logits_psum[0:size, start // P_MAX : start // P_MAX + 1]
+            for k in range(tiles):
+                stationary_sb = weight_sb[:, k, start : start + size]
+                product(column, stationary_sb, normed_sb[:, k : k + 1], first=k == 0)
+        # 128 logits lie on partitions; turned, they are a row of the result. The last may be fewer
+        whole, rest = divmod(columns, P_MAX)
+        pieces = [(whole, P_MAX, 0)] if whole else []
+        if rest:
+            pieces.append((1, rest, whole))
+        for piece in pieces:
+            count, size, at = piece
+            rows_sb, own = tile_of((count, size), dtype), nl.ds(first + at * P_MAX, count * size)
+            turn(rows_sb, copied(logits_psum[0:size, at : at + count], dtype))
+            nisa.dma_copy(dst=out_hbm[:, own].reshape((count, size)), src=rows_sb)
+    return out_hbm
+
+
+# --- Configuration --------------------------------------------------------------------------------
+
+
+class NeuronConfigNKI(MoENeuronConfig):
+    """MoENeuronConfig with ``nki_enabled``: run the kernels of this file.
+
+    A driver's ``enable_nki`` decides. The contest's own, whose word for a file is ``qwen``, keeps
+    ``enable_nki`` for another file: under it the kernels always run.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        asked = bool(kwargs.pop("enable_nki", kwargs.pop("nki_enabled", False)))
+        self.nki_enabled = asked or "qwen" in kwargs
+        super().__init__(**kwargs)
+
+
+class Qwen3MoeInferenceConfig(InferenceConfig):
+    """The Hugging Face configuration's attributes and a NeuronConfigNKI."""
+
+    def add_derived_config(self) -> None:
+        self.num_cores_per_group = 1
+        own, tp = self.neuron_config, self.neuron_config.tp_degree
+        if not getattr(self, "num_experts", 0) or getattr(self, "mlp_only_layers", None):
+            raise ValueError(
+                "The checkpoint has layers without experts, expected experts in every layer; use a "
+                "Qwen3-MoE such as Qwen3-30B-A3B."
+            )
+        for name in ("flash_decoding_enabled", "sequence_parallel_enabled", "lora_config"):
+            if getattr(own, name, False):
+                raise ValueError(f"{name} is not modelled by this file; leave it out.")
+        heads = "num_attention_heads", "num_key_value_heads"
+        for name in (*heads, "moe_intermediate_size", "vocab_size"):
+            if getattr(self, name) % tp:
+                raise ValueError(
+                    f"{name} {getattr(self, name)} is not divisible by the tensor-parallel degree "
+                    f"{tp}; choose a degree that divides it."
+                )
+        cores = getattr(own, "logical_nc_config", 1)
+        self.cores = 2 if cores == 2 else 1
+        group = self.num_attention_heads // self.num_key_value_heads
+        each = self.num_experts_per_tok
+        fits = (
+            (self.head_dim == P_MAX, f"head_dim {self.head_dim}", P_MAX),
+            (self.hidden_size % (P_MAX * self.cores) == 0, f"hidden_size {self.hidden_size}",
+             f"a multiple of {P_MAX * self.cores}"),
+            (group % self.cores == 0, f"{group} query heads of a KV head", "an even number"),
+            (self.num_experts <= P_MAX, f"num_experts {self.num_experts}", "at most 128"),
+            (each <= BEST and each % self.cores == 0, f"num_experts_per_tok {each}",
+             "an even number of at most 8"),
+            (own.batch_size == 1, f"batch_size {own.batch_size}", 1),
+            (own.padding_side == "right", f"padding_side {own.padding_side}", "right"),
+        )  # fmt: skip
+        for fit, found, expected in fits:
+            if own.nki_enabled and not fit:
+                raise ValueError(
+                    f"The kernels got {found}, expected {expected}; run without --enable-nki."
+                )
+
+    def get_required_attributes(self) -> List[str]:
+        return [
+            "head_dim", "hidden_size", "moe_intermediate_size", "norm_topk_prob",
+            "num_attention_heads", "num_experts", "num_experts_per_tok", "num_hidden_layers",
+            "num_key_value_heads", "pad_token_id", "rms_norm_eps", "rope_theta", "vocab_size",
+        ]  # fmt: skip
+
+    @classmethod
+    def get_neuron_config_cls(cls) -> Type[NeuronConfigNKI]:
+        return NeuronConfigNKI
+
+
+# --- Modules --------------------------------------------------------------------------------------
+
+
+def in_order(y: torch.Tensor) -> torch.Tensor:
+    """Results [.., H] in strided columns -> in the order of the features."""
+    return y.unflatten(-1, (-1, P_MAX)).transpose(-1, -2).flatten(-2)
+
+
+def reduced(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The ranks' partial results, summed in their own type."""
+    return reduce_from_tensor_model_parallel_region(partial).to(dtype)
+
+
+def norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMSNorm over the last axis, in fp32, rounded before the gain as Hugging Face does."""
+    wide = x.to(torch.float32)
+    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return gain * scaled.to(x.dtype)
+
+
+class RankWeight(ColumnParallelLinear):
+    """The weight [K, N] of one rank; the checkpoint has the ranks' weights one below another.
+
+    It is a ColumnParallelLinear so that the SDK's loader cuts it, whichever way it is parallel.
+    """
+
+    def __init__(self, k: int, n: int, config: InferenceConfig) -> None:
+        own = config.neuron_config
+        rows, kept = k * own.tp_degree, {"bias": False, "gather_output": False}
+        super().__init__(n, rows, dtype=own.torch_dtype, **kept)
+
+
+def gain_of(size: int, config: InferenceConfig) -> nn.Parameter:
+    return nn.Parameter(torch.ones(size, dtype=config.neuron_config.torch_dtype))
+
+
+class Qwen3MoeAttention(nn.Module):
+    """Grouped-query attention with norms of queries and keys, behind its norm."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__()
+        self.config, tp, hidden = config, config.neuron_config.tp_degree, config.hidden_size
+        self.nki_enabled, self.eps = config.neuron_config.nki_enabled, config.rms_norm_eps
+        self.head_dim, self.kv_heads = config.head_dim, config.num_key_value_heads // tp
+        self.group = config.num_attention_heads // config.num_key_value_heads
+        self.gain = gain_of(hidden, config)
+        dtype = config.neuron_config.torch_dtype
+        self.head_gains = nn.Parameter(torch.ones(self.group + 1, self.head_dim, dtype=dtype))
+        width = self.kv_heads * (self.group + 2) * self.head_dim
+        self.qkv = RankWeight(hidden, width, config)
+        self.out = RankWeight(self.kv_heads * self.group * self.head_dim, hidden, config)
+
+    def forward(
+        self, x: torch.Tensor, mask: Any, past: Any, tables: Tuple[torch.Tensor, torch.Tensor]
+    ) -> Tuple[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+        """Stream [1, T, H], cos and sin [1, T, D] -> what attention adds, parts of it in fp32
+        [n, 1, H] for one new token, and keys and values [1, kv_heads, T, D]."""
+        if not self.nki_enabled:
+            return self.attend(x, mask, past, tables)
+        inputs = self.gain[None], self.qkv.weight, self.head_gains, self.out.weight
+        inputs = x[0], *inputs, *(table[0].contiguous() for table in tables)
+        sizes = {"kv_heads": self.kv_heads, "group": self.group, "eps": self.eps}
+        if past is None:
+            out, *cached = attention_prefill_kernel[self.config.cores](*inputs, **sizes)
+            out = reduced(out[None], x.dtype)
+        else:
+            hidden = ~nn.functional.pad(mask[0, 0], (0, 1), value=True)
+            bias = torch.zeros_like(hidden, dtype=x.dtype)
+            bias = bias.masked_fill(hidden, torch.finfo(x.dtype).min / 2)
+            inputs = *inputs, past[0][0], past[1][0], bias
+            out, *cached = attention_decode_kernel[self.config.cores](*inputs, **sizes)
+            out = reduced(out.reshape(-1, 1, x.shape[2]), torch.float32)
+        return out, (cached[0][None], cached[1][None])
+
+    def attend(self, x: torch.Tensor, mask: Any, past: Any, tables: Any) -> Tuple[Any, ...]:
+        """The same in PyTorch, for any batch; one softmax over the cache and new tokens."""
+        heads = torch.matmul(norm(x, self.gain, self.eps), self.qkv.weight)
+        heads = heads.unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
+        q, k, v = heads.permute(0, 2, 3, 1, 4).split([self.group, 1, 1], dim=2)
+        q_gain, k_gain = self.head_gains[0], self.head_gains[-1]
+        q = self.rotated(norm(q, q_gain, self.eps), tables)  # [B, kv_heads, group, T, D]
+        k = self.rotated(norm(k, k_gain, self.eps), tables)
+        own = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=x.device)
+        seen = [(k, v, mask if past is None else own)]
+        if past is not None:
+            seen.insert(0, (past[0][:, :, None], past[1][:, :, None], mask))
+        scores = [
+            (torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(self.head_dim))
+            .masked_fill(~shown[:, None], torch.finfo(x.dtype).min)
+            .to(torch.float32)
+            for keys, _, shown in seen
+        ]
+        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(x.dtype)
+        parts = weights.split([part.shape[-1] for part in scores], dim=-1)
+        context = sum(torch.matmul(part, values) for part, (_, values, _) in zip(parts, seen))
+        rows = context.flatten(1, 2).transpose(1, 2).flatten(2)
+        out = in_order(torch.matmul(rows, self.out.weight))
+        return reduced(out, x.dtype), (k[:, :, 0], v[:, :, 0])
+
+    def rotated(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
+        """Rotary positions (Su et al. 2021) of [B, kv_heads, n, T, D]; sin of the first half is
+        negated."""
+        cos, sin = (table[:, None, None].to(x.dtype) for table in tables)
+        return x * cos + x.roll(self.head_dim // 2, -1) * sin
+
+
+class Qwen3MoeExperts(nn.Module):
+    """Residual sum, norm, router and the chosen experts, each sharded like a Llama's MLP."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__()
+        self.config, self.experts, self.hidden = config, config.num_experts, config.hidden_size
+        self.each, self.normalized = config.num_experts_per_tok, bool(config.norm_topk_prob)
+        self.nki_enabled, self.eps = config.neuron_config.nki_enabled, config.rms_norm_eps
+        self.inner = config.moe_intermediate_size // config.neuron_config.tp_degree
+        self.gain, dtype = gain_of(self.hidden, config), config.neuron_config.torch_dtype
+        self.router = nn.Parameter(torch.empty(self.hidden, self.experts, dtype=dtype))
+        self.gate_up = RankWeight(self.experts * self.hidden, 2 * self.inner, config)
+        self.down = RankWeight(self.experts * self.inner, self.hidden, config)
+
+    def forward(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Stream and what attention adds, [1, T, H] -> the stream behind the experts."""
+        gate_up = self.gate_up.weight.reshape(self.experts, self.hidden, 2 * self.inner)
+        down = self.down.weight.reshape(self.experts, self.inner, self.hidden)
+        if not self.nki_enabled:
+            return self.add_experts(x + delta, gate_up, down)
+        given, cores = (x[0], delta.flatten(0, 1), self.gain[None], self.router), self.config.cores
+        kept = {"each": self.each, "normalized": self.normalized, "eps": self.eps}
+        if x.shape[1] == 1:
+            out, stream = experts_decode_kernel[cores](*given, gate_up, down, **kept)
+            out = reduced(out.reshape(-1, self.hidden), torch.float32).sum(0, keepdim=True)
+            return (stream.to(torch.float32) + out).to(x.dtype)[None]
+        rows, stream, number, weight = router_kernel[cores](*given, **kept)
+        chosen, weights = number[:, : self.each].to(torch.int64), weight[:, : self.each]
+        if x.shape[1] <= P_MAX:
+            none = torch.zeros((x.shape[1], self.experts), dtype=weight.dtype, device=x.device)
+            spread = none.scatter(1, chosen, weights).t().contiguous()
+            out = experts_dense_kernel[cores](rows, spread, gate_up, down)
+            out = reduced(out, x.dtype).sum(0)
+        else:
+            inputs = rows, *self.blocks(chosen), weight, gate_up, down
+            out = reduced(experts_block_kernel[cores](*inputs, each=self.each), x.dtype)
+        return (stream + out)[None]
+
+    def blocks(self, number: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Experts of each token [T, k] -> tokens of each block [blocks, 128, 1], the blocks'
+        experts [1, blocks] and the places of each token's results [T, k], all int32.
+
+        An expert with n tokens has the next ceil(n / 128) blocks, so that there can be no more than
+        one for each 128 results and one more for each expert.
+        """
+        tokens, device = number.shape[0], number.device
+        most = number.numel() // BLOCK + self.experts
+        chosen = torch.zeros((tokens, self.experts), dtype=torch.int64, device=device)
+        chosen = chosen.scatter(1, number, 1)
+        ends = ((chosen.sum(0) + BLOCK - 1) // BLOCK).cumsum(0)
+        firsts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1])) * BLOCK
+        places = (firsts + chosen.cumsum(0) - 1).gather(1, number)  # of a token's own experts
+        rows = torch.arange(tokens, device=device)[:, None].expand(places.shape)
+        slots = torch.zeros(most * BLOCK, dtype=torch.int64, device=device)
+        slots = slots.scatter(0, places.reshape(-1), rows.reshape(-1))
+        block = torch.arange(most, device=device)[:, None]
+        owners = (ends[None] <= block).sum(1).clamp(max=self.experts - 1)[None]
+        return tuple(
+            made.to(torch.int32).contiguous()
+            for made in (slots.reshape(most, BLOCK, 1), owners, places)
+        )
+
+    def add_experts(
+        self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> torch.Tensor:
+        """Stream [B, T, H] plus the chosen experts, in PyTorch: all experts, but for few tokens
+        only the weights of those that they chose."""
+        rows = norm(x, self.gain, self.eps).flatten(0, 1)
+        shares = torch.softmax(torch.matmul(rows.float(), self.router.float()), dim=-1)
+        weights, chosen = torch.topk(shares, self.each, dim=-1)
+        if self.normalized:
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights.to(x.dtype)
+        if chosen.numel() < self.experts:
+            own = chosen.reshape(-1)
+            gate_up, down = gate_up[own], down[own]
+            each = rows.repeat_interleave(self.each, dim=0)[:, None]
+        else:
+            none = torch.zeros_like(shares, dtype=x.dtype)
+            each, weights = rows[None], none.scatter(1, chosen, weights).t()
+        gate, up = torch.matmul(each, gate_up).chunk(2, dim=-1)
+        made = torch.matmul(nn.functional.silu(gate) * up, down)
+        made = made.reshape(*weights.shape, self.hidden) * weights[..., None]
+        out = in_order(made.sum(1 if chosen.numel() < self.experts else 0))
+        return x + reduced(out, x.dtype).reshape(x.shape)
+
+
+class Qwen3MoeDecoderLayer(nn.Module):
+    """Attention and experts, each with its norm in front of it."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__()
+        self.attention, self.experts = Qwen3MoeAttention(config), Qwen3MoeExperts(config)
+        self.frequencies = [
+            config.rope_theta ** (-2 * i / config.head_dim) for i in range(config.head_dim // 2)
+        ]
+
+    def forward(self, hidden_states: torch.Tensor, **given: Any) -> Tuple[Any, ...]:
+        """Stream [B, T, H] -> the same, (K, V), cos, sin; a fifth item where ``residual`` is
+        passed, as NxDI 0.3 and later do."""
+        cos, sin = given.get("cos_cache"), given.get("sin_cache")
+        if cos is None:
+            places = given["position_ids"].to(torch.float32)[:, :, None]
+            angles = places * torch.tensor(self.frequencies, dtype=torch.float32)
+            cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
+            sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+        mask, past = given.get("attention_mask"), given.get("past_key_value")
+        delta, cached = self.attention(hidden_states, mask, past, (cos, sin))
+        hidden = self.experts(hidden_states, delta)
+        return hidden, cached, cos, sin, *([None] if "residual" in given else [])
+
+
+class Qwen3MoeHead(RankWeight):
+    """Norm and LM head, sharded over the vocabulary; gathered unless the device samples."""
+
+    def __init__(self, config: InferenceConfig, gathers: bool) -> None:
+        super().__init__(
+            config.hidden_size, config.vocab_size // config.neuron_config.tp_degree, config
+        )
+        self.config, self.gathers, self.gain = config, gathers, gain_of(config.hidden_size, config)
+
+    def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
+        """Stream [B, T, H] -> logits [B, T, V] (of this rank where the device samples)."""
+        eps, gain = self.config.rms_norm_eps, self.gain
+        if self.config.neuron_config.nki_enabled and x.shape[1] == 1:
+            logits = head_kernel[self.config.cores](x[0], gain[None], self.weight, eps)[None]
+        else:
+            logits = torch.matmul(norm(x, gain, eps), self.weight)
+        return gather_from_tensor_model_parallel_region(logits) if self.gathers else logits
+
+
+class NeuronQwen3MoeModel(NeuronBaseModel):
+    """Embedding, decoder layers and head, as the NxDI base class calls them."""
+
+    def setup_attr_for_model(self, config: InferenceConfig) -> None:
+        own = config.neuron_config
+        self.on_device_sampling = own.on_device_sampling_config is not None
+        self.tp_degree, self.hidden_size = own.tp_degree, config.hidden_size
+        self.num_attention_heads = config.num_attention_heads
+        self.num_key_value_heads = config.num_key_value_heads
+        self.max_batch_size, self.buckets = own.max_batch_size, own.buckets
+
+    def init_model(self, config: InferenceConfig) -> None:
+        self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
+        sizes, dtype = (config.vocab_size, config.hidden_size), config.neuron_config.torch_dtype
+        self.embed_tokens = ParallelEmbedding(
+            *sizes, config.pad_token_id, dtype=dtype, shard_across_embedding=True
+        )
+        layers = range(config.num_hidden_layers)
+        self.layers = nn.ModuleList(Qwen3MoeDecoderLayer(config) for _ in layers)
+        self.norm = nn.Identity()  # the head's
+        self.lm_head = Qwen3MoeHead(config, gathers=not self.on_device_sampling)
+
+
+# --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
+
+
+def by_ranks(weight: torch.Tensor, tp: int, dim: int) -> torch.Tensor:
+    """A weight [.., K, N] cut along ``dim`` -> the ranks' [K', N'], one below another."""
+    return torch.cat([part.reshape(-1, part.shape[-1]) for part in weight.chunk(tp, dim=dim)])
+
+
+def strided(weight: torch.Tensor) -> torch.Tensor:
+    """A weight [.., H] with the columns in the order (p, f) -> f * 128 + p."""
+    return weight.unflatten(-1, (P_MAX, -1)).transpose(-1, -2).flatten(-2)
+
+
+def convert_layer(old: StateDict, config: InferenceConfig) -> StateDict:
+    """One layer, names without its prefix: heads of a KV head side by side, experts stacked."""
+    tp, dim, experts = config.neuron_config.tp_degree, config.head_dim, config.num_experts
+    q, k, v, out = (old[f"self_attn.{name}_proj.weight"].t() for name in "qkvo")
+    kv_heads, group = config.num_key_value_heads, config.num_attention_heads
+    group = group // kv_heads
+    q_gain, k_gain = (old[f"self_attn.{name}_norm.weight"] for name in "qk")
+    grouped = [part.unflatten(1, (kv_heads, -1, dim)) for part in (q, k, v)]
+    stacked = {
+        name: torch.stack([old[f"mlp.experts.{e}.{name}_proj.weight"].t() for e in range(experts)])
+        for name in ("gate", "up", "down")
+    }
+    both = [
+        torch.cat(parts, 2) for parts in zip(*(stacked[n].chunk(tp, 2) for n in ("gate", "up")))
+    ]
+    return {
+        "attention.gain": old["input_layernorm.weight"],
+        "attention.head_gains": torch.stack([*[q_gain] * group, k_gain]),
+        "attention.qkv.weight": by_ranks(torch.cat(grouped, 2).flatten(1), tp, 1),
+        "attention.out.weight": by_ranks(strided(out), tp, 0),
+        "experts.gain": old["post_attention_layernorm.weight"],
+        "experts.router": old["mlp.gate.weight"].t().contiguous(),
+        "experts.gate_up.weight": by_ranks(torch.cat(both, 2), tp, 2),
+        "experts.down.weight": by_ranks(strided(stacked["down"]), tp, 1),
+    }
+
+
+class NeuronQwen3MoeForCausalLM(NeuronBaseForCausalLM):
+    """What the driver compiles, loads and generates with."""
+
+    _model_cls = NeuronQwen3MoeModel
+
+    @staticmethod
+    def load_hf_model(model_path: str, **kwargs: Any) -> Qwen3MoeForCausalLM:
+        return Qwen3MoeForCausalLM.from_pretrained(model_path, **kwargs)
+
+    @staticmethod
+    def convert_hf_to_neuron_state_dict(
+        state_dict: StateDict, config: InferenceConfig
+    ) -> StateDict:
+        """Hugging Face names and shapes (without ``model.``) -> this model's."""
+        tp, made = config.neuron_config.tp_degree, {}
+        head = state_dict.pop("lm_head.weight", state_dict["embed_tokens.weight"])
+        for layer in range(config.num_hidden_layers):
+            prefix = f"layers.{layer}."
+            names = [name for name in state_dict if name.startswith(prefix)]
+            old = {name[len(prefix) :]: state_dict.pop(name) for name in names}
+            made |= {prefix + name: part for name, part in convert_layer(old, config).items()}
+        made["embed_tokens.weight"] = state_dict["embed_tokens.weight"]
+        made["lm_head.weight"] = by_ranks(head.t(), tp, 1)
+        made["lm_head.gain"] = state_dict["norm.weight"]
+        made["rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
+        return made
+
+    @staticmethod
+    def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
+        """A tied head has been made of the embedding already."""
+
+    @classmethod
+    def get_config_cls(cls) -> Type[Qwen3MoeInferenceConfig]:
+        return Qwen3MoeInferenceConfig
