@@ -26,10 +26,9 @@ generate: setup
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# The pages of a profile and of the server in Chromium without a window. `make test` runs these tests, too, where it finds
-# a browser; this installs one first where it may.
+# The pages of a profile and of the server in Chromium without a window, which this installs first where it may.
 test-browser: setup browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/page/test_browser.py tests/page/test_chat_page.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -m browser tests/page
 
 # Debian's, as root, in about a minute. Without it the tests are skipped and say so.
 BROWSERS := chromium google-chrome google-chrome-stable

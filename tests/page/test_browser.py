@@ -15,6 +15,8 @@ from neuron_cpu.page import data
 from neuron_cpu.page.write import page as page_text
 from tests.page.conftest import SHAPES
 
+pytestmark = pytest.mark.browser
+
 # Pixels of a canvas that have, nearly, the colour of a custom property.
 COUNT = """(canvas, [name, left, right]) => {
   const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim();

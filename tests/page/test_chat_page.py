@@ -25,6 +25,8 @@ from tests.serving.parts import (
     refusal,
 )
 
+pytestmark = pytest.mark.browser
+
 
 class Shown:
     """The page of a server whose lines the test holds, and what it complained about or fetched."""
