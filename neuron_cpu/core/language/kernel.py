@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..check import lint, verify
 from ..device import release
@@ -87,6 +86,8 @@ def observe_kernel_calls(callback: Callable[[KernelCall], None]) -> Iterator[Non
 @contextmanager
 def _unseen() -> Iterator[None]:
     """Who watches PyTorch's operators sees none of those that simulate the device."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
