@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from neuron_cpu.errors import CompileError
 
-from . import collectives
+from . import collectives, rounding
 
 FORMAT = "neuron_cpu graph 1"
 _META = torch.device("meta")
@@ -204,7 +204,7 @@ class Tape:
             tap(len(self.nodes), values)
         made = [values[o.number] if isinstance(o, Ref) else o for o in self.outputs]
         for position, name in self.aliases.items():
-            states[name] = made[position]
+            states[name] = rounding.settled(made[position])
         return [value for k, value in enumerate(made) if k not in self.aliases]
 
 

@@ -16,7 +16,7 @@ from torch_neuronx.xla_impl.trace import generate_hlo
 from harness.figures import executed as held
 from harness.figures import graphs
 from neuron_cpu.errors import CheckpointError, CompileError, StandInError
-from neuron_cpu.runtime import executed, graph, tape
+from neuron_cpu.runtime import executed, graph, rounding, tape
 from neuron_cpu.runtime.ranks import Group, rank_context
 
 
@@ -147,6 +147,26 @@ def test_a_state_that_a_view_reads_later_is_not_updated_in_place():
     inputs = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64)
     model = compiled(reads, *inputs, states={reads.cache: 1})
     assert torch.equal(model.forward(list(inputs))[0], torch.ones(1, 2))
+
+
+def test_a_graph_of_the_baseline_rounds_at_operands_and_states_only():
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cache = nn.Parameter(torch.zeros(4, 8, dtype=torch.bfloat16), requires_grad=False)
+
+        def forward(self, x):
+            product = x * x
+            return [product.float() + self.cache, product]
+
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
+    chain = Chain()
+    model = compiled(chain, x, states={chain.cache: 1})
+    with rounding.fused():
+        first, second = (model.forward([x])[0] for _ in range(2))
+    assert torch.equal(first, x.float() * x.float())
+    assert torch.equal(second, first + (x * x))
+    assert torch.equal(model.forward([x])[0], (x * x).float() + (x * x))
 
 
 @pytest.mark.parametrize("kernel", [doubled, lambda x: doubled_into(x, torch.empty(4, 8))])

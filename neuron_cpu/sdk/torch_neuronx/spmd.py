@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Sequence
 import torch
 
 from neuron_cpu.errors import CheckpointError, StandInError
-from neuron_cpu.runtime import executed
+from neuron_cpu.runtime import executed, rounding
 from neuron_cpu.runtime.ranks import RankPool
 from neuron_cpu.runtime.tape import Tape
 
@@ -94,7 +94,12 @@ class SPMDModel:
             own = [tensor.as_subclass(torch.Tensor).clone() for tensor in inputs[rank]]
             tap = None if self.tap is None else self.tap(rank)
             run = functools.partial(tape.run, own, self._weights[rank], self._states[rank], tap)
-            return lambda: executed.counted(self.executed, run)
+
+            def call() -> List[Any]:
+                with rounding.of_graph():
+                    return executed.counted(self.executed, run)
+
+            return call
 
         functions = [on(rank) for rank in pool.local_ranks]
         if len(functions) < self.world_size:
