@@ -76,7 +76,9 @@ class Speculation:
         if not self.fused:
             return values
         longest = -(-(seq_len + self.length) // 64) * 64  # kernels take caches in whole tiles
-        values.update(max_length=longest, enable_fused_speculation=True, output_logits=True)
+        # NxDI's graph of a token tree cannot be traced with its logits (0.3 to 0.7).
+        values.update(max_length=longest, enable_fused_speculation=True)
+        values["output_logits"] = not self.token_tree
         values["enable_eagle_speculation"] = self.eagle
         if self.token_tree:
             values["token_tree_config"] = {

@@ -138,10 +138,12 @@ class RowResult:
 
 def check_settings(settings: Settings) -> None:
     """Refuse what leaves no logits to compare."""
-    if settings.speculation is not None and settings.speculation.tree:
+    asked = settings.speculation
+    if asked is not None and (asked.tree or asked.token_tree):
         raise UserError(
-            f"A Medusa graph returns tokens and no logits, which --mode {settings.mode} compares; "
-            "leave it out, or see its text in --mode generate."
+            f"A graph of {'Medusa' if asked.tree else 'a token tree'} returns tokens and no "
+            f"logits, which --mode {settings.mode} compares; leave it out, or see its text in "
+            "--mode generate."
         )
     if settings.on_device_sampling:
         raise UserError(

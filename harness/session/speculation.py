@@ -102,6 +102,12 @@ class Speculative(PromptInChunks):
         """
         raise NotImplementedError("Each way to guess has a step of its own.")
 
+    def _scores(self, ranked: torch.Tensor) -> torch.Tensor:
+        """[T, V] of tokens in their order [T, n], where a graph gives no logits."""
+        scores = torch.full((len(ranked), self.config.vocab_size), -torch.inf)
+        falling = -torch.arange(ranked.shape[1], dtype=torch.float32).expand(ranked.shape)
+        return scores.scatter(1, ranked.long(), falling)
+
     @staticmethod
     def _finished(generation_config: Any, ids: Any, scores: list[Any]) -> Any:
         if not generation_config.return_dict_in_generate:
@@ -146,7 +152,8 @@ class InGraph(Speculative):
     """Fused speculation: draft and target are one graph, which guesses and accepts.
 
     The driver chooses again among the target's logits, by the processors of transformers and by
-    sampling where that is asked for; a token that the graph has not accepted ends the step.
+    sampling where that is asked for; a token that the graph has not accepted ends the step. The
+    graph of a token tree gives no logits: its own choice stands.
     """
 
     def __init__(self, model: Any, eagle: bool) -> None:
@@ -156,6 +163,8 @@ class InGraph(Speculative):
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
         places = torch.arange(ids.shape[1])[None]
         outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
+        if not self.neuron_config.output_logits:
+            return self._scores(outputs.fused_outputs[0].reshape(-1)[:1, None])
         return outputs.fused_outputs[-1][0, -1:]
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
@@ -167,14 +176,18 @@ class InGraph(Speculative):
         ).fused_outputs
         # NxDI 0.1 gives the draft's and the target's tokens and both logits, later versions what is
         # accepted, the next ids, mask and positions, and both logits.
-        if len(outputs) == 4:
+        logits = self.neuron_config.output_logits
+        if logits and len(outputs) == 4:
             drafted = outputs[0][0, 1:] if self._eagle else outputs[0][0, :-1]
             right = (drafted == outputs[1][0, :-1]).long().cumprod(0)
             accepted, count = outputs[1][0], 1 + int(right.sum())
         else:
             accepted, count = outputs[0][0], int(outputs[3].reshape(-1)[0]) - newest
         self.steps.append(Step(outputs[0].shape[1] - 1, 0, 0))
-        return accepted[: count - 1].tolist(), outputs[-1][0, :count]
+        taken = accepted[: count - 1].tolist()
+        if not logits:
+            return taken, self._scores(accepted[:count, None])
+        return taken, outputs[-1][0, :count]
 
 
 class Tree(Speculative):
@@ -198,7 +211,7 @@ class Tree(Speculative):
         places = torch.arange(ids.shape[1])[None]
         outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
         self._cached, self._nodes = ids.shape[1], [0]
-        self._lists = outputs.medusa_tokens[:, 0][:, None]
+        self._lists = outputs.hidden_states[1:, 0][:, None]
         return self._scores(outputs.tokens[0, :1])
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
@@ -216,7 +229,7 @@ class Tree(Speculative):
         )
         ranked = outputs.tokens[0, 0]  # [nodes, n]
         self._nodes = self._best_path(tokens, ranked[:, 0])
-        self._lists = outputs.medusa_tokens[:, 0][:, self._nodes]
+        self._lists = outputs.hidden_states[1:, 0][:, self._nodes]
         self.steps.append(Step(self.neuron_config.num_medusa_heads, 0, 0))
         return tokens[self._nodes[1:]].tolist(), self._scores(ranked[self._nodes])
 
@@ -244,12 +257,6 @@ class Tree(Speculative):
                 nodes.append(node)
             paths.append(nodes)
         return max(paths, key=len)
-
-    def _scores(self, ranked: torch.Tensor) -> torch.Tensor:
-        """[T, V] of tokens in their order [T, n]."""
-        scores = torch.full((len(ranked), self.config.vocab_size), -torch.inf)
-        falling = -torch.arange(ranked.shape[1], dtype=torch.float32).expand(ranked.shape)
-        return scores.scatter(1, ranked.long(), falling)
 
 
 def _chosen(scores: torch.Tensor, generation_config: Any) -> torch.Tensor:

@@ -94,6 +94,14 @@ def _model_line() -> str:
     return "an unknown line"
 
 
+def _asked_by_library() -> bool:
+    """Whether a line of NxD or NxDI asks for a value. A trace of torch_xla then computes the
+    example's, and the graph keeps it: NxDI's Medusa and its trees of tokens rely on that, as their
+    example's first position is 0 (model_base.py of v0.6.10598, lines 450 and 600)."""
+    packages = {"neuronx_distributed", "neuronx_distributed_inference"}
+    return not packages.isdisjoint(_model_line().split(os.sep))
+
+
 class _HloGraph:
     """The graph file under construction: parameters, products and kernel calls in order.
 
@@ -245,6 +253,10 @@ class GraphRecorder(TorchDispatchMode):
         # The model sees no meta device; who asks for it is a kernel call on shapes.
         traced = traced or draws or kwargs.get("device") == _META
         if traced and name in _DATA_DEPENDENT:
+            if name == "_local_scalar_dense" and capture is not None and _asked_by_library():
+                example = capture.example(args[0])
+                if example is not None:
+                    return example.item()
             raise CompileError(
                 f"{_model_line()} {_DATA_DEPENDENT[name]}, expected a forward that only shapes "
                 "steer, as it is traced once for every input; use torch.where or masks instead."
@@ -490,8 +502,9 @@ def compile_graph(
     aliases: Dict[int, str] = {}
     named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
     metas = {name: _as_meta(tensor) for name, tensor in named.items()}
-    for tensor in metas.values():
+    for name, tensor in metas.items():
         tape.inputs.append(recorder.capture.new(tensor))
+        recorder.capture.examples[tape.inputs[-1]] = named[name]
         tape.input_types.append((tuple(tensor.shape), tensor.dtype))
     with _parameters_as_shapes(model) as parameters:
         for name, (parameter, meta) in parameters.items():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 import torch
@@ -289,6 +289,7 @@ class Capture:
         self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id: number, and the tensor
         self._written: dict[int, tuple[int, torch.Tensor]] = {}  # constants' storages
         self._open: list[Call] = []  # modules that run
+        self.examples: dict[int, torch.Tensor] = {}  # inputs that the graph is traced with
 
     def new(self, tensor: torch.Tensor) -> int:
         """A number for `tensor`, which later nodes may read."""
@@ -366,6 +367,25 @@ class Capture:
         """Add a step; `arguments` have Refs already, `results` are the tensors that it made."""
         numbers = [self.new(tensor) for tensor in tensors_of(results)]
         self.tape.nodes.append(Node(call, arguments, numbers, where=where, **marks))
+
+    def example(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
+        """What `tensor` is for the example inputs; None where more than these decides."""
+        ref = self.ref(tensor)
+        needed, steps = {ref.number}, []
+        for node in reversed(self.tape.nodes):
+            if needed.isdisjoint(node.results):
+                continue
+            if node.writes or not isinstance(node.call, str):
+                return None
+            needed = needed - set(node.results) | set(_numbers(node.arguments))
+            steps.append(_resolved(replace(node)))
+        values = {**self.tape.constants, **self.examples}
+        if not needed <= values.keys():
+            return None
+        with _disable_current_modes():
+            for node in reversed(steps):
+                run_node(node, values)
+            return values[ref.number]
 
     def enter(self, where: str, given: Any) -> None:
         """A module is called."""

@@ -188,6 +188,45 @@ def test_python_that_looks_at_what_a_kernel_made_is_refused():
         generate_hlo(Looks(), [torch.ones(4, 8)])
 
 
+ASKS = """
+def forward(x, places):
+    first = places.min()
+    return [x[:, int(first) : int(first) + 2] + (first + 1)]
+"""
+
+
+@pytest.mark.parametrize("package", ["neuronx_distributed_inference", "mine"])
+def test_a_value_that_the_library_asks_for_is_the_examples(package, tmp_path):
+    """A trace of torch_xla computes it; what a submission asks for is refused."""
+    names = {}
+    exec(compile(ASKS, str(tmp_path / package / "model.py"), "exec"), names)
+
+    class Asks(nn.Module):
+        def forward(self, x, places):
+            return names["forward"](x, places)
+
+    x = torch.randn(4, 8)
+    if package == "mine":
+        with pytest.raises(CompileError, match="reads a tensor's value"):
+            compiled(Asks(), x, torch.tensor([[3, 4]]))
+        return
+    model = compiled(Asks(), x, torch.tensor([[3, 4]]))
+    assert torch.equal(model.forward([x, torch.tensor([[5, 6]])])[0], x[:, 3:5] + 6)
+
+
+def test_a_value_that_weights_decide_is_nobodys(tmp_path):
+    names = {}
+    path = tmp_path / "neuronx_distributed" / "model.py"
+    exec(compile("def ask(weight): return bool(weight.sum() > 0)", str(path), "exec"), names)
+
+    class Asks(Layer):
+        def forward(self, x):
+            return [x if names["ask"](self.weight) else -x]
+
+    with pytest.raises(CompileError, match="reads a tensor's value"):
+        compiled(Asks(), torch.zeros(4, 8))
+
+
 def test_a_kernel_inside_a_function_cannot_be_written():
     @nki.jit
     def local(x):

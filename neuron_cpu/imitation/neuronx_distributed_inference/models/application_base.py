@@ -573,6 +573,8 @@ def _tree_misfit(own: NeuronConfig) -> Optional[Tuple[str, str]]:
         return "a token_tree_config with enable_eagle_speculation only", "one without it"
     if own.on_device_sampling_config.do_sample:
         return "do_sample False with a token_tree_config", "True"
+    if own.output_logits:  # NxDI's line that gathers them cannot be traced, 0.3 to 0.7
+        return "a token_tree_config without output_logits", "one with it"
     if own.flash_decoding_enabled:
         return "a token_tree_config without flash_decoding_enabled", "one with it"
     if own.speculation_length != tree.num_nodes:

@@ -1056,7 +1056,8 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             return result
         if self.neuron_config.is_medusa:
             result = CausalLMOutputWithPast(hidden_states=outputs)
-            result.tokens, result.medusa_tokens = outputs[:1], outputs[1:]
+            # NxDI takes the heads' tokens of the model's own: there are none, 0.1 to 0.7.
+            result.tokens, result.medusa_tokens = outputs[:1], outputs[:0]
             return result
         first, logits = outputs if isinstance(outputs, list) else (outputs, None)
         if self.on_device_sampling:

@@ -258,7 +258,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         """Rounds of Medusa, to the last token: ids (1, L) -> ids (1, L + new)."""
         tree = MedusaTree(self.neuron_config)
         outputs = self(**self.prepare_inputs_for_generation(input_ids))
-        tokens, lists = outputs.tokens[0, 0, :1].tolist(), outputs.medusa_tokens[:, 0]
+        tokens, lists = outputs.tokens[0, 0, :1].tolist(), outputs.hidden_states[1:, 0]
         while True:
             for token in tokens:
                 input_ids = torch.cat([input_ids, input_ids.new_tensor([[token]])], dim=-1)
@@ -268,7 +268,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
                     return self._result(generation_config, input_ids, {"scores": [], "logits": []})
             inputs = tree.inputs(input_ids, lists)
             outputs = self(**inputs)
-            tokens, lists = tree.verdict(outputs.tokens[0, 0], outputs.medusa_tokens[:, 0])
+            tokens, lists = tree.verdict(outputs.tokens[0, 0], outputs.hidden_states[1:, 0])
 
     def _accepted(
         self, outputs: List[torch.Tensor], place: Optional[int]

@@ -1,0 +1,485 @@
+"""What a cell of the matrix runs: an application of the submission or of the library's own Llama,
+compiled and loaded, and its error against Hugging Face in fp32.
+
+Runs in a process that has found the real libraries. The model has two layers and seeded weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import os
+import re
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from neuronx_distributed_inference.models.config import (
+    FusedSpecNeuronConfig,
+    NeuronConfig,
+    OnDeviceSamplingConfig,
+)
+from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from harness.session import speculation
+from harness.session.chunks import PromptInChunks
+from harness.settings import Adapters, Blocks, Speculation
+from tests.adapters import write_adapter
+from tests.tiny_model import write_tiny_model
+
+PROMPT, STEPS, LENGTH, NEW = 24, 3, 64, 12
+IN_BLOCKS = 128  # tokens of a cache of blocks, which NxDI reads in 128 parts
+CAUSAL_LM = "NeuronLlamaForCausalLM"
+LIBRARY = "neuronx_distributed_inference.models.llama.modeling_llama"
+
+
+class NotThere(Exception):
+    """The release has no such option."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A row of the matrix.
+
+    Attributes:
+        model: changes of the checkpoint's configuration.
+        settings: of NeuronConfig.
+        ranks, batch: tensor-parallel degree, sequences.
+        extended: the submission's other file has it.
+        told: what runs, and returns the error.
+    """
+
+    model: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 2
+    batch: int = 1
+    extended: bool = False
+    told: Callable[[Case], float] = lambda case: case.logits()
+
+
+@dataclass
+class Case:
+    """A feature in a column, in a folder of its own."""
+
+    feature: Feature
+    column: str
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.model = checkpoint(self.folder / "model", self.feature.model)
+        self.extended = "llama_extended" if self.feature.extended else "llama"
+        generator = torch.Generator().manual_seed(7)
+        self.ids = torch.randint(3, 250, (self.feature.batch, PROMPT + STEPS), generator=generator)
+
+    @property
+    def kind(self) -> Any:
+        """The application's class."""
+        module = LIBRARY if self.column == "library" else self.extended
+        return getattr(importlib.import_module(module), CAUSAL_LM)
+
+    def reference(self, folder: Path | None = None) -> Any:
+        return AutoModelForCausalLM.from_pretrained(
+            str(folder or self.model), torch_dtype=torch.float32
+        ).eval()
+
+    def neuron_config(self, **more: Any) -> Any:
+        """NotThere where the release leaves out what is asked for."""
+        dtype = torch.float32 if self.column in ("fp32", "library") else torch.bfloat16
+        given = {
+            "tp_degree": self.feature.ranks,
+            "batch_size": self.feature.batch,
+            "max_context_length": LENGTH,
+            "seq_len": LENGTH,
+            "torch_dtype": dtype,
+            "rpl_reduce_dtype": dtype,
+        }
+        asked = self.feature.settings | more
+        if self.column == "kernels":
+            given["enable_nki"] = True
+        config = self.kind.get_neuron_config_cls()(**{**given, **asked})
+        lacking = [name for name in asked if asked[name] and not getattr(config, name, None)]
+        if lacking:
+            raise NotThere(lacking[0])
+        return config
+
+    def application(
+        self, config: Any, model: Path | None = None, draft: Any = None, name: str = "compiled"
+    ) -> Any:
+        """Compiled and loaded."""
+        path = str(model or self.model)
+        beside = {} if draft is None else {"fused_spec_config": draft}
+        load = load_pretrained_config(path)
+        whole = self.kind.get_config_cls()(config, load_config=load, **beside)
+        if config.quantized:
+            Path(config.quantized_checkpoints_path).mkdir()
+            self.kind.save_quantized_state_dict(path, whole)
+        made = self.kind(path, whole)
+        os.environ["BASE_COMPILE_WORK_DIR"] = str(self.folder / f"{name}-work") + os.sep
+        made.compile(str(self.folder / name))
+        made.load(str(self.folder / name))
+        return made
+
+    def logits(self, reference: Any = None, **settings: Any) -> float:
+        """Of the prompt's last token and of each further one, which is given."""
+        inputs = settings.pop("inputs", {})
+        application = self.application(self.neuron_config(**settings))
+        batch, found = self.ids.shape[0], []
+        for end in range(PROMPT, PROMPT + STEPS + 1):
+            new = self.ids[:, :PROMPT] if end == PROMPT else self.ids[:, end - 1 : end]
+            places = torch.arange(end - new.shape[1], end).expand(batch, -1)
+            seen = max(PROMPT, end - 1)  # a decode step's mask has what is cached
+            out = application(
+                input_ids=new,
+                attention_mask=torch.ones(batch, seen, dtype=torch.int64),
+                position_ids=places.contiguous(),
+                seq_ids=torch.arange(batch),
+                **inputs,
+            )
+            found.append(out.logits[:, -1].float())
+        with torch.no_grad():
+            expected = (reference or self.reference())(self.ids).logits[:, PROMPT - 1 :]
+        return relative(torch.stack(found, dim=1), expected)
+
+    def apart(self, adapter: Any, **options: Any) -> float:
+        """Of the tokens that an adapter generates: how far the logit of each lies at most below
+        the best one, behind the same text, relative to the largest."""
+        prompt = self.ids[:, :PROMPT]
+        made = adapter.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=NEW,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            **options,
+        )
+        if made.shape[1] != PROMPT + NEW:
+            raise ValueError(f"{made.shape[1] - PROMPT} tokens, expected {NEW}")
+        with torch.no_grad():
+            expected = self.reference()(made[:, :-1]).logits[:, PROMPT - 1 :]
+        chosen = expected.gather(2, made[:, PROMPT:, None])[..., 0]
+        return float((expected.max(dim=2).values - chosen).max() / expected.abs().max())
+
+
+def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest error, of the largest logit expected."""
+    return float((got - expected).abs().max() / expected.abs().max())
+
+
+def checkpoint(folder: Path, changes: dict[str, Any]) -> Path:
+    """A seeded Llama of two layers in fp32."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2} | changes
+    if "head_dim" in changes:
+        heads["hidden_size"] = heads["num_attention_heads"] * changes["head_dim"]
+    else:
+        heads |= {"hidden_size": 64 * heads["num_attention_heads"], "head_dim": 64}
+    write_tiny_model(folder, **heads, torch_dtype="float32")
+    tensors = load_file(str(folder / "model.safetensors"))
+    written(folder, {name: tensor.float() for name, tensor in tensors.items()})
+    return folder
+
+
+def written(folder: Path, tensors: dict[str, Any]) -> Path:
+    """The folder with other weights; transformers 4.45 asks for the metadata."""
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return folder
+
+
+# --- What a row runs, where it is more than logits ------------------------------------------------
+def on_device(case: Case) -> float:
+    """Tokens that the graph has chosen."""
+    config = case.neuron_config(on_device_sampling_config=OnDeviceSamplingConfig(top_k=1))
+    params = prepare_sampling_params(case.feature.batch, [1], [1.0], [1.0])
+    return case.apart(PromptInChunks(case.application(config)), sampling_params=params)
+
+
+def quantised(case: Case) -> float:
+    """Weights of one byte, with a scale for each channel."""
+    return case.logits(
+        quantized=True,
+        quantization_type="per_channel_symmetric",
+        quantized_checkpoints_path=str(case.folder / "quantised"),
+    )
+
+
+def adapted(case: Case) -> float:
+    """The model with a low-rank adapter, against its weights with the adapter's added."""
+    if "lora_ckpt_paths" not in _fields_of_lora():
+        raise NotThere("lora_ckpt_paths")
+    reference = case.reference()
+    adapter = write_adapter(case.folder / "adapter", reference)
+    content = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    tensors = load_file(str(adapter / "adapter_model.safetensors"))
+    for name, weight in reference.named_parameters():
+        path = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        if f"{path}A.weight" in tensors:
+            product = tensors[f"{path}B.weight"] @ tensors[f"{path}A.weight"]
+            weight.data += content["lora_alpha"] / content["r"] * product
+    asked = Adapters((("one", adapter),), "one", content["r"]).neuron_config()
+    ids = torch.ones(case.feature.batch, dtype=torch.int64)
+    return case.logits(reference, inputs={"adapter_ids": ids}, **asked)
+
+
+def _fields_of_lora() -> set[str]:
+    module = importlib.import_module("neuronx_distributed_inference.modules.lora_serving.config")
+    return set(vars(module.LoraServingConfig()))
+
+
+def guessed(asked: Speculation) -> Callable[[Case], float]:
+    """Several tokens a step, by the driver's loop."""
+
+    def told(case: Case) -> float:
+        draft, found = None, asked
+        settings = asked.neuron_config(LENGTH, None)
+        if asked.draft_path is not None:
+            folder = case.folder / "draft"
+            write = head_of if asked.eagle else shallow
+            draft = write(case.model, folder)
+        if asked.fused:
+            settings |= {"on_device_sampling_config": OnDeviceSamplingConfig(do_sample=False)}
+            if hasattr(NeuronConfig(), "trace_tokengen_model"):
+                settings["trace_tokengen_model"] = False
+            config = case.neuron_config(**settings)
+            model = case.application(config, draft=_draft_config(case, config, draft, asked))
+            draft = None
+        elif asked.tree:
+            write_medusa_heads(case.model, asked.length - 1)
+            sampling = OnDeviceSamplingConfig(do_sample=True, top_k=10)
+            settings["on_device_sampling_config"] = sampling
+            model = case.application(case.neuron_config(**settings))
+        else:
+            model = case.application(case.neuron_config(**settings))
+            if draft is not None:
+                draft = case.application(case.neuron_config(), draft, name="draft")
+        return case.apart(speculation.adapter(found, model, draft))
+
+    return told
+
+
+def _draft_config(case: Case, target: Any, folder: Path, asked: Speculation) -> Any:
+    """What a fused target knows of its draft, as NxDI's demo has it."""
+    draft = copy.deepcopy(target)
+    draft.enable_fused_speculation = False
+    draft.is_eagle_draft, draft.enable_eagle_draft_input_norm = asked.eagle, False
+    if not asked.eagle:
+        draft.speculation_length = 0
+    load = load_pretrained_config(str(folder))
+    config = case.kind.get_config_cls()(draft, load_config=load)
+    return FusedSpecNeuronConfig(case.kind._model_cls, config, str(folder))
+
+
+def shallow(model: Path, folder: Path) -> Path:
+    """The model without its last layer."""
+    tensors = load_file(str(model / "model.safetensors"))
+    return _with_one_layer(model, folder, tensors)
+
+
+def head_of(model: Path, folder: Path) -> Path:
+    """An EAGLE head with the model's own layer, which reads token and state alike."""
+    tensors = load_file(str(model / "model.safetensors"))
+    del tensors["model.layers.0.input_layernorm.weight"]
+    unit = torch.eye(tensors["lm_head.weight"].shape[1])
+    tensors["model.fc.weight"] = torch.cat((unit / 2, unit), dim=1)
+    return _with_one_layer(model, folder, tensors)
+
+
+def _with_one_layer(model: Path, folder: Path, tensors: dict[str, Any]) -> Path:
+    folder.mkdir()
+    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    content = json.dumps(config | {"num_hidden_layers": 1})
+    (folder / "config.json").write_text(content, encoding="utf-8")
+    kept = {name: tensor for name, tensor in tensors.items() if ".layers.1." not in name}
+    return written(folder, kept)
+
+
+def write_medusa_heads(folder: Path, heads: int) -> None:
+    """Heads that guess a token again, as nothing is learnt."""
+    output = load_file(str(folder / "model.safetensors"))["lm_head.weight"]
+    size, state = output.shape[1], {}
+    for head in range(heads):
+        name = f"medusa_head_{head}"
+        state[f"{name}.0.linear.weight"] = torch.zeros(size, size)
+        state[f"{name}.0.linear.bias"] = torch.zeros(size)
+        state[f"{name}.1.weight"] = output.clone()
+    torch.save(state, folder / "medusa_heads.pt")
+
+
+def in_blocks(asked: Blocks, alone: bool = False) -> Callable[[Case], float]:
+    """A cache of blocks: two sequences that share a prefix, or that share chunks.
+
+    `alone` asks for the layout by itself, without either.
+    """
+
+    def told(case: Case) -> float:
+        batch = case.feature.batch
+        settings = asked.neuron_config(batch, IN_BLOCKS, IN_BLOCKS - asked.size)
+        if alone:
+            settings = {name: settings[name] for name in settings if "block" in name}
+        elif asked.chunks:
+            module = importlib.import_module("neuronx_distributed_inference.models.config")
+            made = getattr(module, "ChunkedPrefillConfig", None)
+            if made is None:
+                raise NotThere("chunked_prefill_config")
+            settings["chunked_prefill_config"] = made(**settings["chunked_prefill_config"])
+        chunk = 32 if asked.chunks else IN_BLOCKS - asked.size
+        config = case.neuron_config(
+            is_continuous_batching=True,
+            ctx_batch_size=1,
+            max_context_length=chunk,
+            seq_len=IN_BLOCKS,
+            **settings,
+        )
+        model = case.application(config)
+        ids = case.ids.clone()
+        ids[1, : asked.size] = ids[0, : asked.size]
+        run = _in_chunks if asked.chunks else _behind_prefixes
+        with torch.no_grad():
+            expected = case.reference()(ids).logits[:, PROMPT - 1 :]
+        return relative(run(model, ids, asked.size), expected)
+
+    return told
+
+
+def _places(spans: Sequence[tuple[list[int], int, int]], size: int) -> dict[str, torch.Tensor]:
+    """NxDI's arguments for rows of (blocks, first new token, end)."""
+    tables = [[*blocks, *[0] * (IN_BLOCKS // size - len(blocks))] for blocks, _, _ in spans]
+    slots = [
+        [blocks[place // size] * size + place % size for place in range(start, end)]
+        for blocks, start, end in spans
+    ]
+    return {
+        "block_table": torch.tensor(tables),
+        "slot_mapping": torch.tensor(slots),
+        "full_context_lens": torch.tensor([[end] for _, _, end in spans]),
+        "computed_context_lens": torch.tensor([[start] for _, start, _ in spans]),
+    }
+
+
+def _behind_prefixes(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
+    """The second sequence begins behind the first block, which is the first one's."""
+    each = IN_BLOCKS // size
+    tables = [list(range(each)), [0, *range(each, 2 * each - 1)]]
+
+    def call(
+        tokens: torch.Tensor, spans: list[tuple[list[int], int, int]], lines: list[int]
+    ) -> Any:
+        places = torch.tensor([list(range(start, end)) for _, start, end in spans])
+        out = model(
+            input_ids=tokens,
+            position_ids=places,
+            seq_ids=torch.tensor(lines),
+            **_places(spans, size),
+        )
+        return out.logits[:, -1].float()
+
+    first = [
+        call(ids[row : row + 1, start:PROMPT], [(tables[row], start, PROMPT)], [row])
+        for row, start in enumerate((0, size))
+    ]
+    found = [torch.cat(first)]
+    for end in range(PROMPT + 1, PROMPT + STEPS + 1):
+        spans = [(table, end - 1, end) for table in tables]
+        found.append(call(ids[:, end - 1 : end], spans, [0, 1]))
+    return torch.stack(found, dim=1)
+
+
+def _in_chunks(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
+    """Both prompts in chunks that they share, then both tokens of each step in one."""
+    each, half = IN_BLOCKS // size, PROMPT // 2
+    tables = [list(range(each)), list(range(each, 2 * each))]
+
+    def call(spans: list[tuple[int, int, int]]) -> Any:
+        tokens = torch.cat([ids[row, start:end] for row, start, end in spans])[None]
+        places = torch.cat([torch.arange(start, end) for _, start, end in spans])[None]
+        parts = [_places([(tables[row], start, end)], size) for row, start, end in spans]
+        where = {name: torch.cat([p[name] for p in parts]) for name in parts[0] if name[0] != "s"}
+        where["slot_mapping"] = torch.cat([p["slot_mapping"][0] for p in parts])
+        out = model(
+            input_ids=tokens,
+            position_ids=places,
+            seq_ids=torch.tensor([row for row, _, _ in spans]),
+            **where,
+        )
+        return out.logits[0].float()
+
+    call([(0, 0, half)])
+    begun = call([(0, half, PROMPT), (1, 0, half)])
+    whole = call([(1, half, PROMPT)])
+    found = [torch.stack([begun[0], whole[0]])]
+    for end in range(PROMPT + 1, PROMPT + STEPS + 1):
+        found.append(call([(0, end - 1, end), (1, end - 1, end)]))
+    return torch.stack(found, dim=1)
+
+
+# --- Rows -----------------------------------------------------------------------------------------
+OF_FOUR = {"num_attention_heads": 4, "num_key_value_heads": 2}
+FOUR_EACH = {"num_attention_heads": 4, "num_key_value_heads": 4}
+SOME = Path("draft")  # which a cell writes
+TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
+TOKEN_TREE = ((0, (1, 2)), (1, (3,)), (2, (4,)))
+BOTH = {"batch": 2, "extended": True}
+
+FEATURES: dict[str, Feature] = {
+    "plain": Feature(),
+    "one rank": Feature(ranks=1),
+    "batch of 2": Feature(batch=2),
+    "fused QKV": Feature(settings={"fused_qkv": True}),
+    "heads of 32": Feature({"head_dim": 32}, extended=True),
+    "heads of 64": Feature({"head_dim": 64}),
+    "heads of 80": Feature({"head_dim": 80}, extended=True),
+    "heads of 96": Feature({"head_dim": 96}, extended=True),
+    "heads of 128": Feature({"head_dim": 128}),
+    "KV replication": Feature(OF_FOUR, ranks=4),
+    "sequence parallel": Feature(settings={"sequence_parallel_enabled": True}),
+    "vocabulary parallel": Feature(settings={"vocab_parallel": True}),
+    "continuous batching": Feature(
+        settings={"is_continuous_batching": True, "ctx_batch_size": 1}, batch=2
+    ),
+    "flash decoding": Feature(OF_FOUR, {"flash_decoding_enabled": True}, 4, extended=True),
+    "context parallel": Feature(FOUR_EACH, {"cp_degree": 2}, 4, extended=True),
+    "fp8 caches": Feature(settings={"kv_cache_quant": True}, extended=True),
+    "int8": Feature(settings={"quantization_dtype": "int8"}, extended=True, told=quantised),
+    "fp8": Feature(settings={"quantization_dtype": "f8e4m3"}, extended=True, told=quantised),
+    "low-rank adapter": Feature(extended=True, told=adapted),
+    "blocks": Feature(**BOTH, told=in_blocks(Blocks(16, False), alone=True)),
+    "prefix caching": Feature(**BOTH, told=in_blocks(Blocks(16, False))),
+    "chunked prefill": Feature(**BOTH, told=in_blocks(Blocks(16, True, tiles=(32, 64)))),
+    "on-device sampling": Feature(told=on_device),
+    "async": Feature(settings={"async_mode": True}, told=on_device),
+    "draft": Feature(extended=True, told=guessed(Speculation("draft", 4, SOME))),
+    "fused draft": Feature(extended=True, told=guessed(Speculation("fused", 4, SOME, fused=True))),
+    "EAGLE": Feature(
+        extended=True, told=guessed(Speculation("eagle", 4, SOME, fused=True, eagle=True))
+    ),
+    "token tree": Feature(
+        extended=True,
+        told=guessed(Speculation("eagle", 5, SOME, fused=True, eagle=True, token_tree=TOKEN_TREE)),
+    ),
+    "Medusa": Feature({"vocab_size": 640}, extended=True, told=guessed(Speculation("medusa", 4, tree=TREE))),
+    "prompt lookup": Feature(extended=True, told=guessed(Speculation("lookup", 4))),
+}
+
+
+def cell(feature: str, column: str, folder: Path) -> str:
+    """The error, or the first line of what was raised."""
+    try:
+        case = Case(FEATURES[feature], column, folder)
+        return f"{case.feature.told(case):.1e}"
+    except NotThere:
+        return "none"
+    except Exception as raised:  # the cell is what the library says
+        if os.environ.get("NEURON_CPU_DEBUG"):
+            traceback.print_exc()
+        cause: BaseException = raised
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = str(cause).strip().splitlines() or [""]
+        told = re.sub(r"\S*/(?=\w+\.py\b)", "", lines[0])  # of a path the file's name
+        return f"{type(cause).__name__}: {told[:300]}"

@@ -1,0 +1,248 @@
+"""The driver's modes over the real NxD and NxD Inference: a matrix of modes by releases.
+
+`python tests/real/modes.py PUBLIC` (make real PUBLIC=DIR) runs every mode as a user does, on a
+seeded model of two layers, with the submission's kernels and without them, each in its confined
+process. A cell is what the run was asked for: how many of the tokens are those of Hugging Face in
+fp32, what was accurate, how much ran in kernels; or the last line of a run that failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import http.client
+import json
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.real import page, releases  # noqa: E402
+
+PROMPT = "I believe the meaning of life is"
+TOKENS = 8
+COLUMNS = ("PyTorch", "kernels")
+LIMIT_SECONDS = 1800  # of one run; machines that build are busy
+# A turn is its words, so that a chat's first answer is that of a prompt.
+TEMPLATE = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run that has ended."""
+
+    status: int
+    out: str
+    errors: str
+
+    def figure(self, pattern: str) -> str:
+        """What the pattern finds in the output; ValueError where that has none."""
+        found = re.search(pattern, self.out) or re.search(pattern, self.errors)
+        if self.status or found is None:
+            last = [line for line in (self.errors + self.out).splitlines() if line.strip()][-1:]
+            raise ValueError(f"status {self.status}: {''.join(last)[:300]}")
+        return found[1]
+
+
+def tokens_told(text: str, expected: str) -> str:
+    """How many of the characters, of which each is a token, are those expected."""
+    same = 0
+    for one, other in zip(text, expected):
+        if one != other:
+            break
+        same += 1
+    return f"{same} of {len(expected)} tokens"
+
+
+Expected = str  # the text of Hugging Face in fp32 behind PROMPT
+Command = Callable[[list[str], Expected], str]
+
+
+def _generate(command: list[str], expected: Expected) -> str:
+    run = ended([*command, "--raw", "--prompt", PROMPT])
+    text = run.figure(r"(?s)Output 0: (.*)\n?$").removeprefix(PROMPT)
+    return tokens_told(text.removesuffix("\n"), expected)
+
+
+def _generate_in_fp32(command: list[str], expected: Expected) -> str:
+    return _generate([*command, "--torch-dtype", "float32"], expected)
+
+
+def _chat(command: list[str], expected: Expected) -> str:
+    run = ended(command, said=PROMPT + "\n")
+    return tokens_told(run.figure(r"(?s)\A(.*)\n\Z"), expected)
+
+
+def _evaluate(command: list[str], _: Expected) -> str:
+    run = ended([*command, "--raw", "--prompt", PROMPT])
+    return run.figure(r"Row 0: passed: (\d+ of \d+) greedy tokens equal") + " tokens equal"
+
+
+def _validate(command: list[str], _: Expected) -> str:
+    run = ended([*command, "--raw", "--prompt", PROMPT])
+    run.figure(r"(Validation passed)")
+    return run.figure(r"(\d+ of \d+) greedy tokens equal") + " tokens equal"
+
+
+def _compile(command: list[str], _: Expected) -> str:
+    run = ended(command)
+    if "--enable-nki" not in command:
+        return run.figure(r"(?m)^(\w+_model), bucket 64") and "graphs and operators"
+    return run.figure(r"token_generation_model, bucket 64: (\S+) of .*MACs") + " of MACs in NKI"
+
+
+def _diff(command: list[str], _: Expected) -> str:
+    run = ended([*command, "--raw", "--prompt", PROMPT])
+    return "lm_head at " + run.figure(r"(?m)^decode +lm_head +(\S+)") + " of fp32"
+
+
+def _profile(command: list[str], _: Expected) -> str:
+    run = ended(command)
+    return run.figure(r"token_generation_model, bucket 64.* ([\d.]+ ms a token)") + ", estimated"
+
+
+def _test(command: list[str], _: Expected) -> str:
+    run = ended([*command, "--limit", "2"])
+    return run.figure(r"(\d+ of \d+) prompts accurate") + " prompts accurate"
+
+
+def _serve(command: list[str], expected: Expected) -> str:
+    command += ["--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            address = re.search(r"Serving .* at http://([\d.]+:\d+)", line)
+            if address is not None:
+                text = _asked(address[1])
+                break
+        else:
+            Run(process.wait() or 1, "", "".join(said)).figure("never")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=LIMIT_SECONDS)
+    return tokens_told(text, expected)
+
+
+def _asked(address: str) -> str:
+    """A completion of the server."""
+    connection = http.client.HTTPConnection(address, timeout=LIMIT_SECONDS)
+    body = json.dumps({"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0})
+    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    content = answer.read().decode()
+    if answer.status != 200:
+        raise ValueError(f"status {answer.status}: {content[:300]}")
+    return json.loads(content)["choices"][0]["text"]
+
+
+SHORT = ("--seq-len", "64", "--max-context-length", "64")
+NEW = ("--max-new-tokens", str(TOKENS))
+# Row -> arguments, what reads the output, columns.
+MODES: dict[str, tuple[Sequence[str], Command, Sequence[str]]] = {
+    "generate": (["--mode", "generate", *SHORT, *NEW], _generate, COLUMNS),
+    "generate, fp32": (["--mode", "generate", *SHORT, *NEW], _generate_in_fp32, COLUMNS[:1]),
+    "evaluate": (["--mode", "evaluate", *SHORT, *NEW], _evaluate, COLUMNS),
+    "validate": (["--mode", "validate", *SHORT, *NEW], _validate, COLUMNS),
+    "compile": (["--mode", "compile", *SHORT], _compile, COLUMNS),
+    "diff": (["--mode", "diff", *SHORT], _diff, COLUMNS[1:]),
+    "profile": (["--mode", "profile", *SHORT], _profile, COLUMNS),
+    "serve": (["--mode", "serve", *SHORT, "--batch-size", "2"], _serve, COLUMNS),
+    "chat": (["--mode", "chat", *SHORT, *NEW], _chat, COLUMNS),
+    "test.py": (["--max-new-tokens", "2"], _test, COLUMNS),
+}
+
+
+def ended(command: list[str], said: str = "") -> Run:
+    """The run of a command, fed with `said`."""
+    with tempfile.TemporaryDirectory() as folder:  # reports go there
+        done = subprocess.run(
+            command, input=said, cwd=folder, capture_output=True, text=True, timeout=LIMIT_SECONDS
+        )
+    return Run(done.returncode, done.stdout, done.stderr)
+
+
+def cell(mode: str, column: str, environment: dict[str, str], model: Path, expected: str) -> str:
+    """What a run says, under a release's environment."""
+    arguments, told, _ = MODES[mode]
+    script = "test.py" if mode == "test.py" else "main.py"
+    command = ["env", *(f"{key}={value}" for key, value in environment.items())]
+    command += [sys.executable, "-W", "ignore", str(REPOSITORY / script), *arguments]
+    command += ["--model-path", str(model), "--require-isolation"]
+    command.append("--enable-nki" if column == "kernels" else "--no-enable-nki")
+    try:
+        return told(command, expected)
+    except (ValueError, subprocess.TimeoutExpired) as error:
+        return f"fails: {error}".replace(str(model), model.name)
+
+
+def references(folder: Path) -> tuple[Path, str]:
+    """A seeded model with a chat template, and what Hugging Face says in fp32 behind PROMPT.
+
+    Its head takes letters and digits only, so that each token is a character.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    from tests.tiny_model import write_tiny_model
+
+    model = write_tiny_model(folder / "tiny")
+    settings = model / "tokenizer_config.json"
+    content = json.loads(settings.read_text(encoding="utf-8")) | {"chat_template": TEMPLATE}
+    settings.write_text(json.dumps(content), encoding="utf-8")
+    tokenizer = AutoTokenizer.from_pretrained(str(model))
+    file = str(model / "model.safetensors")
+    tensors = load_file(file)
+    shown = [tokenizer.decode([token]) for token in range(len(tensors["lm_head.weight"]))]
+    spoken = torch.tensor([len(word) == 1 and word.isascii() and word.isalnum() for word in shown])
+    tensors["lm_head.weight"] *= spoken[:, None]
+    save_file(tensors, file, metadata={"format": "pt"})
+    llama = LlamaForCausalLM.from_pretrained(str(model), torch_dtype=torch.float32).eval()
+    ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
+    made = llama.generate(ids, max_new_tokens=TOKENS, do_sample=False)
+    return model, tokenizer.decode(made[0, ids.shape[1] :])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("public", type=Path, help="folder of both clones")
+    parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)
+    parser.add_argument("--modes", nargs="+", default=list(MODES))
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
+    asked = parser.parse_args()
+    table: dict[str, dict[str, dict[str, str]]] = {name: {} for name in asked.releases}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        concurrent.futures.ThreadPoolExecutor(asked.workers) as pool,
+    ):
+        model, expected = references(Path(folder))
+        jobs: dict[concurrent.futures.Future[str], tuple[str, str, str]] = {}
+        for name in asked.releases:
+            environment = releases.environment(releases.RELEASES[name], asked.public)
+            environment["XDG_CACHE_HOME"] = str(Path(folder) / name)  # compiled folders
+            for mode in asked.modes:
+                table[name][mode] = {}
+                for column in MODES[mode][2]:
+                    place = name, mode, column
+                    jobs[pool.submit(cell, mode, column, environment, model, expected)] = place
+        for job in concurrent.futures.as_completed(jobs):
+            name, mode, column = jobs[job]
+            table[name][mode][column] = job.result()
+            print(f"{name} {mode} {column}: {job.result()}", file=sys.stderr, flush=True)
+    page.told("modes", table, COLUMNS, asked.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
