@@ -835,9 +835,12 @@ class CachedAttention(AnyAttention):
     def visible(self, given: Dict[str, Any]) -> Tuple[Any, ...]:
         """Under a window, and of a chunk of several sequences, whose cache is in tiles.
 
-        A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step.
+        A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step;
+        that of the prefix is the caller's int32 [B, prefix].
         """
         past, *masks = super().visible(given)
+        if masks[0].dim() == 2:
+            masks[0] = masks[0].to(torch.bool)[:, None, None]
         if self.window is not None:
             masks = self.within_window(*masks, None if past is None else self.places(given))
         if given.get("tile_masks") is not None:

@@ -607,6 +607,8 @@ class MixtralAttention(nn.Module):
         mask, active, past = (
             given.get(name) for name in ("attention_mask", "active_mask", "past_key_value")
         )
+        if mask.dim() == 2:  # of a prefix in blocks of the cache: the caller's int32 [B, prefix]
+            mask = mask.to(torch.bool)[:, None, None]
         if past is not None and active is None:
             active = torch.ones((batch, 1, 1, 1), dtype=torch.bool, device=q.device)
         seen = [(k, v, mask)] if past is None else [(*past, mask), (k, v, active)]

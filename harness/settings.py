@@ -51,6 +51,16 @@ class Speculation:
         return "fused_speculation_model" if self.fused else "speculation_model"
 
     @property
+    def gives_logits(self) -> bool:
+        """Whether graphs have logits beside their tokens. In NxDI 0.1 to 0.7 a fused draft that is
+        no EAGLE head counts its outputs wrong with them, and no graph of a token tree can be traced
+        with them (models/model_base.py: _context_encoding_forward, _eagle_tree_token_gen_forward).
+        """
+        if self.fused:
+            return self.eagle and not self.token_tree
+        return not self.tree
+
+    @property
     def most(self) -> int:
         """Tokens that a step may give: of a tree of nodes as many as it has levels."""
         levels = {0: 1}
@@ -76,9 +86,8 @@ class Speculation:
         if not self.fused:
             return values
         longest = -(-(seq_len + self.length) // 64) * 64  # kernels take caches in whole tiles
-        # NxDI's graph of a token tree cannot be traced with its logits (0.3 to 0.7).
         values.update(max_length=longest, enable_fused_speculation=True)
-        values["output_logits"] = not self.token_tree
+        values["output_logits"] = self.gives_logits
         values["enable_eagle_speculation"] = self.eagle
         if self.token_tree:
             values["token_tree_config"] = {

@@ -139,11 +139,11 @@ class RowResult:
 def check_settings(settings: Settings) -> None:
     """Refuse what leaves no logits to compare."""
     asked = settings.speculation
-    if asked is not None and (asked.tree or asked.token_tree):
+    if asked is not None and not asked.gives_logits:
+        graph = "Medusa" if asked.tree else "a token tree" if asked.token_tree else "a fused draft"
         raise UserError(
-            f"A graph of {'Medusa' if asked.tree else 'a token tree'} returns tokens and no "
-            f"logits, which --mode {settings.mode} compares; leave it out, or see its text in "
-            "--mode generate."
+            f"A graph of {graph} returns tokens and no logits, which --mode {settings.mode} "
+            "compares; leave it out, or see its text in --mode generate."
         )
     if settings.on_device_sampling:
         raise UserError(

@@ -195,6 +195,7 @@ def check(settings: Settings) -> None:
     if tree and settings.quantized:
         raise UserError("Medusa's heads are not quantised with their model; leave --quantize out.")
     others: dict[str, Any] = {
+        "--do-sample": settings.samples and not settings.speculation.gives_logits,
         "--padding-side left": settings.padding_side == "left",
         "--on-device-sampling": settings.on_device_sampling,
         f"--batch-size {settings.batch_size}": settings.batch_size > 1,
@@ -204,5 +205,5 @@ def check(settings: Settings) -> None:
     refuse_any(
         others,
         "Speculation takes one prompt at a time, whole and padded on the right, and chooses tokens "
-        "on the host, got {}; leave one of them out.",
+        "on the host, greedily where its graph gives no logits, got {}; leave one of them out.",
     )

@@ -6,7 +6,7 @@ Over a cache of blocks every call says which blocks are whose, and chunks take t
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
@@ -96,9 +96,8 @@ def _forward(
     the cache they go, where it has no lines -> a token for each row."""
     settings, draws = host.job.settings, [row.draw for row in rows]
     adapted = settings.adapters is not None
-    params: Optional[torch.Tensor] = None
-    if settings.on_device_sampling:
-        params = _device_params(draws, settings.global_topk or settings.top_k)
+    # A row for each, whoever samples: NxDI's own default has as many as the batch.
+    params = _device_params(draws, settings.global_topk or settings.top_k)
     with host.told_as_the_submission(_FAILED), torch.inference_mode():
         output: Any = host.models[Role(role)](
             input_ids=tokens,

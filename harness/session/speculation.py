@@ -76,6 +76,8 @@ class Speculative(PromptInChunks):
             check_numbers(rows)
             for row, guess in zip(rows, [*guesses, None]):
                 score = warp(input_ids, logits_processor(input_ids, row[None].clone()))
+                if not score.isfinite().any():  # of a graph without logits: its only token
+                    score = row[None]
                 scores.append(score)
                 token = _chosen(score, generation_config)
                 input_ids = torch.cat([input_ids, token[:, None]], dim=-1)
@@ -151,9 +153,9 @@ class Guessing(Speculative):
 class InGraph(Speculative):
     """Fused speculation: draft and target are one graph, which guesses and accepts.
 
-    The driver chooses again among the target's logits, by the processors of transformers and by
-    sampling where that is asked for; a token that the graph has not accepted ends the step. The
-    graph of a token tree gives no logits: its own choice stands.
+    Where the graph gives logits (EAGLE's does), the driver chooses again among the target's, by the
+    processors of transformers and by sampling where that is asked for; a token that the graph has
+    not accepted ends the step. Else the graph's own choice stands.
     """
 
     def __init__(self, model: Any, eagle: bool) -> None:
@@ -163,9 +165,10 @@ class InGraph(Speculative):
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
         places = torch.arange(ids.shape[1])[None]
         outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
-        if not self.neuron_config.output_logits:
-            return self._scores(outputs.fused_outputs[0].reshape(-1)[:1, None])
-        return outputs.fused_outputs[-1][0, -1:]
+        found = outputs.fused_outputs
+        if not self.neuron_config.output_logits:  # NxDI 0.1 has the draft's tokens in front
+            return self._scores(found[1 if len(found) == 2 else 0].reshape(-1)[:1, None])
+        return found[-1][0, -1:]
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         newest = ids.shape[1] - 1
@@ -174,10 +177,10 @@ class InGraph(Speculative):
             attention_mask=torch.ones((1, newest), dtype=torch.int64),
             position_ids=torch.tensor([[newest]]),
         ).fused_outputs
-        # NxDI 0.1 gives the draft's and the target's tokens and both logits, later versions what is
-        # accepted, the next ids, mask and positions, and both logits.
+        # NxDI 0.1 gives the draft's and the target's tokens, later versions what is accepted, the
+        # next ids, mask and positions; both logits follow where there are any.
         logits = self.neuron_config.output_logits
-        if logits and len(outputs) == 4:
+        if len(outputs) == (4 if logits else 2):
             drafted = outputs[0][0, 1:] if self._eagle else outputs[0][0, :-1]
             right = (drafted == outputs[1][0, :-1]).long().cumprod(0)
             accepted, count = outputs[1][0], 1 + int(right.sum())

@@ -376,6 +376,12 @@ class _DeviceOfConstants(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in (torch.tensor, torch.as_tensor):
             kwargs.pop("device", None)
+        if func in (torch.where, torch.Tensor.where) and len(args) == 3:
+            # Not the dtype of a condition counts for torch_xla, but whether it is zero.
+            place = 0 if func is torch.where else 1
+            args = tuple(
+                a != 0 if k == place and a.dtype != torch.bool else a for k, a in enumerate(args)
+            )
         result = func(*args, **kwargs)
         return _CPU if func == _GET_DEVICE and result == _META else result
 

@@ -31,6 +31,7 @@ from transformers import AutoModelForCausalLM
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
 from harness.settings import Adapters, Blocks, Speculation
+from neuron_cpu import libraries
 from tests.adapters import write_adapter
 from tests.tiny_model import write_tiny_model
 
@@ -104,7 +105,8 @@ class Case:
         if self.column == "kernels":
             given["enable_nki"] = True
         config = self.kind.get_neuron_config_cls()(**{**given, **asked})
-        lacking = [name for name in asked if asked[name] and not getattr(config, name, None)]
+        kept = vars(config) | {"async": config.async_mode}
+        lacking = [name for name in asked if asked[name] and not kept.get(name)]
         if lacking:
             raise NotThere(lacking[0])
         return config
@@ -126,11 +128,12 @@ class Case:
         made.load(str(self.folder / name))
         return made
 
-    def logits(self, reference: Any = None, **settings: Any) -> float:
+    def logits(self, reference: Any = None, adapter: str = "", **settings: Any) -> float:
         """Of the prompt's last token and of each further one, which is given."""
-        inputs = settings.pop("inputs", {})
         application = self.application(self.neuron_config(**settings))
-        batch, found = self.ids.shape[0], []
+        batch, found, inputs = self.ids.shape[0], [], {}
+        if adapter:
+            inputs["adapter_ids"] = adapter_numbers(application, adapter, batch)
         for end in range(PROMPT, PROMPT + STEPS + 1):
             new = self.ids[:, :PROMPT] if end == PROMPT else self.ids[:, end - 1 : end]
             places = torch.arange(end - new.shape[1], end).expand(batch, -1)
@@ -193,11 +196,18 @@ def written(folder: Path, tensors: dict[str, Any]) -> Path:
 
 
 # --- What a row runs, where it is more than logits ------------------------------------------------
-def on_device(case: Case) -> float:
+def on_device(case: Case, **settings: Any) -> float:
     """Tokens that the graph has chosen."""
-    config = case.neuron_config(on_device_sampling_config=OnDeviceSamplingConfig(top_k=1))
+    settings["on_device_sampling_config"] = OnDeviceSamplingConfig(top_k=1)
+    config = case.neuron_config(**settings)
     params = prepare_sampling_params(case.feature.batch, [1], [1.0], [1.0])
     return case.apart(PromptInChunks(case.application(config)), sampling_params=params)
+
+
+def asynchronous(case: Case) -> float:
+    """The same, while the next step begins; NxDI 0.1 has the option by another name."""
+    old = libraries.find().nxdi.startswith("0.1.")
+    return on_device(case, **{"async" if old else "async_mode": True})
 
 
 def quantised(case: Case) -> float:
@@ -211,8 +221,6 @@ def quantised(case: Case) -> float:
 
 def adapted(case: Case) -> float:
     """The model with a low-rank adapter, against its weights with the adapter's added."""
-    if "lora_ckpt_paths" not in _fields_of_lora():
-        raise NotThere("lora_ckpt_paths")
     reference = case.reference()
     adapter = write_adapter(case.folder / "adapter", reference)
     content = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
@@ -223,13 +231,19 @@ def adapted(case: Case) -> float:
             product = tensors[f"{path}B.weight"] @ tensors[f"{path}A.weight"]
             weight.data += content["lora_alpha"] / content["r"] * product
     asked = Adapters((("one", adapter),), "one", content["r"]).neuron_config()
-    ids = torch.ones(case.feature.batch, dtype=torch.int64)
-    return case.logits(reference, inputs={"adapter_ids": ids}, **asked)
+    if libraries.find().nxdi.startswith("0.1."):
+        lora = asked["lora_config"]
+        lora |= {"lora_ckpt_paths": [str(adapter)], "target_modules": content["target_modules"]}
+    return case.logits(reference, adapter="one", **asked)
 
 
-def _fields_of_lora() -> set[str]:
-    module = importlib.import_module("neuronx_distributed_inference.modules.lora_serving.config")
-    return set(vars(module.LoraServingConfig()))
+def adapter_numbers(application: Any, name: str, batch: int) -> torch.Tensor:
+    """The library's own number of an adapter, for each sequence."""
+    holder = getattr(application, "lora_model_manager", None)
+    holder = holder or getattr(PromptInChunks(application), "lora_checkpoint", None)
+    if not hasattr(holder, "convert_adapter_ids_to_indices"):  # NxDI 0.1 has numbers only
+        return torch.zeros(batch, dtype=torch.int32)
+    return holder.convert_adapter_ids_to_indices([name] * batch, batch)
 
 
 def guessed(asked: Speculation) -> Callable[[Case], float]:
@@ -363,24 +377,26 @@ def _places(spans: Sequence[tuple[list[int], int, int]], size: int) -> dict[str,
 
 
 def _behind_prefixes(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
-    """The second sequence begins behind the first block, which is the first one's."""
+    """The second sequence begins behind the first block, which is the first one's. NxDI takes the
+    whole prompt and its positions, and slots of what is new."""
     each = IN_BLOCKS // size
     tables = [list(range(each)), [0, *range(each, 2 * each - 1)]]
 
     def call(
         tokens: torch.Tensor, spans: list[tuple[list[int], int, int]], lines: list[int]
     ) -> Any:
-        places = torch.tensor([list(range(start, end)) for _, start, end in spans])
+        last = torch.tensor([[end - 1] for _, _, end in spans])
         out = model(
             input_ids=tokens,
-            position_ids=places,
+            position_ids=last if tokens.shape[1] == 1 else torch.arange(tokens.shape[1])[None],
             seq_ids=torch.tensor(lines),
+            sampling_params=prepare_sampling_params(len(lines), [1], [1.0], [1.0]),
             **_places(spans, size),
         )
         return out.logits[:, -1].float()
 
     first = [
-        call(ids[row : row + 1, start:PROMPT], [(tables[row], start, PROMPT)], [row])
+        call(ids[row : row + 1, :PROMPT], [(tables[row], start, PROMPT)], [row])
         for row, start in enumerate((0, size))
     ]
     found = [torch.cat(first)]
@@ -405,6 +421,7 @@ def _in_chunks(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
             input_ids=tokens,
             position_ids=places,
             seq_ids=torch.tensor([row for row, _, _ in spans]),
+            sampling_params=prepare_sampling_params(len(spans), [1], [1.0], [1.0]),
             **where,
         )
         return out.logits[0].float()
@@ -452,7 +469,7 @@ FEATURES: dict[str, Feature] = {
     "prefix caching": Feature(**BOTH, told=in_blocks(Blocks(16, False))),
     "chunked prefill": Feature(**BOTH, told=in_blocks(Blocks(16, True, tiles=(32, 64)))),
     "on-device sampling": Feature(told=on_device),
-    "async": Feature(settings={"async_mode": True}, told=on_device),
+    "async": Feature(told=asynchronous),
     "draft": Feature(extended=True, told=guessed(Speculation("draft", 4, SOME))),
     "fused draft": Feature(extended=True, told=guessed(Speculation("fused", 4, SOME, fused=True))),
     "EAGLE": Feature(
@@ -462,7 +479,9 @@ FEATURES: dict[str, Feature] = {
         extended=True,
         told=guessed(Speculation("eagle", 5, SOME, fused=True, eagle=True, token_tree=TOKEN_TREE)),
     ),
-    "Medusa": Feature({"vocab_size": 640}, extended=True, told=guessed(Speculation("medusa", 4, tree=TREE))),
+    "Medusa": Feature(
+        {"vocab_size": 640}, extended=True, told=guessed(Speculation("medusa", 4, tree=TREE))
+    ),
     "prompt lookup": Feature(extended=True, told=guessed(Speculation("lookup", 4))),
 }
 

@@ -467,6 +467,8 @@ def test_settings_that_the_graph_cannot_have_are_refused(tiny_llama, fused, chan
         ({}, "speculation_length 3, the nodes of its token_tree_config, got 4"),
         ({"eagle": False}, "a token_tree_config with enable_eagle_speculation only"),
         ({"sampling": {"do_sample": True}}, "do_sample False with a token_tree_config, got True"),
+        ({"output_logits": True}, "output_logits with EAGLE only, and without a token_tree"),
+        ({"output_logits": True, "eagle": False}, "output_logits with EAGLE only"),
         ({"length": 3, "sampling": {"global_topk": 1}}, "global_topk of at least 2, a node's"),
     ],
 )

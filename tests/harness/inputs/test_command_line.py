@@ -93,6 +93,7 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--num-medusa-heads", "3"),
         ("--is-medusa", "--medusa-speculation-length", "15"),
         ("--is-medusa", "--do-sample"),
+        ("--speculate", "fused", "--draft-model-path", "d", "--do-sample"),
         ("--is-medusa", "--quantize", "int8"),
         ("--is-medusa", "--prompt-lookup-num-tokens", "3"),
         ("--is-medusa", "--speculate", "eagle"),

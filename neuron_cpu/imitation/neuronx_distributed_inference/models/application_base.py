@@ -541,7 +541,7 @@ def check_medusa(config: NeuronConfig) -> None:
 def check_fused(config: InferenceConfig) -> None:
     """Refuse a draft and a target that cannot share a graph, or settings that its graph ignores."""
     own, fused = config.neuron_config, config.fused_spec_config
-    wrong = None
+    wrong, tree = None, getattr(own, "token_tree_config", None)
     if fused is None or fused.draft_config is None or fused.draft_model_path is None:
         wrong = "a fused_spec_config with draft_config and draft_model_path", "none"
     elif own.speculation_length < 2:
@@ -554,7 +554,10 @@ def check_fused(config: InferenceConfig) -> None:
         wrong = "right padding and whole sequences", "left padding or sequence parallelism"
     elif getattr(own, "trace_tokengen_model", False):
         wrong = "trace_tokengen_model False, as one graph serves all decoding", "True"
-    elif getattr(own, "token_tree_config", None):
+    elif own.output_logits and (tree or not own.enable_eagle_speculation):
+        # NxDI counts a plain draft's outputs wrong with them, and cannot trace a tree's, 0.1 to 0.7
+        wrong = "output_logits with EAGLE only, and without a token_tree_config", "it elsewhere"
+    elif tree:
         wrong = _tree_misfit(own)
     if wrong is None:
         wrong = _misfit(config, fused.draft_config)
@@ -573,8 +576,6 @@ def _tree_misfit(own: NeuronConfig) -> Optional[Tuple[str, str]]:
         return "a token_tree_config with enable_eagle_speculation only", "one without it"
     if own.on_device_sampling_config.do_sample:
         return "do_sample False with a token_tree_config", "True"
-    if own.output_logits:  # NxDI's line that gathers them cannot be traced, 0.3 to 0.7
-        return "a token_tree_config without output_logits", "one with it"
     if own.flash_decoding_enabled:
         return "a token_tree_config without flash_decoding_enabled", "one with it"
     if own.speculation_length != tree.num_nodes:

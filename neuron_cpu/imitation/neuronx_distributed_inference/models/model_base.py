@@ -29,7 +29,7 @@ from ..modules.attention.attention_process_groups import (
 )
 from ..modules.autobucketing import chunk_buckets, generate_buckets, prefix_caching_buckets
 from ..modules.block_inputs import BlockArguments
-from ..modules.block_masks import chunk_mask, last_rows, prior_and_active
+from ..modules.block_masks import among_new, chunk_mask, last_rows
 from ..modules.flashdecode.utils import get_cache_size, mask_util
 from ..modules.generation.sampling import Sampler, prepare_sampling_params, validate_sampling_params
 from ..modules.kvcache.block_kv_cache_manager import (
@@ -313,7 +313,7 @@ class NeuronBaseModel(nn.Module):
         elif prefill and table.dim() == 1:  # no prefix: nothing is read
             mask, table = self._create_context_attn_mask(attention_mask), None
         elif prefill:
-            mask, active_mask = prior_and_active(attention_mask, input_ids.shape[-1])
+            mask, active_mask = attention_mask, among_new(attention_mask, input_ids.shape[-1])
         else:
             mask = self._create_prior_mask(attention_mask, 1)
             slots = generate_tokengen_slot_mapping(

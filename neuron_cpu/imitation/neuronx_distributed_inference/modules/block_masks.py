@@ -1,20 +1,23 @@
 """Who sees whom over a cache of blocks: masks that a graph makes from shapes and counts."""
 
-from typing import Tuple
-
 import torch
 
 
-def prior_and_active(attention_mask: torch.Tensor, new: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """(B, prefix) of cached tokens that count -> bool (B, 1, new, prefix) and the triangle of new
-    tokens with each other (B, 1, new, new).
+def among_new(attention_mask: torch.Tensor, new: int) -> torch.Tensor:
+    """The triangle of new tokens with each other, bool (B, 1, new, new)."""
+    active = torch.ones((new, new), dtype=torch.bool, device=attention_mask.device).tril()
+    return active[None, None].expand(len(attention_mask), 1, new, new)
+
+
+def of_prefix(attention_mask: torch.Tensor) -> torch.Tensor:
+    """The caller's mask int32 (B, prefix), which NxDI hands to layers as it is -> bool (B, 1, 1,
+    prefix); any other as it is.
 
     NxDI's own path shows padding behind the prefix, too; its kernel does not.
     """
-    batch, prefix = attention_mask.shape
-    prior = attention_mask.to(torch.bool)[:, None, None].expand(batch, 1, new, prefix)
-    active = torch.ones((new, new), dtype=torch.bool, device=attention_mask.device).tril()
-    return prior, active[None, None].expand(batch, 1, new, new)
+    if attention_mask.dim() == 4:
+        return attention_mask
+    return attention_mask.to(torch.bool)[:, None, None]
 
 
 def chunk_mask(num_queries: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -25,6 +25,7 @@ from neuron_cpu.errors import CheckpointError
 
 from ...modules.attention.attention_base import NeuronAttentionBase
 from ...modules.attention.utils import RotaryEmbedding
+from ...modules.block_masks import of_prefix
 from ...modules.custom_calls import CustomRMSNorm
 from ...modules.flashdecode.utils import calculate_num_cores_per_group
 from ...modules.lora_serving.lora_module import adapted
@@ -387,7 +388,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
         passed.update({k: kwargs[k] for k in later if kwargs.get(k) is not None})
         if self.window is not None and attention_mask is not None:
             places = passed.get("rotary_position_ids", position_ids)
-            attention_mask = self._within_window(attention_mask, places, past_key_value)
+            given = of_prefix(attention_mask), places, past_key_value
+            attention_mask = self._within_window(*given)
         residual = hidden_states
         attention = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),

@@ -27,6 +27,7 @@ from neuron_cpu.runtime.ranks import Group
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
 from ...utils.distributed import get_cp_rank, split_along_dim
+from ..block_masks import of_prefix
 from ..chunked_prefill.scheduler import TilePlan, tiles_as_cache
 from .attention_process_groups import (
     get_context_parallel_attention_cp_group,
@@ -457,10 +458,11 @@ class NeuronAttentionBase(nn.Module):
     ) -> torch.Tensor:
         """A prompt behind its cached prefix: one softmax over both, (B, heads, S, D).
 
-        `attention_mask` (B, 1, S, prefix) shows cached tokens, `active_mask` (B, 1, S, S) new ones.
+        `attention_mask` (B, prefix) shows cached tokens, `active_mask` (B, 1, S, S) new ones.
         """
         del q_len, bsz
-        both, places = (past_key_value, attention_mask, active_mask), K.new_empty((1, K.shape[2]))
+        masks, places = (of_prefix(attention_mask), active_mask), K.new_empty((1, K.shape[2]))
+        both = past_key_value, *masks
         return self.compute_for_token_gen(Q, K, V, places, *both, is_prefix_caching=True)
 
     def perform_contexted_prefill(
