@@ -95,6 +95,7 @@ library: setup
 real: setup
 	OMP_NUM_THREADS=1 PUBLIC=$(PUBLIC) $(BIN)/python -m pytest -q tests/real/test_contracts.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(PUBLIC) --write
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(PUBLIC) --write
 
 setup: $(VENV)/.ready
 

@@ -26,7 +26,7 @@ from neuronx_distributed_inference.models.config import (
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
@@ -37,12 +37,30 @@ from tests.tiny_model import write_tiny_model
 
 PROMPT, STEPS, LENGTH, NEW = 24, 3, 64, 12
 IN_BLOCKS = 128  # tokens of a cache of blocks, which NxDI reads in 128 parts
-CAUSAL_LM = "NeuronLlamaForCausalLM"
-LIBRARY = "neuronx_distributed_inference.models.llama.modeling_llama"
 
 
 class NotThere(Exception):
     """The release has no such option."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A model of the library beside Llama.
+
+    Attributes:
+        name: what transformers and the library's folder call it.
+        kind: the library's class.
+        own: the submission that covers it, "" where there is none.
+        config: of transformers, beside the sizes that all share.
+    """
+
+    name: str
+    kind: str
+    own: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+LLAMA = Family("llama", "NeuronLlamaForCausalLM", "llama")
 
 
 @dataclass(frozen=True)
@@ -55,6 +73,7 @@ class Feature:
         ranks, batch: tensor-parallel degree, sequences.
         extended: the submission's other file has it.
         told: what runs, and returns the error.
+        family: of the model.
     """
 
     model: dict[str, Any] = field(default_factory=dict)
@@ -63,6 +82,7 @@ class Feature:
     batch: int = 1
     extended: bool = False
     told: Callable[[Case], float] = lambda case: case.logits()
+    family: Family = LLAMA
 
 
 @dataclass
@@ -74,16 +94,31 @@ class Case:
     folder: Path
 
     def __post_init__(self) -> None:
-        self.model = checkpoint(self.folder / "model", self.feature.model)
-        self.extended = "llama_extended" if self.feature.extended else "llama"
+        family, folder = self.feature.family, self.folder / "model"
+        if self.column != "library" and not family.own:
+            raise NotThere
+        if family is LLAMA:
+            self.model = checkpoint(folder, self.feature.model)
+        else:
+            self.model = of_family(folder, family)
         generator = torch.Generator().manual_seed(7)
         self.ids = torch.randint(3, 250, (self.feature.batch, PROMPT + STEPS), generator=generator)
 
     @property
     def kind(self) -> Any:
         """The application's class."""
-        module = LIBRARY if self.column == "library" else self.extended
-        return getattr(importlib.import_module(module), CAUSAL_LM)
+        family = self.feature.family
+        module = family.own + ("_extended" if self.feature.extended else "")
+        if self.column != "library":
+            name = vars(importlib.import_module(module))
+            return name.get(family.kind) or name[LLAMA.kind]
+        place = f"neuronx_distributed_inference.models.{family.name}.modeling_{family.name}"
+        try:
+            return getattr(importlib.import_module(place), family.kind)
+        except ModuleNotFoundError as error:
+            if not place.startswith(str(error.name)):
+                raise
+            raise NotThere from error
 
     def reference(self, folder: Path | None = None) -> Any:
         return AutoModelForCausalLM.from_pretrained(
@@ -186,6 +221,33 @@ def checkpoint(folder: Path, changes: dict[str, Any]) -> Path:
     write_tiny_model(folder, **heads, torch_dtype="float32")
     tensors = load_file(str(folder / "model.safetensors"))
     written(folder, {name: tensor.float() for name, tensor in tensors.items()})
+    return folder
+
+
+def of_family(folder: Path, family: Family) -> Path:
+    """Another model of transformers, of the same sizes; NotThere where this one has none."""
+    sizes = {
+        "hidden_size": 256,
+        "intermediate_size": 192,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 320,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    try:
+        config = AutoConfig.for_model(family.name, **sizes | family.config)
+    except ValueError as error:
+        raise NotThere from error
+    torch.manual_seed(0)
+    config.torch_dtype = torch.float32
+    AutoModelForCausalLM.from_config(config).save_pretrained(str(folder))
     return folder
 
 
@@ -442,6 +504,23 @@ SOME = Path("draft")  # which a cell writes
 TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 TOKEN_TREE = ((0, (1, 2)), (1, (3,)), (2, (4,)))
 BOTH = {"batch": 2, "extended": True}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "initial_context_length": 2048}
+DBRX: dict[str, Any] = {
+    **{"d_model": 256, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048},
+    "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+    "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 4, "moe_top_k": 2},
+}
+FAMILIES = {
+    "Qwen2": Family("qwen2", "NeuronQwen2ForCausalLM", "llama"),
+    "Qwen3": Family("qwen3", "NeuronQwen3ForCausalLM", "llama"),
+    "Mixtral": Family("mixtral", "NeuronMixtralForCausalLM", "mixtral", {"num_local_experts": 4}),
+    "Qwen3-MoE": Family(
+        "qwen3_moe", "NeuronQwen3MoeForCausalLM", "", EXPERTS | {"norm_topk_prob": True}
+    ),
+    "gpt-oss": Family("gpt_oss", "NeuronGptOssForCausalLM", "", GPT_OSS),
+    "DBRX": Family("dbrx", "NeuronDbrxForCausalLM", "", DBRX),
+}
 
 FEATURES: dict[str, Feature] = {
     "plain": Feature(),
@@ -483,6 +562,10 @@ FEATURES: dict[str, Feature] = {
         {"vocab_size": 640}, extended=True, told=guessed(Speculation("medusa", 4, tree=TREE))
     ),
     "prompt lookup": Feature(extended=True, told=guessed(Speculation("lookup", 4))),
+    **{
+        name: Feature(family=family, extended=family.own == "llama")
+        for name, family in FAMILIES.items()
+    },
 }
 
 

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -28,54 +27,48 @@ sys.path.insert(0, str(REPOSITORY))
 from neuron_cpu import libraries  # noqa: E402
 from tests.real import page, releases  # noqa: E402
 
-COLUMNS = ("fp32", "bf16", "kernels", "library")
+COLUMNS = page.COLUMNS[page.FEATURES]
+Case = list[str]  # row and column
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("public", type=Path, nargs="?", help="folder of both clones")
     parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)
-    parser.add_argument("--features", nargs="+", default=[], help="default: all")
+    parser.add_argument("--features", nargs="*", default=[], help="default: all")
     parser.add_argument("--columns", nargs="+", default=COLUMNS)
     parser.add_argument("--workers", type=int, default=1, help="cells at a time")
+    parser.add_argument("--resume", action="store_true", help="leave out what is known")
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
-        return inside(asked.features, asked.columns, asked.workers)
-    table: dict[str, dict[str, dict[str, str]]] = {}
-    for name in asked.releases:
-        table[name] = run(
-            releases.RELEASES[name], asked.public, asked.features, asked.columns, asked.workers
-        )
-    page.told("features", table, COLUMNS, asked.write)
+        return inside(json.loads(asked.inside), asked.features, asked.columns, asked.workers)
+    known = page.kept(page.FEATURES) if asked.resume else {}
+    for release in asked.releases:
+        done = [[row, c] for row, cells in known.get(release, {}).items() for c in cells]
+        passed = ["--inside", json.dumps(done), "--workers", str(asked.workers)]
+        passed += ["--columns", *asked.columns, "--features", *asked.features]
+        run(releases.RELEASES[release], asked.public, passed)
+    if asked.write:
+        page.write(page.FEATURES)
     return 0
 
 
-def run(
-    release: libraries.Release,
-    public: Path,
-    features: list[str],
-    columns: Sequence[str],
-    workers: int,
-) -> dict[str, dict[str, str]]:
-    """All cells of a release, in a process that finds its sources and its transformers."""
-    command = [sys.executable, "-W", "ignore", __file__, "--inside", "--features", *features]
-    command += ["--columns", *columns, "--workers", str(workers)]
-    cells: dict[str, dict[str, str]] = {}
+def run(release: libraries.Release, public: Path, passed: list[str]) -> None:
+    """Cells of a release, in a process that finds its sources and its transformers."""
+    command = [sys.executable, "-W", "ignore", __file__, *passed]
     environment = releases.environment(release, public)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        page.keep_rows(page.FEATURES, json.loads(process.stdout.readline()))
         for line in process.stdout:
-            feature, column, told = json.loads(line)
-            cells.setdefault(feature, {})[column] = told
-            print(f"{release.nxdi} {feature} {column}: {told}", file=sys.stderr, flush=True)
-    return cells
+            page.keep(page.FEATURES, release.nxdi, *json.loads(line))
 
 
 # --- in the process of a release ------------------------------------------------------------------
-def inside(features: list[str], columns: Sequence[str], workers: int) -> int:
-    """Run the features; a line of JSON for each cell."""
+def inside(done: list[Case], features: list[str], columns: list[str], workers: int) -> int:
+    """Run the cells but those done; a line of JSON with all rows, then one for each cell."""
     import neuron_cpu
 
     neuron_cpu.ensure_sdk()
@@ -84,15 +77,18 @@ def inside(features: list[str], columns: Sequence[str], workers: int) -> int:
     os.dup2(2, 1)  # what libraries print is no cell
     from tests.real import cells
 
-    cases = [(row, column) for row in features or cells.FEATURES for column in columns]
+    print(json.dumps(list(cells.FEATURES)), file=out, flush=True)
+    every = [[row, column] for row in features or cells.FEATURES for column in columns]
+    cases = [case for case in every if case not in done]
     # Each in a process of its own: libraries keep state in modules.
     with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=1) as pool:
-        for row, column, told in pool.imap_unordered(_cell, cases, chunksize=1):
-            print(json.dumps([row, column, told]), file=out, flush=True)
+        for found in pool.imap_unordered(_cell, cases, chunksize=1):
+            print(json.dumps(found), file=out, flush=True)
     return 0
 
 
-def _cell(case: tuple[str, str]) -> tuple[str, str, str]:
+def _cell(case: Case) -> tuple[str, str, str]:
+    """A row and a column, and what was found there."""
     from tests.real import cells
 
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):

@@ -28,7 +28,7 @@ from tests.real import page, releases  # noqa: E402
 
 PROMPT = "I believe the meaning of life is"
 TOKENS = 8
-COLUMNS = ("PyTorch", "kernels")
+COLUMNS = page.COLUMNS[page.MODES]
 LIMIT_SECONDS = 1800  # of one run; machines that build are busy
 # A turn is its words, so that a chat's first answer is that of a prompt.
 TEMPLATE = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
@@ -219,9 +219,11 @@ def main() -> int:
     parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
+    parser.add_argument("--resume", action="store_true", help="leave out what is known")
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
     asked = parser.parse_args()
-    table: dict[str, dict[str, dict[str, str]]] = {name: {} for name in asked.releases}
+    page.keep_rows(page.MODES, list(MODES))
+    known = page.kept(page.MODES) if asked.resume else {}
     with (
         tempfile.TemporaryDirectory() as folder,
         concurrent.futures.ThreadPoolExecutor(asked.workers) as pool,
@@ -231,16 +233,15 @@ def main() -> int:
         for name in asked.releases:
             environment = releases.environment(releases.RELEASES[name], asked.public)
             environment["XDG_CACHE_HOME"] = str(Path(folder) / name)  # compiled folders
-            for mode in asked.modes:
-                table[name][mode] = {}
-                for column in MODES[mode][2]:
-                    place = name, mode, column
-                    jobs[pool.submit(cell, mode, column, environment, model, expected)] = place
+            cases = [(mode, column) for mode in asked.modes for column in MODES[mode][2]]
+            for mode, column in cases:
+                if column not in known.get(name, {}).get(mode, {}):
+                    job = pool.submit(cell, mode, column, environment, model, expected)
+                    jobs[job] = name, mode, column
         for job in concurrent.futures.as_completed(jobs):
-            name, mode, column = jobs[job]
-            table[name][mode][column] = job.result()
-            print(f"{name} {mode} {column}: {job.result()}", file=sys.stderr, flush=True)
-    page.told("modes", table, COLUMNS, asked.write)
+            page.keep(page.MODES, *jobs[job], job.result())
+    if asked.write:
+        page.write(page.MODES)
     return 0
 
 

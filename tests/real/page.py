@@ -1,37 +1,75 @@
-"""The tables of docs/libraries.md, which the runs beside this file write.
+"""The tables of docs/libraries.md, from what the runs beside this file have found.
 
-What a run found is kept in the user's cache, so that a run of some rows or releases renews these.
+`python tests/real/page.py` writes them. Every cell is kept in the user's cache as soon as it is
+known, so a run can be taken up again, and one of some rows or releases renews these.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tests.real import releases
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
+from tests.real import releases  # noqa: E402
+
+PAGE = REPOSITORY / "docs" / "libraries.md"
+FEATURES, MODES = "features", "modes"
+COLUMNS = {FEATURES: ("fp32", "bf16", "kernels", "library"), MODES: ("PyTorch", "kernels")}
 Table = dict[str, dict[str, dict[str, str]]]  # release -> row -> column -> what was found
 
 
-def told(name: str, table: Table, columns: Sequence[str], write: bool) -> None:
-    """Print a table; with `write` bring it, and what was found before, into the page."""
-    print(as_markdown(table, columns))
-    if not write:
-        return
-    kept = releases.cache("results", f"{name}.json")
-    whole: Table = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
-    for release, rows in table.items():
-        for row, cells in rows.items():
-            whole.setdefault(release, {}).setdefault(row, {}).update(cells)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_text(json.dumps(whole, indent=1), encoding="utf-8")
+def _file(name: str) -> Path:
+    return releases.cache("results", f"{name}.json")
+
+
+def kept(name: str) -> Table:
+    """What is known so far."""
+    return _read(name)["cells"]
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = _file(name)
+    if not path.is_file():
+        return {"rows": [], "cells": {}}
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _write(name: str, content: dict[str, Any]) -> None:
+    _file(name).parent.mkdir(parents=True, exist_ok=True)
+    _file(name).write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def keep_rows(name: str, rows: Sequence[str]) -> None:
+    """The rows of a table, in their order."""
+    _write(name, _read(name) | {"rows": list(rows)})
+
+
+def keep(name: str, release: str, row: str, column: str, cell: str) -> None:
+    """A cell of a table."""
+    content = _read(name)
+    content["cells"].setdefault(release, {}).setdefault(row, {})[column] = cell
+    _write(name, content)
+    print(f"{release} {row}, {column}: {cell}", file=sys.stderr, flush=True)
+
+
+def write(name: str) -> None:
+    """Bring a table into the page."""
     begin, end = f"<!-- make real: {name} -->", f"<!-- end of {name} -->"
     before = PAGE.read_text(encoding="utf-8")
-    text = f"{begin}\n\n{as_markdown(whole, columns)}\n\n{end}"
+    known, rows = kept(name), _read(name)["rows"]
+    table = {
+        release: {row: known[release][row] for row in rows if row in known[release]}
+        for release in releases.RELEASES
+        if release in known
+    }
+    text = f"{begin}\n\n{as_markdown(table, COLUMNS[name])}\n\n{end}"
     pattern = re.escape(begin) + ".*" + re.escape(end)
     after, count = re.subn(pattern, lambda _: text, before, flags=re.DOTALL)
     if count != 1:
@@ -62,3 +100,8 @@ def _marked(cell: str, notes: list[str]) -> str:
     if cell not in notes:
         notes.append(cell)
     return f"({notes.index(cell) + 1})"
+
+
+if __name__ == "__main__":
+    for table in COLUMNS:
+        write(table)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Tuple
+from types import SimpleNamespace
+from typing import Any, Callable, Optional, Sequence, Tuple
 
 import torch
 from neuronxcc import nki
@@ -80,12 +81,34 @@ class _Operand:
         self.dtype = _Type(tensor.dtype)
         self.scribe = _Scribe()
 
+    def CustomCall(self, *operands: _Operand, custom_call_target: Any) -> Any:
+        return _marked(operands, custom_call_target)
+
 
 class _Scribe:
     """Element types by HLO's names."""
 
     u32 = property(lambda self: _Type(torch.int32))
     s32 = u32
+
+    @staticmethod
+    def tuple(*operands: _Operand) -> SimpleNamespace:
+        """The type of several results."""
+        return SimpleNamespace(
+            CustomCall=lambda *given, custom_call_target: _marked(given, custom_call_target)
+        )
+
+
+def _marked(operands: Sequence[_Operand], target: Any) -> Any:
+    """Operands between which the compiler is told where a layer begins or ends."""
+    name = str(target)
+    if "ModuleMarker" not in name:
+        raise NotImplementedError(
+            f"HLO's CustomCall of {name}, expected the marker of a layer; call a kernel of your "
+            "own instead."
+        )
+    tensors = tuple(operand.tensor for operand in operands)
+    return SimpleNamespace(tensor=tensors if len(tensors) > 1 else tensors[0])
 
 
 class _Type:
