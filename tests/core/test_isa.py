@@ -411,10 +411,11 @@ def test_memset_types(kind, value):
     assert np.array_equal(wide(got), np.full((3, 5), float(value)))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_copy_predicated_keeps_the_rest(reverse):
+@pytest.mark.parametrize(("reverse", "kind"), [(False, "uint8"), (True, "uint8"), (False, "bool")])
+def test_copy_predicated_keeps_the_rest(reverse, kind):
+    """A bool comes in the documentation's example (aws-neuron-sdk v2.32.0, nki/test)."""
     a, b = data(1, (6, 8), "int32"), data(2, (6, 8), "int32")
-    chosen = (np.arange(48).reshape(6, 8) % 3).astype(np.uint8)
+    chosen = (np.arange(48).reshape(6, 8) % 3).astype(kind)
 
     def body(x, y, p):
         nisa.tensor_copy_predicated(src=x, dst=y, predicate=p, reverse_pred=reverse)
@@ -465,6 +466,19 @@ def test_match_replace_takes_one_occurrence_for_each_value():
 def test_search_refuses_short_rows():
     with pytest.raises(NkiError, match="sim_search_size"):
         run(lambda x: nisa.max8(src=x), data(0, (4, 7)))
+
+
+def test_stream_shuffle_broadcasts_a_partition():
+    """The documentation's second example (aws-neuron-sdk v2.32.0, nki/test)."""
+    a = data(1, (1, 24))
+
+    def body(x):
+        y = nl.ndarray((64, 24), dtype=x.dtype)
+        nisa.nc_stream_shuffle(x, y[0:32], [0] * 32)
+        nisa.nc_stream_shuffle(x, y[32:64], [0] * 32)
+        return y
+
+    assert np.array_equal(run(body, a), np.broadcast_to(a, (64, 24)))
 
 
 @pytest.mark.parametrize("rows", [32, 96])

@@ -20,7 +20,7 @@ import pytest
 from nki.isa.constants import dge_mode, oob_mode
 from nki.language import NKIObject
 
-from neuron_cpu.core import NkiWarning
+from neuron_cpu.core import NkiError, NkiWarning
 
 # what production kernels do is no occasion for a warning
 pytestmark = [
@@ -850,3 +850,24 @@ def centred(x, mean):
 def test_what_a_broadcast_repeats_counts_once(execution):
     x, mean = data(85, (4, 1024, 8)), data(86, (4, 1024))
     close(centred(x, mean), x.astype(np.float64) - mean[..., None])
+
+
+def test_undefined_rows_that_a_later_store_replaces():
+    """A wrapper in test_mlp_proj_mxfp4.py pads so (nki-library d2ad3a5)."""
+
+    @nki.jit
+    def kernel(x, rows: int):
+        out = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray((128, 64), x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile[0:96], x[0:96])
+        nisa.dma_copy(out, tile)
+        zeros = nl.zeros((rows, 64), x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(out[128 - rows : 128], zeros)
+        return out
+
+    x = np.arange(128 * 64, dtype=np.float32).reshape(128, 64)
+    with pytest.warns(NkiWarning, match="stores 2048 undefined .* later stores replace them"):
+        found = kernel(x, 32)
+    assert np.array_equal(found[0:96], x[0:96]) and not found[96:].any()
+    with pytest.raises(NkiError, match="stores 2048 undefined elements"):
+        kernel(x, 16)

@@ -1,11 +1,12 @@
 """Undefined data, exact per element and by value flow.
 
-Kernels legally compute on tail rows that nobody loaded, as long as nothing of it reaches HBM. So an
-element that was never written is followed through every instruction, as ``OpSpec.flow`` says, and
-refused where it is stored. A storage is in one of three states: never written, wholly defined, or a
-map with one entry per element. The map holds booleans (undefined or not); once a store fails, the
-program is walked again with *codes* instead, which say for every undefined element which element
-that nobody wrote it comes from. Both walks are the same code: joining is ``np.maximum``.
+Kernels legally compute on tail rows that nobody loaded, as long as nothing of it stays in HBM. So
+an element that was never written is followed through every instruction, as ``OpSpec.flow`` says,
+and refused where it is stored, unless a later store replaces it. A storage is in one of three
+states: never written, wholly defined, or a map with one entry per element. The map holds booleans
+(undefined or not); once a store fails, the program is walked again with *codes* instead, which say
+for every undefined element which element that nobody wrote it comes from. Both walks are the same
+code: joining is ``np.maximum``.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.errors import refuse, warn
+from ..device.errors import NkiError, refuse, warn
 from ..device.spec import CORE
 from ..instructions.copies import ShuffleAttrs
 from ..instructions.dma import PermuteAttrs
@@ -39,8 +40,13 @@ def check_values(program: Program) -> None:
     # Booleans first: a byte an element. Codes take eight, and only a refusal needs to name origins.
     walk = _Walk(program, codes=False)
     stored = walk.run()
+    if stored is None and any(walk.left(at) for at in walk.spoiled):
+        stored = _Walk(program, codes=True).remaining()
     if stored is not None:
         raise _Walk(program, codes=True).blame(stored)
+    if walk.spoiled:
+        error = _Walk(program, codes=True).blame(min(map(min, walk.spoiled.values())))
+        warn(error.identifier, f"{error.message}; later stores replace them", error.source)
     for output in grounds(program.outputs):
         state = walk.state[output.id] if output.id in walk.state else walk.fresh(output)
         # where data say which part is written, this call's may have said none
@@ -51,7 +57,7 @@ def check_values(program: Program) -> None:
                 "every element; check loop trip counts and masks, or do not return it",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
-        if state is not None:
+        if state is not None and state.any():
             warn(
                 "sim_output_partly_written",
                 f"output {output.label()} is written in part: {int(np.count_nonzero(state))} "
@@ -72,6 +78,7 @@ class _Walk:
         base: per storage id the code of its first element; codes of all storages follow each other.
         sharing: tiles that the kernel itself has placed over each other, by storage id.
         overwriter: per storage id the last instruction that wrote over a part of it.
+        spoiled: per storage id in HBM the stores that brought undefined data, by number.
     """
 
     def __init__(self, program: Program, codes: bool) -> None:
@@ -82,6 +89,8 @@ class _Walk:
         self.base: dict[int, int] = {}
         self.sharing = overlapping(program) if program.direct_allocation else {}
         self.overwriter: dict[int, Instruction] = {}
+        self.spoiled: dict[int, list[int]] = {}
+        self.at = 0  # the instruction that is walked
         total = 1  # code 0 means defined
         self.memories = grounds(program.storages)
         for storage in self.memories:
@@ -91,9 +100,14 @@ class _Walk:
                 self.state[storage.id] = None
 
     def run(self, until: int | None = None) -> int | None:
-        """Walk all instructions (or ``until`` many); the number of a store of undefined data."""
+        """Walk all instructions (or ``until`` many).
+
+        Returns:
+            The number of a store of undefined data into rows that nobody can follow.
+        """
         state, clean = self.state, self.clean
         for k, instruction in enumerate(self.program.instructions[:until]):
+            self.at = k
             attrs = instruction.attrs
             # Most instructions read defined regions only. That is decided by look-ups, without a
             # map: tracing an instruction costs 60 us, and this check should not double it.
@@ -121,6 +135,26 @@ class _Walk:
                     self._define(view, mask)
             if self.sharing:
                 self._overwrite(instruction)
+        return None
+
+    def left(self, at: int) -> bool:
+        """Whether something of a storage is undefined."""
+        flat = self.state[at]
+        return flat is not None and bool(flat.any())
+
+    def remaining(self) -> int | None:
+        """The number of the first store whose undefined data nobody has replaced at the end."""
+        self.run()
+        for storage in self.memories:
+            flat = self.state.get(storage.id)
+            if flat is None or storage.id not in self.spoiled:
+                continue
+            base = self.base[storage.id]  # codes of its own are elements that nobody stored to
+            foreign = (flat != 0) & ((flat < base) | (flat >= base + storage.size))
+            for k in self.spoiled[storage.id]:
+                views = [v.grounded() for v in self.program.instructions[k].dst]
+                if any(v.storage is storage and window(foreign, v).any() for v in views):
+                    return k
         return None
 
     # --- reading ----------------------------------------------------------------------------------
@@ -216,7 +250,7 @@ class _Walk:
         self.written[storage.id] = total
 
     def _spread(self, instruction: Instruction, mask: Any) -> bool:
-        """Carry what is undefined from operands to results; True if it reaches HBM."""
+        """Carry what is undefined to the results; True if rows that data choose take it."""
         sources = [self.read(view) for view in instruction.src]
         attrs = instruction.attrs
         if any(found is not None for found in sources):
@@ -239,9 +273,11 @@ class _Walk:
             if found is None:
                 self._define(view, mask)
                 continue
-            if not view.storage.on_chip:  # it leaves the chip: the caller refuses
+            if not view.storage.on_chip:  # it leaves the chip
                 self.stored = found if mask is None else np.where(mask, found, 0)
-                return True
+                if view.by_data is not None:
+                    return True
+                self.spoiled.setdefault(view.grounded().storage.id, []).append(self.at)
             self._write(view, found, mask)
         return False
 
@@ -286,7 +322,7 @@ class _Walk:
                 self.overwriter[at] = instruction
 
     # --- blame ------------------------------------------------------------------------------------
-    def blame(self, at: int) -> Exception:
+    def blame(self, at: int) -> NkiError:
         """The refusal of store ``at``: which elements nobody wrote, and where they came out."""
         # Walk again, with codes, up to the store that failed; then let it fail once more.
         self.run(at)
@@ -308,7 +344,7 @@ class _Walk:
             flags |= flat == self.fresh(storage)
         return self._refusal(store, storage, box_text(flags, storage), codes.size)
 
-    def _refusal(self, store: Instruction, storage: Storage, region: str, count: int) -> Exception:
+    def _refusal(self, store: Instruction, storage: Storage, region: str, count: int) -> NkiError:
         where = place(self.program, store)
         writer = self.overwriter.get(storage.id)
         if writer is not None:

@@ -200,12 +200,6 @@ def nc_stream_shuffle(
         )
     rows = target.shape[0]
     attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim, rounds=True, rows=rows)
-    if attrs.sources(rows)[0].max() >= data.shape[0]:
-        raise refuse(
-            "sim_shuffle_mask",
-            f"{what} mask {lanes} for {data.label()} into {target.label()}, expected partitions "
-            "that src has: each quadrant of dst takes from the same quadrant of src",
-        )
     views = (data, target) if KEEP_LANE in lanes else (data,)
     return put(STREAM_SHUFFLE, (target,), views, attrs, name)
 

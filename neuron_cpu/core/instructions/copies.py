@@ -241,8 +241,8 @@ def tensor_copy_predicated(
     dtype: Any = None,
     reverse_pred: bool = False,
 ) -> None:
-    """``dst`` = ``src`` (a tile or a number) where ``predicate`` (uint8/16/32) is nonzero, else
-    unchanged (SDK 2.22)."""
+    """``dst`` = ``src`` (a tile or a number) where ``predicate`` (uint8/16/32, or bool as the
+    documentation's example has it) is nonzero, else unchanged (SDK 2.22)."""
     newer("tensor_copy_predicated", "2.22")
     target = tile(dst, "tensor_copy_predicated")
     if isinstance(src, (int, float, np.number)):
@@ -250,7 +250,7 @@ def tensor_copy_predicated(
     data = tile(src, "tensor_copy_predicated")
     choice = tile(predicate, "tensor_copy_predicated")
     same_shape("tensor_copy_predicated", target, data, choice)
-    if data.dt is not target.dt or choice.dt.kind != "u":
+    if data.dt is not target.dt or not (choice.dt.kind == "u" or choice.dt.name == "bool_"):
         raise refuse(
             "sim_predicated_types",
             f"tensor_copy_predicated got src {data.dt}, dst {target.dt}, predicate {choice.dt}, "
@@ -505,12 +505,19 @@ def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _shuffle_rules(i: Instruction) -> None:
-    rows = i.src[0].shape[0]
-    if rows % CORE.quadrant_partitions and not ShuffleAttrs.of(i).rounds:
+    attrs, rows = ShuffleAttrs.of(i), i.dst[0].shape[0]
+    if rows % CORE.quadrant_partitions and not attrs.rounds:
         raise refuse(
             "sim_shuffle_partitions",
-            f"nc_stream_shuffle of {i.src[0].label()}, expected 32, 64, 96 or 128 partitions; pad "
-            "the tile",
+            f"nc_stream_shuffle into {i.dst[0].label()}, expected 32, 64, 96 or 128 partitions; "
+            "pad the tile",
+        )
+    if attrs.sources(rows)[0].max() >= i.src[0].shape[0]:
+        raise refuse(
+            "sim_shuffle_mask",
+            f"nc_stream_shuffle mask {attrs.lanes} for {i.src[0].label()} into "
+            f"{i.dst[0].label()}, expected partitions that src has: each quadrant of dst takes "
+            "from the same quadrant of src",
         )
 
 
@@ -524,10 +531,12 @@ def nc_stream_shuffle(
     src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
 ) -> None:
     """In each quadrant of 32 partitions, partition i of ``dst`` = partition ``shuffle_mask[i]`` of
-    ``src``; 255 leaves it as it is (SDK 2.22). Equal shapes [32 k, F...] @ SBUF|PSUM."""
+    ``src``; 255 leaves it as it is (SDK 2.22). ``dst`` [32 k, F...] @ SBUF|PSUM; ``src`` may have
+    fewer partitions, as in the documentation's broadcast of one."""
     newer("nc_stream_shuffle", "2.22")
     data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
-    same_shape("nc_stream_shuffle", target, data)
+    if target.shape[1:] != data.shape[1:]:
+        same_shape("nc_stream_shuffle", target, data)
     lanes = tuple(int(k) for k in shuffle_mask)
     if len(lanes) != CORE.quadrant_partitions or any(
         k != KEEP_LANE and not 0 <= k < CORE.quadrant_partitions for k in lanes
@@ -537,5 +546,6 @@ def nc_stream_shuffle(
             f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255",
         )
     views = (data, target) if KEEP_LANE in lanes else (data,)
-    attrs = ShuffleAttrs(raw=target.dt is data.dt, lanes=lanes, ndim=data.ndim)
+    rows = target.shape[0]
+    attrs = ShuffleAttrs(raw=target.dt is data.dt, lanes=lanes, ndim=data.ndim, rows=rows)
     record(STREAM_SHUFFLE, (target,), views, attrs, mask)
