@@ -86,9 +86,7 @@ def observe_kernel_calls(callback: Callable[[KernelCall], None]) -> Iterator[Non
 @contextmanager
 def _unseen() -> Iterator[None]:
     """Who watches PyTorch's operators sees none of those that simulate the device."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
