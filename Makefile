@@ -103,6 +103,7 @@ setup: $(VENV)/.ready
 # without its dependencies: they compile llama.cpp, which nothing here needs.
 $(VENV)/.ready: requirements.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14) and "Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.11")'
+	@echo "Downloads what $(VENV) lacks, 0.5 GB in all: PyTorch's CPU build 0.2, other packages 0.2, the model 0.1."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || $(MAKE) --no-print-directory torch
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
@@ -116,7 +117,7 @@ ifneq ($(TORCH_INDEX),)
 else ifeq ($(shell uname),Linux)
 	$(BIN)/python -m pip install --disable-pip-version-check $(UV) && \
 	    $(UV_SETTINGS) $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu --no-deps $(TORCH) \
-	    || echo "PyTorch's CPU builds cannot be reached: pip installs the one that it finds."
+	    || echo "PyTorch's CPU builds cannot be reached: pip installs the one that it finds, on Linux with 2.8 GB of CUDA libraries. Ctrl-C stops it; TORCH_INDEX=URL names an index of CPU builds."
 endif
 
 clean:

@@ -23,7 +23,7 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
 from . import __version__, ensure_sdk  # noqa: E402
 from .commands import check, compare, judge, kernels, learn, profile, sweep, tune  # noqa: E402
 from .console import streams, terminal  # noqa: E402
-from .errors import StandInError, UsageError  # noqa: E402
+from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
 from .processes import run_script  # noqa: E402
 
@@ -115,6 +115,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of standard output has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        _say(CPU_TORCH)
+        return 2
     except refusals as error:
         _say(with_pointers(str(error) or type(error).__name__))
         streams.abandon()

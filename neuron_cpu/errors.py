@@ -1,5 +1,11 @@
 """Refusals of the SDK stand-in: each is one sentence that says what, expected, got and the mend."""
 
+# What installs PyTorch without CUDA.
+CPU_TORCH = (
+    "PyTorch is not installed, expected it beside neuron_cpu; pip install uv==0.13.9 && uv pip "
+    "install --torch-backend cpu torch takes the CPU build, 0.2 GB where pip alone takes 2.8."
+)
+
 
 class StandInError(RuntimeError):
     """Base of every refusal of the stand-in outside kernels; `str(error)` is the whole sentence."""

@@ -12,7 +12,6 @@ from typing import Any
 from harness import console
 from harness.errors import UserError
 from harness.modes.generate import say_speed
-from harness.output import operators
 from harness.session.building import Loaded, build
 from harness.session.conversation import Conversation, for_turns
 from harness.session.generation import generate_tokens, new_token_limit, reading
@@ -36,8 +35,6 @@ def run(settings: Settings) -> int:
     session = for_turns(open_session(settings, ()))
     conversation = Conversation(session, settings.system)
     loaded = build(session)
-    if settings.enable_nki:
-        operators.report_outside_nki(loaded.folder)
     typed = sys.stdin.isatty()
     if typed:
         _import_line_editing()

@@ -60,7 +60,7 @@ def build(session: Session, role: Optional[Role] = None) -> Loaded:
     busy = f"Waiting for another run that uses {console.shown(folder.parent)}"
     with locked_folder(folder.parent, lambda: console.say(busy)):
         _compile_what_changed(loaded, inputs)
-        with console.step(f"Loading {role.words}"):
+        with console.step(f"Loading {role.words}", least_seconds=1):
             what = f"The compiled model in {folder} cannot be loaded"
             loaded.call(f"{_MODEL}:load", what, folder=folder)
     asked = session.settings.speculation

@@ -111,7 +111,8 @@ LESSONS = (
         "sim_loop_min_max sim_loop_rebinding sim_loop_side_effect sim_nested_device_loops "
         "err_while_loop_requires_unconditional_entry sim_loop_body sim_loop_reduce_target "
         "sim_endless_loop sim_ordered_loop sim_race_of_chosen_rows sim_copies_of_a_kernel "
-        "sim_launch sim_program_axis sim_shared_hbm_differs sim_one_core sim_core_barrier "
+        "sim_grid sim_grid_data sim_launch sim_program_axis sim_shared_hbm_differs "
+        "sim_one_core sim_core_barrier "
         "sim_cores_write_alike sim_lost_product sim_psum_bank sim_inexact_integers "
         "sim_atomic_rmw sim_rmw_operator err_nested_kernel_with_spmd_grid",
     ),
