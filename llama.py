@@ -14,23 +14,24 @@ what lies where at each step.
 What calls what, phase by phase:
 
     linear_kernel                multiply_rows
-    multiply_rows                residual_sum, norm_scales, load_weight, products, token_rows
+    multiply_rows                residual_sum, norm_scales, Linear.load, Piece.product
     swiglu_mlp_kernel            gated_mlp
-    gated_mlp                    residual_sum, norm_scales, InnerTokens.gated, store_product
-    attention_decode_kernel      residual_sum, cached_ahead, decode_step
-    decode_step                  projection, project_qkv, attend_cached, store_product
+    gated_mlp                    residual_sum, norm_scales, InnerTokens.gate, store_product
+    attention_decode_kernel      residual_sum, cached_sequences, decode_step
+    decode_step                  AttentionLayer.projection, project_qkv, attend_cached
+                                 store_product
     attention_prefill_kernel     PromptPlan.of, PromptAttention.run
 
     PromptAttention.run          PromptAttention.run_blocks
     PromptAttention.run_blocks   PromptAttention.start, PromptAttention.attend
     PromptAttention.attend       PromptBlock.groups, take_turns
     take_turns                   GroupAttention.begin, GroupAttention.score, run_all beside them
-    PromptBlock.run              project_tile, PromptBlock.store_output
-    project_qkv                  project_tile
-    project_tile                 rotated_span for queries and keys, value_tile
+    PromptBlock.run              Projection.project, PromptBlock.store_output
+    project_qkv                  Projection.project
+    Projection.project           Projection.rotate for queries and keys, Projection.values
 
-    attention_for_kernels        KernelProjections.converted, layouts_of_ranks
-    mlp_for_kernels              KernelProjections.converted, layouts_of_ranks
+    attention_for_kernels        HeadShape.order, layouts_of_ranks
+    mlp_for_kernels              layouts_of_ranks
 
 Axis letters used throughout:
 
@@ -60,12 +61,11 @@ helpers above them work on tiles that are already on chip. Interfaces follow NxD
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
-import numpy as np
 import torch
 from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
@@ -73,15 +73,12 @@ from neuronx_distributed.parallel_layers.layers import (
     RowParallelLinear,
 )
 from neuronx_distributed.parallel_layers.mappings import (
-    _reduce_scatter_along_dim,
-    gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
 from torch import nn
-from torch_xla.core import xla_model as xm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -103,12 +100,11 @@ SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of SHORT_FEATURES
 LONG_BLOCK = 384  # and beyond
 SHORT_FEATURES = 2048
-HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, which leave it together
+HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, of tokens of one pass over its weight
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
-CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
-CACHES_BYTES = 96 * 1024  # for those of all tiles, which then come before the weights
-VALUE_BYTES = 32 * 1024  # for new values in a tile for each sequence; else these come back from HBM
+CACHE_BYTES = 96 * 1024  # SBUF for the caches of a decode step, which come before the weights
+KEY_BYTES = 64 * 1024  # for their keys on the way, before these are transposed
 DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
@@ -131,7 +127,7 @@ MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 #   context (SBUF)         [128, tiles, T]              heads of a tile  attention of any kind
 #   HF weight              [N, K]                       -                checkpoint
 #   kernel weight (HBM)    [128, N/128 * K/128 * 128]   contraction      kernel_layout(), once
-#   kernel weight (SBUF)   [128, tiles, K/128, 128]     contraction      load_weight()
+#   kernel weight (SBUF)   [128, tiles, K/128, 128]     contraction      Linear.load()
 #
 # Partition p of a hidden state holds the H/128 features from p * H/128 on ("in runs"): a block of
 # tokens in HBM is the plain transpose of its rows, and a partition's part of it is contiguous.
@@ -238,13 +234,8 @@ class HeadShape(NamedTuple):
         return max(1, P_MAX // self.depth)
 
     @property
-    def slots(self) -> int:
-        """Tiles of a head."""
-        return whole_tiles(self.depth)
-
-    @property
     def stacks(self) -> int:
-        return self.slots * math.ceil(self.kv_heads / self.stack)
+        return whole_tiles(self.depth) * math.ceil(self.kv_heads / self.stack)
 
     @property
     def q_tiles(self) -> int:
@@ -260,16 +251,10 @@ class HeadShape(NamedTuple):
         """Features of a token's keys, and of its values."""
         return self.kv_heads * self.head_dim
 
-    def tiles(self, kv_head: int) -> List[Tuple[int, slice]]:
-        """(stack, lanes) of each tile of a KV head: which of the keys, and its partitions."""
-        stack, lane = divmod(kv_head, self.stack)
-        rows = min(self.depth, P_MAX)
-        lanes = slice(lane * rows, (lane + 1) * rows)
-        return [(stack + slot * self.stacks // self.slots, lanes) for slot in range(self.slots)]
-
     def place(self, kv_head: int) -> Tuple[int, slice]:
-        """The first of these."""
-        return self.tiles(kv_head)[0]
+        """(stack, lanes) of a KV head: its tile of the keys, and its partitions there."""
+        (stack, lane), rows = divmod(kv_head, self.stack), min(self.depth, P_MAX)
+        return stack, slice(lane * rows, (lane + 1) * rows)
 
     def leaves_lanes(self) -> bool:
         """Whether tiles of heads have lanes without features."""
@@ -278,10 +263,10 @@ class HeadShape(NamedTuple):
     def order(self, weight: torch.Tensor, group: int) -> torch.Tensor:
         """Rows of ``group`` heads per KV head, head by head -> rows of tiles, zeros where empty."""
         d, stack = self.head_dim, self.stack
-        padded = pad_to(weight, 0, self.stacks // self.slots * stack * group * d)
+        padded = pad_to(weight, 0, math.ceil(self.kv_heads / stack) * stack * group * d)
         heads = padded.view(-1, stack, group, d, weight.shape[1]).transpose(1, 2)
         tiles = pad_tiles(pad_to(heads, 3, self.depth).flatten(2, 3), 2)
-        return tiles.unflatten(2, (self.slots, P_MAX)).permute(2, 0, 1, 3, 4).flatten(0, 3)
+        return tiles.unflatten(2, (-1, P_MAX)).permute(2, 0, 1, 3, 4).flatten(0, 3)
 
 
 # --- Sizes known while tracing --------------------------------------------------------------------
@@ -309,16 +294,16 @@ def token_chunk(bytes_per_token):
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
-def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None):
+def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=PIECE_BYTES):
     """(first, count) of the tiles of output features that are loaded at once, of many tokens in
-    rows of at most ``row_bytes``, PIECE_BYTES if none are given.
+    rows of at most ``row_bytes``.
 
     Many tokens begin with half a piece: their hidden states arrive behind it. The ``last`` weights
     of a kernel end with LAST_PIECE_BYTES, and those before with at most half of the rest: TensorE
     needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
     """
     few, tile_bytes = tokens <= FEW_TOKENS, itemsize * k_tiles * P_MAX
-    most = max(1, (LONG_PIECE_BYTES if few else row_bytes or PIECE_BYTES) // tile_bytes)
+    most = max(1, (LONG_PIECE_BYTES if few else row_bytes) // tile_bytes)
     tail = max(1, LAST_PIECE_BYTES // tile_bytes)
     if last and tiles > tail:
         rest = tiles - tail
@@ -339,25 +324,12 @@ def psum_parts(tiles, tokens):
 
 
 class Block(NamedTuple):
-    """Tokens of hidden states: ``count`` from ``start`` on, of sequences of ``length`` tokens. They
-    lie together @ HBM, or as the Blocks ``inner`` one behind the other."""
+    """Tokens that lie together in hidden states @ HBM: ``count`` from ``start`` on, of sequences of
+    ``length`` tokens."""
 
     start: int
     count: int
     length: int
-    inner: Sequence[Block] = ()
-
-    @classmethod
-    def joined(cls, blocks):
-        """Of Blocks that follow each other."""
-        first, *others = blocks
-        if not others:
-            return first
-        return cls(first.start, sum(block.count for block in blocks), first.length, blocks)
-
-    def in_hbm(self):
-        """(column, Block) of the tokens that lie together."""
-        return [(block.start - self.start, block) for block in self.inner or (self,)]
 
     def parts(self):
         """(sequence, position, column, tokens) of its tiles: up to 128 tokens of one sequence."""
@@ -388,17 +360,15 @@ def token_blocks(features, tokens, length):
     ]
 
 
-def grouped(items, most, sizes=None):
-    """Lists of Blocks that follow each other, of at most so many tokens each, or of other items of
-    such ``sizes``; one at least."""
-    found, total = [], 0
-    for item, size in zip(items, sizes or [block.count for block in items]):
-        if found and total + size <= most:
-            found[-1].append(item)
-            total += size
-        else:
-            found.append([item])
-            total = size
+def grouped(blocks, most):
+    """Lists of Blocks that follow each other, of at most so many tokens each; one at least."""
+    found, total = [], most
+    for block in blocks:
+        if total + block.count > most:
+            found.append([])
+            total = 0
+        found[-1].append(block)
+        total += block.count
     return found
 
 
@@ -425,20 +395,11 @@ def psum_tile(shape):
 
 
 def causal_mask(tokens, dtype):
-    """[tokens, tokens] @ SBUF: 0 where a token (row) sees one, itself and those before."""
+    """[tokens, tokens] @ SBUF: 0 where a token (row) sees one, itself and those before, else
+    MASKED."""
     row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
-    return mask_of(row >= column, tokens, dtype)
-
-
-def mask_of(visible, tokens, dtype):
-    """[tokens, tokens] @ SBUF: 0 where a comparison of row and column holds, else MASKED."""
     mask_sb = nisa.memset((tokens, tokens), 0.0, dtype)
-    return nisa.affine_select(visible, mask_sb, on_false_value=masked(dtype))
-
-
-def load_constant(values, dtype):
-    """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
-    return nl.load(nl.shared_constant(values, dtype=dtype))
+    return nisa.affine_select(row >= column, mask_sb, on_false_value=masked(dtype))
 
 
 Hbm = Any  # a tensor in HBM, or a part of one
@@ -446,111 +407,53 @@ Sbuf = Any  # a tile in SBUF, or a part of one
 
 
 class Linear(NamedTuple):
-    """A linear layer of a kernel: its weight in kernel layout @ HBM, of ``k_tiles`` tiles of K.
-
-    What the layers of this file have none of: scales [128, N/128] fp32 @ SBUF of a quantised
-    weight, by which its products are multiplied, and terms that are ``added`` to these, such as a
-    bias or an adapter. Each contracts some rows more: ``rows(tile, tiles)`` gives those of the
-    weight, each [rows, tiles * 128] @ SBUF, ``inputs(x_sb, token)`` those of tokens [rows, T].
-    """
+    """A linear layer of a kernel: its weight in kernel layout @ HBM, of ``k_tiles`` tiles of K."""
 
     weight_hbm: Hbm
     k_tiles: int
-    scale_sb: Optional[Sbuf] = None
-    added: Sequence[Any] = ()
 
     @property
-    def tiles(self):
+    def tiles(self) -> int:
         """Tiles of 128 output features."""
         return self.weight_hbm.shape[1] // (self.k_tiles * P_MAX)
 
-    def scales(self, first, columns):
-        """Some columns of its scales; None for ones."""
-        return None if self.scale_sb is None else self.scale_sb[:, nl.ds(first, columns)]
-
-    def pieces(self, tokens, last=False, tiles=None, row_bytes=None):
+    def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
         """(first, count) of its tiles, or so many, loaded at once, see ``weight_pieces``."""
         itemsize = self.weight_hbm.itemsize
         return weight_pieces(tiles or self.tiles, self.k_tiles, tokens, last, itemsize, row_bytes)
 
-    def room(self, place, tiles):
-        """[128, tiles, k_tiles, 128] @ SBUF for some of its tiles; where is the compiler's choice,
-        a ``place`` of one's own that of others."""
-        return nl.ndarray((P_MAX, tiles, self.k_tiles, P_MAX), self.weight_hbm.dtype)
-
-    def ready(self, weight_sb):
-        """What is loaded, in a type that TensorE takes."""
-        return weight_sb
-
-    def rows(self, tile, tiles):
-        """Rows of some tiles of features that its terms add."""
-        return [row_sb for term in self.added for row_sb in term.rows(tile, tiles)]
-
-    def inputs(self, x_sb, token):
-        """Inputs of its terms of the tokens x_sb [128, K/128, T] from number ``token`` on."""
-        return [low_sb for term in self.added for low_sb in term.inputs(x_sb, token)]
-
-    def piece(self, weight_sb, first, tiles):
-        """The Piece of tiles that are loaded."""
-        return Piece(weight_sb, self.rows(first, tiles), self.scales(first, tiles))
+    def load(self, first, tiles):
+        """The Piece of some of its tiles."""
+        shape = P_MAX, tiles, self.k_tiles, P_MAX
+        weight_sb = nl.ndarray(shape, self.weight_hbm.dtype)
+        load_weight(self, first, weight_sb)
+        return Piece(first, weight_sb)
 
 
 class Piece(NamedTuple):
-    """Some tiles of a Linear @ SBUF: the weight [128, tiles, K/128, 128], the rows of its terms,
-    and its scales [128, tiles] or None."""
+    """Tiles of a Linear from the ``first`` on @ SBUF [128, tiles, K/128, 128]."""
 
+    first: int
     weight_sb: Sbuf
-    rows_sb: List[Sbuf]
-    scale_sb: Sbuf
 
-    def product(self, x_sb, inputs_sb, part):
-        """A part of ``psum_parts``: W x, and what terms with these inputs add to it [128, tiles,
-        tokens] @ PSUM, and the scales that it still lacks [128, tiles] or None."""
+    def product(self, part, x_sb, block):
+        """A part of ``psum_parts`` of W x [128, tiles, tokens] @ PSUM, of the tokens x_sb [128,
+        K/128, T] of a Block, for which an adapter would ask."""
         tile, tiles, at, tokens = part
-        out_psum = products(self.weight_sb, tile, tiles, x_sb, at, tokens)
-        add_terms(out_psum, self.rows_sb, inputs_sb, tile, at)
-        scale_sb = self.scale_sb
-        return out_psum, None if scale_sb is None else scale_sb[:, nl.ds(tile, tiles)]
+        return products(self.weight_sb, tile, tiles, x_sb, at, tokens)
 
 
-def load_weight(linear, first, tiles, place=0):
-    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each, at a
-    ``place`` as for ``Linear.room``."""
-    weight_hbm, k_tiles = linear.weight_hbm, linear.k_tiles
+def load_weight(linear, first, weight_sb):
+    """Tiles of a kernel weight from the ``first`` on into [128, tiles, k_tiles, 128] @ SBUF, one
+    contiguous row each."""
+    (_, tiles, k_tiles, _), weight_hbm = weight_sb.shape, linear.weight_hbm
     tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, k_tiles, P_MAX))
     # a lone tile, the last of its weight, in rows of LAST_PIECE_BYTES: half is multiplied before
     halved = tiles == 1 and first + 1 == linear.tiles
     each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
-    weight_sb = linear.room(place, tiles)
     for at, size in spans(k_tiles, each):
-        weight_sb[:, :, nl.ds(at, size), :] = nl.load(
-            tiled_hbm[:, nl.ds(first, tiles), nl.ds(at, size), :]
-        )
-    return linear.ready(weight_sb)
-
-
-def times_features(out_sb, x, features_sb):
-    """x [128, tiles, T] times one number a feature, [128, tiles] or None for ones -> out_sb."""
-    tiles, tokens = x.shape[1:]
-    if features_sb is None:
-        out_sb[...] = nisa.tensor_copy(x)
-    elif tokens < tiles:
-        for token in nl.affine_range(tokens):
-            out_sb[:, :, token] = nisa.tensor_tensor(x[:, :, token], features_sb, nl.multiply)
-    else:
-        for tile in nl.affine_range(tiles):
-            out_sb[:, tile, :] = nisa.tensor_scalar(
-                x[:, tile, :], nl.multiply, features_sb[:, nl.ds(tile, 1)]
-            )
-
-
-def times_both(x, other_sb, scale_sb, dtype=None):
-    """x times a tile of its shape and, where there is one, a scale a partition [P, 1]."""
-    if scale_sb is None:
-        return nisa.tensor_tensor(x, other_sb, nl.multiply, dtype=dtype)
-    return nisa.scalar_tensor_tensor(
-        data=x, op0=nl.multiply, operand0=scale_sb, op1=nl.multiply, operand1=other_sb, dtype=dtype
-    )
+        part = nl.ds(at, size)
+        weight_sb[:, :, part, :] = nl.load(tiled_hbm[:, nl.ds(first, tiles), part, :])
 
 
 def products(weight_sb, first, tiles, x_sb, start, tokens):
@@ -566,27 +469,6 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
                 weight_sb[:, first + tile, k, :], x_sb[:, k, nl.ds(start, tokens)]
             )
     return acc_psum
-
-
-def add_terms(acc_psum, rows, inputs, tile, token):
-    """Terms of a Linear added to products [128, tiles, tokens] @ PSUM of tiles from ``tile`` on."""
-    for rows_sb, inputs_sb in zip(rows, inputs):
-        for at in nl.affine_range(acc_psum.shape[1]):
-            acc_psum[:, at, :] += nisa.nc_matmul(
-                rows_sb[:, nl.ds((tile + at) * P_MAX, P_MAX)],
-                inputs_sb[:, nl.ds(token, acc_psum.shape[2])],
-            )
-
-
-def token_rows(rows_sb, out_psum, norm_sb, feature_sb):
-    """Products [128, tiles, T] @ PSUM times the norm's scale of each token [128, T] and, where any,
-    a scale a feature [128, tiles] -> rows_sb [128, T, tiles]."""
-    for token in nl.affine_range(out_psum.shape[2]):
-        row_psum, scale_sb = out_psum[:, :, token], norm_sb[:, nl.ds(token, 1)]
-        if feature_sb is None:
-            rows_sb[:, token, :] = nisa.tensor_scalar(row_psum, nl.multiply, scale_sb)
-        else:
-            rows_sb[:, token, :] = times_both(row_psum, feature_sb, scale_sb)
 
 
 def stored_together(pieces, tokens):
@@ -605,20 +487,17 @@ def stored_together(pieces, tokens):
 def store_product(linear, passed, out_hbm):
     """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
     over the weights. Features lie in runs, so that each partition stores contiguous rows."""
-    count = passed[0][0].shape[2]
-    inputs = [linear.inputs(x_sb, block.start) for x_sb, block in passed]
+    count = passed[0][1].count
     for group in stored_together(linear.pieces(count, last=True), count):
         begin, size = group[0][0], sum(tiles for _, tiles in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, tiles in group:
-            weight_sb = load_weight(linear, first, tiles, first)
-            piece = linear.piece(weight_sb, first, tiles)
-            for (x_sb, block), inputs_sb, out_sb in zip(passed, inputs, outs):
+            piece = linear.load(first, tiles)
+            for (x_sb, block), out_sb in zip(passed, outs):
                 for part in psum_parts(tiles, block.count):
-                    out_psum, scale_sb = piece.product(x_sb, inputs_sb, part)
                     tile, together, at, tokens = part
                     rows, columns = nl.ds(first - begin + tile, together), nl.ds(at, tokens)
-                    times_features(out_sb[:, rows, columns], out_psum, scale_sb)
+                    out_sb[:, rows, columns] = nisa.tensor_copy(piece.product(part, x_sb, block))
         for (_, block), out_sb in zip(passed, outs):
             nl.store(block_part(out_hbm, block, begin, size), out_sb)
 
@@ -651,18 +530,14 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
     """
     k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
     x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype)
-    for column, inner in block.in_hbm():
-        each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // inner.count)
-        for first, tiles in spans(k_tiles, each):
-            part_sb = x_sb[:, nl.ds(first, tiles), nl.ds(column, inner.count)]
-            # DMA wants long rows in SBUF, too: what lies in two blocks comes apart, to be added up
-            two_loads = delta_hbm is not None and block.inner
-            loaded_sb = nl.ndarray(part_sb.shape, x_hbm.dtype) if two_loads else part_sb
-            loaded_sb[...] = nl.load(block_part(x_hbm, inner, first, tiles))
-            if delta_hbm is not None:
-                delta_sb = nl.load(block_part(delta_hbm, inner, first, tiles))
-                part_sb[...] = nisa.tensor_tensor(loaded_sb, delta_sb, nl.add)
-                nl.store(block_part(sum_hbm, inner, first, tiles), part_sb)
+    each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
+    for first, tiles in spans(k_tiles, each):
+        part_sb = x_sb[:, nl.ds(first, tiles), :]
+        part_sb[...] = nl.load(block_part(x_hbm, block, first, tiles))
+        if delta_hbm is not None:
+            delta_sb = nl.load(block_part(delta_hbm, block, first, tiles))
+            part_sb[...] = nisa.tensor_tensor(part_sb, delta_sb, nl.add)
+            nl.store(block_part(sum_hbm, block, first, tiles), part_sb)
     return x_sb
 
 
@@ -698,7 +573,7 @@ def norm_scales(x_sb, norm, parts):
 
     A norm's scale is one number per token, so it may wait until behind the product that reads the
     norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it, and the gain is in
-    the weights, unless these are quantised (``with_gain``).
+    the weights.
     """
     shape = (P_MAX, x_sb.shape[2])
     if norm is None:
@@ -718,16 +593,6 @@ def norm_scales(x_sb, norm, parts):
         total_sb = nisa.tensor_reduce(nl.add, lengths_sb, axis=1)
         down_sb.append(nisa.activation(nl.rsqrt, total_sb, bias=eps_sb[0:size, :], scale=scale))
     return NormScales(along_sb, down_sb)
-
-
-def with_gain(x_sb, gain_sb):
-    """x_sb [128, H/128, T], or times a norm's gain [128, H/128]: in a tile of its own, because the
-    sum's store, which reads x_sb, stands in line behind the weights."""
-    if gain_sb is None:
-        return x_sb
-    out_sb = nl.ndarray(x_sb.shape, x_sb.dtype)
-    times_features(out_sb, x_sb, gain_sb)
-    return out_sb
 
 
 # --- Queries, keys and values ---------------------------------------------------------------------
@@ -756,28 +621,21 @@ def swapped_halves(head_dim, dtype):
     row, head = nl.arange(P_MAX)[:, None, None, None], nl.arange(heads)[None, :, None, None]
     second, lane = nl.arange(2)[None, None, :, None], nl.arange(half)[None, None, None, :]
     partner = head * depth + half - second * half + lane  # of column (head, second, lane)
-    swap_sb = select_equal(row, partner, (P_MAX, heads, 2, half), dtype)
-    if heads * head_dim == P_MAX:
-        return swap_sb.reshape((P_MAX, P_MAX))
-    swap_sb = swap_sb.reshape((P_MAX, heads, head_dim))
-    whole_sb = nisa.memset((P_MAX, P_MAX), 0.0, dtype)
-    for at in nl.static_range(heads):
-        whole_sb[:, nl.ds(at * depth, head_dim)] = nisa.tensor_copy(swap_sb[:, at, :])
-    return whole_sb
+    ones_sb = select_equal(row, partner, (P_MAX, heads, 2, half), dtype)
+    swap_sb = nisa.memset((P_MAX, P_MAX), 0.0, dtype)
+    of_heads = swap_sb[:, 0 : heads * depth].reshape((P_MAX, heads, depth))[:, :, 0:head_dim]
+    of_heads[...] = nisa.tensor_copy(ones_sb.reshape((P_MAX, heads, head_dim)))
+    return swap_sb
 
 
 class AttentionLayer(NamedTuple):
     """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
-    the partial output; constants of the norm; the Linears of Q, K and V together and of the output;
-    tables of cos and sin @ HBM.
-
-    What the models of this file have none of: the norm's gain [128, H/128] @ SBUF, which else is in
-    the weights; a norm over each query and key head, an object with methods ``loaded`` and
-    ``normed``; terms ``added`` to queries, keys and values, an object with a method ``of_tokens``.
-    """
+    the partial output; the norm; the Linears of Q, K and V together and of the output; tables of
+    cos and sin @ HBM; the identity and the permutation that swaps the halves of each head in a tile
+    [128, 128] @ SBUF."""
 
     x_hbm: Hbm
-    delta_hbm: Hbm
+    delta_hbm: Optional[Hbm]
     stream_hbm: Hbm
     out_hbm: Hbm
     norm: Optional[Norm]
@@ -786,180 +644,123 @@ class AttentionLayer(NamedTuple):
     out: Linear
     cos_hbm: Hbm
     sin_hbm: Hbm
-    gain_sb: Optional[Sbuf] = None
-    head_norm: Any = None
-    added: Any = None
+    identity_sb: Sbuf
+    swap_sb: Sbuf
 
     @classmethod
     def of(cls, hidden, norm, heads, weights, tables):
         """All @ HBM: ``hidden`` are x, delta, their sum and the output; ``weights`` those of Q, K
         and V and of the output."""
-        qkv = Linear(weights[0], hidden[0].shape[0] // P_MAX)
-        return cls(*hidden, norm, heads, qkv, Linear(weights[1], heads.q_tiles), *tables)
+        qkv, dtype = Linear(weights[0], hidden[0].shape[0] // P_MAX), hidden[0].dtype
+        linears = qkv, Linear(weights[1], heads.q_tiles)
+        identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
+        swap_sb = swapped_halves(heads.head_dim, dtype)
+        return cls(*hidden, norm, heads, *linears, *tables, identity_sb, swap_sb)
+
+    def projection(self, x_sb, block, parts):
+        """The Projection of a Block's tokens x_sb [128, H/128, T], tiles ``parts`` of them."""
+        scales, columns = norm_scales(x_sb, self.norm, parts), nl.ds(block.start, x_sb.shape[2])
+        tables = [
+            nisa.tensor_tensor(nl.load(table_hbm[:, columns]), scales.along_sb, nl.multiply)
+            for table_hbm in (self.cos_hbm, self.sin_hbm)
+        ]
+        return Projection(self, block, x_sb, scales, *tables, parts)
 
 
 class Projection(NamedTuple):
-    """What the projections to queries, keys and values read of a chunk of tokens @ SBUF.
+    """What the projections to queries, keys and values read of a Block of tokens @ SBUF.
 
-    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales (where
-    heads have no norm of their own), the identity and the permutation that swaps the halves of each
-    head [128, 128], and ``parts``, the tiles of tokens; what the layer has of a ``head_norm`` and
-    of terms ``added`` to queries, keys and values, rows and inputs of each as for ``add_terms``.
+    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, and
+    ``parts``, (start, size) of the tiles of tokens.
     """
 
     layer: AttentionLayer
+    block: Block
     x_sb: Sbuf
     scales: NormScales
     cos_sb: Sbuf
     sin_sb: Sbuf
-    identity_sb: Sbuf
-    swap_sb: Sbuf
-    parts: Any
-    head_norm: Any
-    added: List[Tuple[List[Any], List[Any]]]
+    parts: List[Tuple[int, int]]
 
     @property
     def heads(self) -> HeadShape:
         return self.layer.heads
 
+    def tiles(self):
+        """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and v_sb,
+        one tile [tokens, kv_heads * D] of values per tile of tokens."""
+        heads, dtype = self.heads, self.x_sb.dtype
+        qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, self.x_sb.shape[2]), dtype)
+        return qk_sb, [nl.ndarray((size, heads.kv_features), dtype) for _, size in self.parts]
 
-def projection(x_sb, layer, first_token, parts):
-    """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T], tiles ``parts``
-    of them."""
-    scales, x_sb = norm_scales(x_sb, layer.norm, parts), with_gain(x_sb, layer.gain_sb)
-    columns, heads = nl.ds(first_token, x_sb.shape[2]), layer.heads
-    tables = [nl.load(table_hbm[:, columns]) for table_hbm in (layer.cos_hbm, layer.sin_hbm)]
-    of_heads = None if layer.head_norm is None else layer.head_norm.loaded(layer.norm, heads)
-    if of_heads is None:
-        tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
-    identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
-    swap_sb = None if heads.slots > 1 else swapped_halves(heads.head_dim, x_sb.dtype)
-    added = [((), ())] * 3
-    if layer.added is not None:
-        added = layer.added.of_tokens(x_sb, scales, first_token)
-    return Projection(layer, x_sb, scales, *tables, identity_sb, swap_sb, parts, of_heads, added)
-
-
-def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
-    """Tile ``at`` of the query or key heads of a span of tokens, rotated, into qk_sb[:, at].
-
-    VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
-    halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
-    """
-    columns, which = nl.ds(start, size), 0 if at < p.heads.q_tiles else 1
-    first, scale = (p.heads.q_tiles, 1.0) if which else (0, score_scales(p.heads.head_dim)[0])
-    # W x [128, size] @ PSUM, H/128 passes of its columns
-    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
-    add_terms(x_psum, *p.added[which], at - first, start)
-    x = x_psum[:, 0, :]
-    scale_sb = p.layer.qkv.scales(at, 1)
-    if p.head_norm is not None:
-        x, scale_sb = p.head_norm.normed(p, x, columns, which, scale_sb), None
-    # x cos and x sin, times the norm's scale unless that is in x: they leave PSUM one after another
-    terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
-    terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], scale_sb)
-    terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], scale_sb)
-    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    if p.heads.slots > 1:
-        halves = p.heads.stacks // 2 * (1 if which else p.heads.group)
-        second = at - first >= halves
-        other = qk_sb[:, at - halves if second else at + halves, columns]
-        return add_half(terms_sb, qk_sb[:, at, columns], other, second, scale, zero_sb)
-    # their sum [128, size], two passes: x cos as it is, x sin with the halves of heads exchanged
-    rotated_psum = psum_zeros((P_MAX, size))
-    rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
-    rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
-    qk_sb[:, at, columns] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
-
-
-def add_half(terms_sb, half, other, second, scale, zero_sb):
-    """Rotation of a head of two tiles, x cos and x sin of one [128, 2, T] into its ``half`` [128,
-    T] and the ``other``: the first leaves its terms in both; the ``second``, which comes later,
-    adds its own."""
-    if not second:
-        half[...] = nisa.tensor_copy(terms_sb[:, 0, :])
-        other[...] = nisa.tensor_copy(terms_sb[:, 1, :])
-        return
-    for part, term, op in ((other, 1, nl.subtract), (half, 0, nl.add)):
-        sum_sb = nisa.tensor_tensor(part, terms_sb[:, term, :], op, dtype=nl.float32)
-        part[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
-
-
-def value_tile(p, weight_sb, tile, start, v_sb):
-    """A tile of features of V of every tile of tokens into the columns from ``start`` on.
-
-    Tokens are stationary here: they land on partitions, where the sums over keys contract them.
-    """
-    width = min(P_MAX, v_sb[0].shape[1] - start)
-    for (at, size), norm_sb, rows_sb in zip(p.parts, p.scales.down_sb, v_sb):
-        acc_psum = psum_zeros((size, width))
-        for k in nl.affine_range(p.x_sb.shape[1]):
-            acc_psum[...] += nisa.nc_matmul(
-                p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
-            )
-        for b_sb, low_sb in zip(*p.added[2]):
-            acc_psum[...] += nisa.nc_matmul(
-                low_sb[:, nl.ds(at, size)], b_sb[:, nl.ds(start, width)]
-            )
-        scale_sb = p.layer.qkv.scales(p.heads.qk_tiles + start, width)
-        if scale_sb is None:
-            rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
+    def project(self, piece, at, span, qk_sb, v_sb):
+        """Tile ``at`` of queries, keys and values by the Piece that holds it: of queries or keys a
+        span of tokens, rotated, of values all tokens."""
+        tile = at - piece.first
+        if at < self.heads.qk_tiles:
+            self.rotate(piece, tile, span, qk_sb[:, at, nl.ds(*span)], at < self.heads.q_tiles)
         else:
-            rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, scale_sb[0:size, :], norm_sb)
+            self.values(piece, tile, (at - self.heads.qk_tiles) * P_MAX, v_sb)
 
+    def rotate(self, piece, tile, span, out_sb, of_queries):
+        """A tile of query or key heads of a span of tokens, rotated, into out_sb [128, size]."""
+        # W x [128, size] @ PSUM, H/128 passes of its columns
+        x_psum = piece.product((tile, 1, *span), self.x_sb, self.block)
+        self.turn(x_psum[:, 0, :], nl.ds(*span), out_sb, of_queries)
 
-def project_tile(p, loaded, at, span, qk_sb, v_sb):
-    """Tile ``at`` of queries, keys and values by what is ``loaded``, a weight and the tile's place
-    in it: of queries or keys a span of tokens, rotated, of values all tokens."""
-    if at < p.heads.qk_tiles:
-        rotated_span(p, *loaded, qk_sb, at, *span)
-    else:
-        value_tile(p, *loaded, (at - p.heads.qk_tiles) * P_MAX, v_sb)
+    def turn(self, x, columns, out_sb, of_queries):
+        """The rotation itself, of x [128, size] at these columns of the tables.
 
+        VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
+        halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
+        """
+        # x cos and x sin, times the norm's scale: they leave PSUM one after another
+        terms_sb = nl.ndarray((P_MAX, 2, x.shape[1]), self.x_sb.dtype)
+        terms_sb[:, 0, :] = nisa.tensor_tensor(x, self.cos_sb[:, columns], nl.multiply)
+        terms_sb[:, 1, :] = nisa.tensor_tensor(x, self.sin_sb[:, columns], nl.multiply)
+        # their sum [128, size], two passes: x cos as it is, x sin with halves of heads exchanged
+        rotated_psum = psum_zeros(x.shape)
+        rotated_psum[...] += nisa.nc_matmul(self.layer.identity_sb, terms_sb[:, 0, :])
+        rotated_psum[...] += nisa.nc_matmul(self.layer.swap_sb, terms_sb[:, 1, :])
+        scale = score_scales(self.heads.head_dim)[0] if of_queries else 1.0
+        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+        out_sb[...] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
 
-def qkv_tiles(p):
-    """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
-    [tokens, kv_heads * D] of values per tile of tokens."""
-    heads, dtype = p.heads, p.x_sb.dtype
-    qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, p.x_sb.shape[2]), dtype)
-    return qk_sb, [nl.ndarray((size, heads.kv_features), dtype) for _, size in p.parts]
+    def values(self, piece, tile, start, v_sb):
+        """A tile of features of V of every tile of tokens into the columns from ``start`` on.
+
+        Tokens are stationary here: they land on partitions, where the sums over keys contract them.
+        """
+        width = min(P_MAX, self.heads.kv_features - start)
+        for (at, size), norm_sb, rows_sb in zip(self.parts, self.scales.down_sb, v_sb):
+            acc_psum = psum_zeros((size, width))
+            for k in nl.affine_range(self.x_sb.shape[1]):
+                acc_psum[...] += nisa.nc_matmul(
+                    self.x_sb[:, k, nl.ds(at, size)], piece.weight_sb[:, tile, k, 0:width]
+                )
+            rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
 
 
 def project_qkv(p):
-    """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
-    tokens, (qk_sb, v_sb) = p.x_sb.shape[2], qkv_tiles(p)
+    """Q, K and V of a few tokens -> the tiles of ``Projection.tiles``."""
+    tokens, (qk_sb, v_sb) = p.x_sb.shape[2], p.tiles()
     for first, count in p.layer.qkv.pieces(tokens):
-        weight_sb = load_weight(p.layer.qkv, first, count)
-        for tile in nl.static_range(count):
-            project_tile(p, (weight_sb, tile), first + tile, (0, tokens), qk_sb, v_sb)
+        piece = p.layer.qkv.load(first, count)
+        for at in range(first, first + count):
+            p.project(piece, at, (0, tokens), qk_sb, v_sb)
     return qk_sb, v_sb
-
-
-def value_parts(parts, tokens, heads, itemsize):
-    """(start, size) of the tiles of tokens whose values are projected: ``parts``, which attention
-    takes one by one, where their tiles have room in SBUF, else 128 tokens each."""
-    each = heads.kv_features * itemsize
-    return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
 
 
 def key_rows(qk_sb, start, tokens, heads):
     """Keys of a span of tokens, behind their queries -> rows [tokens, kv_heads * D] @ SBUF."""
-    d, rows = heads.head_dim, min(heads.depth, P_MAX)
-    rows_sb = nl.ndarray((tokens, heads.kv_features), qk_sb.dtype)
+    d, depth = heads.head_dim, heads.depth
+    rows_sb = nl.ndarray((tokens, heads.kv_heads, d), qk_sb.dtype)
     for first, count in spans(heads.kv_heads, heads.stack):
-        for slot, (stack, _) in enumerate(heads.tiles(first)):
-            rows_psum = psum_tile((tokens, count * rows))
-            rows_psum[...] = nisa.nc_transpose(
-                qk_sb[0 : count * rows, heads.q_tiles + stack, nl.ds(start, tokens)]
-            )
-            if d % rows == 0:
-                columns = nl.ds(first * d + slot * rows, count * rows)
-                rows_sb[:, columns] = nisa.tensor_copy(rows_psum)
-                continue
-            for at in nl.static_range(count):
-                columns = nl.ds((first + at) * d, d)
-                rows_sb[:, columns] = nisa.tensor_copy(rows_psum[:, nl.ds(at * rows, d)])
-    return rows_sb
+        tile, rows_psum = heads.q_tiles + heads.place(first)[0], psum_tile((tokens, count * depth))
+        rows_psum[...] = nisa.nc_transpose(qk_sb[0 : count * depth, tile, nl.ds(start, tokens)])
+        features_psum = rows_psum.reshape((tokens, count, depth))[:, :, 0:d]
+        rows_sb[:, nl.ds(first, count), :] = nisa.tensor_copy(features_psum)
+    return rows_sb.reshape((tokens, heads.kv_features))
 
 
 # --- Attention ------------------------------------------------------------------------------------
@@ -987,11 +788,6 @@ def negated_maximum(scores_sb, scale):
     if scale == 1.0:
         return neg_max_sb
     return nisa.tensor_scalar(neg_max_sb, nl.multiply, scale, dtype=nl.float32)
-
-
-def divided(values, weight_sum, dtype):
-    """Weighted values [Q, n] by the sum of their weights [Q, 1] @ SBUF."""
-    return nisa.tensor_scalar(values, nl.multiply, nisa.reciprocal(weight_sum), dtype=dtype)
 
 
 # --- Attention of a prompt ------------------------------------------------------------------------
@@ -1056,8 +852,6 @@ AUGMENTED = 1 + GROUP_HEADS  # rows behind the features of keys: the mask, and o
 LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
 PROMPT_BYTES = 154 * 1024  # SBUF for what stays of a prompt: steps need some 20 KiB more
 
-Sbuf = Any  # a tensor of nl.ndarray; names end in _sb, _psum or _hbm
-
 
 class PromptConstants(NamedTuple):
     """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity [128, 128]; the triangle
@@ -1070,14 +864,13 @@ class PromptConstants(NamedTuple):
     own_sb: Sbuf
 
     @classmethod
-    def of(cls, dtype):
+    def of(cls, layer):
         """Made on chip: a constant would take its turn in the queues of DMA."""
         row, head = nl.arange(AUGMENTED)[:, None], nl.arange(GROUP_HEADS)[None, :]
+        dtype, zero_sb = layer.x_hbm.dtype, nisa.memset((P_MAX, 1), 0.0, nl.float32)
         own_sb = select_equal(row, head + 1, (AUGMENTED, GROUP_HEADS), dtype)
         own_sb[0:1, :] = nisa.memset((1, GROUP_HEADS), 1.0, dtype)
-        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-        eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
-        return cls(zero_sb, eye_sb, causal_mask(P_MAX, dtype), own_sb)
+        return cls(zero_sb, layer.identity_sb, causal_mask(P_MAX, dtype), own_sb)
 
 
 def contraction(rows):
@@ -1287,26 +1080,28 @@ class GroupAttention(NamedTuple):
 # A prompt passes in blocks of 256 tokens (384 of wide models). While one attends, TensorE
 # multiplies the contexts of the block before it with the output's weight and projects the block
 # behind it. Work is a list of steps, (what, number), in the order in which they are issued:
-# what.run(number) loads a piece of a weight, projects a tile of features, multiplies two tiles of
-# the output, or weighs a tile of keys.
+# what.run(number) projects a tile of features, multiplies two tiles of the output, or weighs a tile
+# of keys.
 
 
 class WeightPieces(NamedTuple):
-    """A Linear whose tiles are loaded piece by piece: (first, count) of each piece in ``spans``,
-    and those that are there [128, count, K/128, 128] @ SBUF."""
+    """A Linear whose weight is loaded piece by piece, each where a tile of it is first asked for:
+    (first, count) of each in ``spans``, and the Pieces that are there."""
 
     linear: Linear
     spans: List[Tuple[int, int]]
-    pieces_sb: List[Sbuf]
+    loaded: List[Optional[Piece]]
 
-    def run(self, n):
-        """Load the ``n``-th piece."""
-        self.pieces_sb[n] = load_weight(self.linear, *self.spans[n])
+    @classmethod
+    def of(cls, linear, spans):
+        return cls(linear, spans, [None for _ in spans])
 
-    def tile(self, at):
-        """(the piece that holds a tile of features, the tile's place in it)."""
+    def piece(self, at):
+        """The Piece that holds a tile of features."""
         n = [first <= at < first + count for first, count in self.spans].index(True)
-        return self.pieces_sb[n], at - self.spans[n][0]
+        if self.loaded[n] is None:
+            self.loaded[n] = self.linear.load(*self.spans[n])
+        return self.loaded[n]
 
 
 def prompt_weights(layer, tokens):
@@ -1315,14 +1110,13 @@ def prompt_weights(layer, tokens):
     others = qkv.pieces(tokens, tiles=qkv.tiles - q_tiles, row_bytes=most)
     queries = qkv.pieces(tokens, tiles=q_tiles, row_bytes=most)
     of_qkv = [*((q_tiles + at, size) for at, size in others), *queries]
-    of_out = out.pieces(tokens, last=True, row_bytes=most)
-    both = (qkv, of_qkv), (out, of_out)
-    return [WeightPieces(linear, pieces, [None for _ in pieces]) for linear, pieces in both]
+    outputs = out.pieces(tokens, last=True, row_bytes=most)
+    return WeightPieces.of(qkv, of_qkv), WeightPieces.of(out, outputs)
 
 
 class PromptBlock(NamedTuple):
     """A Block under way: what is projected of it @ SBUF, qk_sb [128, tiles, count] and v_sb as
-    ``qkv_tiles`` has them, and the WeightPieces of both projections; ``loads``: none are there."""
+    ``Projection.tiles`` has them, and the WeightPieces of both linear layers."""
 
     block: Block
     p: Projection
@@ -1330,17 +1124,15 @@ class PromptBlock(NamedTuple):
     v_sb: List[Sbuf]
     qkv: WeightPieces
     out: WeightPieces
-    loads: bool
 
     @classmethod
-    def of(cls, block, layer, weights, loads):
+    def of(cls, block, layer, weights):
         """The first weights come before the hidden states [128, H/128, count]."""
-        if loads:
-            weights[0].run(0)
+        weights[0].piece(layer.heads.q_tiles)
         x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
-        p = projection(x_sb, layer, block.start, parts)
-        return cls(block, p, *qkv_tiles(p), *weights, loads)
+        p = layer.projection(x_sb, block, parts)
+        return cls(block, p, *p.tiles(), *weights)
 
     @property
     def context_sb(self) -> Sbuf:
@@ -1348,31 +1140,20 @@ class PromptBlock(NamedTuple):
         return self.qk_sb[:, 0 : self.p.heads.q_tiles, :]
 
     def projections(self):
-        """Work: pieces of the weights, if they are to be loaded, each before its tiles; H/128
-        passes of the block's tokens for every tile."""
-        work = []
-        for n, (first, count) in enumerate(self.qkv.spans):
-            work += [(self.qkv, n)] if self.loads and n else []
-            work += [(self, first + at) for at in range(count)]
-        return work
+        """Work: a tile of keys, values or queries at a time, H/128 passes of the block's tokens."""
+        return [(self, first + at) for first, count in self.qkv.spans for at in range(count)]
 
     def outputs(self):
-        """Work: two tiles of the output at a time, numbered behind those of Q, K and V, and before
-        them the pieces that begin there; of few tokens one step."""
-        work, tiles, out = [], self.qkv.linear.tiles, self.out
-        if self.loads and self.block.count <= P_MAX:
-            return [(self, tiles)]
-        for at, size in spans(out.linear.tiles, 2):
-            begun = [n for n, (first, _) in enumerate(out.spans) if at <= first < at + size]
-            work += [(out, n) for n in begun] if self.loads else []
-            work.append((self, tiles + at))
-        return work
+        """Work: two tiles of the output at a time, numbered behind those of Q, K and V; of few
+        tokens one step."""
+        tiles, few = self.qkv.linear.tiles, self.block.start + self.block.count <= P_MAX
+        return [(self, tiles + at) for at in range(0, 1 if few else self.out.linear.tiles, 2)]
 
     def run(self, at):
         """A tile of queries, keys or values of all tokens, or two of the output."""
         if at < self.qkv.linear.tiles:
             span = 0, self.block.count
-            project_tile(self.p, self.qkv.tile(at), at, span, self.qk_sb, self.v_sb)
+            self.p.project(self.qkv.piece(at), at, span, self.qk_sb, self.v_sb)
         else:
             self.store_output(at - self.qkv.linear.tiles)
 
@@ -1380,18 +1161,17 @@ class PromptBlock(NamedTuple):
         """Two tiles of the output [128, 2, count], a pass of all tokens for each tile of contexts,
         stored together; of few tokens all tiles."""
         out, out_hbm, count = self.out.linear, self.p.layer.out_hbm, self.block.count
-        if self.loads and count <= P_MAX:
+        if self.block.start + count <= P_MAX:
             store_product(out, [(self.context_sb, self.block)], out_hbm)
             return
         tiles = min(2, out.tiles - first)
         out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
         for n in nl.static_range(tiles):
-            weight_sb, tile = self.out.tile(first + n)
-            out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
+            piece = self.out.piece(first + n)
+            part = first + n - piece.first, 1, 0, count
+            out_psum = piece.product(part, self.context_sb, self.block)
             out_sb[:, nl.ds(n, 1), :] = nisa.tensor_copy(out_psum)
-        for column, block in self.block.in_hbm():
-            part_hbm = block_part(out_hbm, block, first, tiles)
-            nl.store(part_hbm, out_sb[:, :, nl.ds(column, block.count)])
+        nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
 
     def groups(self, sequences, constants):
         """GroupAttention of all its queries; KV heads of a tile of qk_sb follow each other.
@@ -1446,39 +1226,37 @@ class PromptPlan(NamedTuple):
     overlap: bool
 
     @classmethod
-    def fitting(cls, layer, tokens, length):
-        """Those of these plans, fastest first, that fit. Where weights come again, up to 512
-        tokens of wide models are one block: DMA takes longer for these than TensorE for 256."""
-        blocks = token_blocks(layer.x_hbm.shape[0], tokens, length)
-        plans = [cls(blocks, True, True), cls(blocks, False, True), cls(blocks, False, False)]
-        if layer.x_hbm.shape[0] > SHORT_FEATURES and length <= MOVING_MAX:
-            joined = [Block.joined(some) for some in grouped(blocks, MOVING_MAX)]
-            plans[1:1] = [cls(joined, False, True), cls(joined, False, False)]
-        return [plan for plan in plans if plan.bytes(layer, tokens) <= PROMPT_BYTES]
+    def fitting(cls, features, heads, tokens, length, itemsize):
+        """Those of these plans, fastest first, that fit."""
+        blocks = token_blocks(features, tokens, length)
+        plans = cls(blocks, True, True), cls(blocks, False, True), cls(blocks, False, False)
+        sizes = features // P_MAX, heads, itemsize
+        return [plan for plan in plans if plan.bytes(*sizes) <= PROMPT_BYTES]
 
     @classmethod
-    def of(cls, layer, tokens, length):
+    def of(cls, layer, length):
         """The fastest."""
-        plans = cls.fitting(layer, tokens, length)
+        (features, tokens), itemsize = layer.x_hbm.shape, layer.x_hbm.itemsize
+        plans = cls.fitting(features, layer.heads, tokens, length, itemsize)
         assert plans, (
             f"attention of a prompt of {length} tokens keeps more than {PROMPT_BYTES} bytes of a "
             "partition; take a higher degree, or llama_extended.py"
         )
         return plans[0]
 
-    def bytes(self, layer, tokens):
-        """Bytes per partition of what stays in SBUF for so many tokens: weights, else four pieces
-        of them; keys and values of the sequences under way; hidden states of the block behind;
-        queries and keys of up to three blocks."""
-        heads, k_tiles, block = layer.heads, layer.qkv.k_tiles, self.blocks[0]
-        rows = layer.qkv.tiles * k_tiles + layer.out.tiles * heads.q_tiles
+    def bytes(self, k_tiles, heads, itemsize):
+        """Bytes per partition of what stays in SBUF: weights, else four pieces of them; keys and
+        values of the sequences under way; where blocks overlap the hidden states of the one behind,
+        queries and keys of three."""
+        block, several = self.blocks[0], self.overlap and len(self.blocks) > 1
+        rows = (heads.qk_tiles + whole_tiles(heads.kv_features) + heads.q_tiles) * k_tiles
         sequences = max(1, block.count // block.length)
-        if self.overlap and tokens > max(block.length, block.count):
+        if several and self.blocks[-1].start >= block.length:
             sequences *= 2
         keys = sequences * whole_tiles(block.length) * heads.kv_heads * (P_MAX + heads.head_dim + 1)
-        tiles = 2 * k_tiles + 3 * heads.qk_tiles if self.overlap else k_tiles + heads.qk_tiles
+        tiles = 2 * k_tiles + 3 * heads.qk_tiles if several else k_tiles + heads.qk_tiles
         numbers = keys + block.count * tiles + (rows * P_MAX if self.stay else 0)
-        return numbers * layer.x_hbm.itemsize + (0 if self.stay else 4 * BLOCK_PIECE_BYTES)
+        return numbers * itemsize + (0 if self.stay else 4 * BLOCK_PIECE_BYTES)
 
 
 class PromptAttention(NamedTuple):
@@ -1513,11 +1291,10 @@ class PromptAttention(NamedTuple):
         run_all(before.outputs())
 
     def start(self, block, weights):
-        """The PromptBlock of a Block. Weights that stay are loaded with the first one."""
+        """The PromptBlock of a Block."""
         if not self.plan.stay:
             weights = prompt_weights(self.layer, block.count)
-        loads = not self.plan.stay or block.start == 0
-        return PromptBlock.of(block, self.layer, weights, loads)
+        return PromptBlock.of(block, self.layer, weights)
 
     def keep_keys(self, rows):
         """Keys and values of a PromptBlock, for its own queries and those behind it."""
@@ -1592,52 +1369,11 @@ def cache_runs(length, most=P_MAX):
     return length // runs, runs
 
 
-class Cache(NamedTuple):
-    """Keys and values @ HBM [B, kv_heads, L, D], and bias [B, n] of their first n keys."""
-
-    keys_hbm: Hbm
-    values_hbm: Hbm
-    bias_hbm: Hbm
-
-    @property
-    def length(self) -> int:
-        """Keys of a sequence."""
-        return self.bias_hbm.shape[1]
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of a number in SBUF: fp8 keys are transposed into the type of x."""
-        return max(2, self.keys_hbm.itemsize)
-
-
-def decode_runs(keys_hbm):
-    """(lanes, runs) of a decode step's cache [B, kv_heads, L, D]: KV heads share the partitions.
-
-    So a row of DMA is kv_heads times as long, and one product over all partitions serves all heads.
-    """
-    return cache_runs(keys_hbm.shape[2], P_MAX // keys_hbm.shape[1])
-
-
 def decode_bytes(length, heads, itemsize):
     """Bytes per partition that a sequence's cache takes in a decode step: keys transposed, a row
-    of the mask, and values, twice while GpSimdE puts ones behind them."""
-    kept = length * (heads.stacks + 1)
-    kept += 2 * cache_runs(length, P_MAX // heads.kv_heads)[1] * (heads.head_dim + 1)
-    return itemsize * kept
-
-
-def sequences_at_once(cache, heads):
-    """Sequences of a decode step that share a tile of scores."""
-    each = decode_bytes(cache.length, heads, cache.itemsize)
-    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // each))
-
-
-def caches_stay(cache, heads):
-    """Whether transposed keys, a row of the mask and values of all sequences of a decode step have
-    room in SBUF beside its weights."""
-    batch, _, length, d = cache.keys_hbm.shape
-    columns = length * (heads.stacks + 1) + decode_runs(cache.keys_hbm)[1] * (d + 1)
-    return cache.itemsize * batch * columns <= CACHES_BYTES
+    of the mask, and values."""
+    runs = cache_runs(length, P_MAX // heads.kv_heads)[1]
+    return itemsize * (length * (heads.stacks + 1) + runs * (heads.head_dim + 1))
 
 
 class CachedSequences(NamedTuple):
@@ -1661,53 +1397,22 @@ class CachedSequences(NamedTuple):
         return self.k_sb.shape[2] - self.count
 
 
-def key_room(shape, heads, dtype):
-    """Room for keys in rows [*shape, depth] @ SBUF, zeros where features are fewer."""
-    if heads.depth == heads.head_dim:
-        return nl.ndarray((*shape, heads.depth), dtype)
-    return nisa.memset((*shape, heads.depth), 0.0, dtype)
-
-
-class CachedRows(NamedTuple):
-    """Keys of a sequence's cached tokens @ SBUF, [lanes, heads, tiles, D]."""
-
-    rows_sb: Sbuf
-
-    @property
-    def tiles(self) -> int:
-        return self.rows_sb.shape[2]
-
-    def tile(self, first, count, tile, features):
-        """A tile of ``count`` heads from the ``first`` on, some features: [lanes, count, n]."""
-        return self.rows_sb[:, nl.ds(first, count), tile, features]
-
-    def transposed(self, first, count, start, tiles, half=0):
-        """Of keys ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
-        PSUM, as many as share a bank: a transpose of all heads for each tile, of D above 128 for
-        each ``half``."""
-        lanes, *_, depth = self.rows_sb.shape
-        rows = min(depth, P_MAX)
-        transposed_psum = psum_tile((count * rows, tiles, lanes))
-        for t in nl.affine_range(tiles):
-            tile_sb = self.tile(first, count, start + t, nl.ds(half * rows, rows))
-            transposed_psum[:, t, :] = nisa.nc_transpose(tile_sb)
-        return transposed_psum
-
-
-def stack_keys(k_sb, keys, first_slot, first_column, heads, first_head=0, count=None):
-    """Transpose ``count`` heads of CachedRows, all of them by default, of which the first is
-    ``first_head``, into a sequence's slots of k_sb [128, slots, keys]: as many tiles as share a
-    PSUM bank are transposed, lanes columns each, and leave it together."""
-    lanes = keys.rows_sb.shape[0]
-    for head, stacked in spans(count or heads.kv_heads, heads.stack):
-        for half, (stack, _) in enumerate(heads.tiles(first_head + head)):
-            for at, together in spans(keys.tiles, MOVING_MAX // lanes):
-                transposed_psum = keys.transposed(head, stacked, at, together, half)
-                rows, columns = transposed_psum.shape[0], together * lanes
-                place = nl.ds(first_column + at * lanes, columns)
-                k_sb[0:rows, first_slot + stack, place] = nisa.tensor_copy(
-                    transposed_psum.reshape((rows, columns))
-                )
+def stack_keys(k_sb, rows, first_slot, first_column, heads, first_head=0):
+    """Transpose keys into a sequence's slots of k_sb [128, slots, keys]. ``rows`` are tiles of
+    lanes keys, each [lanes, some heads, depth] @ SBUF, the first of which is ``first_head``. As
+    many tiles as share a PSUM bank are transposed, a stack of heads at once, and leave it together.
+    """
+    lanes, count, depth = rows[0].shape
+    for head, stacked in spans(count, heads.stack):
+        slot, features = first_slot + heads.place(first_head + head)[0], stacked * depth
+        for at, together in spans(len(rows), MOVING_MAX // lanes):
+            keys_psum = psum_tile((features, together, lanes))
+            for n in nl.static_range(together):
+                keys_psum[:, n, :] = nisa.nc_transpose(rows[at + n][:, nl.ds(head, stacked), :])
+            columns = nl.ds(first_column + at * lanes, together * lanes)
+            k_sb[0:features, slot, columns] = nisa.tensor_copy(
+                keys_psum.reshape((features, together * lanes))
+            )
 
 
 def room_for_keys(bias_hbm, first, count, heads):
@@ -1724,29 +1429,39 @@ def room_for_keys(bias_hbm, first, count, heads):
     if count == 1:
         mask_sb[:, new] = nisa.memset((1, 1), 0.0, dtype)
     else:
-        mask_sb[:, new] = load_constant(masked(dtype) * (1.0 - np.eye(count)), dtype)
+        row, column = nl.arange(count)[:, None], nl.arange(count)[None, :]
+        own_sb = select_equal(row, column, (count, count), dtype)  # 1 and 0 to 0 and MASKED
+        mask_sb[:, new] = nisa.tensor_scalar(
+            own_sb, nl.subtract, 1.0, op1=nl.multiply, operand1=-masked(dtype)
+        )
     return k_sb, mask_sb
 
 
-def cached_sequences(cache, first, count, heads):
-    """CachedSequences of a decode step.
+def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
+    """CachedSequences of a decode step, of keys and values @ HBM [B, kv_heads, L, D] and the bias
+    of keys [B, L].
 
     TensorE takes fp8 as it is: keys leave PSUM in the type of x, which those of new tokens have,
     values stay as they are.
     """
-    (batch, kv_heads, _, d), (lanes, tiles) = cache.keys_hbm.shape, decode_runs(cache.keys_hbm)
-    partitions = kv_heads * lanes
-    keys_hbm = cache.keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
-    values_hbm = cache.values_hbm.reshape((batch, partitions, tiles, d))
-    k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
-    together = CACHE_BYTES // (keys_hbm.itemsize * tiles * heads.depth * heads.stack)
+    batch, kv_heads, length, d = keys_hbm.shape
+    # KV heads share the partitions: a row of DMA is kv_heads times as long, and one product over
+    # all partitions serves all heads
+    lanes, tiles = cache_runs(length, P_MAX // kv_heads)
+    partitions, whole = kv_heads * lanes, heads.depth == d
+    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
+    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
+    k_sb, mask_sb = room_for_keys(bias_hbm, first, count, heads)
+    together = KEY_BYTES // (keys_hbm.itemsize * tiles * heads.depth * heads.stack)
     for b in nl.affine_range(count):
         # keys [lanes, some heads, tiles, D], rows of tiles * D
         for start, some in spans(kv_heads, max(1, together) * heads.stack):
-            rows_sb = key_room((lanes, some, tiles), heads, keys_hbm.dtype)
+            shape, dtype = (lanes, some, tiles, heads.depth), keys_hbm.dtype
+            rows_sb = nl.ndarray(shape, dtype) if whole else nisa.memset(shape, 0.0, dtype)
             for head in nl.affine_range(some):
                 rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, start + head, :, :, :])
-            stack_keys(k_sb, CachedRows(rows_sb), b * heads.stacks, 0, heads, start, some)
+            rows = [rows_sb[:, :, tile, :] for tile in range(tiles)]
+            stack_keys(k_sb, rows, b * heads.stacks, 0, heads, start)
     # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
     # other in HBM; GpSimdE puts ones behind
     v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
@@ -1770,10 +1485,10 @@ def decode_queries(qk_sb, cache, heads):
     for b in nl.static_range(count):
         for kv_head in nl.static_range(heads.kv_heads):
             place = nl.ds(b * heads.q_heads + kv_head * group, group)
-            for stack, lanes in heads.tiles(kv_head):
-                q_sb[lanes, b * heads.stacks + stack, place] = nisa.tensor_copy(
-                    qk_sb[lanes, nl.ds(stack * group, group), cache.first + b]
-                )
+            stack, lanes = heads.place(kv_head)
+            q_sb[lanes, b * heads.stacks + stack, place] = nisa.tensor_copy(
+                qk_sb[lanes, nl.ds(stack * group, group), cache.first + b]
+            )
     if count == 1:
         return q_sb, nisa.memset((1, rows), 1.0, dtype)
     shape = count, count, heads.q_heads
@@ -1873,56 +1588,46 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     new_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
     # of 128 cached keys and for each head's new keys; divided by the last column, it is transposed
-    transposed = [psum_tile((rows, heads.q_heads, count)) for _, rows in spans(d, P_MAX)]
+    contexts_psum = psum_tile((d, heads.q_heads, count))
     for b in nl.affine_range(count):
-        out_psum = psum_zeros((heads.q_heads, d + 1))
+        sums_psum = psum_zeros((heads.q_heads, d + 1))
         for t in nl.affine_range(cache.v_sb.shape[2]):
-            out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
+            sums_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
         for head in nl.affine_range(heads.kv_heads):
             rows = nl.ds(b * heads.q_heads, heads.q_heads)
-            out_psum[...] += nisa.nc_matmul(new_sb[:, head, rows], new_values_sb[:, head, :])
-        rows_sb = divided(out_psum[:, 0:d], out_psum[:, d : d + 1], context_sb.dtype)
-        for slot, transposed_psum in enumerate(transposed):
-            features = nl.ds(slot * P_MAX, transposed_psum.shape[0])
-            transposed_psum[:, :, b] = nisa.nc_transpose(rows_sb[:, features])
+            sums_psum[...] += nisa.nc_matmul(new_sb[:, head, rows], new_values_sb[:, head, :])
+        inverse_sb = nisa.reciprocal(sums_psum[:, d : d + 1])
+        rows_sb = nisa.tensor_scalar(
+            sums_psum[:, 0:d], nl.multiply, inverse_sb, dtype=context_sb.dtype
+        )
+        contexts_psum[:, :, b] = nisa.nc_transpose(rows_sb)
     # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
     for kv_head in nl.static_range(heads.kv_heads):
-        for transposed_psum, (stack, lanes) in zip(transposed, heads.tiles(kv_head)):
-            lanes, tiles = nl.ds(lanes.start, transposed_psum.shape[0]), nl.ds(stack * group, group)
-            context_sb[lanes, tiles, nl.ds(cache.first, count)] = nisa.tensor_copy(
-                transposed_psum[:, nl.ds(kv_head * group, group), :]
-            )
+        stack, lanes = heads.place(kv_head)
+        own, tiles = nl.ds(kv_head * group, group), nl.ds(stack * group, group)
+        place = context_sb[nl.ds(lanes.start, d), tiles, nl.ds(cache.first, count)]
+        place[...] = nisa.tensor_copy(contexts_psum[:, own, :])
 
 
-def cached_ahead(cache, heads):
-    """(first, count) of sequences whose scores share a tile, and their CachedSequences where those
-    of all have room beside the weights, else None."""
-    parts = spans(cache.bias_hbm.shape[0], sequences_at_once(cache, heads))
-    ahead = caches_stay(cache, heads)
-    return [(part, cached_sequences(cache, *part, heads) if ahead else None) for part in parts]
-
-
-def decode_step(layer, x_sb, cache, loaded, keys_hbm, values_hbm):
-    """``attention_decode_kernel`` behind its residual sum x_sb [128, H/128, B]; what is ``loaded``
-    of the cache as ``cached_ahead`` says. New keys and values into rows @ HBM."""
+def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
+    """``attention_decode_kernel`` behind its residual sum x_sb [128, H/128, B], over the
+    CachedSequences of all. New keys and values into rows @ HBM."""
     heads, batch, dtype = layer.heads, x_sb.shape[2], x_sb.dtype
+    tokens = Block(0, batch, 1)
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    parts = [part for part, _ in loaded]
-    tiles = value_parts(parts, batch, heads, layer.x_hbm.itemsize)
-    qk_sb, v_sb = project_qkv(projection(x_sb, layer, 0, tiles))
+    parts = [(cache.first, cache.count) for cache in caches]
+    qk_sb, v_sb = project_qkv(layer.projection(x_sb, tokens, parts))
     nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
-    for tile, rows_sb in zip(tiles, v_sb):
-        nl.store(values_hbm[nl.ds(*tile), :], rows_sb)
+    for part, rows_sb in zip(parts, v_sb):
+        nl.store(values_hbm[nl.ds(*part), :], rows_sb)
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
     if heads.leaves_lanes():
         context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for n, (part, cached) in enumerate(loaded):
-        new_sb = v_sb[n] if tiles == parts else nl.load(values_hbm[nl.ds(*part), :])
-        cached = cached or cached_sequences(cache, *part, heads)
-        attend_cached(qk_sb, new_sb, cached, heads, context_sb)
-    store_product(layer.out, [(context_sb, Block(0, batch, 1))], layer.out_hbm)
+    for cache, new_sb in zip(caches, v_sb):
+        attend_cached(qk_sb, new_sb, cache, heads, context_sb)
+    store_product(layer.out, [(context_sb, tokens)], layer.out_hbm)
 
 
 # --- MLP ------------------------------------------------------------------------------------------
@@ -1935,66 +1640,59 @@ def decode_step(layer, x_sb, cache, loaded, keys_hbm, values_hbm):
 
 
 class InnerTokens(NamedTuple):
-    """A block of tokens on its way through the MLP @ SBUF: hidden states [128, H/128, count], the
-    scale of their norm [128, count], inputs of the terms of gate and of up, and what down contracts
-    [128, F/128, count]."""
+    """A Block on its way through the MLP @ SBUF: hidden states [128, H/128, count], the scale of
+    their norm [128, count], and what down contracts [128, F/128, count]."""
 
+    block: Block
     x_sb: Sbuf
     along_sb: Sbuf
-    inputs: List[List[Any]]
     inner_sb: Sbuf
 
-    def projected(self, piece, which, part):
-        """A part of ``psum_parts`` of gate (``which`` 0) or up (1), normed and scaled @ SBUF."""
-        out_psum, scale_sb = piece.product(self.x_sb, self.inputs[which], part)
-        out_sb, (_, tiles, at, tokens) = nl.ndarray(out_psum.shape, self.x_sb.dtype), part
-        along_sb = self.along_sb[:, nl.ds(at, tokens)]
+    def normed(self, piece, part):
+        """A part of ``psum_parts`` of gate or up times the norm's scale @ SBUF."""
+        out_psum, (_, tiles, at, tokens) = piece.product(part, self.x_sb, self.block), part
+        out_sb = nl.ndarray(out_psum.shape, self.x_sb.dtype)
         for tile in nl.affine_range(tiles):
-            feature_sb = None if scale_sb is None else scale_sb[:, nl.ds(tile, 1)]
-            out_sb[:, tile, :] = times_both(out_psum[:, tile, :], along_sb, feature_sb)
+            out_sb[:, tile, :] = nisa.tensor_tensor(
+                out_psum[:, tile, :], self.along_sb[:, nl.ds(at, tokens)], nl.multiply
+            )
         return out_sb
 
-    def gated(self, gate, up, first, part, zero_sb):
-        """silu(gate) * up of that part of two Pieces, which begin with tile ``first``."""
+    def gate(self, gate, up, part, zero_sb):
+        """silu(gate) * up of that part of two Pieces."""
         tile, tiles, at, tokens = part
-        silu_sb = nisa.activation(nl.silu, self.projected(gate, 0, part), bias=zero_sb)
-        inner = self.inner_sb[:, nl.ds(first + tile, tiles), nl.ds(at, tokens)]
-        inner[...] = nisa.tensor_tensor(silu_sb, self.projected(up, 1, part), nl.multiply)
+        silu_sb = nisa.activation(nl.silu, self.normed(gate, part), bias=zero_sb)
+        inner = self.inner_sb[:, nl.ds(gate.first + tile, tiles), nl.ds(at, tokens)]
+        inner[...] = nisa.tensor_tensor(silu_sb, self.normed(up, part), nl.multiply)
 
 
-def gated_mlp(hidden, norm, linears, length, zero_sb, gain_sb=None):
+def gated_mlp(hidden, norm, linears, length, most):
     """``swiglu_mlp_kernel`` of Linears, gate, up and down; ``hidden`` are x, delta, their sum and
-    the output @ HBM. One pass over the weights for every ``token_chunk`` of tokens."""
-    (x_hbm, delta_hbm, stream_hbm, out_hbm), (*inner, down) = hidden, linears
-    (features, tokens), k_tiles = x_hbm.shape, x_hbm.shape[0] // P_MAX
-    blocks = token_blocks(features, tokens, length or tokens)
-    # a token keeps silu(gate) * up and x, and x times the gain, too
-    kept = down.k_tiles + k_tiles * (1 if gain_sb is None else 2)
-    for some in grouped(blocks, token_chunk(x_hbm.itemsize * kept)):
-        # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
-        # [128, H/128, count] of each block, whose first features then are multiplied while the
-        # others arrive
-        pieces = inner[0].pieces(some[0].count)
-        ahead, passed = [load_weight(linear, *pieces[0]) for linear in inner], []
+    the output @ HBM. One pass over the weights for every ``most`` tokens."""
+    (x_hbm, delta_hbm, stream_hbm, out_hbm), (gate, up, down) = hidden, linears
+    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+    for some in grouped(token_blocks(*x_hbm.shape, length or x_hbm.shape[1]), most):
+        # the first pieces of gate and up [128, tiles, H/128, 128] go before the hidden states [128,
+        # H/128, count] of each block, whose first features then are multiplied while the others
+        # arrive
+        pieces = gate.pieces(some[0].count)
+        loaded, passed = [linear.load(*pieces[0]) for linear in (gate, up)], []
         for block in some:
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
-            scales = norm_scales(x_sb, norm, spans(block.count, P_MAX))
-            x_sb = with_gain(x_sb, gain_sb)
-            inputs = [linear.inputs(x_sb, block.start) for linear in inner]
+            along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
             inner_sb = nl.ndarray((P_MAX, down.k_tiles, block.count), x_hbm.dtype)
-            passed.append(InnerTokens(x_sb, scales.along_sb, inputs, inner_sb))
+            passed.append(InnerTokens(block, x_sb, along_sb, inner_sb))
         # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
         # and VectorE and ScalarE finish the bank before
         for first, size in pieces:
-            loaded = ahead if first == 0 else [load_weight(each, first, size) for each in inner]
-            gate, up = (each.piece(sb, first, size) for each, sb in zip(inner, loaded))
+            if first > 0:
+                loaded = [linear.load(first, size) for linear in (gate, up)]
             for rows in passed:
-                for part in psum_parts(size, rows.x_sb.shape[2]):
-                    rows.gated(gate, up, first, part, zero_sb)
+                for part in psum_parts(size, rows.block.count):
+                    rows.gate(*loaded, part, zero_sb)
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
-        contexts = [(rows.inner_sb, block) for rows, block in zip(passed, some)]
-        store_product(down, contexts, out_hbm)
+        store_product(down, [(rows.inner_sb, rows.block) for rows in passed], out_hbm)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -2030,34 +1728,32 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
     return out_hbm
 
 
-def multiply_rows(x_hbm, linear, norm, out_hbm, gain_sb=None):
+def multiply_rows(x_hbm, linear, norm, out_hbm):
     """``linear_kernel`` of a Linear into out [T, N] @ HBM."""
-    rows_hbm = out_hbm.reshape((x_hbm.shape[1], P_MAX, linear.tiles))
-    for block in token_blocks(x_hbm.shape[0], x_hbm.shape[1], 1):
+    tokens, dtype = x_hbm.shape[1], x_hbm.dtype
+    rows_hbm = out_hbm.reshape((tokens, P_MAX, linear.tiles))
+    for block in token_blocks(*x_hbm.shape, 1):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
         x_sb = residual_sum(x_hbm, None, None, block)
-        parts = spans(block.count, P_MAX)
-        scales, x_sb = norm_scales(x_sb, norm, parts), with_gain(x_sb, gain_sb)
+        along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
         # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
-        # takes it out token by token, scaled, each into a row of its own [128, T, N/128], of many
-        # tokens some pieces at a time
-        for start, count in parts:
-            every, most = linear.pieces(count, last=True), HEAD_BYTES // (count * x_hbm.itemsize)
-            for pieces in grouped(every, most, [size for _, size in every]):
-                begin, features = pieces[0][0], sum(size for _, size in pieces)
-                out_sb = nl.ndarray((P_MAX, count, features), x_hbm.dtype)
-                for first, size in pieces:
-                    weight_sb = load_weight(linear, first, size)
-                    for tile, together, _, _ in psum_parts(size, count):
-                        out_psum = products(weight_sb, tile, together, x_sb, start, count)
-                        part_sb = out_sb[:, :, nl.ds(first - begin + tile, together)]
-                        feature_sb = linear.scales(first + tile, together)
-                        norm_sb = scales.along_sb[:, nl.ds(start, count)]
-                        token_rows(part_sb, out_psum, norm_sb, feature_sb)
-                # features lie in runs: a partition stores neighbours of a token as one row
-                for token in nl.affine_range(count):
-                    row_hbm = rows_hbm[block.start + start + token]
-                    nl.store(row_hbm[:, nl.ds(begin, features)], out_sb[:, token, :])
+        # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
+        for start, count in spans(block.count, HEAD_BYTES // (linear.tiles * x_hbm.itemsize)):
+            out_sb = nl.ndarray((P_MAX, count, linear.tiles), dtype)
+            for first, size in linear.pieces(count, last=True):
+                piece = linear.load(first, size)
+                for tile, together, at, most in psum_parts(size, count):
+                    part = tile, together, start + at, most
+                    out_psum = piece.product(part, x_sb, block)
+                    features = nl.ds(first + tile, together)
+                    for token in nl.affine_range(most):
+                        out_sb[:, at + token, features] = nisa.tensor_scalar(
+                            out_psum[:, :, token], nl.multiply,
+                            along_sb[:, nl.ds(start + at + token, 1)],
+                        )  # fmt: skip
+            # features lie in runs: a partition stores neighbours of a token as one row
+            for token in nl.affine_range(count):
+                nl.store(rows_hbm[block.start + start + token], out_sb[:, token, :])
 
 
 @nki.jit
@@ -2078,7 +1774,7 @@ def attention_prefill_kernel(
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
     layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
-    plan, constants = PromptPlan.of(layer, tokens, tokens // batch), PromptConstants.of(dtype)
+    plan, constants = PromptPlan.of(layer, tokens // batch), PromptConstants.of(layer)
     PromptAttention(layer, plan, constants, {}, bias_hbm, keys_hbm, values_hbm).run()
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
@@ -2091,7 +1787,8 @@ def attention_decode_kernel(
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
 
-    bias [B, L], keys in the order of ``decode_runs``. -> partial output [H, B], new keys (rotated)
+    bias [B, L], keys in the order of ``cache_runs`` over P_MAX // kv_heads
+    partitions. -> partial output [H, B], new keys (rotated)
     and values [B, kv_heads * D], and x + delta.
     """
     (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
@@ -2102,11 +1799,12 @@ def attention_decode_kernel(
     # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE
     # transposes its keys, 128 a pass, while those stream
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, batch, 1))
-    cache = Cache(keys_hbm, values_hbm, bias_hbm)
-    loaded = cached_ahead(cache, heads)
+    parts = spans(batch, P_MAX // heads.q_heads)  # of each the queries share a tile of scores
+    cached = keys_hbm, values_hbm, bias_hbm
+    caches = [cached_sequences(*cached, *part, heads) for part in parts]
     hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
     layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
-    decode_step(layer, x_sb, cache, loaded, new_keys_hbm, new_values_hbm)
+    decode_step(layer, x_sb, caches, new_keys_hbm, new_values_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2121,11 +1819,13 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length
     shape, dtype = x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     k_tiles = shape[0] // P_MAX
     gate, up = (Linear(weight_hbm, k_tiles) for weight_hbm in (gate_hbm, up_hbm))
+    hidden = x_hbm, delta_hbm, stream_hbm, out_hbm
     linears = gate, up, Linear(down_hbm, gate.tiles)
-    gated_mlp((x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, zero_sb)
+    # of each token silu(gate) * up and x stay
+    most = token_chunk(x_hbm.itemsize * (gate.tiles + k_tiles))
+    gated_mlp(hidden, norm, linears, length, most)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -2148,7 +1848,7 @@ class NeuronConfigNKI(NeuronConfig):
 ELSEWHERE = (
     "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
     "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
-    "enable_fused_speculation",
+    "enable_fused_speculation", "sequence_parallel_enabled", "k_cache_transposed",
 )  # fmt: skip
 
 
@@ -2162,21 +1862,6 @@ class LlamaInferenceConfig(InferenceConfig):
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
-        if option(self, "k_cache_transposed"):
-            raise ValueError(
-                "k_cache_transposed changes the data that the layers of this file get, expected "
-                "False; leave it out."
-            )
-        # Left padding: NxDI 0.3 and later read the wrong row. A parallel vocabulary: releases
-        # differ in who sums the embedding.
-        neuron_config = self.neuron_config
-        left = neuron_config.padding_side == "left"
-        if neuron_config.sequence_parallel_enabled and (left or neuron_config.vocab_parallel):
-            raise ValueError(
-                "sequence_parallel_enabled takes prompts padded on the right and a whole "
-                f"vocabulary, got padding_side {neuron_config.padding_side!r} and vocab_parallel "
-                f"{neuron_config.vocab_parallel}; leave these out."
-            )
         self.check_covered()
 
     def check_covered(self) -> None:
@@ -2192,34 +1877,21 @@ class LlamaInferenceConfig(InferenceConfig):
 
     def lacking(self) -> List[Tuple[bool, str]]:
         """(whether, what) the kernels of this file do not cover."""
-        sizes, neuron_config = Sizes.of(self), self.neuron_config
-        heads, batch, keys = sizes.of_rank, neuron_config.max_batch_size, neuron_config.seq_len
-        of_cache = decode_bytes(
-            whole_tiles(keys) * P_MAX, heads, neuron_config.torch_dtype.itemsize
-        )
-        room = CACHES_BYTES if batch == 1 else CACHE_BYTES // 2
+        rank, neuron_config = Sizes.of(self).of_rank, self.neuron_config
+        batch, keys = neuron_config.max_batch_size, neuron_config.seq_len
+        length, itemsize = neuron_config.max_context_length, neuron_config.torch_dtype.itemsize
+        tokens = length * (option(self, "ctx_batch_size", None) or neuron_config.batch_size)
+        cached = batch * decode_bytes(whole_tiles(keys) * P_MAX, rank, itemsize)
+        features = whole_tiles(self.hidden_size) * P_MAX
         return [
-            (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
-            (heads.q_heads > P_MAX, f"{heads.q_heads} query heads per rank"),
+            (rank.head_dim not in (64, 128), f"head_dim {rank.head_dim}"),
+            (rank.q_heads > P_MAX, f"{rank.q_heads} query heads per rank"),
             (batch > P_MAX, f"a batch of {batch}"),
-            (keys > DECODE_KEYS or of_cache > room, f"a cache of {keys} keys"),
-            (sizes.head_dim in (64, 128) and not self.has_room_for_prompts(), "so long prompts"),
+            (keys > DECODE_KEYS or cached > CACHE_BYTES, f"a cache of {keys} keys"),
+            (not PromptPlan.fitting(features, rank, tokens, length, itemsize), "so long prompts"),
             (bool(getattr(self, "mlp_bias", False)), "mlp_bias"),
             (self.hidden_act != "silu", f"hidden_act {self.hidden_act}"),
         ]
-
-    def has_room_for_prompts(self) -> bool:
-        """Whether SBUF holds what the attention of the longest prompt keeps there."""
-        rank, neuron_config = Sizes.of(self).of_rank, self.neuron_config
-        length, k_tiles = neuron_config.max_context_length, whole_tiles(self.hidden_size)
-        tokens = length * (option(self, "ctx_batch_size", None) or neuron_config.batch_size)
-        tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
-        shapes = (k_tiles * P_MAX, tokens), (P_MAX, tiles * k_tiles * P_MAX)
-        shapes += ((P_MAX, k_tiles * rank.q_tiles * P_MAX),)
-        dtype = neuron_config.torch_dtype
-        x, *weights = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
-        layer = AttentionLayer.of((x, None, None, None), None, rank, weights, (None, None))
-        return bool(PromptPlan.fitting(layer, tokens, length))
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -2257,8 +1929,6 @@ class Sizes(NamedTuple):
     replicas: int
     group: int  # query heads per replica of a KV head
     kv_heads: int  # replicas and zero heads included
-    intermediate: int
-    vocabulary: int
 
     @classmethod
     def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> Sizes:
@@ -2279,8 +1949,6 @@ class Sizes(NamedTuple):
             replicas=replicas,
             group=math.ceil(heads // kv / replicas),
             kv_heads=math.ceil(kv * replicas / tp) * tp,
-            intermediate=config.intermediate_size,
-            vocabulary=config.vocab_size,
         )
 
     @property
@@ -2322,17 +1990,12 @@ class Columns(NamedTuple):
     chosen: Optional[torch.Tensor] = None
 
     @classmethod
-    def of(cls, hidden: Any, parallel: bool = False) -> Columns:
-        """The embedding [B, S, H], or what the layer before returned.
-
-        A sharded sequence is gathered once, for all layers: the norm of all rows hides behind the
-        products, and an all-reduce moves what a reduce-scatter and a gather would.
-        """
+    def of(cls, hidden: Any) -> Columns:
+        """The embedding [B, S, H], or what the layer before returned."""
         if isinstance(hidden, cls):
             return hidden
-        whole = gather_from_sequence_parallel_region(hidden, 1) if parallel else hidden
-        rows = whole.reshape(-1, whole.shape[-1])
-        return cls(in_blocks(rows, whole.shape[1]), None, tuple(whole.shape))
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        return cls(in_blocks(rows, hidden.shape[1]), None, tuple(hidden.shape))
 
     def rows(self) -> torch.Tensor:
         """[B, S, H]: the sum in the layout of layers in PyTorch."""
@@ -2346,17 +2009,10 @@ class Columns(NamedTuple):
 
 
 class SumOfColumns(nn.Module):
-    """In the place of the final norm, which the head does: Columns -> [B, S or S / tp, H]."""
-
-    def __init__(self, config: InferenceConfig) -> None:
-        super().__init__()
-        self.parallel = option(config, "sequence_parallel_enabled")
+    """In the place of the final norm, which the head does: Columns -> [B, S, H]."""
 
     def forward(self, columns: Columns) -> torch.Tensor:
-        if not self.parallel:
-            return columns.rows()
-        # equal on all ranks: the maximum, of which each keeps its rows, as NxDI scatters
-        return _reduce_scatter_along_dim(columns.rows(), 1, xm.REDUCE_MAX)
+        return columns.rows()
 
 
 class NeuronLlamaRMSNorm(nn.Module):
@@ -2372,48 +2028,31 @@ class NeuronLlamaRMSNorm(nn.Module):
         return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
 
 
-class KernelRows(ColumnParallelLinear):
-    """[rows, N] per rank: what a kernel reads as it lies.
+class KernelWeight(ColumnParallelLinear):
+    """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
 
     It is a ColumnParallelLinear so that the SDK's loader cuts it for the ranks: the full tensor is
     the ranks' one after another, whichever way the product itself is parallel.
     """
 
-    def __init__(
-        self, n: int, tp_degree: int, dtype: torch.dtype, rows: int = 1, **group: Any
-    ) -> None:
-        size = rows * tp_degree
-        super().__init__(n, size, bias=False, gather_output=False, dtype=dtype, **group)
-        self.tp_degree = tp_degree
-
-
-class KernelWeight(KernelRows):
-    """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank."""
-
     def __init__(self, n: int, k: int, tp_degree: int, dtype: torch.dtype, **group: Any) -> None:
-        row = whole_tiles(n) * whole_tiles(k) * P_MAX
-        super().__init__(row, tp_degree, dtype, P_MAX, **group)
+        row, self.tp_degree = whole_tiles(n) * whole_tiles(k) * P_MAX, tp_degree
+        given = dict(bias=False, gather_output=False, dtype=dtype, **group)
+        super().__init__(row, P_MAX * tp_degree, **given)
 
 
-def column_linear(
-    config: InferenceConfig, k: int, n: int, bias: bool = False, **group: Any
-) -> nn.Module:
+def column_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
     """Plain column-parallel layer in the model's type; its output stays sharded."""
     dtype = config.neuron_config.torch_dtype
-    return ColumnParallelLinear(k, n, bias=bias, gather_output=False, dtype=dtype, **group)
+    return ColumnParallelLinear(k, n, gather_output=False, dtype=dtype, **{"bias": False, **more})
 
 
-def row_linear(
-    config: InferenceConfig, k: int, n: int, bias: bool = False, **group: Any
-) -> nn.Module:
+def row_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
     """Plain row-parallel layer: sharded input, output summed over the ranks."""
-    dtype, parallel = config.neuron_config.torch_dtype, option(config, "sequence_parallel_enabled")
-    return RowParallelLinear(
-        k, n, bias=bias, input_is_parallel=True, dtype=dtype,
-        sequence_parallel_enabled=parallel, sequence_dimension=1 if parallel else None,
-        reduce_dtype=option(config, "rpl_reduce_dtype") or dtype,
-        **group,
-    )  # fmt: skip
+    dtype = config.neuron_config.torch_dtype
+    reduced = option(config, "rpl_reduce_dtype") or dtype
+    given = dict(input_is_parallel=True, dtype=dtype, reduce_dtype=reduced)
+    return RowParallelLinear(k, n, **given, **{"bias": False, **more})
 
 
 class NeuronLlamaMLP(nn.Module):
@@ -2421,42 +2060,38 @@ class NeuronLlamaMLP(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        sizes, hidden = Sizes.of(config), config.hidden_size
+        hidden, inner = config.hidden_size, config.intermediate_size
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
-        bias = bool(getattr(config, "mlp_bias", False))
         self.nki_enabled = is_nki_enabled(config)
-        self.parallel = option(config, "sequence_parallel_enabled")
         if self.nki_enabled:
-            inner = sizes.intermediate // tp
-            self.gate_proj = KernelWeight(inner, hidden, tp, dtype)
-            self.up_proj = KernelWeight(inner, hidden, tp, dtype)
-            self.down_proj = KernelWeight(hidden, inner, tp, dtype)
-        else:
-            self.act_fn = ACT2FN[config.hidden_act]
-            self.gate_proj = column_linear(config, hidden, config.intermediate_size, bias)
-            self.up_proj = column_linear(config, hidden, config.intermediate_size, bias)
-            self.down_proj = row_linear(config, config.intermediate_size, hidden, bias)
+            self.gate_proj = KernelWeight(inner // tp, hidden, tp, dtype)
+            self.up_proj = KernelWeight(inner // tp, hidden, tp, dtype)
+            self.down_proj = KernelWeight(hidden, inner // tp, tp, dtype)
+            return
+        bias, self.act_fn = bool(getattr(config, "mlp_bias", False)), ACT2FN[config.hidden_act]
+        self.gate_proj = column_linear(config, hidden, inner, bias=bias)
+        self.up_proj = column_linear(config, hidden, inner, bias=bias)
+        self.down_proj = row_linear(config, inner, hidden, bias=bias)
 
     def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Any:
-        """hidden + MLP(norm(hidden)): [B, S or S / tp, H], or Columns with kernels; ``given`` as to
-        the decoder layer."""
+        """hidden + MLP(norm(hidden)): [B, S, H], or Columns with kernels; ``given`` as to the
+        decoder layer."""
         if not self.nki_enabled:
             normed = norm(hidden)
-            if self.parallel:
-                normed = gather_from_sequence_parallel_region(normed, 1)
             gate, up = (self.product(p, normed, given) for p in (self.gate_proj, self.up_proj))
             return hidden + self.product(self.down_proj, self.act_fn(gate) * up, given)
-        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        partial, *stream = self.multiply(hidden, norm, weights)
+        partial, *stream = self.kernel_results(hidden, norm)
         return hidden.after(partial, stream)
 
     def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
         """What one of the parallel layers makes of x."""
         return layer(x)
 
-    def multiply(self, hidden, norm, weights):
+    def kernel_results(self, hidden: Columns, norm: Norm) -> Tuple[torch.Tensor, ...]:
         """The kernel's partial output and, where there is a delta, the sum."""
-        results = swiglu_mlp_kernel(hidden.stream, hidden.delta, norm, *weights, hidden.shape[1])
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        x = hidden.stream, hidden.delta
+        results = swiglu_mlp_kernel(*x, norm, *weights, hidden.shape[1])
         return (results,) if hidden.delta is None else results
 
 
@@ -2539,7 +2174,6 @@ class NeuronLlamaAttention(nn.Module):
         super().__init__()
         self.config, self.sizes = config, Sizes.of(config, ranks)
         self.nki_enabled = is_nki_enabled(config)
-        self.parallel = option(config, "sequence_parallel_enabled")
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
             self.make_kernel_weights(group)
@@ -2553,16 +2187,15 @@ class NeuronLlamaAttention(nn.Module):
         self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, *shared, **group)
         self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, *shared, **group)
 
-    def make_layers(
-        self, group: Dict[str, Any], biases: Tuple[bool, bool] = (False, False)
-    ) -> None:
-        """``biases``: whether Q, K and V have them, and the output."""
+    def make_layers(self, group: Dict[str, Any], bias: bool = False) -> None:
+        """``bias``: whether Q, K and V have one."""
         config, hidden, dim = self.config, self.config.hidden_size, self.sizes.head_dim
         q_size, kv_size = self.sizes.q_heads * dim, self.sizes.kv_heads * dim
-        self.q_proj = column_linear(config, hidden, q_size, biases[0], **group)
-        self.k_proj = column_linear(config, hidden, kv_size, biases[0], **group)
-        self.v_proj = column_linear(config, hidden, kv_size, biases[0], **group)
-        self.o_proj = row_linear(config, q_size, hidden, biases[1], **group)
+        self.q_proj = column_linear(config, hidden, q_size, bias=bias, **group)
+        self.k_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
+        self.v_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
+        of_output = bool(getattr(config, "attention_bias", False))
+        self.o_proj = row_linear(config, q_size, hidden, bias=of_output, **group)
 
     def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
         """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
@@ -2580,19 +2213,11 @@ class NeuronLlamaAttention(nn.Module):
         # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
         if cos is None or (cos.dim() == 2) != self.nki_enabled:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
-            cos, sin = self.rotary_emb(self.places(given), dtype)
+            cos, sin = self.rotary_emb(given["position_ids"], dtype)
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
-        past, *masks = self.visible(given)
-        output, present = attend(hidden, norm, past, *masks, (cos, sin), given)
+        cached = given.get("past_key_value"), given["attention_mask"], given.get("active_mask")
+        output, present = attend(hidden, norm, *cached, (cos, sin), given)
         return output, present, cos, sin
-
-    def places(self, given: Dict[str, Any]) -> torch.Tensor:
-        """Positions [B, S] of the new tokens, for their rotation."""
-        return given["position_ids"]
-
-    def visible(self, given: Dict[str, Any]) -> Tuple[Any, ...]:
-        """The cache and the masks of its keys and of new ones among themselves."""
-        return given.get("past_key_value"), given["attention_mask"], given.get("active_mask")
 
     def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
@@ -2615,17 +2240,14 @@ class NeuronLlamaAttention(nn.Module):
 
     def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
         """The same in PyTorch, rounding where the device's reference rounds."""
-        normed = norm(hidden)
-        if self.parallel:
-            normed = gather_from_sequence_parallel_region(normed, 1)
-        q, k, v = self.project(normed, tables, given)
+        q, k, v = self.project(norm(hidden), tables, given)
         visible = [(k, v, mask)]
         if past is not None:
             if active_mask is None:
                 active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
             # a comparison of both paths hands the kernels' cache, which may be fp8, to this one
             visible = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
-        merged = self.attend(q, visible).transpose(1, 2).reshape(*normed.shape[:2], -1)
+        merged = self.attend(q, visible).transpose(1, 2).flatten(2)
         return hidden + self.product(self.o_proj, merged, given), (k, v)
 
     product = NeuronLlamaMLP.product
@@ -2636,13 +2258,11 @@ class NeuronLlamaAttention(nn.Module):
             self.heads(self.product(layer, normed, given), len(normed))
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return *self.rotated(q, k, tables), v
+        return rotate(q, *tables), rotate(k, *tables), v
 
-    def rotated(self, q, k, tables) -> Tuple[torch.Tensor, ...]:
-        """Queries and keys [B, heads, S, D] at their places."""
-        return rotate(q, *tables), rotate(k, *tables)
-
-    def attend(self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]], softmax: Any = torch.softmax
+    ) -> torch.Tensor:
         """One softmax over all (keys, values, mask) that are ``visible``: the cache and new tokens.
 
         Keys and values [B, kv_rank, keys, D], each KV head for its group of queries, mask bool
@@ -2654,17 +2274,13 @@ class NeuronLlamaAttention(nn.Module):
             product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
             hidden = torch.finfo(product.dtype).min
             scores.append(torch.where(mask, product, hidden).to(torch.float32))
-        weights = self.softmax(torch.cat(scores, dim=-1)).to(q.dtype)
+        weights = softmax(torch.cat(scores, dim=-1), -1).to(q.dtype)
         parts = weights.split([part.shape[-1] for part in scores], dim=-1)
         context, *more = (
             torch.matmul(part, values.repeat_interleave(group, dim=1))
             for part, (_, values, _) in zip(parts, visible)
         )
         return context + more[0] if more else context
-
-    def softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """Of scores [B, heads, S, keys] over all keys."""
-        return torch.softmax(scores, dim=-1)
 
 
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -2701,7 +2317,6 @@ class NeuronLlamaDecoderLayer(nn.Module):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.config, self.nki_enabled = config, is_nki_enabled(config)
-        self.parallel = option(config, "sequence_parallel_enabled")
         if self.nki_enabled:
             check_kernels(config)
         self.self_attn = self.attention_cls(config)
@@ -2717,14 +2332,10 @@ class NeuronLlamaDecoderLayer(nn.Module):
         NxDI 0.3 and later hand a ``residual`` keyword to every layer and read five results; before
         that they read exactly four.
         """
-        hidden = self.received(hidden_states, given)
+        hidden = Columns.of(hidden_states) if self.nki_enabled else hidden_states
         hidden, *results = self.attention(given)(hidden, self.input_layernorm, given)
         hidden = self.mlp(hidden, self.post_attention_layernorm, given)
         return hidden, *results, *([None] if "residual" in given else [])
-
-    def received(self, hidden: Any, given: Dict[str, Any]) -> Any:
-        """What the layer takes: [B, S, H], or Columns with kernels."""
-        return Columns.of(hidden, self.parallel) if self.nki_enabled else hidden
 
     def attention(self, given: Dict[str, Any]) -> nn.Module:
         """The attention that a call with these arguments takes."""
@@ -2738,9 +2349,9 @@ class NeuronLlamaHead(KernelWeight):
     """
 
     def __init__(self, config: InferenceConfig, gather_output: bool) -> None:
-        sizes, dtype = Sizes.of(config), config.neuron_config.torch_dtype
-        vocabulary = sizes.vocabulary // sizes.tp
-        super().__init__(vocabulary, config.hidden_size, sizes.tp, dtype)
+        tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
+        vocabulary = config.vocab_size // tp
+        super().__init__(vocabulary, config.hidden_size, tp, dtype)
         self.vocabulary, self.gather_output = vocabulary, gather_output
         self.norm: Optional[Norm] = Norm(config.hidden_size, config.rms_norm_eps)
 
@@ -2802,14 +2413,13 @@ class NeuronLlamaModel(NeuronBaseModel):
     def final_norm(self, config: InferenceConfig) -> nn.Module:
         """What stands behind the last layer; the head's kernel normalises."""
         if is_nki_enabled(config):
-            return SumOfColumns(config)
+            return SumOfColumns()
         return NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
 
 StateDict = Dict[str, torch.Tensor]
-OfRanks = Sequence[torch.Tensor]  # what each tensor-parallel rank has of something, in their order
 
 
 def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
@@ -2854,84 +2464,36 @@ def times_gain(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     return (weight.to(torch.float32) * gain.to(torch.float32)).to(weight.dtype)
 
 
-class KernelProjections(NamedTuple):
-    """Projections of one kernel in a checkpoint, and how ``tp`` ranks share them.
-
-    All but the ``output`` contract hidden states, behind a norm with ``gain``, and that one makes
-    hidden states; all ranks have these, in runs. What else a projection reads or makes is cut:
-    ``cuts``, by name and in the kernel's order, give each rank its rows of such features, ordered
-    as its kernel has them.
-    """
-
-    state: StateDict
-    cuts: Dict[str, Callable[[torch.Tensor], OfRanks]]
-    output: Optional[str]
-    gain: torch.Tensor
-    tp: int
-
-    def output_rows(self, name: str, rows: torch.Tensor) -> OfRanks:
-        """Rows of what a projection makes, [N, ..]."""
-        return [in_runs(rows, 0)] * self.tp if name == self.output else self.cuts[name](rows)
-
-    def input_columns(self, name: str, columns: torch.Tensor) -> OfRanks:
-        """Columns of what it contracts, [.., K]."""
-        if name != self.output:
-            return [in_runs(columns, 1)] * self.tp
-        return [rows.t() for rows in self.cuts[name](columns.t())]
-
-    def converted(self, with_gain: bool = True) -> List[OfRanks]:
-        """Each projection's weights [N, K], out of the checkpoint, those behind the norm times its
-        gain, unless that stays apart."""
-        found = []
-        for name in self.cuts:
-            weight = self.state.pop(f"{name}.weight")
-            if name == self.output:
-                found.append([in_runs(share, 0) for share in self.input_columns(name, weight)])
-                continue
-            weight = times_gain(weight, self.gain) if with_gain else weight
-            found.append([in_runs(share, 1) for share in self.output_rows(name, weight)])
-        return found
-
-
-def heads_in_tiles(sizes: Sizes, group: int) -> Callable[[torch.Tensor], OfRanks]:
-    """A cut of rows of heads, ``group`` for each KV head, which then lie in a rank's tiles."""
-    return lambda rows: [sizes.of_rank.order(x, group) for x in rows.chunk(sizes.tp)]
-
-
 def attention_for_kernels(
-    state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes,
-    kind: Type[KernelProjections] = KernelProjections,
-) -> None:  # fmt: skip
+    state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
+) -> None:
     """What the attention kernels read of one layer, behind a norm with this ``gain``."""
-    names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
-    queries, keys = (heads_in_tiles(sizes, group) for group in (sizes.group, 1))
-    cuts = dict(zip(names, (queries, keys, lambda rows: rows.chunk(sizes.tp), queries)))
-    *qkv, out = kind(state, cuts, names[-1], gain, sizes.tp).converted()
-    together = (torch.cat(share) for share in zip(*qkv))
-    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(together)
-    state[f"{names[-1]}.weight"] = layouts_of_ranks(out)
+    *qkv, out = (state.pop(f"{attention}{name}.weight") for name in ATTENTION_TARGETS)
+    rank, tp, group = sizes.of_rank, sizes.tp, sizes.group
+    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
+        in_runs(torch.cat((rank.order(q, group), rank.order(k, 1), v)), 1)
+        for q, k, v in zip(*(times_gain(weight, gain).chunk(tp) for weight in qkv))
+    )
+    state[f"{attention}o_proj.weight"] = layouts_of_ranks(
+        in_runs(rank.order(share.t(), group).t(), 0) for share in out.chunk(tp, 1)
+    )
 
 
-def mlp_for_kernels(
-    state: StateDict, mlp: str, gain: torch.Tensor, tp: int,
-    kind: Type[KernelProjections] = KernelProjections,
-) -> None:  # fmt: skip
+def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> None:
     """What the MLP's kernel reads of one layer, behind a norm with this ``gain``."""
-    names = [f"{mlp}{name}" for name in MLP_TARGETS]
-    cuts = dict.fromkeys(names, lambda rows: rows.chunk(tp))
-    shares = kind(state, cuts, names[-1], gain, tp).converted()
-    for name, of_ranks in zip(names, shares):
-        state[f"{name}.weight"] = layouts_of_ranks(of_ranks)
+    for name in MLP_TARGETS:
+        key = f"{mlp}{name}.weight"
+        if name == "down_proj":
+            shares = [in_runs(share, 0) for share in state[key].chunk(tp, 1)]
+        else:
+            shares = [in_runs(share, 1) for share in times_gain(state[key], gain).chunk(tp)]
+        state[key] = layouts_of_ranks(shares)
 
 
-def head_for_kernels(
-    state: StateDict, head: str, gain: torch.Tensor, tp: int,
-    kind: Type[KernelProjections] = KernelProjections,
-) -> None:  # fmt: skip
+def head_for_kernels(state: StateDict, head: str, gain: torch.Tensor, tp: int) -> None:
     """What the kernel of a head reads, behind a norm with this ``gain``."""
-    cuts = {head: lambda rows: [in_runs(share, 0) for share in rows.chunk(tp)]}
-    (shares,) = kind(state, cuts, None, gain, tp).converted()
-    state[f"{head}.weight"] = layouts_of_ranks(shares)
+    shares = times_gain(state[f"{head}.weight"], gain).chunk(tp)
+    state[f"{head}.weight"] = layouts_of_ranks(in_runs(in_runs(x, 0), 1) for x in shares)
 
 
 def add_ranks(state: StateDict, config: InferenceConfig) -> None:

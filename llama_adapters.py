@@ -23,10 +23,11 @@ from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lo
 from torch import nn
 
 from llama import (
-    ATTENTION_TARGETS, MLP_TARGETS, MOVING_MAX, P_MAX, Columns, Hbm, KernelProjections,
-    KernelRows, NeuronLlamaAttention, NeuronLlamaDecoderLayer, NeuronLlamaMLP, OfRanks,
-    StateDict, pad_tiles, psum_zeros, spans, times_gain, whole_tiles,
+    ATTENTION_TARGETS, MLP_TARGETS, MOVING_MAX, P_MAX, Columns, Hbm, NeuronLlamaAttention,
+    NeuronLlamaDecoderLayer, NeuronLlamaMLP, StateDict, pad_tiles, psum_zeros, spans,
+    times_gain, whole_tiles,
 )  # fmt: skip
+from llama_weights import KernelRows, OfRanks, Projections
 
 IDLE_TARGET = "idle_adapter"  # what NxDI finds to change where the kernels' adapters are ours
 
@@ -85,6 +86,17 @@ def split_adapters(adapters, k_tiles, n_tiles):
     return found
 
 
+def add_terms(acc_psum, rows, inputs, tile, token):
+    """Rows times inputs, both up to 128 ranks @ SBUF, added to products [128, tiles, tokens] @ PSUM
+    of tiles from ``tile`` on."""
+    for rows_sb, inputs_sb in zip(rows, inputs):
+        for at in nl.affine_range(acc_psum.shape[1]):
+            acc_psum[:, at, :] += nisa.nc_matmul(
+                rows_sb[:, nl.ds((tile + at) * P_MAX, P_MAX)],
+                inputs_sb[:, nl.ds(token, acc_psum.shape[2])],
+            )
+
+
 # --- In modules -----------------------------------------------------------------------------------
 
 
@@ -100,6 +112,16 @@ def adapter_targets(config: InferenceConfig) -> Set[str]:
         return set()
     paths = config.neuron_config.lora_config.lora_ckpt_paths
     return {name for path in paths.values() for name in peft_config(path)["target_modules"]}
+
+
+def check_adapters(config: InferenceConfig) -> None:
+    """ValueError for adapters of a release that does not read them."""
+    lora = config.neuron_config.lora_config
+    if lora is not None and not hasattr(lora, "lora_memory_transpose"):
+        raise ValueError(
+            "lora_config needs NxDI 0.2 or later, where adapters are read and number 0 is none of "
+            "them, got an earlier one; leave it out."
+        )
 
 
 class KernelAdapters(nn.Module):
@@ -154,17 +176,22 @@ class AdaptedAttention(NeuronLlamaAttention):
 class AdaptedLayer(NeuronLlamaDecoderLayer):
     """Chooses the adapters of each row of the batch, [B] numbers from 1 on, 0 for none."""
 
-    def received(self, hidden: Any, given: Dict[str, Any]) -> Any:
-        columns = super().received(hidden, given)
-        if not self.nki_enabled or columns.chosen is not None or not adapter_ranks(self.config):
-            return columns
+    def forward(self, hidden_states: Any, **given: Any) -> Tuple[Any, ...]:
+        if self.nki_enabled and adapter_ranks(self.config):
+            columns = Columns.of(hidden_states)
+            if columns.chosen is None:
+                columns = columns._replace(chosen=self.chosen(columns, given.get("adapter_ids")))
+            hidden_states = columns
+        return super().forward(hidden_states, **given)
+
+    def chosen(self, columns: Columns, ids: Optional[torch.Tensor]) -> torch.Tensor:
+        """[R, T]: ones for the ranks that are a token's."""
         lora, (batch, length, _) = self.config.neuron_config.lora_config, columns.shape
-        ids, device = given.get("adapter_ids"), columns.stream.device
+        device = columns.stream.device
         ids = torch.zeros(batch, device=device) if ids is None else ids
         numbers = torch.arange(1, lora.max_loras + 1, device=device)
         rows = numbers.repeat_interleave(lora.max_lora_rank)[:, None] == ids.reshape(1, -1)
-        chosen = rows.to(columns.stream.dtype).repeat_interleave(length, 1)
-        return columns._replace(chosen=chosen)
+        return rows.to(columns.stream.dtype).repeat_interleave(length, 1)
 
 
 def add_idle_layer(model: nn.Module, config: InferenceConfig) -> None:
@@ -214,6 +241,7 @@ def add_adapters(state: StateDict, config: InferenceConfig) -> None:
     """A [ranks, K] and B [N, ranks] of all adapters, beside each weight that one of them changes;
     an adapter of a smaller rank has zeros behind its own."""
     lora, ranks = config.neuron_config.lora_config, adapter_ranks(config)
+    state[f"{IDLE_TARGET}.weight"] = torch.zeros(1, 1)
     for number, folder in enumerate(lora.lora_ckpt_paths.values()):
         for name, kind, tensor in read_adapter(folder):
             weight = state.get(f"{name}.weight")
@@ -231,7 +259,7 @@ def add_adapters(state: StateDict, config: InferenceConfig) -> None:
             whole[own if kind == "A" else (slice(None), own)] = tensor
 
 
-def convert_adapters(own: KernelProjections) -> None:
+def convert_adapters(own: Projections) -> None:
     """What KernelAdapters hold: A [R, K] and B [N, R] of all projections side by side, zeros where
     one has none; nothing where none has."""
     state, some = own.state, [name for name in own.cuts if f"{name}.lora_A" in own.state]

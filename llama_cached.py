@@ -26,27 +26,28 @@ from torch import nn
 
 import llama
 from llama import (
-    CACHE_BYTES, CACHES_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, AttentionLayer, Block, Cache,
-    CachedRows, CachedSequences, Columns, Hbm, HeadShape, PromptPlan, Sbuf, Sizes, _mask_bias,
-    cache_in_runs, cache_runs, cached_ahead, causal_mask, decode_bytes, decode_scores,
-    decode_step, divided, grouped, key_room, key_rows, load_constant, masked, negated_maximum,
-    option, project_qkv, projection, psum_tile, psum_zeros, residual_sum, room_for_keys,
-    score_scales, spans, stack_keys, store_product, token_blocks, token_chunk, transposed_tiles,
-    value_parts, whole_tiles,
+    CACHE_BYTES, CHUNK_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, Block, CachedSequences, Columns,
+    Hbm, HeadShape, NeuronLlamaModel, PromptPlan, Sbuf, Sizes, _mask_bias, cache_in_runs,
+    cache_runs, cached_sequences, causal_mask, decode_bytes, decode_scores, decode_step,
+    grouped, is_nki_enabled, key_rows, masked, negated_maximum, option, project_qkv, psum_tile,
+    psum_zeros, residual_sum, room_for_keys, score_scales, spans, stack_keys, store_product,
+    token_blocks, token_chunk, transposed_tiles, whole_tiles,
 )  # fmt: skip
-from llama_queries import (
-    AUGMENTED, RESIDENT_BYTES, Constants, KeyTiles, MaximaPass, QueryGroup, TokenBlock, Window,
-    attend, attention_constants, attention_weights, bank_queries, contraction, heads_of,
-    key_bytes, key_spans, load_transposed, new_keys, score_banks, score_tile, store_transposed,
-)  # fmt: skip
+from llama_families import model_type, slots_of
 from llama_quantised import SOFTMAX_TURNS
-from llama_families import model_type
+from llama_queries import (
+    AUGMENTED, RESIDENT_BYTES, Constants, KeyTiles, QueryGroup, Window, attend_groups,
+    attention_constants, bank_queries, contraction, heads_of, key_bytes, key_spans,
+    load_constant, load_transposed, new_keys, project_blocks, score_banks, score_tile,
+    store_transposed, value_parts,
+)  # fmt: skip
 from llama_layers import AnyAttention, attention_prefill_kernel, layer_of
 
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
 FEW_ROW_BYTES = (
     4096  # the same of few queries, whose keys need no augmented rows and values no ones
 )
+NAMED_BYTES = 64 * 1024  # SBUF for sequences of a decode step whose rows a table names
 DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
 QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
 
@@ -66,15 +67,22 @@ def chunk_tokens(features, heads, itemsize, quantised=False):
     return token_chunk(max(projected, own))
 
 
+def key_room(shape, heads, dtype):
+    """Room for keys in rows [*shape, depth] @ SBUF, zeros where features are fewer."""
+    if heads.depth == heads.head_dim:
+        return nl.ndarray((*shape, heads.depth), dtype)
+    return nisa.memset((*shape, heads.depth), 0.0, dtype)
+
+
 def is_decode_step(batch, length, heads, itemsize, named):
     """Whether the decode kernel takes one new token a sequence over so many keys, which a table may
     have ``named``; the kernel of several reads blocks of a cache instead, for which SBUF has room
-    at any length, and outruns it where sequences would come one by one."""
+    at any length."""
     keys, lanes = whole_tiles(length) * P_MAX, min(length, P_MAX) if named else None
     each = bytes_of_sequence(keys, heads, itemsize, lanes)
-    if length > DECODE_KEYS or each > CACHES_BYTES or named and heads.slots > 1:
+    if length > DECODE_KEYS or slots_of(heads) > 1:
         return False
-    return named or batch == 1 or 2 * each <= CACHE_BYTES
+    return each * (1 if named else batch) <= CACHE_BYTES
 
 
 def bytes_of_sequence(length, heads, itemsize, lanes=None):
@@ -89,8 +97,8 @@ def bytes_of_sequence(length, heads, itemsize, lanes=None):
 
 
 class AnyCache(NamedTuple):
-    """A Cache of llama.py, keys and values @ HBM [B, kv_heads, L, D] and bias [rows, n] of their
-    first n keys, or one of blocks.
+    """Keys and values @ HBM [B, kv_heads, L, D] and bias [rows, n] of their first n keys, or those
+    of a cache of blocks.
 
     Of that keys and values are [rows, run, kv_heads, D], or [rows, run, D] where heads lie apart,
     and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF tells which rows lie on the partitions of
@@ -102,7 +110,15 @@ class AnyCache(NamedTuple):
     bias_hbm: Hbm
     rows_sb: Optional[Sbuf] = None
 
-    length, itemsize = Cache.length, Cache.itemsize
+    @property
+    def length(self) -> int:
+        """Keys of a sequence."""
+        return self.bias_hbm.shape[1]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in SBUF: fp8 keys are transposed into the type of x."""
+        return max(2, self.keys_hbm.itemsize)
 
     @property
     def lanes(self) -> int:
@@ -116,15 +132,13 @@ class AnyCache(NamedTuple):
 
 
 class AnyRows(NamedTuple):
-    """CachedRows, keys or values of some of a sequence's cached tokens @ SBUF [lanes, heads, tiles,
-    D], or ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]. The heads that
-    count begin with ``head``."""
+    """Keys or values of some of a sequence's cached tokens @ SBUF [lanes, heads, tiles, D], or
+    ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]. The heads that count
+    begin with ``head``."""
 
     rows_sb: Sbuf
     by_token: bool = False
     head: int = 0
-
-    transposed = CachedRows.transposed
 
     @property
     def tiles(self) -> int:
@@ -135,6 +149,18 @@ class AnyRows(NamedTuple):
         heads = slice(self.head + first, self.head + first + count)
         at = (tile, heads) if self.by_token else (heads, tile)
         return self.rows_sb[(slice(None), *at, features)]
+
+    def transposed(self, first, count, start, tiles, half=0):
+        """Of keys ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
+        PSUM, as many as share a bank: a transpose of all heads for each tile, of D above 128 for
+        each ``half``."""
+        lanes, *_, depth = self.rows_sb.shape
+        rows = min(depth, P_MAX)
+        keys_psum = psum_tile((count * rows, tiles, lanes))
+        for t in nl.affine_range(tiles):
+            tile_sb = self.tile(first, count, start + t, nl.ds(half * rows, rows))
+            keys_psum[:, t, :] = nisa.nc_transpose(tile_sb)
+        return keys_psum
 
 
 class CacheTiles(NamedTuple):
@@ -208,7 +234,7 @@ class CacheTiles(NamedTuple):
         d, keys = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
         each = spans(self.tiles, MOVING_MAX // self.lanes)
         for first, stacked in spans(self.count, self.heads.stack):
-            for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
+            for half, (start, tiles) in [(n, s) for n in range(slots_of(self.heads)) for s in each]:
                 part = nl.ds(half * self.tiles + start, tiles)
                 transposed_psum = keys.transposed(first, stacked, start, tiles, half)
                 for at in nl.static_range(stacked):
@@ -266,7 +292,7 @@ class CacheTiles(NamedTuple):
 def few_queries(banks, heads):
     """Whether ``attend_few`` takes the banks of a set of heads, of a tile each."""
     few = len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
-    return few and heads.slots == 1
+    return few and slots_of(heads) == 1
 
 
 def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
@@ -514,24 +540,18 @@ def attend_few(group):
     return found
 
 
-def attend_groups(groups):
-    """Attention of several groups: the first pass of one beside the second of that before. ->
-    (group, Weighted) of those that ``attend_few`` takes. Groups are made, and their keys loaded,
-    one ahead of their turn."""
-    found, ahead = [], None
-    for group in groups:
-        if few_queries(group.banks, group.new.heads):
-            found.append((group, attend_few(group)))
-            continue
-        following = MaximaPass.of(group)
-        if ahead is None:
-            for step in following.steps():
-                following.run(step)
-        else:
-            attend(ahead, following, [])
-        ahead = following
-    if ahead is not None:
-        attend(ahead, None, [])
+def attend_few_and_many(groups):
+    """Attention of several groups -> (group, Weighted) of those that ``attend_few`` takes."""
+    found = []
+
+    def many():
+        for group in groups:
+            if few_queries(group.banks, group.new.heads):
+                found.append((group, attend_few(group)))
+            else:
+                yield group
+
+    attend_groups(many())
     return found
 
 
@@ -593,7 +613,7 @@ class Chunk(NamedTuple):
         heads, active_sb, shared = self.heads, self.causal_sb, self.owners_sb is not None
         if self.active_hbm is not None:
             active_sb = nl.load(self.active_hbm[sequence])
-        new = new_keys(length, heads, self.causal_sb.dtype, active_sb, AUGMENTED, hides=True)
+        new = new_keys(length, heads, self.causal_sb.dtype, active_sb, hides=True)
         bias_sb = others_bias(self.owners_sb) if shared else None
         new, parts = new._replace(bias_sb=bias_sb, window=self.window), []
         for n, rows in enumerate(passed):
@@ -622,17 +642,6 @@ class Chunk(NamedTuple):
             yield QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners)
 
 
-def project_blocks(blocks, layer):
-    """TokenBlocks of some Blocks with queries, keys and values, one pass over the weights: H/128
-    passes of a block's tokens for every tile of features."""
-    weights = attention_weights(layer, blocks[0].count)
-    passed = [TokenBlock.of(block, layer, weights, apart=False) for block in blocks]
-    for at in nl.static_range(layer.qkv.tiles):
-        for rows in passed:
-            rows.run((at, 0, rows.block.count))
-    return passed
-
-
 # --- A token over blocks --------------------------------------------------------------------------
 
 
@@ -643,8 +652,8 @@ def named_step(layer, cache, x_sb, parts, keys_hbm, values_hbm):
     output's weights wait for the room of the first ones.
     """
     heads, batch, dtype = layer.heads, x_sb.shape[2], x_sb.dtype
-    tiles = value_parts(parts, batch, heads, layer.x_hbm.itemsize)
-    p = projection(x_sb, layer, 0, tiles)
+    tokens, tiles = Block(0, batch, 1), value_parts(parts, batch, heads, layer.x_hbm.itemsize)
+    p = layer.projection(x_sb, tokens, tiles)
     _, first = layer.qkv.pieces(batch)[0]
     size = first * layer.qkv.k_tiles * P_MAX
     room_sb = nl.ndarray((P_MAX, size), layer.qkv.weight_hbm.dtype)
@@ -660,7 +669,7 @@ def named_step(layer, cache, x_sb, parts, keys_hbm, values_hbm):
         new_sb = v_sb[n] if tiles == parts else nl.load(values_hbm[nl.ds(*part), :])
         attend_named(qk_sb, new_sb, named_sequences(cache, *part, heads), heads, context_sb)
     out = layer.out._replace(room_sb=room_sb)
-    store_product(out, [(context_sb, Block(0, batch, 1))], layer.out_hbm)
+    store_product(out, [(context_sb, tokens)], layer.out_hbm)
 
 
 def named_sequences(cache, first, count, heads):
@@ -678,7 +687,8 @@ def named_sequences(cache, first, count, heads):
     for b, parts in enumerate(every):
         for part in parts:
             keys, column = part.rows(cache.keys_hbm), part.tile * lanes
-            stack_keys(k_sb, keys, b * heads.stacks, column, heads)
+            rows = [keys.tile(0, heads.kv_heads, tile) for tile in range(keys.tiles)]
+            stack_keys(k_sb, rows, b * heads.stacks, column, heads)
     v_sb = [[part.rows(cache.values_hbm) for part in parts] for parts in every]
     return CachedSequences(first, count, k_sb, mask_sb, v_sb)
 
@@ -693,7 +703,8 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     neg_max_sb = negated_maximum(scores_sb, scale)
     weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale, dtype=nl.float32)
     sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
-    rounded_sb = divided(weights_sb, sums_sb, scores_sb.dtype)
+    inverse_sb, dtype = nisa.reciprocal(sums_sb), scores_sb.dtype
+    rounded_sb = nisa.tensor_scalar(weights_sb, nl.multiply, inverse_sb, dtype=dtype)
     # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
     (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
     transposed_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
@@ -740,17 +751,19 @@ def attention_decode_kernel(
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, batch, 1))
     rows_sb = None if rows_hbm is None else nl.load(rows_hbm)
     cache = AnyCache(keys_hbm, values_hbm, bias_hbm, rows_sb)
-    loaded = cached_ahead(cache, heads) if rows_hbm is None else []
+    if rows_hbm is None:
+        parts, cached = spans(batch, P_MAX // heads.q_heads), (keys_hbm, values_hbm, bias_hbm)
+        caches = [cached_sequences(*cached, *part, heads) for part in parts]
     layer = layer_of(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
         SOFTMAX_TURNS,
     )  # fmt: skip
     if rows_hbm is None:
-        decode_step(layer, x_sb, cache, loaded, new_keys_hbm, new_values_hbm)
+        decode_step(layer, x_sb, caches, new_keys_hbm, new_values_hbm)
     else:
         each = bytes_of_sequence(cache.length, heads, cache.itemsize, cache.lanes)
-        most = max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // each))
+        most = max(1, min(P_MAX // heads.q_heads, NAMED_BYTES // each))
         parts = spans(batch, most)
         named_step(layer, cache, x_sb, parts, new_keys_hbm, new_values_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
@@ -798,6 +811,10 @@ def attention_chunk_kernel(
     given = cache, new_values_hbm, active_hbm
     chunk = Chunk(*given, causal_sb, owners_sb, window, constants, heads, by_query)
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
+    assert length <= most_tokens, (
+        f"a chunk of {length} new tokens a sequence keeps more than {CHUNK_BYTES} bytes of a "
+        f"partition, expected at most {most_tokens}; take a smaller one"
+    )
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, max(1, most_tokens // length) * length):
         # queries and keys [128, tiles, count], values [tokens, kv_heads * D] of some blocks: H/128
@@ -809,7 +826,7 @@ def attention_chunk_kernel(
         # of up to CACHE_ROW_BYTES a partition, and TensorE transposes the keys, 128 a pass
         sequences = sorted({part[0] for block in some for part in block.parts()})
         each = (chunk.groups(sequence, length, passed) for sequence in sequences)
-        attend_groups(group for groups in each for group in groups)
+        attend_few_and_many(group for groups in each for group in groups)
         # the output [128, H/128, count], a pass for each tile of context, one over the weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
         store_product(layer.out, contexts, out_hbm)
@@ -827,26 +844,26 @@ class CachedAttention(AnyAttention):
         super().__init__(config, ranks, **group)
         self.window = window_of(config)
 
-    def places(self, given: Dict[str, Any]) -> torch.Tensor:
-        """Of a tree, where rows lie elsewhere, rotary_position_ids."""
-        places = given.get("rotary_position_ids")
-        return given["position_ids"] if places is None else places
-
-    def visible(self, given: Dict[str, Any]) -> Tuple[Any, ...]:
-        """Under a window, and of a chunk of several sequences, whose cache is in tiles.
+    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
+        """Under a window, of a tree, where rows lie elsewhere (rotary_position_ids), and of a chunk
+        of several sequences, whose cache is in tiles.
 
         A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step;
         that of the prefix is the caller's int32 [B, prefix].
         """
-        past, *masks = super().visible(given)
+        names = "past_key_value", "attention_mask", "active_mask"
+        past, *masks = (given.get(name) for name in names)
         if masks[0].dim() == 2:
             masks[0] = masks[0].to(torch.bool)[:, None, None]
+        places = given.get("rotary_position_ids")
+        places = given.get("position_ids") if places is None else places
         if self.window is not None:
-            masks = self.within_window(*masks, None if past is None else self.places(given))
+            masks = self.within_window(*masks, None if past is None else places)
         if given.get("tile_masks") is not None:
             in_tiles = self.blocks_of_tiles if self.nki_enabled else self.in_tiles
             past, masks = in_tiles(past, masks[0], given)
-        return past, *masks
+        given = {**given, "position_ids": places, **dict(zip(names, (past, *masks)))}
+        return super().forward(hidden, norm, given)
 
     def within_window(
         self, mask: torch.Tensor, active_mask: Optional[torch.Tensor], places: Any
@@ -911,9 +928,8 @@ class CachedAttention(AnyAttention):
             bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
             if all(given is None for given in (cut, *own)) and rank.head_dim in (64, P_MAX):
-                hbm = (hidden.stream, None, None, None), norm, rank, weights, (None, None)
-                tokens, length = batch * mask.shape[-1], mask.shape[-1]
-                if PromptPlan.fitting(AttentionLayer.of(*hbm), tokens, length):
+                (features, tokens), length = hidden.stream.shape, mask.shape[-1]
+                if PromptPlan.fitting(features, rank, tokens, length, dtype.itemsize):
                     return llama.attention_prefill_kernel(*inputs, rank, batch, bias)
             return attention_prefill_kernel(*inputs, rank, batch, bias, *own, window=cut)
         sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
@@ -964,6 +980,30 @@ class CachedAttention(AnyAttention):
                 f"there are prefix_buckets, of at most {most}."
             )
         return None if tokens > P_MAX else _mask_bias(active_mask[:, 0], dtype)
+
+
+class CachedModel(NeuronLlamaModel):
+    """With caches of blocks, and in fp8; Medusa's length."""
+
+    def setup_attr_for_model(self, config: InferenceConfig) -> None:
+        super().setup_attr_for_model(config)
+        self.medusa_speculation_length = config.neuron_config.medusa_speculation_length
+
+    def init_inference_optimization(self, config: InferenceConfig) -> None:
+        """The caches; the kernels take fp8 as it is stored, but for a model of float32."""
+        super().init_inference_optimization(config)
+        narrow = config.neuron_config.torch_dtype is not torch.float32
+        if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
+            self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
+        if is_nki_enabled(config) and option(config, "is_block_kv_layout"):
+            self.kv_mgr.get_cache = self.blocks_and_table
+
+    def blocks_and_table(self, active_block_table: torch.Tensor, **_: Any) -> List[Any]:
+        """Of each layer all blocks of keys and values, and those of each sequence [B, n]: in the
+        place of copies that the cache's manager would gather."""
+        caches = self.kv_mgr.past_key_values
+        pairs = zip(caches[::2], caches[1::2])
+        return [[keys, values, active_block_table] for keys, values in pairs]
 
 
 def window_of(config: InferenceConfig) -> Optional[int]:
@@ -1032,6 +1072,37 @@ def blocks_in_runs(
     return keys.reshape(shape), values.reshape(shape), bias, rows
 
 
+class NeuronConfigNKI(llama.NeuronConfigNKI):
+    """With ``prompt_in_chunks``: calls of ``speculation_length`` tokens feed a prompt, whose last
+    token is a decode step of its own; so of their logits nobody reads but a last row."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.prompt_in_chunks = bool(kwargs.pop("prompt_in_chunks", False))
+        super().__init__(**kwargs)
+
+
+def check_window(config: InferenceConfig) -> None:
+    """ValueError for a sliding window beside what does not count positions as it does."""
+    window, neuron_config = window_of(config), config.neuron_config
+    if getattr(config, "use_sliding_window", False):  # Qwen's
+        raise ValueError(
+            "use_sliding_window gives some layers a window and others none, expected False; no "
+            "layer of this file chooses."
+        )
+    for asked, why, mend in (
+        (neuron_config.is_chunked_prefill,
+         "counts positions, which a chunk's tiles do not have, expected no chunked_prefill_config",
+         "leave one of them out"),
+        (neuron_config.flash_decoding_enabled,
+         "counts rows of a cache, which flash_decoding_enabled spreads over ranks, expected one of "
+         "the two", "leave flash_decoding_enabled out"),
+        (neuron_config.padding_side == "left",
+         "counts from the right here, got padding_side 'left'", "pad on the right"),
+    ):  # fmt: skip
+        if window is not None and asked:
+            raise ValueError(f"sliding_window {window} {why}; {mend}.")
+
+
 def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
     """(whether, what) chunks that several sequences share have too much of."""
     neuron_config, rank = config.neuron_config, Sizes.of(config).of_rank
@@ -1045,9 +1116,3 @@ def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
         (tokens > most, f"a max_context_length of {tokens} in chunks, but one of at most {most}"),
         (sequences >= P_MAX, f"{sequences} sequences in a chunk, but at most {P_MAX - 1}"),
     ]
-
-
-def blocks_and_table(caches: Sequence[torch.Tensor], active_block_table: torch.Tensor) -> List[Any]:
-    """Of each layer all blocks of keys and values, and those of each sequence [B, n]: in the place
-    of copies that the cache's manager would gather."""
-    return [[keys, values, active_block_table] for keys, values in zip(caches[::2], caches[1::2])]

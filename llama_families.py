@@ -6,7 +6,7 @@ guess further tokens (Medusa, EAGLE).
 
 from __future__ import annotations
 
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
@@ -16,10 +16,10 @@ from neuronx_distributed_inference.models.config import InferenceConfig
 from torch import nn
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, Hbm, KernelRows, NeuronLlamaAttention, NeuronLlamaRMSNorm, Sbuf,
-    Sizes, StateDict, depth_of, heads_in_tiles, in_lanes, option, pad_tiles, times_both,
-    whole_tiles,
+    ATTENTION_TARGETS, P_MAX, Hbm, HeadShape, NeuronLlamaAttention, NeuronLlamaRMSNorm, Sbuf,
+    Sizes, StateDict, depth_of, in_lanes, option, pad_tiles, rotate, whole_tiles,
 )  # fmt: skip
+from llama_weights import KernelRows, heads_in_tiles
 
 
 # --- In kernels -----------------------------------------------------------------------------------
@@ -60,12 +60,11 @@ class HeadNorm(NamedTuple):
     mean_sb: Sbuf
     eps_sb: Sbuf
 
-    def normed(self, p, x_psum, columns, which, scale_sb):
-        """A tile of query (``which`` 0) or key heads (1) [128, tokens], each divided by its own rms
-        and times its gains. The sum of squares over a head's lanes is a product, as it is over
-        features. ``scale_sb`` are the features' scales of a quantised weight."""
-        dtype = p.x_sb.dtype
-        x_sb = times_both(x_psum, p.scales.along_sb[:, columns], scale_sb, dtype)
+    def normed(self, x, along_sb, which, dtype):
+        """A tile of query (``which`` 0) or key heads (1) [128, tokens] times the scale of the norm
+        before it [128, tokens], each head divided by its own rms and times its gains. The sum of
+        squares over a head's lanes is a product, as it is over features."""
+        x_sb = nisa.tensor_tensor(x, along_sb, nl.multiply, dtype=dtype)
         square_sb = nisa.tensor_tensor(x_sb, x_sb, nl.multiply, dtype=nl.float32)
         mean_psum = nisa.nc_matmul(self.mean_sb, square_sb)
         inverse_sb = nisa.activation(nl.rsqrt, mean_psum, bias=self.eps_sb)
@@ -92,6 +91,18 @@ def has_head_norms(config: InferenceConfig) -> bool:
     return model_type(config) == "qwen3"
 
 
+def slots_of(heads: HeadShape) -> int:
+    """Tiles of a head: of 256 two, a half each. Those of all first halves come before those of all
+    second ones, as if these were stacks of their own."""
+    return whole_tiles(heads.depth)
+
+
+def tiles_of(heads: HeadShape, kv_head: int) -> List[Tuple[int, slice]]:
+    """``place`` of each tile of a KV head."""
+    (stack, lanes), slots = heads.place(kv_head), slots_of(heads)
+    return [(stack + slot * heads.stacks // slots, lanes) for slot in range(slots)]
+
+
 def medusa_heads(config: InferenceConfig) -> int:
     return config.neuron_config.num_medusa_heads if option(config, "is_medusa") else 0
 
@@ -115,18 +126,20 @@ class FamilyAttention(NeuronLlamaAttention):
         gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
         self.register_parameter("head_gains", gains if has_head_norms(self.config) else None)
 
-    def make_layers(
-        self, group: Dict[str, Any], biases: Tuple[bool, bool] = (False, False)
-    ) -> None:
-        super().make_layers(group, attention_biases(self.config))
+    def make_layers(self, group: Dict[str, Any], bias: bool = False) -> None:
+        super().make_layers(group, attention_biases(self.config)[0])
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         if has_head_norms(self.config):
             dim, eps = self.sizes.head_dim, self.config.rms_norm_eps
             self.q_norm, self.k_norm = NeuronLlamaRMSNorm(dim, eps), NeuronLlamaRMSNorm(dim, eps)
 
-    def rotated(self, q, k, tables):
-        return super().rotated(self.q_norm(q), self.k_norm(k), tables)
+    def project(self, normed, tables, given):
+        q, k, v = (
+            self.heads(self.product(layer, normed, given), len(normed))
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return rotate(self.q_norm(q), *tables), rotate(self.k_norm(k), *tables), v
 
 
 class ResBlock(nn.Module):
@@ -153,6 +166,21 @@ class NormOfColumns(NeuronLlamaRMSNorm):
 
     def forward(self, columns: Any) -> torch.Tensor:
         return super().forward(columns.rows())
+
+
+def add_heads(model: nn.Module, config: InferenceConfig) -> None:
+    """What a draft has in front, and heads that guess beside the head."""
+    hidden = config.hidden_size
+    if option(config, "is_eagle_draft"):  # it continues hidden states, and has no final norm
+        bias, dtype = getattr(config, "fc_bias", False), config.neuron_config.torch_dtype
+        model.fc = DraftInput(2 * hidden, hidden, gather_output=True, bias=bias, dtype=dtype)
+        del model.norm
+        if not config.neuron_config.enable_eagle_draft_input_norm:
+            for layer in model.layers:
+                layer.input_layernorm = nn.Identity()
+    for index in range(medusa_heads(config)):
+        head = nn.Sequential(ResBlock(hidden), model.output_head(config))
+        setattr(model, f"medusa_head_{index}", head)
 
 
 # --- In checkpoints -------------------------------------------------------------------------------

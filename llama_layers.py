@@ -12,7 +12,7 @@ none; of SDK 2.21 nothing public shows tensors inside of tuples, dicts or classe
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -20,52 +20,203 @@ import neuronxcc.nki.language as nl
 import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
 
+import llama_weights
 from llama import (
-    P_MAX, AttentionLayer, Columns, Hbm, HeadShape, Linear, Sbuf, gated_mlp, multiply_rows,
-    option, token_blocks, weight_pieces, whole_tiles,
+    PIECE_BYTES, PROMPT_BYTES, P_MAX, Block, Columns, Hbm, HeadShape, Linear, Norm, NormScales,
+    Projection, PromptAttention, PromptConstants, PromptPlan, Sbuf, StateDict, gated_mlp,
+    is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products, psum_zeros,
+    score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk, weight_pieces,
+    whole_tiles,
 )  # fmt: skip
-from llama_queries import Prompt, attend_prompt
-from llama_adapters import AdaptedAttention, AdaptedMLP, Adapters, split_adapters
+from llama_adapters import (
+    AdaptedAttention, AdaptedMLP, Adapters, add_terms, convert_adapters, split_adapters,
+)  # fmt: skip
+from llama_families import (
+    FamilyAttention, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states,
+    slots_of,
+)  # fmt: skip
 from llama_quantised import (
-    EVEN_TURNS, QuantisedAttention, QuantisedHead, QuantisedMLP, in_bfloat16, quantised_pieces,
-    scale_columns,
+    EVEN_TURNS, Gain, QuantisedAttention, QuantisedHead, QuantisedMLP, convert_scales,
+    in_bfloat16, quantised_pieces, scale_columns, times_features,
 )  # fmt: skip
-from llama_families import FamilyAttention, HeadGains, qkv_biases, shows_hidden_states
+from llama_queries import ADAPTER_BYTES, attend_prompt
 
 
 class AnyLinear(NamedTuple):
-    """A Linear of llama.py of any weight. Integers are converted in ``turns``, see
-    ``in_bfloat16``; ``itemsize`` is that of the weight, or of one that is loaded in step with it;
-    in ``room_sb`` [128, n], if any, stands what of the weight has so much room there."""
+    """A Linear of llama.py of any weight.
+
+    Scales [128, N/128] fp32 @ SBUF of a quantised weight multiply its products, and the Gain of the
+    norm before it its hidden states. Adapters are ``added``, whose inputs are ``made`` once for
+    each Block, by its first token. Integers are converted in ``turns``, see ``in_bfloat16``;
+    ``itemsize`` is that of the weight, or of one that is loaded in step with it; in ``room_sb``
+    [128, n], if any, stands what of the weight has so much room there.
+    """
 
     weight_hbm: Hbm
     k_tiles: int
-    scale_sb: Optional[Sbuf] = None
-    added: Sequence[Any] = ()
+    scale_sb: Optional[Sbuf]
+    gain: Optional[Gain]
+    added: Sequence[Adapters]
+    made: Dict[int, List[Any]]
     turns: str = EVEN_TURNS
     itemsize: int = 2
     room_sb: Optional[Sbuf] = None
 
-    tiles, scales, piece = Linear.tiles, Linear.scales, Linear.piece
-    rows, inputs = Linear.rows, Linear.inputs
+    tiles = Linear.tiles
 
-    def pieces(self, tokens, last=False, tiles=None, row_bytes=None):
+    def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
         """As those of Linear."""
         given = tiles or self.tiles, self.k_tiles, tokens, last
         if self.itemsize == 1:
             return quantised_pieces(*given, row_bytes)
         return weight_pieces(*given, self.itemsize, row_bytes)
 
-    def room(self, place, tiles):
-        """The same; of ``room_sb`` the part from tile ``place`` on."""
+    def load(self, first, tiles):
+        """The AnyPiece of some tiles, in a type that TensorE takes; in ``room_sb`` from the place
+        of the first tile on."""
         shape, each = (P_MAX, tiles, self.k_tiles, P_MAX), self.k_tiles * P_MAX
-        if self.room_sb is None or (place + tiles) * each > self.room_sb.shape[1]:
-            return nl.ndarray(shape, self.weight_hbm.dtype)
-        return self.room_sb[:, nl.ds(place * each, tiles * each)].reshape(shape)
+        if self.room_sb is None or (first + tiles) * each > self.room_sb.shape[1]:
+            weight_sb = nl.ndarray(shape, self.weight_hbm.dtype)
+        else:
+            weight_sb = self.room_sb[:, nl.ds(first * each, tiles * each)].reshape(shape)
+        load_weight(self, first, weight_sb)
+        if self.weight_hbm.dtype == nl.int8:
+            weight_sb = in_bfloat16(weight_sb, self.turns)
+        rows = [row_sb for term in self.added for row_sb in term.rows(first, tiles)]
+        return AnyPiece(self, first, weight_sb, rows)
 
-    def ready(self, weight_sb):
-        """In a type that TensorE takes."""
-        return in_bfloat16(weight_sb, self.turns) if self.weight_hbm.dtype == nl.int8 else weight_sb
+    def inputs(self, x_sb, block):
+        """Of the adapters, for the tokens x_sb [128, K/128, T] of a Block."""
+        if block.start not in self.made:
+            every = [term.inputs(x_sb, block.start) for term in self.added]
+            self.made[block.start] = [inputs_sb for inputs in every for inputs_sb in inputs]
+        return self.made[block.start]
+
+
+class AnyPiece(NamedTuple):
+    """A Piece of an AnyLinear, with the rows of its adapters."""
+
+    linear: AnyLinear
+    first: int
+    weight_sb: Sbuf
+    rows: List[Any]
+
+    def product(self, part, x_sb, block):
+        """As that of Piece; where there are scales, fp32 @ SBUF."""
+        (tile, tiles, at, tokens), linear = part, self.linear
+        gained_sb = x_sb if linear.gain is None else linear.gain.of(x_sb, block)
+        out_psum = products(self.weight_sb, tile, tiles, gained_sb, at, tokens)
+        add_terms(out_psum, self.rows, linear.inputs(x_sb, block), tile, at)
+        if linear.scale_sb is None:
+            return out_psum
+        return times_features(out_psum, linear.scale_sb[:, nl.ds(self.first + tile, tiles)])
+
+
+class AnyLayer(NamedTuple):
+    """An AttentionLayer of llama.py with AnyLinears, norms over heads or None, and what is
+    ``added`` to queries, keys and values."""
+
+    x_hbm: Hbm
+    delta_hbm: Optional[Hbm]
+    stream_hbm: Hbm
+    out_hbm: Hbm
+    norm: Optional[Norm]
+    heads: HeadShape
+    qkv: AnyLinear
+    out: AnyLinear
+    cos_hbm: Hbm
+    sin_hbm: Hbm
+    head_gains: Optional[HeadGains]
+    added: QkvTerms
+    identity_sb: Sbuf
+    swap_sb: Optional[Sbuf]
+
+    def projection(self, x_sb, block, parts):
+        """The AnyProjection of a Block's tokens."""
+        scales, columns = norm_scales(x_sb, self.norm, parts), nl.ds(block.start, x_sb.shape[2])
+        tables = [nl.load(table_hbm[:, columns]) for table_hbm in (self.cos_hbm, self.sin_hbm)]
+        gains, heads, head_norm = self.head_gains, self.heads, None
+        if gains is None:
+            tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
+        else:
+            head_norm = gains.loaded(self.norm, heads)
+        terms = self.added.of_tokens(x_sb, scales, block.start)
+        return AnyProjection(self, block, x_sb, scales, *tables, parts, head_norm, terms)
+
+
+class AnyProjection(NamedTuple):
+    """A Projection of llama.py with a norm of heads, or None, and rows and inputs, as for
+    ``add_terms``, of what is ``added`` to queries, keys and values."""
+
+    layer: AnyLayer
+    block: Block
+    x_sb: Sbuf
+    scales: NormScales
+    cos_sb: Sbuf
+    sin_sb: Sbuf
+    parts: List[Tuple[int, int]]
+    head_norm: Optional[HeadNorm]
+    added: List[Tuple[List[Any], List[Any]]]
+
+    heads, tiles, turn = Projection.heads, Projection.tiles, Projection.turn
+
+    def project(self, piece, at, span, qk_sb, v_sb):
+        """As that of Projection."""
+        heads, tile = self.heads, at - piece.first
+        if at >= heads.qk_tiles:
+            self.values(piece, tile, (at - heads.qk_tiles) * P_MAX, v_sb)
+            return
+        which, columns = int(at >= heads.q_tiles), nl.ds(*span)
+        first, tiles = (heads.q_tiles, heads.stacks) if which else (0, heads.q_tiles)
+        x_psum = piece.product((tile, 1, *span), self.x_sb, self.block)
+        add_terms(x_psum, *self.added[which], at - first, span[0])
+        x = x_psum[:, 0, :]
+        if self.head_norm is not None:
+            along_sb = self.scales.along_sb[:, columns]
+            x = self.head_norm.normed(x, along_sb, which, self.x_sb.dtype)
+        if slots_of(heads) == 1:
+            self.turn(x, columns, qk_sb[:, at, columns], not which)
+            return
+        half, second = tiles // 2, at - first >= tiles // 2
+        other = qk_sb[:, at - half if second else at + half, columns]
+        self.turn_half(x, columns, qk_sb[:, at, columns], other, second, not which)
+
+    def turn_half(self, x, columns, half, other, second, of_queries):
+        """Rotation of a head of two tiles, x of one [128, size] into its ``half`` and the
+        ``other``: the first leaves x cos and x sin in both; the ``second``, which comes later, adds
+        its own."""
+        if not second:
+            half[...] = nisa.tensor_tensor(x, self.cos_sb[:, columns], nl.multiply)
+            other[...] = nisa.tensor_tensor(x, self.sin_sb[:, columns], nl.multiply)
+            return
+        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+        scale = score_scales(self.heads.head_dim)[0] if of_queries else 1.0
+        for part, table_sb, op in ((other, self.sin_sb, nl.subtract), (half, self.cos_sb, nl.add)):
+            term_sb = nisa.tensor_tensor(x, table_sb[:, columns], nl.multiply, dtype=half.dtype)
+            sum_sb = nisa.tensor_tensor(part, term_sb, op, dtype=nl.float32)
+            part[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
+
+    def values(self, piece, tile, start, v_sb):
+        """As those of Projection, times the scales of their features."""
+        layer, heads, x_sb = self.layer, self.heads, self.x_sb
+        gained_sb = x_sb if layer.qkv.gain is None else layer.qkv.gain.of(x_sb, self.block)
+        width = min(P_MAX, heads.kv_features - start)
+        columns = nl.ds(start, width)
+        for (at, size), norm_sb, rows_sb in zip(self.parts, self.scales.down_sb, v_sb):
+            acc_psum, tokens = psum_zeros((size, width)), nl.ds(at, size)
+            for k in nl.affine_range(x_sb.shape[1]):
+                acc_psum[...] += nisa.nc_matmul(
+                    gained_sb[:, k, tokens], piece.weight_sb[:, tile, k, 0:width]
+                )
+            for b_sb, inputs_sb in zip(*self.added[2]):
+                acc_psum[...] += nisa.nc_matmul(inputs_sb[:, tokens], b_sb[:, columns])
+            if layer.qkv.scale_sb is None:
+                rows_sb[:, columns] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
+                continue
+            rows_sb[:, columns] = nisa.scalar_tensor_tensor(
+                data=acc_psum, op0=nl.multiply, operand0=norm_sb, op1=nl.multiply,
+                operand1=layer.qkv.scale_sb[0:size, nl.ds(heads.qk_tiles + start, width)],
+            )  # fmt: skip
 
 
 def itemsize_of(weight_hbm):
@@ -92,10 +243,29 @@ class QkvTerms(NamedTuple):
         return found
 
 
+def prompt_plans(layer, length):
+    """The PromptPlans that fit beside what an AnyLayer has more than one of llama.py."""
+    (features, tokens), itemsize, heads = layer.x_hbm.shape, layer.x_hbm.itemsize, layer.heads
+    if heads.head_dim not in (64, P_MAX):
+        return []
+    plans, k_tiles = (
+        PromptPlan.fitting(features, heads, tokens, length, itemsize),
+        features // P_MAX,
+    )
+    gained = 0 if layer.qkv.gain is None else 2 * itemsize * k_tiles
+    extra = ADAPTER_BYTES if layer.out.added else 0
+    return [
+        plan
+        for plan in plans
+        if plan.bytes(k_tiles, heads, itemsize) + gained * plan.blocks[0].count + extra
+        <= PROMPT_BYTES
+    ]
+
+
 def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, turns=EVEN_TURNS):
-    """The AttentionLayer, all @ HBM: ``hidden``, ``weights`` and ``tables`` as for
-    ``AttentionLayer.of``; ``terms`` are the bias of Q, K and V and the gains of their heads' norms;
-    ``adapters`` as for ``split_adapters``; ``turns`` of the output's weight."""
+    """The AnyLayer, all @ HBM: ``hidden``, ``weights`` and ``tables`` as for ``AttentionLayer.of``;
+    ``terms`` are the bias of Q, K and V and the gains of their heads' norms; ``adapters`` as for
+    ``split_adapters``; ``turns`` of the output's weight."""
     k_tiles, (bias_hbm, gains_hbm) = hidden[0].shape[0] // P_MAX, terms
     columns = heads.qk_tiles + heads.kv_features, k_tiles, k_tiles
     qkv_scale_sb, gain_sb, out_scale_sb = scale_columns(scales_hbm, columns)
@@ -105,11 +275,18 @@ def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, 
         ([row_sb for term in each for row_sb in term.rows(0, count)], each)
         for each, count in zip(split, tiles)
     ]
-    qkv = AnyLinear(weights[0], k_tiles, qkv_scale_sb, itemsize=itemsize_of(weights[0]))
-    out = AnyLinear(weights[1], heads.q_tiles, out_scale_sb, of_out, turns, itemsize_of(weights[1]))
-    head_norm = None if gains_hbm is None else HeadGains(gains_hbm)
+    gain = None if gain_sb is None else Gain(gain_sb, {})
+    qkv = weights[0], k_tiles, qkv_scale_sb, gain, (), {}
+    out = weights[1], heads.q_tiles, out_scale_sb, None, of_out, {}, turns
+    linears = [AnyLinear(*each, itemsize=itemsize_of(each[0])) for each in (qkv, out)]
+    head_gains = None if gains_hbm is None else HeadGains(gains_hbm)
     added = QkvTerms(of_qkv, bias_hbm, heads)
-    return AttentionLayer(*hidden, norm, heads, qkv, out, *tables, gain_sb, head_norm, added)
+    dtype, swap_sb = hidden[0].dtype, None
+    identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
+    if slots_of(heads) == 1:
+        swap_sb = swapped_halves(heads.head_dim, dtype)
+    given = *linears, *tables, head_gains, added, identity_sb, swap_sb
+    return AnyLayer(*hidden, norm, heads, *given)
 
 
 # --- Kernels --------------------------------------------------------------------------------------
@@ -124,8 +301,9 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
     shape = x_hbm.shape[1], tiles * P_MAX
     out_hbm = nl.ndarray(shape, x_hbm.dtype, buffer=nl.shared_hbm)
     scale_sb, gain_sb = scale_columns(scales_hbm, (tiles, k_tiles))
-    linear = AnyLinear(weight_hbm, k_tiles, scale_sb, itemsize=weight_hbm.itemsize)
-    multiply_rows(x_hbm, linear, norm, out_hbm, gain_sb)
+    gain = None if gain_sb is None else Gain(gain_sb, {})
+    given = weight_hbm, k_tiles, scale_sb, gain, (), {}
+    multiply_rows(x_hbm, AnyLinear(*given, itemsize=weight_hbm.itemsize), norm, out_hbm)
     return out_hbm
 
 
@@ -151,8 +329,13 @@ def attention_prefill_kernel(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
-    blocks = token_blocks(features, tokens, tokens // batch)
-    attend_prompt(Prompt.of(layer, bias_hbm, window, blocks), keys_hbm, values_hbm)
+    length, given = tokens // batch, (bias_hbm, keys_hbm, values_hbm)
+    plans = prompt_plans(layer, length) if window is None else []
+    if plans:
+        PromptAttention(layer, plans[0], PromptConstants.of(layer), {}, *given).run()
+    else:
+        blocks = token_blocks(features, tokens, length)
+        attend_prompt(layer, blocks, bias_hbm, window, (keys_hbm, values_hbm))
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -167,17 +350,20 @@ def swiglu_mlp_kernel(
     shape, dtype = x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     weights, k_tiles = (gate_hbm, up_hbm, down_hbm), shape[0] // P_MAX
     tiles = gate_hbm.shape[1] // (k_tiles * P_MAX)
     gate_sb, up_sb, gain_sb, down_sb = scale_columns(scales_hbm, (tiles, tiles, k_tiles, k_tiles))
     contracted, features = (k_tiles, k_tiles, tiles), (tiles, tiles, k_tiles)
     added = split_adapters((a_hbm, b_hbm, chosen_hbm), contracted, features)
+    gain = None if gain_sb is None else Gain(gain_sb, {})
+    each = zip(weights, contracted, (gate_sb, up_sb, down_sb), (gain, gain, None), added)
     inner = min(gate_hbm.itemsize, up_hbm.itemsize)  # they are loaded in step
-    each = zip(weights, contracted, (gate_sb, up_sb, down_sb), added)
     sizes = inner, inner, down_hbm.itemsize
-    linears = [AnyLinear(*given, itemsize=size) for given, size in zip(each, sizes)]
-    gated_mlp((x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, zero_sb, gain_sb)
+    linears = [AnyLinear(*given, {}, itemsize=size) for given, size in zip(each, sizes)]
+    # of each token silu(gate) * up, x, and x times the gain
+    kept = tiles + k_tiles * (1 if gain is None else 2)
+    most = token_chunk(x_hbm.itemsize * kept)
+    gated_mlp((x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, most)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -187,7 +373,8 @@ def swiglu_mlp_kernel(
 class AnyMLP(AdaptedMLP, QuantisedMLP):
     """The MLP with adapters and scales."""
 
-    def multiply(self, hidden, norm, weights):
+    def kernel_results(self, hidden, norm):
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         results = swiglu_mlp_kernel(
             hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale, hidden.shape[1],
             *self.adapters.operands(hidden),
@@ -219,3 +406,34 @@ class AnyHead(QuantisedHead):
 
     def multiply(self, columns: torch.Tensor) -> torch.Tensor:
         return linear_kernel(columns, self.weight, self.norm, self.scale)
+
+
+# --- In checkpoints -------------------------------------------------------------------------------
+
+
+class Projections(llama_weights.Projections):
+    """With scales and adapters."""
+
+    def convert(self) -> None:
+        with_gain = not convert_scales(self)
+        convert_adapters(self)
+        super().convert(with_gain)
+
+
+def convert_mlp(state: StateDict, prefix: str, config: InferenceConfig) -> None:
+    """The MLP of one layer, in kernel layout for the kernels."""
+    if is_nki_enabled(config):
+        gain = state.pop(f"{prefix}post_attention_layernorm.weight")
+        tp = config.neuron_config.tp_degree
+        Projections.of_mlp(state, f"{prefix}mlp.", gain, tp).convert()
+
+
+def convert_heads(state: StateDict, config: InferenceConfig) -> None:
+    """The head, and those that guess further tokens, for the kernels."""
+    if not is_nki_enabled(config):
+        return
+    state.setdefault("lm_head.weight", state["embed_tokens.weight"])
+    apart = shows_hidden_states(config)  # then a norm of its own is in front
+    gain = torch.ones(config.hidden_size) if apart else state.pop("norm.weight")
+    for head in ("lm_head", *(f"medusa_head_{i}.1" for i in range(medusa_heads(config)))):
+        Projections.of_head(state, head, gain, config.neuron_config.tp_degree).convert()

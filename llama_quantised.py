@@ -10,7 +10,7 @@ fp8 as it is; integers are copied into bf16 on the way. Keys and values in fp8 a
 from __future__ import annotations
 
 import math
-from typing import Any, Dict
+from typing import Any, Dict, NamedTuple
 
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
@@ -20,10 +20,10 @@ from neuronx_distributed_inference.models.config import InferenceConfig, NeuronC
 from torch import nn
 
 from llama import (
-    FEW_TOKENS, LONG_PIECE_BYTES, P_MAX, KernelProjections, KernelRows, KernelWeight,
-    NeuronLlamaAttention, NeuronLlamaHead, NeuronLlamaMLP, OfRanks, StateDict, in_runs,
-    pad_tiles, spans, weight_pieces, whole_tiles,
+    FEW_TOKENS, LONG_PIECE_BYTES, P_MAX, KernelWeight, NeuronLlamaAttention, NeuronLlamaHead,
+    NeuronLlamaMLP, Sbuf, StateDict, in_runs, pad_tiles, spans, weight_pieces, whole_tiles,
 )  # fmt: skip
+from llama_weights import OfRanks, Projections
 from llama_adapters import of_ranks
 
 QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
@@ -85,12 +85,41 @@ def scale_columns(scales_hbm, counts):
     return [scales_sb[:, nl.ds(start, count)] for start, count in zip(starts, counts)]
 
 
+def times_features(x, features_sb, dtype=nl.float32):
+    """x [128, tiles, T] times one number a feature, [128, tiles] -> the same @ SBUF."""
+    (_, tiles, tokens), out_sb = x.shape, nl.ndarray(x.shape, dtype)
+    if tokens < tiles:
+        for token in nl.affine_range(tokens):
+            out_sb[:, :, token] = nisa.tensor_tensor(x[:, :, token], features_sb, nl.multiply)
+    else:
+        for tile in nl.affine_range(tiles):
+            out_sb[:, tile, :] = nisa.tensor_scalar(
+                x[:, tile, :], nl.multiply, features_sb[:, nl.ds(tile, 1)]
+            )
+    return out_sb
+
+
+class Gain(NamedTuple):
+    """A norm's gain [128, H/128] @ SBUF, which is not in the weights behind it, and what has been
+    multiplied by it, by the first token of its Block."""
+
+    gain_sb: Sbuf
+    made: Dict[int, Any]
+
+    def of(self, x_sb, block):
+        """x_sb [128, H/128, T] times the gain: in a tile of its own, because the sum's store, which
+        reads x_sb, stands in line behind the weights."""
+        if block.start not in self.made:
+            self.made[block.start] = times_features(x_sb, self.gain_sb, x_sb.dtype)
+        return self.made[block.start]
+
+
 # --- In modules -----------------------------------------------------------------------------------
 #
 # The last weight of a kernel carries the scales of all of them, None where none is quantised.
 
 
-def with_scales(weight: KernelRows, columns: int) -> None:
+def with_scales(weight: KernelWeight, columns: int) -> None:
     """Room for a kernel's scales beside its last weight."""
     weight.columns = columns
     weight.register_parameter("scale", None)
@@ -123,7 +152,7 @@ class QuantisedHead(NeuronLlamaHead):
         with_scales(self, whole_tiles(self.vocabulary) + whole_tiles(config.hidden_size))
 
 
-def hold(weight: KernelRows, name: str, columns: int, dtype: torch.dtype) -> None:
+def hold(weight: KernelWeight, name: str, columns: int, dtype: torch.dtype) -> None:
     """Give the weight or the scale its type, which the loader cuts for the ranks alike.
 
     Tags come last: NxD's ``init_on_device`` makes what is set anew, with tags as arguments. While
@@ -180,7 +209,7 @@ def in_columns(scale: torch.Tensor) -> torch.Tensor:
     return pad_tiles(scale, 0).reshape(-1, P_MAX).t()
 
 
-def convert_scales(own: KernelProjections) -> bool:
+def convert_scales(own: Projections) -> bool:
     """Whether a weight is quantised: scales have a row for each output feature, or one in all, ones
     for weights in float, and the norm's gain stands behind those that contract it."""
     state, columns = own.state, []

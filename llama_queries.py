@@ -20,23 +20,15 @@ import neuronxcc.nki.language as nl
 import numpy as np
 
 from llama import (
-    BLOCK_PIECE_BYTES, MOVING_MAX, P_MAX, SHORT_FEATURES, AttentionLayer, Block, Hbm, HeadShape,
-    Linear, Projection, Sbuf, add_terms, block_part, causal_mask, depth_of, even_spans, grouped,
-    key_rows, load_constant, load_weight, mask_of, negated_maximum, products, project_tile,
-    projection, psum_tile, psum_zeros, qkv_tiles, residual_sum, score_scales, select_equal,
-    shifted_identity, spans, store_product, times_features, value_parts, whole_tiles,
+    BLOCK_PIECE_BYTES, MOVING_MAX, P_MAX, Block, Hbm, HeadShape, Projection, Sbuf, causal_mask,
+    depth_of, key_rows, masked, psum_tile, psum_zeros, residual_sum, score_scales, select_equal,
+    shifted_identity, spans, step_share, store_product, whole_tiles,
 )  # fmt: skip
+from llama_families import slots_of, tiles_of
 
 # --- Choices --------------------------------------------------------------------------------------
 
-WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
-KEPT_BYTES = 188 * 1024  # for them, keys, scores and blocks, which are not there all at once
-TWO_KEPT_BYTES = 156 * 1024  # the same of two sequences at once, without their scores
-SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
-JOINED_BYTES = 120 * 1024  # for tokens and keys of blocks that are one where weights do not stay
-BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
-WHOLE_BYTES = 128 * 1024  # for one, its queries and keys where these come piece by piece
-WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
+VALUE_BYTES = 32 * 1024  # for new values in a tile for each sequence; else these come back from HBM
 SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
 SCRATCH_BYTES = 16 * 1024  # SBUF for them and their values
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
@@ -57,14 +49,11 @@ ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 #
 # Each tile of queries that share a bank has an augmented row of its own, zero for the others'
 # queries, so that one product transposes the maxima of all. Once they are known, no query is ever
-# rescaled; they may be rounded, since they are the same for all of a query's keys. Where D is 128
-# no row is idle: as long as all keys stay in SBUF, the scores of the first pass stay, too, and
-# TensorE transposes their weights instead of scoring once more.
+# rescaled; they may be rounded, since they are the same for all of a query's keys.
 #
 # ScalarE takes scores out of PSUM and VectorE compares copies of them in SBUF, since both at PSUM
-# exclude each other. So ScalarE bounds both passes, and TensorE has time for the projections of
-# others: the steps of the second pass take turns with those of the next queries' first pass, and
-# with other work, in the order in which their tiles of PSUM are wanted.
+# exclude each other. So ScalarE bounds both passes: the steps of the second pass take turns with
+# those of the next queries' first pass, in the order in which their tiles of PSUM are wanted.
 
 TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
 AUGMENTED = 1 + TILES_AT_ONCE
@@ -132,7 +121,7 @@ def score_banks(parts, heads, largest):
     together = P_MAX // largest
     most = TILES_AT_ONCE * together  # members of a group whose queries share a bank
     each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
-    each = min(HEADS_AT_ONCE // heads.slots, each)
+    each = min(HEADS_AT_ONCE // slots_of(heads), each)
     return [
         [
             ScoreBank(first + head, count, member, members, *part)
@@ -200,6 +189,17 @@ class KeyTiles(NamedTuple):
         return self.v_sb[0 : self.lanes, self.before + tile, self.head + head, :]
 
 
+def mask_of(visible, tokens, dtype):
+    """[tokens, tokens] @ SBUF: 0 where a comparison of row and column holds, else MASKED."""
+    mask_sb = nisa.memset((tokens, tokens), 0.0, dtype)
+    return nisa.affine_select(visible, mask_sb, on_false_value=masked(dtype))
+
+
+def load_constant(values, dtype):
+    """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
+    return nl.load(nl.shared_constant(values, dtype=dtype))
+
+
 class Window(NamedTuple):
     """A sliding window over tiles of 128 keys: a tile of queries sees ``back`` tiles before its
     own, and masks [128, 128] @ SBUF hide what is too old from some of its queries, (tiles back,
@@ -232,18 +232,16 @@ class Window(NamedTuple):
 
 class NewKeys(NamedTuple):
     """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
-    zero behind the last key. ``augmented`` are the rows behind the features, none where nobody
-    contracts them; where the first one ``hides`` keys, queries have a one for it. mask_sb [tokens,
-    tokens] is added to the scores of a tile of tokens with each other, a triangle where no
-    augmented row hides any. Of several sequences bias_sb [sequences, tiles * 128] hides each one's
-    keys from the others. A Window may hide older ones.
+    zero behind the last key. Where the first augmented row ``hides`` keys, queries have a one for
+    it. mask_sb [tokens, tokens] is added to the scores of a tile of tokens with each other, a
+    triangle where no augmented row hides any. Of several sequences bias_sb [sequences, tiles * 128]
+    hides each one's keys from the others. A Window may hide older ones.
     """
 
     heads: HeadShape
     k_sb: Sbuf
     v_sb: Sbuf
     mask_sb: Sbuf
-    augmented: int
     hides: bool
     bias_sb: Optional[Sbuf] = None
     window: Optional[Window] = None
@@ -254,7 +252,7 @@ class NewKeys(NamedTuple):
         heads, (size, _), tile = self.heads, v_sb.shape, start // P_MAX
         shape = (size, heads.kv_heads, heads.head_dim)
         for head in nl.static_range(heads.kv_heads):
-            for slot, (stack, lanes) in enumerate(heads.tiles(head)):
+            for slot, (stack, lanes) in enumerate(tiles_of(heads, head)):
                 at, rows = slot * self.v_sb.shape[1] + tile, min(heads.depth, P_MAX)
                 self.k_sb[0:rows, head, at, 0:size] = nisa.tensor_copy(
                     qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
@@ -278,32 +276,31 @@ class NewKeys(NamedTuple):
         return visible._replace(tiles=tiles - first, before=first, edges=edges)
 
 
-def new_keys(tokens, heads, dtype, mask_sb, augmented, hides, bias_hbm=None):
+def new_keys(tokens, heads, dtype, mask_sb, hides, bias_hbm=None):
     """NewKeys without keys yet; augmented rows and ones are there.
 
     bias [1, tokens] @ HBM is 0 for keys that count and MASKED for others; None: all count.
     """
     d, tiles, last = heads.head_dim, whole_tiles(tokens), tokens // P_MAX
-    slots, (slot, row) = len(contraction(heads.depth + augmented)), divmod(heads.depth, P_MAX)
+    slots, (slot, row) = len(contraction(heads.depth + AUGMENTED)), divmod(heads.depth, P_MAX)
     k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
     v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
     if last < tiles:
-        for half in nl.static_range(heads.slots):
+        for half in nl.static_range(slots_of(heads)):
             own = k_sb[:, :, half * tiles + last, :]
             own[...] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
         v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
     v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
-    if augmented:
-        shape, part = (heads.kv_heads, tiles, P_MAX), nl.ds(slot * tiles, tiles)
-        k_sb[row : row + AUGMENTED, :, part, :] = nisa.memset((AUGMENTED, *shape), 1.0, dtype)
-        k_sb[row : row + 1, :, part, :] = nisa.memset((1, *shape), 0.0, dtype)
+    shape, part = (heads.kv_heads, tiles, P_MAX), nl.ds(slot * tiles, tiles)
+    k_sb[row : row + AUGMENTED, :, part, :] = nisa.memset((AUGMENTED, *shape), 1.0, dtype)
+    k_sb[row : row + 1, :, part, :] = nisa.memset((1, *shape), 0.0, dtype)
     if bias_hbm is not None:
         for head in nl.affine_range(heads.kv_heads):
             for tile, (start, size) in enumerate(spans(tokens, P_MAX)):
                 k_sb[row : row + 1, head, slot * tiles + tile, 0:size] = nl.load(
                     bias_hbm[:, nl.ds(start, size)]
                 )
-    return NewKeys(heads, k_sb, v_sb, mask_sb, augmented, hides)
+    return NewKeys(heads, k_sb, v_sb, mask_sb, hides)
 
 
 class Constants(NamedTuple):
@@ -339,7 +336,7 @@ def bank_queries(qk_sb, bank, heads, augmented, hides):
     slots, (slot, row) = len(contraction(depth + augmented)), divmod(depth, P_MAX)
     q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb[0].dtype)
     for at in nl.static_range(bank.heads):
-        for part, (stack, lanes) in enumerate(heads.tiles(bank.head + at)):
+        for part, (stack, lanes) in enumerate(tiles_of(heads, bank.head + at)):
             q_sb[0 : min(depth, P_MAX), part, bank.own(at), :] = nisa.tensor_copy(
                 bank.part(qk_sb, heads, stack, lanes), engine=nisa.vector_engine
             )
@@ -433,28 +430,23 @@ class QueryGroup(NamedTuple):
 
 class MaximaPass(NamedTuple):
     """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima that its
-    steps found [queries, tiles, steps] @ SBUF, or, where the second pass turns scores, these and
-    their negated maximum."""
+    steps found [queries, tiles, steps] @ SBUF."""
 
     group: QueryGroup
-    q_sb: List[Any]
-    maxima_sb: List[Any]
-    scores: List[List[Any]]
+    q_sb: List[Sbuf]
+    maxima_sb: List[Sbuf]
     held: List[Any]
 
     @classmethod
     def of(cls, group):
         banks, new, maxima_sb = group.banks, group.new, []
-        q_sb = [
-            bank_queries(group.qk_sb, bank, new.heads, new.augmented, new.hides) for bank in banks
-        ]
+        q_sb = [bank_queries(group.qk_sb, bank, new.heads, AUGMENTED, new.hides) for bank in banks]
         for bank in banks:
             shape = (bank.queries, len(bank.tiles()), len(group.spans(bank)))
             maxima_sb.append(nl.ndarray(shape, new.k_sb.dtype))
             if len({count for *_, count in bank.tiles()}) > 1:  # one has fewer queries
                 maxima_sb[-1][...] = nisa.memset(shape, 0.0, new.k_sb.dtype)
-        scores = [[None for _ in bank.tiles()] for bank in banks]
-        return cls(group, q_sb, maxima_sb, scores, [None, None])
+        return cls(group, q_sb, maxima_sb, [None, None])
 
     def steps(self):
         """(part of the keys, span of its tiles, bank, tile of its queries, step of that), block by
@@ -471,26 +463,15 @@ class MaximaPass(NamedTuple):
         """One bank of PSUM: scores of up to 128 queries with up to 512 keys, and their maxima;
         behind the last, the augmented rows of its queries."""
         (part, span, n, at, step), group = work, self.group
-        bank, new, keys = group.banks[n], group.new, group.keys(part, n, self.held, False)
+        bank, keys = group.banks[n], group.keys(part, n, self.held, False)
         queries, last = bank.tiles()[at][2] * bank.tokens, len(group.spans(bank)) - 1
-        if new.augmented:
-            scores_sb = nl.ndarray((queries, span[1], keys.lanes), new.k_sb.dtype)
-            self.score_rows(n, at, keys, span, scores_sb)
-            self.maxima_sb[n][0:queries, at, nl.ds(step, 1)] = nisa.tensor_reduce(
-                nl.max, scores_sb, axis=[1, 2]
-            )
-            if step == last and at + 1 == len(bank.tiles()):
-                self.augment(n)
-            return
-        if step == 0:
-            shape = (queries, keys.tiles, keys.lanes)
-            self.scores[n][at] = nl.ndarray(shape, new.k_sb.dtype), None
-        scores_sb, _ = self.scores[n][at]
-        self.score_rows(n, at, keys, span, scores_sb[:, nl.ds(*span), :])
-        if step == last:
-            flat_sb = scores_sb.reshape((queries, keys.tiles * keys.lanes))
-            lowest_sb = negated_maximum(flat_sb, score_scales(group.head_dim)[1])
-            self.scores[n][at] = scores_sb, lowest_sb
+        scores_sb = nl.ndarray((queries, span[1], keys.lanes), group.new.k_sb.dtype)
+        self.score_rows(n, at, keys, span, scores_sb)
+        self.maxima_sb[n][0:queries, at, nl.ds(step, 1)] = nisa.tensor_reduce(
+            nl.max, scores_sb, axis=[1, 2]
+        )
+        if step == last and at + 1 == len(bank.tiles()):
+            self.augment(n)
 
     def score_rows(self, n, at, keys, span, scores_sb):
         """Scores of the ``at``-th tile of a bank's queries with a span of tiles of KeyTiles, into
@@ -552,34 +533,23 @@ class WeightsPass(NamedTuple):
         return cls(first, [None for _ in banks], [None for _ in banks], [None, None])
 
     def steps(self):
-        """(part of the keys, bank, span of tiles of keys, tile of its queries or None for all,
-        whether it is the first of a part, and the last)."""
+        """(part of the keys, bank, span of tiles of keys, whether it is the first of a part, and
+        the last)."""
         group, found = self.first.group, []
         for n, bank in enumerate(group.banks):
             for part, tiles, _ in group.parts(bank):
-                if group.new.augmented:
-                    each = [(span, None) for span in key_spans(bank, tiles)]
-                else:
-                    queries = [count * bank.tokens for *_, count in bank.tiles()]
-                    each = [
-                        (span, at)
-                        for at, size in enumerate(queries)
-                        for span in spans(tiles, MOVING_MAX // size)
-                    ]
+                each = key_spans(bank, tiles)
                 last = len(each) - 1
-                found += [(part, n, *step, k == 0, k == last) for k, step in enumerate(each)]
+                found += [(part, n, span, k == 0, k == last) for k, span in enumerate(each)]
         return sorted(found, key=lambda step: step[0])
 
     def run(self, step):
         """One bank of PSUM; behind the last, the contexts of all."""
-        (part, n, span, at, begins, ends), group = step, self.first.group
+        (part, n, span, begins, ends), group = step, self.first.group
         keys, bank = group.keys(part, n, self.held, True), group.banks[n]
         if begins:
             self.sums[n] = zero_sums(bank, group.head_dim)
-        if at is None:
-            self.add_weighted(n, keys, span)
-        else:
-            self.add_transposed(n, at, keys, span)
+        self.add_weighted(n, keys, span)
         if not ends:
             return
         if self.before[n] is not None:
@@ -619,25 +589,6 @@ class WeightsPass(NamedTuple):
                     weights_sb[:, tile, nl.ds(row, count), :], keys.values(head, start + tile)
                 )
 
-    def add_transposed(self, n, at, keys, span):
-        """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
-        TensorE transposes the weights round, 128 keys at a time."""
-        (head, _, _), (start, tiles) = self.first.group.banks[n].tiles()[at], span
-        scores_sb, lowest_sb = self.first.scores[n][at]
-        queries, _, lanes = scores_sb.shape
-        weights_sb = nisa.activation(
-            nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=lowest_sb,
-            scale=score_scales(self.first.group.head_dim)[1],
-        )  # fmt: skip
-        transposed_psum = psum_tile((lanes, tiles, queries))
-        for tile in nl.affine_range(tiles):
-            transposed_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
-        transposed_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
-        sums_psum = sum_of(self.sums[n], at, queries)
-        for tile in nl.affine_range(tiles):
-            v_sb = keys.values(head, start + tile)
-            sums_psum[...] += nisa.nc_matmul(transposed_sb[:, tile, :], v_sb)
-
 
 def bank_contexts(banks, sums, heads, context_sb):
     """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
@@ -649,10 +600,10 @@ def bank_contexts(banks, sums, heads, context_sb):
     scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
     each = [(*given, at) for given in zip(banks, sums, scales) for at in range(given[0].heads)]
     for bank, found, scale, at in each:
-        places, parts = heads.tiles(bank.head + at), bank.together()
+        places, parts = tiles_of(heads, bank.head + at), bank.together()
         _, lanes = places[0]
         if lanes.start == 0:
-            shapes = [(count * bank.tokens, heads.slots * P_MAX) for _, count in parts]
+            shapes = [(count * bank.tokens, slots_of(heads) * P_MAX) for _, count in parts]
             rows = [nl.ndarray(shape, dtype) for shape in shapes]
             if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
                 # lanes without a feature
@@ -674,143 +625,54 @@ def bank_contexts(banks, sums, heads, context_sb):
                 out[...] = nisa.tensor_copy(transposed_psum.reshape(shape))
 
 
-def step_share(items, step, steps):
-    """The ``step``-th of ``steps`` equal parts of a list."""
-    return items[len(items) * step // steps : len(items) * (step + 1) // steps]
-
-
-def attend(first, following, beside):
-    """The second pass of a group, beside it the first of the next one (or None) and other work,
-    (what has a method ``run``, its argument): steps take turns, since PSUM is granted in order."""
-    second, work = WeightsPass.of(first), beside
+def attend(first, following):
+    """The second pass of a group, beside it the first of the next one (or None): steps take turns,
+    since PSUM is granted in order."""
+    second = WeightsPass.of(first)
     steps, ahead = second.steps(), following.steps() if following is not None else []
     for n, step in enumerate(steps):
         second.run(step)
         for other in step_share(ahead, n, len(steps)):
             following.run(other)
-        for other, argument in step_share(work, n, len(steps)):
-            other.run(argument)
 
 
 # --- Blocks of tokens -----------------------------------------------------------------------------
 
 
-class StreamedWeight(NamedTuple):
-    """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for."""
-
-    linear: Linear
-    spans: List[Tuple[int, int]]
-    loaded: List[Any]
-
-    @classmethod
-    def of(cls, linear, spans):
-        return cls(linear, spans, [None for _ in spans])
-
-    @property
-    def tiles(self) -> int:
-        return self.linear.tiles
-
-    def tile(self, at):
-        """(the piece that holds a tile of output features, the tile's place in it)."""
-        n = next(n for n, (first, count) in enumerate(self.spans) if first <= at < first + count)
-        if self.loaded[n] is None:
-            self.loaded[n] = load_weight(self.linear, *self.spans[n])
-        return self.loaded[n], at - self.spans[n][0]
+def value_parts(parts, tokens, heads, itemsize):
+    """(start, size) of the tiles of tokens whose values are projected: ``parts``, which attention
+    takes one by one, where their tiles have room in SBUF, else 128 tokens each."""
+    each = heads.kv_features * itemsize
+    return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
 
 
-def attention_weights(layer, tokens):
-    """StreamedWeights of both projections for passes of so many tokens (of the output, None where
-    it is no part of the kernel): keys and values begin with half a piece, so that little waits for
-    hidden states."""
-    qkv, out, q_tiles = layer.qkv, layer.out, layer.heads.q_tiles
-    queries, others = (
-        qkv.pieces(tokens, tiles=tiles, row_bytes=BLOCK_PIECE_BYTES)
-        for tiles in (q_tiles, qkv.tiles - q_tiles)
-    )
-    of_qkv = StreamedWeight.of(qkv, [*queries, *((q_tiles + at, size) for at, size in others)])
-    if out.weight_hbm is None:
-        return of_qkv, None
-    pieces = out.pieces(tokens, last=True, row_bytes=BLOCK_PIECE_BYTES)
-    return of_qkv, StreamedWeight.of(out, pieces)
+def wide_key_rows(qk_sb, start, tokens, heads):
+    """``key_rows`` of heads of two tiles: those of all first halves come before the second ones."""
+    rows_sb = nl.ndarray((tokens, heads.kv_features), qk_sb.dtype)
+    for head in nl.static_range(heads.kv_heads):
+        for slot, (stack, _) in enumerate(tiles_of(heads, head)):
+            rows_psum = psum_tile((tokens, P_MAX))
+            rows_psum[...] = nisa.nc_transpose(
+                qk_sb[:, heads.q_tiles + stack, nl.ds(start, tokens)]
+            )
+            columns = nl.ds(head * heads.head_dim + slot * P_MAX, P_MAX)
+            rows_sb[:, columns] = nisa.tensor_copy(rows_psum)
+    return rows_sb
 
 
 class TokenBlock(NamedTuple):
-    """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    StreamedWeights of both projections. ``inputs`` are those of the output's terms, filled with
-    its first tiles."""
+    """A Block on its way through attention: what is projected of it @ SBUF, and its context, which
+    takes the place of its queries."""
 
     block: Block
     p: Projection
     qk_sb: Sbuf
-    v_sb: Sbuf
-    qkv: StreamedWeight
-    out: StreamedWeight
-    inputs: List[Any]
-
-    @classmethod
-    def of(cls, block, layer, weights, apart=True):
-        """Hidden states are loaded behind the first weights. Values come ``apart`` for each part of
-        the block, or as ``value_parts`` says."""
-        weights[0].tile(layer.heads.q_tiles)
-        x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
-        parts = [(column, size) for _, _, column, size in block.parts()]
-        if not apart:
-            parts = value_parts(parts, block.count, layer.heads, layer.x_hbm.itemsize)
-        p = projection(x_sb, layer, block.start, parts)
-        return cls(block, p, *qkv_tiles(p), *weights, [])
+    v_sb: List[Sbuf]
 
     @property
     def context_sb(self) -> Any:
-        """[128, q_tiles, count]: contexts take the place of their queries."""
+        """[128, q_tiles, count]."""
         return self.qk_sb[:, 0 : self.p.heads.q_tiles, :]
-
-    def run(self, work):
-        """Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K
-        and V."""
-        (at, *span), tiles = work, self.qkv.tiles
-        if at < tiles:
-            project_tile(self.p, self.qkv.tile(at), at, span, self.qk_sb, self.v_sb)
-        else:
-            self.store_output(at - tiles)
-
-    def store_output(self, first):
-        """Two tiles of the output [128, 2, count], q_tiles passes of all tokens for each, stored
-        together; of few tokens all tiles."""
-        out, tiles, count = self.out.linear, min(2, self.out.tiles - first), self.block.count
-        if count <= P_MAX:
-            store_product(out, [(self.context_sb, self.block)], self.p.layer.out_hbm)
-            return
-        if first == 0:
-            self.inputs[:] = out.inputs(self.context_sb, self.block.start)
-        rows_sb = out.rows(first, tiles)
-        out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
-        for n in nl.static_range(tiles):
-            weight_sb, tile = self.out.tile(first + n)
-            out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
-            add_terms(out_psum, rows_sb, self.inputs, n, 0)
-            times_features(out_sb[:, nl.ds(n, 1), :], out_psum, out.scales(first + n, 1))
-        for column, block in self.block.in_hbm():
-            part_hbm = block_part(self.p.layer.out_hbm, block, first, tiles)
-            nl.store(part_hbm, out_sb[:, :, nl.ds(column, block.count)])
-
-    def queries(self, head, heads):
-        """The work for the queries of so many KV heads from ``head`` on."""
-        own, (end, _) = self.p.heads, self.p.heads.tiles(head + heads - 1)[0]
-        tiles = [
-            tile
-            for start, _ in own.tiles(head)
-            for tile in range(start * own.group, (start + end + 1 - head // own.stack) * own.group)
-        ]
-        return [(at, *span) for at in tiles for span in even_spans(self.block.count, 256)]
-
-    def keys_and_values(self):
-        return [(at, 0, self.block.count) for at in range(self.p.heads.q_tiles, self.qkv.tiles)]
-
-    def outputs(self):
-        tiles, count = self.qkv.tiles, self.block.count
-        return [
-            (tiles + at, 0, count) for at in range(0, self.out.tiles if count > P_MAX else 1, 2)
-        ]
 
     def part_values(self, n, values_hbm):
         """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts, those of all
@@ -823,17 +685,56 @@ class TokenBlock(NamedTuple):
 
     def store_keys(self, keys_hbm, values_hbm):
         """New keys and values into rows @ HBM."""
+        heads = self.p.heads
         for (column, size), rows_sb in zip(self.p.parts, self.v_sb):
             rows = nl.ds(self.block.start + column, size)
             nl.store(values_hbm[rows, :], rows_sb)
-            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
+            given = self.qk_sb, column, size, heads
+            keys_sb = key_rows(*given) if slots_of(heads) == 1 else wide_key_rows(*given)
+            nl.store(keys_hbm[rows, :], keys_sb)
+
+
+def project_blocks(blocks, layer):
+    """TokenBlocks of some Blocks with queries, keys and values, one pass over the weights: H/128
+    passes of a block's tokens for every tile of features. Hidden states are loaded behind the first
+    weights."""
+    pieces = layer.qkv.pieces(blocks[0].count, row_bytes=BLOCK_PIECE_BYTES)
+    loaded, passed = layer.qkv.load(*pieces[0]), []
+    for block in blocks:
+        x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
+        parts = [(column, size) for _, _, column, size in block.parts()]
+        parts = value_parts(parts, block.count, layer.heads, layer.x_hbm.itemsize)
+        p = layer.projection(x_sb, block, parts)
+        passed.append(TokenBlock(block, p, *p.tiles()))
+    for first, count in pieces:
+        loaded = layer.qkv.load(first, count) if first else loaded
+        for at in range(first, first + count):
+            for rows in passed:
+                span = 0, rows.block.count
+                rows.p.project(loaded, at, span, rows.qk_sb, rows.v_sb)
+    return passed
+
+
+def attend_groups(groups):
+    """Attention of several groups: the first pass of one beside the second of that before. Groups
+    are made, and their keys loaded, one ahead of their turn."""
+    ahead = None
+    for group in groups:
+        following = MaximaPass.of(group)
+        if ahead is None:
+            for step in following.steps():
+                following.run(step)
+        else:
+            attend(ahead, following)
+        ahead = following
+    if ahead is not None:
+        attend(ahead, None)
 
 
 # --- Prefill attention ----------------------------------------------------------------------------
 #
-# Where they have room, three blocks of tokens are on their way at any time: beside the attention of
-# one, the block before it is multiplied with the output weight, and keys, values and first queries
-# of the next one are projected. Otherwise one is.
+# A block of tokens after the other: it is projected, attends, and is multiplied with the output's
+# weight. Keys and values of a sequence stay in SBUF, or come back from HBM where they have no room.
 
 
 def store_transposed(k_hbm, k_sb, first=0):
@@ -879,6 +780,22 @@ class Scratch(NamedTuple):
         store_transposed(self.k_hbm, new.k_sb, tile)
         nl.store(self.v_hbm[:, nl.ds(tile, new.v_sb.shape[1]), :, :], new.v_sb)
 
+    def tiles(self, banks, before, window, heads):
+        """The ScratchTiles of ``before`` tokens that the queries of a set of banks see."""
+        tiles, first, edges = before // P_MAX, 0, []
+        if window is not None:
+            first, edges = window.visible(tiles + banks[0].position // P_MAX, tiles)
+        head, count = heads_of(banks)
+        of_tile = key_bytes(P_MAX, heads._replace(kv_heads=count), AUGMENTED, self.k_hbm.itemsize)
+        most = max(1, min(SCRATCH_TILES, SCRATCH_BYTES // of_tile))
+        return [
+            ScratchTiles(
+                self, head, count, first + at, size,
+                [(tile - at, edge) for tile, edge in edges if at <= tile < at + size],
+            )
+            for at, size in spans(tiles - first, most)
+        ]  # fmt: skip
+
 
 class ScratchTiles(NamedTuple):
     """``tiles`` tiles of keys from ``tile`` on, of ``count`` KV heads from ``head`` on; ``edges``
@@ -908,285 +825,44 @@ def key_bytes(tokens, heads, augmented, itemsize):
     return itemsize * whole_tiles(tokens) * columns
 
 
-def block_bytes(layer, block, waiting):
-    """Bytes per partition of blocks on their way: hidden states of two, queries or contexts, and
-    keys, of these and of those ``waiting`` for their output."""
-    heads, tiles = layer.heads, layer.qkv.k_tiles * (1 if layer.gain_sb is None else 2)
-    tiles = 2 * tiles + (2 + waiting) * heads.qk_tiles
-    return layer.x_hbm.itemsize * block.count * tiles
-
-
-def joined_blocks(layer, blocks, keys):
-    """Blocks of prompts whose weights do not stay: DMA brings these for each one, so up to 512
-    tokens are one where its hidden states, queries and keys have room. ``keys``: bytes per
-    partition of a sequence's keys and values."""
-    joined = [Block.joined(some) for some in grouped(blocks, MOVING_MAX)]
-    count, length = joined[0].count, joined[0].length
-    tiles = layer.qkv.k_tiles + layer.heads.q_tiles + layer.heads.stacks
-    kept = layer.x_hbm.itemsize * count * tiles + math.ceil(count / length) * keys
-    wide = layer.x_hbm.shape[0] > SHORT_FEATURES and length <= MOVING_MAX
-    return joined if wide and layer.gain_sb is None and kept <= JOINED_BYTES else blocks
-
-
-class Prefill(NamedTuple):
-    """A TokenBlock of a prompt and the keys that it sees: the NewKeys of its sequences, and, of a
-    sequence that is too long for SBUF, the ``before`` tokens that are in scratch. ``whole``: all
-    queries come before attention, beside which hidden states have no room."""
-
-    tokens: TokenBlock
-    new: List[NewKeys]
-    scratch: Optional[Scratch]
-    before: int
-    constants: Constants
-    whole: bool = False
-
-    def first_work(self):
-        """Keys and values, and queries of the first set of heads."""
-        if self.whole:
-            return []
-        (banks, *_), *_ = self.sets()
-        return [*self.tokens.keys_and_values(), *self.tokens.queries(*heads_of(banks))]
-
-    def begin(self):
-        """The first block of all, beside which nothing runs: keys and values, H/128 passes of its
-        tokens for every tile of features, first queries -> the MaximaPass of their maxima."""
-        for each in self.first_work():
-            self.tokens.run(each)
-        self.keep_keys()
-        first = MaximaPass.of(self.groups()[0][0])
-        for step in first.steps():
-            first.run(step)
-        return first
-
-    def sets(self):
-        """Banks of each tile of tokens, for each set of heads."""
-        parts = [(0, column, position, size) for _, position, column, size in self.parts()]
-        heads, largest = self.tokens.p.heads, self.constants.which_sb.shape[0]
-        return [*zip(*(score_banks([part], heads, largest) for part in parts))]
-
-    def parts(self):
-        """(NewKeys, position among these, column, tokens) of each tile of tokens."""
-        block = self.tokens.block
-        return [
-            (self.new[sequence - block.start // block.length], position - self.before, *part)
-            for sequence, position, *part in block.parts()
-        ]
-
-    def keep_keys(self):
-        """The block's keys and values, where its queries and those behind it find them."""
-        for (new, position, column, _), rows_sb in zip(self.parts(), self.tokens.v_sb):
-            new.append(position, self.tokens.qk_sb, column, rows_sb)
-        if self.scratch is not None:
-            self.scratch.append(self.before // P_MAX, self.new[0])
-
-    def groups(self):
-        """QueryGroups, a list for each set of heads: a tile of tokens at a time."""
-        own = [self.tokens.qk_sb], self.constants, [self.tokens.context_sb]
-        return [
-            [
-                QueryGroup(banks, self.in_scratch(banks), new, *own)
-                for banks, (new, *_) in zip(some, self.parts())
+def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
+    """Attention of a prompt's Blocks; ``new_hbm`` are new keys and values in rows @ HBM. bias [B,
+    S] @ HBM is MASKED for left padding, or None; ``window``: tokens that a query sees, or None."""
+    heads, dtype, length = layer.heads, layer.x_hbm.dtype, blocks[0].length
+    constants, window = attention_constants(length, heads, dtype), Window.of(window, dtype)
+    causal_sb = causal_mask(min(length, P_MAX), dtype)
+    short = key_bytes(length, heads, AUGMENTED, layer.x_hbm.itemsize) <= RESIDENT_BYTES
+    kept, scratch = {}, None
+    for block in blocks:
+        # hidden states [128, H/128, count], behind their first weights; queries, keys and values
+        (rows,), at = project_blocks([block], layer), block.start % length
+        rows.store_keys(*new_hbm)
+        before, size = (0, length) if short else (at, block.count)
+        if not short and at == 0:
+            scratch = Scratch.of(whole_tiles(length), heads, dtype)
+        groups = []
+        for n, (sequence, position, column, tokens) in enumerate(block.parts()):
+            if position == before:
+                own = (
+                    None if bias_hbm is None else bias_hbm[nl.ds(sequence, 1), nl.ds(before, size)]
+                )
+                new = new_keys(size, heads, dtype, causal_sb, own is not None, own)
+                kept[sequence] = new._replace(window=window)
+            part = 0, column, position - before, tokens
+            values_sb = rows.part_values(n, new_hbm[1])
+            kept[sequence].append(position - before, rows.qk_sb, column, values_sb)
+            groups += [
+                (sequence, banks) for banks in score_banks([part], heads, min(length, P_MAX))
             ]
-            for some in self.sets()
-        ]
-
-    def in_scratch(self, banks):
-        """The ScratchTiles that the queries of a set of banks see."""
-        tiles, window, first, edges = self.before // P_MAX, self.new[0].window, 0, []
-        if window is not None:
-            first, edges = window.visible(tiles + banks[0].position // P_MAX, tiles)
-        head, count = heads_of(banks)
-        itemsize, heads = self.tokens.p.layer.x_hbm.itemsize, self.tokens.p.heads
-        of_tile = key_bytes(P_MAX, heads._replace(kv_heads=count), AUGMENTED, itemsize)
-        most = max(1, min(SCRATCH_TILES, SCRATCH_BYTES // of_tile))
-        return [
-            ScratchTiles(
-                self.scratch, head, count, first + at, size,
-                [(tile - at, edge) for tile, edge in edges if at <= tile < at + size],
+        if not short:
+            scratch.append(before // P_MAX, kept[groups[0][0]])
+        # attention, a bank of PSUM at a time
+        attend_groups(
+            QueryGroup(
+                banks, [] if short else scratch.tiles(banks, before, window, heads), kept[sequence],
+                [rows.qk_sb], constants, [rows.context_sb],
             )
-            for at, size in spans(tiles - first, most)
-        ]  # fmt: skip
-
-
-class Prompt(NamedTuple):
-    """The Blocks of a prompt and what they share: the ``layer``, the bias [B, S] @ HBM of left
-    padding and a Window, or None, the triangle of a tile of tokens with itself, Constants, how many
-    ``augmented`` keys have, whether keys and values of a sequence stay in SBUF (``short``), both
-    StreamedWeights where these stay, None where each block reads them, whether other blocks are on
-    their way ``beside`` one, and, where none are, whether all queries come first, as in Prefill."""
-
-    layer: AttentionLayer
-    blocks: List[Block]
-    bias_hbm: Hbm
-    window: Optional[Window]
-    causal_sb: Sbuf
-    constants: Constants
-    augmented: int
-    short: bool
-    weights: Optional[Tuple[StreamedWeight, StreamedWeight]]
-    beside: bool
-    whole: bool
-
-    @classmethod
-    def of(cls, layer, bias_hbm, window, blocks):
-        """Of some Blocks, the first of which is the largest."""
-        block = blocks[0]
-        heads, dtype, itemsize = layer.heads, layer.x_hbm.dtype, layer.x_hbm.itemsize
-        # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
-        length, most = block.length, min(block.length, P_MAX)
-        constants = attention_constants(length, heads, dtype)
-        causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
-        # augmented rows where rows of the array are idle, where keys are hidden, where scores do
-        # not stay
-        most_bytes = RESIDENT_BYTES - (ADAPTER_BYTES if layer.out.added else 0)
-        least = key_bytes(length, heads, 0, itemsize)
-        # a tile of queries for each of 512 rows or of a group, in both passes
-        scores = 2 * itemsize * heads.group * max(1, TILES_AT_ONCE // heads.group) * length
-        transposed = heads.depth == P_MAX and bias_hbm is None and least <= most_bytes
-        augmented = 0 if transposed and least + scores <= SCORE_BYTES else AUGMENTED
-        keys = key_bytes(length, heads, augmented, itemsize)
-        short = keys <= most_bytes
-        # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
-        weights = attention_weights(layer, block.count)
-        bytes_of_weights = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights)
-        if short and blocks[-1].start >= length:  # two sequences are on their way at one time
-            kept, most_kept = 2 * keys, TWO_KEPT_BYTES
-        else:
-            kept, most_kept = min(keys, most_bytes) + (0 if augmented else scores), KEPT_BYTES
-        kept += bytes_of_weights
-        kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
-        if bytes_of_weights > WEIGHT_BYTES or kept > most_kept:
-            weights = None
-            blocks = joined_blocks(layer, blocks, keys) if short else blocks
-            block = blocks[0]
-        # keys on their way to scratch are there beside the blocks
-        own = key_bytes(block.count, heads, augmented, itemsize)
-        on_way = block_bytes(layer, block, 1) + (0 if short else 2 * own)
-        beside = weights is not None or on_way <= BESIDE_BYTES + (0 if short else SCRATCH_BYTES)
-        tiles = layer.qkv.k_tiles + heads.q_tiles + heads.stacks
-        whole = not beside and itemsize * block.count * tiles + max(own, short * keys) > WHOLE_BYTES
-        return cls(
-            layer, blocks, bias_hbm, window, causal_sb, constants, augmented, short, weights,
-            beside, whole,
+            for sequence, banks in groups
         )  # fmt: skip
-
-    def start(self, block, before):
-        """The Prefill of a block behind that of the block ``before``: its hidden states [128,
-        H/128, count], and room for its keys and values, with those of its sequences, or, of a
-        sequence that is too long, on the way to scratch."""
-        weights = self.weights or attention_weights(self.layer, block.count)
-        tokens, at = TokenBlock.of(block, self.layer, weights), block.start % block.length
-        if self.whole:
-            for each in [*tokens.keys_and_values(), *tokens.queries(0, self.layer.heads.kv_heads)]:
-                tokens.run(each)
-        if self.short and at:
-            return before._replace(tokens=tokens)
-        new = self.keys_of(block)
-        if self.short:
-            return Prefill(tokens, new, None, 0, self.constants, self.whole)
-        shape = whole_tiles(block.length), self.layer.heads, tokens.qk_sb.dtype
-        scratch = before.scratch if at else Scratch.of(*shape)
-        return Prefill(tokens, new, scratch, at, self.constants, self.whole)
-
-    def keys_of(self, block):
-        """NewKeys for each sequence of a block: of all its tokens, or of the block's part."""
-        first, at = divmod(block.start, block.length)
-        size, begin = (block.length, 0) if self.short else (block.count, at)
-        columns, shape = nl.ds(begin, size), (size, self.layer.heads, self.causal_sb.dtype)
-        biases = [
-            None if self.bias_hbm is None else self.bias_hbm[nl.ds(sequence, 1), columns]
-            for sequence in range(first, first + math.ceil(block.count / block.length))
-        ]
-        found = [
-            new_keys(*shape, self.causal_sb, self.augmented, bias_hbm is not None, bias_hbm)
-            for bias_hbm in biases
-        ]
-        return [new._replace(window=self.window) for new in found]
-
-
-def before_last(rows, items, step, steps):
-    """The work beside a step of what is to be done before the last of ``steps`` begins, which is
-    done at once where there is no step before."""
-    if steps > 1:
-        return [(rows, each) for each in step_share(items, step, steps - 1)]
-    for each in items:
-        rows.run(each)
-    return []
-
-
-def attend_block(prefill, ahead, before, following):
-    """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
-    the outputs of TokenBlocks ``before``, and what the Prefill ``following`` begins with (it may be
-    None). -> the MaximaPass of the first group of that."""
-    tokens, groups = prefill.tokens, prefill.groups()
-    outputs = [(rows, each) for rows in before for each in rows.outputs()]
-    order = [(n, at) for n, some in enumerate(groups) for at in range(len(some))]
-    for step, (n, at) in enumerate(order):
-        # what the maxima of the next group read is there before its pass begins: queries of the
-        # next set of heads, and all that the next block begins with
-        work = step_share(outputs, step, len(order))
-        if n + 1 < len(groups) and not prefill.whole:
-            queries = tokens.queries(*heads_of(groups[n + 1][0].banks))
-            work += before_last(tokens, queries, at, len(groups[n]))
-        if following is not None:
-            work += before_last(following.tokens, following.first_work(), step, len(order))
-        first, ahead = ahead, None
-        if step + 1 < len(order):
-            next_set, next_group = order[step + 1]
-            ahead = MaximaPass.of(groups[next_set][next_group])
-        elif following is not None:
-            following.keep_keys()
-            ahead = MaximaPass.of(following.groups()[0][0])
-        attend(first, ahead, work)
-    return ahead
-
-
-def attend_one_by_one(prompt, keys_hbm, values_hbm):
-    """Attention of a Prompt, new keys and values into rows @ HBM: a block after the other."""
-    prefill = None
-    for block in prompt.blocks:
-        # hidden states [128, H/128, count], behind their first weights; keys and values; attention,
-        # a bank of PSUM at a time, beside it queries of further heads; the output, H/128 tiles
-        prefill = prompt.start(block, prefill)
-        ahead, tokens = prefill.begin(), prefill.tokens
-        if prefill.whole:  # values leave SBUF, too
-            tokens.store_keys(keys_hbm, values_hbm)
-        attend_block(prefill, ahead, [], None)
-        if not prefill.whole:
-            tokens.store_keys(keys_hbm, values_hbm)
-        for each in tokens.outputs():
-            tokens.run(each)
-
-
-def attend_side_by_side(prompt, keys_hbm, values_hbm):
-    """The same with three blocks or more on their way."""
-    blocks, started, ahead, last = prompt.blocks, [], None, len(prompt.blocks) - 1
-    # beside which block the output of each is: of the next one or, where its weight and contexts
-    # have room to stay, of one halfway to the last: later ones attend to more keys, and TensorE
-    # would wait for ScalarE
-    most = 1 if prompt.weights is None else WAITING_BLOCKS
-    beside = [min(m + most, (m + last + 2) // 2) for m in range(last)]
-    for n in nl.static_range(len(blocks) + 1):
-        if n <= last:
-            # hidden states of the next block [128, H/128, count], behind its first weights
-            started.append(prompt.start(blocks[n], started[-1] if started else None))
-        if n == 0:
-            ahead = started[0].begin()
-            continue
-        # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
-        # and outputs of those before
-        before = [started[m].tokens for m in range(last) if beside[m] == n - 1]
-        following = started[n] if n <= last else None
-        ahead = attend_block(started[n - 1], ahead, before, following)
-        started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
-    # the last output [128, H/128, count], a pass for each tile of its context: alone again
-    for each in started[-1].tokens.outputs():
-        started[-1].tokens.run(each)
-
-
-def attend_prompt(prompt, keys_hbm, values_hbm):
-    """Attention of a Prompt, new keys and values into rows @ HBM."""
-    if prompt.beside:
-        attend_side_by_side(prompt, keys_hbm, values_hbm)
-    else:
-        attend_one_by_one(prompt, keys_hbm, values_hbm)
+        # the output [128, H/128, count], q_tiles passes of all tokens for each tile
+        store_product(layer.out, [(rows.context_sb, block)], layer.out_hbm)

@@ -8,7 +8,7 @@ are a kernel of their own then, as is the output, since ranks exchange what lies
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
@@ -22,18 +22,22 @@ from neuronx_distributed.parallel_layers.mappings import (
 )
 from neuronx_distributed_inference.models.config import InferenceConfig
 from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
+from torch import nn
+from torch_xla.core import xla_model as xm
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, Columns, Sizes, StateDict, _mask_bias, cache_in_runs, causal_mask,
-    from_blocks, grouped, in_blocks, option, spans, spread_heads, store_product, token_blocks,
-    token_chunk,
+    ATTENTION_TARGETS, P_MAX, Columns, NeuronLlamaDecoderLayer, NeuronLlamaModel,
+    NeuronLlamaRMSNorm, Sizes, StateDict, SumOfColumns, _mask_bias, cache_in_runs, causal_mask,
+    from_blocks, grouped, in_blocks, is_nki_enabled, option, spans, spread_heads, store_product,
+    token_blocks, token_chunk,
 )  # fmt: skip
-from llama_queries import AUGMENTED, QueryGroup, attention_constants, new_keys, score_banks
+from llama_families import convert_terms
 from llama_quantised import SOFTMAX_TURNS
-from llama_layers import layer_of
+from llama_queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
+from llama_layers import Projections, layer_of
 from llama_cached import (
-    AnyCache, CachedAttention, attend_groups, cache_blocks, chunk_tokens, project_blocks,
-    query_spans, store_weights,
+    AnyCache, CachedAttention, attend_few_and_many, cache_blocks, chunk_tokens, query_spans,
+    store_weights,
 )  # fmt: skip
 
 
@@ -104,7 +108,7 @@ def attention_share_kernel(
         qk_sb[:, 0 : heads.q_tiles, :] = nl.load(q_hbm[:, :, columns])
         qk_sb[:, nl.ds(heads.q_tiles, heads.stacks), :] = nl.load(k_hbm[:, :, columns])
         active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
-        new = new_keys(size, heads, dtype, active_sb, AUGMENTED, hides=True)
+        new = new_keys(size, heads, dtype, active_sb, hides=True)
         for at, count in parts:
             new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
         # over the keys before them and themselves, a set of KV heads at a time
@@ -117,7 +121,7 @@ def attention_share_kernel(
             )
             for banks in sets
         )  # fmt: skip
-        found = attend_groups(groups)
+        found = attend_few_and_many(groups)
         nl.store(context_hbm[:, :, columns], context_sb)
         if active_hbm is not None:
             for group, weighted in found:
@@ -162,7 +166,6 @@ class SharedAttention(CachedAttention):
     def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
         super().__init__(config, ranks, **group)
         self.cores_of_kv = config.num_cores_per_group
-        self.shared: Any = None  # the ranks over whose keys softmax is, while it is
         if self.cores_of_kv > 1:
             self.rank_util = SPMDRank(self.sizes.tp)
 
@@ -225,27 +228,28 @@ class SharedAttention(CachedAttention):
                 )
         return super().active_bias(active_mask, hidden)
 
-    def attend(self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    def attend(
+        self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]], softmax: Any = torch.softmax
+    ) -> torch.Tensor:
         """In PyTorch: queries of all those ranks come together, [B, ranks * q_rank, S, D]; each
         rank weighs its own keys and values, and its heads' sums over the ranks come back."""
         if len(visible) == 1 or self.cores_of_kv == 1:
-            return super().attend(q, visible)
-        self.shared = ranks = parallel_state.get_kv_shared_group()
+            return super().attend(q, visible, softmax)
+        ranks = parallel_state.get_kv_shared_group()
         q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
-        context = super().attend(q, visible)
-        self.shared = None
+        context = super().attend(q, visible, softmax_of_ranks)
         return _reduce_scatter_along_dim(context, 1, process_group=ranks)
 
-    def softmax(self, scores: torch.Tensor) -> torch.Tensor:
-        """Over the keys of all ranks: each one's maxima and sums travel, [B, heads, S, 1]."""
-        if self.shared is None:
-            return super().softmax(scores)
-        maxima = scores.amax(-1, keepdim=True)
-        maxima = gather_from_sequence_parallel_region(maxima, 3, process_group=self.shared)
-        powers = torch.exp(scores - maxima.amax(-1, keepdim=True))
-        sums = powers.sum(-1, keepdim=True)
-        sums = gather_from_sequence_parallel_region(sums, 3, process_group=self.shared)
-        return powers / sums.sum(-1, keepdim=True)
+
+def softmax_of_ranks(scores: torch.Tensor, dim: int) -> torch.Tensor:
+    """Over the keys of all ranks of a KV head: maxima and sums of each travel, [B, heads, S, 1]."""
+    ranks = parallel_state.get_kv_shared_group()
+    maxima = scores.amax(dim, keepdim=True)
+    maxima = gather_from_sequence_parallel_region(maxima, 3, process_group=ranks)
+    powers = torch.exp(scores - maxima.amax(dim, keepdim=True))
+    sums = powers.sum(dim, keepdim=True)
+    sums = gather_from_sequence_parallel_region(sums, 3, process_group=ranks)
+    return powers / sums.sum(dim, keepdim=True)
 
 
 class PromptAttention(SharedAttention):
@@ -320,6 +324,68 @@ class PromptAttention(SharedAttention):
         return hidden._replace(stream=whole, delta=delta), (keys, values)
 
 
+class WholeSequence(NeuronLlamaDecoderLayer):
+    """Sequence parallelism: a sharded sequence is gathered once, for all layers. The norm of all
+    ranks hides behind the products, and an all-reduce moves what a reduce-scatter and a gather
+    would."""
+
+    def forward(self, hidden_states: Any, **given: Any) -> Tuple[Any, ...]:
+        length = given["position_ids"].shape[1]
+        if torch.is_tensor(hidden_states) and hidden_states.shape[1] != length:
+            hidden_states = gather_from_sequence_parallel_region(hidden_states, 1)
+        return super().forward(hidden_states, **given)
+
+
+def rows_of_rank(whole: torch.Tensor) -> torch.Tensor:
+    """[B, S, H], equal on all ranks -> the rows of each: the maximum, scattered as by NxDI."""
+    return _reduce_scatter_along_dim(whole, 1, xm.REDUCE_MAX)
+
+
+class ShareOfColumns(SumOfColumns):
+    """The end of a sharded sequence, in kernels."""
+
+    def forward(self, columns: Columns) -> torch.Tensor:
+        return rows_of_rank(super().forward(columns))
+
+
+class ShareOfNorm(NeuronLlamaRMSNorm):
+    """The same in PyTorch."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return rows_of_rank(super().forward(hidden))
+
+
+class SharedLayer(WholeSequence):
+    """A prompt of which groups of ranks have parts has an attention of its own."""
+
+    attention_cls: Type[nn.Module] = SharedAttention
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__(config)
+        if parts_of_prompt(config) > 1:
+            self.prompt_attn = PromptAttention(config)
+
+    def attention(self, given: Dict[str, Any]) -> nn.Module:
+        prompt = given.get("past_key_value") is None and parts_of_prompt(self.config) > 1
+        return self.prompt_attn if prompt else self.self_attn
+
+
+class SharedModel(NeuronLlamaModel):
+    """Whose prompts ranks share."""
+
+    def setup_attr_for_model(self, config: InferenceConfig) -> None:
+        super().setup_attr_for_model(config)
+        if parts_of_prompt(config) > 1:  # whose replicas the cache's manager counts by itself
+            self.num_key_value_heads = config.num_key_value_heads
+
+    def final_norm(self, config: InferenceConfig) -> nn.Module:
+        if not option(config, "sequence_parallel_enabled"):
+            return super().final_norm(config)
+        if is_nki_enabled(config):
+            return ShareOfColumns()
+        return ShareOfNorm(config.hidden_size, config.rms_norm_eps)
+
+
 def share_of_keys(weights: torch.Tensor, tokens: int, ranks: Any) -> torch.Tensor:
     """What this rank's keys have of each query's softmax, [heads, B * n] fp32: from the negated
     maximum and the sum of the queries' weights there, [B, heads * n, 2], of which all ranks'
@@ -345,6 +411,28 @@ def cores_of_a_kv_head(config: InferenceConfig) -> int:
             f"got {tp}; choose another tp_degree or leave it out."
         )
     return calculate_num_cores_per_group(heads, kv, tp)
+
+
+def check_ranks(config: InferenceConfig) -> None:
+    """ValueError for what several ranks cannot share."""
+    check_whole_sequence(config)
+    if config.neuron_config.flash_decoding_enabled:
+        config.num_cores_per_group = cores_of_a_kv_head(config)
+    if parts_of_prompt(config) > 1:
+        check_parts_of_prompt(config)
+
+
+def check_whole_sequence(config: InferenceConfig) -> None:
+    """Sequence parallelism. Left padding: NxDI 0.3 and later read the wrong row. A parallel
+    vocabulary: releases differ in who sums the embedding."""
+    neuron_config = config.neuron_config
+    left, vocab_parallel = neuron_config.padding_side == "left", neuron_config.vocab_parallel
+    if neuron_config.sequence_parallel_enabled and (left or vocab_parallel):
+        raise ValueError(
+            "sequence_parallel_enabled takes prompts padded on the right and a whole vocabulary, "
+            f"got padding_side {neuron_config.padding_side!r} and vocab_parallel "
+            f"{vocab_parallel}; leave these out."
+        )
 
 
 def check_parts_of_prompt(config: InferenceConfig) -> None:
@@ -407,3 +495,17 @@ def every_kind(kinds: Sequence[Sequence[str]]) -> List[Tuple[int, str, str]]:
     """(dimension of heads, projection, kind of tensor) of attention."""
     dims = [(int(name == "o_proj"), name) for name in ATTENTION_TARGETS]
     return [(dim, name, kind) for dim, name in dims for kind in kinds[dim]]
+
+
+# Tensors of attention that have heads: rows of Q, K and V, and columns of the output.
+OF_HEADS = ("weight", "bias", "scale", "lora_B"), ("weight", "lora_A")
+
+
+def convert_attention(state: StateDict, prefix: str, config: InferenceConfig) -> None:
+    """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
+    attentions = convert_parts(state, prefix, config, OF_HEADS)
+    if is_nki_enabled(config):
+        gain = state.pop(f"{prefix}input_layernorm.weight")
+        for name, sizes in attentions.items():
+            convert_terms(state, name, sizes)
+            Projections.of_attention(state, name, gain, sizes).convert()

@@ -116,7 +116,7 @@ TASKS = {
     "decode": Task(
         [f"{rows(batch)} {projections(batch)} {cache(past, batch)} @HEADS"
          for past, batch in ((640, 1), (2048, 1), (640, 4))],
-        [LONG_PIECES, "llama.CACHE_BYTES=32768,65536,98304"],
+        [LONG_PIECES, "llama.KEY_BYTES=16384,32768,65536"],
     ),
     "chunk": Task(
         [f"{rows(new)} {projections(new)} {chunk_cache(past)} None @HEADS"

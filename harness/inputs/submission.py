@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _EXTENDED = (
     "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
     "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
-    "enable_fused_speculation", "prompt_in_chunks",
+    "enable_fused_speculation", "prompt_in_chunks", "sequence_parallel_enabled",
 )  # fmt: skip
 _OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs

@@ -33,7 +33,8 @@ neuron_cpu.ensure_sdk()
 import torch  # noqa: E402
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
 
-from harness.figures.estimate import record  # noqa: E402
+from harness.figures import tracing  # noqa: E402
+from harness.figures.estimate import events_of  # noqa: E402
 from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
 from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE  # noqa: E402
@@ -230,7 +231,7 @@ def of_case(module: Any, config: dict[str, Any], asked: dict[str, Any]) -> Itera
         model = application(module, Path(folder), config, asked)
         for wrapper in model.models:
             for bucket in wrapper.neuron_config.buckets:
-                events = record(model, wrapper, bucket)
+                events = events_of(tracing.record(model, wrapper, bucket, Path(folder)))
                 known: dict[int, list[Any]] = {}
                 programs = []
                 for _, event in events:

@@ -83,14 +83,15 @@ def test_new_keys(heads: tuple[int, ...], tokens: int, dtype: torch.dtype) -> No
     slot, row = divmod(shape.depth, 128)
 
     def make(of):
-        new = llama.new_keys(tokens, shape, of, None, llama.AUGMENTED, hides=False)
+        new = llama.new_keys(tokens, shape, of, None, hides=False)
         marks_sb = new.k_sb[row : row + llama.AUGMENTED, :, nl.ds(slot * tiles, tiles), :]
         found = [marks_sb, new.v_sb[:, :, :, shape.head_dim : shape.head_dim + 1]]
         if last == tiles:
             return found
         # of a head of 128 or more each whole slot has a last tile of its own
         part = [
-            new.k_sb[0 : min(shape.depth, 128), :, s * tiles + last, :] for s in range(shape.slots)
+            new.k_sb[0 : min(shape.depth, 128), :, s * tiles + last, :]
+            for s in range(llama.slots_of(shape))
         ]
         return [*found, *part, new.v_sb[:, last, :, 0 : shape.head_dim]]
 

@@ -334,14 +334,12 @@ LARGEST_SCORES = {64: 2.0**15, 128: 2.0**18 / math.sqrt(128)}
 def test_prefill_of_the_largest_scores(
     d: int, resident: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where scores stay in SBUF, rounded as PyTorch rounds them, they have no limit."""
     if not resident:
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)
     q, kv = 2, 1
     qkv = random(300, (q + 2 * kv) * d)
-    unlimited = d == 128 and resident  # in llama.py no scores stay
-    raised(qkv, q, kv, d, 1e30 if unlimited else 0.9 * LARGEST_SCORES[d])
-    prefill_case(qkv, 1, q, kv, d, PREFILLS[1:] if unlimited else PREFILLS)
+    raised(qkv, q, kv, d, 0.9 * LARGEST_SCORES[d])
+    prefill_case(qkv, 1, q, kv, d)
 
 
 def test_keys_behind_a_query_do_not_count_however_large() -> None:
@@ -358,26 +356,13 @@ def test_prefill_of_one_block_after_another(
     q: int, kv: int, d: int, resident: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no room is for three on their way; contexts then replace queries of the same block."""
-    for constant in ("WEIGHT_BYTES", "BESIDE_BYTES", *([] if resident else ["RESIDENT_BYTES"])):
-        trace_with(monkeypatch, constant, 0)
+    if not resident:
+        trace_with(monkeypatch, "RESIDENT_BYTES", 0)
     fitting, number = ALONE.PromptPlan.fitting, -1 if resident else 1  # overlapping or not
     monkeypatch.setattr(
         ALONE.PromptPlan, "fitting", classmethod(lambda _, *sizes: [fitting(*sizes)[number]])
     )
     prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
-
-
-@pytest.mark.parametrize(("batch", "length", "columns"), [(1, 450, [450]), (4, 128, [512])])
-def test_blocks_of_a_prompt_share_the_weights_that_they_read(
-    batch: int, length: int, columns: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where weights do not stay, up to 512 tokens are one block, which lies in two @ HBM."""
-    for constant in ("SHORT_FEATURES", "WEIGHT_BYTES"):
-        trace_with(monkeypatch, constant, 0)
-    blocks = llama.token_blocks(128, batch * length, length)
-    joined = [llama.Block.joined(some) for some in llama.grouped(blocks, 512)]
-    assert len(blocks) == 2 and [block.count for block in joined] == columns
-    prefill_case(random(batch * length, 8 * 64), batch, 4, 2, 64)
 
 
 def test_heads_of_a_stack_read_their_own_keys_from_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,13 +419,12 @@ def test_decode_of_adversarial_scores(kind: str, past: int) -> None:
     decode_case(cached, 8, past, 16, 2, 64)
 
 
-@pytest.mark.parametrize("constant", ["CACHES_BYTES", "CACHE_BYTES"])
 @pytest.mark.parametrize("d", [64, 128])
-def test_decode_over_caches_that_have_no_room_at_once(
-    constant: str, d: int, monkeypatch: pytest.MonkeyPatch
+def test_decode_over_keys_that_have_no_room_at_once(
+    d: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sequences then come one after another, and the keys of each a few heads at a time."""
-    trace_with(monkeypatch, constant, 0)
+    """They come a few heads at a time."""
+    trace_with(monkeypatch, "KEY_BYTES", 0)
     cached = [random(3, 4, 200, d, seed=s) for s in (1, 2)]
     decode_case(cached, 3, 200, 8, 4, d)
 

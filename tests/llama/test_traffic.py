@@ -169,15 +169,11 @@ def test_a_weight_comes_in_pieces_of_one_size_but_for_the_first() -> None:
     assert [size for _, size in llama.weight_pieces(64, 16, 8)] == [8] * 8
 
 
-@pytest.mark.warns("sim_sbuf_capacity")
-def test_a_sequence_of_more_tokens_than_a_pass_takes_comes_in_several() -> None:
-    heads = llama.HeadShape(48, 1, 128)
-    assert llama.chunk_tokens(50 * 128, heads, 2) < 400
-    program = chunk(48, 128, 128, 400)
-    assert times_read(program, 128, 128) == [1, 1]
-    (out, *_) = program.outputs
-    written = sum(v.size for i in program.instructions for v in i.dst if v.storage is out)
-    assert written == out.size
+def test_a_sequence_of_more_tokens_than_a_pass_takes_is_refused() -> None:
+    """400 of 50 * 128 features and 48 heads of 128 would keep 201,114 of 180,224 bytes."""
+    most = llama.chunk_tokens(50 * 128, llama.HeadShape(48, 1, 128), 2)
+    with pytest.raises(AssertionError, match=f"400 new tokens .* at most {most}"):
+        chunk(48, 128, 128, 400)
 
 
 @pytest.mark.parametrize(("tokens", "loads"), [(1, 1), (128, 1), (129, 2), (256, 2), (384, 4)])
@@ -197,19 +193,15 @@ def test_hidden_states_of_many_tokens_arrive_in_parts(tokens: int, loads: int) -
 
 
 @pytest.mark.parametrize("heads", [(8, 8, 64), (8, 2, 128), (16, 4, 64)])
-def test_as_many_sequences_share_a_decode_step_as_their_caches_fit(
-    heads: tuple[int, int, int],
-) -> None:
-    """2 bytes of keys [128, stacks, L], the mask [L], and values [128, runs, D + 1] twice."""
+def test_a_decode_step_takes_caches_that_sbuf_holds(heads: tuple[int, int, int]) -> None:
+    """2 bytes of keys [128, stacks, L], the mask [L], and values [128, runs, D + 1]."""
     shape = llama.HeadShape(*heads)
-    for length in range(16, llama.DECODE_KEYS + 1, 16):
-        keys = torch.empty(64, heads[1], length, heads[2], dtype=BF16, device="meta")
+    for length in range(128, llama.DECODE_KEYS + 1, 128):
         runs = llama.cache_runs(length, 128 // heads[1])[1]
-        kept = 2 * (length * (shape.stacks + 1) + 2 * runs * (heads[2] + 1))
-        bias = torch.empty(64, length, dtype=BF16, device="meta")
-        found = llama.sequences_at_once(llama.Cache(keys, keys, bias), shape)
-        most = 128 // heads[0]
-        assert found == max(1, min(most, llama.CACHE_BYTES // kept)), length
+        kept = 2 * (length * (shape.stacks + 1) + runs * (heads[2] + 1))
+        for batch in (1, 8, 64):
+            found = llama.is_decode_step(batch, length, shape, 2, named=False)
+            assert found == (batch * kept <= llama.CACHE_BYTES), (batch, length)
 
 
 @pytest.mark.parametrize(("tokens", "tiles"), [(1, 8), (64, 8), (65, 4), (1024, 4)])
