@@ -58,7 +58,7 @@ SCALE = (0.8, 1.2)  # of a constant that is varied
 VARIED = (
     "tensor_pace", "engine_start_cycles", "min_ii", "dependent_cycles", "dma.start_ns",
     "dma.bytes_per_ns", "dma.flat_bytes_per_ns", "dma.row_2_24_ns", "dma.part_word_ns",
-    "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns", "GRAPH_START_NS",
+    "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns", "dma.one_index_ns", "GRAPH_START_NS",
 )  # fmt: skip
 HEAD = ("git", "rev-parse", "--short", "HEAD")
 DOCUMENT = ROOT / "docs" / "cost_model.md"
@@ -94,8 +94,7 @@ class Outcome:
 
     @property
     def ratio(self) -> Optional[float]:
-        done = self.estimated_us is not None
-        return self.estimated_us / self.row.measured_us if done else None
+        return None if self.estimated_us is None else self.estimated_us / self.row.measured_us
 
 
 def profile_of(sdk: str) -> str:
@@ -197,12 +196,11 @@ def sources_list(chosen: Iterable[public_rows.Row]) -> str:
         text = (
             f"- {row.source}: {row.repository} {row.commit[:7]}, {row.file}; "
             f"figures: {row.figures}; machine: {row.machine}; profile {profile_for(row)}"
+            f"{row.caveat and '; '}{row.caveat}"
         )
-        text += f"; {row.caveat}" if row.caveat else ""
-        wrapped = textwrap.wrap(
+        lines += textwrap.wrap(
             text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
-        lines += wrapped
     return "\n".join(lines)
 
 
@@ -228,13 +226,12 @@ def summary(outcomes: Sequence[Outcome]) -> str:
         return f"{len(outcomes)} | 0 | | | | | |"
     within = [sum(abs(r - 1) <= far for r in found) / len(found) for far in (LIMIT, 0.25)]
     outside = [o.row.id for o in outcomes if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]]
-    ordered = pairs(outcomes)
-    wrong = sum(fast.estimated_us >= slow.estimated_us for fast, slow in ordered)
+    tried = pairs(outcomes)
+    wrong = sum(fast.estimated_us >= slow.estimated_us for fast, slow in tried)
     error = statistics.fmean(abs(r - 1) for r in found)
-    middle = statistics.median(found)
     return (
-        f"{len(outcomes)} | {len(found)} | {within[0]:.0%} | {within[1]:.0%} | {middle:.2f} | "
-        f"{error:.0%} | {len(outside)} | {wrong} of {len(ordered)} |"
+        f"{len(outcomes)} | {len(found)} | {within[0]:.0%} | {within[1]:.0%} | "
+        f"{statistics.median(found):.2f} | {error:.0%} | {len(outside)} | {wrong} of {len(tried)} |"
     )
 
 
@@ -422,8 +419,7 @@ def varied(
     """Ratios of the rows that run with a constant scaled, in a process of its own."""
     if case[1] != 1:
         scale(*case)
-    outcomes = [run(row, public) for row in chosen]
-    return {o.row.id: o.ratio for o in outcomes if o.ratio is not None}
+    return {o.row.id: o.ratio for o in (run(row, public) for row in chosen) if o.ratio is not None}
 
 
 def scale(name: str, factor: float) -> None:

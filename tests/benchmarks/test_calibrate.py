@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -302,9 +303,39 @@ def test_shares_of_engines_are_compared():
     assert "| DMA | 1 | +7% | 7% |" in text and "| read | 1 | 1.20 | 1.20 | 1.20 |" in text
 
 
+SAMPLE = {
+    "vecadd-tiled-128": ("add_chunks", {}),
+    "vecadd-stream-2": ("add_tiles", {"width": 2}),
+    "vecadd-stream-200": ("add_tiles", {"width": 200}),
+    "vecadd-stream-1000": ("add_tiles", {"width": 1000}),
+    "vecadd-stream-2000": ("add_tiles", {"width": 2000}),
+    "vecadd-trn2-stream-2": ("copy_add_tiles", {"width": 2}),
+    "vecadd-trn2-stream-200": ("copy_add_tiles", {"width": 200}),
+    "vecadd-trn2-stream-1000": ("copy_add_tiles", {"width": 1000}),
+    "vecadd-trn2-stream-2000": ("copy_add_tiles", {"width": 2000}),
+    "transpose-trn2-1024": ("transpose", {}),
+    "mamba-v1-256x512": ("scan_states", {}),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_estimates_of_the_sample_are_the_page_s(name, tmp_path, monkeypatch):
+    """Kernels of ours with a published row's program: their estimates are the row's own."""
+    monkeypatch.setenv(calibrate.target.ENVIRONMENT_VARIABLE, "trn1")  # run() sets it
+    function, keywords = SAMPLE[name]
+    one = next(row for row in rows.rows() if row.id == name)
+    one = replace(one, file="sample_kernels.py", function=function, keywords=keywords, repairs=())
+    place = tmp_path / f"{one.repository}@{one.commit[:7]}"
+    place.parent.mkdir()
+    place.symlink_to(Path(__file__).parent)
+    found = calibrate.run(one, tmp_path)
+    assert not found.problem
+    assert not calibrate.apart(found.ratio, calibrate.bands.ratios()[name]), "make calibrate"
+
+
 @pytest.mark.skipif("CALIBRATION_PUBLIC" not in os.environ, reason="no checkouts are named")
 @pytest.mark.parametrize("name", ["vecadd-stream-200", "kda-silu-v3-s4", "nki-matmul-hand"])
-def test_estimates_of_a_sample_are_the_page_s(name):
+def test_estimates_of_checkouts_are_the_page_s(name):
     """Of each generation and language one; `make calibrate-sample` has more."""
     one = next(row for row in rows.rows() if row.id == name)
     found = calibrate.run(one, Path(os.environ["CALIBRATION_PUBLIC"]))

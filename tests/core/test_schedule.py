@@ -787,5 +787,5 @@ def test_gpsimd_builds_the_descriptors_of_rows_that_data_choose():
     plain, named = plans
     begins = named.end[moves[1][0]]  # the rows' numbers are there
     assert named.start[moves[1][1]] >= begins + built + START
-    assert cost.transfer(named.program.instructions[moves[1][1]]).built == 128
-    assert cost.transfer(plain.program.instructions[moves[0][1]]).built == 0
+    assert cost.transfer(named.program.instructions[moves[1][1]]).built_ns == built
+    assert cost.transfer(plain.program.instructions[moves[0][1]]).built_ns == 0

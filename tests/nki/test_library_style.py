@@ -21,6 +21,8 @@ from nki.isa.constants import dge_mode, oob_mode
 from nki.language import NKIObject
 
 from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core.device.spec import GEN3
+from neuron_cpu.core.time.schedule import schedule
 
 # what production kernels do is no occasion for a warning
 pytestmark = [
@@ -288,6 +290,26 @@ def test_as_many_tiles_as_data_say(count):
     want = x.copy()
     want[: 32 * count] += y[: 32 * count]
     assert np.array_equal(added_where_it_counts(x, y, np.array([[count]], np.int32)), want)
+
+
+@pytest.mark.parametrize("rows", [16, 128])
+def test_one_index_costs_gpsimd_once_a_transfer(target, rows):
+    """On trn2 the address is worked out once, however many rows it serves."""
+    target("trn2")
+
+    @nki.jit
+    def chosen(x, which):
+        place, tile = sb((1, 1), nl.int32), sb((rows, 64))
+        out = nl.ndarray((rows, 64), x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(place, which)
+        nisa.dma_copy(tile, x.ap([[64, rows], [1, 64]], scalar_offset=place, indirect_dim=0))
+        nisa.dma_copy(out, tile)
+        return out
+
+    x = np.zeros((4, rows, 64), np.float32)
+    found = schedule(chosen.trace(x, np.array([[2]], np.int32)), "sdk2.25")
+    built = [move.built_ns for move in found.transfers.values()]
+    assert sorted(built) == [0, 0, GEN3.dma.one_index_ns]
 
 
 @nki.jit

@@ -136,8 +136,7 @@ class Transfer(NamedTuple):
         hbm_read, hbm_written: bytes on the HBM side.
         share: of the rate of rows, what a transpose by the engine itself leaves.
         apart_ns: of a collective, which queues of its own move: its time, if no engine delays it.
-        built: rows whose descriptors GpSimdE makes when it runs, because data choose them; from
-            gen3 on hardware makes them where one index chooses all rows.
+        built_ns: of GpSimdE, which makes the descriptors when it runs where data choose the rows.
     """
 
     rows: int
@@ -147,7 +146,7 @@ class Transfer(NamedTuple):
     hbm_written: int
     share: float = 1.0
     apart_ns: float = 0.0
-    built: int = 0
+    built_ns: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -176,8 +175,8 @@ def transfer(instruction: Instruction, fixed: bool = False) -> Transfer:
     key = (
         CORE.number, instruction.op.name, src.shape, src.strides, src.storage.buffer,
         src.dt.itemsize,
-        _built_at_run_time(src), dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
-        _built_at_run_time(dst), src.by_data is None, dst.by_data is None,
+        _built_ns(src, 1), dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
+        _built_ns(dst, 1), src.by_data is None, dst.by_data is None,
         _first_partition(dst), _first_partition(src), fixed,
     )  # fmt: skip
     found = _transfers.get(key)
@@ -239,13 +238,14 @@ def _transfer(instruction: Instruction, src: View, dst: View, fixed: bool) -> Tr
         0 if src.storage.on_chip else moved * src.dt.itemsize,
         0 if dst.storage.on_chip else moved * dst.dt.itemsize,
         share,
-        built=rows if any(map(_built_at_run_time, (src, dst))) else 0,
+        built_ns=max(_built_ns(src, rows), _built_ns(dst, rows)),
     )
 
 
-def _built_at_run_time(view: View) -> bool:
-    chosen = view.by_data
-    return chosen is not None and (CORE.number == 2 or chosen[0].size > 1)
+def _built_ns(view: View, rows: int) -> float:
+    if view.by_data and CORE.dma.one_index_ns and view.by_data[0].size == 1:
+        return CORE.dma.one_index_ns
+    return rows * CORE.dma.descriptor_ns if view.by_data else 0.0
 
 
 def _contiguous_run(src: View, dst: View, first: int = 0) -> int:

@@ -378,8 +378,8 @@ class _Run:
             self.end[at] = self.collective_free = now + self.times[at]
             self.collective_last = at
             return
-        if moved.built:
-            now = self._describe(at, now, moved.built)
+        if moved.built_ns:
+            now = self._describe(at, now, moved.built_ns)
         if self.issues:
             now = self._issued(at, now, moved.rows)
         arrival = now + CORE.dma.start_ns
@@ -421,15 +421,14 @@ class _Run:
             self.lane_busy[lane] += work
         return longest
 
-    def _describe(self, at: int, now: float, rows: int) -> float:
+    def _describe(self, at: int, now: float, built: float) -> float:
         """When GpSimdE has built the descriptors of a transfer, behind what it is at."""
-        number = GPSIMD
-        if self.engine_free[number] > now:
-            now, self.waits[at] = self.engine_free[number], Wait(ENGINE, self.engine_last[number])
-        now += rows * CORE.dma.descriptor_ns
-        self.engine_free[number], self.engine_last[number] = now, at
-        if self.candidates[number]:  # they were to choose at the time before
-            heappush(self.heap, (now, self.engines_at + number))
+        if self.engine_free[GPSIMD] > now:
+            now, self.waits[at] = self.engine_free[GPSIMD], Wait(ENGINE, self.engine_last[GPSIMD])
+        now += built
+        self.engine_free[GPSIMD], self.engine_last[GPSIMD] = now, at
+        if self.candidates[GPSIMD]:  # they were to choose at the time before
+            heappush(self.heap, (now, self.engines_at + GPSIMD))
         return now
 
     def _issued(self, at: int, now: float, rows: int) -> float:

@@ -13,7 +13,7 @@ from ...program.storage import Source, Storage
 from .hoist import Key, key, reading, shareable, single_results, unwritten_hbm
 from .work import Work
 
-SHARE = 0.75  # of SBUF that kept tiles take at most
+LEFT = 44 * 1024  # bytes of a partition of SBUF that kept tiles leave to others
 
 
 def keep(work: Work) -> list[Instruction]:
@@ -24,7 +24,7 @@ def keep(work: Work) -> list[Instruction]:
         for i in work.instructions
         if i.op.engine is Engine.DMA and shareable(i, pure, steady)
     ]  # fmt: skip
-    room = int(CORE.sbuf_usable_bytes * SHARE)
+    room = CORE.sbuf_usable_bytes - LEFT
     if not work.program.skips_middle_end:
         loads = _of_lines_that_fit(loads, room)
     kept: dict[Key, Storage] = {}  # by what was loaded, the one used longest ago first
