@@ -2,7 +2,7 @@
 
 `python test.py` is `python main.py --enable-nki --mode evaluate_all`; it takes the driver's
 arguments, above all --limit, --only, --resume, --batch-size, --seq-len and --record-baseline;
-`--llama a.py b.py c.py` compares submissions, `--workers` spreads the prompts over a cluster.
+`--llama a.py b.py c.py` compares submissions.
 """
 
 import sys

@@ -183,24 +183,6 @@ class Serving:
 
 
 @dataclass(frozen=True)
-class Transfer:
-    """Prefill in one process, decode in another one.
-
-    Attributes:
-        role: "kv_producer" prefills, "kv_consumer" decodes; None: this run starts both.
-        kv_ip, kv_port: where the one that prefills listens.
-        kv_timeout: seconds to wait for the other side to come.
-        kv_key_file: whose first line both sides have to know; None where everybody may come.
-    """
-
-    role: Optional[str] = None
-    kv_ip: str = "127.0.0.1"
-    kv_port: int = 14579
-    kv_timeout: float = 60.0
-    kv_key_file: Optional[Path] = None
-
-
-@dataclass(frozen=True)
 class Swap:
     """A kernel in the place of a part of any model.
 
@@ -264,7 +246,6 @@ class Settings:
     serving: Optional[Serving]  # in the mode that serves
     adapters: Optional[Adapters]
     blocks: Optional[Blocks]  # None: a cache of lines
-    transfer: Optional[Transfer]  # in the mode that prefills and decodes in two processes
 
     # evaluation
     base_latency: Optional[float]  # ms
@@ -280,7 +261,6 @@ class Settings:
     only: Optional[tuple[int, ...]]
     resume: bool
     results_path: Path
-    workers: Optional[str]  # of a cluster: its address, or how many are to be made
     record_baseline: bool
 
     # model
@@ -429,7 +409,6 @@ class Settings:
             "several tokens a step": self.speculation is not None,
             "--mode serve, which has --is-chunked-prefill": self.serving is not None,
             "a cache of blocks, which has --is-chunked-prefill": self.blocks is not None,
-            "--mode disaggregate": self.transfer is not None,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 

@@ -387,20 +387,6 @@ def overheads(settings: Settings) -> cost.Overheads:
     return cost.Overheads(**values)
 
 
-def transfers(host: Host, role: str, sizes: Sequence[int]) -> dict[str, Any]:
-    """Milliseconds on a device of moving so many bytes, spread over the ranks, to another instance;
-    and what is assumed, in words."""
-    del role
-    settings = host.job.settings
-    assumed, ranks = overheads(settings), (settings.tp_degree or 1) * settings.pp_degree
-    share = ", a core's share of EFA on a trn1.32xlarge"
-    words = (
-        f"{assumed.transfer_ns / MICROSECOND:g} µs and {assumed.transfer_bytes_per_ns:.4g} GB/s a "
-        f"rank{share if settings.transfer_gb_per_s is None else ''}"
-    )
-    return {"ms": [assumed.transfer(size // ranks) / 1e6 for size in sizes], "assumed": words}
-
-
 # --- estimating -----------------------------------------------------------------------------------
 class Estimator:
     """Turns recorded graphs into times; equal programs are scheduled once.

@@ -4,7 +4,7 @@ model could take."""
 import argparse
 
 from harness.errors import UserError, refuse_any
-from harness.inputs import blocks, disaggregation, speculation, swap
+from harness.inputs import blocks, speculation, swap
 from harness.inputs.chunks import MOST_PREFILL
 from harness.inputs.options import ONLY_IN, OPTIONS, REFUSED, default_seq_len
 from harness.settings import Settings
@@ -93,11 +93,8 @@ def _check_contestants(args: argparse.Namespace) -> None:
             f"--llama takes one submission in --mode {args.mode}, got {len(args.llama)}; the mode "
             "evaluate_all compares several."
         )
-    if args.record_baseline and (len(args.llama) > 1 or args.workers is not None):
-        raise UserError(
-            "--record-baseline measures one baseline in this process; leave --workers and further "
-            "submissions out."
-        )
+    if args.record_baseline and len(args.llama) > 1:
+        raise UserError("--record-baseline measures one baseline; leave further submissions out.")
 
 
 def _check_baseline(args: argparse.Namespace) -> None:
@@ -120,7 +117,6 @@ def check(settings: Settings) -> None:
     blocks.check(settings)
     speculation.check(settings)
     swap.check(settings)
-    disaggregation.check(settings)
     _check_chunks(settings)
     _check_base_figures(settings)
     _check_sampling(settings)

@@ -12,18 +12,9 @@ from dataclasses import fields
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import (
-    adapters,
-    blocks,
-    checks,
-    disaggregation,
-    options,
-    serving,
-    speculation,
-    swap,
-)
+from harness.inputs import adapters, blocks, checks, options, serving, speculation, swap
 from harness.inputs.chunks import LONGEST_PREFILL
-from harness.inputs.options import ALIASES, DISAGGREGATE, EVALUATE, MODES, QUANTISED_AS, TOPICS
+from harness.inputs.options import ALIASES, EVALUATE, MODES, QUANTISED_AS, TOPICS
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
 from harness.inputs.quantised import read_module_list
 from harness.settings import Settings
@@ -69,13 +60,11 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "serving": serving.asked(args),
         "adapters": adapters.asked(args),
         "blocks": blocks.asked(args),
-        "transfer": disaggregation.asked(args),
         "swap": swap.asked(args),
         **_sampling(args),
         **_quantisation(args),
     }
-    whole = values["speculation"] is not None or values["transfer"] is not None
-    values |= _lengths(args, whole=whole)
+    values |= _lengths(args, whole=values["speculation"] is not None)
     if values["blocks"] is not None:
         values |= blocks.lengths(args, values["blocks"], values["seq_len"])
     if args.batch_size is None:
@@ -90,10 +79,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
 
 def module_of(settings: Settings) -> str:
     """The module that carries the settings out."""
-    if settings.workers is not None:
-        return "harness.experiments.spread"
-    room = "harness.experiments" if settings.mode == DISAGGREGATE else "harness.modes"
-    return f"{room}.{ALIASES.get(settings.mode, settings.mode)}"
+    return f"harness.modes.{ALIASES.get(settings.mode, settings.mode)}"
 
 
 def _batch_size(mode: str, prompts: int) -> int:
@@ -102,13 +88,13 @@ def _batch_size(mode: str, prompts: int) -> int:
         return 1
     if mode == "serve":
         return serving.SLOTS
-    return max(1, min(prompts, MOST_ROWS) if mode in ("generate", DISAGGREGATE) else prompts)
+    return max(1, min(prompts, MOST_ROWS) if mode == "generate" else prompts)
 
 
 def _batching(args: argparse.Namespace) -> dict[str, Any]:
     """One prompt a prefill with continuous batching, which is what all versions of NxDI have."""
     in_blocks = args.is_prefix_caching or args.is_chunked_prefill
-    lines = args.is_continuous_batching or args.mode in ("serve", DISAGGREGATE)
+    lines = args.is_continuous_batching or args.mode == "serve"
     if not (lines or in_blocks):
         return {}
     return {"is_continuous_batching": True, "ctx_batch_size": args.ctx_batch_size or 1}

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, Optional
 
 from harness.inputs.blocks import BLOCK
 from harness.inputs.chunks import LONGEST_PREFILL
-from harness.inputs.disaggregation import CONSUMER, PRODUCER
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.serving import SLOTS, port
 from harness.inputs.speculation import DEFAULT_HEADS, DEFAULT_LENGTH, MEDUSA_FILE, METHODS
@@ -39,10 +38,8 @@ MODES = {
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
     "cache": "what earlier runs have left on the disk, and a way to clear it",
-    "disaggregate": "prefill in one process, decode in another (an experiment)",
 }
 ALIASES = {"evaluate_single": "evaluate"}
-DISAGGREGATE = "disaggregate"  # whose module is one of harness.experiments
 
 DEFAULT_SEQ_LEN = 128
 # Some turns, longer ones are a wait on the stand-in; the least of the public flash attention.
@@ -57,7 +54,7 @@ EVALUATE = ("evaluate", "evaluate_single", *_EVERY)
 _COMPARE = ("validate", *EVALUATE, "preflight")
 _ANSWER = ("generate", *_COMPARE, "diff")
 _GUESS = ("compile", "generate", "chat", "profile", *_COMPARE)
-_RUN = ("compile", "generate", "chat", "serve", DISAGGREGATE, "profile", *_COMPARE)
+_RUN = ("compile", "generate", "chat", "serve", "profile", *_COMPARE)
 _BLOCKS = ("compile", "serve", "profile")
 _PROFILE = ("profile",)
 
@@ -80,18 +77,6 @@ def path(text: str) -> Path:
         raise argparse.ArgumentTypeError(
             f"expected a path, got {shown(text)}: {str(error).rstrip('.')}"
         ) from error
-
-
-def workers(text: str) -> str:
-    """The address of a scheduler (host:port, or with a protocol), or a number of processes."""
-    if text.isdigit():
-        return str(positive(text))
-    host, colon, port = text.rpartition("://")[2].rpartition(":")
-    if not (host and colon and port.isdigit() and text.isprintable()):
-        raise argparse.ArgumentTypeError(
-            f"expected an address such as tcp://host:8786, or a number, got {shown(text)}"
-        )
-    return text
 
 
 def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
@@ -206,15 +191,15 @@ TOPICS = {
     )),
     "prompts": Topic("prompts and answers", (
         Option("--prompt", "comma-separated list, quoted as in CSV; may be repeated",
-               (*_ANSWER, DISAGGREGATE, "swap"),
+               (*_ANSWER, "swap"),
                {"dest": PROMPT_VALUES, "action": "append", "metavar": "LIST"}),
         Option("--prompt-file", "prompts verbatim, blank-line separated",
-               (*_ANSWER, DISAGGREGATE, "swap"), PATH),
+               (*_ANSWER, "swap"), PATH),
         Option("--system", "what the model is to be", ("chat",), TEXT),
-        Option("--raw", "do not apply the chat template", (*_ANSWER, DISAGGREGATE), ON),
+        Option("--raw", "do not apply the chat template", _ANSWER, ON),
         Option("--stream", "text as it comes", ("generate",), {**OFF_TOO, "default": True}),
         Option("--max-new-tokens", "default: as many as --seq-len holds",
-               ("generate", "chat", DISAGGREGATE, *_COMPARE), N),
+               ("generate", "chat", *_COMPARE), N),
         Option("--pad-token-id", "fills rows that have ended", _ANSWER, _of(int, "ID")),
     )),
     "sampling": Topic("how tokens are chosen", (
@@ -347,7 +332,7 @@ TOPICS = {
         Option("--lora-ckpt-path", "an adapter as PEFT saves it, and its name; may be repeated",
                _RUN, {"action": "append", "metavar": "ID:FOLDER"}),
         Option("--adapter-id", "which of them answers (default: none)",
-               ("generate", "chat", DISAGGREGATE, *_COMPARE), {"metavar": "ID"}),
+               ("generate", "chat", *_COMPARE), {"metavar": "ID"}),
         Option("--max-lora-rank", "default: the adapters' largest", _RUN, N),
     ), ()),
     "blocks": Topic("cache of blocks (NxDI 0.4 and later)", (
@@ -378,19 +363,9 @@ TOPICS = {
                form=_of(above_zero, "S", default=3600.0)),
     ), ()),
     "experiments": Topic("demonstrations (docs/experiments.md)", (
-        Option("--kv-role", "prefill for another process, or decode; default: both here",
-               (DISAGGREGATE,), _one(PRODUCER, CONSUMER)),
-        Option("--kv-ip", "of the side that prefills (default: 127.0.0.1)", (DISAGGREGATE,),
-               {"metavar": "ADDRESS"}),
-        Option("--kv-port", "its port, 14579", (DISAGGREGATE,), _of(port, "N")),
-        Option("--kv-timeout", "to wait for the other side (default: 60; kv_producer: 600)",
-               (DISAGGREGATE,), _of(above_zero, "S")),
-        Option("--kv-key-file", "whose first line both sides have to know", (DISAGGREGATE,),
-               PATH),
-        Option("--transfer-us", "assumed cost: start of one transfer between instances",
-               (*_PROFILE, DISAGGREGATE), _of(at_least_zero, "US")),
-        Option("--transfer-gb-per-s", "assumed rate of one rank's transfer",
-               (*_PROFILE, DISAGGREGATE), _RATE),
+        Option("--transfer-us", "assumed cost: start of one transfer between instances", _PROFILE,
+               _of(at_least_zero, "US")),
+        Option("--transfer-gb-per-s", "assumed rate of one rank's transfer", _PROFILE, _RATE),
         Option("--pp-degree", "stages to split the layers over, each of --tp-degree ranks",
                _RUN, {**N, "default": 1}),
         Option("--cp-degree", "parts of a prompt, each for tp / cp ranks (NxDI 0.4 and later)",
@@ -405,9 +380,7 @@ TOPICS = {
         Option("--medusa-tree-json", "list of paths (default: 15 paths)", _GUESS,
                _of(path, "FILE")),
         Option("--medusa-speculation-length", "paths of the tree, and 1", _GUESS, N),
-        Option("--workers", "spread prompts over a Dask cluster, or as many processes here", _EVERY,
-               _of(workers, "ADDRESS")),
-    ), (DISAGGREGATE,)),
+    ), ()),
 }  # fmt: skip
 
 _PRIVATE_KERNEL = (
@@ -457,7 +430,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def help_of_all(width: int) -> str:
     """The modes, and where the rest is told."""
-    modes = [(name, what) for name, what in MODES.items() if name != DISAGGREGATE]
+    modes = list(MODES.items())
     topics = [(name, topic.title) for name, topic in TOPICS.items()]
     lines = [
         *("usage: main.py --mode MODE [--enable-nki] [options]", ""),

@@ -144,7 +144,7 @@ def check_lengths(
             raise UserError(
                 f"The prompt {shown} has {len(tokens)} tokens, more than --max-context-length "
                 f"{max_context}; raise that to at least {len(tokens)}, or leave out what keeps it "
-                "from being fed in chunks (left padding, speculation, disaggregation)."
+                "from being fed in chunks (left padding, speculation)."
             )
 
 

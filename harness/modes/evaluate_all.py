@@ -216,7 +216,7 @@ def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
 _FREE_TO_CHANGE = (
     *("resume", "debug", "recompile", "results_path", "compiled_model_path", "llama", "model_path"),
     *("isolate", "memory_limit", "cpu_limit", "time_limit", "prompt_notes"),
-    *("workers", "contestants"),
+    "contestants",
 )
 
 

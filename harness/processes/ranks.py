@@ -259,16 +259,6 @@ def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
             "--async-mode runs decode steps beside what else is asked of the ranks, which under "
             "torchrun meet in one order only; leave it out."
         )
-    if settings.transfer is not None:
-        raise UserError(
-            "--mode disaggregate has a process for prefill and one for decode, and torchrun starts "
-            "one for each rank; start main.py by itself, and ranks are threads of either process."
-        )
-    if settings.workers is not None:
-        raise UserError(
-            "--workers spreads prompts over processes of a cluster, and torchrun has started "
-            "ranks of one model; leave one of them out."
-        )
     return replace(settings, tp_degree=_tp_degree(settings, place))
 
 

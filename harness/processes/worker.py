@@ -34,7 +34,6 @@ from neuron_cpu.processes import forked, limits
 from neuron_cpu.processes.torchrun import Place
 
 _RANKS = "neuron_cpu.runtime.processes"  # where they are processes
-_PAIR = "neuronx_distributed_inference.modules.kvcache.transfer_line"
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
 
@@ -54,7 +53,6 @@ class Job:
         model_type: of config.json; which class of the submission runs.
         place: of the process among those of other ranks that do the same job; None: all ranks are
             in this one.
-        pair: of the process among two, of which one prefills and one decodes; None: it does both.
     """
 
     settings: Settings
@@ -69,7 +67,6 @@ class Job:
     counts: bool = False
     place: Optional[Place] = None
     model_type: str = "llama"
-    pair: Optional[Place] = None
 
 
 @dataclass
@@ -177,9 +174,9 @@ def main(
     assert job.limits is not None
     limits.apply(job.limits)
     # before it is confined, which leaves it no new connections
-    alone = _join(_RANKS, job.place) or _join(_PAIR, job.pair)
+    alone = _join(_RANKS, job.place)
     if job.confined:
-        limits.confine([job.scratch], connected=not (job.place is None and job.pair is None))
+        limits.confine([job.scratch], connected=job.place is not None)
     line = _Line(replies)
     _forward_progress(line)
     # while a request is being answered, nothing else comes than the wish to stop

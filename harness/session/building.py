@@ -78,7 +78,7 @@ def counting(loaded: Loaded) -> Loaded:
     job = _job(loaded.session, loaded.role)
     if job.source is None or job.limits is None:
         return loaded
-    return construct(replace(loaded.session, pair=None), loaded.role, counts=True)
+    return construct(loaded.session, loaded.role, counts=True)
 
 
 def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
@@ -106,7 +106,6 @@ def _job(session: Session, role: Role) -> Job:
         scratch=Path(),
         limits=limits_of(settings) if settings.isolate else None,
         confined=platform_here.confines,
-        pair=session.pair,
     )
 
 

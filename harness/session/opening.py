@@ -22,7 +22,6 @@ from harness.processes import ranks as other_ranks
 from harness.processes.workers import Workers
 from harness.settings import Settings
 from neuron_cpu.console import streams
-from neuron_cpu.processes.torchrun import Place
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,6 @@ class Session:
     prompts: tuple[str, ...] = ()
     prompt_ids: tuple[list[int], ...] = ()
     workers: Workers = field(default_factory=Workers)
-    pair: Optional[Place] = None  # of this session's process, where another one does the rest
 
     @property
     def continues_prompts(self) -> bool:

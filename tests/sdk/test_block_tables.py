@@ -426,11 +426,3 @@ def test_arguments_as_vllm_pads_them(blocks):
     own = [output.logits[row, -1].argmax() for row in range(2)]
     live.step(0, 1)
     assert [live.tokens[row][-1] for row in range(2)] == [int(token) for token in own]
-
-
-def test_a_sequence_in_blocks_does_not_travel_as_a_line(blocks):
-    from neuronx_distributed_inference.modules.kvcache.transfer import export_kv
-
-    _, live = blocks(context_encoding_buckets=None, prefix_buckets=None)
-    with pytest.raises(ValueError, match="got is_block_kv_layout True"):
-        export_kv(live.app, 0, 5, 1)

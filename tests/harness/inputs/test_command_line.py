@@ -213,11 +213,6 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--at": f"mlp --kernel {LLAMA}:kernel",
         "--layers": f"3 {SWAP}",
         "--least-cosine": f"0.5 {SWAP}",
-        "--kv-role": "kv_consumer",
-        "--kv-ip": "localhost --kv-role kv_consumer",
-        "--kv-port": "5000 --kv-role kv_consumer",
-        "--kv-timeout": "5 --kv-role kv_consumer",
-        "--kv-key-file": f"{LLAMA} --kv-role kv_consumer",
     }.get(flag, "3")
     arguments = [flag] if bare else [flag, *value.split()]
     arguments = ["--no-stream"] if flag == "--stream" else arguments
@@ -352,7 +347,7 @@ def test_help_of_a_mode_fits_a_screen_and_names_its_options(columns, monkeypatch
         assert len(text.splitlines()) <= 54 and max(map(len, text.splitlines())) <= int(columns)
         for option in options.OPTIONS.values():
             counts = mode in (option.modes or (mode,))
-            apart = option in options.TOPICS["experiments"].options and mode != "disaggregate"
+            apart = option in options.TOPICS["experiments"].options
             named = re.search(rf"--(\[no-\])?{option.flag[2:]}(?![\w-])", text)
             assert (named is not None) == (counts and not apart), option.flag
 
@@ -362,7 +357,7 @@ def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys) 
     text = told(capsys, "--help")
     lines = text.splitlines()
     assert lines.index("modes:") < 6 and max(map(len, lines)) <= 80 and len(lines) < 50
-    assert all(f"  {mode} " in text for mode in options.MODES if mode != "disaggregate")
+    assert all(f"  {mode} " in text for mode in options.MODES)
     assert not any(option.flag in text for option in options.TOPICS["experiments"].options)
     for name, topic in options.TOPICS.items():
         assert f"  {name} " in text

@@ -163,8 +163,6 @@ def test_settings_of_a_run_over_ranks(monkeypatch):
         ranks.over_ranks(replace(settings, isolate=False), PLACE)
     with pytest.raises(UserError, match="--async-mode runs decode steps beside"):
         ranks.over_ranks(replace(settings, async_mode=True), PLACE)
-    with pytest.raises(UserError, match="--workers spreads prompts over processes of a cluster"):
-        ranks.over_ranks(replace(settings, workers="2"), PLACE)
     monkeypatch.setattr(sdk, "platform", lambda: sdk.DEVICE)
     with pytest.raises(UserError, match="only the stand-in for the SDK takes"):
         ranks.over_ranks(settings, PLACE)

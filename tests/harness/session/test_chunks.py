@@ -160,7 +160,6 @@ def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeyp
         ("generate", ("--padding-side", "left"), "--padding-side left"),
         ("serve", (), "--mode serve, which has --is-chunked-prefill"),
         ("compile", ("--is-prefix-caching",), "a cache of blocks"),
-        ("disaggregate", (), "--mode disaggregate"),
     ],
 )
 def test_what_keeps_a_prompt_whole_is_named(mode, more, told):

@@ -1,1 +1,0 @@
-"""What works and is a demonstration: docs/experiments.md says of what."""
