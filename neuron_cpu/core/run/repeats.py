@@ -6,6 +6,7 @@ writes, it is distributed as a loop of ``affine_range`` is (merge.py): same inst
 results to the bit. Independence is found here, element by element, since nobody has declared it.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -30,6 +31,8 @@ from .merge import (
 LONGEST = 64  # operations of an iteration
 ROUNDS = 4  # of loops in loops
 TRACKED = 1 << 22  # elements of a memory whose writers are told apart
+MULTIPLES = 4  # of the shortest period of a stretch, that are tried, too
+MISSES = 4  # iterations in a row that depend on the next one: then the rest most likely do
 
 
 def join_repeats(ops: list[Op], program: Program) -> list[Op]:
@@ -92,12 +95,14 @@ class _Repeats:
         numbers: dict[object, int] = {}
         kinds = np.array([numbers.setdefault(_kind(op), len(numbers)) for op in self.ops])
         found = []
+        shortest: dict[tuple[int, int], int] = {}
         for period in range(1, min(LONGEST, len(kinds) // 2) + 1):
             same = np.concatenate([[0], kinds[:-period] == kinds[period:], [0]]).astype(np.int8)
             edges = np.flatnonzero(np.diff(same))
             for start, end in zip(edges[::2].tolist(), edges[1::2].tolist()):
                 count = (end - start) // period + 1
-                if count > 1:
+                base = shortest.setdefault((start, end + period), period)
+                if count > 1 and (period % base or period <= MULTIPLES * base):
                     spare = end + period - start - count * period
                     found.append(((count - 1) * period, self._cut(start, period, count, spare)))
         found.sort(key=lambda one: -one[0])
@@ -123,15 +128,16 @@ class _Repeats:
         owns = [self._locals_of(at, at + period) for at in places]
         described = [describe(body, own) for body, own in zip(bodies, owns)]
         result: list[Op] = []
-        at = 0
-        while at < count:
+        at, misses = 0, 0
+        while at < count and misses < MISSES:
             end = min(equal_run(described, at), at + most_joined(bodies[at], owns[at]))
             made = None
             if end - at > 1:
                 made = self._batch(bodies[at], end - at, described[at:end], owns[at])
+            misses = misses + 1 if made is None else 0
             result += bodies[at] if made is None else made
             at = at + 1 if made is None else end
-        return result
+        return [*result, *itertools.chain(*bodies[at:])]
 
     def _locals_of(self, start: int, end: int) -> IsLocal:
         """Which memories nothing outside of these operations touches."""
