@@ -68,7 +68,7 @@ LESSONS = (
         "sim_unknown_name sim_foreign_call "
         "sim_dma_on_chip sim_device_print sim_jit_option sim_newer_api sim_newer_core "
         "sim_newer_release sim_former_spelling "
-        "sim_engine sim_engine_operators sim_unary_integers sim_address_arithmetic sim_expansion "
+        "sim_engine sim_engine_operators sim_unary_integers sim_expansion "
         "sim_register_operand sim_parser_subset sim_inner_body sim_negative_divisor "
         "err_mutable_parameter_not_returned "
         "err_annotation_shape_mismatch "
@@ -121,7 +121,7 @@ LESSONS = (
         teaches="TensorE's operands, their sizes, and PSUM",
         messages="err_size_of_dimension_exceed_arch_limit sim_matmul_type sim_matmul_mixed_types "
         "sim_matmul_output_type sim_psum_capacity sim_two_psum_operands sim_rank "
-        "sim_matmul_transpose sim_array_tile sim_array_tile_place sim_array_columns "
+        "sim_matmul_transpose sim_array_tile sim_array_tile_place "
         "sim_double_row sim_narrow_product "
         "sim_gpsimd_psum sim_unpublished_limit sim_microscaled sim_scale_of_ones "
         "sim_scale_packing",
@@ -154,7 +154,7 @@ LESSONS = (
         name="double_buffering",
         teaches="DMA and engines at the same time",
         messages="sim_sbuf_capacity err_leading_dimension_of_tensor_must_be_partition "
-        "sim_allocation_address sim_address_unit sim_allocation_hbm sim_allocation_overlap "
+        "sim_allocation_address sim_allocation_hbm sim_allocation_overlap "
         "sim_allocation_partition sim_mixed_allocation sim_schedule_name sim_schedule_order "
         "sim_instruction_name sim_dma_engine sim_dma_sources sim_dma_one_source "
         "sim_static_descriptors sim_hwdge_types sim_hwdge_offsets",

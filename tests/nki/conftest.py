@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 
 # What production kernels do though the documentation leaves it open (test_open_points.py).
-USED_THOUGH_OPEN = (
-    "address_unit", "array_columns", "dynamic_slice", "address_arithmetic", "expansion",
-    "topk_place",
-)  # fmt: skip
+USED_THOUGH_OPEN = ("dynamic_slice", "expansion", "topk_place")
 
 
 @pytest.fixture

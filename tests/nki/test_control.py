@@ -207,7 +207,7 @@ def nested_by_data(x, count, times):
 
 
 @pytest.mark.parametrize(("count", "times"), [(0, 3), (3, 0), (4, 2)])
-@allows("sim_address_arithmetic", "sim_nested_device_loops")
+@allows("sim_nested_device_loops")
 def test_loops_in_loops_over_data(count, times):
     want = X.copy()
     want[:, :count] += times
@@ -216,7 +216,6 @@ def test_loops_in_loops_over_data(count, times):
 
 
 @pytest.mark.parametrize("value", [0, 2])
-@allows("sim_address_arithmetic")
 def test_conditions_on_registers(value):
     @nki.jit
     def kernel(x, n):

@@ -92,7 +92,6 @@ def test_what_both_cores_write_is_compared(differ, rewrites):
     assert np.array_equal(total[0], x.sum(0)) and np.array_equal(out[0], x.sum(0))
 
 
-@pytest.mark.warns("sim_address_unit")
 def test_addresses_are_each_cores_own():
     @nki.jit
     def kernel(x):

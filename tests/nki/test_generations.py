@@ -150,7 +150,7 @@ def traced(body):
 
 @pytest.mark.parametrize("number", TARGETS)
 @pytest.mark.parametrize("name", GATES)
-@allows("sim_array_columns", "sim_random_stream", "sim_rounded_sums")
+@allows("sim_random_stream", "sim_rounded_sums")
 def test_gates(target, name, number):
     first, body = GATES[name]
     target(TARGETS[number])

@@ -20,7 +20,7 @@ def trn2(target):
     target("trn2")
 
 
-def paged(writers=(0,), barrier=False):
+def paged(writers=(0,), barrier=False, factor=2.0):
     @nki.jit
     def kernel(state, slots):
         """Each core reads its page; those among the writers store it doubled."""
@@ -37,7 +37,7 @@ def paged(writers=(0,), barrier=False):
         if barrier:
             nisa.core_barrier(out, (0, 1))
         if me in writers:
-            nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+            nisa.tensor_scalar(tile, tile, nl.multiply, factor)
             nisa.dma_copy(page, tile)
         return out
 
@@ -73,6 +73,14 @@ def test_pages_of_ones_own_are_none():
             assert np.array_equal(out, before[[first, second]])
             before[[first, second]] *= 2
             assert np.array_equal(state, before)
+
+
+def test_the_same_values_again_are_none():
+    """Router kernels of nki-library d2ad3a5 scatter on both cores what both have computed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        before, state, _ = run(paged((1,), factor=1.0), 2, 2)
+    assert np.array_equal(state, before)
 
 
 def test_a_barrier_orders_them():

@@ -92,17 +92,6 @@ def sums(dtype):
     nisa.nc_matmul(ps(dtype=dtype), sb(dtype=nl.bfloat16), sb(dtype=nl.bfloat16))
 
 
-def placed(byte):
-    nl.ndarray((32, 8), nl.float32, address=(0, byte))
-
-
-def columns(position, size):
-    small, whole = sb((size[0], size[1]), nl.bfloat16), ps((128, 32))
-    target = whole[position[1] : position[1] + size[1], :]
-    moving = sb((size[0], 32), nl.bfloat16)
-    nisa.nc_matmul(target, small, moving, tile_position=position, tile_size=size)
-
-
 def register_slice(x, by_ds):
     at = nisa.register_alloc(1)
     part = x[nl.ds(at, 4), :] if by_ds else x.ap([[32, 4], [1, 32]], scalar_offset=at)
@@ -229,16 +218,9 @@ CASES = {
     ),
     "sim_average": (2, lambda x: reduced(nl.average), lambda x: reduced(nl.add)),
     "sim_dropout_probability": (2, dropped, lambda x: nisa.tensor_copy(sb(), sb())),
-    "sim_address_unit": (2, lambda x: placed(64), lambda x: placed(0)),
-    "sim_array_columns": (
-        2, lambda x: columns((0, 64), (64, 64)), lambda x: columns((64, 0), (64, 128))
-    ),
     "sim_dynamic_slice": (2, lambda x: register_slice(x, True), lambda x: register_slice(x, False)),
     "sim_placed_operand": (2, lambda x: placed_by_data(True), lambda x: placed_by_data(False)),
     "sim_nested_device_loops": (2, lambda x: loops(True), lambda x: loops(False)),
-    "sim_address_arithmetic": (
-        2, lambda x: scaled(nl.int32, nl.int32), lambda x: scaled(nl.int16, nl.int16)
-    ),
     "sim_unary_integers": (
         2,
         lambda x: scaled(nl.int16, nl.int16, nl.abs),

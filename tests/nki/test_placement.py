@@ -40,7 +40,6 @@ def test_addresses_may_be_mixed(production):
         assert np.array_equal(placed(2048)(X), X + 1)
 
 
-@pytest.mark.warns("sim_address_unit")
 def test_live_tiles_that_overlap_are_found():
     with pytest.raises(NkiError, match="sim_allocation_overlap"):
         placed(1024)(X)

@@ -127,7 +127,7 @@ def tensor_scalar(
     _warn_of_engine(choice, [s.op for s in steps])
     attrs = StepsAttrs(engine=choice, bits=of_bits(what, steps, src), steps=steps)
     if source.dt.is_int and not attrs.bits:
-        _warn_of_integers(target, source, first)
+        _warn_of_unary(source, first)
     return put(TENSOR_SCALAR, (target,), tuple(src), attrs, name)
 
 
@@ -147,21 +147,13 @@ def _warn_of_engine(choice: Engine | None, ops: list[str]) -> None:
         )
 
 
-def _warn_of_integers(dst: View, source: View, first: str) -> None:
-    """What sources leave open of integers: unary operators, and the form for addresses."""
+def _warn_of_unary(source: View, first: str) -> None:
+    """Sources leave open which integers unary operators take."""
     if first in UNARY:
         warn(
             "sim_unary_integers",
             f"tensor_scalar with nl.{first} of {source.label()}: sources leave open which types a "
             "unary operator takes, expected floats; here it is computed in fp32",
-            advice=True,
-        )
-    elif source.dt in WORDS and dst.dt in WORDS:
-        warn(
-            "sim_address_arithmetic",
-            f"tensor_scalar of {source.label()} into {dst.label()}: sources leave open whether "
-            "32-bit integers are computed exactly as addresses are, or in fp32, expected values "
-            "below 2^24, where both agree; here it is fp32",
             advice=True,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import DType, to_dtype
-from ..device.errors import refuse, warn
+from ..device.errors import refuse
 from ..device.spec import CORE
 from ..instructions.arguments import number
 from ..language.creation import name_at
@@ -86,7 +86,7 @@ def _place(storage: Storage, address: Any) -> None:
     """Put a tensor where the kernel wants it.
 
     The free offset counts bytes: the migration text says elements, but its own example, the
-    published parser and AWS's library pass bytes.
+    published parser and AWS's library, which devices ran, pass bytes.
     """
     given = wholes(address, "address")
     partition, byte = given if len(given) == 2 else (-1, -1)
@@ -105,14 +105,6 @@ def _place(storage: Storage, address: Any) -> None:
         raise refuse(
             "sim_allocation_address",
             f"{storage.label()} at address {tuple(address)}, expected {wrong}",
-        )
-    if byte and storage.dtype.itemsize > 1:
-        warn(
-            "sim_address_unit",
-            f"{storage.label()} at address {tuple(address)}: the migration text counts the free "
-            "offset in elements, its example, the published parser and AWS's library in bytes, "
-            "expected no need to know; here it counts bytes",
-            advice=True,
         )
     tracer = trace.current("nl.ndarray")
     program = tracer.program

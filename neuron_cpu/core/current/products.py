@@ -202,15 +202,10 @@ def _warn_of_loop(dst: View) -> None:
 
 
 def _warn_of_columns(dst: View, position: Any, size: Any) -> None:
-    """Sources disagree about tiles of columns; those that use them place results behind them."""
-    if size[1] < CORE.partitions:
-        warn(
-            "sim_array_columns",
-            f"nc_matmul in columns {position[1]} to {position[1] + size[1]} of TensorE: the list "
-            "of parameters forbids parts of the columns, its prose and AWS's library use them, "
-            f"expected all {CORE.partitions}; here they are taken",
-            advice=True,
-        )
+    """AWS's library uses parts of the columns, and places results behind them.
+
+    The list of parameters forbids parts; devices ran the library.
+    """
     if size[1] < CORE.partitions and dst.start_partition != position[1]:
         warn(
             "sim_array_tile_place",

@@ -408,6 +408,8 @@ class Plan:
         if self.rows is not None:
             self.rows.note(self.ops[number], self.arena, self.program)
         self.steps[number]()
+        if self.rows is not None:
+            self.rows.settle(self.arena)
 
     def finish(self, results: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """Let go of the caller's memory and give the outputs in order."""

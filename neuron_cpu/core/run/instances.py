@@ -7,6 +7,7 @@ chooses rows, as in a paged cache, addresses are known at run time; what then me
 since a device runs it, and the result is that of whoever comes last.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,6 +29,7 @@ class InstanceRows:
     def __init__(self, watched: frozenset[Storage]) -> None:
         self.watched = watched
         self.marks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self.open: list[tuple[Ref, torch.Tensor, torch.Tensor, Callable[[], None]]] = []
 
     def start(self) -> None:
         """Forget the last run."""
@@ -42,6 +44,13 @@ class InstanceRows:
             if ref.memory.storage in self.watched:
                 self._meet(op, ref, frame, writes, arena, program)
 
+    def settle(self, arena: Arena) -> None:
+        """After the operation: what it wrote over another instance's, if that changed it."""
+        for ref, at, before, tell in self.open:
+            if not torch.equal(arena.of(ref.memory)[at], before):
+                tell()
+        self.open.clear()
+
     def _meet(
         self, op: Op, ref: Ref, frame: Frame, writes: bool, arena: Arena, program: Program
     ) -> None:
@@ -52,9 +61,14 @@ class InstanceRows:
         if writes and not op.attrs.accumulate:  # sums come out the same in either order
             found.append((readers[at], "read"))
         for marks, does in found:
-            others = marks[(marks != NOBODY) & (marks != own)]
-            if others.numel() and not (writes and op.attrs.accumulate):
-                _tell(op.instruction, ref, frame.i, writes, int(others[0]), does, program)
+            foreign = (marks != NOBODY) & (marks != own)
+            if foreign.any() and not (writes and op.attrs.accumulate):
+                other, told = int(marks[foreign][0]), (op.instruction, ref, frame.i, writes)
+                tell = functools.partial(_tell, *told, other, does, program)
+                if not writes:
+                    tell()
+                else:  # the same value again is no race
+                    self.open.append((ref, at[foreign], arena.of(ref.memory)[at[foreign]], tell))
                 break
         table = writers if writes else readers
         mine = table[at]
