@@ -209,6 +209,7 @@ class Cases:
 
     def __init__(self, chosen: argparse.Namespace, folder: Path) -> None:
         self.chosen, self.folder, self.began = chosen, folder, time.time()
+        self.known: tuple[set[str], set[str]] = (set(), set())  # small and large cases
         kept = chosen.json
         self.outcomes: dict[str, dict] = (
             json.loads(kept.read_text()) if kept and kept.exists() else {}
@@ -227,6 +228,7 @@ class Cases:
         kept = [i for i in items if not words or any(w in i.nodeid for w in words)]
         small = sorted((i for i in kept if not large(i)), key=lambda i: i.nodeid)
         big = sorted((i for i in kept if large(i)), key=lambda i: i.nodeid)
+        self.known = {i.nodeid for i in small}, {i.nodeid for i in big}
         picked = chosen.sample(big, min(self.chosen.large, len(big)))
         by_test = collections.defaultdict(list)
         for item in chosen.sample(small, len(small)) + picked:
@@ -356,11 +358,16 @@ def unknown(path: str) -> Any:
 
 
 # --- the table ------------------------------------------------------------------------------------
-KINDS = ("right", "negative", "unreferenced", "assertion", "refused", "wrong", "exception", "limit")
+KINDS = (
+    "right", "negative", "unreferenced", "skipped", "assertion", "refused", "wrong", "exception",
+    "limit",
+)  # fmt: skip
 
 
-def table(outcomes: dict[str, dict], commit: str, target: str) -> str:
-    """What became of the cases of each test, and why those that are not right are not."""
+def table(
+    outcomes: dict[str, dict], commit: str, target: str, known: tuple[set[str], set[str]]
+) -> str:
+    """What became of the cases of each test, why those that are not right are not, and warnings."""
     by_test: dict[str, collections.Counter] = {}
     others: collections.Counter = collections.Counter()
     for name, one in outcomes.items():
@@ -375,9 +382,11 @@ def table(outcomes: dict[str, dict], commit: str, target: str) -> str:
     allowed = sum(count for kind, count in total.items() if kind not in apart)
     good = total["right"] + total["negative"]
     told = (
-        f"Commit {commit}, {target}, release {os.environ['NEURON_CPU_NKI']}: {good} of {allowed} "
-        "cases that have a reference, pass the library's own assertions and stay inside of the "
-        f"limits are right ({good / max(1, allowed):.1%}). {total['limit']} end at a limit of "
+        f"Commit {commit}, {target}, release {os.environ['NEURON_CPU_NKI']}: "
+        f"{len(outcomes.keys() & known[0])} of {len(known[0])} small cases and "
+        f"{len(outcomes.keys() & known[1])} of {len(known[1])} large ones were run. "
+        f"{good} of {allowed} cases that have a reference, pass the library's own assertions and "
+        f"stay inside of the limits are right ({good / max(1, allowed):.1%}). {total['limit']} end at a limit of "
         f"processor time or memory, {total['unreferenced']} run without a reference."
     )
     lines = textwrap.wrap(told, 118)
@@ -387,6 +396,10 @@ def table(outcomes: dict[str, dict], commit: str, target: str) -> str:
     lines.append("")
     for what, count in others.most_common():
         lines += textwrap.wrap(f"- {count} x {what}", 118, subsequent_indent="  ")
+    rules = [rule for one in outcomes.values() for rule in one.get("warned", {})]
+    if rules:
+        lines += ["", "Cases with a warning of the simulator, by its rule:", ""]
+    lines += [f"- {count} x `{rule}`" for rule, count in collections.Counter(rules).most_common()]
     return "\n".join(lines) + "\n"
 
 
@@ -469,7 +482,7 @@ def main() -> int:
         options += [f"--output-directory={scratch}", "-o", f"artifacts_dir={scratch}"]
         options += ["-c", str(library / "test/pytest.ini"), f"--rootdir={library}"]
         pytest.main(options, plugins=[cases])
-    told = table(cases.outcomes, commit_of(library), chosen.target)
+    told = table(cases.outcomes, commit_of(library), chosen.target, cases.known)
     print(told, f"{time.time() - began:.0f} s")
     if chosen.write:
         before, mark, _ = PAGE.read_text(encoding="utf-8").partition(f"<!-- {chosen.target} -->\n")
