@@ -386,8 +386,8 @@ def table(
         f"{len(outcomes.keys() & known[0])} of {len(known[0])} small cases and "
         f"{len(outcomes.keys() & known[1])} of {len(known[1])} large ones were run. "
         f"{good} of {allowed} cases that have a reference, pass the library's own assertions and "
-        f"stay inside of the limits are right ({good / max(1, allowed):.1%}). {total['limit']} end at a limit of "
-        f"processor time or memory, {total['unreferenced']} run without a reference."
+        f"stay inside of the limits are right ({good / max(1, allowed):.1%}). {total['limit']} end "
+        f"at a limit of processor time or memory, {total['unreferenced']} run without a reference."
     )
     lines = textwrap.wrap(told, 118)
     lines += ["", f"| Test | {' | '.join(KINDS)} |", "|---|" + "--:|" * len(KINDS)]
