@@ -82,6 +82,8 @@ def psum_of(shape):
 
 def result_of(shape, dtype):
     """An uninitialised result @ HBM, of both cores."""
+    fits = nisa.get_nc_version() >= nisa.nc_version.gen3
+    assert fits, "these kernels are for trn2 and trn3: set NEURON_PLATFORM_TARGET_OVERRIDE"
     return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm)
 
 
@@ -432,9 +434,21 @@ def attention_prefill_kernel(
             if nl.program_id(0) == 0:
                 nisa.dma_copy(dst=k_hbm[kv_head, own, :], src=made_sb[:, heads.own, :])
                 nisa.dma_copy(dst=v_hbm[kv_head, own, :], src=value_sb[:, kv_head, :])
+    store_contexts(q_sb, k_sb, values, heads, parts, context_hbm)
+    # contexts of all heads meet in HBM; each core makes its half of the columns of all tokens
+    if nl.num_programs(0) > 1:
+        nisa.core_barrier(context_hbm, (0, 1))
+    project_rows(context_hbm, out_w_hbm, out_hbm, parts)
+    return out_hbm, k_hbm, v_hbm
+
+
+def store_contexts(q_sb, k_sb, values, heads, parts, context_hbm):
+    """Causal attention of queries [D, heads, T] over keys [D, kv_heads, T] and values, a tile [up
+    to 128, kv_heads, D] for each of the ``parts`` -> their places in contexts [D, heads, T] @ HBM.
+    All scores of a part fit in SBUF at once."""
     for n in range(len(parts)):
         own, keys = nl.ds(parts[n][0], parts[n][1]), sum(parts[n])
-        for head in range(kv_heads * heads.own):
+        for head in range(q_sb.shape[1]):
             kv_head, place = divmod(head, heads.own)
             scores_sb = scores_of(q_sb[:, head, own], k_sb[:, kv_head, 0:keys], None)
             nisa.affine_select(  # of the part itself only keys that are no later
@@ -448,13 +462,8 @@ def attention_prefill_kernel(
             seen = []
             for m in range(n + 1):
                 seen.append(values[m][:, kv_head, :])
-            context_sb = context_of(scores_sb, seen, dtype)
+            context_sb = context_of(scores_sb, seen, q_sb.dtype)
             nisa.dma_copy(dst=context_hbm[:, heads.place(kv_head) + place, own], src=context_sb)
-    # contexts of all heads meet in HBM; each core makes its half of the columns of all tokens
-    if nl.num_programs(0) > 1:
-        nisa.core_barrier(context_hbm, (0, 1))
-    project_rows(context_hbm, out_w_hbm, out_hbm, parts)
-    return out_hbm, k_hbm, v_hbm
 
 
 def project_rows(context_hbm, out_w_hbm, out_hbm, parts):
@@ -548,19 +557,17 @@ def experts_decode_kernel(
 ):
     """Residual sum, norm, router and the chosen experts of one token.
 
-    x [1, H], delta [n, H] fp32, parts of what attention adds; gain [1, H], router [H, E], gate_up
-    [E, H, 2 I], down [E, I, H] strided -> each core's part of the output [cores, 128, H/128] fp32,
-    and x + delta [1, H].
+    x [1, H], delta [1, H] fp32 that attention adds, gain [1, H], router [H, E], gate_up [E, H, 2
+    I], down [E, I, H] strided -> each core's part of the output [cores, 128, H/128] fp32, and x +
+    delta [1, H].
     """
     dtype, tiles = x_hbm.dtype, x_hbm.shape[1] // P_MAX
     out_hbm = result_of((nl.num_programs(0), P_MAX, tiles), FP32)
     stream_hbm = result_of(x_hbm.shape, dtype)
     x_sb, gain_sb = loaded_column(x_hbm), loaded_column(gain_hbm)
-    wide_sb, router_sb = copied(x_sb, FP32), loaded(by_partition(router_hbm))
-    for n in range(delta_hbm.shape[0]):
-        delta_sb = loaded_column(delta_hbm[n : n + 1, :])
-        nisa.tensor_tensor(dst=wide_sb, data1=wide_sb, data2=delta_sb, op=nl.add)
-    sum_sb = copied(wide_sb, dtype)
+    router_sb = loaded(by_partition(router_hbm))
+    sum_sb = tile_of((P_MAX, tiles), dtype)
+    nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=loaded_column(delta_hbm), op=nl.add)
     if nl.program_id(0) == 0:
         nisa.dma_copy(dst=stream_hbm.reshape((P_MAX, tiles)), src=sum_sb)
     normed_sb = column_norm(sum_sb, gain_sb, eps).expand_dim(2)
@@ -841,8 +848,8 @@ class Qwen3MoeAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, mask: Any, past: Any, tables: Tuple[torch.Tensor, torch.Tensor]
     ) -> Tuple[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
-        """Stream [1, T, H], cos and sin [1, T, D] -> what attention adds, parts of it in fp32
-        [n, 1, H] for one new token, and keys and values [1, kv_heads, T, D]."""
+        """Stream [1, T, H], cos and sin [1, T, D] -> what attention adds, of one new token in
+        fp32, and keys and values [1, kv_heads, T, D]."""
         if not self.nki_enabled:
             return self.attend(x, mask, past, tables)
         inputs = self.gain[None], self.qkv.weight, self.head_gains, self.out.weight
@@ -857,7 +864,7 @@ class Qwen3MoeAttention(nn.Module):
             bias = bias.masked_fill(hidden, torch.finfo(x.dtype).min / 2)
             inputs = *inputs, past[0][0], past[1][0], bias
             out, *cached = attention_decode_kernel[self.config.cores](*inputs, **sizes)
-            out = reduced(out.reshape(-1, 1, x.shape[2]), torch.float32)
+            out = reduced(out.reshape(-1, 1, x.shape[2]), torch.float32).sum(0, keepdim=True)
         return out, (cached[0][None], cached[1][None])
 
     def attend(self, x: torch.Tensor, mask: Any, past: Any, tables: Any) -> Tuple[Any, ...]:
@@ -911,8 +918,8 @@ class Qwen3MoeExperts(nn.Module):
         gate_up = self.gate_up.weight.reshape(self.experts, self.hidden, 2 * self.inner)
         down = self.down.weight.reshape(self.experts, self.inner, self.hidden)
         if not self.nki_enabled:
-            return self.add_experts(x + delta, gate_up, down)
-        given, cores = (x[0], delta.flatten(0, 1), self.gain[None], self.router), self.config.cores
+            return self.add_experts((x + delta).to(x.dtype), gate_up, down)
+        given, cores = (x[0], delta[0], self.gain[None], self.router), self.config.cores
         kept = {"each": self.each, "normalized": self.normalized, "eps": self.eps}
         if x.shape[1] == 1:
             out, stream = experts_decode_kernel[cores](*given, gate_up, down, **kept)

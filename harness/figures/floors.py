@@ -3,7 +3,7 @@ says of MACs and times.
 
 A kernel's Python body has to run for its instructions to be counted, so the counts come from a
 process that has imported the submission. What can be known without it are the products that every
-Llama or Mixtral of these sizes computes, and the weights that every execution reads. Attention is
+Llama or Qwen3-MoE of these sizes computes, and the weights that every execution reads. Attention is
 left out (it may skip what is masked), experts that a token has not chosen, and what only the last
 token of a prompt needs of the last layer.
 """
@@ -34,8 +34,9 @@ def floor(session: Session, submodel: str, bucket: int) -> Floor:
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     queries, keys = (heads * model.head_dim for heads in model.heads)
     caches = 2 * hidden * keys  # projections to what the caches keep
-    experts = config.get("num_experts_per_tok", 1) * 3 * hidden * config["intermediate_size"]
-    layer = caches + 2 * hidden * queries + experts + hidden * config.get("num_local_experts", 0)
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    experts = config.get("num_experts_per_tok", 1) * 3 * hidden * inner
+    layer = caches + 2 * hidden * queries + experts + hidden * config.get("num_experts", 0)
     head = hidden * config["vocab_size"]
     rows = settings.batch_size
     several = settings.speculation.length if settings.speculation else settings.prefill_chunk

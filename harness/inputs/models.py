@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
+import os
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -64,6 +65,8 @@ def choose_model(model_path: Optional[Path]) -> ModelFolder:
         folder, name = located(model_path)
         model = check_folder(folder)
         model = replace(model, name=name or model.name)
+        if model.config["model_type"] == "qwen3_moe":  # which earlier versions lack
+            os.environ.setdefault("NEURON_CPU_NXDI", "0.9")
         console.say(f"Model: {model.name} ({console.shown(model.path)}, named by --model-path)")
         return model
     home = Path(LLAMA_FOLDER).expanduser()
@@ -219,14 +222,13 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     if config["model_type"] == "qwen2":
         widths = {"q": queries, "k": keys, "v": keys}
         layer.update({f"self_attn.{name}_proj.bias": [width] for name, width in widths.items()})
-    if config["model_type"] == "qwen3":
+    if config["model_type"] in ("qwen3", "qwen3_moe"):
         layer.update({f"self_attn.{name}_norm.weight": [model.head_dim] for name in "qk"})
-    if config["model_type"] == "mixtral":
-        layer["block_sparse_moe.gate.weight"] = [config["num_local_experts"], hidden]
-        mlps, names = range(config["num_local_experts"]), ("w1", "w3", "w2")
-        prefixes = [f"block_sparse_moe.experts.{number}." for number in mlps]
-    else:
-        prefixes, names = ["mlp."], ("gate_proj", "up_proj", "down_proj")
+    prefixes, names = ["mlp."], ("gate_proj", "up_proj", "down_proj")
+    if config["model_type"] == "qwen3_moe":
+        layer["mlp.gate.weight"] = [config["num_experts"], hidden]
+        inner = config["moe_intermediate_size"]
+        prefixes = [f"mlp.experts.{number}." for number in range(config["num_experts"])]
     for prefix in prefixes:
         shapes = ([inner, hidden], [inner, hidden], [hidden, inner])
         layer.update({f"{prefix}{n}.weight": shape for n, shape in zip(names, shapes)})

@@ -95,19 +95,23 @@ class LlamaConfig(_Form):
         return self
 
 
-class MixtralConfig(LlamaConfig):
-    """config.json of a Mixtral."""
+class Qwen3MoeConfig(LlamaConfig):
+    """config.json of a Qwen3 with experts in every layer."""
 
-    num_local_experts: int = Field(ge=1, le=2**10)
+    num_experts: int = Field(ge=1, le=2**10)
     num_experts_per_tok: int = Field(ge=1, le=2**10)
-    sliding_window: Optional[int] = Field(None, ge=1, lt=2**31)
+    moe_intermediate_size: int = Field(ge=1, le=2**20)
+    norm_topk_prob: bool = False
+    mlp_only_layers: Optional[list[int]] = Field(None, max_length=0)
+    decoder_sparse_step: Literal[1] = 1
+    use_sliding_window: Literal[False] = False
 
     @model_validator(mode="after")
-    def _experts_fit(self) -> MixtralConfig:
-        if self.num_experts_per_tok > self.num_local_experts:
+    def _experts_fit(self) -> Qwen3MoeConfig:
+        if self.num_experts_per_tok > self.num_experts:
             raise ValueError(
-                f"num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts "
-                f"{self.num_local_experts}"
+                f"num_experts_per_tok {self.num_experts_per_tok} is above num_experts "
+                f"{self.num_experts}"
             )
         return self
 
@@ -123,9 +127,9 @@ class WindowedConfig(LlamaConfig):
 FORMS: dict[str, type[LlamaConfig]] = {
     "llama": LlamaConfig,
     "mistral": WindowedConfig,
-    "mixtral": MixtralConfig,
     "qwen2": WindowedConfig,
     "qwen3": WindowedConfig,
+    "qwen3_moe": Qwen3MoeConfig,
 }
 
 

@@ -25,7 +25,7 @@ _OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs
 MODEL_CLASSES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "NeuronLlamaForCausalLM"),
-    "mixtral": "NeuronMixtralForCausalLM",
+    "qwen3_moe": "NeuronQwen3MoeForCausalLM",
 }
 # the same of the SDK's own models: module and class
 BASELINES = {
@@ -36,9 +36,9 @@ BASELINES = {
     for name, word in (
         ("llama", "Llama"),
         ("mistral", "Mistral"),
-        ("mixtral", "Mixtral"),
         ("qwen2", "Qwen2"),
         ("qwen3", "Qwen3"),
+        ("qwen3_moe", "Qwen3Moe"),
     )
 }
 

@@ -34,6 +34,7 @@ ALLOWED_ROOTS = {
     "numpy",
     "transformers",
     "neuronxcc",
+    "nki",
     "neuronx_distributed",
     "neuronx_distributed_inference",
     "torch_neuronx",

@@ -192,13 +192,6 @@ def test_layers_that_know_nothing_of_it():
         KVCacheManager(config, num_kv_head=4)
 
 
-def test_another_model_file_refuses_it():
-    mixtral = importlib.import_module("mixtral")
-    neuron_config = mixtral.MixtralInferenceConfig.get_neuron_config_cls()(tp_degree=4, cp_degree=2)
-    with pytest.raises(ValueError, match="cp_degree is not modelled"):
-        mixtral.MixtralInferenceConfig(neuron_config, load_config=lambda config: None)
-
-
 def test_versions_without_it_have_no_such_field(tiny_llama, monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
     config = modeling_llama.LlamaInferenceConfig.get_neuron_config_cls()(tp_degree=4, cp_degree=2)
