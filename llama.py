@@ -855,22 +855,22 @@ PROMPT_BYTES = 154 * 1024  # SBUF for what stays of a prompt: steps need some 20
 
 class PromptConstants(NamedTuple):
     """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity [128, 128]; the triangle
-    [128, 128], MASKED where a key (column) is behind a query (row), else 0; own_sb [AUGMENTED,
-    GROUP_HEADS], ones where a row is the mask's or that of a head's own maxima."""
+    [128, 128], MASKED where a key (column) is behind a query (row), else 0; head_rows_sb
+    [AUGMENTED, GROUP_HEADS], ones where a row is the mask's or that of a head's own maxima."""
 
     zero_sb: Sbuf
     eye_sb: Sbuf
     triangle_sb: Sbuf
-    own_sb: Sbuf
+    head_rows_sb: Sbuf
 
     @classmethod
     def of(cls, layer):
         """Made on chip: a constant would take its turn in the queues of DMA."""
         row, head = nl.arange(AUGMENTED)[:, None], nl.arange(GROUP_HEADS)[None, :]
         dtype, zero_sb = layer.x_hbm.dtype, nisa.memset((P_MAX, 1), 0.0, nl.float32)
-        own_sb = select_equal(row, head + 1, (AUGMENTED, GROUP_HEADS), dtype)
-        own_sb[0:1, :] = nisa.memset((1, GROUP_HEADS), 1.0, dtype)
-        return cls(zero_sb, layer.identity_sb, causal_mask(P_MAX, dtype), own_sb)
+        head_rows_sb = select_equal(row, head + 1, (AUGMENTED, GROUP_HEADS), dtype)
+        head_rows_sb[0:1, :] = nisa.memset((1, GROUP_HEADS), 1.0, dtype)
+        return cls(zero_sb, layer.identity_sb, causal_mask(P_MAX, dtype), head_rows_sb)
 
 
 def contraction(rows):
@@ -899,8 +899,8 @@ class SequenceKeys(NamedTuple):
         v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, keys // P_MAX, kv_heads, 1), 1.0, dtype)
         if length < keys:  # the second pass takes whole tiles
             k_sb[:, :, length:keys] = nisa.memset((P_MAX, kv_heads, keys - length), 0.0, dtype)
-        own = d < P_MAX
-        augmented_sb = k_sb[d : d + AUGMENTED] if own else nl.ndarray((AUGMENTED, 1, keys), dtype)
+        idle = d < P_MAX  # rows of the array behind the features
+        augmented_sb = k_sb[d : d + AUGMENTED] if idle else nl.ndarray((AUGMENTED, 1, keys), dtype)
         augmented_sb[...] = nisa.memset(augmented_sb.shape, 1.0, dtype)
         mask_sb = augmented_sb[0:1]
         mask_sb[...] = nisa.memset(mask_sb.shape, 0.0, dtype)
@@ -960,8 +960,8 @@ class GroupAttention(NamedTuple):
         maxima_sb = nl.ndarray((tokens, count, passes), dtype)
         banks = spans(count, MOVING_MAX // (d + 1))
         sums = [psum_zeros((tokens, heads, d + 1)) for _, heads in banks]
-        own = qk_sb, *part, head, first, count, rows_sb, q_sb, maxima_sb, sums
-        return cls(keys, constants, *own)
+        tiles = rows_sb, q_sb, maxima_sb, sums
+        return cls(keys, constants, qk_sb, *part, head, first, count, *tiles)
 
     @property
     def visible(self) -> int:
@@ -977,8 +977,8 @@ class GroupAttention(NamedTuple):
     def begin(self):
         """Queries apart from the other head of their tiles, in the rows of its keys."""
         d, (_, lanes) = self.keys.heads.head_dim, self.keys.heads.place(self.head)
-        own = self.part(lanes)
-        self.q_sb[0:d, 0, :, :] = nisa.tensor_copy(own, engine=nisa.vector_engine)
+        queries_sb = self.part(lanes)
+        self.q_sb[0:d, 0, :, :] = nisa.tensor_copy(queries_sb, engine=nisa.vector_engine)
         if self.keys.padded:  # the first pass contracts the mask, too
             slot, row = divmod(d, P_MAX)
             ones_sb = nisa.memset((1, self.count, self.tokens), 1.0, self.q_sb.dtype)
@@ -1021,10 +1021,10 @@ class GroupAttention(NamedTuple):
         row, head = nl.arange(1 + count)[:, None, None], nl.arange(count)[None, :, None]
         query = nl.arange(tokens)[None, None, :]
         every_sb = rows_sb[row, 0 * head + query]  # the rows again for each head
-        own_sb = self.constants.own_sb[row, head + 0 * query]
+        mine_sb = self.constants.head_rows_sb[row, head + 0 * query]
         slot, begin = divmod(self.keys.heads.head_dim, P_MAX)
         augmented_sb = self.q_sb[begin : begin + 1 + count, slot, :, :]
-        augmented_sb[...] = nisa.tensor_tensor(every_sb, own_sb, nl.multiply)
+        augmented_sb[...] = nisa.tensor_tensor(every_sb, mine_sb, nl.multiply)
 
     def second_pass(self):
         """Steps: numbers of tiles of 128 visible keys."""
@@ -1178,14 +1178,14 @@ class PromptBlock(NamedTuple):
         ``sequences`` are the SequenceKeys by number."""
         heads, found = self.p.heads, []
         for sequence, position, column, tokens in self.block.parts():
-            own = sequences[sequence], constants, self.qk_sb, (column, position, tokens)
+            of_part = sequences[sequence], constants, self.qk_sb, (column, position, tokens)
             for begin, stacked in spans(heads.kv_heads, heads.stack):
                 for first, count in spans(heads.group, GROUP_HEADS):
                     rows_sb = nl.ndarray((tokens, count, P_MAX), self.qk_sb.dtype)
                     if stacked < heads.stack:  # lanes without a head
                         rows_sb[...] = nisa.memset(rows_sb.shape, 0.0, rows_sb.dtype)
                     some = [(begin + at, first, rows_sb) for at in range(stacked)]
-                    found += [GroupAttention.of(*own, *each) for each in some]
+                    found += [GroupAttention.of(*of_part, *each) for each in some]
         return found
 
     def store_keys(self, keys_hbm, values_hbm):
@@ -1298,11 +1298,11 @@ class PromptAttention(NamedTuple):
 
     def keep_keys(self, rows):
         """Keys and values of a PromptBlock, for its own queries and those behind it."""
-        own = rows.block.length, rows.p.heads, rows.qk_sb.dtype
+        shape = rows.block.length, rows.p.heads, rows.qk_sb.dtype
         for (sequence, position, column, tokens), v_sb in zip(rows.block.parts(), rows.v_sb):
             if position == 0:
                 bias_hbm = None if self.bias_hbm is None else self.bias_hbm[nl.ds(sequence, 1), :]
-                self.sequences[sequence] = SequenceKeys.of(*own, bias_hbm)
+                self.sequences[sequence] = SequenceKeys.of(*shape, bias_hbm)
             self.sequences[sequence].append(position, tokens, rows.qk_sb, column, v_sb)
 
     def attend(self, rows, before, behind, waiting):
@@ -1430,9 +1430,9 @@ def room_for_keys(bias_hbm, first, count, heads):
         mask_sb[:, new] = nisa.memset((1, 1), 0.0, dtype)
     else:
         row, column = nl.arange(count)[:, None], nl.arange(count)[None, :]
-        own_sb = select_equal(row, column, (count, count), dtype)  # 1 and 0 to 0 and MASKED
+        diagonal_sb = select_equal(row, column, (count, count), dtype)  # 1, 0 to 0, MASKED
         mask_sb[:, new] = nisa.tensor_scalar(
-            own_sb, nl.subtract, 1.0, op1=nl.multiply, operand1=-masked(dtype)
+            diagonal_sb, nl.subtract, 1.0, op1=nl.multiply, operand1=-masked(dtype)
         )
     return k_sb, mask_sb
 
@@ -1604,9 +1604,9 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
     for kv_head in nl.static_range(heads.kv_heads):
         stack, lanes = heads.place(kv_head)
-        own, tiles = nl.ds(kv_head * group, group), nl.ds(stack * group, group)
+        members, tiles = nl.ds(kv_head * group, group), nl.ds(stack * group, group)
         place = context_sb[nl.ds(lanes.start, d), tiles, nl.ds(cache.first, count)]
-        place[...] = nisa.tensor_copy(contexts_psum[:, own, :])
+        place[...] = nisa.tensor_copy(contexts_psum[:, members, :])
 
 
 def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):

@@ -338,10 +338,16 @@ def test_two_prompts_whose_keys_leave_weights_no_room_trace() -> None:
     check_traced(*Layer("Llama-3.2-1B", 2, "meta").prefill(2, 2048))
 
 
-@pytest.mark.parametrize(("degree", "batch", "past"), [(1, 1, 2048), (2, 4, 2048)])
-def test_caches_that_have_no_room_at_once_trace(degree: int, batch: int, past: int) -> None:
-    """Keys of all heads of a sequence would take 256 KiB, those of four sequences 148."""
-    check_traced(*Layer("Llama-3.2-3B", degree, "meta").decode(batch, past))
+def test_keys_of_all_heads_that_have_no_room_at_once_trace() -> None:
+    """Of a sequence they would take 256 KiB on their way."""
+    check_traced(*Layer("Llama-3.2-3B", 1, "meta").decode(1, 2048))
+
+
+def test_caches_that_have_no_room_at_once_take_the_kernel_of_several_tokens() -> None:
+    """Those of four sequences take 148 of 96 KiB."""
+    layer = Layer("Llama-3.2-3B", 2, "meta")
+    assert not llama.is_decode_step(4, 2048, layer.heads, 2, named=False)
+    check_traced(*layer.chunk(4, 1, 2048))
 
 
 def test_a_chunk_over_128k_traces() -> None:
