@@ -16,7 +16,7 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: real browser calibrate-sample fuzz generate library test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: contest real browser calibrate-sample fuzz generate library test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -96,6 +96,26 @@ real: setup
 	OMP_NUM_THREADS=1 PUBLIC=$(PUBLIC) $(BIN)/python -m pytest -q tests/real/test_contracts.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(PUBLIC) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(PUBLIC) --write
+
+# The 2026 contest's driver and examples, and the winner's upload, unmodified, from clones of
+# aws-neuron/nki-moe and thustorage/NKI-MoE below PUBLIC=DIR; then the table of docs/qwen3_moe.md. A
+# seeded model of one layer: ten minutes.
+CONTEST := $(CURDIR)/.contest
+CONTEST_RUN = OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(CURDIR)/$(BIN)/python -m neuron_cpu run
+CONTEST_ARGS := --model-path $(CONTEST)/model --compiled-model-path $(CONTEST)/traced --seq-len 48
+contest: setup
+	rm -rf $(CONTEST) && mkdir -p $(CONTEST)
+	cp -r $(PUBLIC)/nki-moe $(CONTEST)/nki-moe && cp qwen3_moe.py $(CONTEST)/nki-moe/
+	cp -r $(PUBLIC)/NKI-MoE $(CONTEST)/winner
+	$(BIN)/python -m tests.tiny_model $(CONTEST)/model
+	cd $(CONTEST)/nki-moe && for mode in generate evaluate_single; do for file in qwen qwen_with_nki qwen3_moe; do \
+	    $(CONTEST_RUN) main.py --mode $$mode --qwen $$file $(CONTEST_ARGS) || exit 1; done; done
+	cd $(CONTEST)/nki-moe && $(CONTEST_RUN) main.py --mode validate --qwen qwen3_moe --platform-target trn3 $(CONTEST_ARGS)
+	cd $(CONTEST)/nki-moe && for file in nki_tensor_add_example nki_custom_rmsnorm; do \
+	    $(CONTEST_RUN) $$file.py || exit 1; done
+	cd $(CONTEST)/winner && ../../$(BIN)/python generate_submission.py && \
+	    $(CONTEST_RUN) main.py --mode generate --enable-nki --platform-target trn3 $(CONTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/contest_2026.py --write --entry $(CONTEST)/winner/qwen_with_nki.py
 
 setup: $(VENV)/.ready
 

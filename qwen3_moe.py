@@ -875,19 +875,14 @@ class Qwen3MoeAttention(nn.Module):
         q_gain, k_gain = self.head_gains[0], self.head_gains[-1]
         q = self.rotated(norm(q, q_gain, self.eps), tables)  # [B, kv_heads, group, T, D]
         k = self.rotated(norm(k, k_gain, self.eps), tables)
-        own = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=x.device)
-        seen = [(k, v, mask if past is None else own)]
-        if past is not None:
-            seen.insert(0, (past[0][:, :, None], past[1][:, :, None], mask))
-        scores = [
-            (torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(self.head_dim))
-            .masked_fill(~shown[:, None], torch.finfo(x.dtype).min)
-            .to(torch.float32)
-            for keys, _, shown in seen
-        ]
-        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(x.dtype)
-        parts = weights.split([part.shape[-1] for part in scores], dim=-1)
-        context = sum(torch.matmul(part, values) for part, (_, values, _) in zip(parts, seen))
+        keys, values = k, v
+        if past is not None:  # cached tokens first; the new one always counts
+            keys, values = (torch.cat((old[:, :, None], new), 3) for old, new in zip(past, (k, v)))
+            mask = nn.functional.pad(mask, (0, 1), value=True)
+        scores = torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(self.head_dim)
+        scores = scores.masked_fill(~mask[:, None], torch.finfo(x.dtype).min)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
+        context = torch.matmul(weights, values)
         rows = context.flatten(1, 2).transpose(1, 2).flatten(2)
         out = in_order(torch.matmul(rows, self.out.weight))
         return reduced(out, x.dtype), (k[:, :, 0], v[:, :, 0])

@@ -6,7 +6,8 @@ Nothing is measured. The graphs of the stand-in's baseline, of qwen3_moe.py and 
 winner's upload is one) are traced from shapes and scheduled; a layer is traced and counts 48 times.
 A prompt's graph is that of its bucket. The floor is the bytes that a graph has to read over the
 share of HBM's rate that a logical core has: weights of attention, of the router, of the chosen
-experts (of a prompt all) and of the head. --write puts the table into docs/qwen3_moe.md.
+experts (of a prompt all) and of the head. Scores are the contest's formula of these estimates and
+of its published base times. --write puts the table into docs/qwen3_moe.md.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,7 +35,7 @@ from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe  #
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
 
 from harness.figures import tracing  # noqa: E402
-from harness.figures.estimate import COLLECTIVE, Estimator, events_of  # noqa: E402
+from harness.figures.estimate import COLLECTIVE, KERNEL, Estimator, events_of  # noqa: E402
 from harness.figures.graphs import DECODE, PREFILL  # noqa: E402
 from neuron_cpu.core.device.spec import GEN3, GEN4, NeuronCore, using  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
@@ -55,6 +56,18 @@ ROWS = (
     (PREFILL, 128, "prompts of 18 and 126"),
     (PREFILL, LENGTH, "prompt of 402"),
 )
+# Tokens in, base latency in ms and base throughput of the five public prompts
+# (aws-neuron/nki-moe f742418, prompt_data_trn2.csv and prompt_data_trn3.csv).
+PROMPTS = {
+    "trn2": (
+        (18, 12498.0, 51.86), (126, 9432.19, 70.24), (43, 12089.08, 54.40),
+        (10, 12868.67, 50.89), (402, 3041.92, 217.74),
+    ),
+    "trn3": (
+        (18, 17138.28, 37.87), (126, 12427.41, 52.34), (43, 16208.29, 40.25),
+        (10, 17177.15, 37.93), (402, 3871.62, 168.39),
+    ),
+}  # fmt: skip
 DOCS = ROOT / "docs" / "qwen3_moe.md"
 MARKS = "<!-- benchmarks/contest_2026.py -->", "<!-- end of the table -->"
 
@@ -92,10 +105,18 @@ def imported(path: Path) -> Any:
     return module
 
 
-def estimate(path: Optional[Path], core: NeuronCore) -> list[tuple[float, float]]:
-    """(nanoseconds of a graph, of which collectives) of each row; None is the baseline."""
+class Estimate(NamedTuple):
+    """An entry: (nanoseconds of a graph, of which collectives) of each row, and the share of MACs
+    in kernels that the contest's driver counts, of the first bucket of both sub-models."""
+
+    rows: list[tuple[float, float]]
+    share: float
+
+
+def estimate(path: Optional[Path], core: NeuronCore) -> Estimate:
+    """Of an entry's file; None is the baseline."""
     costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
-    found = []
+    found, macs, inside = [], 0, 0
     with tempfile.TemporaryDirectory() as name, using(core):
         (Path(name) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         # an entry may put a constructor of its own into the SDK's class
@@ -112,7 +133,30 @@ def estimate(path: Optional[Path], core: NeuronCore) -> list[tuple[float, float]
                 total += time
                 together += time if kind == COLLECTIVE else 0.0
             found.append((total, together))
-    return found
+        for submodel in (PREFILL, DECODE):
+            bucket = wrappers[submodel].neuron_config.buckets[0]
+            record = tracing.record(model, wrappers[submodel], bucket, Path(name))
+            for where, event in events_of(record):
+                macs += event.macs * (LAYERS if where.startswith("layers.") else 1)
+                if event.kind == KERNEL:
+                    inside += event.macs * (LAYERS if where.startswith("layers.") else 1)
+    return Estimate(found, inside / macs)
+
+
+def score(target: str, entry: Estimate) -> tuple[float, float]:
+    """(seconds of the first prompt, score of all five) by the contest's formula, accuracy 1.
+
+    Each prompt is one prompt's graph and steps up to LENGTH tokens, with the ruler's host work.
+    """
+    host = cost.Overheads().step_ns - cost.Overheads().graph_ns
+    (step, _), (short, _), (long, _) = entry.rows
+    total, seconds = 0.0, []
+    for tokens, base_ms, base_rate in PROMPTS[target]:
+        prompt = short if tokens <= ROWS[1][1] else long
+        seconds.append((prompt + host + (LENGTH - tokens) * (step + host)) / 1e9)
+        faster = base_ms / 1e3 / seconds[-1] * (LENGTH / seconds[-1]) / base_rate
+        total += faster * (1 + entry.share)
+    return seconds[0], total
 
 
 def table(targets: Sequence[str], entries: Sequence[Path]) -> str:
@@ -125,10 +169,15 @@ def table(targets: Sequence[str], entries: Sequence[Path]) -> str:
         with mock.patch.dict(os.environ, {"NEURON_PLATFORM_TARGET_OVERRIDE": target}):
             columns = [estimate(path, GENERATIONS[target]) for path in files.values()]
         for at, (submodel, _, words) in enumerate(ROWS):
-            rows = [column[at] for column in columns]
+            rows = [column.rows[at] for column in columns]
             cells = [f"{total / 1e6:.2f} ({part / 1e6:.1f})" for total, part in rows]
             floor = floor_ns(GENERATIONS[target], submodel) / 1e6
             lines.append(f"| {target}, {words} | {floor:.2f} | {' | '.join(cells)} |")
+        scores = [score(target, column) for column in columns]
+        cells = [f"{total:.1f} ({c.share:.2f})" for (_, total), c in zip(scores, columns)]
+        lines.append(f"| {target}, score of five prompts (share of NKI) | | {' | '.join(cells)} |")
+        cells = [f"{seconds:.2f}" for seconds, _ in scores]
+        lines.append(f"| {target}, first prompt, seconds | | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

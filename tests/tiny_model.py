@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,15 @@ def _write_byte_tokenizer(folder: Path) -> None:
         eos_token="</s>",
         clean_up_tokenization_spaces=False,
     ).save_pretrained(str(folder))
+
+
+# A Qwen3 with experts that the kernels of the 2026 contest's entries take at degree 4.
+TINY_EXPERTS: dict[str, Any] = dict(
+    model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], hidden_size=1024, head_dim=128,
+    num_attention_heads=8, num_key_value_heads=4, num_hidden_layers=1, num_experts=16,
+    num_experts_per_tok=8, moe_intermediate_size=512, norm_topk_prob=True, mlp_only_layers=[],
+    decoder_sparse_step=1,
+)  # fmt: skip
+
+if __name__ == "__main__":
+    write_tiny_model(Path(sys.argv[1]), **TINY_EXPERTS)
