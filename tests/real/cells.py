@@ -514,9 +514,9 @@ DBRX: dict[str, Any] = {
 FAMILIES = {
     "Qwen2": Family("qwen2", "NeuronQwen2ForCausalLM", "llama"),
     "Qwen3": Family("qwen3", "NeuronQwen3ForCausalLM", "llama"),
-    "Mixtral": Family("mixtral", "NeuronMixtralForCausalLM", "mixtral", {"num_local_experts": 4}),
+    "Mixtral": Family("mixtral", "NeuronMixtralForCausalLM", "", {"num_local_experts": 4}),
     "Qwen3-MoE": Family(
-        "qwen3_moe", "NeuronQwen3MoeForCausalLM", "", EXPERTS | {"norm_topk_prob": True}
+        "qwen3_moe", "NeuronQwen3MoeForCausalLM", "qwen3_moe", EXPERTS | {"norm_topk_prob": True}
     ),
     "gpt-oss": Family("gpt_oss", "NeuronGptOssForCausalLM", "", GPT_OSS),
     "DBRX": Family("dbrx", "NeuronDbrxForCausalLM", "", DBRX),

@@ -98,9 +98,10 @@ def module(request: pytest.FixtureRequest) -> Any:
 def generate() -> Callable[..., torch.Tensor]:
     """Greedy new tokens (B, n) of an application for prompts of unequal lengths."""
 
-    def run(app: Any, prompts: list[list[int]], steps: int, **kwargs: Any) -> Any:
+    def run(app: Any, prompts: list[list[int]], steps: int, adapter=None, **kwargs: Any) -> Any:
         from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 
+        adapter = adapter or HuggingFaceGenerationAdapter(app)
         width = max(len(prompt) for prompt in prompts)
         ids = torch.zeros((len(prompts), width), dtype=torch.int64)
         mask = torch.zeros_like(ids)
@@ -114,7 +115,7 @@ def generate() -> Callable[..., torch.Tensor]:
             mask[row, columns] = 1
         options = dict(do_sample=False, eos_token_id=None, pad_token_id=0, max_new_tokens=steps)
         options.update(kwargs)
-        output = HuggingFaceGenerationAdapter(app).generate(ids, attention_mask=mask, **options)
+        output = adapter.generate(ids, attention_mask=mask, **options)
         if not isinstance(output, torch.Tensor):
             return output
         return output[:, width:]

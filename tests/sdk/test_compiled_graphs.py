@@ -314,6 +314,35 @@ def test_hlo_that_is_written_by_hand():
     assert made.tolist() == [[0, 0, 0, 1, 1]] * 2  # a start beyond the end is moved back
 
 
+def test_markers_of_layers_change_nothing():
+    from torch_neuronx.xla_impl.custom_call_targets import AwsNeuronModuleMarkerStartForward
+
+    @xla_hlo_call
+    def mark(*given):
+        kind = given[0] if len(given) == 1 else given[0].scribe.tuple(*given)
+        return kind.CustomCall(*given, custom_call_target=AwsNeuronModuleMarkerStartForward)
+
+    x, y = torch.ones(2), torch.zeros(3)
+    assert mark(x) is x and mark(x, y) == (x, y)
+
+    @xla_hlo_call
+    def other(given):
+        return given.CustomCall(given, custom_call_target="AwsNeuronTopK")
+
+    with pytest.raises(NotImplementedError, match="CustomCall of AwsNeuronTopK"):
+        other(x)
+
+
+def test_a_condition_of_integers_counts_where_it_is_not_zero():
+    class Where(nn.Module):
+        def forward(self, mask, x):
+            return [torch.where(mask, x, -1.0)]
+
+    mask, x = torch.tensor([[0, 2]], dtype=torch.int32), torch.randn(1, 2)
+    made = compiled(Where(), mask, x).forward([mask, x])[0]
+    assert torch.equal(made, torch.where(mask != 0, x, -1.0))
+
+
 def test_inputs_and_weights_of_another_form_are_refused():
     model = compiled(Layer(), torch.zeros(4, 8))
     with pytest.raises(StandInError, match=r"Input 0 .* has shape \[4, 8\] and torch.int32"):

@@ -16,11 +16,7 @@ import torch
 from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig, to_torch_dtype
 from neuronx_distributed_inference.models.llama import modeling_llama as baseline_llama
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
-from neuronx_distributed_inference.utils.accuracy import (
-    check_accuracy,
-    check_accuracy_logits,
-    get_generate_outputs,
-)
+from neuronx_distributed_inference.utils.accuracy import get_generate_outputs
 from neuronx_distributed_inference.utils.benchmark import (
     Benchmark,
     create_submodule_latency_collectors,
@@ -223,20 +219,6 @@ def test_benchmark_binds_arguments_and_counts_calls():
         Benchmark(lambda a, b: calls.append((a, b)), parameters, num_runs=3).run()
     Benchmark(calls.append, "one", num_runs=0).run()
     assert calls == [(1, 2)] * 8 + ["one"]
-
-
-def test_accuracy_checks(contest, model_folder):
-    model, tokenizer, _ = prepare(contest, model_folder, "traced")
-    options = dict(prompt=PROMPT, num_tokens_to_check=6)
-    plain = GenerationConfig(eos_token_id=None, pad_token_id=2, max_new_tokens=8)
-    check_accuracy(model, tokenizer, plain, **options)
-    check_accuracy_logits(model, tokenizer, plain, **options)
-    wrong = torch.zeros((1, SEQ_LEN), dtype=torch.int64)
-    with pytest.raises(AssertionError, match="Generated tokens differ, expected"):
-        check_accuracy(model, tokenizer, plain, expected_token_ids=wrong, **options)
-    logits = torch.randn((6, 1, 211))
-    with pytest.raises(AssertionError, match="Positions that failed"):
-        check_accuracy_logits(model, tokenizer, plain, expected_logits=logits, **options)
 
 
 def test_on_device_sampling_as_a_driver_asks_for_it(contest, model_folder):

@@ -56,13 +56,11 @@ from neuronx_distributed_inference.modules.attention.utils import (
     transpose_parallel_linear_layer,
 )
 from neuronx_distributed_inference.modules.eagle.utils import tiled_all_gather_matmul
-from neuronx_distributed_inference.utils.benchmark import benchmark_sampling
 from neuronx_distributed_inference.utils.distributed import get_tp_group
 from neuronxcc.nki._private_kernels.mlp import mlp_isa_kernel
 from neuronxcc.starfish.penguin.targets.nki.private_api import vnc
 from torch import nn
 from torch_neuronx.xla_impl.ops import nki_jit
-from transformers import GenerationConfig
 from transformers.activations import ACT2FN
 
 from neuron_cpu.runtime.ranks import RankPool
@@ -132,9 +130,9 @@ IMPORTS = {
     "neuronx_distributed_inference.modules.flashdecode.utils": "calculate_num_cores_per_group",
     "neuronx_distributed_inference.modules.generation.sampling": "prepare_sampling_params",
     "neuronx_distributed_inference.modules.lora_serving.lora_module": "is_lora_module",
-    "neuronx_distributed_inference.utils.accuracy": "check_accuracy_logits get_generate_outputs",
+    "neuronx_distributed_inference.utils.accuracy": "get_generate_outputs",
     "neuronx_distributed_inference.utils.benchmark": "BENCHMARK_REPORT_FILENAME Benchmark "
-    "benchmark_sampling create_submodule_latency_collectors generate_report "
+    "create_submodule_latency_collectors generate_report "
     "register_latency_collectors",
     "neuronx_distributed_inference.utils.distributed": "get_tp_group",
     "neuronx_distributed_inference.utils.hf_adapter": "HuggingFaceGenerationAdapter "
@@ -954,41 +952,6 @@ def test_a_layer_from_the_base_class_is_sliced_by_its_tags():
 
     expected = x @ full["weight_a"].T @ full["weight_b"].T
     torch.testing.assert_close(torch.cat(on_ranks(2, run), dim=-1), expected)
-
-
-# -- benchmark_sampling -------------------------------------------------------------------------
-
-
-def test_benchmark_sampling(tiny_llama, application, tmp_path, monkeypatch, capsys):
-    """Every token ends a text, for the model and for the caller; the runs go on all the same."""
-    monkeypatch.chdir(tmp_path)
-    every = list(range(211))
-    _, folder = tiny_llama(eos_token_id=every)
-    app = application(folder, seq_len=20, max_context_length=16)
-    ending = GenerationConfig(do_sample=True, eos_token_id=every, pad_token_id=0)
-    calls = []
-    app.token_generation_model.register_forward_hook(lambda *_: calls.append(1))
-    report = benchmark_sampling(app, None, ending, num_runs=2)
-    assert len(calls) == 3 * 3  # warm-up and two runs, three decode steps behind the prompt's token
-    assert set(report) == {"e2e_model", "context_encoding_model", "token_generation_model"}
-    assert json.loads((tmp_path / "benchmark_report.json").read_text()) == report
-    assert "Benchmark completed" in capsys.readouterr().out
-    only = benchmark_sampling(app, target="token_gen", num_runs=1, benchmark_report_path="other")
-    assert set(only) == {"token_generation_model"}
-    assert set(benchmark_sampling(app, target="e2e", num_runs=1)) == {"e2e_model"}
-    with pytest.raises(ValueError, match="no speculation_model"):
-        benchmark_sampling(app, target="speculation")
-    with pytest.raises(ValueError, match="expected one of"):
-        benchmark_sampling(app, target="encoder")
-    with pytest.raises(NotImplementedError, match="neither draft_model nor image"):
-        benchmark_sampling(app, draft_model=app)
-
-
-def test_benchmark_sampling_needs_room(tiny_llama, application):
-    _, folder = tiny_llama()
-    app = application(folder, load=False, seq_len=16, max_context_length=16)
-    with pytest.raises(ValueError, match="expected fewer than max_length = 16"):
-        benchmark_sampling(app)
 
 
 class LongRanks(baseline.NeuronLlamaForCausalLM):

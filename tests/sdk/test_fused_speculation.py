@@ -22,6 +22,7 @@ from neuronx_distributed_inference.modules.generation.sampling import (
 )
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
+from harness.session.speculation import InGraph
 from neuron_cpu.errors import CheckpointError
 
 PROMPT = [7, 3, 9, 11, 200, 7, 3, 9]
@@ -89,12 +90,20 @@ def fused():
     return make
 
 
+class Told(InGraph):
+    """The driver's loop, with more arguments for each call."""
+
+    def forward(self, *args, **inputs):
+        return super().forward(*args, **inputs, **self.more)
+
+
 def rounds(app, generate, steps, **more):
     """The generated tokens, and how often the fused graph ran."""
     calls = []
     handle = app.fused_spec_model.register_forward_hook(lambda *_: calls.append(1))
-    options = dict(prompt_lookup_num_tokens=4, eos_token_id=0) | more
-    got = generate(app, [PROMPT], steps, **options)
+    adapter = Told(app, app.neuron_config.enable_eagle_speculation)
+    adapter.more = more
+    got = generate(app, [PROMPT], steps, adapter=adapter, eos_token_id=0)
     handle.remove()
     return got, len(calls)
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
-from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
+
+from harness.session.speculation import Draft, Guessing, Lookup
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
 STEPS = 12
@@ -163,7 +164,8 @@ def test_prompt_lookup_gives_the_greedy_tokens_in_fewer_calls(
     app.speculation_model.register_forward_hook(lambda *_: calls.append("speculate"))
     assert hasattr(app, "token_generation_model") == (version == "0.1")
     unused = next(token for token in range(211) if token not in tokens)
-    got = generate(app, [prompt], 30, prompt_lookup_num_tokens=3, eos_token_id=unused)
+    guessing = Guessing(app, Lookup(3, app.neuron_config.max_length))
+    got = generate(app, [prompt], 30, adapter=guessing, eos_token_id=unused)
     assert got[0].tolist() == tokens.tolist()
     assert "speculate" in calls
 
@@ -181,15 +183,15 @@ def test_an_assistant_gives_the_greedy_tokens_to_the_end_of_the_cache(
     model, folder = tiny_llama()
     _, draft_folder = tiny_llama(seed=seed)
     app = application(folder, speculation_length=4, max_context_length=24)
-    draft = HuggingFaceGenerationAdapter(application(draft_folder))
-    draft.generation_config.num_assistant_tokens = 4
+    draft = application(draft_folder)
     prompt = [7, 3, 9, 11, 200, 7, 3, 9]
     tokens, _ = reference(model, prompt, 40)
     calls = []
     app.speculation_model.register_forward_hook(lambda *_: calls.append(1))
     unused = next(token for token in range(211) if token not in tokens)
     for _ in range(2):  # nothing is left of the first
-        got = generate(app, [prompt], 40, assistant_model=draft, eos_token_id=unused)
+        guessing = Guessing(app, Draft(draft))
+        got = generate(app, [prompt], 40, adapter=guessing, eos_token_id=unused)
         assert got[0].tolist() == tokens.tolist()
     if seed == 0:
         assert len(calls) <= 2 * 10
@@ -266,13 +268,12 @@ def test_several_tokens_over_the_cache_give_what_single_steps_give(
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_assisted_decoding_without_a_speculation_model_is_refused(
-    tiny_llama, application, generate
-):
+def test_loops_of_several_tokens_are_the_drivers(tiny_llama, application, generate):
     _, folder = tiny_llama()
     app = application(folder)
-    with pytest.raises(ValueError, match="speculation_length of at least 2.*got 0"):
-        generate(app, PROMPTS[:1], 4, prompt_lookup_num_tokens=3)
+    for name, value in (("prompt_lookup_num_tokens", 3), ("assistant_model", app)):
+        with pytest.raises(NotImplementedError, match=f"{name} asks for a loop .* --speculate"):
+            generate(app, PROMPTS[:1], 4, **{name: value})
 
 
 class Collector:

@@ -9,11 +9,9 @@ import torch
 from neuronx_distributed.utils.medusa_utils import generate_medusa_buffers
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.llama import modeling_llama
-from neuronx_distributed_inference.utils.hf_adapter import (
-    HuggingFaceGenerationAdapter,
-    load_pretrained_config,
-)
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
+from harness.session.speculation import Tree
 from neuron_cpu.errors import CheckpointError
 from tests.sdk.test_fused_speculation import HEADS_OF_64
 
@@ -58,12 +56,11 @@ def build(folder, module=modeling_llama, **more):
 
 
 def generated(app, steps):
-    adapter = HuggingFaceGenerationAdapter(app)
     calls = []
     app.medusa_speculation_model.register_forward_hook(lambda *_: calls.append(1))
     ids = torch.tensor([PROMPT])
-    text = adapter.generate(
-        ids, attention_mask=torch.ones_like(ids), assistant_model=adapter, do_sample=False,
+    text = Tree(app).generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False,
         max_new_tokens=steps, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     return text[0, len(PROMPT) :].tolist(), len(calls)
@@ -158,5 +155,5 @@ def test_heads_and_trees_that_do_not_fit_are_refused(tiny_llama):
     with pytest.raises(CheckpointError, match=r"shape \(211, 48\), got \(210, 48\)"):
         build(folder)
     write_heads(folder, model)
-    with pytest.raises(ValueError, match="has 8 nodes.*expected medusa_speculation_length 9"):
+    with pytest.raises(ValueError, match="A decode call has 8 tokens a row"):
         generated(build(folder, medusa_speculation_length=9), 4)

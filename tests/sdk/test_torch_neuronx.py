@@ -211,3 +211,12 @@ def test_default_tolerances():
 def test_generate_fn_must_return_something():
     with pytest.raises(ValueError, match="returned no logits for an input of 2 tokens"):
         logit_validation(INPUT, lambda _: torch.zeros(0, 2, 4), rollout(INPUT, 3))
+
+
+def test_tensors_that_are_close_by_the_names_that_nxdi_reads():
+    from torch_neuronx.testing.validation import neuron_allclose
+
+    expected = torch.tensor([1.0, 10.0])
+    near = neuron_allclose(expected + 0.05, expected, rtol=0.01, atol=0.0)
+    assert near.allclose and near.max_rel_error == pytest.approx(0.005, rel=1e-3)
+    assert not neuron_allclose(expected + 1, expected).allclose

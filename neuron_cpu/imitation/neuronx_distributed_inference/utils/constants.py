@@ -1,7 +1,3 @@
-"""Names of NxDI's reports and checks."""
+"""Names of NxDI's reports."""
 
-TEST_PROMPT = "I believe the meaning of life is"
-
-# Key of a benchmark report, and its file.
-END_TO_END_MODEL = "e2e_model"
 BENCHMARK_REPORT_FILENAME = "benchmark_report.json"

@@ -6,10 +6,9 @@ key-value cache and takes positions; everything else is transformers'.
 
 import copy
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 import torch
-from neuronx_distributed.utils.medusa_utils import TOPK, generate_medusa_buffers
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
@@ -89,6 +88,13 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
 
     def generate(self, *args: Any, **kwargs: Any) -> SampleOutput:
         """transformers' `generate` on a fresh sequence."""
+        for name in ("assistant_model", "prompt_lookup_num_tokens"):
+            if kwargs.get(name) is not None:
+                raise NotImplementedError(
+                    f"{name} asks for a loop of several tokens a step, which the imitation of NxDI "
+                    "does not have, expected a token a step; run main.py with --speculate, or the "
+                    "real libraries with --libraries."
+                )
         self.neuron_model.reset()
         return super().generate(*args, **kwargs)
 
@@ -147,196 +153,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         if streamer is not None:
             streamer.end()
         return self._result(generation_config, input_ids, collected)
-
-    @torch.no_grad()
-    def _assisted_decoding(
-        self,
-        input_ids: torch.LongTensor,
-        candidate_generator: Any,
-        logits_processor: LogitsProcessorList,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        synced_gpus: bool = False,
-        streamer: Optional[Any] = None,
-        logits_warper: Optional[LogitsProcessorList] = None,
-        **model_kwargs: Any,
-    ) -> SampleOutput:
-        """Decoding with guessed continuations (a draft model's, or prompt lookup), checked several
-        at a time.
-
-        One call of the speculation model gives the scores behind the last token and behind each
-        guess. Tokens are chosen one after the other as without guesses, and the call is worth as
-        many of them as agree with the guess, plus one: the result is the same, in fewer calls.
-        """
-        del synced_gpus, logits_warper
-        if self.neuron_config.is_medusa:
-            return self._medusa_assisted_decoding(
-                input_ids, stopping_criteria, generation_config, streamer
-            )
-        if self.neuron_config.enable_fused_speculation:
-            params = model_kwargs.get("sampling_params")
-            return self._fused_assisted_decoding(
-                input_ids, stopping_criteria, generation_config, streamer, params
-            )
-        self._check_assisted(input_ids)
-        assistant = getattr(candidate_generator, "assistant_model", None)
-        if assistant is not None:
-            candidate_generator = _DraftCandidates(assistant)
-        collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
-        stopped = False
-        while not stopped:
-            guesses = self._guesses(candidate_generator, input_ids)
-            logits = self._verify_guesses(input_ids, guesses)  # (T, V): T >= 1
-            for step, row in enumerate(logits):
-                scores = logits_processor(input_ids, row[None].clone())
-                self._collect(generation_config, collected, scores, row[None])
-                token = _choose_token(scores, generation_config)
-                input_ids = torch.cat([input_ids, token[:, None]], dim=-1)
-                if streamer is not None:
-                    streamer.put(token.cpu())
-                stop = stopping_criteria(input_ids, tuple(collected["scores"]) or None)
-                stopped = bool(torch.as_tensor(stop).all())
-                if stopped or step >= len(guesses) or int(token) != int(guesses[step]):
-                    break
-        if streamer is not None:
-            streamer.end()
-        return self._result(generation_config, input_ids, collected)
-
-    def _fused_assisted_decoding(
-        self,
-        input_ids: torch.LongTensor,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        streamer: Optional[Any],
-        sampling_params: Optional[torch.Tensor],
-    ) -> SampleOutput:
-        """Rounds of fused speculation: ids (1, L) -> ids (1, L + new).
-
-        Ends where the criteria say so, or where the cache has no room for a whole round.
-        """
-        if len(input_ids) > 1:
-            raise ValueError(
-                f"Fused speculation generates for one row, got {len(input_ids)}; pass one prompt."
-            )
-        collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
-        inputs = self.prepare_inputs_for_generation(input_ids, sampling_params=sampling_params)
-        outputs = self(**inputs).fused_outputs
-        tokens, logits = self._accepted(outputs, None)
-        while True:
-            for step, token in enumerate(tokens):
-                if logits is not None:
-                    row = logits[:, step]
-                    self._collect(generation_config, collected, row, row)
-                input_ids = torch.cat([input_ids, input_ids.new_tensor([[token]])], dim=-1)
-                if streamer is not None:
-                    streamer.put(input_ids[0, -1:].cpu())
-                stop = stopping_criteria(input_ids, tuple(collected["scores"]) or None)
-                if bool(torch.as_tensor(stop).all()):
-                    break
-            place = input_ids.shape[1] - 1
-            room = self.neuron_config.max_length - self.neuron_config.speculation_length
-            if bool(torch.as_tensor(stop).all()) or place > room:
-                break
-            outputs = self(
-                input_ids=input_ids[:, -1:],
-                attention_mask=torch.ones((1, place), dtype=torch.int64),
-                position_ids=torch.tensor([[place]]),
-                sampling_params=sampling_params,
-            ).fused_outputs
-            tokens, logits = self._accepted(outputs, place)
-        if streamer is not None:
-            streamer.end()
-        return self._result(generation_config, input_ids, collected)
-
-    def _medusa_assisted_decoding(
-        self,
-        input_ids: torch.LongTensor,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
-        streamer: Optional[Any],
-    ) -> SampleOutput:
-        """Rounds of Medusa, to the last token: ids (1, L) -> ids (1, L + new)."""
-        tree = MedusaTree(self.neuron_config)
-        outputs = self(**self.prepare_inputs_for_generation(input_ids))
-        tokens, lists = outputs.tokens[0, 0, :1].tolist(), outputs.hidden_states[1:, 0]
-        while True:
-            for token in tokens:
-                input_ids = torch.cat([input_ids, input_ids.new_tensor([[token]])], dim=-1)
-                if streamer is not None:
-                    streamer.put(input_ids[0, -1:].cpu())
-                if bool(torch.as_tensor(stopping_criteria(input_ids, None)).all()):
-                    return self._result(generation_config, input_ids, {"scores": [], "logits": []})
-            inputs = tree.inputs(input_ids, lists)
-            outputs = self(**inputs)
-            tokens, lists = tree.verdict(outputs.tokens[0, 0], outputs.hidden_states[1:, 0])
-
-    def _accepted(
-        self, outputs: List[torch.Tensor], place: Optional[int]
-    ) -> Tuple[List[int], Optional[torch.Tensor]]:
-        """The tokens of a call of the fused model whose newest token stood at `place` (None: of a
-        prefill), and the target's logits (1, T, V) if it has any."""
-        logits = outputs[-1] if self.neuron_config.output_logits else None
-        in_graph = self.neuron_config.contract.accepts_in_graph
-        if place is None:
-            return outputs[0 if in_graph else 1].reshape(-1)[:1].tolist(), logits
-        if in_graph:
-            return outputs[0][0, : int(outputs[3]) - place].tolist(), logits
-        # 0.1 returns the draft's and the target's tokens, EAGLE's behind the newest one.
-        eagle = self.neuron_config.enable_eagle_speculation
-        guesses = outputs[0][0, 1:] if eagle else outputs[0][0, :-1]
-        tokens = outputs[1][0]
-        agreed = int((guesses == tokens[:-1]).long().cumprod(dim=0).sum())
-        return tokens[: agreed + 1].tolist(), logits
-
-    def _check_assisted(self, input_ids: torch.LongTensor) -> None:
-        """Refuse what the speculation model cannot serve."""
-        if self.neuron_config.speculation_length < 2:
-            raise ValueError(
-                "Assisted decoding needs a speculation model, expected speculation_length of at "
-                f"least 2 in the NeuronConfig, got {self.neuron_config.speculation_length}; "
-                "compile with it."
-            )
-        if self.on_device_sampling or self.padding_side == "left" or len(input_ids) > 1:
-            raise ValueError(
-                "Assisted decoding takes one right-padded row whose logits come to the host; "
-                "compile without on-device sampling and with padding_side='right', and pass one "
-                "prompt."
-            )
-
-    def _guesses(self, candidate_generator: Any, input_ids: torch.LongTensor) -> torch.Tensor:
-        """Guessed next tokens (n,), at most one fewer than the speculation model takes.
-
-        None before prefill, and no more than the cache has places for.
-        """
-        room = self.neuron_config.max_length - input_ids.shape[1]
-        room = min(room, self.neuron_config.speculation_length - 1)
-        if not self.neuron_model.kv_cache_populated or room < 1:
-            return input_ids.new_empty(0)
-        candidates, _ = candidate_generator.get_candidates(input_ids)
-        return candidates[0, input_ids.shape[1] :][:room]
-
-    def _verify_guesses(self, input_ids: torch.LongTensor, guesses: torch.Tensor) -> torch.Tensor:
-        """Logits (1 + n, V) behind the last token and behind each of n guesses."""
-        cached = input_ids.shape[1] - 1
-        decodes = hasattr(self.neuron_model, "token_generation_model")
-        if len(guesses) == 0 and (decodes or not self.neuron_model.kv_cache_populated):
-            mask = torch.ones_like(input_ids)
-            mask = mask[:, :-1] if self.neuron_model.kv_cache_populated else mask
-            inputs = self.prepare_inputs_for_generation(input_ids, attention_mask=mask)
-            return self(**inputs).logits[0]
-        # Near the cache's end the call begins earlier: tokens that are cached are written again.
-        length = self.neuron_config.speculation_length
-        start = min(cached, self.neuron_config.max_length - length)
-        known = torch.cat([input_ids[0, start:], guesses])
-        tokens = input_ids.new_zeros((1, length))  # what lies behind the guesses is not looked at
-        tokens[0, : len(known)] = known
-        outputs = self(
-            input_ids=tokens,
-            attention_mask=torch.ones((1, start), dtype=torch.int64),
-            position_ids=torch.arange(start, start + length)[None],
-        )
-        first = cached - start
-        return outputs.logits[0, first : first + 1 + len(guesses)]
 
     @staticmethod
     def _collect(
@@ -424,110 +240,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             parts = [one, mask] if self.padding_side == "right" else [mask, one]
             model_kwargs["attention_mask"] = torch.cat(parts, dim=-1)
         return model_kwargs
-
-
-class MedusaTree:
-    """What a Medusa graph is asked, and what its answer is worth, round by round.
-
-    The cache holds every token but the newest, which is the tree's root. New rows are written
-    behind the cached ones, node by node; the next call moves those of the accepted path together.
-    """
-
-    def __init__(self, neuron_config: Any) -> None:
-        made = generate_medusa_buffers(neuron_config.medusa_tree)
-        self.mask, self.places = made["medusa_attn_mask"], made["tree_indices"]
-        self.depths, self.paths = made["medusa_position_ids"], made["retrieve_indices"]
-        if len(self.mask) != neuron_config.medusa_speculation_length:
-            raise ValueError(
-                f"The tree of medusa_tree has {len(self.mask)} nodes, the newest token among them, "
-                f"expected medusa_speculation_length {neuron_config.medusa_speculation_length}; "
-                "change one of them."
-            )
-        self.longest = neuron_config.max_length
-        self.width = neuron_config.num_medusa_heads + 1
-        self._nodes: List[int] = []  # of the last call that were accepted
-        self._cached = 0  # tokens in front of the last call
-
-    def inputs(self, input_ids: torch.Tensor, lists: torch.Tensor) -> Dict[str, Any]:
-        """The next call behind input_ids (1, L), with the heads' lists (heads, top_k) for it."""
-        newest = input_ids.shape[1] - 1
-        rows = torch.arange(newest - len(self._nodes), newest)
-        accepted = torch.tensor(self._nodes, dtype=torch.int64) + self._cached
-        padding = max(0, self.width - len(rows))  # rows that stay where they are
-        still = torch.zeros(padding, dtype=torch.int64)
-        self._cached = newest
-        candidates = torch.cat([input_ids[0, -1:], lists[:, :TOPK].flatten().long()])
-        self._tokens = candidates[self.places]
-        where = (newest + torch.arange(len(self.mask))).clamp_max(self.longest - 1)
-        medusa = (torch.cat([accepted, still]), torch.cat([rows, still]), self.mask, where)
-        return dict(
-            input_ids=self._tokens[None],
-            attention_mask=torch.ones((1, newest), dtype=torch.int64),
-            position_ids=(newest + self.depths).clamp_max(self.longest - 1)[None],
-            medusa_args=[part[None].to(torch.int32) for part in medusa],
-        )
-
-    def verdict(self, tokens: torch.Tensor, lists: torch.Tensor) -> Tuple[List[int], torch.Tensor]:
-        """Tokens of the best path and one more, and the heads' lists (heads, top_k) at its end.
-
-        tokens (M, top_k) of the head, lists (heads, M, top_k) of Medusa's.
-        """
-        best = tokens[:, 0].long()
-        usable = self._cached + torch.arange(len(self.mask)) < self.longest - 1
-        paths = []
-        for path in self.paths.tolist():
-            nodes = [0]
-            for node in path[1:]:
-                if node < 0 or not usable[node] or self._tokens[node] != best[nodes[-1]]:
-                    break
-                nodes.append(node)
-            paths.append(nodes)
-        self._nodes = max(paths, key=len)
-        return best[self._nodes].tolist(), lists[:, self._nodes[-1]]
-
-
-class _DraftCandidates:
-    """Candidates of an assistant, another adapter: its own greedy tokens.
-
-    As NxDI it runs `num_assistant_tokens` steps a round, of which the last only fills the cache. A
-    round goes on behind what the assistant's cache shares with the text.
-    """
-
-    def __init__(self, assistant: Any) -> None:
-        assistant.neuron_model.reset()
-        self.adapter = assistant
-        self.steps = int(assistant.generation_config.num_assistant_tokens)
-        self._cached: List[int] = []
-
-    def get_candidates(self, input_ids: torch.Tensor) -> Tuple[torch.Tensor, None]:
-        """input_ids (1, L) with the candidates behind them, as transformers' generators give."""
-        text = input_ids[0].tolist()
-        if not self._cached:
-            inputs = self.adapter.prepare_inputs_for_generation(input_ids[:, :-1])
-            self.adapter(**inputs)
-            self._cached = text[:-1]
-        pairs = zip(self._cached, text, strict=False)
-        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(self._cached))
-        del self._cached[min(shared, len(text) - 1) :]
-        most = self.adapter.neuron_config.max_length
-        for _ in range(self.steps):
-            for token in text[len(self._cached) : most]:
-                logits = self._step(token)
-            if len(self._cached) == most:
-                break
-            text.append(int(logits.argmax()))
-        return input_ids.new_tensor([text]), None
-
-    def _step(self, token: int) -> torch.Tensor:
-        """Logits (V,) behind one more cached token."""
-        place = len(self._cached)
-        outputs = self.adapter(
-            input_ids=torch.tensor([[token]]),
-            attention_mask=torch.ones((1, place), dtype=torch.int64),
-            position_ids=torch.tensor([[place]]),
-        )
-        self._cached.append(token)
-        return outputs.logits[0, -1]
 
 
 def _hf_config(config: InferenceConfig) -> PretrainedConfig:

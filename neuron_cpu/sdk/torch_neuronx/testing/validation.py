@@ -4,7 +4,7 @@ The tolerances and the rules follow the onboarding guide of aws-neuron-sdk v2.21
 (libraries/nxd-inference/developer_guides/onboarding-models.rst) and the way that NxDI calls it.
 """
 
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 
@@ -38,6 +38,20 @@ def custom_allclose(
     largest = expected.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
     error = float((((actual - expected).abs() - atol) / largest).max().clamp_min(0.0))
     return round(error, _decimals(rtol)) <= rtol, error
+
+
+class AllCloseSummary(NamedTuple):
+    """Whether two tensors agree, and by how much they do not (NxDI 0.9 reads both)."""
+
+    allclose: bool
+    max_rel_error: float
+
+
+def neuron_allclose(
+    actual: torch.Tensor, expected: torch.Tensor, rtol: float = 0.01, atol: float = 1e-5
+) -> AllCloseSummary:
+    """`custom_allclose` with a name for each result; the defaults are assumed."""
+    return AllCloseSummary(*custom_allclose(expected, actual, atol, rtol))
 
 
 def _remove_shift(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
