@@ -12,44 +12,23 @@ sends them to the other. Python is what the compiler's parser takes, but for the
 """
 
 import math
+import os
 
 import nki
 import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
+import torch
+from torch import nn
 
+import llama
 from llama_nki import (
-    FP32,
-    P_MAX,
-    HeadShape,
-    Later,
-    Norm,
-    Projection,
-    attend_cached,
-    bytes_of,
-    cached_sequences,
-    check_weight,
-    decode_runs,
-    feature_rows,
-    feature_tiles,
-    filled,
-    gated,
-    key_rows,
-    load_weight,
-    moved,
-    norm_scales,
-    products,
-    psum_of,
-    psum_parts,
-    qkv_tiles,
-    rotation,
-    sequences_at_once,
-    spans,
-    swapped_halves,
-    tile_of,
-    value_tile,
-    weight_pieces,
-)
+    FP32, P_MAX, HeadShape, Later, Norm, Projection, attend_cached, attention_prefill_kernel,
+    bytes_of, cached_sequences, check_weight, decode_runs, feature_rows, feature_tiles, filled,
+    gated, key_rows, linear_kernel, load_weight, moved, norm_scales, products, psum_of, psum_parts,
+    qkv_tiles, rotation, sequences_at_once, spans, swapped_halves, swiglu_mlp_kernel, tile_of,
+    value_tile, weight_pieces,
+)  # fmt: skip
 
 SBUF_BYTES = 176 * 1024  # of a partition that a compiler has on gen2, the least of all generations
 STEP_CACHE_BYTES = 88 * 1024  # for the cache of a tile of sequences: eight over 640 keys
@@ -437,3 +416,120 @@ def decode_step_kernel(
     by_partition_hbm = result_hbm.reshape((tokens, P_MAX, tiles)).permute((1, 0, 2))
     nisa.dma_copy(dst=by_partition_hbm[:, :, nl.ds(own[0], own[1])], src=rows_sb)
     return result_hbm, keys, values
+
+
+# --- Modules of NxDI ------------------------------------------------------------------------------
+
+
+class StepConfig(llama.LlamaInferenceConfig):
+    """llama.py's, but for what a step of this file leaves out."""
+
+    covered = "a Llama that llama.py covers, padded on the right, whose tokens are greedy or logits"
+
+    def lacking(self):
+        """(whether, what) the kernels do not cover."""
+        given, sampling = self.neuron_config, self.neuron_config.on_device_sampling_config
+        drawn = sampling is not None and bool(getattr(sampling, "do_sample", False))
+        return [
+            *super().lacking(),
+            (llama.option(self, "padding_side") == "left", "left padding"),
+            (llama.option(self, "is_continuous_batching"), "continuous batching"),
+            (llama.option(self, "sequence_parallel_enabled"), "sequence_parallel_enabled"),
+            (llama.option(self, "output_logits"), "output_logits"),
+            (given.vocab_parallel, "vocab_parallel"),
+            (drawn, "sampling on the device"),
+        ]
+
+
+class StepAttention(llama.NeuronLlamaAttention):
+    """Prompts by the kernel of llama_nki.py."""
+
+    def kernel_results(self, hidden, norm, past, mask, active_mask, tables):
+        weights, heads = (self.qkv_proj.weight, self.o_proj.weight), HeadShape(*self.sizes.of_rank)
+        inputs = hidden.stream, hidden.delta, Norm(norm.features, norm.eps), *weights, *tables
+        return attention_prefill_kernel(*inputs, heads, hidden.shape[0])
+
+
+class StepMLP(llama.NeuronLlamaMLP):
+    """The same."""
+
+    def multiply(self, hidden, norm, weights):
+        inputs = hidden.stream, hidden.delta, Norm(norm.features, norm.eps), *weights
+        results = swiglu_mlp_kernel(*inputs, hidden.shape[1])
+        return (results,) if hidden.delta is None else results
+
+
+class StepLayer(llama.NeuronLlamaDecoderLayer):
+    attention_cls, mlp_cls = StepAttention, StepMLP
+
+
+class StepHead(llama.NeuronLlamaHead):
+    """The head of a prompt."""
+
+    def multiply(self, columns):
+        return linear_kernel(columns, self.weight, Norm(self.norm.features, self.norm.eps))
+
+
+class NeuronStepModel(llama.NeuronLlamaModel):
+    """llama.py's model; a decode step is one kernel, which updates the caches in place."""
+
+    layer_cls, head_cls = StepLayer, StepHead
+
+    def forward(self, input_ids, attention_mask, position_ids, *more, **later):
+        """[logits [B, S, V] or tokens [B], then every cache]."""
+        if input_ids.shape[-1] > 1 or not llama.is_nki_enabled(self.config):
+            return super().forward(input_ids, attention_mask, position_ids, *more, **later)
+        result, keys, values = self.step(input_ids, attention_mask, position_ids)
+        caches = [cache for pair in zip(keys, values) for cache in pair]
+        if self.on_device_sampling:
+            return [result[:, 0], *caches]
+        head, batch = self.lm_head, input_ids.shape[0]
+        logits = result[:, : head.vocabulary].reshape(batch, -1, head.vocabulary)
+        return [llama.gather_from_tensor_model_parallel_region(logits).float(), *caches]
+
+    def step(self, input_ids, attention_mask, position_ids):
+        """The kernel's results for new tokens [B, S] behind cached ones, which the mask [B, L]
+        shows."""
+        config, caches = self.config, list(self.kv_mgr.past_key_values)
+        sizes, attentions = llama.Sizes.of(config), [layer.self_attn for layer in self.layers]
+        hidden, mlps = self.embed_tokens(input_ids), [layer.mlp for layer in self.layers]
+        dtype, heads = hidden.dtype, HeadShape(*sizes.of_rank)
+        mask = attention_mask.to(torch.bool)
+        whole = math.ceil(mask.shape[1] / P_MAX) * P_MAX
+        if P_MAX < mask.shape[1] < whole <= caches[0].shape[2]:  # odd lengths lie badly in runs
+            mask = nn.functional.pad(mask, (0, whole - mask.shape[1]))
+        runs = decode_runs(mask.shape[1], heads.kv_heads)
+        bias = llama._mask_bias(mask, dtype).unflatten(1, runs).transpose(1, 2).reshape(mask.shape)
+        cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", 0)) or llama.option(
+            config, "logical_nc_config", 1
+        )
+        return decode_step_kernel[cores](
+            llama.in_blocks(hidden.reshape(-1, hidden.shape[-1]), 1),
+            Norm(config.hidden_size, config.rms_norm_eps),
+            tuple(attention.qkv_proj.weight for attention in attentions),
+            tuple(attention.o_proj.weight for attention in attentions),
+            *(tuple(getattr(mlp, name).weight for mlp in mlps) for name in llama.MLP_TARGETS),
+            self.lm_head.weight,
+            *attentions[0].rotary_emb(position_ids, dtype),
+            tuple(caches[::2]),
+            tuple(caches[1::2]),
+            position_ids[:, :1].reshape(1, -1).to(torch.int32),
+            bias,
+            heads,
+            input_ids.shape[0],
+            (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
+            self.lm_head.vocabulary if self.on_device_sampling else None,
+        )
+
+
+class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
+    """What the driver compiles, loads and generates with."""
+
+    _model_cls = NeuronStepModel
+
+    @classmethod
+    def get_config_cls(cls):
+        return StepConfig
+
+
+LlamaInferenceConfig, NeuronConfigNKI = StepConfig, llama.NeuronConfigNKI
