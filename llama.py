@@ -1855,6 +1855,7 @@ ELSEWHERE = (
 class LlamaInferenceConfig(InferenceConfig):
     """The Hugging Face configuration's attributes and a NeuronConfigNKI."""
 
+    elsewhere = ELSEWHERE
     covered = (
         "a Llama with SiLU and heads of 64 or 128, whose prompts and caches SBUF holds, which "
         "llama_extended.py does not need"
@@ -1866,7 +1867,7 @@ class LlamaInferenceConfig(InferenceConfig):
 
     def check_covered(self) -> None:
         """ValueError for what this file alone does not have."""
-        asked = [name for name in ELSEWHERE if option(self, name)]
+        asked = [name for name in self.elsewhere if option(self, name)]
         asked += ["cp_degree"] if option(self, "cp_degree", 1) > 1 else []
         kind = getattr(self, "model_type", "llama")
         if asked or kind != "llama" or getattr(self, "attention_bias", False):

@@ -32,6 +32,7 @@ from llama_nki import (
 
 SBUF_BYTES = 176 * 1024  # of a partition that a compiler has on gen2, the least of all generations
 STEP_CACHE_BYTES = 88 * 1024  # for the cache of a tile of sequences: eight over 640 keys
+STEP_PIECE_BYTES = 16384  # of a partition, brought at once: larger ones leave SBUF unused
 STREAM_BYTES = 64 * 1024  # of these for weights: what DMA brings while a collective takes 60 us
 MOST_INSTRUCTIONS = 5_000_000  # of a graph (aws-neuron-sdk v2.32.0, error code EBVF030)
 
@@ -114,8 +115,12 @@ def reduced(x_sb, own, ranks):
 
 
 def own_pieces(own, k_tiles, tokens, last=False):
-    """(first, count) of the pieces in which DMA brings a core's own tiles of a weight."""
-    return moved(weight_pieces(own[1], k_tiles, tokens, last), own[0])
+    """(first, count) of the pieces in which DMA brings a core's own tiles of a weight; the last
+    weight of the step ends with small ones."""
+    pieces = spans(own[1], max(1, STEP_PIECE_BYTES // (2 * k_tiles * P_MAX)))
+    if last:
+        pieces = weight_pieces(own[1], k_tiles, tokens, last)
+    return moved(pieces, own[0])
 
 
 def multiply(weight_hbm, x_sb, own):
@@ -143,7 +148,7 @@ def project(p, qkv_hbm):
         for tile in range(piece[1]):
             later.leave(rotation(p, weight_sb, tile, qk_sb, piece[0] + tile, 0, tokens))
     values = feature_tiles(qkv_hbm, k_tiles) - rotated
-    for piece in moved(weight_pieces(values, k_tiles, tokens), rotated):
+    for piece in own_pieces((rotated, values), k_tiles, tokens):
         weight_sb = load_weight(qkv_hbm, piece[0], piece[1], k_tiles)
         for tile in range(piece[1]):
             value_tile(p, weight_sb, tile, (piece[0] + tile - rotated) * P_MAX, v_sb)
@@ -403,8 +408,9 @@ def decode_step_kernel(
         delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], caches[0], caches[1], bias_hbm)
         x_sb = added(x_sb, delta_sb)
         x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
-    tiles = feature_tiles(head_hbm, k_tiles)
-    own = spans(tiles, math.ceil(tiles / nl.num_programs()))[nl.program_id(0)]
+    tiles, cores = feature_tiles(head_hbm, k_tiles), nl.num_programs()
+    assert tiles >= cores, f"a head of {tiles} tiles of 128, expected one for each of {cores} cores"
+    own = spans(tiles, math.ceil(tiles / cores))[nl.program_id(0)]
     rows_sb = head_rows(step, x_sb, head_hbm, own)
     if vocabulary is not None:
         result_hbm = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.shared_hbm)
@@ -424,12 +430,15 @@ def decode_step_kernel(
 class StepConfig(llama.LlamaInferenceConfig):
     """llama.py's, but for what a step of this file leaves out."""
 
+    elsewhere = tuple(name for name in llama.ELSEWHERE if name != "speculation_length")
     covered = "a Llama that llama.py covers, padded on the right, whose tokens are greedy or logits"
 
     def lacking(self):
         """(whether, what) the kernels do not cover."""
         given, sampling = self.neuron_config, self.neuron_config.on_device_sampling_config
-        drawn = sampling is not None and bool(getattr(sampling, "do_sample", False))
+        drawn = sampling is not None and (
+            sampling.dynamic or bool(getattr(sampling, "do_sample", True)) and sampling.top_k != 1
+        )
         return [
             *super().lacking(),
             (llama.option(self, "padding_side") == "left", "left padding"),
@@ -477,13 +486,14 @@ class NeuronStepModel(llama.NeuronLlamaModel):
 
     def forward(self, input_ids, attention_mask, position_ids, *more, **later):
         """[logits [B, S, V] or tokens [B], then every cache]."""
-        if input_ids.shape[-1] > 1 or not llama.is_nki_enabled(self.config):
+        several = input_ids.shape[-1] not in (1, self.neuron_config.speculation_length)
+        if several or not llama.is_nki_enabled(self.config):
             return super().forward(input_ids, attention_mask, position_ids, *more, **later)
         result, keys, values = self.step(input_ids, attention_mask, position_ids)
         caches = [cache for pair in zip(keys, values) for cache in pair]
-        if self.on_device_sampling:
-            return [result[:, 0], *caches]
         head, batch = self.lm_head, input_ids.shape[0]
+        if self.on_device_sampling:
+            return [result.reshape(input_ids.shape).squeeze(1), *caches]
         logits = result[:, : head.vocabulary].reshape(batch, -1, head.vocabulary)
         return [llama.gather_from_tensor_model_parallel_region(logits).float(), *caches]
 

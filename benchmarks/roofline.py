@@ -201,8 +201,11 @@ def floor(config: dict[str, Any], row: Row, plateau: float) -> Limits:
     return Limits(totals[binding], least, least - hidden_ns, least + more, binding)
 
 
-def application(config: dict[str, Any], row: Row) -> Any:
-    """The model of a row as the driver configures it, on the meta device."""
+def application(
+    config: dict[str, Any], row: Row, module: Any = None, degree: int = DEGREE, **more: Any
+) -> Any:
+    """The model of a row as the driver configures it, on the meta device, of a ``module`` (the
+    driver's choice); ``more`` settings of its NeuronConfig."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
         first = min(row.length, LONGEST_PREFILL) if row.phase == "prefill" else 64
@@ -215,15 +218,15 @@ def application(config: dict[str, Any], row: Row) -> Any:
                 speculation_length=call.tokens,
                 prompt_in_chunks=True,
             )
-        module = llama if row.length <= LONGEST_PREFILL else llama_extended  # as the driver does
+        module = module or (llama if row.length <= LONGEST_PREFILL else llama_extended)
         neuron_config = module.NeuronConfigNKI(
             enable_nki=True,
-            tp_degree=DEGREE,
+            tp_degree=degree,
             batch_size=row.batch,
             seq_len=max(128, row.length),
             max_context_length=first,
             torch_dtype=torch.bfloat16,
-            **sizes,
+            **{**sizes, **more},
         )
         loader = load_pretrained_config(folder)
         return module.NeuronLlamaForCausalLM(

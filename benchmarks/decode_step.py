@@ -1,0 +1,222 @@
+"""A decode step as one kernel (llama_step.py) beside the 33 kernels of llama.py.
+
+    python benchmarks/decode_step.py [--rows ROW ...] [--write]
+
+Nothing is measured: graphs are traced from shapes and timed by the cost model. `bound` is bytes of
+weights and cached keys over the DMA plateau. Both graphs are whole: launch, embedding, kernels,
+collectives, update of the caches, logits; what the host does is in neither. A launch of a kernel
+takes 2 us, or 210 with the compiler of SDK 2.32 (docs/cost_model.md); a collective 10 or 26 us.
+Columns are named call + collective; the first four are one kernel, the next 33, and the ratio is
+that of one kernel at 2 + 26 to the bound. `--write` puts the table and the stream of a layer into
+docs/decode_step.md.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import neuron_cpu
+
+neuron_cpu.ensure_sdk()
+
+import llama  # noqa: E402
+import llama_step  # noqa: E402
+from benchmarks import roofline  # noqa: E402
+from harness.figures import tracing  # noqa: E402
+from harness.figures.estimate import Estimator, events_of  # noqa: E402
+from harness.figures.graphs import DECODE  # noqa: E402
+from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
+from neuron_cpu.core.device import spec, target  # noqa: E402
+from neuron_cpu.core.time import cost  # noqa: E402
+from neuron_cpu.core.time.schedule import ENGINES, Schedule  # noqa: E402
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "decode_step.md"
+LAUNCHES = (2_000.0, 210_000.0)  # ns of a kernel's call, by compiler
+COLLECTIVES = (10_000.0, 26_000.0)
+SUBMODEL = "speculation_model"
+
+
+class Row(NamedTuple):
+    """Sizes of a step: ``each`` new tokens of a sequence, physical cores of a rank."""
+
+    chip: str
+    model: str
+    degree: int
+    batch: int
+    keys: int
+    each: int = 1
+    cores: int = 1
+
+    @property
+    def name(self) -> str:
+        more = f" x{self.batch}" if self.batch > 1 else ""
+        more += f", {self.each} new" if self.each > 1 else ""
+        more += ", 2 cores" if self.cores > 1 else ""
+        return f"{self.chip} {self.model.split('-')[-1]}/{self.degree}, {self.keys}{more}"
+
+
+ONE_B, THREE_B, EIGHT_B = "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b"
+CHIPS = "trn1", "trn2"
+ROWS = [
+    *(Row(chip, ONE_B, 2, 1, keys) for keys in (640, 128, 2048) for chip in CHIPS),
+    *(Row(chip, ONE_B, 2, 1, 640, each) for each in (8, 4) for chip in CHIPS),
+    Row("trn2", ONE_B, 4, 1, 640, cores=2),
+    *(Row(chip, ONE_B, 2, batch, 640) for batch in (8, 4) for chip in CHIPS),
+    *(Row(chip, THREE_B, 2, 1, 640) for chip in CHIPS),
+    *(Row(chip, EIGHT_B, 8, 1, 640) for chip in CHIPS),
+]
+
+
+def bound_ns(row: Row) -> float:
+    """Bytes of weights and cached keys of a rank over the plateau of its cores."""
+    c, d = MODEL_SHAPES[row.model], MODEL_SHAPES[row.model]["head_dim"]
+    q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
+    layer = c["hidden_size"] * (2 * q + 2 * kv + 3 * c["intermediate_size"])
+    layer += 2 * row.batch * kv * row.keys
+    whole = c["num_hidden_layers"] * layer + c["vocab_size"] * c["hidden_size"]
+    with spec.using(target.TARGETS[row.chip]):
+        plateau = cost.dma_profile(cost.DEFAULT_PROFILE).peak
+    return roofline.ITEM * whole / row.degree / plateau / row.cores
+
+
+def graph_of(row: Row, module: Any) -> list[tuple[str, Any]]:
+    """What one rank runs in a step of the model in ``module``."""
+    os.environ[target.ENVIRONMENT_VARIABLE] = row.chip
+    os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(row.cores)
+    more = dict(speculation_length=row.each) if row.each > 1 else {}
+    wanted = roofline.Row("decode", row.batch, row.keys, 0.0)
+    model = roofline.application(MODEL_SHAPES[row.model], wanted, module, row.degree, **more)
+    wrapper = {w.tag: w for w in model.models}[SUBMODEL if more else DECODE]
+    bucket = min(b for b in wrapper.neuron_config.buckets if b >= row.keys)
+    return events_of(tracing.record(model, wrapper, bucket, Path(tempfile.gettempdir())))
+
+
+class Times(NamedTuple):
+    """Nanoseconds of a step by what a kernel's call and a collective take, and its schedules."""
+
+    by_cost: dict[tuple[float, float], float]
+    kernels: int
+    schedules: list[Schedule]
+
+
+def times(row: Row, module: Any) -> Times:
+    """Of a step of the model in ``module``."""
+    events, found, schedules = graph_of(row, module), {}, []
+    programs = [event.program for _, event in events if event.program is not None]
+    for collective in COLLECTIVES:
+        for program in programs:
+            program.core = replace(program.core, collective_ns=collective)
+        costs = cost.Overheads(
+            collective_ns=collective, host_ns=0.0, logits_ns=0.0, argmax_ns=0.0, kernel_ns=0.0
+        )
+        order: Any = None  # each language's own
+        estimator = Estimator(cost.DEFAULT_PROFILE, costs, row.degree, order)
+        made = estimator.graph(DECODE, row.keys, row.batch, events)
+        schedules = made.schedules
+        for launch in LAUNCHES:
+            found[launch, collective] = made.latency_ns + len(programs) * launch
+    return Times(found, len(programs), schedules)
+
+
+def table(rows: Sequence[Row], keep: bool) -> None:
+    """Print a row after another, and the stream of a layer of the first one over 640 keys; ``keep``
+    them on the page."""
+    heads = [f"{call / 1e3:g}+{each / 1e3:g}" for each in COLLECTIVES for call in LAUNCHES] * 2
+    lines = [f"| Step | bound | {' | '.join(heads)} | ratio |", "|---|" + "---:|" * 10]
+    drawn: list[str] = []
+    for row in rows:
+        bound, one = bound_ns(row), times(row, llama_step)
+        cells = [f"{time / 1e6:.2f}" for time in one.by_cost.values()]
+        if row.each == row.cores == row.batch == 1 and row.keys == 640:
+            many = times(row, llama)
+            cells += [f"{time / 1e6:.2f}" for time in many.by_cost.values()]
+        cells += [""] * (len(heads) - len(cells))
+        ratio = one.by_cost[LAUNCHES[0], COLLECTIVES[-1]] / bound
+        lines.append(f"| {row.name} | {bound / 1e6:.2f} | {' | '.join(cells)} | {ratio:.3f} |")
+        print(lines[-1], flush=True)
+        if not drawn and row.keys == 640:
+            drawn = ["```text", *stream(one.schedules[-1], 8), "```"]
+        if keep:
+            write("times", lines)
+            write("stream", drawn)
+    print("\n".join(drawn))
+
+
+# --- The stream of a layer ------------------------------------------------------------------------
+LETTERS = {"keys": "k", "values": "v", "qkv_hbm": "q", "out_hbm": "o", "gate_hbm": "g",
+           "up_hbm": "u", "down_hbm": "d", "head_hbm": "h"}  # fmt: skip
+COLUMN_NS = 4_000.0
+SHADES = " .:+#"
+
+
+def letter(instruction: Any, layer: int) -> str:
+    """What a transfer brings: of the layer as a capital."""
+    name, _, number = instruction.src[0].storage.name.partition("[")
+    found = LETTERS.get(name, "-")
+    return found.upper() if number.rstrip("]") == str(layer) else found
+
+
+def stream(made: Schedule, layer: int) -> list[str]:
+    """A layer in columns of 4 µs: what arrives, which collective runs, how busy engines are."""
+    code = made.program.instructions
+    meetings = [at for at, i in enumerate(code) if i.op.name == "collective"]
+    begin, end = made.end[meetings[2 * layer - 1]], made.end[meetings[2 * layer + 1]]
+    columns = int((end - begin) / COLUMN_NS) + 1
+    arriving: list[dict[str, float]] = [{} for _ in range(columns)]
+    busy = {engine: [0.0] * columns for engine in spec.Engine if engine is not spec.Engine.DMA}
+    running = [" "] * columns
+
+    def share(first: float, last: float) -> list[tuple[int, float]]:
+        reach = range(max(0, int((first - begin) / COLUMN_NS)), columns)
+        parts = [(n, begin + n * COLUMN_NS) for n in reach]
+        return [(n, min(last, at + COLUMN_NS) - max(first, at)) for n, at in parts if at < last]
+
+    for lane, at, first, last in made.lane_spans():
+        if lane == 0 and last > begin and code[at].op.name != "collective":
+            for n, time in share(first, last):
+                key = letter(code[at], layer)
+                arriving[n][key] = arriving[n].get(key, 0.0) + time
+    for at, i in enumerate(code):
+        if made.end[at] <= begin or made.start[at] >= end:
+            continue
+        engine = ENGINES[made.engine[at]]
+        for n, time in share(made.start[at], made.end[at]):
+            if i.op.name == "collective":
+                running[n] = "="
+            elif engine in busy:
+                busy[engine][n] += time
+    lines = ["arrives    " + "".join(max(a, key=a.__getitem__) if a else " " for a in arriving)]
+    lines.append("collective " + "".join(running))
+    for engine, shares in busy.items():
+        levels = [min(1.0, time / COLUMN_NS) for time in shares]
+        lines.append(f"{engine.value:10} " + "".join(SHADES[round(4 * n)] for n in levels))
+    return [line.rstrip() for line in lines]
+
+
+def write(name: str, lines: Sequence[str]) -> None:
+    """Put lines between the page's marks of that name."""
+    text = PAGE.read_text(encoding="utf-8")
+    begin, end = (f"<!-- {name}: {mark} -->" for mark in ("begin", "end"))
+    before, rest = text.split(begin)
+    made = "\n".join([before + begin, *lines, end + rest.split(end)[1]])
+    PAGE.write_text(made, encoding="utf-8")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS])
+    parser.add_argument("--write", action="store_true", help="into docs/decode_step.md")
+    args = parser.parse_args(argv)
+    table([row for row in ROWS if not args.rows or row.name in args.rows], args.write)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""llama_step.py as a model: prompts by llama_nki.py's kernels, one kernel a decode step."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+import torch
+from neuronx_distributed_inference.contract import VERSIONS
+
+from tests.sdk.test_submission import PROMPTS, SHAPE, build
+
+
+@pytest.fixture(scope="module")
+def step():
+    return importlib.import_module("llama_step")
+
+
+@pytest.fixture(autouse=True)
+def chip(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
+
+
+def equal(app, model, generate, reference, steps=5):
+    got = generate(app, PROMPTS, steps)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, steps)[0].tolist()
+
+
+ALWAYS = VERSIONS[0], VERSIONS[-1]
+EACH = [v if v in ALWAYS else pytest.param(v, marks=pytest.mark.full) for v in VERSIONS]
+
+
+@pytest.mark.parametrize("version", EACH)
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_tokens_of_hugging_face(
+    step, tiny_llama, generate, reference, monkeypatch, version, tp_degree
+):
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(**SHAPE)
+    app = build(step, folder, torch_dtype="float32", tp_degree=tp_degree, enable_nki=True)
+    equal(app, model, generate, reference)
+
+
+def test_four_ranks_of_two_cores(step, tiny_llama, generate, reference, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
+    model, folder = tiny_llama(**{**SHAPE, "vocab_size": 812})  # two tiles for each rank
+    app = build(step, folder, torch_dtype="float32", tp_degree=4, enable_nki=True)
+    equal(app, model, generate, reference)
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_the_device_takes_greedy_tokens(step, tiny_llama, generate, reference, tp_degree):
+    model, folder = tiny_llama(**SHAPE)
+    app = build(
+        step, folder, torch_dtype="float32", tp_degree=tp_degree, enable_nki=True,
+        on_device_sampling_config={"top_k": 1},
+    )  # fmt: skip
+    equal(app, model, generate, reference)
+
+
+def test_several_tokens_are_those_of_one_after_another(step, tiny_llama, reference):
+    model, folder = tiny_llama(**SHAPE)
+    app = build(
+        step, folder, torch_dtype="float32", tp_degree=2, enable_nki=True, batch_size=1,
+        speculation_length=4, max_context_length=24,
+    )  # fmt: skip
+    prompt, expected = PROMPTS[0], reference(model, PROMPTS[0], 5)
+    ids = torch.tensor([prompt])
+    positions = torch.arange(len(prompt))[None]
+    app.forward(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=positions)
+    tokens = expected[0][None, :4]
+    positions = len(prompt) + torch.arange(4)[None]
+    mask = torch.ones(1, len(prompt), dtype=torch.int64)
+    logits = app.forward(input_ids=tokens, attention_mask=mask, position_ids=positions).logits[0]
+    assert torch.allclose(logits, expected[1][1:5], atol=2e-4)
+
+
+def test_errors_in_bf16_are_those_of_today_s_kernels(step, tiny_llama, reference):
+    """Of a decode step's logits, beside llama.py's kernels; each rounds in another order."""
+    model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
+    expected, errors = reference(model, PROMPTS[0], 4), []
+    for file in (step, importlib.import_module("llama")):
+        app = build(
+            file, folder, torch_dtype="bfloat16", tp_degree=2, enable_nki=True, batch_size=1
+        )
+        ids = torch.tensor([PROMPTS[0]])
+        app.forward(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            position_ids=torch.arange(ids.shape[1])[None],
+        )
+        worst = 0.0
+        for n in range(3):
+            at = ids.shape[1] + n
+            given = dict(
+                input_ids=expected[0][None, n : n + 1],
+                attention_mask=torch.ones(1, at + 1, dtype=torch.int64),
+            )
+            logits = app.forward(**given, position_ids=torch.tensor([[at]])).logits[0, -1]
+            worst = max(worst, float((logits.float() - expected[1][n + 1]).abs().max()))
+        errors.append(worst)
+    assert errors[0] <= 1.25 * errors[1]
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        (dict(padding_side="left"), "left padding"),
+        (dict(is_continuous_batching=True), "continuous batching"),
+        (dict(on_device_sampling_config={"top_k": 5, "do_sample": True}), "sampling on the device"),
+    ],
+)
+def test_settings_that_a_step_does_not_have_are_refused(step, tiny_llama, setting, told):
+    _, folder = tiny_llama(**SHAPE)
+    with pytest.raises(ValueError, match=f"do not cover {told}"):
+        build(step, folder, tp_degree=1, enable_nki=True, **setting)
