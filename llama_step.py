@@ -443,7 +443,6 @@ class StepConfig(llama.LlamaInferenceConfig):
             *super().lacking(),
             (llama.option(self, "padding_side") == "left", "left padding"),
             (llama.option(self, "is_continuous_batching"), "continuous batching"),
-            (llama.option(self, "sequence_parallel_enabled"), "sequence_parallel_enabled"),
             (llama.option(self, "output_logits"), "output_logits"),
             (given.vocab_parallel, "vocab_parallel"),
             (drawn, "sampling on the device"),
@@ -462,7 +461,8 @@ class StepAttention(llama.NeuronLlamaAttention):
 class StepMLP(llama.NeuronLlamaMLP):
     """The same."""
 
-    def multiply(self, hidden, norm, weights):
+    def kernel_results(self, hidden, norm):
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         inputs = hidden.stream, hidden.delta, Norm(norm.features, norm.eps), *weights
         results = swiglu_mlp_kernel(*inputs, hidden.shape[1])
         return (results,) if hidden.delta is None else results

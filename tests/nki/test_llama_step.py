@@ -42,9 +42,7 @@ class Case(NamedTuple):
 
     @property
     def sizes(self):
-        return llama.Sizes(
-            self.ranks, self.d, 1, self.q // self.kv, self.kv, self.inner, self.vocabulary
-        )
+        return llama.Sizes(self.ranks, self.d, 1, self.q // self.kv, self.kv)
 
 
 def drawn(seed, *shape, scale=1.0):
