@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -40,11 +40,8 @@ LENGTHS = (128, 256, 512, 640, 1280)
 DEFAULT_NEW_TOKENS = 64
 
 
-def run(settings: Settings, evaluate: Optional[Callable[[Sequence[Run]], None]] = None) -> int:
-    """Run what is missing; exit status 0 where every prompt that fits ran and was accurate.
-
-    `evaluate` writes what is missing of all runs; left out, this process does so.
-    """
+def run(settings: Settings) -> int:
+    """Run what is missing; exit status 0 where every prompt that fits ran and was accurate."""
     accuracy.check_settings(settings)
     check_writable_folder(settings.results_path)
     texts = settings.prompts or tuple(read_prompt_file(reference.PROMPTS_FILE))
@@ -53,17 +50,13 @@ def run(settings: Settings, evaluate: Optional[Callable[[Sequence[Run]], None]] 
         baseline.record(session, cases)
         return 0
     runs = _opened(settings, texts)
-    (evaluate or _run_here)(runs)
+    for one in runs:
+        _run_cases(one, len(runs) == 1)
     results = {one.name: _reported(one) for one in runs}
     if len(runs) > 1:
         leaderboard.write(settings.results_path, results)
         leaderboard.show(results)
     return 0 if all(result.accurate for found in results.values() for result in found) else 1
-
-
-def _run_here(runs: Sequence[Run]) -> None:
-    for one in runs:
-        _run_cases(one, len(runs) == 1)
 
 
 @dataclass(frozen=True)
