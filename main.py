@@ -24,6 +24,7 @@ from neuron_cpu.processes.torchrun import Place
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 READER_GONE = 141  # what it reports where `| head` has closed the pipe
 TERMINATED = 143  # what it reports for a process ended by SIGTERM
+AGAIN_SECONDS = 2.0  # until an end that somebody has swallowed is raised again
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -95,10 +96,11 @@ def script(argv: Optional[Sequence[str]] = None) -> int:
     """`main` as a process of its own, which SIGTERM ends in order."""
     streams.open_closed()
     signal.signal(signal.SIGTERM, _terminate)
-    status = main(argv)
-    for number in (signal.SIGINT, signal.SIGTERM):  # nothing is left to interrupt
-        signal.signal(number, signal.SIG_IGN)
-    return status
+    try:
+        return main(argv)
+    finally:  # nothing is left to interrupt
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _terminate(*_: object) -> NoReturn:
@@ -107,6 +109,18 @@ def _terminate(*_: object) -> NoReturn:
     `timeout` signals the process and then its group: the second signal must not end the clean-up.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, _terminate_again)
+    signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS, AGAIN_SECONDS)
+    raise SystemExit(TERMINATED)
+
+
+def _terminate_again(*_: object) -> None:
+    """What catches everything, as libraries do while they are imported, swallows an end, too."""
+    error = sys.exc_info()[1]
+    while error is not None:
+        if isinstance(error, SystemExit):
+            return  # it is on its way, and something is being put in order
+        error = error.__context__
     raise SystemExit(TERMINATED)
 
 

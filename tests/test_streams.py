@@ -109,6 +109,35 @@ def test_signals_give_the_terminal_back(
     assert (b"Interrupted" in shown) == (number == signal.SIGINT)
 
 
+def test_an_end_that_somebody_swallows_comes_again(tmp_path: Path) -> None:
+    """And it does not come into what is put in order."""
+    (tmp_path / "swallows.py").write_text(
+        "import main, sys, time\n"
+        "main.AGAIN_SECONDS = 0.2\n"
+        "def waits(argv):\n"
+        "    try:\n"
+        "        print('here', flush=True)\n"
+        "        time.sleep(300)\n"
+        "    except:\n"
+        "        print('swallowed', flush=True)\n"
+        "    try:\n"
+        "        time.sleep(300)\n"
+        "    finally:\n"
+        "        time.sleep(1)\n"
+        "        print('put in order', flush=True)\n"
+        "main.main = waits\n"
+        "sys.exit(main.script())\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "swallows.py"], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "here\n"
+    process.terminate()
+    told, _ = process.communicate(timeout=60)
+    assert (process.returncode, told) == (143, "swallowed\nput in order\n")
+
+
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("program", ["main.py --help", "-m neuron_cpu judge --help"])
 def test_closed_streams_lead_nowhere(closed: str, program: str) -> None:

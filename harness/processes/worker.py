@@ -185,7 +185,7 @@ def main(
     while True:
         try:
             received = requests.recv_bytes()  # the parent's
-        except EOFError:
+        except (EOFError, OSError):
             os._exit(0)
         if received == STOP:  # what it was about has ended
             continue
@@ -223,7 +223,10 @@ class _Line:
 
     def send(self, kind: str, body: Any, arrays: Sequence[np.ndarray] = ()) -> None:
         with self._turn:
-            wire.send(self._replies, self.request, kind, body, arrays)
+            try:
+                wire.send(self._replies, self.request, kind, body, arrays)
+            except OSError:  # the connection is gone: the driver sees that, and nobody hears why
+                os._exit(1)
 
 
 def _serve(host: Host, line: _Line, function: str, arguments: Mapping[str, Any]) -> None:

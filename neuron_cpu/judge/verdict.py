@@ -205,18 +205,33 @@ def _try(
         if program.for_values:
             program = traced(kernel, case, settings.grid, kind, seed)
             plan = Plan(program)
-        exact = reference.exact(*_asked(program, positional, named))
-        plain = reference.plain(*_asked(program, positional, named))
-        found.types = [] if plain is None else other_types(types, reference.types)
         got = [t.to(torch.float64) for t in run(program, plan, inputs)]
-        found.mismatch = mismatch(got, exact)
+        arguments, trial = _asked(program, positional, named), (kind, seed)
+        hold(found, reference, arguments, types, got, tolerance, settings.nan, trial)
         if found.mismatch:
             return
-        answers = measured(types, got, reference, exact, plain, tolerance, settings.nan)
-        for number, result in enumerate(answers):
-            found.results.append(Result(number, kind, seed, *result))
-            if not result[0].correct and not found.places:
-                found.places = places(program, inputs, number, result[0], tolerance)
+        wrong = next((r for r in found.results if not r.accuracy.correct), None)
+        if wrong is not None and not found.places:
+            found.places = places(program, inputs, wrong.number, wrong.accuracy, tolerance)
+
+
+def hold(
+    found: Verdict,
+    reference: Reference,
+    arguments: tuple[Sequence[Any], dict[str, Any]],
+    types: Sequence[torch.dtype],
+    got: Sequence[torch.Tensor],
+    tolerance: float,
+    nan: str,
+    trial: tuple[str, int],
+) -> None:
+    """Hold results of `types` (`got`, in float64) against the reference's, into the verdict."""
+    exact, plain = reference.exact(*arguments), reference.plain(*arguments)
+    found.types = [] if plain is None else other_types(types, reference.types)
+    found.mismatch = _mismatch(got, exact)
+    if not found.mismatch:
+        answers = measured(types, got, reference, exact, plain, tolerance, nan)
+        found.results += [Result(number, *trial, *one) for number, one in enumerate(answers)]
 
 
 def types_of(program: Program) -> list[torch.dtype]:
@@ -258,8 +273,7 @@ def _asked(
     return [value for value in positional if id(value) not in results], kept
 
 
-def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
-    """What of the results has another number or shape than the reference's, empty where nothing."""
+def _mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
     if len(got) != len(exact):
         return (
             f"the kernel returns {len(got)} tensors, expected the reference's {len(exact)}; return "

@@ -222,7 +222,7 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
     judged.verdicts.append(found)
     if found.refusal:
         return True
-    found.speed = _checked_speed(content["speed"])
+    found.speed = Speed(**content["speed"])
     if case is candidate.cases[-1] and found.speed.time_ns < candidate.least_ns:
         raise ValueError(
             f"an estimate of {found.speed.time_ns:.3g} ns, expected at least "
@@ -243,14 +243,8 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
         if found.mismatch:
             return False  # what follows cannot be read
         got = [line.tensor(dtype, shape) for dtype, shape in zip(types, shapes)]
-        arguments = case.values(kind, seed)
-        exact, other = reference.exact(*arguments), reference.plain(*arguments)
-        found.mismatch = verdict.mismatch(got, exact)
-        if not found.mismatch:
-            answers = verdict.measured(types, got, reference, exact, other, tolerance, settings.nan)
-            found.results += [
-                verdict.Result(place, kind, seed, *result) for place, result in enumerate(answers)
-            ]
+        arguments, trial = case.values(kind, seed), (kind, seed)
+        verdict.hold(found, reference, arguments, types, got, tolerance, settings.nan, trial)
     return not found.mismatch
 
 
@@ -267,13 +261,7 @@ class _Line:
         self._pipe, self._deadline = pipe, deadline
 
     def message(self) -> dict[str, Any]:
-        try:
-            content = json.loads(self._pipe.receive(LONGEST, self._deadline))
-        except RecursionError as error:
-            raise ValueError("an answer of too many levels") from error
-        if not isinstance(content, dict):
-            raise ValueError("an answer that is no object")
-        return content
+        return json.loads(self._pipe.receive(LONGEST, self._deadline))
 
     def program(self) -> bytearray:
         return self._pipe.receive(child.MOST_PROGRAM, self._deadline)
@@ -284,27 +272,6 @@ class _Line:
         if len(raw) != size:
             raise ValueError(f"a result of {len(raw)} bytes, expected {size}")
         return torch.frombuffer(raw, dtype=dtype).reshape(shape).to(torch.float64)
-
-
-def _checked_speed(content: Any) -> Speed:
-    try:
-        low, high = map(float, content["band_ns"])
-        speed = Speed(
-            time_ns=float(content["time_ns"]),
-            band_ns=(low, high),
-            bound=str(content["bound"]),
-            binding=str(content["binding"]),
-            roofline_percent=float(content["roofline_percent"]),
-            roofline_side=str(content["roofline_side"]),
-            macs=int(content["macs"]),
-            sbuf_bytes=int(content["sbuf_bytes"]),
-            dma_profile=str(content["dma_profile"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"no estimate ({error})") from error
-    if not (math.isfinite(speed.time_ns) and speed.time_ns > 0):
-        raise ValueError(f"an estimate of {speed.time_ns} ns")
-    return speed
 
 
 def _other_results(content: dict[str, Any], program: Program) -> str:

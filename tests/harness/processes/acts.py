@@ -196,6 +196,17 @@ def outcome(act: Callable[[Reach], object], reach: Reach) -> str:
     return "done"
 
 
+def _without_namespaces() -> None:
+    """What a container without user namespaces refuses, by a filter around all that follows."""
+    library, allow, refuse = ctypes.CDLL("libseccomp.so.2"), 0x7FFF0000, 0x00050000 | errno.EPERM
+    library.seccomp_init.restype = ctypes.c_void_p
+    context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(allow)))
+    for name in (b"unshare", b"setns", b"clone3", b"mount", b"pivot_root", b"chroot"):
+        number = library.seccomp_syscall_resolve_name(name)
+        assert library.seccomp_rule_add(context, ctypes.c_uint32(refuse), number, 0) == 0
+    assert library.seccomp_load(context) == 0
+
+
 def main(scratch: str, precious: str, victim: str, *how: str) -> None:
     from neuron_cpu.processes import limits
 
@@ -203,6 +214,8 @@ def main(scratch: str, precious: str, victim: str, *how: str) -> None:
         os.setgroups([])
         os.setgid(NOBODY)
         os.setuid(NOBODY)
+    if "without user namespaces" in how:
+        _without_namespaces()
     if "without Landlock" in how:
         limits._landlock_version = lambda: 0
     if "without the filter" in how:

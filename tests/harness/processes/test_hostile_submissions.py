@@ -54,8 +54,9 @@ WHEN = (
 def submissions(seed: int, number: int, mine: Path) -> list[str]:
     chosen = random.Random(seed)
     made = []
-    for _ in range(number):
+    for n in range(number):
         when, act = chosen.choice(WHEN), chosen.choice((*ACTS, *MORE))
+        act = act if seed + n else "os.closerange(3, 99)"
         act = act.format(mine=str(mine), judge=os.getpid())
         made.append(IMPORTS + BASE + when.replace("{act}", act))
     return made
@@ -63,7 +64,7 @@ def submissions(seed: int, number: int, mine: Path) -> list[str]:
 
 @pytest.mark.skipif(bool(limits.missing()), reason="this system confines not all")
 @pytest.mark.parametrize(
-    ("seed", "number"), [(0, 4), *(pytest.param(n, 20, marks=pytest.mark.full) for n in range(10))]
+    ("seed", "number"), [(0, 2), *(pytest.param(n, 20, marks=pytest.mark.full) for n in range(10))]
 )
 def test_hostile_submissions_get_a_verdict_and_hurt_nobody(
     seed: int, number: int, run_main: Callable, tiny_model: Path, tmp_path: Path
