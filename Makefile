@@ -16,7 +16,7 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: contest real browser calibrate-sample fuzz generate library test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: contest real browser calibrate-sample fuzz generate library samples test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -89,6 +89,10 @@ LIBRARY ?= --each 10 --large 200
 library: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
 	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(PUBLIC) --write $(LIBRARY)
+
+# AWS's tutorials and samples, from checkouts below PUBLIC=DIR (docs/library.md).
+samples: setup
+	$(BIN)/python tests/samples.py $(PUBLIC) --write $(SAMPLES)
 
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).

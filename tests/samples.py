@@ -1,6 +1,6 @@
 """Tutorials and samples of AWS on the simulator, each file as its page tells to run it.
 
-    python tests/samples.py DIR [-k WORDS] [--seconds N] [--json FILE]
+    python tests/samples.py DIR [-k WORDS] [--seconds N] [--json FILE] [--write]
 
 DIR holds checkouts of aws-neuron-sdk (its folder nki), nki-samples and nki-autotune, at any depth.
 A file that begins with ``test_`` runs under pytest, any other one as a script. The file is
@@ -17,9 +17,11 @@ import resource
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "library.md"
 # What marks a checkout, its files, and what its page asks for
 SETS = {
     "aws-neuron-sdk": (
@@ -78,12 +80,36 @@ def run(path: Path, seconds: int) -> dict:
     }
 
 
+def why(one: dict) -> str:
+    """The error that ended a file, without the places of this machine."""
+    told = re.compile(r"(?:E +)?(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.*)")
+    found = [m for m in map(told.match, one["log"]) if m]
+    text = f"{found[-1][1]}: {found[-1][2]}" if found else one["said"]
+    return re.sub(r"/\S*/(\w+\.py)", r"\1", text)[:220]
+
+
+def table(found: dict[str, dict]) -> str:
+    """Files by folder, and what ended those that did not run."""
+    folders: dict[str, list[bool]] = {}
+    lines = ["| Folder | files | run to their end |", "|---|--:|--:|"]
+    for key, one in sorted(found.items()):
+        folders.setdefault(key.rpartition("/")[0], []).append(not one["status"])
+    lines += [f"| {name} | {len(ends)} | {sum(ends)} |" for name, ends in folders.items()]
+    lines.append("")
+    for key, one in sorted(found.items()):
+        if one["status"]:
+            told = f"- {key.rpartition('/')[2]}: {why(one)}".replace("|", "/")
+            lines += textwrap.wrap(told, 118, subsequent_indent="  ")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("-k", nargs="*", default=[], help="only files with one of these words")
     parser.add_argument("--seconds", type=int, default=120, help="of processor time for a file")
     parser.add_argument("--json", type=Path, help="keeps the outcomes; files in it do not run")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/library.md")
     chosen = parser.parse_args()
     kept = chosen.json
     found = json.loads(kept.read_text()) if kept and kept.exists() else {}
@@ -102,6 +128,10 @@ def main() -> int:
             print(f"{found[key]['status']:4} {key}: {found[key]['said'][:160]}", flush=True)
             if kept:
                 kept.write_text(json.dumps(found, indent=1))
+    if chosen.write:
+        before, mark, rest = PAGE.read_text(encoding="utf-8").partition("<!-- samples -->\n")
+        after = rest.partition("<!-- end -->")[2]
+        PAGE.write_text(f"{before}{mark}{table(found)}<!-- end -->{after}", encoding="utf-8")
     return 0
 
 
