@@ -66,9 +66,8 @@ class Step(nl.NKIObject):
             scaled_sb = tile_of(table_sb.shape, FP32)
             nisa.tensor_tensor(dst=scaled_sb, data1=table_sb, data2=scales.along_sb, op=nl.multiply)
             tables.append(scaled_sb)
-        constants = self.identity_sb, self.swap_sb, self.zero_sb
         return Projection(
-            x_sb, scales, tables[0], tables[1], constants[0], constants[1], constants[2],
+            x_sb, scales, tables[0], tables[1], self.identity_sb, self.swap_sb, self.zero_sb,
             self.parts, self.heads,
         )  # fmt: skip
 
@@ -209,7 +208,7 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
 def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
     """Norm and SwiGLU MLP of hidden states [128, H/128, T], summed over the ranks."""
     k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
-    tiles, along_sb = feature_tiles(gate_hbm, k_tiles), None
+    tiles = feature_tiles(gate_hbm, k_tiles)
     inner_sb, own = tile_of((P_MAX, tiles, tokens), x_sb.dtype), own_tiles(tiles)
     along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
     for piece in own_pieces(own, k_tiles, tokens):
@@ -318,13 +317,9 @@ def greedy_tokens(rows_sb, own, tiles, vocabulary, ranks):
         nisa.tensor_tensor(dst=order_sb, data1=order_sb, data2=all_sb[:, :, 1], op=nl.add)
         found_sb = best(all_sb[:, :, 0], order_sb)
     token_sb = tile_of((tokens, 1), nl.int32)
+    given_sb, last = found_sb[:, 1:2], float(size * vocabulary)
     nisa.tensor_scalar(
-        dst=token_sb,
-        data=found_sb[:, 1:2],
-        op0=nl.multiply,
-        operand0=-1.0,
-        op1=nl.add,
-        operand1=float(size * vocabulary),
+        dst=token_sb, data=given_sb, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=last
     )
     return token_sb
 
