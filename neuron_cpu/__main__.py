@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     refusals: tuple[type[Exception], ...] = (StandInError, OSError, MemoryError)
     try:
         with streams.uninterrupted():
-            terminal.printed(ensure_sdk())
+            _say(ensure_sdk())
             from .core import NkiError
         refusals = (*refusals, NkiError)
         with pointed_out(), kernels.targeted(args):

@@ -1,6 +1,7 @@
 """``learn [LESSON]``: twelve exercises from a vector add to decode attention."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     lesson = _lesson(args.lesson)
     if args.solution:
         _say(console, lesson.solution.read_text(encoding="utf-8").strip())
-        _say(console, f"\nThis file: {lesson.solution}")
+        print(f"\nThis file: {terminal.here(str(lesson.solution))}", file=sys.stderr)
         return 0
     if args.hint:
         for number, text in enumerate(book.next_hints(lesson), 1):

@@ -355,3 +355,9 @@ def test_the_page_quotes_what_the_first_lesson_says(capsys: pytest.CaptureFixtur
         assert quoted in told and quoted in " ".join(page.split())
     for line in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0].splitlines():
         assert line in FIRST.solution.read_text()
+
+
+def test_a_solution_on_standard_output_is_a_file_that_runs(capsys) -> None:
+    assert main(["learn", "1", "--solution"]) == 0
+    told = capsys.readouterr()
+    assert told.out == LESSONS[0].solution.read_text() and "This file: " in told.err
