@@ -50,7 +50,6 @@ ACCEPTED = [
     ("signature", "*BaseGroupQueryAttention.__init__", "takes rank_ordering of none", INNER),
     ("signature", "*:GroupQueryAttention_QKV.__init__", "rms_norm_eps is *", NOTHING),
     ("signature", "*gqa.py:maybe_pad_*", "*", INNER),
-    ("signature", "*:convert_mixtral_to_neuron_state_dict", "*state_dict*", "called by position"),
     ("signature", "*:get_kv_head_indices_*", "does without device", "everything is on the CPU"),
     ("signature", "*GridTileScheduler.__init__", "*", INNER),
     ("signature", "*HiddenStateRollingBuffer.*", "*", INNER),

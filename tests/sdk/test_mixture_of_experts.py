@@ -1,50 +1,56 @@
-"""The SDK stand-in's experts and its Mixtral, against Hugging Face and by hand."""
+"""The SDK stand-in's experts, alone and in a Qwen3-MoE, against Hugging Face and by hand."""
 
 from __future__ import annotations
+
+import sys
 
 import pytest
 import torch
 from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
 from neuronx_distributed.modules.moe.routing import RouterTopK
+from neuronx_distributed_inference.contract import QWEN3_MOE
 from neuronx_distributed_inference.models.config import MoENeuronConfig
-from neuronx_distributed_inference.models.mixtral.modeling_mixtral import (
-    MixtralInferenceConfig,
-    NeuronMixtralForCausalLM,
+from neuronx_distributed_inference.models.qwen3_moe.modeling_qwen3_moe import (
+    NeuronQwen3MoeForCausalLM,
+    Qwen3MoeInferenceConfig,
 )
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from neuron_cpu.runtime.ranks import Group, rank_context
 
+sys.modules.pop(QWEN3_MOE, None)  # as long as it is there the default version is another one
 SHAPE = dict(
     hidden_size=48,
-    intermediate_size=52,
+    head_dim=8,
+    moe_intermediate_size=52,
     num_hidden_layers=2,
     num_attention_heads=6,
     num_key_value_heads=2,
     vocab_size=211,
     max_position_embeddings=512,
-    num_local_experts=4,
+    num_experts=4,
+    norm_topk_prob=True,
     num_experts_per_tok=2,
-    sliding_window=None,
     initializer_range=0.2,
     tie_word_embeddings=False,
 )
 
 
 @pytest.fixture
-def mixtral(tmp_path):
+def qwen(tmp_path, monkeypatch):
     """Factory of (Hugging Face model, baseline application) of a configuration."""
 
     def make(load=True, shape=None, **neuron):
+        monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
         torch.manual_seed(0)
-        model = MixtralForCausalLM(MixtralConfig(**{**SHAPE, **(shape or {})})).eval()
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **(shape or {})})).eval()
         model.save_pretrained(tmp_path)
         options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": "float32", **neuron}
-        config = MixtralInferenceConfig(
+        config = Qwen3MoeInferenceConfig(
             MoENeuronConfig(**options), load_config=load_pretrained_config(str(tmp_path))
         )
-        app = NeuronMixtralForCausalLM(str(tmp_path), config)
+        app = NeuronQwen3MoeForCausalLM(str(tmp_path), config)
         if load:
             app.compile(tmp_path / "compiled")
             app.load(tmp_path / "compiled")
@@ -59,9 +65,9 @@ PROMPT = [5, 17, 101, 3, 44, 9]
 @pytest.mark.parametrize(
     "options", [pytest.param({}, marks=pytest.mark.full), {"tp_degree": 2, "capacity_factor": 2.0}]
 )
-def test_logits_equal_hugging_face(options, mixtral, generate, reference):
+def test_logits_equal_hugging_face(options, qwen, generate, reference):
     """A capacity of E/k and more drops nothing."""
-    model, app = mixtral(**options)
+    model, app = qwen(**options)
     tokens, logits = reference(model, PROMPT, 5)
     output = generate(app, [PROMPT], 5, return_dict_in_generate=True, output_logits=True)
     assert torch.equal(output.sequences[0, len(PROMPT) :], tokens)
@@ -69,10 +75,10 @@ def test_logits_equal_hugging_face(options, mixtral, generate, reference):
 
 
 @pytest.mark.full
-def test_sequence_parallel_ranks_give_the_same(mixtral, generate):
+def test_sequence_parallel_ranks_give_the_same(qwen, generate):
     results = []
     for parallel in (False, True):
-        _, app = mixtral(tp_degree=2, sequence_parallel_enabled=parallel)
+        _, app = qwen(tp_degree=2, sequence_parallel_enabled=parallel)
         output = generate(app, [PROMPT], 3, return_dict_in_generate=True, output_logits=True)
         results.append(torch.cat(output.logits))
     torch.testing.assert_close(*results, rtol=0, atol=1e-4)
@@ -103,7 +109,7 @@ def test_the_router_chooses_by_logits_and_its_affinities_cover_all_experts():
     torch.testing.assert_close(affinities.sum(-1), torch.ones(2))
 
 
-def test_refusals(mixtral):
+def test_refusals(qwen):
     with pytest.raises(ValueError, match="needs a top_k above 1"), rank_context(Group(0, 1)):
         ExpertMLPs(4, 1, 8, 6, "silu", True, None, normalize_top_k_affinities=True)
     with pytest.raises(NotImplementedError, match="Experts without a gate"):
@@ -115,6 +121,4 @@ def test_refusals(mixtral):
     with pytest.raises(TypeError, match=r"unexpected keyword arguments \['topk'\]"):
         experts(topk=2)
     with pytest.raises(NotImplementedError, match="NeuronConfig.quantized is not supported"):
-        mixtral(load=False, quantized=True, quantized_checkpoints_path="somewhere")
-    with pytest.raises(NotImplementedError, match="sliding_window 16 is shorter than seq_len 48"):
-        mixtral(load=False, shape={"sliding_window": 16})
+        qwen(load=False, quantized=True, quantized_checkpoints_path="somewhere")

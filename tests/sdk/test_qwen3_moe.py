@@ -17,7 +17,7 @@ from neuronx_distributed_inference.utils.argparse_utils import StringOrIntegers
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-del sys.modules[QWEN3_MOE]  # as long as it is there the default version is another one
+sys.modules.pop(QWEN3_MOE, None)  # as long as it is there the default version is another one
 MoENeuronConfig = Qwen3MoeInferenceConfig.get_neuron_config_cls()
 # Heads times their size is twice the hidden size.
 SHAPE = dict(

@@ -13,7 +13,6 @@ from ...modules.moe_v2 import initialize_moe_module
 from ..application_base import refuse_options
 from ..config import InferenceConfig, MoENeuronConfig, NeuronConfig
 from ..llama.modeling_llama import NeuronLlamaDecoderLayer, NeuronLlamaModel
-from ..mixtral.modeling_mixtral import stack_experts
 from ..qwen3.modeling_qwen3 import NeuronQwen3ForCausalLM, Qwen3InferenceConfig
 
 StateDict = Dict[str, torch.Tensor]
@@ -67,6 +66,28 @@ class NeuronQwen3MoeModel(NeuronLlamaModel):
     decoder_layer_cls = NeuronQwen3MoeDecoderLayer
 
 
+def stack_experts(state_dict: StateDict, config: InferenceConfig) -> None:
+    """Stack the experts of each layer: gate and up (E, H, 2I), down (E, I, H)."""
+    for layer in range(config.num_hidden_layers):
+        prefix = f"layers.{layer}.mlp."
+        if f"{prefix}gate.weight" not in state_dict:  # converted already
+            continue
+        router = state_dict.pop(f"{prefix}gate.weight")
+        state_dict[f"{prefix}router.linear_router.weight"] = router
+        gate, up, down = (
+            torch.stack(
+                [
+                    state_dict.pop(f"{prefix}experts.{expert}.{name}_proj.weight").t()
+                    for expert in range(config.num_experts)
+                ]
+            )
+            for name in ("gate", "up", "down")
+        )
+        stacked = f"{prefix}expert_mlps.mlp_op."
+        state_dict[f"{stacked}gate_up_proj.weight"] = torch.cat((gate, up), dim=2)
+        state_dict[f"{stacked}down_proj.weight"] = down
+
+
 class NeuronQwen3MoeForCausalLM(NeuronQwen3ForCausalLM):
     """The application: checkpoint conversion around the traced Qwen3-MoE."""
 
@@ -86,8 +107,7 @@ class NeuronQwen3MoeForCausalLM(NeuronQwen3ForCausalLM):
         state_dict: StateDict, config: InferenceConfig
     ) -> StateDict:
         """A Qwen3's conversion, and the experts."""
-        names = "gate_proj", "up_proj", "down_proj"
-        stack_experts(state_dict, config, "mlp", config.num_experts, names)
+        stack_experts(state_dict, config)
         return NeuronQwen3ForCausalLM.convert_hf_to_neuron_state_dict(state_dict, config)
 
     @classmethod
