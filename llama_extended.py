@@ -130,25 +130,18 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
     def convert_hf_to_neuron_state_dict(
         state_dict: llama.StateDict, config: InferenceConfig
     ) -> llama.StateDict:
-        return converted(state_dict, config)
+        state = as_integers(state_dict)
+        if is_nki_enabled(config) and config.neuron_config.torch_dtype is torch.float32:
+            state = {name: tensor.float() for name, tensor in state.items()}
+        if is_nki_enabled(config) and adapter_ranks(config):
+            add_adapters(state, config)
+        for prefix in (f"layers.{number}." for number in range(config.num_hidden_layers)):
+            llama_ranks.convert_attention(state, prefix, config)
+            convert_mlp(state, prefix, config)
+        convert_heads(state, config)
+        llama.add_ranks(state, config)
+        return as_quantised(state, config.neuron_config)
 
     @classmethod
     def get_config_cls(cls) -> Type[LlamaInferenceConfig]:
         return LlamaInferenceConfig
-
-
-def converted(
-    state_dict: llama.StateDict, config: InferenceConfig, convert_mlp: Any = convert_mlp
-) -> llama.StateDict:
-    """A Hugging Face checkpoint -> the model's; ``convert_mlp`` of one layer."""
-    state = as_integers(state_dict)
-    if is_nki_enabled(config) and config.neuron_config.torch_dtype is torch.float32:
-        state = {name: tensor.float() for name, tensor in state.items()}
-    if is_nki_enabled(config) and adapter_ranks(config):
-        add_adapters(state, config)
-    for prefix in (f"layers.{number}." for number in range(config.num_hidden_layers)):
-        llama_ranks.convert_attention(state, prefix, config)
-        convert_mlp(state, prefix, config)
-    convert_heads(state, config)
-    llama.add_ranks(state, config)
-    return as_quantised(state, config.neuron_config)
