@@ -29,6 +29,7 @@ def test_the_bound_is_that_of_the_roofline():
     assert decode_step.bound_ns(row) == pytest.approx(limits.bound)
 
 
+@pytest.mark.full
 def test_calls_and_collectives_cost_what_they_say(small):
     one, many = (decode_step.times(small, module) for module in (llama_step, llama))
     assert (one.kernels, many.kernels) == (1, 7)

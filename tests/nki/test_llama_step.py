@@ -215,15 +215,20 @@ def check(got, case, state):
             )
 
 
-@pytest.mark.parametrize("name", CASES)
+DEFAULT = "three sequences", "heads of 128", "new tokens of two sequences", "odd tiles", "in fp32"
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.full) for n in CASES]
+)
 def test_a_step_is_a_plain_llamas(name):
     case = CASES[name]
     state = checkpoint(case)
     check(run(case, state), case, state)
 
 
-@pytest.mark.parametrize("cores", [2, 1])
-@pytest.mark.parametrize("name", ["two ranks", "odd tiles", "new tokens of two sequences"])
+@pytest.mark.parametrize("cores", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["two ranks", "odd tiles"])
 def test_later_chips_and_two_cores(name, cores, target):
     target("trn2")
     case = CASES[name]._replace(cores=cores)
@@ -238,8 +243,8 @@ def test_a_tuple_of_layers_is_a_stack():
     assert torch.equal(stacked, tuples)
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_the_greedy_token_is_the_first_of_the_largest(ranks, cores, target):
     """Rows of the head that are equal give equal logits on both ranks, both cores and in several
     partitions; the vocabulary does not fill the last tile, whose logits would be zeros."""

@@ -27,12 +27,11 @@ def equal(app, model, generate, reference, steps=5):
         assert got[row].tolist() == reference(model, prompt, steps)[0].tolist()
 
 
-ALWAYS = VERSIONS[0], VERSIONS[-1]
-EACH = [v if v in ALWAYS else pytest.param(v, marks=pytest.mark.full) for v in VERSIONS]
+EACH = [v if v == VERSIONS[-1] else pytest.param(v, marks=pytest.mark.full) for v in VERSIONS]
 
 
 @pytest.mark.parametrize("version", EACH)
-@pytest.mark.parametrize("tp_degree", [1, 2])
+@pytest.mark.parametrize("tp_degree", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_tokens_of_hugging_face(
     step, tiny_llama, generate, reference, monkeypatch, version, tp_degree
 ):
@@ -50,7 +49,7 @@ def test_four_ranks_of_two_cores(step, tiny_llama, generate, reference, monkeypa
     equal(app, model, generate, reference)
 
 
-@pytest.mark.parametrize("tp_degree", [1, 2])
+@pytest.mark.parametrize("tp_degree", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_the_device_takes_greedy_tokens(step, tiny_llama, generate, reference, tp_degree):
     model, folder = tiny_llama(**SHAPE)
     app = build(
