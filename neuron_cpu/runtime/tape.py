@@ -297,9 +297,6 @@ class Capture:
         self._known[id(tensor)] = self._count, tensor
         return self._count
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._known
-
     def ref(self, tensor: torch.Tensor) -> Ref:
         """What stands for `tensor`; one that the capture has not met is a constant."""
         known = self._known.get(id(tensor))
