@@ -504,7 +504,12 @@ SOME = Path("draft")  # which a cell writes
 TREE = ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 TOKEN_TREE = ((0, (1, 2)), (1, (3,)), (2, (4,)))
 BOTH = {"batch": 2, "extended": True}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+EXPERTS = {
+    "head_dim": 128,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+}
 GPT_OSS = {"num_local_experts": 4, "num_experts_per_tok": 2, "initial_context_length": 2048}
 DBRX: dict[str, Any] = {
     **{"d_model": 256, "n_heads": 4, "n_layers": 2, "max_seq_len": 2048},

@@ -136,7 +136,7 @@ def _serve(command: list[str], expected: Expected) -> str:
 def _asked(address: str) -> str:
     """A completion of the server."""
     connection = http.client.HTTPConnection(address, timeout=LIMIT_SECONDS)
-    body = json.dumps({"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0})
+    body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     content = answer.read().decode()

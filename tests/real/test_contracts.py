@@ -73,6 +73,9 @@ DERIVED = {"world_size", "local_ranks_size", "overrides_torch_dtype"}  # set aga
 def test_configurations_have_the_fields_of_their_release(release, name):
     known, defaults = contracts.fields(release, name)
     own = vars(getattr(config_module, name)())
+    if name == "MoENeuronConfig":  # one class serves all releases, those of 0.7 and 0.9 too
+        later = (contracts.checkout(Path(FOLDER), each) for each in contracts.LATER.values())
+        known = known.union(*(contracts.fields(one, name)[0] for one in later))
     assert own.keys() - known - OWN_FIELDS == set()
     wrong = {
         key: (own[key], value)

@@ -29,9 +29,13 @@ class _ExpertLinear(BaseParallelLinear):
         if not self.weight.is_meta:
             self._init_weight(self.weight)
 
-    def forward(self, input_: torch.Tensor, chosen: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """With ``chosen`` (n,) the weights of those experts alone: (n, T, N)."""
-        return torch.matmul(input_, self.weight if chosen is None else self.weight[chosen])
+    def forward(
+        self, input_: torch.Tensor, expert_indices: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """With ``expert_indices`` (n,) the weights of those experts alone: (n, T, N)."""
+        return torch.matmul(
+            input_, self.weight if expert_indices is None else self.weight[expert_indices]
+        )
 
 
 class ExpertFusedColumnParallelLinear(_ExpertLinear):
