@@ -90,6 +90,12 @@ class Contract:
         return self.minor >= 4
 
     @property
+    def physical_cores(self) -> int:
+        """Of a logical core, by default: two where the environment names such a chip, from 0.7 on."""
+        chip = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+        return 2 if self.minor >= 7 and chip in ("trn2", "trn3") else 1
+
+    @property
     def saves_sharded_checkpoint(self) -> bool:
         """Default of `save_sharded_checkpoint`."""
         return self.minor <= 2

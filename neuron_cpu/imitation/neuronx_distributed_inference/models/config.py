@@ -328,7 +328,8 @@ class NeuronConfig:
         self._optional(take, "qkv_kernel_fuse_residual_add", False)
         self._optional(take, "fused_rmsnorm_skip_gamma", False)
         self._optional(take, "quantized_kernel_lower_bound", 1200.0)
-        cores = take("logical_neuron_cores", 1)
+        asked = os.environ.get("NEURON_LOGICAL_NC_CONFIG") or self.contract.physical_cores
+        cores = take("logical_neuron_cores", int(asked))
         if self.contract.has_field("logical_nc_config"):
             self.logical_nc_config = take("logical_nc_config", cores)
         else:
