@@ -117,7 +117,7 @@ contest: setup
 	cd $(CONTEST)/nki-moe && $(CONTEST_RUN) main.py --mode validate --qwen qwen3_moe --platform-target trn3 $(CONTEST_ARGS)
 	cd $(CONTEST)/nki-moe && for file in nki_tensor_add_example nki_custom_rmsnorm; do \
 	    $(CONTEST_RUN) $$file.py || exit 1; done
-	cd $(CONTEST)/winner && ../../$(BIN)/python generate_submission.py && \
+	cd $(CONTEST)/winner && $(CURDIR)/$(BIN)/python generate_submission.py && \
 	    $(CONTEST_RUN) main.py --mode generate --enable-nki --platform-target trn3 $(CONTEST_ARGS)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/contest_2026.py --write --entry $(CONTEST)/winner/qwen_with_nki.py
 

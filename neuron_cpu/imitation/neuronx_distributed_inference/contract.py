@@ -91,7 +91,7 @@ class Contract:
 
     @property
     def physical_cores(self) -> int:
-        """Of a logical core, by default: two where the environment names such a chip, from 0.7 on."""
+        """Of a logical core, by default: two where the environment says so, from 0.7 on."""
         chip = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
         return 2 if self.minor >= 7 and chip in ("trn2", "trn3") else 1
 
