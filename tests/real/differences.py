@@ -58,7 +58,6 @@ ACCEPTED = [
     ("signature", "*:mask_util", "takes * of none", INNER),
     ("signature", "*BlockKVCacheManager.*", "*", BASES),
     ("signature", "*KVCacheManager.*", "*", BASES),
-    ("signature", "*utils/accuracy.py:*", "*", "checks of models, which no model calls"),
     ("signature", "*utils/benchmark.py:*", "*", "benchmarks, which no model calls"),
     ("read", "*BaseParallelLinear.*", "*", "its subclasses here set and read it themselves"),
     ("read", "*Quantize*Parallel*", "*", "of experts, which are not quantised here"),

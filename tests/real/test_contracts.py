@@ -65,7 +65,9 @@ def test_layers_get_what_the_base_class_hands_them(release, tiny_llama, applicat
 
 
 OWN_FIELDS = {"contract"}
-DERIVED = {"world_size", "local_ranks_size", "overrides_torch_dtype"}  # set again behind it
+# Set again behind it, from other fields.
+DERIVED = {"world_size", "local_ranks_size", "overrides_torch_dtype"}
+DERIVED |= {"blockwise_matmul_config", "router_config"}
 
 
 @checkouts
