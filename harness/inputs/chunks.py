@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from harness.errors import UserError
 from harness.settings import Settings
 
 LONGEST_PREFILL = 2048  # tokens of one prefill graph unless asked for: beyond, chunks are faster
@@ -55,6 +56,12 @@ def default_chunk(
     most = min((MOST_INSTRUCTIONS / pairs - per_chunk) / per_pair, KEPT_BYTES / kept)
     longest = min(seq_len - 1, max(512, seq_len // 8))
     fitting = [c for c in CHUNKS if c <= longest and c not in taken]
+    if not fitting:
+        raise UserError(
+            f"--seq-len {seq_len} leaves no size for chunks of a prompt, expected one of "
+            f"{', '.join(map(str, CHUNKS))} below it that no prefill graph has; raise "
+            "--max-context-length to --seq-len."
+        )
     return next((c for c in fitting if c <= most), fitting[-1])
 
 

@@ -205,6 +205,12 @@ def test_longer_prompts_have_longer_chunks(tiny, seq_len, chunk):
     assert chunks.with_chunks(asked, MODEL_SHAPES["llama-3.2-1b"]).prefill_chunk == chunk
 
 
+def test_a_cache_without_a_size_for_chunks_is_refused(tiny):
+    asked = settings_of(tiny, "--seq-len", "64", "--max-context-length", "32")
+    with pytest.raises(UserError, match="--seq-len 64 leaves no size for chunks .* raise --max-"):
+        chunks.with_chunks(asked, MODEL_SHAPES["llama-3.2-1b"], [list(range(40))])
+
+
 def test_chunks_only_where_prompts_may_need_them(tiny):
     config = MODEL_SHAPES["llama-3.2-1b"]
 
