@@ -385,7 +385,7 @@ def test_command_shows_both_releases_where_they_differ(tmp_path, capsys, columns
 )
 def test_command_refuses_bad_input_in_one_sentence(kernel_file, capsys, arguments, message):
     assert main(["profile", *(a.format(file=kernel_file) for a in arguments)]) == 2
-    error, *lesson = capsys.readouterr().err.strip().split("\n")
+    _, error, *lesson = capsys.readouterr().err.strip().split("\n")  # behind the SDK's line
     assert message in error
     assert len(lesson) <= 1 and all(line.startswith("Lesson ") for line in lesson)
 

@@ -46,6 +46,8 @@ def check_values(program: Program) -> None:
         raise _Walk(program, codes=True).blame(stored)
     if walk.spoiled:
         error = _Walk(program, codes=True).blame(min(map(min, walk.spoiled.values())))
+        if error.identifier != "sim_undefined_data":  # tiles that share addresses, not padding
+            raise error
         warn(error.identifier, f"{error.message}; later stores replace them", error.source)
     for output in grounds(program.outputs):
         state = walk.state[output.id] if output.id in walk.state else walk.fresh(output)
