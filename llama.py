@@ -1738,7 +1738,8 @@ def multiply_rows(x_hbm, linear, norm, out_hbm):
         along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
         # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
         # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
-        for start, count in spans(block.count, HEAD_BYTES // (linear.tiles * x_hbm.itemsize)):
+        fitting = HEAD_BYTES // (linear.tiles * x_hbm.itemsize)
+        for start, count in spans(block.count, min(P_MAX, fitting)):
             out_sb = nl.ndarray((P_MAX, count, linear.tiles), dtype)
             for first, size in linear.pieces(count, last=True):
                 piece = linear.load(first, size)

@@ -1010,6 +1010,15 @@ def test_sequence_parallel_entries(
         assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
 
 
+def test_functions_that_take_xla_can_be_scripted():
+    """NxD 0.10 scripts a function of its own that makes a tensor."""
+    import torch_xla  # noqa: F401 - wraps torch.tensor
+
+    scripted = torch.jit.CompilationUnit("def f(x):\n    return x + torch.tensor([1.0])\n")
+    assert scripted.f(torch.ones(1)).item() == 2.0
+    assert torch.jit._builtins._find_builtin(torch.tensor) == "aten::tensor"
+
+
 def test_the_device_by_its_name():
     """`device="xla"` and `.to("xla")` are the CPU, as `xla_device()` is."""
     importlib.import_module("torch_xla")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.jit import _builtins
 
 CPU = torch.device("cpu")
 _OPERATORS = torch.library.Library("aten", "IMPL")
@@ -45,4 +46,8 @@ for _owner, _name in (
     (torch, "as_tensor"),
     (torch, "asarray"),
 ):
-    setattr(_owner, _name, _on_cpu(getattr(_owner, _name)))
+    _before = getattr(_owner, _name)
+    setattr(_owner, _name, _on_cpu(_before))
+    # TorchScript knows functions of PyTorch by their identity, and NxD scripts some of its own
+    if _builtins._find_builtin(_before) is not None:
+        _builtins._register_builtin(getattr(_owner, _name), _builtins._find_builtin(_before))
