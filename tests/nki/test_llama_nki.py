@@ -199,9 +199,9 @@ def test_times_agree(name):
 @pytest.mark.parametrize("name", CASES)
 def test_small_work_takes_no_longer(name):
     """Where every instruction counts: one that compares with '==' does what two had to, and sums
-    that have a tile each leave PSUM in more than one."""
+    that have a tile each leave PSUM in more than one. Many sequences of llama.py share a sum."""
     old, new = (alike(program) for program in programs(CASES[name]()))
-    assert 0.85 < new / old < 1.05
+    assert 0.85 < new / old < 1.06
 
 
 @pytest.mark.parametrize("name", CASES)
