@@ -188,8 +188,9 @@ class AdaptedLayer(NeuronLlamaDecoderLayer):
         """[R, T]: ones for the ranks that are a token's."""
         lora, (batch, length, _) = self.config.neuron_config.lora_config, columns.shape
         device = columns.stream.device
-        ids = torch.zeros(batch, device=device) if ids is None else ids
-        numbers = torch.arange(1, lora.max_loras + 1, device=device)
+        ids = torch.full((batch,), -1, device=device) if ids is None else ids
+        first = 0 if hasattr(lora, "dynamic_multi_lora") else 1  # of NxDI 0.7 and later, before
+        numbers = torch.arange(first, first + lora.max_loras, device=device)
         rows = numbers.repeat_interleave(lora.max_lora_rank)[:, None] == ids.reshape(1, -1)
         return rows.to(columns.stream.dtype).repeat_interleave(length, 1)
 
