@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,9 +114,13 @@ def generate() -> Callable[..., torch.Tensor]:
             )
             ids[row, columns] = torch.tensor(prompt)
             mask[row, columns] = 1
-        options = dict(do_sample=False, eos_token_id=None, pad_token_id=0, max_new_tokens=steps)
+        options = dict(
+            do_sample=False, top_k=1, eos_token_id=None, pad_token_id=0, max_new_tokens=steps
+        )
         options.update(kwargs)
-        output = adapter.generate(ids, attention_mask=mask, **options)
+        with warnings.catch_warnings():  # NxDI 0.1 goes by top_k
+            warnings.filterwarnings("ignore", "`do_sample` is set to `False`")
+            output = adapter.generate(ids, attention_mask=mask, **options)
         if not isinstance(output, torch.Tensor):
             return output
         return output[:, width:]

@@ -107,7 +107,7 @@ class Contract:
 
     @property
     def samples_by_default(self) -> bool:
-        """Default of `OnDeviceSamplingConfig.do_sample`."""
+        """Default of `OnDeviceSamplingConfig.do_sample`, and what the adapter goes by."""
         return self.minor == 1
 
     @property

@@ -15,9 +15,11 @@ from transformers.generation import (
     GenerationMixin,
     LogitsProcessorList,
     StoppingCriteriaList,
+    TopKLogitsWarper,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from ..contract import contract
 from ..models.config import InferenceConfig, to_dict
 from ..models.config import to_torch_dtype as _to_torch_dtype
 
@@ -69,6 +71,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         self.neuron_config = model.config.neuron_config
         self.on_device_sampling = model.on_device_sampling
         self.padding_side = self.neuron_config.padding_side
+        self._always_draws = contract().samples_by_default
         self.generation_config = self.generation_config or GenerationConfig()
 
     @property
@@ -136,7 +139,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
                 if logits_warper is not None:
                     scores = logits_warper(input_ids, scores)
                 self._collect(generation_config, collected, scores, logits)
-                next_tokens = _choose_token(scores, generation_config)
+                next_tokens = self._choose_token(scores, generation_config)
             # Rows that are finished go on as padding, until all are.
             if pad_token_id is not None:
                 next_tokens = torch.where(unfinished, next_tokens, pad_token_id)
@@ -241,6 +244,21 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             model_kwargs["attention_mask"] = torch.cat(parts, dim=-1)
         return model_kwargs
 
+    def _choose_token(
+        self, scores: torch.Tensor, generation_config: GenerationConfig
+    ) -> torch.Tensor:
+        """(B,) int64: the arg-maximum, or a draw from the processed scores (B, V).
+
+        The adapter of NxDI 0.1 draws among the best `top_k` even where `do_sample` is False
+        (v0.1.0, utils/hf_adapter.py: its sampler is made without it, and samples by default).
+        """
+        draws = generation_config.do_sample or self._always_draws
+        if not draws or generation_config.top_k == 1:
+            return torch.argmax(scores, dim=-1)
+        if not generation_config.do_sample:
+            scores = TopKLogitsWarper(generation_config.top_k)(scores, scores)
+        return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+
 
 def _hf_config(config: InferenceConfig) -> PretrainedConfig:
     """The model's attributes as a Hugging Face config, without the Neuron part."""
@@ -260,10 +278,3 @@ def _pad_token(generation_config: GenerationConfig) -> Optional[int]:
     if isinstance(eos, list):
         return eos[0] if eos else None
     return eos
-
-
-def _choose_token(scores: torch.Tensor, generation_config: GenerationConfig) -> torch.Tensor:
-    """(B,) int64: the arg-maximum, or a draw from the processed scores (B, V)."""
-    if not generation_config.do_sample or generation_config.top_k == 1:
-        return torch.argmax(scores, dim=-1)
-    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
