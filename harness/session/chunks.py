@@ -29,12 +29,12 @@ class PromptInChunks(hf_adapter.HuggingFaceGenerationAdapter):
         # NxDI's adapter puts the model's forward in the place of this class's.
         self.__dict__.pop("forward", None)
 
-    def _sample(self, *args: Any, generation_config: Any, **given: Any) -> Any:
+    def _sample(self, *args: Any, **given: Any) -> Any:
         # NxDI 0.1 draws among the best `top_k` even where `do_sample` is False (v0.1.0, Sampler of
         # utils/hf_adapter.py), and transformers' default is 50: here, as it has checked them.
-        if not generation_config.do_sample:
-            generation_config.top_k = 1
-        return super()._sample(*args, generation_config=generation_config, **given)
+        if not given["generation_config"].do_sample:
+            given["generation_config"].top_k = 1
+        return super()._sample(*args, **given)
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
         if inputs.get(_HOOK) is None:
