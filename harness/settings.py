@@ -13,7 +13,7 @@ _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
     "output_logits vocab_parallel fused_qkv sequence_parallel_enabled flash_decoding_enabled "
     "enable_bucketing "
-    "context_encoding_buckets token_generation_buckets tp_degree cp_degree pp_degree "
+    "context_encoding_buckets token_generation_buckets tp_degree cp_degree "
     "is_continuous_batching ctx_batch_size apply_seq_ids_mask async_mode"
 )
 
@@ -287,7 +287,6 @@ class Settings:
     context_encoding_buckets: Optional[list[int]]
     token_generation_buckets: Optional[list[int]]
     tp_degree: Optional[int]
-    pp_degree: int
 
     # quantisation, by NxDI's names
     quantized: bool
@@ -313,8 +312,6 @@ class Settings:
     host_step_us: Optional[float]
     collective_us: Optional[float]
     collective_gb_per_s: Optional[float]
-    transfer_us: Optional[float]
-    transfer_gb_per_s: Optional[float]
 
     def neuron_config(self) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names; None values left out."""

@@ -28,7 +28,6 @@ from harness.simulator import (
 )
 from neuron_cpu.console import progress
 from neuron_cpu.runtime import recording
-from neuron_cpu.runtime.pipeline import TRANSFER
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
@@ -73,21 +72,6 @@ class Operator:
 
 
 @dataclass
-class StageEstimate:
-    """One stage of a pipeline: its operators, and what it sends when they are done.
-
-    Attributes:
-        work_ns: of its own operators.
-        sent_bytes, sent_ns: of the hidden states for the next stage, of the outputs for the first
-            one where it is the last.
-    """
-
-    work_ns: float = 0.0
-    sent_bytes: int = 0
-    sent_ns: float = 0.0
-
-
-@dataclass
 class GraphEstimate:
     """One sub-model and bucket on one rank.
 
@@ -99,7 +83,6 @@ class GraphEstimate:
         steps: (kind, name, module, nanoseconds) of everything in order.
         elsewhere_ns: latency under the DMA profiles of other SDK releases, by their names.
         prior: cached tokens that a prompt's graph reads, tiles of them in a chunk.
-        stages: of a pipeline, whose operators are those of one rank of each stage; else none.
     """
 
     submodel: str
@@ -111,7 +94,6 @@ class GraphEstimate:
     steps: list[tuple[str, str, str, float]] = field(default_factory=list)
     elsewhere_ns: dict[str, float] = field(default_factory=dict)
     prior: int = 0
-    stages: list[StageEstimate] = field(default_factory=list)
 
     @property
     def sizes(self) -> str:
@@ -377,13 +359,10 @@ def overheads(settings: Settings) -> cost.Overheads:
         "argmax_ns": settings.argmax_us,
         "host_ns": settings.host_step_us,
         "collective_ns": settings.collective_us,
-        "transfer_ns": settings.transfer_us,
     }
     values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
     if settings.collective_gb_per_s is not None:
         values["collective_bytes_per_ns"] = settings.collective_gb_per_s  # GB/s = bytes per ns
-    if settings.transfer_gb_per_s is not None:
-        values["transfer_bytes_per_ns"] = settings.transfer_gb_per_s
     return cost.Overheads(**values)
 
 
@@ -431,8 +410,6 @@ class Estimator:
         """Nanoseconds of one event by itself."""
         if event.program is not None:
             return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns
-        if event.name == TRANSFER:
-            return self.overheads.transfer(event.bytes)
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
         bound = dma_profile == cost.UPPER_BOUND
@@ -443,11 +420,9 @@ class Estimator:
     def _times(self, events: Sequence[Event], dma_profile: str) -> list[float]:
         """Nanoseconds of each event. PyTorch operators without products that follow each other
         are one fused pass: the largest counts, the others are free. What reads or writes single
-        rows is no part of a pass. Tensors that pass between stages together start once."""
+        rows is no part of a pass."""
         times = [self.time(event, dma_profile) for event in events]
         for at, (before, event) in enumerate(zip(events, events[1:]), 1):
-            if before.name == event.name == TRANSFER:
-                times[at] -= self.overheads.transfer_ns
             # Weights that data choose are read once, by the product behind them: NxDI compiles
             # experts with --internal-enable-dge-levels vector_dynamic_offsets.
             if before.name in _ROW_READS and event.macs and 2 * event.bytes >= before.bytes:
@@ -501,7 +476,6 @@ class Estimator:
             list(plans.values()),
             steps,
             {name: time + self._around(submodel, time) for name, time in elsewhere.items()},
-            stages=_stages(bare, times),
         )
 
     def _around(self, submodel: str, device_ns: float) -> float:
@@ -509,22 +483,6 @@ class Estimator:
         if self.runs_ahead and submodel == DECODE:
             return self.overheads.exposed_ns(device_ns)
         return self.overheads.step_ns
-
-
-def _stages(events: Sequence[Event], times: Sequence[float]) -> list[StageEstimate]:
-    """The stages that transfers divide a graph into, in order; none where there are none."""
-    found: list[StageEstimate] = []
-    sending = True  # so that the first event begins a stage
-    for event, time in zip(events, times, strict=True):
-        if event.name == TRANSFER:
-            found[-1].sent_bytes += event.bytes
-            found[-1].sent_ns += time
-        else:
-            if sending:
-                found.append(StageEstimate())
-            found[-1].work_ns += time
-        sending = event.name == TRANSFER
-    return found if len(found) > 1 else []
 
 
 def layer_free(path: str) -> str:

@@ -180,7 +180,7 @@ def _check_chunks(settings: Settings) -> None:
 
 
 def _check_ranks(settings: Settings) -> None:
-    """What ranks that share a prompt, a cache or the layers do not go with."""
+    """What ranks that share a prompt or a cache do not go with."""
     left = {"--padding-side left": settings.padding_side == "left"}
     speculation = settings.speculation
     graphs = {
@@ -211,13 +211,6 @@ def _check_ranks(settings: Settings) -> None:
             {**shared, "quantised weights": settings.quantized, **graphs},
             "--cp-degree gives groups of ranks parts of a prompt and does not go with {}; leave "
             "one of them out.",
-        )
-    if settings.pp_degree > 1:
-        whole = {"--cp-degree": (settings.cp_degree or 1) > 1, "--async-mode": settings.async_mode}
-        refuse_any(
-            {**shared, **whole, **graphs},
-            "--pp-degree splits layers over stages, which exchange hidden states alone, and does "
-            "not go with {}; leave one of them out.",
         )
 
 

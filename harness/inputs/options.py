@@ -363,11 +363,6 @@ TOPICS = {
                form=_of(above_zero, "S", default=3600.0)),
     ), ()),
     "experiments": Topic("demonstrations (docs/experiments.md)", (
-        Option("--transfer-us", "assumed cost: start of one transfer between instances", _PROFILE,
-               _of(at_least_zero, "US")),
-        Option("--transfer-gb-per-s", "assumed rate of one rank's transfer", _PROFILE, _RATE),
-        Option("--pp-degree", "stages to split the layers over, each of --tp-degree ranks",
-               _RUN, {**N, "default": 1}),
         Option("--cp-degree", "parts of a prompt, each for tp / cp ranks (NxDI 0.4 and later)",
                form=N),
         Option("--enable-eagle-speculation", "an EAGLE head is the draft", _GUESS, ON),
@@ -401,6 +396,7 @@ REFUSED = {
     "--rmsnorm-quantize-kernel-enabled": _PRIVATE_KERNEL,
     "--quantized-kernel-lower-bound": _PRIVATE_KERNEL,
     "--mlp-kernel-fuse-residual-add": _PRIVATE_KERNEL,
+    "--pp-degree": "no release of NxDI runs layers in stages; raise --tp-degree",
 }
 OPTIONS = {option.flag: option for topic in TOPICS.values() for option in topic.options}
 ONLY_IN = {flag: option.modes for flag, option in OPTIONS.items() if option.modes}

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -116,8 +115,6 @@ def show(
         terminal.print_table(out, tables.figure_table(title, graph.figures()))
         terminal.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
         out.print(included(graph))
-        if graph.stages:
-            terminal.print_table(out, _stages(graph))
     for graph in graphs:
         for op in graph.operators:
             if op.profile is None or id(op.profile) in seen or not op.profile.lines:
@@ -131,23 +128,6 @@ def show(
                 out.print(words)
             lines = tables.line_table(op.profile.lines, op.profile.time_ns, top)
             terminal.print_table(out, lines, tables.EXPENDABLE, "bound by", ELSEWHERE)
-
-
-def _stages(graph: GraphEstimate) -> Table:
-    """What each stage of a pipeline works, one after the other, and what it sends."""
-    table = Table(title="\nstages, one after the other", title_justify="left")
-    for name in ("stage", "work ms", "sends", "bytes a rank", "transfer µs"):
-        table.add_column(name, justify="right")
-    for number, stage in enumerate(graph.stages):
-        last = number == len(graph.stages) - 1
-        table.add_row(
-            str(number),
-            f"{stage.work_ns / 1e6:,.3f}",
-            "outputs to stage 0" if last else f"hidden states to stage {number + 1}",
-            f"{stage.sent_bytes:,}",
-            f"{stage.sent_ns / 1e3:,.1f}",
-        )
-    return table
 
 
 def _calls(prompt: PromptEstimate) -> Table:
@@ -265,7 +245,6 @@ def as_json(found: Estimates, dma_profile: str, order: str) -> dict[str, Any]:
                 "latency_ns_by_release": _by_release(g, dma_profile),
                 "binding": binding(g),
                 "figures": g.figures(),
-                "stages": [asdict(stage) for stage in g.stages],
                 "operators": [_operator_json(op) for op in g.operators],
             }
             for g in found.graphs

@@ -254,29 +254,12 @@ def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
             "--no-isolate runs the submission in the driver's process, and under torchrun each "
             "rank needs one of its own; leave it out, or start main.py without torchrun."
         )
-    if settings.async_mode:
+    if settings.tp_degree not in (None, place.size):
         raise UserError(
-            "--async-mode runs decode steps beside what else is asked of the ranks, which under "
-            "torchrun meet in one order only; leave it out."
-        )
-    return replace(settings, tp_degree=_tp_degree(settings, place))
-
-
-def _tp_degree(settings: Settings, place: Place) -> int:
-    """Ranks of one stage, where torchrun has started those of all stages."""
-    each, rest = divmod(place.size, settings.pp_degree)
-    if rest:
-        raise UserError(
-            f"--pp-degree must divide {place.size}, the number of processes that torchrun has "
-            f"started, got {settings.pp_degree}; start as many as stages times ranks."
-        )
-    if settings.tp_degree not in (None, each):
-        stages = f" in {settings.pp_degree} stages" if settings.pp_degree > 1 else ""
-        raise UserError(
-            f"--tp-degree must be {each}, as torchrun has started {place.size} processes{stages}, "
+            f"--tp-degree must be {place.size}, as torchrun has started {place.size} processes, "
             f"got {settings.tp_degree}; leave it out."
         )
-    return each
+    return replace(settings, tp_degree=place.size)
 
 
 def follow(place: Place) -> int:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from neuronx_distributed_inference.models import config as config_classes
 from neuronx_distributed_inference.models.config import (
-    FusedSpecNeuronConfig,
     NeuronConfig,
     OnDeviceSamplingConfig,
     to_torch_dtype,
@@ -144,7 +143,8 @@ def _with_draft(host: Host, model_class: Any, target: Any) -> Any:
         load_config=load_pretrained_config(str(asked.draft_path)),
         pad_token_id=host.job.pad_token_id,
     )
-    return FusedSpecNeuronConfig(model_class._model_cls, config, str(asked.draft_path))
+    fused = config_classes.FusedSpecNeuronConfig
+    return fused(model_class._model_cls, config, str(asked.draft_path))
 
 
 def _chunks_of(values: dict[str, Any]) -> Any:

@@ -4,12 +4,12 @@ The SDK's own loops end a few tokens early, and prompt lookup it names without h
 gives the tokens of plain decoding, all of them, on every version.
 """
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from neuronx_distributed.utils.medusa_utils import generate_medusa_buffers
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -203,7 +203,8 @@ class Tree(Speculative):
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)
-        made = generate_medusa_buffers(self.neuron_config.medusa_tree)
+        library = importlib.import_module("neuronx_distributed.utils.medusa_utils")
+        made = library.generate_medusa_buffers(self.neuron_config.medusa_tree)
         self._mask, self._places = made["medusa_attn_mask"], made["tree_indices"]
         self._depths, self._paths = made["medusa_position_ids"], made["retrieve_indices"]
         self._cached = 0  # tokens in front of the last call

@@ -9,8 +9,6 @@ connection, and one that hangs is waited for as long as `Place.timeout_seconds` 
 """
 
 import contextlib
-import io
-import sys
 import zlib
 from datetime import timedelta
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple
@@ -24,24 +22,18 @@ from neuron_cpu.processes.torchrun import Place
 
 from .rendezvous import Combine, RankStopped
 
-# Of a note: this rank takes part in something, has ended, has failed, waits for another stage, or
-# takes part with a tensor that follows the note.
-_MEETS, _ENDED, _FAILED, _IDLE, _MEETS_LARGE = range(5)
+# Of a note: this rank takes part in something, has ended, has failed, or takes part with a tensor
+# that follows the note.
+_MEETS, _ENDED, _FAILED, _MEETS_LARGE = range(4)
 _TEXT_BYTES = 1024  # of a note: what the rank is up to, and a label or a reason
-_NAMED = "named tuple"
 _SMALL_BYTES = 8192  # tensors up to it travel with the note: a row of 4096 features in bf16
 
 
 class Processes:
-    """The ranks of one torchrun as the process of one of them sees them.
+    """The ranks of one torchrun as the process of one of them sees them."""
 
-    Collectives are among the ranks of one stage of a pipeline, `stage_size` that follow each other;
-    those of other stages take part in the notes meanwhile, so that all know of every failure.
-    """
-
-    def __init__(self, place: Place, group: Any, stages: int = 1) -> None:
+    def __init__(self, place: Place, group: Any) -> None:
         self.rank, self.size = place.rank, place.size
-        self.stage_size = place.size // stages
         self._group = group
         self._failure: Optional[BaseException] = None  # of the running call
         self._broken: Optional[CollectiveError] = None  # for good: the connection is gone
@@ -55,8 +47,8 @@ class Processes:
     def exchange(
         self, rank: int, label: str, tensor: torch.Tensor, combine: Combine
     ) -> torch.Tensor:
-        """Meet the other ranks of the stage with `tensor`; returns the part of `combine`'s result
-        that is for `rank`, this one's number among them."""
+        """Meet the other ranks with `tensor`; returns the part of `combine`'s result for `rank`,
+        this one's number."""
         if self._failure is not None:
             raise RankStopped
         whole = tensor.contiguous()
@@ -64,48 +56,10 @@ class Processes:
             carried = self._compare_notes(_MEETS, label, _as_bytes(whole))
             parts = [data[: whole.nbytes].view(whole.dtype).view(whole.shape) for data in carried]
         else:
-            self._compare_notes(_MEETS_LARGE, label, _as_bytes(torch.tensor([whole.nbytes])))
+            self._compare_notes(_MEETS_LARGE, label)
             parts = [torch.empty_like(whole) for _ in range(self.size)]
             self._gather(label, [_as_bytes(part) for part in parts], _as_bytes(whole))
-        first = self.rank - rank
-        return combine(parts[first : first + self.stage_size])[rank]
-
-    def hand_over(self, label: str, value: Any, receivers: Sequence[int]) -> None:
-        """Send what this stage has made to ranks of other stages, which wait for it: tensors
-        inside of lists, dicts and tuples, those with names too."""
-        if self._failure is not None:
-            raise RankStopped
-        stream = io.BytesIO()
-        torch.save(_plain(value), stream)
-        data = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
-        self._compare_notes(_MEETS, label, _as_bytes(torch.tensor([len(data)])))
-        for receiver in receivers:
-            self._connected(label, lambda to=receiver: self._group.send([data], to, 0))
-
-    def take_over(self, label: str, sender: Optional[int]) -> Any:
-        """Wait until another stage hands over under `label`; what `sender` gives, None: nothing."""
-        carried = self._idle_until(label)
-        if sender is None:
-            return None
-        data = torch.empty(_size_in(carried[sender]), dtype=torch.uint8)
-        self._connected(label, lambda: self._group.recv([data], sender, 0))
-        return _made(torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True))
-
-    def _idle_until(self, label: str) -> List[torch.Tensor]:
-        """Take part in what another stage does, up to this label; what ranks carry then."""
-        while True:
-            if self._failure is not None:
-                raise RankStopped
-            notes, carried = self._all_notes(_IDLE, label)
-            self._stop_where(_disagreement(notes))
-            at = next(rank for rank, (kind, _) in enumerate(notes) if kind != _IDLE)
-            kind, text = notes[at]
-            if kind == _MEETS_LARGE:
-                size = _size_in(carried[at])
-                own = torch.zeros(size, dtype=torch.uint8)
-                self._gather(text, [torch.empty_like(own) for _ in range(self.size)], own)
-            if text == label:
-                return carried
+        return combine(parts)[rank]
 
     def call(self, function: Callable[[], Any], label: str) -> Any:
         """Run this rank's part of a call that all ranks make; raises the failure of any.
@@ -208,48 +162,6 @@ def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
-def _plain(value: Any) -> Any:
-    """A value of what `torch.load` reads without running code; a CollectiveError names others."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {name: _plain(one) for name, one in value.items()}
-    if hasattr(value, "_fields"):
-        return (_NAMED, type(value).__module__, type(value).__qualname__, *map(_plain, value))
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise CollectiveError(
-        f"A stage hands over a {type(value).__name__}, expected tensors in lists, dicts and tuples "
-        "(those with names, too); let the model pass those between its layers."
-    )
-
-
-def _made(value: Any) -> Any:
-    """What `_plain` had, with the named tuples that this process knows."""
-    if isinstance(value, dict):
-        return {name: _made(one) for name, one in value.items()}
-    if not isinstance(value, (list, tuple)):
-        return value
-    if tuple(value[:1]) != (_NAMED,):
-        return type(value)(map(_made, value))
-    found: Any = sys.modules.get(value[1])
-    for part in value[2].split("."):
-        found = getattr(found, part, None)
-    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
-        raise CollectiveError(
-            f"A stage hands over a {value[2]}, expected a named tuple that the model's file "
-            "defines on every rank."
-        )
-    return found(*map(_made, value[3:]))
-
-
-def _size_in(carried: torch.Tensor) -> int:
-    """The number of bytes that a note carries."""
-    return int(carried[:8].view(torch.int64)[0])
-
-
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
@@ -273,14 +185,8 @@ def _disagreement(notes: Sequence[Tuple[int, str]]) -> Optional[str]:
             "ended its forward, expected every rank to take part in every collective; do not "
             "let the number of collectives depend on the rank or on tensor values."
         )
-    busy = [(rank, text) for rank, (kind, text) in enumerate(notes) if kind != _IDLE]
-    if not busy:
-        return (
-            f"All stages of the pipeline wait ({notes[0][1]} on rank 0), expected one that works; "
-            "let the model's forward call its embedding and its norm once."
-        )
-    if len({text for _, text in busy}) > 1:
-        described = ", ".join(f"rank {rank}: {text}" for rank, text in busy)
+    if len({text for _, text in notes}) > 1:
+        described = ", ".join(f"rank {rank}: {text}" for rank, (_, text) in enumerate(notes))
         return (
             f"Ranks met in different collectives ({described}), expected the same operation, "
             "dtype and shape on every rank; make the model's forward alike on all ranks."
@@ -322,11 +228,11 @@ def join(place: Place) -> Processes:
     return _joined
 
 
-def joined(size: int, stages: int = 1) -> Optional[Processes]:
+def joined(size: int) -> Optional[Processes]:
     """The ranks of a model of `size` ranks, where they are processes; joins them on the first call.
 
-    `size` counts those of all `stages` of a pipeline. A model of one rank runs in any process
-    alone. A CollectiveError where torchrun has started another number of processes.
+    A model of one rank runs in any process alone. A CollectiveError where torchrun has started
+    another number of processes.
     """
     place = torchrun.place()
     if size == 1 or (place is None and _joined is None):
@@ -334,11 +240,9 @@ def joined(size: int, stages: int = 1) -> Optional[Processes]:
     ranks = _joined or join(place)
     if ranks.size != size:
         raise CollectiveError(
-            f"The model has a tensor-parallel degree of {size // stages}"
-            f"{f' in {stages} stages' if stages > 1 else ''}, expected {ranks.size} ranks in all, "
-            "the number of processes that torchrun has started; give both the same."
+            f"The model has a tensor-parallel degree of {size}, expected {ranks.size} ranks in "
+            "all, the number of processes that torchrun has started; give both the same."
         )
-    ranks.stage_size = size // stages
     return ranks
 
 

@@ -24,7 +24,7 @@ from neuron_cpu.core import release_thread
 from neuron_cpu.core.device import ranks as kernel_ranks
 from neuron_cpu.errors import CollectiveError
 
-from . import pipeline, processes, rounding
+from . import processes, rounding
 from .rendezvous import Combine, RankStopped, Rendezvous
 
 # Who watches a trace: the operation, this rank's tensor, what computes the result -> the result.
@@ -50,7 +50,6 @@ class Group:
         self.kv_shared: Optional[Group] = None  # flash decoding: ranks of one KV head
         # Context parallelism: ranks with one part of a prompt, and those with the same heads.
         self.context_parallel: Optional[Tuple[Group, Group]] = None
-        self.pipeline: Optional[pipeline.Pipeline] = None  # where layers are in several stages
 
     def rank(self) -> int:
         return self._rank
@@ -207,12 +206,8 @@ class _Reports:
             told.clear()
 
 
-# Where a rank meets others, and its number there.
-_Meetings = Sequence[Tuple[Rendezvous, int]]
-
-
 def _serve(
-    group: Group, rank: int, meetings: _Meetings, inbox: queue.SimpleQueue, done: _Reports
+    group: Group, rank: int, meeting: Rendezvous, inbox: queue.SimpleQueue, done: _Reports
 ) -> None:
     """Body of a rank's thread: take a function, run it, report; None ends the thread."""
     # Ranks share the cores: with one OpenMP team per rank, more threads than cores would spin.
@@ -227,32 +222,19 @@ def _serve(
         try:
             with torch.no_grad():
                 result = function()
-        except RankStopped:  # what broke one meeting breaks all
-            _fail(meetings, _failure(meetings))
+        except RankStopped:  # the meeting has the reason
+            pass
         except BaseException as error:  # the caller's thread raises it
-            _fail(meetings, error)
+            meeting.fail(error)
         # Also where all went well: ranks that still wait would wait for this one for ever.
-        for meeting, number in meetings:
-            meeting.leave(number)
+        meeting.leave(rank)
         # Between calls the thread lives on and must not keep the call's weights and caches alive.
         del function
         # Every rank reports exactly once a call, whatever happened: the caller counts reports.
         done.put(rank, result)
 
 
-def _failure(meetings: _Meetings) -> Optional[BaseException]:
-    """The first that broke one of the meetings."""
-    return next((meeting.failure for meeting, _ in meetings if meeting.failure), None)
-
-
-def _fail(meetings: _Meetings, error: Optional[BaseException]) -> None:
-    """Break all meetings, those of them that are not broken yet."""
-    for meeting, _ in meetings:
-        if error is not None:
-            meeting.fail(error)
-
-
-_POOLS: weakref.WeakSet[Union[RankPool, Companion]] = weakref.WeakSet()
+_POOLS: weakref.WeakSet[RankPool] = weakref.WeakSet()
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -266,8 +248,7 @@ def _end_threads() -> None:
 
 
 class RankPool:
-    """The ranks of one application: threads that live as long as the pool, `size` for each of the
-    `stages` of a pipeline, stage by stage.
+    """The ranks of one application: `size` threads that live as long as the pool.
 
     With one rank there are no threads: the caller's thread is the rank. Threads rather than
     processes, because PyTorch releases the interpreter lock inside heavy operators and weights
@@ -275,39 +256,25 @@ class RankPool:
     which one rank lives, and the same calls are made on all of them.
     """
 
-    def __init__(self, size: int, stages: int = 1) -> None:
-        self.size = size * stages
+    def __init__(self, size: int) -> None:
+        self.size = size
         self._inboxes: List[queue.SimpleQueue] = []
-        self._processes = processes.joined(self.size, stages)
-        # The meetings of single stages come first: what breaks one is the reason of all others.
-        self._meetings = [Rendezvous(size) for _ in range(stages)]
-        if stages > 1:
-            self._meetings.append(Rendezvous(self.size))
-        self._groups = [self._group(rank, size, stages) for rank in range(self.size)]
-        self._done = _Reports(self.size)
+        self._processes = processes.joined(size)
+        self._meeting = Rendezvous(size)
+        meeting = self._processes or self._meeting
+        self._groups = [Group(rank, size, meeting) for rank in range(size)]
+        self._done = _Reports(size)
         self._busy = threading.Lock()
-        if self.size > 1 and self._processes is None:
-            self._start_threads(size)
+        if size > 1 and self._processes is None:
+            self._start_threads()
 
-    def _group(self, rank: int, size: int, stages: int) -> Group:
-        """The group of a stage's ranks as one of all ranks sees it."""
-        group = Group(rank % size, size, self._processes or self._meetings[rank // size])
-        if stages > 1 and self._processes is None:
-            group.pipeline = pipeline.of_threads(self._meetings[-1], rank, size, stages)
-        elif stages > 1 and rank == self._processes.rank:
-            group.pipeline = pipeline.of_processes(self._processes)
-        return group
-
-    def _start_threads(self, size: int) -> None:
+    def _start_threads(self) -> None:
         """A thread for each rank, which must not hold the pool: it would never be collected."""
         self._inboxes = [queue.SimpleQueue() for _ in range(self.size)]
         for rank, (group, inbox) in enumerate(zip(self._groups, self._inboxes, strict=True)):
-            meetings = [(self._meetings[rank // size], group.rank())]
-            if self.size > size:
-                meetings.append((self._meetings[-1], rank))
             thread = threading.Thread(
                 target=_serve,
-                args=(group, rank, meetings, inbox, self._done),
+                args=(group, rank, self._meeting, inbox, self._done),
                 name=f"rank-{rank}",
                 daemon=True,
             )
@@ -358,8 +325,7 @@ class RankPool:
             raise ValueError(f"Expected {expected} functions, one a rank, got {len(functions)}.")
 
     def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
-        for meeting in self._meetings:
-            meeting.start()
+        self._meeting.start()
         results: List[Any] = [None] * self.size
         for inbox, function in zip(self._inboxes, functions, strict=True):
             inbox.put(function)
@@ -373,20 +339,15 @@ class RankPool:
                 rank += 1
             except KeyboardInterrupt as error:  # stop the ranks first, then let it through
                 interrupted = error
-                _fail(self._all_meetings, error)
+                self._meeting.fail(error)
         self._done.clear()
         if interrupted is not None:
             raise interrupted
-        failure = _failure(self._all_meetings)
-        for meeting in self._meetings:  # ranks of another pool may run modules of this one next
-            meeting.start()
+        failure = self._meeting.failure
+        self._meeting.start()  # ranks of another pool may run modules of this one next
         if failure is not None:
             raise failure
         return results
-
-    @property
-    def _all_meetings(self) -> _Meetings:
-        return [(meeting, 0) for meeting in self._meetings]
 
     def close(self) -> None:
         """End the threads; the pool cannot be used afterwards."""
@@ -398,61 +359,13 @@ class RankPool:
         self.close()
 
 
-def on_first_rank(size: int, function: Callable[[], Any], stages: int = 1) -> None:
+def on_first_rank(size: int, function: Callable[[], Any]) -> None:
     """Run `function` here, or where ranks are processes on rank 0's only, while the others wait.
 
     What it raises there ends the call on all of them.
     """
-    ranks = processes.joined(size * stages, stages)
+    ranks = processes.joined(size)
     if ranks is None:
         function()
     else:
         ranks.call(function if ranks.rank == 0 else lambda: None, "what rank 0 does for all")
-
-
-class Companion:
-    """A thread beside its owner's, for one function at a time; it ends with the companion."""
-
-    def __init__(self, name: str) -> None:
-        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
-        self._outbox: queue.SimpleQueue = queue.SimpleQueue()
-        arguments = (self._inbox, self._outbox)
-        thread = threading.Thread(target=_accompany, args=arguments, name=name, daemon=True)
-        _THREADS.add(thread)
-        thread.start()
-        _POOLS.add(self)
-
-    def submit(self, function: Callable[[], Any]) -> None:
-        """Begin to run `function`; `result` has to be called before the next one."""
-        self._inbox.put(function)
-
-    def result(self) -> Any:
-        """Wait for the function; returns what it has returned, or raises what it has raised."""
-        value, error = self._outbox.get()
-        if error is not None:
-            raise error
-        return value
-
-    def close(self) -> None:
-        """End the thread behind what it does; the companion cannot be used afterwards."""
-        self._inbox.put(None)
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _accompany(inbox: queue.SimpleQueue, outbox: queue.SimpleQueue) -> None:
-    """Body of a companion's thread."""
-    while True:
-        function = inbox.get()
-        if function is None:
-            release_thread()
-            return
-        answer: Tuple[Any, Optional[BaseException]]
-        try:
-            answer = function(), None
-        except BaseException as error:  # the owner's thread raises it
-            answer = None, error
-        del function
-        outbox.put(answer)
-        del answer

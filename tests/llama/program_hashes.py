@@ -62,10 +62,6 @@ CHUNKS = dict(
     chunked_prefill_config=dict(max_num_seqs=4, kernel_q_tile_size=128, kernel_kv_tile_size=512),
 )  # fmt: skip
 ADAPTERS = dict(version="0.2", lora=2)
-MEDUSA = dict(
-    is_medusa=True, num_medusa_heads=2, medusa_speculation_length=4,
-    medusa_tree=[[0], [0, 0], [1]], on_device_sampling_config={"do_sample": True, "top_k": 10},
-)  # fmt: skip
 
 
 def of_small(**changes: Any) -> dict[str, Any]:
@@ -116,7 +112,6 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     found["small int8 chunk"] = SMALL, dict(quantized=True, speculation_length=70, seq_len=640)
     found["small adapters over blocks"] = SMALL, dict(BLOCKS, lora=3, seq_len=512, batch_size=2)
     found["small adapters, chunk"] = SMALL, dict(ADAPTERS, speculation_length=40, seq_len=640)
-    found["small medusa"] = SMALL, dict(MEDUSA, seq_len=300)
     found["small sequence parallel"] = SMALL, dict(sequence_parallel_enabled=True, seq_len=256)
     mistral = dict(model_type="mistral", sliding_window=200)
     for name, changes in {

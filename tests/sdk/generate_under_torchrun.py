@@ -1,8 +1,6 @@
 """A script of the SDK for torchrun: compiles a Llama, generates, and saves each rank's logits.
 
 torchrun --nproc-per-node 2 generate_under_torchrun.py CHECKPOINT COMPILED RESULTS
-
-The environment's PP_DEGREE says how many stages there are, 1 by default.
 """
 
 import os
@@ -37,9 +35,7 @@ def main(checkpoint: Path, compiled: Path, results: Path) -> None:
 
 def logits(checkpoint: Path, compiled: Path, degree: int) -> torch.Tensor:
     """fp32 [6, V] of six greedy tokens of `degree` ranks in all, in bf16."""
-    stages = int(os.environ.get("PP_DEGREE", "1"))
-    ranks = dict(tp_degree=degree // stages, pp_degree=stages)
-    neuron = NeuronConfig(seq_len=32, max_context_length=16, **ranks)
+    neuron = NeuronConfig(seq_len=32, max_context_length=16, tp_degree=degree)
     config = LlamaInferenceConfig(neuron, load_config=load_pretrained_config(str(checkpoint)))
     model = NeuronLlamaForCausalLM(str(checkpoint), config)
     model.compile(compiled)

@@ -8,7 +8,6 @@ import json
 import pytest
 import torch
 from neuronx_distributed_inference.models.config import (
-    IncompatibleConfigError,
     InferenceConfig,
     NeuronConfig,
     OnDeviceSamplingConfig,
@@ -89,13 +88,29 @@ def test_defaults():
 
 def test_derived_values():
     config = NeuronConfig(
-        seq_len=256, max_context_length=100, tp_degree=4, pp_degree=2, torch_dtype="float32"
+        seq_len=256, max_context_length=100, tp_degree=4, ep_degree=2, torch_dtype="float32"
     )
     assert config.max_new_tokens == 156
     assert config.world_size == config.local_ranks_size == 8
     assert config.overrides_torch_dtype
     assert config.rpl_reduce_dtype == torch.float32
-    assert NeuronConfig(enable_eagle_speculation=True).enable_fused_speculation
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"async_mode": True},
+        {"is_medusa": True},
+        {"enable_fused_speculation": True},
+        {"enable_eagle_speculation": True},
+        {"token_tree_config": {"0": ["1"]}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_what_only_the_libraries_have_is_refused_by_name(monkeypatch, options):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    with pytest.raises(NotImplementedError, match="runs over the real libraries only.*--libraries"):
+        NeuronConfig(**options)
 
 
 def test_buckets_are_sorted_and_limited():
@@ -108,8 +123,6 @@ def test_buckets_are_sorted_and_limited():
 
 
 def test_settings_that_exclude_each_other():
-    with pytest.raises(IncompatibleConfigError, match="incompatible with asynchronous"):
-        NeuronConfig(speculation_length=4, **{"async": True})
     with pytest.raises(AssertionError, match="quantized_checkpoints_path"):
         NeuronConfig(quantized=True)
     with pytest.raises(AssertionError, match="quantized_mlp_kernel_enabled"):

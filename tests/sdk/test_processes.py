@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import socket
@@ -13,7 +12,6 @@ import time
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -298,22 +296,3 @@ def test_an_interrupt_ends_all_ranks(wide_llama, tmp_path):
     assert agent.wait(timeout=60) != 0
     for mark in marks:
         assert not Path(f"/proc/{mark.read_text()}").exists()
-
-
-class Made(NamedTuple):
-    hidden: Any
-    rest: Any
-
-
-def test_what_stages_hand_over_is_plain():
-    value = Made(torch.ones(2), [(torch.zeros(1), None), {"a": 3}])
-    stream = io.BytesIO()
-    torch.save(processes._plain(value), stream)
-    stream.seek(0)
-    back = processes._made(torch.load(stream, weights_only=True))
-    assert isinstance(back, Made) and back.rest[1] == {"a": 3} and back.hidden.sum() == 2
-    with pytest.raises(CollectiveError, match="hands over a object, expected tensors in lists"):
-        processes._plain(object())
-    for name in ("os.system", "Place", "absent"):
-        with pytest.raises(CollectiveError, match="expected a named tuple"):
-            processes._made((processes._NAMED, processes.__name__, name, "true"))

@@ -7,7 +7,6 @@ worker/neuronx_distributed_model_runner.py (what the arguments hold).
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 from pathlib import Path
@@ -16,25 +15,21 @@ from typing import Any
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
-from neuronx_distributed_inference.models.config import (
-    FusedSpecNeuronConfig,
-    OnDeviceSamplingConfig,
-)
+from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig
 from neuronx_distributed_inference.modules.lora_serving import LoraServingConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
 from tests.adapters import as_peft, write_adapter
-from tests.tiny_model import write_tiny_model
 
 SLOTS, LONGEST = 3, 32
 PROMPTS = ([9, 40, 77, 12, 90, 31, 8], [100, 101, 102], [7, 7, 200, 33], [250, 3, 90, 11, 60, 5])
 TOKENS = 4
 
 
-def load(folder: Path, device_samples: bool, draft: Path | None = None, **overrides: Any) -> Any:
+def load(folder: Path, device_samples: bool, **overrides: Any) -> Any:
     """As `load_weights` does it: the class by the checkpoint's architecture, a folder by a hash.
 
-    `draft` as get_neuron_speculation_model does it; `overrides` as override_neuron_config.
+    `overrides` as override_neuron_config.
     """
     import llama_extended as llama
 
@@ -64,15 +59,6 @@ def load(folder: Path, device_samples: bool, draft: Path | None = None, **overri
     neuron_config = neuron_config_class(**options | overrides)
     load_config = load_pretrained_config(str(folder))
     config = model_class.get_config_cls()(neuron_config, load_config=load_config)
-    if draft is not None:
-        draft_config = copy.deepcopy(neuron_config)
-        draft_config.speculation_length, draft_config.enable_fused_speculation = 0, False
-        draft_config = model_class.get_config_cls()(
-            draft_config, load_config=load_pretrained_config(str(draft))
-        )
-        config.fused_spec_config = FusedSpecNeuronConfig(
-            model_class._model_cls, draft_config=draft_config, draft_model_path=str(draft)
-        )
     if neuron_config.quantized:
         model_class.save_quantized_state_dict(str(folder), config)
     name = hashlib.md5(config.to_json_string().encode(), usedforsecurity=False).hexdigest()
@@ -233,39 +219,6 @@ def test_adapters_are_numbers_a_row(folder, monkeypatch, tmp_path):
                 logits = models[runner.adapters[slot]](input_ids=ids).logits
                 ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
         assert runner.tokens[slot] == ids[0].tolist()
-
-
-@pytest.mark.parametrize("same", [True, False], ids=["a draft that is right", "one that is not"])
-def test_fused_speculation_is_read_by_its_next_position(
-    folder, reference, monkeypatch, tmp_path, same
-):
-    """`fused_outputs` are the tokens (B, k) first and the next position last: what lies between it
-    and the call's is accepted."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
-    draft = folder if same else write_tiny_model(tmp_path / "draft", seed=5)
-    sampling = OnDeviceSamplingConfig(top_k=1, do_sample=False)
-    model = load(
-        folder, True, draft, speculation_length=3, enable_fused_speculation=True, batch_size=1,
-        is_continuous_batching=False, on_device_sampling_config=sampling,
-    )  # fmt: skip
-
-    def call(ids: list[int], start: int) -> Any:
-        places = torch.arange(start, start + len(ids))[None]
-        greedy = torch.tensor([[1.0, 1.0, 1.0]])
-        return model(
-            torch.tensor([ids]), attention_mask=None, position_ids=places,
-            seq_ids=torch.tensor([0]), sampling_params=greedy, prev_hidden=None, adapter_ids=None,
-        ).fused_outputs  # fmt: skip
-
-    tokens, calls = [*PROMPTS[0]], 0
-    tokens.append(int(call(tokens, 0)[0][0, 0]))
-    while len(tokens) < len(PROMPTS[0]) + 10:
-        place = len(tokens) - 1
-        found, *_, following = call(tokens[-1:], place)
-        tokens += found[0, : int(following) - place].tolist()
-        calls += 1
-    assert tokens == reference(PROMPTS[0], len(tokens) - len(PROMPTS[0]))
-    assert (calls < 5) == same
 
 
 def test_quantised_weights_are_made_before_they_are_read(folder, monkeypatch, tmp_path):

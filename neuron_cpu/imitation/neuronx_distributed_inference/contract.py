@@ -201,21 +201,6 @@ class Contract:
         """
         return self.minor >= 4
 
-    @property
-    def accepts_in_graph(self) -> bool:
-        """Fused speculation's graph says which tokens are accepted; 0.1 returns both models'."""
-        return self.minor >= 2
-
-    @property
-    def rolls_hidden_states(self) -> bool:
-        """EAGLE's hidden state is a buffer by sequence and position; 0.1 has one a row."""
-        return self.minor >= 2
-
-    @property
-    def gathers_eagle_weight(self) -> bool:
-        """The base calls `fc.forward_wg(x, weight_gather)` of an EAGLE draft instead of `fc(x)`."""
-        return self.minor >= 3
-
     # -- layers and attention --------------------------------------------------------------------
 
     @property

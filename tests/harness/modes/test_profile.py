@@ -458,23 +458,3 @@ def test_a_prefix_hit_and_a_step_over_blocks_have_prices(shapes_folder, monkeypa
         assert {name for name in kernels if name.startswith("attention_")} == {own}
         read = [op.bytes for op in found.operators if op.kind == estimate.TORCH]
         assert max(read) < 1 << 20  # a layer's blocks of four sequences are 1 MiB
-
-
-def test_stages_and_what_passes_between_them_have_prices(shapes_folder):
-    """Three layers in two stages of two ranks: hidden states of 128 features in bf16, in two
-    tensors between kernels, and fp32 logits of 320 tokens at the end."""
-    arguments = "--seq-len", "256", "--transfer-us", "40", "--transfer-gb-per-s", "2"
-    whole = estimates(shapes_folder, *arguments)
-    staged = estimates(shapes_folder, *arguments, "--pp-degree", "2")
-    for one, two in zip(whole, staged, strict=True):
-        assert not one.stages and len(two.stages) == 2
-        first, last = two.stages
-        tokens = 256 if "context" in two.submodel else 1
-        assert first.sent_bytes == 2 * 2 * 128 * tokens and last.sent_bytes == 4 * 320
-        for stage in (first, last):
-            assert stage.sent_ns == pytest.approx(40_000 + stage.sent_bytes / 2)
-        assert first.work_ns > last.work_ns  # two layers, and one with the head
-        together = sum(stage.work_ns + stage.sent_ns for stage in two.stages)
-        assert two.latency_ns == pytest.approx(two.launch_ns + together)
-        work = sum(stage.work_ns for stage in two.stages)
-        assert work == pytest.approx(one.latency_ns - one.launch_ns)

@@ -153,16 +153,8 @@ def test_settings_of_a_run_over_ranks(monkeypatch):
     assert ranks.over_ranks(replace(settings, tp_degree=3), PLACE).tp_degree == 3
     with pytest.raises(UserError, match="--tp-degree must be 3, .* got 2"):
         ranks.over_ranks(replace(settings, tp_degree=2), PLACE)
-    six = replace(PLACE, size=6)
-    assert ranks.over_ranks(replace(settings, pp_degree=3), six).tp_degree == 2
-    with pytest.raises(UserError, match="--tp-degree must be 3, .* 6 processes in 2 stages, got 6"):
-        ranks.over_ranks(replace(settings, pp_degree=2, tp_degree=6), six)
-    with pytest.raises(UserError, match="--pp-degree must divide 3, the number of processes"):
-        ranks.over_ranks(replace(settings, pp_degree=2), PLACE)
     with pytest.raises(UserError, match="--no-isolate runs the submission in the driver's"):
         ranks.over_ranks(replace(settings, isolate=False), PLACE)
-    with pytest.raises(UserError, match="--async-mode runs decode steps beside"):
-        ranks.over_ranks(replace(settings, async_mode=True), PLACE)
     monkeypatch.setattr(sdk, "platform", lambda: sdk.DEVICE)
     with pytest.raises(UserError, match="only the stand-in for the SDK takes"):
         ranks.over_ranks(settings, PLACE)
@@ -193,15 +185,15 @@ def test_modes_give_over_processes_what_they_give_over_threads(
         assert processes.stdout.decode(errors="replace") == threads.stdout
 
 
-def sick(folder: Path, kind: str, reason: str) -> Path:
-    """A model file whose second rank, of tensors or of a pipeline, raises in line 6."""
+def sick(folder: Path, reason: str) -> Path:
+    """A model file whose second rank raises in line 6."""
     entry = folder / "sick.py"
     entry.write_text(
         "from neuronx_distributed.parallel_layers import parallel_state\n"
         "from neuronx_distributed_inference.models.llama import modeling_llama\n"
         "class Sick(modeling_llama.NeuronLlamaModel):\n"
         "    def forward(self, *inputs):\n"
-        f"        if parallel_state.get_{kind}_model_parallel_rank() == 1:\n"
+        "        if parallel_state.get_tensor_model_parallel_rank() == 1:\n"
         f"            raise ValueError('{reason}')\n"
         "        return super().forward(*inputs)\n"
         "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
@@ -212,7 +204,7 @@ def sick(folder: Path, kind: str, reason: str) -> Path:
 
 @pytest.mark.full
 def test_the_reason_of_a_failing_rank_is_told_and_ends_all(tiny_model, tmp_path):
-    entry = sick(tmp_path, "tensor", "rank one is ill")
+    entry = sick(tmp_path, "rank one is ill")
     arguments = ["--mode", "generate", "--model-path", tiny_model, "--llama", entry]
     run = subprocess.run(over_ranks(2, tmp_path, *arguments), capture_output=True, timeout=300)
     told = b"line 6, raised ValueError: rank one is ill (rank 1)."
@@ -241,31 +233,6 @@ def test_an_interrupt_ends_the_driver_and_all_ranks(tiny_model, tmp_path):
         if str(tmp_path).encode() in path.read_bytes()
     ]
     assert not alive
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("where", ["threads", "processes"])
-def test_stages_answer_as_one_model_does(where, tiny_model, tmp_path, run_main):
-    """Two stages of two ranks, with kernels; the model's two layers are one for each stage."""
-    arguments = ["--mode", "generate", "--enable-nki", "--model-path", tiny_model]
-    expected = run_main(*driver(tmp_path, *arguments), cwd=tmp_path).stdout
-    arguments += ["--pp-degree", "2", "--compiled-model-path", tmp_path / "staged"]
-    if where == "threads":
-        assert run_main(*driver(tmp_path, *arguments), cwd=tmp_path).stdout == expected
-        return
-    run = subprocess.run(over_ranks(4, tmp_path, *arguments), capture_output=True, timeout=300)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.decode(errors="replace") == expected
-
-
-@pytest.mark.full
-def test_a_rank_of_the_second_stage_that_fails_ends_all(tiny_model, tmp_path):
-    entry = sick(tmp_path, "pipeline", "the second stage is ill")
-    arguments = ["--mode", "generate", "--pp-degree", "2", "--model-path", tiny_model]
-    command = over_ranks(2, tmp_path, *arguments, "--llama", entry)
-    run = subprocess.run(command, capture_output=True, timeout=300)
-    told = b"line 6, raised ValueError: the second stage is ill (rank 1)."
-    assert run.returncode == 1 and run.stderr.count(told) == 1, run.stderr
 
 
 # --- the store, which every process of the machine reaches ----------------------------------------

@@ -9,7 +9,6 @@ import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
-from harness.errors import UserError
 from harness.figures import acceptance
 from harness.figures.accuracy import bf16_spacing
 from harness.figures.estimated_speed import SpeedEstimates
@@ -19,7 +18,6 @@ from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
 from harness.session import model as session_model
 from harness.settings import Speculation
-from tests import speculation_heads
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 64
@@ -82,48 +80,24 @@ def private_work_dir(tmp_path, monkeypatch):
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "nxd_model") + "/")
 
 
-@pytest.fixture(scope="module")
-def heads(tiny, tmp_path_factory):
-    """A folder of an EAGLE head for the tiny model, learnt in a second from its own text."""
-    output = tmp_path_factory.mktemp("heads")
-    (output / "tree.json").write_text('{"0": ["1", "2", "3"], "1": [4, 5], "4": ["6"]}')
-    arguments = "--questions", "32", "--length", "32", "--steps", "30"
-    speculation_heads.main([str(output), "--model-path", str(tiny), *arguments])
-    return output
-
-
 METHODS = {
-    "medusa": ("--is-medusa",),
     "lookup": ("--prompt-lookup-num-tokens", "4"),
     "same draft": ("--speculation-length", "4", "--draft-model-path", "tiny"),
     "other draft": ("--speculation-length", "4", "--draft-model-path", "other"),
-    "fused": ("--speculate", "fused", "--speculation-length", "4", "--draft-model-path", "tiny"),
-    "eagle": ("--enable-eagle-speculation", "--speculation-length", "3")
-    + ("--draft-model-path", "eagle"),
-    "tree": ("--enable-eagle-speculation", "--draft-model-path", "eagle")
-    + ("--token-tree-json", "tree"),
 }
 
 
-def arguments(method: str, tiny: Path, other: Path, heads: Path) -> list[str]:
-    folders = {"tiny": str(tiny), "other": str(other), "eagle": str(heads / "eagle")}
-    folders["tree"] = str(heads / "tree.json")
+def arguments(method: str, tiny: Path, other: Path) -> list[str]:
+    folders = {"tiny": str(tiny), "other": str(other)}
     return [folders.get(argument, argument) for argument in METHODS[method]]
 
 
 # Of every combination, those that run by default.
-QUICK = {
-    ("0.1", "lookup", "nki", 1),
-    ("0.6", "other draft", "torch", 1),
-    ("0.6", "eagle", "torch", 1),
-    ("0.2", "medusa", "torch", 1),
-    ("0.2", "tree", "torch", 1),
-}
+QUICK = {("0.1", "lookup", "nki", 1), ("0.6", "other draft", "torch", 1)}
 CASES = [(v, m, r, 1) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
 CASES += [
     (v, m, r, 2) for v in VERSIONS for m in ("lookup", "other draft") for r in ("nki", "torch")
 ]
-CASES = [case for case in CASES if case[:2] != ("0.1", "tree")]
 
 
 @pytest.mark.parametrize(
@@ -131,50 +105,42 @@ CASES = [case for case in CASES if case[:2] != ("0.1", "tree")]
     [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in CASES],
 )
 def test_text_is_that_of_one_token_a_step(
-    tiny, other, heads, tmp_path, monkeypatch, version, method, role, degree
+    tiny, other, tmp_path, monkeypatch, version, method, role, degree
 ):
     """To the last place of the cache; since 0.2 there is no single-token graph to end with."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     ranks = "--tp-degree", str(degree)
     plain = Running(tiny, tmp_path, role=role)
     expected = plain.tokens(REPEATING, LENGTH - len(REPEATING))
-    folder = heads / "medusa" if method == "medusa" else tiny
-    found = Running(folder, tmp_path, *arguments(method, tiny, other, heads), *ranks, role=role)
+    found = Running(tiny, tmp_path, *arguments(method, tiny, other), *ranks, role=role)
     assert found.tokens(REPEATING, LENGTH - len(REPEATING)) == expected
     calls = acceptance.checked(found.body, 5, len(expected))
     target = sum(found.calls.values())
     assert target == 1 + len(calls)
-    if method in ("same draft", "fused"):
+    if method == "same draft":
         assert len(calls) <= 1 + -(-(len(expected) - 1) // 4)
         assert all(agreed == guessed for guessed, agreed, _ in calls)
     if method == "lookup":
         assert target < len(expected)
-    if method not in ("fused", "eagle", "tree"):
-        assert hasattr(found.host.models[role], "token_generation_model") == (version == "0.1")
+    assert hasattr(found.host.models[role], "token_generation_model") == (version == "0.1")
 
 
-def test_a_tree_needs_a_version_that_has_one(tiny, other, heads, tmp_path, monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
-    with pytest.raises(UserError, match="needs a version of NxDI whose NeuronConfig has"):
-        Running(tiny, tmp_path, *arguments("tree", tiny, other, heads))
-
-
-@pytest.mark.parametrize("method", ["lookup", pytest.param("fused", marks=pytest.mark.full)])
-def test_draws_of_a_seed_are_those_of_plain_sampling(tiny, other, heads, tmp_path, method):
+@pytest.mark.parametrize("method", ["lookup", pytest.param("other draft", marks=pytest.mark.full)])
+def test_draws_of_a_seed_are_those_of_plain_sampling(tiny, other, tmp_path, method):
     asked = "--do-sample", "--top-k", "20", "--temperature", "1.3", "--seed", "5"
     expected = Running(tiny, tmp_path, *asked).tokens(REPEATING)
-    found = Running(tiny, tmp_path, *asked, *arguments(method, tiny, other, heads))
+    found = Running(tiny, tmp_path, *asked, *arguments(method, tiny, other))
     assert found.tokens(REPEATING) == expected
     assert found.tokens(REPEATING) == expected  # nothing is left of the first generation
 
 
 @pytest.mark.full
-def test_a_text_of_its_own_seed_for_every_prompt(tiny, other, heads, tmp_path):
+def test_a_text_of_its_own_seed_for_every_prompt(tiny, other, tmp_path):
     """A draft model is prefilled anew; prompts of two tokens have nothing to look up."""
     plain = Running(tiny, tmp_path)
     prompts = [[5, 6], REPEATING, [9, 9, 9]]
     expected = [plain.tokens(prompt, 8) for prompt in prompts]
-    found = Running(tiny, tmp_path, *arguments("other draft", tiny, other, heads))
+    found = Running(tiny, tmp_path, *arguments("other draft", tiny, other))
     assert [found.tokens(prompt, 8) for prompt in prompts] == expected
 
 
@@ -206,14 +172,13 @@ def test_acceptance_is_counted_by_position():
     assert "67% of 3, 33% of 3, 50% of 2" in found.describe()
 
 
-@pytest.mark.parametrize("method", ["lookup", pytest.param("fused", marks=pytest.mark.full)])
-def test_bf16_differs_in_ties_only(tiny, other, heads, tmp_path, method):
+@pytest.mark.parametrize("method", ["lookup", pytest.param("other draft", marks=pytest.mark.full)])
+def test_bf16_differs_in_ties_only(tiny, other, tmp_path, method):
     """Several rows of a product may round otherwise than one: a token differs first where the two
     best logits lie within one bf16 spacing, as `diff` and `validate` tell ties apart."""
     asked = "--torch-dtype", "bfloat16"
     running = [
-        Running(tiny, tmp_path, *asked, *more)
-        for more in ((), arguments(method, tiny, other, heads))
+        Running(tiny, tmp_path, *asked, *more) for more in ((), arguments(method, tiny, other))
     ]
     for start in range(2):
         expected, got = (

@@ -142,10 +142,6 @@ def _local_tensor(
     return local
 
 
-# Parameters that hold state: KV caches, and the hidden states of EAGLE.
-_STATE = ("past_key_values", "hidden_state.hidden_states")
-
-
 def get_sharded_checkpoint(
     checkpoint: StateDict, model: nn.Module, rank: int, tp_degree: int
 ) -> Tuple[StateDict, List[str]]:
@@ -169,7 +165,7 @@ def get_sharded_checkpoint(
             except KeyError:
                 full = None
         if full is None:
-            if not any(state in key for state in _STATE):
+            if "past_key_values" not in key:
                 missing.append(key)
             continue
         local[key] = _local_tensor(full, module, parameter, rank, key).contiguous()

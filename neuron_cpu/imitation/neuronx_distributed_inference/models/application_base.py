@@ -10,22 +10,20 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, U
 import torch
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
 from neuronx_distributed.trace.trace import get_sharded_checkpoint, preprocess_checkpoint
-from neuronx_distributed.utils.medusa_utils import TOPK
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from neuron_cpu.console import progress
 from neuron_cpu.errors import CheckpointError, StandInError
-from neuron_cpu.runtime import graph, pipeline
+from neuron_cpu.runtime import graph
 from neuron_cpu.runtime.ranks import Group, RankPool, on_first_rank, rank_context
 
 from .. import artifacts
 from ..contract import ENVIRONMENT_VARIABLE
 from ..modules import quantised
 from ..modules.block_settings import refuse_blocks
-from ..modules.checkpoint import load_medusa_heads, load_state_dict, without_sharing
-from ..modules.eagle.token_tree import TokenTree
+from ..modules.checkpoint import load_state_dict, without_sharing
 from ..modules.lora_serving.adapters import add_adapters, resolve
 from ..modules.lora_serving.lora_module import move_base_weights
 from .config import InferenceConfig, NeuronConfig
@@ -95,17 +93,11 @@ class NeuronApplicationBase(nn.Module):
         if not hasattr(config, "neuron_config"):
             raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
         refuse_unsupported(config.neuron_config)
-        if config.neuron_config.pp_degree > 1:
-            pipeline.check_split(config.neuron_config.pp_degree, config.num_hidden_layers)
         if config.neuron_config.lora_config is not None:
             _refuse_with_adapters(config.neuron_config)
             resolve(config.neuron_config.lora_config)
         if getattr(config.neuron_config, "cp_degree", 1) > 1:
             _refuse_with_context_parallelism(config)
-        if config.neuron_config.enable_fused_speculation:
-            check_fused(config)
-        if config.neuron_config.is_medusa:
-            check_medusa(config.neuron_config)
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:
@@ -142,7 +134,6 @@ class NeuronApplicationBase(nn.Module):
         on_first_rank(
             self.neuron_config.tp_degree,
             lambda: self._compile(Path(compiled_model_path), pre_shard_weights_hook, dry_run),
-            self.neuron_config.pp_degree,
         )
         self.is_compiled = True
 
@@ -180,7 +171,6 @@ class NeuronApplicationBase(nn.Module):
             "format": artifacts.FORMAT,
             "nxdi": self.neuron_config.contract.version,
             "tp_degree": self.neuron_config.tp_degree,
-            "pp_degree": self.neuron_config.pp_degree,
             "submodels": {m.tag: list(m.neuron_config.buckets) for m in self.models},
         }
 
@@ -241,8 +231,6 @@ class NeuronApplicationBase(nn.Module):
             state_dict = self._quantized_state_dict()
         else:
             state_dict = self.get_state_dict(self.model_path, self.config)
-        if self.neuron_config.enable_fused_speculation:
-            state_dict = self._with_draft(state_dict)
         dtype = self.neuron_config.torch_dtype
         eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
         for key, tensor in state_dict.items():
@@ -252,19 +240,10 @@ class NeuronApplicationBase(nn.Module):
                 state_dict[key] = tensor.to(dtype)
         return state_dict
 
-    def _with_draft(self, state_dict: StateDict) -> StateDict:
-        """Both models' tensors under the names of their places in the fused model."""
-        fused = self.config.fused_spec_config
-        draft = self.get_state_dict(normalize_path(fused.draft_model_path), fused.draft_config)
-        merged = {f"draft_model.{key}": tensor for key, tensor in draft.items()}
-        return merged | {f"target_model.{key}": tensor for key, tensor in state_dict.items()}
-
     @classmethod
     def get_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> StateDict:
         """Read, rename and convert the checkpoint of a folder, and tie what is tied."""
         state_dict = cls._strip_prefix(cls._read_checkpoint(model_path))
-        if config.neuron_config.is_medusa:
-            state_dict |= load_medusa_heads(model_path, config)
         state_dict = cls.convert_hf_to_neuron_state_dict(state_dict, config)
         if getattr(config, "tie_word_embeddings", False):
             cls.update_state_dict_for_tied_weights(state_dict)
@@ -344,7 +323,6 @@ class NeuronApplicationBase(nn.Module):
         on_first_rank(
             self.neuron_config.tp_degree,
             lambda: self._shard(self._build(self.models[0]), Path(compiled_model_path)),
-            self.neuron_config.pp_degree,
         )
 
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
@@ -381,12 +359,8 @@ class NeuronApplicationBase(nn.Module):
         return local
 
     def _shard(self, module: nn.Module, folder: Path) -> List[str]:
-        """Slice the checkpoint for every rank into `folder`/weights; returns the warnings.
-
-        Ranks of all stages of a pipeline are numbered stage by stage.
-        """
-        tensor_ranks, stages = self.neuron_config.tp_degree, self.neuron_config.pp_degree
-        degree = tensor_ranks * stages
+        """Slice the checkpoint for every rank into `folder`/weights; returns the warnings."""
+        degree = self.neuron_config.tp_degree
         progress.report("shard weights", 0, degree + 1)
         checkpoint, warnings = self._prepare_checkpoint(module)
         progress.report("shard weights", 1, degree + 1)
@@ -398,14 +372,7 @@ class NeuronApplicationBase(nn.Module):
             return warnings
         (folder / artifacts.WEIGHTS_FOLDER).mkdir(exist_ok=True)
         for rank in range(degree):
-            stage, tensor_rank = divmod(rank, tensor_ranks)
-            layers = len(module.layers) if stages > 1 else 0
-            local = {
-                name: tensor
-                for name, tensor in self._local_weights(checkpoint, tensor_rank).items()
-                if stages == 1 or pipeline.has(name, stage, stages, layers)
-            }
-            local = without_sharing(local)
+            local = without_sharing(self._local_weights(checkpoint, rank))
             save_file(local, artifacts.shard_path(folder, rank))
             progress.report("shard weights", rank + 2, degree + 1)
         return warnings
@@ -429,12 +396,7 @@ class NeuronApplicationBase(nn.Module):
         manifest = artifacts.read_manifest(folder)
         self._check_manifest(manifest, folder)
         degree = self.neuron_config.tp_degree
-        self._pool = RankPool(degree, self.neuron_config.pp_degree)
-        if self.neuron_config.async_mode and len(self._pool.local_ranks) < degree:
-            raise NotImplementedError(
-                "async_mode runs decode steps beside other calls, and ranks that are processes "
-                "meet in one order only, expected it to be off under torchrun; leave it out."
-            )
+        self._pool = RankPool(degree)
         # Rank by rank, so that only one rank's slices are in flight; sub-models of a rank get the
         # same tensors. What no checkpoint holds are caches: one per name and rank, shared, because
         # decode reads what prefill wrote.
@@ -446,7 +408,7 @@ class NeuronApplicationBase(nn.Module):
             else:
                 if checkpoint is None:
                     checkpoint, _ = self._prepare_checkpoint(self._build(self.models[0]))
-                weights = self._local_weights(checkpoint, rank % degree)
+                weights = self._local_weights(checkpoint, rank)
             caches: StateDict = {}
             for modules, wrapper in zip(per_wrapper, self.models, strict=True):
                 modules.append(self._bind(wrapper, rank, weights, caches))
@@ -461,7 +423,7 @@ class NeuronApplicationBase(nn.Module):
 
     def _check_manifest(self, manifest: Dict[str, Any], folder: Path) -> None:
         expected = self._manifest()
-        for name in ("tp_degree", "pp_degree", "submodels"):
+        for name in ("tp_degree", "submodels"):
             if manifest.get(name) != expected[name]:
                 raise StandInError(
                     f"{folder} was compiled with {name} {manifest.get(name)}, expected "
@@ -472,12 +434,9 @@ class NeuronApplicationBase(nn.Module):
         self, wrapper: ModelWrapper, rank: int, weights: StateDict, caches: StateDict
     ) -> nn.Module:
         """One rank's module with its weights; `caches` carries the caches between sub-models."""
-        group, config = self._pool.group(rank), self.neuron_config
-        with rank_context(group):
+        with rank_context(self._pool.group(rank)):
             module = wrapper.get_model_instance().load_module()
-        own = pipeline.cut(module, rank // config.tp_degree, config.pp_degree, group.pipeline)
-        parameters = {own.name(name): value for name, value in module.named_parameters()}
-        for name, parameter in parameters.items():
+        for name, parameter in dict(module.named_parameters()).items():
             value = weights.get(name)
             if value is None:  # compile has refused every other parameter without a tensor
                 if name not in caches:
@@ -492,8 +451,8 @@ class NeuronApplicationBase(nn.Module):
             _fill(parameter, value)
         # Buffers outside of the checkpoint keep what the constructor computed, cast and all.
         for name, buffer in module.named_buffers():
-            if own.name(name) in weights:
-                buffer.data = weights[own.name(name)]
+            if name in weights:
+                buffer.data = weights[name]
         return module
 
     def warmup(self) -> None:
@@ -511,102 +470,6 @@ class NeuronApplicationBase(nn.Module):
         """Hook: forget the sequence."""
 
 
-def check_medusa(config: NeuronConfig) -> None:
-    """Refuse settings that no Medusa graph has."""
-    sampling = config.on_device_sampling_config
-    top_k = 0 if sampling is None else sampling.top_k
-    wrong = None
-    if config.num_medusa_heads < 1:
-        wrong = "num_medusa_heads of at least 1", str(config.num_medusa_heads)
-    elif config.medusa_speculation_length < 2:
-        wrong = "medusa_speculation_length of at least 2", str(config.medusa_speculation_length)
-    elif not isinstance(top_k, int) or top_k < TOPK:
-        wrong = f"an on_device_sampling_config with top_k of at least {TOPK}", str(top_k)
-    elif config.quantized:
-        wrong = "a checkpoint that is not quantised, as its heads are not", "quantized True"
-    elif config.max_batch_size != 1:
-        wrong = "a batch of one", str(config.max_batch_size)
-    elif config.padding_side == "left" or config.output_logits or config.speculation_length:
-        wrong = (
-            "right padding, tokens alone and no other speculation",
-            f"padding_side {config.padding_side!r}, output_logits {config.output_logits} and "
-            f"speculation_length {config.speculation_length}",
-        )
-    if wrong is not None:
-        raise ValueError(
-            f"is_medusa takes {wrong[0]}, got {wrong[1]}; change that, or leave is_medusa out."
-        )
-
-
-def check_fused(config: InferenceConfig) -> None:
-    """Refuse a draft and a target that cannot share a graph, or settings that its graph ignores."""
-    own, fused = config.neuron_config, config.fused_spec_config
-    wrong, tree = None, getattr(own, "token_tree_config", None)
-    if fused is None or fused.draft_config is None or fused.draft_model_path is None:
-        wrong = "a fused_spec_config with draft_config and draft_model_path", "none"
-    elif own.speculation_length < 2:
-        wrong = "speculation_length of at least 2", str(own.speculation_length)
-    elif own.on_device_sampling_config is None:
-        wrong = "an on_device_sampling_config", "none"
-    elif own.on_device_sampling_config.do_sample and not own.enable_eagle_speculation:
-        wrong = "do_sample False, because only EAGLE samples several tokens", "True"
-    elif own.padding_side == "left" or own.sequence_parallel_enabled:
-        wrong = "right padding and whole sequences", "left padding or sequence parallelism"
-    elif getattr(own, "trace_tokengen_model", False):
-        wrong = "trace_tokengen_model False, as one graph serves all decoding", "True"
-    elif own.output_logits and (tree or not own.enable_eagle_speculation):
-        # NxDI counts a plain draft's outputs wrong with them, and cannot trace a tree's, 0.1 to 0.7
-        wrong = "output_logits with EAGLE only, and without a token_tree_config", "it elsewhere"
-    elif tree:
-        wrong = _tree_misfit(own)
-    if wrong is None:
-        wrong = _misfit(config, fused.draft_config)
-    if wrong is not None:
-        raise ValueError(
-            f"enable_fused_speculation takes {wrong[0]}, got {wrong[1]}; change that, or leave "
-            "enable_fused_speculation out."
-        )
-
-
-def _tree_misfit(own: NeuronConfig) -> Optional[Tuple[str, str]]:
-    """What a tree of guesses asks of its configuration, and what is there."""
-    tree = TokenTree(own.token_tree_config)
-    widest = max(map(max, tree.level_child))
-    if not own.enable_eagle_speculation:
-        return "a token_tree_config with enable_eagle_speculation only", "one without it"
-    if own.on_device_sampling_config.do_sample:
-        return "do_sample False with a token_tree_config", "True"
-    if own.flash_decoding_enabled:
-        return "a token_tree_config without flash_decoding_enabled", "one with it"
-    if own.speculation_length != tree.num_nodes:
-        nodes = f"speculation_length {tree.num_nodes}, the nodes of its token_tree_config"
-        return nodes, str(own.speculation_length)
-    if own.on_device_sampling_config.global_topk < widest:
-        candidates = f"global_topk of at least {widest}, a node's children in the token_tree_config"
-        return candidates, str(own.on_device_sampling_config.global_topk)
-    return None
-
-
-def _misfit(target: InferenceConfig, draft: InferenceConfig) -> Optional[Tuple[str, str]]:
-    """What of the draft should be otherwise for this target, and what it is."""
-    own, guesses = target.neuron_config, draft.neuron_config
-    if draft.vocab_size != target.vocab_size:
-        return f"a draft of vocab_size {target.vocab_size}", str(draft.vocab_size)
-    for name in ("tp_degree", "max_length", "max_batch_size", "output_logits"):
-        values = getattr(own, name), getattr(guesses, name)
-        if values[0] != values[1]:
-            return f"a draft_config with {name} {values[0]}", str(values[1])
-    if own.enable_eagle_speculation != guesses.is_eagle_draft:
-        expected = own.enable_eagle_speculation
-        return f"a draft_config with is_eagle_draft {expected}", str(guesses.is_eagle_draft)
-    length = own.speculation_length if own.enable_eagle_speculation else 0
-    if guesses.speculation_length != length:
-        return f"a draft_config with speculation_length {length}", str(guesses.speculation_length)
-    if own.enable_eagle_speculation and draft.hidden_size != target.hidden_size:
-        return f"an EAGLE draft of hidden_size {target.hidden_size}", str(draft.hidden_size)
-    return None
-
-
 def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:
     """NotImplementedError for the first of the options `names` that is on."""
     for name in names:
@@ -622,42 +485,21 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     refuse_options(neuron_config, _UNSUPPORTED)
     refuse_blocks(neuron_config)
     _refuse_batches(neuron_config)
-    if neuron_config.async_mode and neuron_config.on_device_sampling_config is None:
-        raise NotImplementedError(
-            "async_mode needs on_device_sampling_config, because the next step begins with the "
-            "tokens that the device has chosen, got None; give one."
-        )
     if neuron_config.sequence_parallel_enabled:
         _refuse_with_sequence_parallelism(neuron_config)
     if neuron_config.flash_decoding_enabled:
         _refuse_with_flash_decoding(neuron_config)
-    if neuron_config.pp_degree != 1:
-        _refuse_with_stages(neuron_config)
-    if neuron_config.ep_degree != 1:
-        raise NotImplementedError(
-            f"NeuronConfig.ep_degree is {neuron_config.ep_degree}, expected 1, because neuron_cpu "
-            "has tensor and pipeline parallelism only; raise tp_degree instead."
-        )
-
-
-def _refuse_with_stages(neuron_config: NeuronConfig) -> None:
-    """Refuse what needs more from another stage than the hidden states between two layers."""
-    others = ("sequence_parallel_enabled", "flash_decoding_enabled", "is_medusa", "async_mode")
-    others += ("enable_fused_speculation", "lora_config", "is_block_kv_layout")
-    met = [name for name in others if getattr(neuron_config, name, None)]
-    if getattr(neuron_config, "cp_degree", 1) > 1:
-        met.append("cp_degree")
-    if met:
-        raise NotImplementedError(
-            f"pp_degree {neuron_config.pp_degree} meets {met[0]}, expected it to be off, because "
-            "stages exchange nothing but hidden states between two layers; leave one of them out."
-        )
+    for name in ("pp_degree", "ep_degree"):
+        if getattr(neuron_config, name) != 1:
+            raise NotImplementedError(
+                f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
+                "neuron_cpu has tensor parallelism only; raise tp_degree instead."
+            )
 
 
 def _refuse_with_flash_decoding(neuron_config: NeuronConfig) -> None:
     """Refuse what a cache that ranks share does not go with."""
-    others = ("k_cache_transposed", "is_block_kv_layout", "is_medusa", "enable_fused_speculation")
-    for name in others:
+    for name in ("k_cache_transposed", "is_block_kv_layout"):
         if getattr(neuron_config, name, False):
             raise NotImplementedError(
                 f"flash_decoding_enabled meets {name}, expected it to be off, because positions of "
@@ -683,8 +525,6 @@ def _refuse_with_context_parallelism(config: InferenceConfig) -> None:
         "flash_decoding_enabled",
         "sequence_parallel_enabled",
         "is_block_kv_layout",
-        "is_medusa",
-        "enable_fused_speculation",
         "quantized",
         "lora_config",
     )
@@ -715,7 +555,7 @@ def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:
             f"{neuron_config.contract.version}; set {ENVIRONMENT_VARIABLE} to 0.2 or leave it out."
         )
     others = ("quantized", "fused_qkv", "sequence_parallel_enabled", "speculation_length")
-    for name in (*others, "enable_fused_speculation", "is_medusa"):
+    for name in others:
         if getattr(neuron_config, name):
             raise NotImplementedError(
                 f"lora_config meets {name}={getattr(neuron_config, name)!r}, expected it to be "

@@ -8,7 +8,6 @@ and saves both as `neuron_config.json`.
 from __future__ import annotations
 
 import enum
-import importlib
 import json
 import logging
 import os
@@ -27,6 +26,14 @@ CONFIG_FILE = "neuron_config.json"
 # Inner features of a rank's share of an expert that closed kernels need whole multiples of.
 SHARD_ON_INTERMEDIATE_DIMENSION_PER_TP = SHARD_ON_INTERMEDIATE_DIMENTION_PER_TP = 256
 MOE_TKG_MK_INTERMEDIATE_PER_TP = 128
+# Features that this imitation leaves to the libraries themselves.
+_REAL_ONLY = (
+    "enable_fused_speculation",
+    "is_eagle_draft",
+    "token_tree_config",
+    "is_medusa",
+    "async_mode",
+)
 logger = logging.getLogger("Neuron")
 
 _DTYPES = {
@@ -61,8 +68,6 @@ def to_dict(obj: Any) -> Any:
         return {str(key): to_dict(value) for key, value in obj.items()}
     if isinstance(obj, (list, tuple)):
         return [to_dict(value) for value in obj]
-    if isinstance(obj, FusedSpecNeuronConfig):
-        return obj.to_json()
     if isinstance(obj, (enum.Enum, Closed)):
         return obj.name if isinstance(obj, enum.Enum) else obj.__name__
     if isinstance(obj, type):
@@ -308,9 +313,7 @@ class NeuronConfig:
 
     def _set_kernels(self, take: Callable[..., Any]) -> None:
         """The SDK's private kernels and compiler flags; none of them exists on the CPU."""
-        self.kv_cache_tiling = self.enable_fused_speculation and (
-            self.max_length > 128 and self.max_length % 128 == 0
-        )
+        self.kv_cache_tiling = False  # of fused speculation
         take("kv_cache_tiling", None)  # derived, but part of a saved file
         self.attn_kernel_enabled = take(
             "attn_kernel_enabled", None if self.contract.leaves_attention_kernel_open else False
@@ -340,11 +343,14 @@ class NeuronConfig:
 
     def _check(self) -> None:
         """Refuse settings that exclude each other or that the stand-in cannot honour."""
-        if self.async_mode and (self.speculation_length or self.is_medusa):
-            raise IncompatibleConfigError(
-                "Speculative decoding is incompatible with asynchronous execution; "
-                "set async_mode or speculation_length, not both."
-            )
+        for name in _REAL_ONLY:
+            if getattr(self, name, False):
+                raise NotImplementedError(
+                    f"NeuronConfig.{name} runs over the real libraries only, expected it to be off "
+                    f"over this imitation of them, got {getattr(self, name)!r}; name checkouts of "
+                    "NxD and NxD Inference with --libraries or NEURON_CPU_LIBRARIES "
+                    "(docs/libraries.md), or leave it out."
+                )
         parts = getattr(self, "cp_degree", 1)
         if parts < 1 or self.tp_degree % parts:
             raise ValueError(
@@ -421,40 +427,6 @@ class MoENeuronConfig(NeuronConfig):
         super().__init__(**kwargs)
 
 
-class FusedSpecNeuronConfig:
-    """A draft model traced together with its target: the class of both models' modules, the draft's
-    own configuration and the folder of its checkpoint."""
-
-    def __init__(
-        self,
-        worker_cls: Type,
-        draft_config: Optional[InferenceConfig] = None,
-        draft_model_path: Optional[str] = None,
-    ) -> None:
-        self.worker_cls = worker_cls
-        self.draft_config = draft_config
-        self.draft_model_path = draft_model_path
-
-    def to_json(self) -> Dict[str, Any]:
-        """As NxDI 0.3 and later save it, the class by its module and name."""
-        named = {"__module__": self.worker_cls.__module__, "__name__": self.worker_cls.__qualname__}
-        return {
-            "worker_cls": named,
-            "draft_config": to_dict(self.draft_config),
-            "draft_model_path": self.draft_model_path,
-        }
-
-    @classmethod
-    def from_json(
-        cls, content: Dict[str, Any], config_cls: Type[InferenceConfig]
-    ) -> FusedSpecNeuronConfig:
-        """What `to_json` gave; ModuleNotFoundError where the class's module is not importable."""
-        named = content["worker_cls"]
-        worker = getattr(importlib.import_module(named["__module__"]), named["__name__"])
-        draft = config_cls.from_json_string(json.dumps(content["draft_config"]))
-        return cls(worker, draft, content["draft_model_path"])
-
-
 class InferenceConfig:
     """The model's own configuration as attributes, with `neuron_config` beside them.
 
@@ -468,7 +440,7 @@ class InferenceConfig:
     def __init__(
         self,
         neuron_config: NeuronConfig,
-        fused_spec_config: Optional[FusedSpecNeuronConfig] = None,
+        fused_spec_config: Optional[Any] = None,
         load_config: Optional[Callable[[InferenceConfig], None]] = None,
         metadata: Optional[Dict[str, Any]] = None,
         **kwargs: Any,
@@ -560,13 +532,10 @@ class InferenceConfig:
         neuron_config = content.pop("neuron_config")
         if not isinstance(neuron_config, NeuronConfig):
             neuron_config = cls.get_neuron_config_cls()(**neuron_config)
-        fused = content.pop("fused_spec_config", None)
-        if isinstance(fused, dict):
-            fused = FusedSpecNeuronConfig.from_json(fused, cls)
         content = {
             key: SimpleNamespace(**value)
             if key.endswith("_config") and isinstance(value, dict)
             else value
             for key, value in content.items()
         }
-        return cls(neuron_config=neuron_config, fused_spec_config=fused, **content)
+        return cls(neuron_config=neuron_config, **content)

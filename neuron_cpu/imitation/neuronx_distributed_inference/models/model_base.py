@@ -23,7 +23,6 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from neuron_cpu.errors import CompileError
 
 from ..contract import ENVIRONMENT_VARIABLE
-from ..modules.async_execution import AsyncDecode
 from ..modules.attention.attention_process_groups import (
     init_context_parallel_attention_process_groups,
 )
@@ -41,11 +40,8 @@ from ..modules.kvcache.kv_cache_manager import KVCacheManager
 from ..modules.lora_serving.lora_module import wrap_model_with_lora
 from .application_base import NeuronApplicationBase
 from .config import InferenceConfig
-from .fused_speculation import NeuronFusedSpecModel
 from .model_wrapper import (
     CONTEXT_ENCODING_MODEL_TAG,
-    FUSED_SPECULATION_MODEL_TAG,
-    MEDUSA_MODEL_TAG,
     SPECULATION_MODEL_TAG,
     TOKEN_GENERATION_MODEL_TAG,
     ModelWrapper,
@@ -59,9 +55,8 @@ class NeuronBaseModel(nn.Module):
     """What one graph computes. Subclasses fill in the layers.
 
     `setup_attr_for_model` sets on_device_sampling, tp_degree, hidden_size, num_attention_heads,
-    num_key_value_heads, max_batch_size, buckets, medusa_speculation_length where is_medusa;
-    `init_model` sets embed_tokens, layers, norm, lm_head. `n_positions` is the bucket of the
-    current graph.
+    num_key_value_heads, max_batch_size, buckets; `init_model` sets embed_tokens, layers, norm,
+    lm_head. `n_positions` is the bucket of the current graph.
     """
 
     def __init__(self, config: InferenceConfig, optimize_inference: bool = True) -> None:
@@ -144,20 +139,15 @@ class NeuronBaseModel(nn.Module):
     def _masks(
         self,
         attention_mask: torch.Tensor,
-        active_mask: Optional[torch.Tensor],
         input_ids: torch.Tensor,
         prefill: bool,
         speculation: bool,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """What each token sees of the prompt or of the cache, and, of several new ones, which it
-        sees of each other: those before it, unless an `active_mask` says."""
+        sees of each other: those before it."""
+        mask = self.create_attn_mask(attention_mask, prefill, speculation)
         tokens = input_ids.shape[-1]
-        if active_mask is None:
-            mask = self.create_attn_mask(attention_mask, prefill, speculation)
-            return mask, self._create_active_mask(tokens, mask.device) if speculation else None
-        if attention_mask.dim() == 2:
-            attention_mask = self._create_prior_mask(attention_mask, tokens)
-        return attention_mask, active_mask
+        return mask, self._create_active_mask(tokens, mask.device) if speculation else None
 
     def _masks_of_rank(
         self, position_ids: torch.Tensor, mask: torch.Tensor, active_mask: Optional[torch.Tensor]
@@ -177,12 +167,7 @@ class NeuronBaseModel(nn.Module):
     # -- forward ---------------------------------------------------------------------------------
 
     def _is_context_encoding(self, input_ids: torch.Tensor) -> bool:
-        several = self.speculation_length, self.neuron_config.medusa_speculation_length
-        return input_ids.shape[-1] > 1 and input_ids.shape[-1] not in several
-
-    def _is_for_medusa(self, input_ids: torch.Tensor) -> bool:
-        length = self.medusa_speculation_length if self.neuron_config.is_medusa else 0
-        return input_ids.shape[-1] > 1 and input_ids.shape[-1] == length
+        return input_ids.shape[-1] > 1 and input_ids.shape[-1] != self.speculation_length
 
     def _is_for_speculation(self, input_ids: torch.Tensor) -> bool:
         return input_ids.shape[-1] > 1 and input_ids.shape[-1] == self.speculation_length
@@ -208,9 +193,6 @@ class NeuronBaseModel(nn.Module):
         tile_block_tables: Optional[torch.Tensor] = None,
         tile_masks: Optional[torch.Tensor] = None,
         inputs_embeds: Optional[torch.Tensor] = None,
-        kv_cache: Optional[Caches] = None,
-        active_mask: Optional[torch.Tensor] = None,
-        rotary_position_id: Optional[torch.Tensor] = None,
         **_later: Any,
     ) -> List[torch.Tensor]:
         """One call of one graph.
@@ -219,32 +201,20 @@ class NeuronBaseModel(nn.Module):
         sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...) int32,
         the logits again under `output_logits`, then every cache]; T' is 1 but under speculation.
         Over a cache of blocks `block_inputs` says what the last seven are; the mask (B, prefix)
-        shows cached tokens, and of a chunk T' is max_num_seqs. With an `active_mask`, bool
-        (B, 1, T, T), the call decodes any number of tokens, which see of each other what it says,
-        the mask may be bool (B, 1, T, bucket), and `rotary_position_id` (B, T) says where tokens
-        stand whose rows lie elsewhere.
+        shows cached tokens, and of a chunk T' is max_num_seqs. A previous hidden state and
+        Medusa's inputs are empty.
         """
         rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
         if self.is_block_kv_layout:
             places = slot_mapping, active_block_table, num_queries
             tiles = tile_q_indices, tile_block_tables, tile_masks
             return self._forward_blocks(rows, _none_if_empty(adapter_ids), places, tiles)
-        if self.neuron_config.is_medusa and not self.contract.passes_dummies:
-            # 0.1 has no previous hidden state and adapter ids in front of Medusa's inputs.
-            given = prev_hidden, adapter_ids, accepted_indices, current_length
-            accepted_indices, current_length, medusa_mask, scatter_index = given
-            prev_hidden = adapter_ids = None
-        prev_hidden, adapter_ids = _none_if_empty(prev_hidden), _none_if_empty(adapter_ids)
-        told = active_mask is not None
-        prefill = self._is_context_encoding(input_ids) and not told
-        speculation = self._is_for_speculation(input_ids) or told
-        medusa = self._is_for_medusa(input_ids)
+        adapter_ids = _none_if_empty(adapter_ids)
+        prefill = self._is_context_encoding(input_ids)
+        speculation = self._is_for_speculation(input_ids)
         order = None if prefill else self._order_in_cache(seq_ids)
         input_ids, attention_mask, position_ids, seq_ids, sampling_params = _in_order(rows, order)
-        if medusa:
-            self.kv_mgr.compact(accepted_indices, current_length)
-            active_mask = medusa_mask[:, None].to(torch.bool)
-        given = attention_mask, active_mask, input_ids, prefill, speculation
+        given = attention_mask, input_ids, prefill, speculation
         mask, active_mask = self._masks_in_groups(position_ids, *given)
         hidden, caches = self._run_layers(
             prefill,
@@ -253,20 +223,14 @@ class NeuronBaseModel(nn.Module):
             attention_mask=mask,
             position_ids=position_ids,
             active_mask=active_mask,
-            rotary_position_ids=rotary_position_id,
             inputs_embeds=inputs_embeds,
-            prev_hidden=prev_hidden,
             adapter_ids=adapter_ids,
-            kv_cache=kv_cache,
-            scatter_index=scatter_index if medusa else None,
         )
         # Only the last token's logits are asked for: the head is the widest product of all.
         cut = prefill and not self._slices_last_token
         asked = self._last_token(hidden, position_ids) if cut else hidden
-        if self.neuron_config.is_medusa:
-            return [self._medusa_candidates(asked, medusa), *caches]
         outputs = self._choose(self._head(asked), sampling_params, speculation)
-        return self._outputs(outputs, caches, hidden, order)
+        return [*_in_order(outputs, None if order is None else torch.argsort(order)), *caches]
 
     def _masks_in_groups(self, position_ids: torch.Tensor, *given: Any) -> Tuple[Any, Any]:
         """`_masks` of what is given, and of the positions that the rank keeps under flash
@@ -275,23 +239,10 @@ class NeuronBaseModel(nn.Module):
         init_context_parallel_attention_process_groups(self.config)
         if self.flash_decoding_enabled:
             parallel_state.initialize_kv_group(self.num_cores_per_group, True)
-            prefill = given[3]
+            prefill = given[2]
             if not prefill:
                 mask, active_mask = self._masks_of_rank(position_ids, mask, active_mask)
         return mask, active_mask
-
-    def _outputs(
-        self,
-        outputs: Sequence[torch.Tensor],
-        caches: Sequence[torch.Tensor],
-        hidden: torch.Tensor,
-        order: Optional[torch.Tensor],
-    ) -> List[torch.Tensor]:
-        """What a graph returns: tokens or logits in the caller's order, caches, and under EAGLE
-        hidden states (B, T, H), from which a draft goes on."""
-        back = None if order is None else torch.argsort(order)
-        more = [hidden] if self.neuron_config.enable_eagle_speculation else []
-        return [*_in_order(outputs, back), *caches, *more]
 
     def _order_in_cache(self, seq_ids: torch.Tensor) -> Optional[torch.Tensor]:
         """Which row of the batch each line of the cache has, where the graph sorts rows by their
@@ -348,24 +299,14 @@ class NeuronBaseModel(nn.Module):
         return [outputs[0], *(output.transpose(0, 1) for output in outputs[1:])]
 
     def _run_layers(
-        self,
-        prefill: bool,
-        seq_ids: torch.Tensor,
-        kv_cache: Optional[Caches],
-        scatter_index: Optional[torch.Tensor],
-        **inputs: Any,
+        self, prefill: bool, seq_ids: torch.Tensor, **inputs: Any
     ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
         """Hidden states of the new tokens and the written caches, by the version's call sites."""
         if self.contract.body_updates_cache:
             return self.get_model_output(
-                past_key_values=None if prefill else kv_cache,
-                update_cache=True,
-                is_for_context_encoding=prefill,
-                seq_ids=seq_ids,
-                scatter_index=scatter_index,
-                **inputs,
+                update_cache=True, is_for_context_encoding=prefill, seq_ids=seq_ids, **inputs
             )
-        past = None if prefill else kv_cache or self.kv_mgr.get_cache(self.n_positions)
+        past = None if prefill else self.kv_mgr.get_cache(self.n_positions)
         hidden, new_key_values = self.get_model_output(past_key_values=past, **inputs)
         caches = self.kv_mgr.update_cache(
             is_for_context_encoding=prefill,
@@ -373,8 +314,6 @@ class NeuronBaseModel(nn.Module):
             position_ids=inputs["position_ids"],
             new_key_values=new_key_values,
             seq_len=self.n_positions,
-            scatter_index=scatter_index,
-            kvcache_buffer=kv_cache,
         )
         return hidden, caches
 
@@ -425,23 +364,7 @@ class NeuronBaseModel(nn.Module):
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V or V/tp) in fp32; padding of a sharded vocabulary never wins."""
-        return self._without_padding(self.lm_head, self.lm_head(hidden).float())
-
-    def _medusa_candidates(self, hidden: torch.Tensor, several: bool) -> torch.Tensor:
-        """The best tokens by the head and by each Medusa head, the best one first.
-
-        int32 (heads + 1, B, T, top_k); (heads + 1, B, top_k) where one row a sequence is asked for.
-        """
-        count = self.neuron_config.on_device_sampling_config.top_k
-        logits = [self._head(hidden)]
-        for index in range(self.neuron_config.num_medusa_heads):
-            head = getattr(self, f"medusa_head_{index}")
-            logits.append(self._without_padding(head[1], head(hidden).float()))
-        tokens = torch.stack([self.sampler.best(own, count) for own in logits])
-        return tokens if several else tokens[:, :, -1]
-
-    def _without_padding(self, head: nn.Module, logits: torch.Tensor) -> torch.Tensor:
-        """Logits in which no column of a padded vocabulary wins."""
+        head, logits = self.lm_head, self.lm_head(hidden).float()
         pad_size = getattr(head, "pad_size", 0)
         if pad_size and not head.gather_output:
             group = head.tensor_parallel_group
@@ -458,9 +381,7 @@ class NeuronBaseModel(nn.Module):
         """The first outputs: logits, or the tokens that the device chose (and gathered logits)."""
         if not self.on_device_sampling:
             return [logits, logits] if self.neuron_config.output_logits else [logits]
-        if self.offers_candidates or (speculation and self.samples_speculation):
-            tokens = logits
-        elif speculation:
+        if speculation:
             rows = [
                 self.sampler(logits[:, step, :], sampling_params) for step in range(logits.shape[1])
             ]
@@ -474,21 +395,6 @@ class NeuronBaseModel(nn.Module):
             gathered = _gather_along_dim(logits, -1, self.lm_head.tensor_parallel_group)
             gathered = gathered[..., : self.vocab_size]
         return [tokens, gathered]
-
-    @property
-    def offers_candidates(self) -> bool:
-        """Whether the graph takes several of a token's best successors: those of an EAGLE draft
-        whose guesses are a tree."""
-        config = self.neuron_config
-        return bool(config.is_eagle_draft and getattr(config, "token_tree_config", None))
-
-    @property
-    def samples_speculation(self) -> bool:
-        """Whether several tokens are sampled: EAGLE's target, whose guesses the fused graph weighs
-        with the logits that it gets in the place of tokens."""
-        config = self.neuron_config
-        eagle = config.enable_eagle_speculation and not config.is_eagle_draft
-        return bool(eagle and self.on_device_sampling and self.sampler.samples())
 
     def get_model_output(
         self,
@@ -515,8 +421,6 @@ class NeuronBaseModel(nn.Module):
         is in `later`, the tiles of a chunk, where the cache is one of blocks.
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if self.neuron_config.is_eagle_draft:
-            hidden = self._with_features(hidden, prev_hidden)
         length = hidden.shape[1]
         position_ids = position_ids.view(-1, length).long()
         prefill = is_for_context_encoding
@@ -548,8 +452,7 @@ class NeuronBaseModel(nn.Module):
                 is_for_speculation=self._is_for_speculation(input_ids),
             )
         hidden, new_key_values = self._layers_forward(hidden, past_key_values, common)
-        if not self.neuron_config.is_eagle_draft:
-            hidden = self.norm(hidden)
+        hidden = self.norm(hidden)
         if self._slices_last_token:
             hidden = self._last_token_of_shards(hidden, position_ids)
         elif self.sequence_parallel_enabled:
@@ -565,20 +468,6 @@ class NeuronBaseModel(nn.Module):
             scatter_index=scatter_index,
         )
         return hidden, caches
-
-    def _with_features(
-        self, embedding: torch.Tensor, features: Optional[torch.Tensor]
-    ) -> torch.Tensor:
-        """Of an EAGLE draft: a token's embedding and the hidden state in front of it, (B, T, H)."""
-        if features is None:
-            raise ValueError(
-                "An EAGLE draft goes on from hidden states and got none, expected prev_hidden; run "
-                "it inside of fused speculation."
-            )
-        both = torch.cat((embedding, features.to(embedding.dtype)), dim=2)
-        return (
-            self.fc.forward_wg(both, False) if self.contract.gathers_eagle_weight else self.fc(both)
-        )
 
     def _later_keywords(
         self, rotary_position_ids: Any, seq_ids: Any, prefill: bool
@@ -673,17 +562,10 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             self.neuron_config.batch_size, top_k=[1], top_p=[1.0], temperature=[1.0]
         )
         self.cache_lines = CacheLines(self.neuron_config)
-        self.async_decode: Optional[AsyncDecode] = None
-        if self.neuron_config.async_mode:
-            self.async_decode = AsyncDecode(self.neuron_config, self.cache_lines)
         self.is_block_kv_layout = getattr(self.neuron_config, "is_block_kv_layout", False)
         self.model_wrapper = self.get_model_wrapper_cls()
         self.enable_context_encoding()
-        if self.neuron_config.enable_fused_speculation:
-            self._check_speculation_length()
-            self.enable_fused_spec()
-            return
-        speculates = self.neuron_config.speculation_length > 0 or self.neuron_config.is_medusa
+        speculates = self.neuron_config.speculation_length > 0
         replaced = speculates and self.neuron_config.contract.speculation_replaces_decode
         chunks = getattr(self.neuron_config, "chunked_prefill_config", None)
         alone = chunks is not None and not chunks.tkg_model_enabled
@@ -691,20 +573,15 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             self.enable_token_generation()
         if speculates:
             self._check_speculation_length()
-            if self.neuron_config.is_medusa:
-                self.enable_medusa_speculation()
-            else:
-                self.enable_speculation()
+            self.enable_speculation()
 
     def _check_speculation_length(self) -> None:
         """Refuse a length that is a prefill bucket, too: graphs tell the two by their shape."""
-        medusa = self.neuron_config.is_medusa
-        name = "medusa_speculation_length" if medusa else "speculation_length"
-        length = getattr(self.neuron_config, name)
+        length = self.neuron_config.speculation_length
         if length in self.context_encoding_model.neuron_config.buckets:
             raise ValueError(
-                f"{name} {length} is a context-encoding bucket, too, and NxDI would take the "
-                f"prompt of that bucket for speculation; choose another {name}."
+                f"speculation_length {length} is a context-encoding bucket, too, and NxDI would "
+                "take the prompt of that bucket for speculation; choose another speculation_length."
             )
 
     @staticmethod
@@ -718,13 +595,11 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     ) -> ModelWrapper:
         """A wrapper around its own copy of the configuration, with `changes` made to it."""
         config = copy.deepcopy(self.config)
-        fused = self.neuron_config.enable_fused_speculation
-        for one in (config, config.fused_spec_config.draft_config) if fused else (config,):
-            for name, value in changes.items():
-                setattr(one.neuron_config, name, value)
+        for name, value in changes.items():
+            setattr(config.neuron_config, name, value)
         wrapper = self.model_wrapper(
             config=config,
-            model_cls=NeuronFusedSpecModel if fused else self._model_cls,
+            model_cls=self._model_cls,
             tag=tag,
             compiler_args=self.get_compiler_args(),
             priority_model_idx=priority,
@@ -815,36 +690,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             **self._stage(prefill=False),
         )
 
-    def enable_medusa_speculation(self) -> None:
-        """Decode of a tree of guesses in one call, whatever the length of the cache."""
-        config = self.neuron_config
-        self.medusa_speculation_model = self._submodel(
-            MEDUSA_MODEL_TAG,
-            None,
-            {},
-            batch_size=config.spec_batch_size,
-            n_active_tokens=config.medusa_speculation_length,
-            bucket_n_active_tokens=False,
-            sequence_parallel_enabled=False,
-            buckets=[config.max_length],
-            **self._stage(prefill=False),
-        )
-
-    def enable_fused_spec(self) -> None:
-        """A round of fused speculation: the draft's steps and the target's call in one graph."""
-        config = self.neuron_config
-        self.fused_spec_model = self._submodel(
-            FUSED_SPECULATION_MODEL_TAG,
-            0,
-            {},
-            batch_size=config.tkg_batch_size,
-            n_active_tokens=1,
-            bucket_n_active_tokens=False,
-            sequence_parallel_enabled=False,
-            buckets=self._buckets(config.token_generation_buckets, config.max_length),
-            **self._stage(prefill=False),
-        )
-
     # -- calls -----------------------------------------------------------------------------------
 
     def get_required_kwargs(self) -> List[str]:
@@ -853,8 +698,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def reset(self) -> None:
         """The next call starts a new sequence; caches need no clearing, masks hide what is old."""
-        if self.async_decode is not None:
-            self.async_decode.settle()
         self.kv_cache_populated = False
         self.cache_lines.forget()
 
@@ -891,7 +734,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         sequences -> (1, sequences, V). ValueError for inputs that no graph can serve.
         """
         del past_key_values, labels, use_cache, output_attentions, output_hidden_states
-        del return_dict, llava_args
+        del return_dict, llava_args, medusa_args
         if inputs_embeds is not None:
             raise NotImplementedError("neuron_cpu takes input_ids only, no embeddings.")
         inputs = self._default_inputs(
@@ -909,14 +752,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         if input_capture_hook is not None:
             input_capture_hook(self, [*inputs, prev_hidden, adapter_ids])
         submodel = self._route(input_ids, inputs[2])
-        if self.async_decode is not None and submodel.tag == TOKEN_GENERATION_MODEL_TAG:
-            ids = [] if adapter_ids is None else [adapter_ids]
-            return self._construct_output(self.async_decode(submodel, [*inputs, *ids]))
-        if self.async_decode is not None:
-            self.async_decode.settle()
-        return self._construct_output(
-            submodel(*inputs, prev_hidden, adapter_ids, *(medusa_args or ()))
-        )
+        return self._construct_output(submodel(*inputs, prev_hidden, adapter_ids))
 
     def _over_blocks(
         self, inputs: List[torch.Tensor], adapter_ids: Any, blocks: BlockArguments
@@ -1021,15 +857,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         if length > 1 and self._is_prefill(position_ids):
             self.kv_cache_populated = True
             return self.context_encoding_model
-        if self.neuron_config.enable_fused_speculation:
-            if length > 1:
-                raise ValueError(
-                    f"A call of fused speculation has {length} tokens a row, expected the newest "
-                    "one alone; the graph guesses the others, and a prompt begins at position 0."
-                )
-            return self.fused_spec_model
-        if length > 1 and length == self.neuron_config.medusa_speculation_length:
-            return self.medusa_speculation_model
         if length > 1:
             if length != self.neuron_config.speculation_length:
                 raise ValueError(
@@ -1050,15 +877,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def _construct_output(self, outputs: Any) -> CausalLMOutputWithPast:
         """Logits or tokens in the shape that callers of Hugging Face models expect."""
-        if self.neuron_config.enable_fused_speculation:
-            result = CausalLMOutputWithPast(hidden_states=outputs)
-            result.fused_outputs = outputs
-            return result
-        if self.neuron_config.is_medusa:
-            result = CausalLMOutputWithPast(hidden_states=outputs)
-            # NxDI takes the heads' tokens of the model's own: there are none, 0.1 to 0.7.
-            result.tokens, result.medusa_tokens = outputs[:1], outputs[:0]
-            return result
         first, logits = outputs if isinstance(outputs, list) else (outputs, None)
         if self.on_device_sampling:
             result = CausalLMOutputWithPast(logits=logits, hidden_states=first)

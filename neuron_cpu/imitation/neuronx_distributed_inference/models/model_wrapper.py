@@ -13,8 +13,8 @@ from neuronx_distributed.quantization.quantization_config import dtype_of, qconf
 from neuronx_distributed.quantization.quantize import convert
 from torch import nn
 
-from neuron_cpu.runtime import executed, pipeline, rounding
-from neuron_cpu.runtime.ranks import RankPool, current_group, is_tracing
+from neuron_cpu.runtime import executed, rounding
+from neuron_cpu.runtime.ranks import RankPool
 
 from ..contract import building_under
 from ..modules import block_inputs
@@ -26,20 +26,11 @@ from ..modules.autobucketing import (
 )
 from ..modules.generation.sampling import prepare_sampling_params
 from ..modules.kvcache.cache_lines import CacheLines
-from .fused_speculation import fused_outputs
 
 CONTEXT_ENCODING_MODEL_TAG = "context_encoding_model"
 TOKEN_GENERATION_MODEL_TAG = "token_generation_model"
 SPECULATION_MODEL_TAG = "speculation_model"
-MEDUSA_MODEL_TAG = "medusa_speculation_model"
-FUSED_SPECULATION_MODEL_TAG = "fused_speculation_model"
-SUBMODEL_TAGS = (
-    CONTEXT_ENCODING_MODEL_TAG,
-    TOKEN_GENERATION_MODEL_TAG,
-    SPECULATION_MODEL_TAG,
-    MEDUSA_MODEL_TAG,
-    FUSED_SPECULATION_MODEL_TAG,
-)
+SUBMODEL_TAGS = (CONTEXT_ENCODING_MODEL_TAG, TOKEN_GENERATION_MODEL_TAG, SPECULATION_MODEL_TAG)
 
 # Position of padding in a prompt: never the row's largest, except for one-token prompts.
 _PAD_POSITION = 1
@@ -83,11 +74,7 @@ class DecoderModelInstance:
         if getattr(self.neuron_config, "cast_type", "config") == "config":
             self._cast(module)
         if self.neuron_config.quantized:
-            # Of fused speculation only the target: its draft comes from a float checkpoint.
-            fused = self.neuron_config.enable_fused_speculation
-            self._quantise(module.target_model if fused else module)
-        if self.neuron_config.pp_degree > 1:
-            pipeline.mark(module, self.neuron_config.pp_degree, _note_transfer)
+            self._quantise(module)
         self.module = module
         return module
 
@@ -137,17 +124,8 @@ class DecoderModelInstance:
         return self.module, {cache: first + i for i, cache in enumerate(caches)}
 
 
-def _note_transfer(tensor: torch.Tensor) -> None:
-    """Of a traced graph, which has the layers of all stages: what a stage hands on."""
-    if is_tracing():
-        label = f"{pipeline.TRANSFER}({tensor.dtype}{list(tensor.shape)})"
-        current_group().exchange(label, tensor, lambda parts: parts)
-
-
 def own_outputs(neuron_config: Any) -> int:
     """How many outputs of a graph stand in front of the caches."""
-    if neuron_config.enable_fused_speculation:
-        return fused_outputs(neuron_config)
     return 2 if neuron_config.output_logits else 1
 
 
@@ -199,8 +177,7 @@ class RankedModel:
         for cache, new in zip(caches, outputs[self.num_outputs :], strict=True):
             if new.data_ptr() != cache.data_ptr():
                 cache.data.copy_(new)
-        made, group = list(outputs[: self.num_outputs]), current_group()
-        return made if group.pipeline is None else group.pipeline.outputs(made)
+        return list(outputs[: self.num_outputs])
 
 
 def _first_rows(outputs: Any, rows: int, axis: int) -> Any:
@@ -259,12 +236,6 @@ class ModelWrapper(nn.Module):
     @property
     def is_prefill(self) -> bool:
         return self.tag == CONTEXT_ENCODING_MODEL_TAG
-
-    @property
-    def _guesses(self) -> int:
-        """Tokens behind the newest one that the graph makes itself, and caches."""
-        fused = self.tag == FUSED_SPECULATION_MODEL_TAG
-        return self.neuron_config.speculation_length - 1 if fused else 0
 
     @property
     def is_chunk(self) -> bool:
@@ -340,27 +311,13 @@ class ModelWrapper(nn.Module):
         ids = inputs[5:at] or empties[:1]
         return (*inputs[:5], torch.empty(0), *ids, *empties[1:], *inputs[at:])
 
-    def _medusa_inputs(self, batch: int) -> Tuple[torch.Tensor, ...]:
-        """Medusa's further inputs where a call has none: accepted rows that stay where they are,
-        a mask and places of new rows."""
-        heads = self.neuron_config.num_medusa_heads + 1
-        nodes = self.neuron_config.medusa_speculation_length
-        rows = torch.arange(heads, dtype=torch.int32).expand(batch, heads)
-        mask = torch.ones((batch, nodes, nodes), dtype=torch.int32)
-        return rows, rows, mask, torch.arange(nodes, dtype=torch.int32).expand(batch, nodes)
-
-    def _with_dummies(
-        self, inputs: Tuple[torch.Tensor, ...], medusa: Tuple[torch.Tensor, ...] = ()
-    ) -> Tuple[torch.Tensor, ...]:
-        """From NxDI 0.2 on, empty tensors stand for the previous hidden state and adapter ids;
-        behind them come Medusa's inputs. `inputs` are the five, and ids where there are adapters.
-        """
-        if self.neuron_config.is_medusa:
-            medusa = medusa or self._medusa_inputs(len(inputs[0]))
+    def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+        """From NxDI 0.2 on, empty tensors stand for the previous hidden state and adapter ids.
+        `inputs` are the five, and ids where there are adapters."""
         if not self.contract.passes_dummies:
-            return (*inputs, *medusa)
+            return inputs
         ids = inputs[5:] or (torch.empty(0, dtype=torch.int32),)
-        return (*inputs[:5], torch.empty(0), *ids, *medusa)
+        return (*inputs[:5], torch.empty(0), *ids)
 
     def forward(
         self, *args: Optional[torch.Tensor], blocks: Optional[block_inputs.BlockArguments] = None
@@ -368,7 +325,7 @@ class ModelWrapper(nn.Module):
         """Run one call: pad to a bucket and to the compiled batch, in several parts if needed.
 
         `args` are the five inputs above and optionally the previous hidden state, which does not
-        exist here, adapter ids and Medusa's four; `blocks` says where a cache of blocks has what.
+        exist here, and adapter ids; `blocks` says where a cache of blocks has what.
         Returns logits (B, 1, V) fp32, or tokens.
         """
         if self.model is None:
@@ -392,7 +349,7 @@ class ModelWrapper(nn.Module):
         rows = inputs[0].shape[0]
         if rows == batch:
             self._note_lines(inputs)
-            return self.model(bucket, *self._with_dummies(tuple(inputs), args[7:]))
+            return self.model(bucket, *self._with_dummies(tuple(inputs)))
         if rows > batch and not self.neuron_config.is_continuous_batching:
             raise ValueError(
                 f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "
@@ -493,7 +450,7 @@ class ModelWrapper(nn.Module):
         unused = [i for i in range(self.neuron_config.max_batch_size) if i not in used]
         filled[3] = torch.cat([inputs[3], inputs[3].new_tensor(unused[:missing])])
         if not self.is_prefill:
-            filled[2][-missing:] = self.neuron_config.max_length - 1 - self._guesses
+            filled[2][-missing:] = self.neuron_config.max_length - 1
         return filled
 
     def _pad_to_bucket(self, inputs: List[torch.Tensor]) -> Tuple[int, List[torch.Tensor]]:
@@ -523,8 +480,7 @@ class ModelWrapper(nn.Module):
         buckets = self.neuron_config.buckets
         if self.is_prefill:
             return self._prefill_bucket(input_ids, mask, buckets)
-        guesses = self._guesses
-        last = int(positions.max()) + guesses
+        last = int(positions.max())
         if last >= buckets[-1]:
             raise ValueError(
                 f"{self.tag} got position {last}, expected less than the largest bucket "
@@ -532,14 +488,12 @@ class ModelWrapper(nn.Module):
             )
         # The cache is read up to the bucket, so it has to hold the largest position; a mask that
         # is wider than that moves later versions to the next bucket.
-        by_position = buckets[token_generation_bucket(positions + guesses, buckets)]
+        by_position = buckets[token_generation_bucket(positions, buckets)]
         if not self.contract.pads_to_bucket:
             return by_position
         width = mask.shape[1]
         if self.tag == SPECULATION_MODEL_TAG and self.contract.bucket_holds_speculation:
             width += input_ids.shape[1]
-        if guesses and self.contract.bucket_holds_speculation:
-            width += guesses + 1
         return max(buckets[bucket_above(width, buckets)], by_position)
 
     def _prefill_bucket(

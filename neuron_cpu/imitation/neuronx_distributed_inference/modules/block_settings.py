@@ -5,14 +5,7 @@ from typing import Any, List, Optional, Tuple
 
 from ..contract import ENVIRONMENT_VARIABLE
 
-_OTHERS = (
-    "speculation_length",
-    "enable_fused_speculation",
-    "is_medusa",
-    "sequence_parallel_enabled",
-    "async_mode",
-    "k_cache_transposed",
-)
+_OTHERS = ("speculation_length", "sequence_parallel_enabled", "k_cache_transposed")
 
 
 def refuse_blocks(config: Any) -> None:

@@ -4,7 +4,7 @@ import json
 import os
 import pickle
 import zipfile
-from typing import Any, Callable, Dict, Tuple, Union
+from typing import Callable, Dict, Tuple, Union
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,7 +17,6 @@ Path = Union[str, os.PathLike]
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 PICKLE_FILE = "pytorch_model.bin"
-MEDUSA_FILE = "medusa_heads.pt"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 
@@ -84,35 +83,6 @@ def load_state_dict(state_dict_dir: Path) -> StateDict:
     raise FileNotFoundError(
         f"{state_dict_dir} holds no checkpoint, expected one of {names}; name a model folder."
     )
-
-
-def load_medusa_heads(folder: Path, config: Any) -> StateDict:
-    """The tensors of Medusa's heads beside a checkpoint; FileNotFoundError where there are none,
-    CheckpointError where they do not fit the configuration."""
-    path = os.path.join(folder, MEDUSA_FILE)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(
-            f"{folder} holds no {MEDUSA_FILE}, expected one with the heads of is_medusa; name the "
-            "folder that has it."
-        )
-    heads = load_pickle(path)
-    hidden = config.hidden_size
-    shapes = {
-        "0.linear.weight": (hidden, hidden),
-        "0.linear.bias": (hidden,),
-        "1.weight": (config.vocab_size, hidden),
-    }
-    for index in range(config.neuron_config.num_medusa_heads):
-        for name, shape in shapes.items():
-            key = f"medusa_head_{index}.{name}"
-            found = tuple(heads[key].shape) if key in heads else "none"
-            if found != shape:
-                raise CheckpointError(
-                    f"{path} does not hold what num_medusa_heads="
-                    f"{config.neuron_config.num_medusa_heads} needs: expected {key} of shape "
-                    f"{shape}, got {found}; make the heads for this model, or ask for fewer."
-                )
-    return heads
 
 
 def save_state_dict_safetensors(state_dict: StateDict, state_dict_dir: Path) -> None:

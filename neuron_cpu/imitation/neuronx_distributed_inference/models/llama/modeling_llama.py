@@ -326,21 +326,8 @@ class NeuronLlamaAttention(NeuronAttentionBase):
             self.k_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)
 
 
-class WeightGatheredColumnParallel(ColumnParallelLinear):
-    """A column-parallel product whose weight may be gathered instead of its long results."""
-
-    def forward_wg(self, input: torch.Tensor, weight_gather: bool = False) -> torch.Tensor:
-        """The same either way; only sequence parallelism asks to gather the weight."""
-        if weight_gather:
-            raise NotImplementedError(
-                "weight_gather belongs to sequence parallelism, which fused speculation does not "
-                "have here; leave sequence_parallel_enabled off."
-            )
-        return self.forward(input)
-
-
 class NeuronLlamaDecoderLayer(nn.Module):
-    """Norm, attention, residual; norm, MLP, residual. An EAGLE draft's has no norm in front."""
+    """Norm, attention, residual; norm, MLP, residual."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
@@ -358,9 +345,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         )
         self.mlp = NeuronLlamaMLP(config)
         norm = get_rmsnorm_cls()
-        self.input_layernorm: nn.Module = norm(config.hidden_size, eps=config.rms_norm_eps)
-        if own.is_eagle_draft and not own.enable_eagle_draft_input_norm:
-            self.input_layernorm = nn.Identity()
+        self.input_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
 
     def _within_window(
@@ -384,11 +369,9 @@ class NeuronLlamaDecoderLayer(nn.Module):
         """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
         with_residual = "residual" in kwargs
         passed = {k: kwargs.get(k) for k in ("active_mask", "cos_cache", "sin_cache")}
-        later = "rotary_position_ids", *_TILES
-        passed.update({k: kwargs[k] for k in later if kwargs.get(k) is not None})
+        passed.update({k: kwargs[k] for k in _TILES if kwargs.get(k) is not None})
         if self.window is not None and attention_mask is not None:
-            places = passed.get("rotary_position_ids", position_ids)
-            given = of_prefix(attention_mask), places, past_key_value
+            given = of_prefix(attention_mask), position_ids, past_key_value
             attention_mask = self._within_window(*given)
         residual = hidden_states
         attention = self.self_attn(
@@ -410,20 +393,6 @@ class NeuronLlamaDecoderLayer(nn.Module):
         return (*outputs, None) if with_residual else outputs
 
 
-class ResBlock(nn.Module):
-    """A Medusa head's own part: x + SiLU(linear(x)), which is x before anything is learnt."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
-        nn.init.zeros_(self.linear.weight)
-        self.act = nn.SiLU()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(B, T, H) -> the same shape."""
-        return x + self.act(self.linear(x))
-
-
 class NeuronLlamaModel(NeuronBaseModel):
     """The traced Llama, and what differs from it by its layers only."""
 
@@ -437,7 +406,6 @@ class NeuronLlamaModel(NeuronBaseModel):
         self.num_key_value_heads = config.num_key_value_heads
         self.max_batch_size = config.neuron_config.max_batch_size
         self.buckets = config.neuron_config.buckets
-        self.medusa_speculation_length = config.neuron_config.medusa_speculation_length
 
     def init_model(self, config: InferenceConfig) -> None:
         self.padding_idx = config.pad_token_id
@@ -467,31 +435,9 @@ class NeuronLlamaModel(NeuronBaseModel):
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        for index in range(neuron_config.num_medusa_heads if neuron_config.is_medusa else 0):
-            head = ColumnParallelLinear(
-                config.hidden_size,
-                config.vocab_size,
-                gather_output=not self.on_device_sampling,
-                dtype=dtype,
-                bias=False,
-                pad=True,
-                tensor_model_parallel_group=get_tp_group(config),
-            )
-            block = ResBlock(config.hidden_size)
-            setattr(self, f"medusa_head_{index}", nn.Sequential(block, head))
         layers = [self.decoder_layer_cls(config) for _ in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
-        if not neuron_config.is_eagle_draft:
-            self.norm = get_rmsnorm_cls()(config.hidden_size, eps=config.rms_norm_eps)
-            return
-        self.fc = WeightGatheredColumnParallel(
-            2 * config.hidden_size,
-            config.hidden_size,
-            bias=getattr(config, "fc_bias", False),
-            gather_output=True,
-            dtype=dtype,
-            tensor_model_parallel_group=get_tp_group(config),
-        )
+        self.norm = get_rmsnorm_cls()(config.hidden_size, eps=config.rms_norm_eps)
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):

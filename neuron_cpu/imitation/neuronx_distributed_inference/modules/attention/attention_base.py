@@ -552,8 +552,7 @@ class NeuronAttentionBase(nn.Module):
                 "expected only those of its signature; drop the rest before calling it, or set "
                 f"{ENVIRONMENT_VARIABLE} to 0.3 for a file written for that version."
             )
-        places = later.get("rotary_position_ids")  # where rows lie elsewhere than tokens stand
-        places = position_ids if places is None else places
+        places = position_ids
         divided = past_key_value is None and self.cp_degree > 1
         if divided:
             hidden_states, attention_mask, places = self._own_part(

@@ -109,10 +109,6 @@ class Sampler(nn.Module):
             return indices[..., :1], torch.ones_like(values[..., :1])
         return indices, self._distribution(values, sampling_params)
 
-    def best(self, logits: torch.Tensor, count: int) -> torch.Tensor:
-        """The `count` best tokens (..., count) int32 of logits, the best one first."""
-        return self._candidates(logits)[1][..., :count].to(torch.int32)
-
     def samples(self) -> bool:
         """Whether rows may differ from the arg-maximum; static, as a graph has to be."""
         if self.contract.samples_above_top_1_only:
@@ -152,15 +148,14 @@ class Sampler(nn.Module):
         outside = (before >= top_p) & (rank > 0)  # the set that reaches top_p includes its last
         return torch.softmax(scores.masked_fill(rejected | outside, _REJECTED), dim=-1)
 
-    def uniform(self, shape: Sequence[int], device: torch.device) -> torch.Tensor:
-        """Draws between 0 and 1, the same on every rank; always the middle if `deterministic`."""
-        if self.deterministic:
-            return torch.full(tuple(shape), 0.5, device=device)
-        point = torch.rand(tuple(shape), device=device)
-        return _broadcast(point) if self._sharded() else point
-
     def draw(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Indices (..., 1) drawn by inverting the cumulative distribution."""
-        point = self.uniform((*probabilities.shape[:-1], 1), probabilities.device)
+        """Indices (..., 1) drawn by inverting the cumulative distribution, the same on every rank;
+        at its middle if `deterministic`."""
+        shape, device = (*probabilities.shape[:-1], 1), probabilities.device
+        if self.deterministic:
+            point = torch.full(shape, 0.5, device=device)
+        else:
+            point = torch.rand(shape, device=device)
+            point = _broadcast(point) if self._sharded() else point
         passed = (probabilities.cumsum(dim=-1) < point).sum(dim=-1, keepdim=True)
         return passed.clamp_max(probabilities.shape[-1] - 1)

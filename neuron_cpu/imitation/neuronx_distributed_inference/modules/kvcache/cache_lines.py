@@ -25,15 +25,6 @@ class CacheLines:
         self._tokens: Dict[int, int] = {}
         self._damaged: Dict[int, int] = {}  # line -> position that another row's token took
 
-    def state(self) -> Any:
-        """What `restore` takes."""
-        return dict(self._tokens), dict(self._damaged)
-
-    def restore(self, state: Any) -> None:
-        """Forget what came behind a state."""
-        tokens, damaged = state
-        self._tokens, self._damaged = dict(tokens), dict(damaged)
-
     def prefill(self, seq_ids: torch.Tensor, mask: torch.Tensor) -> None:
         """Prompts on lines `seq_ids` (B,), as long as `mask` (B, S) has ones: old tokens go."""
         for line, tokens in zip(self._checked(seq_ids), mask.sum(1).tolist(), strict=True):

@@ -200,18 +200,6 @@ class KVCacheManager(nn.Module):
         index = positions.long()[:, None, :, None].expand_as(new)
         cache[: new.shape[0]].scatter_(2, index, new)
 
-    def compact(self, accepted_indices: torch.Tensor, current_length: torch.Tensor) -> None:
-        """Medusa: move the rows that the last round accepted to where they belong, both (B, n)."""
-        for number, cache in enumerate(self.past_key_values):
-            view = self._keys(cache.data) if number % 2 == 0 else cache.data
-            if self.quant:  # as above
-                view = view.view(torch.uint8)
-            rows = view[: len(accepted_indices)]
-            shape = (*rows.shape[:2], accepted_indices.shape[1], rows.shape[3])
-            source = accepted_indices.long()[:, None, :, None].expand(shape)
-            target = current_length.long()[:, None, :, None].expand(shape)
-            rows.scatter_(2, target, torch.gather(rows, 2, source))
-
     def update_cache(
         self,
         is_for_context_encoding: bool,
