@@ -65,16 +65,6 @@ def test_two_ranks_give_the_same_text(generate: Callable) -> None:
     assert text["1"] == text["2"] and text["1"].startswith("Output 0: abc def")
 
 
-@pytest.mark.full
-def test_a_quantised_target_takes_a_draft_in_float(generate: Callable, tmp_path: Path) -> None:
-    """In one graph, of which NxDI quantises the target alone."""
-    draft = write_tiny_model(tmp_path / "draft", seed=1, num_hidden_layers=1)
-    asked = "--quantize", "int8", "--prompt", "abc def", "--tp-degree", "1"
-    plain = generate(*asked).stdout
-    fused = generate(*asked, "--speculate", "fused", "--draft-model-path", draft)
-    assert fused.stdout == plain and plain.startswith("Output 0: abc def"), fused.stderr
-
-
 def test_prompt_file_is_verbatim(generate: Callable, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text('one, "two" $HOME\nthree\n\nfour \\n five\n', encoding="utf-8")

@@ -163,7 +163,7 @@ def until(condition):
 
 def test_a_rank_that_leaves_while_the_others_wait_is_named(watched):
     """Nobody else will arrive any more: the one that leaves has to look for who waits."""
-    rendezvous = watched._meetings[0]
+    rendezvous = watched._meeting
 
     def run(rank):
         if rank == 1:
@@ -177,7 +177,7 @@ def test_a_rank_that_leaves_while_the_others_wait_is_named(watched):
 
 def test_a_rank_that_left_before_the_others_came_is_named(watched):
     """Nobody will leave any more: the ones that arrive have to look for who is gone."""
-    rendezvous = watched._meetings[0]
+    rendezvous = watched._meeting
 
     def run(rank):
         if rank == 1:
