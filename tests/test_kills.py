@@ -25,7 +25,9 @@ pytestmark = [
     pytest.mark.skipif(not os.path.exists("/proc"), reason="children are found in /proc"),
 ]
 TIMES = int(os.environ.get("KILLS", "20"))  # of each command
+SEED = int(os.environ.get("KILLS_SEED", "0"))  # of the moments
 SHAPE = ["--seq-len", "128", "--compiled-model-path", "compiled"]
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 KERNEL = REPOSITORY / "neuron_cpu" / "suite" / "level1" / "gelu.py"
 TUNED = """
 import time
@@ -55,7 +57,9 @@ def commands(model: Path) -> dict[str, list[object]]:
         "serve": [*driver, "--mode", "serve", "--port", "0"],
         "judge": ["-m", "neuron_cpu", "judge", "answers", "--only", "gelu", "--json", "f.json"],
         "tune": ["-m", "neuron_cpu", "tune", *tuned, "--json", "f.json", "--space", waits],
-        "calibrate": ["benchmarks/calibrate.py", "--write"],
+        "calibrate": [
+            "benchmarks/calibrate.py", "--public", "../public", "--data", "../rows.json", "--write",
+        ],
         "conversion": [
             REPOSITORY / "main.py", "--model-path", "tiny.gguf", *SHAPE, "--mode", "generate",
             "--prompt", "hello", "--max-new-tokens", "3",
@@ -64,6 +68,24 @@ def commands(model: Path) -> dict[str, list[object]]:
 
 
 # fmt: on
+def calibrated(place: Path) -> None:
+    """A checkout to write into, and one public kernel with twelve published times."""
+    kept = shutil.ignore_patterns(".*", "__pycache__", "tests")
+    shutil.copytree(REPOSITORY, place / "checkout", ignore=kept)
+    (place / "public" / "own" / "er@0123456").mkdir(parents=True)
+    shutil.copy(KERNEL, place / "public" / "own" / "er@0123456")
+    rows = [
+        {"id": f"r{n}", "arguments": [f"128x{64 * n}:bf16"], "measured_us": 20}
+        for n in range(1, 13)
+    ]
+    source = {
+        "repository": "own/er", "commit": "0123456" + "7" * 33, "file": "gelu.py", "sdk": "2.25",
+        "function": "kernel", "figures": "here", "machine": "none", "kind": "p99", "set": "fitted",
+        "rows": rows,
+    }  # fmt: skip
+    (place / "rows.json").write_text(json.dumps({"about": "a test", "sources": {"s": source}}))
+
+
 def begun(command: list[object], folder: Path) -> subprocess.Popen:
     if command[0] == "benchmarks/calibrate.py":
         folder = folder / "checkout"
@@ -130,16 +152,17 @@ def place(tmp_path: Path, tiny_model: Path) -> Path:
 def test_a_kill_loses_and_leaves_nothing(name: str, tiny_model: Path, place: Path) -> None:
     command = commands(tiny_model)[name]
     if name == "calibrate":  # it writes into its own checkout
-        kept = shutil.ignore_patterns(".*", "__pycache__", "tests")
-        shutil.copytree(REPOSITORY, place / "checkout", ignore=kept)
-    chosen, most = random.Random(0), whole(name, command, place)
-    pages = place.glob("checkout/docs/cost_model.md")
-    before = [path.read_text() for path in pages]
+        calibrated(place)
+    chosen, most = random.Random(SEED), whole(name, command, place)
+    before = [path.read_text() for path in place.glob("checkout/docs/cost_model.md")]
     for _ in range(TIMES):
         process = begun(command, place)
-        time.sleep(chosen.uniform(0.05, 1.1) * most)
+        moment, how = chosen.uniform(0.05, 1.1) * most, chosen.choice(SIGNALS)
+        time.sleep(moment)
         started = descendants(process.pid)
-        process.send_signal(chosen.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
+        alive = process.poll() is None
+        process.send_signal(how)
+        print(f"{name}: {how.name} at {moment:.2f} of {most:.2f} s, {'' if alive else 'after it'}")
         for _ in range(10):  # an interrupt that a library has swallowed is given once more
             try:
                 process.wait(30)

@@ -22,9 +22,17 @@ _CALLS = "harness.figures.executed:calls"
 
 
 def calls(host: Host, role: str) -> list[dict[str, Any]]:
-    """The graphs that ran since they were loaded, as records; one that varies has several."""
+    """The graphs as they ran since they were loaded, as records; one that varies has several.
+
+    Those that no prompt has reached run once, on zeros.
+    """
     model = host.models[Role(role)]
     real = None if sdk.real_libraries() is None else model.traced_model.graphs()
+    if real is None:  # the libraries' own warm-up has run every graph
+        from neuron_cpu.runtime.executed import watching  # with PyTorch, which the driver lacks
+
+        with watching():
+            model.warmup()
     found = []
     for wrapper in model.models:
         for number, bucket in enumerate(wrapper.neuron_config.buckets):

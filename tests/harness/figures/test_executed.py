@@ -56,10 +56,11 @@ ACTS = {
 
 @pytest.fixture
 def evaluate(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
-    def run(text: str, *arguments: str) -> str:
+    def run(text: str, *arguments: str, seq_len: str = "64") -> str:
         (tmp_path / "entry.py").write_text(text)
         done = run_main(
-            *["--mode", "evaluate", "--llama", "entry.py", "--prompt", "hello", "--seq-len", "64"],
+            *["--mode", "evaluate", "--llama", "entry.py", "--prompt", "hello"],
+            *["--seq-len", seq_len],
             *["--max-new-tokens", "8", "--model-path", tiny_model, *arguments],
             cwd=tmp_path,
             XDG_CACHE_HOME=str(tmp_path / "cache"),
@@ -81,6 +82,15 @@ def test_work_that_was_not_traced_fails_by_name(act: str, evaluate: Callable) ->
     source, name = ACTS[act]
     told = evaluate(AFTER.replace("{act}", source))
     assert name in told and "as it was traced" in told, told
+
+
+LARGE_ONLY = ACTS["by an operator"][0].replace("x.is_meta", "(x.is_meta or x.shape[-2] < 256)")
+
+
+@pytest.mark.parametrize(("act", "told"), [("pass", "Final Score"), (LARGE_ONLY, "PyTorch's mul")])
+def test_graphs_that_no_prompt_reaches_are_run_too(act: str, told: str, evaluate: Callable) -> None:
+    asked = ["--enable-bucketing", "--tp-degree", "1"]
+    assert told in evaluate(AFTER.replace("{act}", act), *asked, seq_len="256")
 
 
 # Attention of PyTorch's own, which the processor computes with another operator than a trace sees.

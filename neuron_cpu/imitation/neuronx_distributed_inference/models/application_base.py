@@ -456,13 +456,11 @@ class NeuronApplicationBase(nn.Module):
         return module
 
     def warmup(self) -> None:
-        """Run every bucket of every sub-model once, then forget what that left in the caches."""
+        """Run every graph of which no call was counted, once; then forget what caches hold."""
         for wrapper in self.models:
             buckets = wrapper.neuron_config.buckets
             for bucket, example in zip(buckets, wrapper.input_generator(), strict=True):
-                if isinstance(bucket, int):
-                    wrapper(*example[:5])
-                else:  # made for the graph, slots that nobody reads included
+                if not wrapper.model.executed.get(str(bucket)):
                     wrapper.model(bucket, *example)
         self.reset()
 
