@@ -66,7 +66,7 @@ mutation: setup
 
 # 10 000 inputs at each door of the driver: some minutes.
 fuzz: setup
-	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/harness/test_fuzz.py
+	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/harness/test_fuzz.py tests/judge/test_oracle.py
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -21,7 +21,17 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from . import __version__, ensure_sdk  # noqa: E402
-from .commands import check, compare, judge, kernels, learn, profile, sweep, tune  # noqa: E402
+from .commands import (  # noqa: E402
+    check,
+    compare,
+    judge,
+    kernels,
+    learn,
+    oracle,
+    profile,
+    sweep,
+    tune,
+)  # fmt: skip
 from .console import streams, terminal  # noqa: E402
 from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
@@ -35,6 +45,7 @@ COMMANDS = {
     "judge": judge,
     "tune": tune,
     "sweep": sweep,
+    "oracle": oracle,
     "learn": learn,
 }
 INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit", type=above_zero, default=4.0, help="GiB of data for one answer (4)"
     )
-    parser.add_argument(
-        "--require-isolation", action="store_true", help="refuse where answers cannot be confined"
-    )
+    kernels.declare_isolation(parser)
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
 
 
@@ -89,18 +86,11 @@ def _write_template(folder: Path, names: list[str]) -> int:
 
 def _judge(args: argparse.Namespace, names: list[str]) -> int:
     from ..judge.verdict import Settings
-    from ..processes.limits import Limits, missing
+    from ..processes.limits import Limits
     from ..suite import score
     from ..suite.strangers import Judging
 
-    lacking = missing()
-    if lacking and args.require_isolation:
-        raise UsageError(
-            f"--require-isolation: an answer is not confined here ({lacking}); judge on a Linux "
-            "that has both, or leave it out for answers that you trust."
-        )
-    if lacking:
-        print(f"An answer is not confined as it should be: {lacking}.", file=sys.stderr)
+    kernels.confined(args)
     console = terminal.output(kernels.PIPED_WIDTH)
     settings = Settings(seeds=tuple(dict.fromkeys(args.seed or (0,))))
     bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)

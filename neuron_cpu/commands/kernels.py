@@ -86,6 +86,29 @@ def declare_kernel(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def declare_isolation(parser: argparse.ArgumentParser) -> None:
+    """The option of commands that run strangers' files."""
+    parser.add_argument(
+        "--require-isolation", action="store_true", help="refuse where files cannot be confined"
+    )
+
+
+def confined(args: argparse.Namespace) -> None:
+    """Say what of the sandbox is missing here.
+
+    Raises:
+        UsageError: --require-isolation forbids it.
+    """
+    lacking = limits.missing()
+    if lacking and args.require_isolation:
+        raise UsageError(
+            f"--require-isolation: a stranger's file is not confined here ({lacking}); use a Linux "
+            "that has both, or leave it out for files that you trust."
+        )
+    if lacking:
+        print(f"A stranger's file is not confined as it should be: {lacking}.", file=sys.stderr)
+
+
 def case_of(args: argparse.Namespace) -> Any:
     """The arguments of the command line: tensors have shapes, perhaps limits, no data.
 
@@ -112,6 +135,7 @@ def load_kernel(target: str) -> Any:
         UsageError: no such file, it cannot be imported, or it has no such kernel.
     """
     from ..core import Kernel
+    from ..judge import verdict
 
     path_text, colon, name = target.rpartition(":")
     if not colon or not name:
@@ -127,22 +151,12 @@ def load_kernel(target: str) -> Any:
             "fail; write @nki.jit above it.",
             file=sys.stderr,
         )
-        return _language_of(module)(found)
+        return verdict.kernel_of(module, name)
     known = sorted(k for k, v in vars(module).items() if isinstance(v, Kernel))
     raise UsageError(
         f"{path} has no kernel '{name}', expected one of {', '.join(known) or 'none: it has none'};"
         " name one of those."
     )
-
-
-def _language_of(module: types.ModuleType) -> type:
-    """The class of kernels of a file: of the language whose names it imports."""
-    from ..core import Kernel
-    from ..core.current.kernel import Kernel as CurrentKernel
-
-    names = {getattr(value, "__name__", "") for value in vars(module).values()}
-    current = any(str(name).split(".")[0] == "nki" for name in names)
-    return CurrentKernel if current else Kernel
 
 
 def objects(target: str) -> Mapping[str, Any]:

@@ -4,12 +4,14 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from types import ModuleType
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import torch
 
 from ..core import Kernel, NkiError, Program
+from ..core.current.kernel import Kernel as CurrentKernel
 from ..core.current.registers import NeedsValues
 from ..core.device import dtypes
 from ..core.language.specialisation import is_tensor, to_torch
@@ -18,7 +20,7 @@ from ..core.report import report
 from ..core.run import compare
 from ..core.run.execute import Plan
 from ..core.time import cost
-from ..core.time.schedule import schedule
+from ..core.time.schedule import Schedule, schedule
 from . import accuracy
 from .cases import KINDS, NAN, Case
 from .references import Reference
@@ -143,7 +145,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         content = asdict(self) | {"legal": self.legal, "correct": self.correct}
         content["speed"] = None if self.speed is None else self.speed._asdict()
-        return _without_nonfinite(content)
+        return finite(content)
 
 
 def judge(
@@ -168,6 +170,22 @@ def judge(
             _try(found, program, reference, kernel, case, settings)
     found.warnings = list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
     return found
+
+
+def kernel_of(module: ModuleType, name: str) -> Kernel:
+    """A function of a module as a kernel, of the language whose names the module imports.
+
+    Raises:
+        LookupError: there is none.
+    """
+    found = getattr(module, name, None)
+    if isinstance(found, Kernel):
+        return found
+    if not callable(found):
+        raise LookupError(f"it has no function '{name}'")
+    names = {str(getattr(value, "__name__", "")) for value in vars(module).values()}
+    current = any(name.split(".")[0] == "nki" for name in names)
+    return CurrentKernel(found) if current else Kernel(found)
 
 
 def traced(
@@ -206,7 +224,7 @@ def _try(
             program = traced(kernel, case, settings.grid, kind, seed)
             plan = Plan(program)
         got = [t.to(torch.float64) for t in run(program, plan, inputs)]
-        arguments, trial = _asked(program, positional, named), (kind, seed)
+        arguments, trial = asked(program, positional, named), (kind, seed)
         hold(found, reference, arguments, types, got, tolerance, settings.nan, trial)
         if found.mismatch:
             return
@@ -260,7 +278,7 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
 
 
-def _asked(
+def asked(
     program: Program, positional: Sequence[Any], named: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Arguments of the reference: those of the kernel, without tensors that are only results."""
@@ -397,8 +415,12 @@ def _writer(program: Program, number: int, where: tuple[int, ...]) -> str:
 def speed(program: Program, settings: Settings) -> Speed:
     """The estimate, and how near it is to the chip's limits."""
     found = schedule(program, settings.dma_profile, settings.order)
-    summary = report.profile(found)
-    figures = summary.metrics
+    return speed_of(found, report.profile(found))
+
+
+def speed_of(found: Schedule, summary: report.Profile) -> Speed:
+    """The same of a schedule and its figures."""
+    program, figures = found.program, summary.metrics
     ends = {id(s): s for s in (*program.inputs, *program.outputs)}.values()
     traffic = figures["hbm_read_bytes"] + figures["hbm_write_bytes"]
     # A gather reads a part of its table only.
@@ -417,14 +439,14 @@ def speed(program: Program, settings: Settings) -> Speed:
         roofline_side=side,
         macs=program.macs,
         sbuf_bytes=int(figures["sbuf_high_water_bytes"]),
-        dma_profile=settings.dma_profile,
+        dma_profile=found.profile,
     )
 
 
-def _without_nonfinite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """JSON has no infinities and no NaN: they become strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {k: _without_nonfinite(v) for k, v in value.items()}
-    return [_without_nonfinite(v) for v in value] if isinstance(value, (list, tuple)) else value
+        return {k: finite(v) for k, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 from . import syscalls
 
@@ -78,13 +79,13 @@ def apply(limits: Limits) -> None:
 
 
 @contextlib.contextmanager
-def bounded(seconds: float, memory_bytes: int) -> Iterator[None]:
+def bounded(seconds: float, memory_bytes: Optional[int]) -> Iterator[None]:
     """Bounds for Python of somebody else that runs in this process, such as a template.
 
     Raises:
         TimeoutError: the body takes more seconds of processor time, or WAITS times as many by the
             clock, which goes on while other processes run.
-        MemoryError: it takes that much more memory than there is now (on Linux).
+        MemoryError: it takes that much more memory than there is now (on Linux; None: any).
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # signals are the main thread's
@@ -99,7 +100,8 @@ def bounded(seconds: float, memory_bytes: int) -> Iterator[None]:
         (signal.SIGALRM, signal.ITIMER_REAL, WAITS * seconds),
     )
     before = [signal.signal(number, late) for number, _, _ in timers]
-    if _LINUX:
+    bound_memory = _LINUX and memory_bytes is not None  # a confined process may change no limit
+    if bound_memory:
         text = Path("/proc/self/status").read_text()
         data = 1024 * int(text.partition("VmData:")[2].split()[0])
         _set(resource.RLIMIT_DATA, data + memory_bytes, keep_hard=True)
@@ -111,7 +113,7 @@ def bounded(seconds: float, memory_bytes: int) -> Iterator[None]:
             signal.setitimer(timer, 0)
             signal.signal(number, handler)
             signal.setitimer(timer, *left)  # of a bound around this one
-        if _LINUX:
+        if bound_memory:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 

@@ -37,7 +37,7 @@ def record(
     bounds: limits.Limits,
 ) -> None:
     """The answer's own process: record its kernel on every case; ends the process."""
-    _confine(bounds, programs)
+    confine(bounds, programs)
     try:
         kernel = _load(path, function)
         for case in cases:
@@ -47,7 +47,7 @@ def record(
             except NkiError as error:
                 _tell(programs, {"refusal": str(error)})
     except BaseException as error:  # exits included: a stranger's file decides nothing
-        _tell(programs, {"failure": _sentence(error, path)})
+        _tell(programs, {"failure": sentence(error, path)})
     os._exit(0)
 
 
@@ -62,7 +62,7 @@ def serve(
 ) -> None:
     """The judge's process, which no answer runs in: check and estimate what was recorded, for the
     generation `core` where it has to be that one, and run it where it `runs`; ends the process."""
-    _confine(bounds, programs, replies)
+    confine(bounds, programs, replies)
     try:
         for case in cases:
             if not _answer(programs, replies, case, settings, core, runs):
@@ -75,7 +75,7 @@ def serve(
     os._exit(0)
 
 
-def _confine(bounds: limits.Limits, *kept: Connection) -> None:
+def confine(bounds: limits.Limits, *kept: Connection) -> None:
     _be_silent()
     forked.close_others({connection.fileno() for connection in kept})
     limits.apply(bounds)
@@ -97,10 +97,7 @@ def _load(path: Path, function: str) -> Kernel:
     sys.modules[path.stem] = module
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise LookupError(f"it has no function '{function}'")
-    return found if isinstance(found, Kernel) else Kernel(found)
+    return verdict.kernel_of(module, function)
 
 
 def _answer(
@@ -155,7 +152,8 @@ def _send(replies: Connection, content: dict[str, Any]) -> None:
     replies.send_bytes(json.dumps(content).encode())
 
 
-def _sentence(error: BaseException, path: Path) -> str:
+def sentence(error: BaseException, path: Path) -> str:
+    """FILE:LINE of a stranger's file, the error's type and what it says."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
     place = f"{path.name}:{lines[-1]}" if lines else path.name

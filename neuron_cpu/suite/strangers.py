@@ -198,7 +198,7 @@ class Judging:
                 if not _listen(judged, line, candidate, number, case):
                     break
         except (EOFError, OSError, *MALFORMED) as error:
-            judged.failure = _why(error, processes, self.bounds)
+            judged.failure = why(error, processes, self.bounds, "--time-limit")
         finally:
             for process in processes:
                 forked.end(process)
@@ -290,10 +290,10 @@ def _shapes(results: Sequence[tuple[Any, Any]]) -> str:
     return ", ".join(f"{dtype} {shape}" for dtype, shape in results) or "nothing"
 
 
-def _why(error: Exception, processes: Sequence[Any], bounds: Limits) -> str:
+def why(error: Exception, processes: Sequence[Any], bounds: Limits, option: str) -> str:
     """Why the answer's process, or that which runs what it recorded, ends before its time."""
     if isinstance(error, TimeoutError):
-        return f"it took longer than {bounds.wall_seconds:.0f} s; --time-limit gives it more"
+        return f"it took longer than {bounds.wall_seconds:.0f} s; {option} gives it more"
     if isinstance(error, MALFORMED):
         told = f"{type(error).__name__}: {error}"[:200]
         return f"its process sent something else than results ({told})"

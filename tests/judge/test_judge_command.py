@@ -268,7 +268,7 @@ def test_answers_write_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture) ->
 def test_isolation_may_be_required(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.setattr(limits, "missing", lambda: "no Landlock")
     assert main(["judge", str(tmp_path), "--only", "gelu", "--require-isolation"]) == 2
-    assert "an answer is not confined here (no Landlock)" in capsys.readouterr().err
+    assert "a stranger's file is not confined here (no Landlock)" in capsys.readouterr().err
     assert main(["judge", str(tmp_path), "--only", "gelu"]) == 1
     assert "not confined as it should be: no Landlock" in capsys.readouterr().err
 

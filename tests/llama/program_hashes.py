@@ -11,7 +11,6 @@ models cut to two layers, on the meta device: some minutes in all.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib
 import json
 import os
@@ -20,8 +19,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -37,6 +34,7 @@ from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import events_of  # noqa: E402
 from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
 from neuron_cpu.core import Program  # noqa: E402
+from neuron_cpu.core.program.digest import Digest, hashed  # noqa: E402
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE  # noqa: E402
 from neuron_cpu.core.time.schedule import schedule  # noqa: E402
 
@@ -164,49 +162,6 @@ def application(module: Any, folder: Path, config: dict[str, Any], asked: dict[s
     neuron_config = config_cls.get_neuron_config_cls()(enable_nki=True, **asked)
     loader = load_pretrained_config(str(folder))
     return cls(str(folder), config_cls(neuron_config, load_config=loader))
-
-
-class Digest:
-    """A hash of a program that numbers storages and loops in the order in which they are met."""
-
-    def __init__(self) -> None:
-        self.hash, self.numbers = hashlib.sha256(), {}
-
-    def add(self, *values: Any) -> None:
-        self.hash.update(repr(values).encode())
-
-    def number(self, thing: Any) -> int:
-        return self.numbers.setdefault(id(thing), len(self.numbers))
-
-    def storage(self, storage: Any) -> int:
-        known = id(storage) in self.numbers
-        number = self.number(storage)
-        if not known:
-            data = None if storage.data is None else hashed(np.asarray(storage.data).tobytes())
-            self.add(storage.shape, str(storage.dtype), storage.buffer, storage.paxis, data)
-        return number
-
-    def view(self, view: Any) -> tuple[Any, ...]:
-        by_data = view.by_data and (self.view(view.by_data[0]), *view.by_data[1:])
-        return (
-            self.storage(view.storage), view.offset, tuple(view.shape), tuple(view.strides),
-            str(view.dt), by_data,
-        )  # fmt: skip
-
-    def instruction(self, each: Any) -> None:
-        frames = [] if each.frame is None else each.frame.path()
-        loops = [(self.number(frame.loop), frame.loop.kind, frame.i) for frame in frames]
-        names = sorted(
-            {n for cls in type(each.attrs).__mro__ for n in getattr(cls, "__slots__", ())}
-        )
-        values = [getattr(each.attrs, name) for name in names if not name.startswith("_")]
-        told = [v.tobytes() if isinstance(v, np.ndarray) else repr(v) for v in values]
-        views = [self.view(view) for view in (*each.dst, *each.src)]
-        self.add(each.op.name, len(each.dst), views, told, loops)
-
-
-def hashed(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
 
 
 def of_program(program: Program) -> list[Any]:

@@ -1,0 +1,104 @@
+"""``oracle``: verdicts, estimates and reasons for searches of kernels, as lines of JSON."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..console.arguments import above_zero, positive
+from ..errors import UsageError
+from . import kernels
+
+HELP = "judge candidates of a search: JSON in, JSON out"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--jobs", type=positive, help="candidates at the same time (default: the processors)"
+    )
+    parser.add_argument(
+        "--memory-limit", type=above_zero, default=4.0, help="GiB that a request may ask for (4)"
+    )
+    parser.add_argument(
+        "--port", type=int, help="serve on this port of the loopback (0: a free one, told)"
+    )
+    parser.add_argument(
+        "--key-file", type=Path, help="its first line is the key that a client of --port sends"
+    )
+    parser.add_argument("--mcp", action="store_true", help="serve as a tool over MCP instead")
+    parser.add_argument("--schema", action="store_true", help="print the schema of a request")
+    kernels.declare_isolation(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until standard input ends, or until Ctrl-C on a port."""
+    try:
+        import pydantic  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "neuron_cpu oracle needs pydantic, which is not installed; pip install "
+            "'neuron-cpu[oracle]'."
+        ) from error
+    from ..oracle import forms, serve
+
+    if args.schema:
+        print(json.dumps(forms.Request.model_json_schema(), indent=1))
+        return 0
+    if (args.port is None) != (args.key_file is None):
+        raise UsageError("--port and --key-file belong together; give both, or neither.")
+    if args.mcp and args.port is not None:
+        raise UsageError("--mcp speaks on standard streams, expected no --port; leave out one.")
+    kernels.confined(args)
+    oracle = serve.Oracle(args.jobs or os.cpu_count() or 1, args.memory_limit)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if args.mcp:
+            _tool(oracle).run()
+        elif args.port is None:
+            serve.standard_streams(oracle)
+        else:
+            with _server(oracle, args) as server:
+                print(f"oracle on 127.0.0.1:{server.server_address[1]}", file=sys.stderr)
+                server.serve_forever()
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        oracle.close()
+    return 0
+
+
+def _server(oracle: Any, args: argparse.Namespace) -> Any:
+    from ..oracle import serve
+
+    try:
+        key = args.key_file.read_text(encoding="utf-8").partition("\n")[0].strip()
+        if len(key) < 16:
+            raise ValueError(f"a key of {len(key)} letters, expected at least 16")
+        return serve.Server(oracle, args.port, key)
+    except (OSError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"--port {args.port} with --key-file {args.key_file} cannot be served ({error}); name "
+            "a free port and a file whose first line is a key."
+        ) from error
+
+
+def _tool(oracle: Any) -> Any:
+    """The oracle as one tool of a server of the Model Context Protocol."""
+    try:
+        from mcp.server.mcpserver import MCPServer
+    except ImportError as error:
+        raise UsageError(
+            "--mcp needs the package mcp, which is not installed; pip install 'neuron-cpu[mcp]'."
+        ) from error
+    from ..oracle.forms import Request
+
+    def judge_kernel(request: Request) -> dict[str, Any]:
+        """Judge an NKI kernel without a device: legal, right, estimated time, what bounds it."""
+        return oracle.one(request)
+
+    server = MCPServer("neuron_cpu")
+    server.add_tool(judge_kernel)
+    return server

@@ -1,0 +1,36 @@
+"""A client of the oracle: starts one and asks it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+
+class Client:
+    """An oracle of this process; `with Client() as oracle: oracle.ask({...})`."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "neuron_cpu", "oracle", *options]
+        pipe = subprocess.PIPE
+        self.process: Any = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request."""
+        return next(self.answers([request]))
+
+    def answers(self, requests: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Answers as they come; without an `id` a request is called by its number."""
+        asked = [{"id": number, **one} for number, one in enumerate(requests)]
+        self.process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self.process.stdin.flush()
+        for _ in asked:
+            yield json.loads(self.process.stdout.readline())
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()

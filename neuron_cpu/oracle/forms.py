@@ -1,0 +1,157 @@
+"""What the oracle is asked and what it answers: schema 1, an object a line (docs/oracle.md)."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..core.device.release import NKI_RELEASES
+from ..core.device.target import TARGETS
+from ..core.time import cost
+from ..core.time.schedule import ORDERS
+from ..judge.verdict import Settings
+from ..processes.limits import Limits
+
+SCHEMA = 1
+LONGEST = 1 << 24  # bytes of a request
+MOST_CASES, MOST_SEEDS = 64, 100
+Answer = dict[str, Any]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Code(_Form):
+    """Python source, or a file that the oracle may read, and the name of a function in it."""
+
+    name: Annotated[str, Field(min_length=1, max_length=200)]
+    source: Optional[str] = None
+    file: Optional[str] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Code":
+        if (self.source is None) == (self.file is None):
+            raise ValueError("source or file is needed, one of them")
+        return self
+
+    def text(self) -> str:
+        """The source.
+
+        Raises:
+            ValueError: there is no such file, or it is no text.
+        """
+        if self.source is not None:
+            return self.source
+        try:
+            return Path(str(self.file)).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
+            raise ValueError(f"file {self.file!r:.200} cannot be read ({reason})") from error
+
+
+class Tolerance(_Form):
+    """What counts as right; the types' own limits where nothing is named.
+
+    Attributes:
+        element: largest error of an element, relative to it or to its row's root mean square.
+        relative_l2: norm of the difference over the norm of what is expected.
+        allclose: `[rtol, atol]` of numpy.allclose.
+    """
+
+    element: Optional[Annotated[float, Field(gt=0)]] = None
+    relative_l2: Optional[Annotated[float, Field(gt=0)]] = None
+    allclose: Optional[
+        Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2, max_length=2)]
+    ] = None
+
+
+class Bounds(_Form):
+    """Of each of the two processes that a candidate gets."""
+
+    seconds: Annotated[float, Field(gt=0, le=86_400)] = 60.0
+    cpu_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
+    memory_gib: Annotated[float, Field(gt=0, le=1024)] = 4.0
+
+    def limits(self) -> Limits:
+        return Limits(int(self.memory_gib * 2**30), self.cpu_seconds, self.seconds)
+
+
+class Request(_Form):
+    """One candidate.
+
+    Attributes:
+        id: comes back with the answer.
+        cases: arguments of a call each, as in `neuron_cpu check --case`.
+        inputs: function of the reference's file that makes a trial's arguments of its seed, as a
+            list or a dictionary; values of kinds where None.
+        values, seeds: what each case is tried with; nothing is run without a reference.
+        release: of `nki`, such as 2.29; the newest where None.
+        lines: source lines that the answer tells, those that take most time first.
+    """
+
+    kernel: Code
+    cases: Annotated[list[str], Field(min_length=1, max_length=MOST_CASES)]
+    id: Union[str, int, None] = None
+    schema_: Literal[1] = Field(1, alias="schema")
+    reference: Optional[Code] = None
+    inputs: Optional[str] = None
+    values: Annotated[list[Literal["random", "zeros", "ties", "large"]], Field(min_length=1)] = [
+        "random"
+    ]
+    seeds: Annotated[list[int], Field(min_length=1, max_length=MOST_SEEDS)] = [0]
+    tolerance: Tolerance = Tolerance()
+    target: Optional[Literal[tuple(TARGETS)]] = None  # type: ignore[valid-type]
+    release: Optional[Literal[NKI_RELEASES]] = None  # type: ignore[valid-type]
+    grid: Annotated[list[Annotated[int, Field(ge=1, le=1 << 16)]], Field(max_length=3)] = []
+    dma_profile: Literal[tuple(cost.PROFILES)] = cost.DEFAULT_PROFILE  # type: ignore[valid-type]
+    order: Optional[Literal[tuple(ORDERS)]] = None  # type: ignore[valid-type]
+    limits: Bounds = Bounds()
+    lines: Annotated[int, Field(ge=0, le=1000)] = 5
+
+    def settings(self) -> Settings:
+        """How the judgement tries a kernel."""
+        return Settings(
+            grid=tuple(self.grid),
+            kinds=tuple(self.values),
+            seeds=tuple(self.seeds),
+            tolerance=self.tolerance.element,
+            dma_profile=self.dma_profile,
+            order=self.order,
+        )
+
+
+def requests(line: bytes) -> list[Union[Request, Answer]]:
+    """The requests of one line, an object or a list of them; an answer in place of a wrong one."""
+    if len(line) > LONGEST:
+        return [
+            answer(None, "invalid", f"the line has {len(line)} bytes, expected at most {LONGEST}")
+        ]
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        said = str(error)[:100] or type(error).__name__
+        return [answer(None, "invalid", f"the line is no JSON ({said}), expected one object")]
+    return [_request(one) for one in (content if isinstance(content, list) else [content])]
+
+
+def _request(content: Any) -> Union[Request, Answer]:
+    name = content.get("id") if isinstance(content, dict) else None
+    name = name if isinstance(name, (str, int)) else None
+    try:
+        return Request.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the request"
+        more = f", and {error.error_count() - 1} more" if error.error_count() > 1 else ""
+        return answer(name, "invalid", f"{place}: {first['msg']}{more}"[:500])
+    except RecursionError:
+        return answer(name, "invalid", "the request has too many levels")
+
+
+def answer(
+    name: Optional[Union[str, int]], outcome: str, sentence: str = "", **more: Any
+) -> Answer:
+    """An answer: `outcome` is passed, wrong, refused, failed or invalid; `sentence` says why."""
+    return {"schema": SCHEMA, "id": name, "outcome": outcome, "sentence": sentence, **more}

@@ -1,0 +1,68 @@
+"""The process of one candidate: it runs the stranger's file and sends what it records, as data."""
+
+import linecache
+import os
+import sys
+import time
+import types
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ..core import NkiError
+from ..core.device.release import NKI_VARIABLE
+from ..core.device.target import ENVIRONMENT_VARIABLE
+from ..judge import cases, verdict
+from ..suite import child, plain
+from .forms import Request
+
+FILE = "candidate.py"  # what messages call a source without a file
+
+
+def record(programs: Connection, text: str, request: Request) -> None:
+    """Record the kernel of `text` on every case; ends the process."""
+    child.confine(request.limits.limits(), programs)
+    for name, value in ((ENVIRONMENT_VARIABLE, request.target), (NKI_VARIABLE, request.release)):
+        if value is not None:
+            os.environ[name] = value
+    file, before = request.kernel.file or FILE, 0.0
+    if request.kernel.file is not None:
+        sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    try:
+        module = module_of(text, file)
+        kernel = verdict.kernel_of(module, request.kernel.name)
+        for case in request.cases:
+            told = _recorded(kernel, cases.case(case).resolved(vars(module)), request)
+            now = time.process_time()
+            programs.send_bytes(plain.dumped(told | {"seconds": now - before}))
+            before = now
+    except BaseException as error:  # exits included: a stranger's file decides nothing
+        failure = child.sentence(error, Path(file))
+        programs.send_bytes(plain.dumped({"failure": failure, "seconds": time.process_time()}))
+    os._exit(0)
+
+
+def module_of(text: str, file: str) -> types.ModuleType:
+    """A module of this source; messages and readers of source find its lines under `file`."""
+    module = types.ModuleType(f"oracle: {file}")  # no name that a process has imported
+    module.__file__ = file
+    sys.modules[module.__name__] = module
+    linecache.cache[file] = len(text), None, text.splitlines(True), file
+    exec(compile(text, file, "exec"), vars(module))
+    return module
+
+
+def _recorded(kernel: Any, case: cases.Case, request: Request) -> dict[str, Any]:
+    """The case's program, and one for each trial where control flow is data; or the refusal."""
+    settings = request.settings()
+    try:
+        found: dict[str, Any] = {"program": verdict.traced(kernel, case, settings.grid)}
+        if found["program"].for_values:
+            for kind, seed in settings.trials():
+                found[f"{kind} {seed}"] = verdict.traced(kernel, case, settings.grid, kind, seed)
+    except NkiError as error:
+        said = {"refusal": error.message, "identifier": error.identifier}
+        return said | {"place": error.source or ""}
+    for program in found.values():
+        program.result_form = None  # a caller's classes; results are a list here
+    return found

@@ -1,0 +1,289 @@
+"""Requests in, answers out: lines of JSON on standard streams, or on a socket of the loopback."""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import queue
+import socket
+import socketserver
+import struct
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from io import BufferedIOBase, FileIO
+from typing import Any, Optional
+
+from ..errors import UsageError
+from ..judge import cases
+from ..processes import forked
+from ..processes.pipes import Pipe
+from ..suite.child import MOST_PROGRAM
+from ..suite.strangers import MALFORMED, why
+from . import forms, judge, recorder
+from .forms import Answer, Request
+
+MOST_WAITING = 1000  # requests that were read and not answered; the reader waits beyond
+MOST_ANSWERS = 10_000  # that are kept
+MOST_CONNECTIONS = 8
+MOST_JOBS = 2000  # of one judge's process, which then gives back what it has gathered
+LONGEST_ANSWER = 1 << 26
+GRACE_SECONDS = 5.0  # for a judge beyond the candidate's own time
+HELLO_SECONDS, READ_SECONDS = 10.0, 60  # a client's key, and its reading of an answer
+TOLD = "outcome", "sentence", "identifier", "line", "fault", "mending", "digest"
+
+
+class Oracle:
+    """Candidates in processes of their own, judged by a few that stay; `close` ends all of them."""
+
+    def __init__(self, jobs: int, memory_gib: float = 4.0) -> None:
+        self.memory_gib = memory_gib
+        self._context = forked.context(recorder.__name__, judge.__name__)
+        self._pool = ThreadPoolExecutor(jobs)
+        self._idle: queue.SimpleQueue[Optional[_Judge]] = queue.SimpleQueue()
+        for _ in range(jobs):
+            self._idle.put(None)  # made when it is needed
+        self._known: OrderedDict[str, Answer] = OrderedDict()
+        self._turn = threading.Lock()
+        self._running: set[Any] = set()
+        self._closed = False
+
+    def submit(self, request: Request, done: Callable[[Answer], object]) -> None:
+        """Give `done` the answer, from another thread, when it is known."""
+        self._pool.submit(lambda: done(self.one(request)))
+
+    def one(self, request: Request) -> Answer:
+        """The answer to one request."""
+        try:
+            return self._one(request)
+        except (ValueError, UsageError) as error:
+            return forms.answer(request.id, "invalid", str(error))
+        except Exception as error:  # a defect of the oracle costs this request alone
+            said = f"the oracle failed ({type(error).__name__}: {error})"[:500]
+            return forms.answer(request.id, "failed", said)
+
+    def close(self) -> None:
+        with self._turn:
+            self._closed = True
+            running = list(self._running)
+        for process in running:
+            forked.end(process)
+        self._pool.shutdown(cancel_futures=True)
+
+    def _one(self, request: Request) -> Answer:
+        text = request.kernel.text()
+        reference = None if request.reference is None else request.reference.text()
+        if request.limits.memory_gib > self.memory_gib:
+            raise ValueError(f"limits.memory_gib: expected at most {self.memory_gib:g}")
+        for case in request.cases:
+            cases.case(case)
+        said = request.model_dump_json(exclude={"id"})
+        key = hashlib.sha256(json.dumps([said, text, reference]).encode()).hexdigest()
+        with self._turn:
+            known = self._known.get(key)
+        if known is not None:
+            return known | {"id": request.id, "cached": True}
+        started = time.monotonic()
+        found = forms.answer(request.id, **self._judged(request, text, reference))
+        found["seconds"] = round(time.monotonic() - started, 4)
+        own = request.kernel.file is None  # what a file imports may change
+        if own and found["outcome"] in ("passed", "wrong", "refused"):
+            with self._turn:
+                self._known[key] = found
+                if len(self._known) > MOST_ANSWERS:
+                    self._known.popitem(last=False)
+        return found
+
+    # --- processes --------------------------------------------------------------------------------
+    def start(self, target: Callable, *arguments: Any) -> Any:
+        """A process that ends with the oracle."""
+        process = self._context.Process(target=target, args=arguments, daemon=True)
+        with self._turn:
+            if self._closed:
+                raise OSError("the oracle is closed")
+            forked.start(process)
+            self._running.add(process)
+        return process
+
+    def end(self, process: Any) -> None:
+        forked.end(process)
+        with self._turn:
+            self._running.discard(process)
+
+    def _judged(self, request: Request, text: str, reference: Optional[str]) -> Answer:
+        """Outcome and cases: of the first that is not passed, else of the last."""
+        deadline = time.monotonic() + request.limits.seconds
+        taken, sent = self._context.Pipe(duplex=False)
+        process = self.start(recorder.record, sent, text, request)
+        sent.close()
+        found: list[Answer] = []
+        try:
+            pipe = Pipe(taken, process.sentinel)
+            for case in request.cases:
+                try:
+                    recorded = pipe.receive(MOST_PROGRAM, deadline)
+                except (EOFError, OSError, ValueError) as error:
+                    return _ended(error, process, request)
+                one = self._ask(request, case, reference, bytes(recorded), deadline)
+                found.append({"case": case, **one})
+                if one["outcome"] != "passed":
+                    break
+        finally:
+            self.end(process)
+            taken.close()
+        shown = {name: found[-1][name] for name in TOLD if name in found[-1]}
+        cached = all(one.get("cached", False) for one in found)
+        return {**shown, "cached": cached, "cases": found}
+
+    def _ask(
+        self, request: Request, case: str, reference: Optional[str], recorded: bytes, until: float
+    ) -> Answer:
+        """What a judge says; one that does not answer is ended, and another one takes its place."""
+        chosen = self._idle.get()
+        kept: Optional[_Judge] = None
+        try:
+            if chosen is None:
+                chosen = _Judge(self, self._context)
+            asked = request.model_dump(by_alias=True)
+            asked["kernel"] = {"name": request.kernel.name, "source": ""}
+            job = {"request": asked, "case": case, "reference": reference}
+            line = json.dumps(job).encode()
+            try:
+                answer = chosen.ask(line, recorded, until + GRACE_SECONDS)
+            except (EOFError, OSError, ValueError) as error:
+                return _ended(error, chosen.process, request, "while it was judged, ")
+            kept = chosen if chosen.jobs < MOST_JOBS else None
+            return answer
+        finally:
+            if chosen is not None and kept is None:
+                chosen.close()
+            self._idle.put(kept)
+
+
+class _Judge:
+    """A process that judges what candidates have recorded."""
+
+    def __init__(self, oracle: Oracle, context: Any) -> None:
+        taken, self._jobs = context.Pipe(duplex=False)
+        self._answers, sent = context.Pipe(duplex=False)
+        self._oracle, self.jobs = oracle, 0
+        self.process = oracle.start(judge.serve, taken, sent, int(oracle.memory_gib * 2**30))
+        taken.close()
+        sent.close()
+        self._to = Pipe(self._jobs, self.process.sentinel)
+        self._from = Pipe(self._answers, self.process.sentinel)
+
+    def ask(self, line: bytes, recorded: bytes, deadline: float) -> Answer:
+        self.jobs += 1
+        self._to.send(line, deadline)
+        self._to.send(recorded, deadline)
+        return json.loads(self._from.receive(LONGEST_ANSWER, deadline))
+
+    def close(self) -> None:
+        self._oracle.end(self.process)
+        self._jobs.close()
+        self._answers.close()
+
+
+def _ended(error: Exception, process: Any, request: Request, when: str = "") -> Answer:
+    """The answer where a process ends before its time."""
+    said = why(error, [process], request.limits.limits(), "limits")
+    return {"outcome": "failed", "sentence": when + said}
+
+
+# --- lines ----------------------------------------------------------------------------------------
+def converse(oracle: Oracle, lines: Iterable[bytes], write: Callable[[bytes], object]) -> None:
+    """Answer every line; returns when all answers are written."""
+    turn, room = threading.Lock(), threading.Semaphore(MOST_WAITING)
+
+    def done(answer: Answer) -> None:
+        try:
+            with turn, contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                write(json.dumps(answer).encode() + b"\n")
+        finally:
+            room.release()
+
+    for line in lines:
+        for request in forms.requests(line) if line.strip() else ():
+            room.acquire()
+            if isinstance(request, Request):
+                oracle.submit(request, done)
+            else:
+                done(request)
+    for _ in range(MOST_WAITING):  # all are answered when all room is free
+        room.acquire()
+
+
+def bounded_lines(stream: BufferedIOBase) -> Iterable[bytes]:
+    """Lines of a stream; one that is too long is cut, and its rest is passed over."""
+    while line := stream.readline(forms.LONGEST + 2):
+        if len(line) > forms.LONGEST and not line.endswith(b"\n"):
+            while (rest := stream.readline(1 << 20)) and not rest.endswith(b"\n"):
+                pass
+        yield line
+
+
+def standard_streams(oracle: Oracle) -> None:
+    """Serve standard input until it ends; nothing else may write to standard output."""
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    with os.fdopen(0, "rb", closefd=False) as lines:
+        converse(oracle, bounded_lines(lines), lambda data: _write_all(out, data))
+
+
+def _write_all(out: FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[out.write(left) :]
+
+
+class _Connection(socketserver.StreamRequestHandler):
+    """One client of the socket: its first line is the key, `{"key": "..."}`."""
+
+    server: "Server"
+
+    def handle(self) -> None:
+        self.connection.settimeout(HELLO_SECONDS)
+        try:
+            given = str(json.loads(self.rfile.readline(4096))["key"]).encode()
+        except (OSError, RecursionError, *MALFORMED):
+            given = b""
+        self.connection.settimeout(None)
+        seconds = struct.pack("ll", READ_SECONDS, 0)  # one that does not read holds nobody up
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+        with contextlib.suppress(OSError):
+            if hmac.compare_digest(given, self.server.key.encode()):
+                converse(self.server.oracle, bounded_lines(self.rfile), self.wfile.write)
+                return
+            said = forms.answer(None, "invalid", "the first line is no key, expected the server's")
+            self.wfile.write(json.dumps(said).encode() + b"\n")
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """The oracle on a port of the loopback."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+
+    def __init__(self, oracle: Oracle, port: int, key: str) -> None:
+        self.oracle, self.key = oracle, key
+        self._room = threading.Semaphore(MOST_CONNECTIONS)
+        super().__init__(("127.0.0.1", port), _Connection)
+
+    def process_request(self, request: Any, client: Any) -> None:
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client: Any) -> None:
+        try:
+            super().process_request_thread(request, client)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client: Any) -> None:
+        """A client that goes away is no error."""
