@@ -23,11 +23,11 @@ from torch import nn
 
 import llama
 from llama_nki import (
-    FP32, P_MAX, HeadShape, Later, Norm, Projection, attend_cached, attention_prefill_kernel,
-    bytes_of, cached_sequences, check_weight, decode_runs, feature_rows, feature_tiles, filled,
-    gated, key_rows, linear_kernel, load_weight, moved, norm_scales, products, psum_of, psum_parts,
-    qkv_tiles, rotation, sequences_at_once, spans, swapped_halves, swiglu_mlp_kernel, tile_of,
-    value_tile, weight_pieces,
+    FP32, P_MAX, HeadShape, InnerTokens, Later, Linear, Norm, Projection, attend_cached,
+    attention_prefill_kernel, bytes_of, cache_runs, cached_sequences, filled, hidden_tiles,
+    key_rows, linear_kernel, linear_of, moved, norm_scales, psum_of, psum_parts, qkv_tiles,
+    sequences_at_once, spans, swapped_halves, swiglu_mlp_kernel, tile_of, times_scales,
+    weight_pieces, whole_tiles,
 )  # fmt: skip
 
 SBUF_BYTES = 176 * 1024  # of a partition that a compiler has on gen2, the least of all generations
@@ -61,15 +61,9 @@ class Step(nl.NKIObject):
 
     def projection(self, x_sb):
         """The Projection of hidden states [128, H/128, T] behind their norm."""
-        scales, tables = norm_scales(x_sb, self.norm, self.parts), []
-        for table_sb in (self.cos_sb, self.sin_sb):
-            scaled_sb = tile_of(table_sb.shape, FP32)
-            nisa.tensor_tensor(dst=scaled_sb, data1=table_sb, data2=scales.along_sb, op=nl.multiply)
-            tables.append(scaled_sb)
-        return Projection(
-            x_sb, scales, tables[0], tables[1], self.identity_sb, self.swap_sb, self.zero_sb,
-            self.parts, self.heads,
-        )  # fmt: skip
+        scales = norm_scales(x_sb, self.norm, self.parts)
+        cos_sb, sin_sb = times_scales(self.cos_sb, scales), times_scales(self.sin_sb, scales)
+        return Projection(self, x_sb, scales, cos_sb, sin_sb, self.parts)
 
 
 # --- Two physical cores ---------------------------------------------------------------------------
@@ -124,13 +118,13 @@ def own_pieces(own, k_tiles, tokens, last=False):
 
 def multiply(weight_hbm, x_sb, own):
     """``W @ x`` for x_sb [128, K/128, T] -> [128, N/128, T] @ SBUF, this core's ``own`` tiles."""
-    k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
-    out_sb = tile_of((P_MAX, feature_tiles(weight_hbm, k_tiles), tokens), x_sb.dtype)
-    for piece in own_pieces(own, k_tiles, tokens):
-        weight_sb = load_weight(weight_hbm, piece[0], piece[1], k_tiles)
-        for part in psum_parts(piece[1], tokens):
-            out_psum = products(weight_sb, part[0], part[1], x_sb, part[2], part[3])
-            rows = nl.ds(piece[0] + part[0], part[1])
+    linear, tokens = Linear(weight_hbm, x_sb.shape[1]), x_sb.shape[2]
+    out_sb = tile_of((P_MAX, linear.tiles, tokens), x_sb.dtype)
+    for span in own_pieces(own, linear.k_tiles, tokens):
+        piece = linear.load(span[0], span[1])
+        for part in psum_parts(span[1], tokens):
+            out_psum = piece.product(part, x_sb)
+            rows = nl.ds(span[0] + part[0], part[1])
             nisa.tensor_copy(dst=out_sb[:, rows, nl.ds(part[2], part[3])], src=out_psum)
     return out_sb
 
@@ -138,19 +132,14 @@ def multiply(weight_hbm, x_sb, own):
 def project(p, qkv_hbm):
     """Queries and keys [128, tiles, T], rotated, and values, [tokens, kv_heads * D] for each of the
     parts. Both cores make all values where they cannot halve their tiles."""
-    k_tiles, tokens, heads = p.x_sb.shape[1], p.x_sb.shape[2], p.heads
+    qkv, tokens, heads = Linear(qkv_hbm, p.x_sb.shape[1]), p.x_sb.shape[2], p.layer.heads
     qk_sb, v_sb = qkv_tiles(heads, tokens, p.parts, p.x_sb.dtype)
-    rotated, later = heads.q_tiles + heads.stacks, Later()
-    own = own_tiles(rotated)
-    for piece in own_pieces(own, k_tiles, tokens):
-        weight_sb = load_weight(qkv_hbm, piece[0], piece[1], k_tiles)
-        for tile in range(piece[1]):
-            later.leave(rotation(p, weight_sb, tile, qk_sb, piece[0] + tile, 0, tokens))
-    values = feature_tiles(qkv_hbm, k_tiles) - rotated
-    for piece in own_pieces((rotated, values), k_tiles, tokens):
-        weight_sb = load_weight(qkv_hbm, piece[0], piece[1], k_tiles)
-        for tile in range(piece[1]):
-            value_tile(p, weight_sb, tile, (piece[0] + tile - rotated) * P_MAX, v_sb)
+    own, later = own_tiles(heads.qk_tiles), Later()
+    for tiles in (own, (heads.qk_tiles, qkv.tiles - heads.qk_tiles)):
+        for span in own_pieces(tiles, qkv.k_tiles, tokens):
+            piece = qkv.load(span[0], span[1])
+            for at in range(span[0], span[0] + span[1]):
+                p.project(piece, at, qk_sb, v_sb, later)
     later.settle_all()
     exchange(qk_sb, own)
     return qk_sb, v_sb
@@ -189,7 +178,7 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
     caches = [load_cache(step, 0, keys_hbm, values_hbm, bias_hbm)]
     qk_sb, v_sb = project(step.projection(x_sb), qkv_hbm)
     context_sb = tile_of((P_MAX, heads.q_tiles, x_sb.shape[2]), dtype)
-    if heads.kv_heads % heads.stack:
+    if heads.leaves_lanes():
         nisa.memset(dst=context_sb, value=0.0)
     for n in range(len(step.parts)):
         if n + 1 < len(step.parts):
@@ -208,15 +197,14 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
 def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
     """Norm and SwiGLU MLP of hidden states [128, H/128, T], summed over the ranks."""
     k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
-    tiles = feature_tiles(gate_hbm, k_tiles)
-    inner_sb, own = tile_of((P_MAX, tiles, tokens), x_sb.dtype), own_tiles(tiles)
+    gate, up = Linear(gate_hbm, k_tiles), Linear(up_hbm, k_tiles)
+    inner_sb, own = tile_of((P_MAX, gate.tiles, tokens), x_sb.dtype), own_tiles(gate.tiles)
     along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
-    for piece in own_pieces(own, k_tiles, tokens):
-        gate_sb = load_weight(gate_hbm, piece[0], piece[1], k_tiles)
-        up_sb = load_weight(up_hbm, piece[0], piece[1], k_tiles)
-        for part in psum_parts(piece[1], tokens):
-            passed = inner_sb, None, x_sb, along_sb
-            gated(passed, gate_sb, up_sb, part, piece[0] + part[0], step.zero_sb)
+    passed = InnerTokens(None, x_sb, along_sb, inner_sb)
+    for span in own_pieces(own, k_tiles, tokens):
+        gate_piece, up_piece = gate.load(span[0], span[1]), up.load(span[0], span[1])
+        for part in psum_parts(span[1], tokens):
+            passed.gate(gate_piece, up_piece, part, step.zero_sb)
     exchange(inner_sb, own)
     own = own_tiles(k_tiles)
     return reduced(multiply(down_hbm, inner_sb, own), own, step.ranks)
@@ -235,15 +223,15 @@ def added(x_sb, delta_sb):
 def head_rows(step, x_sb, head_hbm, own):
     """Logits behind the final norm, [128, T, own tiles] @ SBUF: partition p has a run of features,
     of which ``own`` are this core's."""
-    k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
+    head, tokens = Linear(head_hbm, x_sb.shape[1]), x_sb.shape[2]
     along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
     rows_sb = tile_of((P_MAX, tokens, own[1]), x_sb.dtype)
-    for piece in own_pieces(own, k_tiles, tokens, last=True):
-        weight_sb = load_weight(head_hbm, piece[0], piece[1], k_tiles)
-        for part in psum_parts(piece[1], tokens):
-            out_psum = products(weight_sb, part[0], part[1], x_sb, 0, tokens)
+    for span in own_pieces(own, head.k_tiles, tokens, last=True):
+        piece = head.load(span[0], span[1])
+        for part in psum_parts(span[1], tokens):
+            out_psum = piece.product((part[0], part[1], 0, tokens), x_sb)
             nisa.tensor_tensor(
-                dst=rows_sb[:, :, nl.ds(piece[0] - own[0] + part[0], part[1])],
+                dst=rows_sb[:, :, nl.ds(span[0] - own[0] + part[0], part[1])],
                 data1=out_psum.permute((0, 2, 1)),
                 data2=along_sb.expand_dim(2).broadcast(2, part[1]),
                 op=nl.multiply,
@@ -267,7 +255,7 @@ def best_of_partitions(rows_sb, own, tiles, vocabulary):
     """``best`` of the logits [128, T, own tiles] of a core: its largest and ``vocabulary`` less its
     feature, so that of equal logits the first wins."""
     tokens, size = rows_sb.shape[1], own[1]
-    order_sb, turned = tile_of((P_MAX, size), FP32), []
+    order_sb, pairs = tile_of((P_MAX, size), FP32), []
     nisa.iota(dst=order_sb, pattern=[[-1, size]], offset=vocabulary - own[0],
               channel_multiplier=-tiles)  # fmt: skip
     pairs_sb = tile_of((P_MAX, tokens, 2), FP32)
@@ -285,11 +273,11 @@ def best_of_partitions(rows_sb, own, tiles, vocabulary):
         nisa.tensor_copy(dst=pairs_sb[:, token, :], src=best(logits_sb, order_sb))
     identity_sb = nl.shared_identity_matrix(P_MAX, dtype=FP32)
     for which in range(2):
-        turned_psum, row_sb = psum_of((tokens, P_MAX)), tile_of((tokens, P_MAX), FP32)
-        nisa.nc_matmul(dst=turned_psum, stationary=pairs_sb[:, :, which], moving=identity_sb)
-        nisa.tensor_copy(dst=row_sb, src=turned_psum)
-        turned.append(row_sb)
-    return best(turned[0], turned[1])
+        row_psum, row_sb = psum_of((tokens, P_MAX)), tile_of((tokens, P_MAX), FP32)
+        nisa.nc_matmul(dst=row_psum, stationary=pairs_sb[:, :, which], moving=identity_sb)
+        nisa.tensor_copy(dst=row_sb, src=row_psum)
+        pairs.append(row_sb)
+    return best(pairs[0], pairs[1])
 
 
 def greedy_tokens(rows_sb, own, tiles, vocabulary, ranks):
@@ -330,13 +318,13 @@ def greedy_tokens(rows_sb, own, tiles, vocabulary, ranks):
 def check_step(x_hbm, weights, caches, heads, tables, batch):
     """Refuse sizes that one program does not hold, and tensors that do not belong together."""
     features, tokens, layers = x_hbm.shape[0], x_hbm.shape[1], len(caches[0])
-    k_tiles, room, length = feature_rows(x_hbm), caches[0][0].shape[2], tables[2].shape[1]
+    k_tiles, room, length = hidden_tiles(x_hbm), caches[0][0].shape[2], tables[2].shape[1]
     rows = heads.q_heads * tokens // batch
     assert tokens % batch == 0, f"{tokens} new tokens are no {batch} sequences of one length"
     assert rows <= P_MAX, f"{rows} rows of scores of a sequence do not fit {P_MAX} partitions"
     assert tokens <= P_MAX, f"{tokens} new tokens do not fit {P_MAX} partitions"
     assert length <= room, f"the bias has {length} keys, the caches have {room}"
-    lanes, runs = decode_runs(length, heads.kv_heads)
+    lanes, runs = cache_runs(length, P_MAX // heads.kv_heads)
     assert lanes * heads.kv_heads >= P_MAX // 4 or length < P_MAX, (
         f"{length} keys lie in runs of {runs} on {lanes * heads.kv_heads} partitions, expected "
         f"{P_MAX // 4} or more: take a multiple of {P_MAX} keys"
@@ -347,8 +335,8 @@ def check_step(x_hbm, weights, caches, heads, tables, batch):
     assert kept <= SBUF_BYTES, (
         f"{length} keys and weights take {kept} bytes of a partition, expected at most {SBUF_BYTES}"
     )
-    columns = (heads.q_tiles + heads.stacks) * P_MAX + heads.kv_heads * heads.head_dim
-    inner = feature_tiles(weights[2][0], k_tiles) * P_MAX
+    columns = heads.qk_tiles * P_MAX + heads.kv_features
+    inner = Linear(weights[2][0], k_tiles).tiles * P_MAX
     expected = (
         ("qkv", columns, features), ("out", features, heads.q_tiles * P_MAX),
         ("gate", inner, features), ("up", inner, features), ("down", features, inner),
@@ -357,7 +345,7 @@ def check_step(x_hbm, weights, caches, heads, tables, batch):
     for n in range(len(expected)):
         given = len(weights[n]) if isinstance(weights[n], tuple) else weights[n].shape[0]
         assert given == layers, f"{layers} layers have caches, {given} have {expected[n][0]}"
-        check_weight(weights[n][0], expected[n][1], expected[n][2], expected[n][0])
+        linear_of(weights[n][0], expected[n][1], expected[n][2], expected[n][0])
         passes += layers * weights[n][0].shape[1] // P_MAX
     assert passes <= MOST_INSTRUCTIONS, (
         f"the step takes {passes} products, more than the {MOST_INSTRUCTIONS} instructions of a "
@@ -378,7 +366,7 @@ def decode_step_kernel(
     T]. ``keys`` and ``values`` are tuples of the layers' caches [B, kv_heads, L, D], updated in
     place: new tokens of a sequence follow each other from its position of starts [1, B] int32 on.
     bias [B, up to L] is 0 for cached keys that count, else ``masked``, in the order of
-    ``decode_runs``. ``groups`` lists the ranks that reduce together (None: one rank).
+    ``cache_runs``. ``groups`` lists the ranks that reduce together (None: one rank).
 
     -> logits [T, N], or the greedy tokens [T, 1] int32 where ``vocabulary``, a rank's share, is
     given; and the caches. Two cores (``decode_step_kernel[2]``) share the work of a rank.
@@ -386,7 +374,7 @@ def decode_step_kernel(
     tokens, dtype = x_hbm.shape[1], x_hbm.dtype
     weights = qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm
     check_step(x_hbm, weights, (keys, values), heads, (cos_hbm, sin_hbm, bias_hbm), batch)
-    each, ranks, k_tiles = tokens // batch, None, feature_rows(x_hbm)
+    each, ranks, k_tiles = tokens // batch, None, hidden_tiles(x_hbm)
     if groups is not None:
         ranks = ncc.ReplicaGroup(groups)
     x_sb = nl.load(x_hbm.reshape((P_MAX, k_tiles, tokens)))
@@ -403,7 +391,7 @@ def decode_step_kernel(
         delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], caches[0], caches[1], bias_hbm)
         x_sb = added(x_sb, delta_sb)
         x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
-    tiles, cores = feature_tiles(head_hbm, k_tiles), nl.num_programs()
+    tiles, cores = Linear(head_hbm, k_tiles).tiles, nl.num_programs()
     assert tiles >= cores, f"a head of {tiles} tiles of 128, expected one for each of {cores} cores"
     own = spans(tiles, math.ceil(tiles / cores))[nl.program_id(0)]
     rows_sb = head_rows(step, x_sb, head_hbm, own)
@@ -500,10 +488,10 @@ class NeuronStepModel(llama.NeuronLlamaModel):
         hidden, mlps = self.embed_tokens(input_ids), [layer.mlp for layer in self.layers]
         dtype, heads = hidden.dtype, HeadShape(*sizes.of_rank)
         mask = attention_mask.to(torch.bool)
-        whole = math.ceil(mask.shape[1] / P_MAX) * P_MAX
+        whole = whole_tiles(mask.shape[1]) * P_MAX
         if P_MAX < mask.shape[1] < whole <= caches[0].shape[2]:  # odd lengths lie badly in runs
             mask = nn.functional.pad(mask, (0, whole - mask.shape[1]))
-        runs = decode_runs(mask.shape[1], heads.kv_heads)
+        runs = cache_runs(mask.shape[1], P_MAX // heads.kv_heads)
         bias = llama._mask_bias(mask, dtype).unflatten(1, runs).transpose(1, 2).reshape(mask.shape)
         cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", 0)) or llama.option(
             config, "logical_nc_config", 1

@@ -1,6 +1,6 @@
 """Do the tests notice a wrong character? Seeded mutants of all that is imported (``PARTS``).
 
-    python tests/mutation.py [--sample N] [--seed S] [--only TEXT] [--limit S] [--write]
+    python tests/mutation.py [--sample N] [--seed S] [--only TEXT ...] [--limit S] [--write]
 
 Cosmic Ray lists every place of the sources that one of ``OPERATORS`` can change; a seeded sample of
 places gets one change each. For each mutant the tests run that execute
@@ -14,8 +14,9 @@ What makes it cheap: one process imports everything and collects the tests once,
 a fork of it; Coverage.py says once which tests execute which lines (mutation-tests.json keeps it
 until a source or the test changes). A change inside a function takes the place of that function's
 code in the fork. A change of what importing executes is written to the file, and a
-fork of a process that has only the libraries loaded runs pytest anew; so is a change of the driver
-that no test executes in its own process, as a submission's may.
+fork of a process that has only the libraries loaded runs pytest anew; so is a change that only
+programs execute which a test starts. Coverage.py says of these, too, which lines they reach, but
+for processes that are killed or confined.
 
 Cosmic Ray instead of mutmut: it changes the source file itself, where mutmut wraps every function;
 kernels are read as source (the lint, annotations) and messages name the caller's frame.
@@ -26,6 +27,7 @@ from __future__ import annotations
 import argparse
 import ast
 import compileall
+import contextlib
 import difflib
 import functools
 import gc
@@ -42,7 +44,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
@@ -80,6 +82,7 @@ DRIVER = "harness/"
 PARTS = {
     CORE: ["tests/core"],
     "llama.py": ["tests/llama", "tests/sdk/test_submission.py"],
+    "neuron_cpu/sdk/": ["tests/sdk"],
     "neuron_cpu/imitation/": ["tests/sdk"],
     "neuron_cpu/runtime/": ["tests/sdk", "tests/runtime"],
     "neuron_cpu/judge/": ["tests/judge"],
@@ -87,16 +90,19 @@ PARTS = {
     DRIVER: [
         *("tests/harness", "tests/serving", "tests/swap", "tests/test_chat.py"),
         *("tests/test_evaluate.py", "tests/test_diff_and_preflight.py", "tests/test_quantised.py"),
+        *("tests/test_main.py", "tests/test_sweep.py"),
     ],
 }
 SLOW = ("test_text", "test_shapes")  # whole models: they say whether all is well, not what is not
 KEPT = ROOT / "mutation.jsonl"
 MAP = ROOT / "mutation-tests.json"
 RECORD = ROOT / "benchmarks" / "mutation.json"
-LIMIT_S = 30.0  # processor time of one mutant's tests
+LIMIT_S = 30.0  # processor time of one mutant's tests, and of the programs that they start
+LONGEST_S = 12.0  # a test that takes more under Coverage.py is left out
 # A test that takes this much longer than it did loops, or does far more than it should: it failed.
 TEST_FACTOR, TEST_EXTRA_S = 10.0, 10.0
-DEADLOCK_S = 3600.0  # by the clock
+STARTED_S = 90  # processor time of any process
+DEADLOCK_S = 900.0  # by the clock
 
 
 @dataclass(frozen=True)
@@ -127,10 +133,12 @@ class Test:
     Attributes:
         seconds: processor time, coverage included.
         lines: lines executed after importing by file, as bits: 1 << number.
+        started: the same of programs that the test started, importing included.
     """
 
     seconds: float
     lines: dict[str, int]
+    started: dict[str, int] = field(default_factory=dict)
 
     def share(self, path: str) -> float:
         """How much of what it executed lies in one file."""
@@ -150,12 +158,12 @@ def sources(root: Path) -> list[Path]:
     return found
 
 
-def places(root: Path, only: str) -> dict[tuple[str, int, int], list[Mutant]]:
-    """All mutants of files whose path contains ``only``, by the place that they change."""
+def places(root: Path, only: Sequence[str]) -> dict[tuple[str, int, int], list[Mutant]]:
+    """All mutants of files whose path contains one of ``only``, by the place that they change."""
     found: dict[tuple[str, int, int], list[Mutant]] = {}
     for path in sources(root):
         name = str(path.relative_to(root))
-        if only not in name:
+        if not any(part in name for part in only):
             continue
         text = path.read_text(encoding="utf-8")
         unread = list(_annotations(ast.parse(text)))
@@ -184,7 +192,7 @@ def _annotations(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int,
             yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
 
-def sample(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
+def sample(root: Path, count: int, seed: int, only: Sequence[str]) -> list[Mutant]:
     """One mutant at each of ``count`` places, chosen by ``seed`` from files that match ``only``."""
     chosen = list(places(root, only).values())
     generator = random.Random(seed)
@@ -250,24 +258,57 @@ class Tests:
     def _observe(self, item: pytest.Item, session: pytest.Session, answer: Path) -> bool:
         include = [str(path) for path in sources(self.tree)]
         watch = coverage.Coverage(data_file=None, include=include, config_file=False)
-        started = time.process_time()
+        below = self._watch_started_programs()
+        before = spent()
         watch.start()
-        passed = run_items([item], session, {}, LIMIT_S)
+        passed = run_items([item], session, {item.nodeid: 0.0}, LONGEST_S)
         watch.stop()
-        data = watch.get_data()
-        lines = {
+        found = [self._lines(watch.get_data())]
+        for path in below.glob("data.*"):
+            data = coverage.CoverageData(str(path))
+            with contextlib.suppress(coverage.CoverageException):  # killed while it was written
+                data.read()
+                found.append(self._lines(data))
+        started: dict[str, int] = {}
+        for name, bits in (pair for each in found[1:] for pair in each.items()):
+            started[name] = started.get(name, 0) | bits
+        test = Test(spent() - before, found[0], started)
+        answer.write_text(json.dumps(asdict(test)), encoding="utf-8")
+        return passed
+
+    def _watch_started_programs(self) -> Path:
+        """Have every Python that this process starts say which lines it executes, in a folder."""
+        folder = Path(tempfile.mkdtemp(dir=self.tree))
+        (folder / "sitecustomize.py").write_text(
+            "import coverage\n\ncoverage.process_startup()\n", encoding="utf-8"
+        )
+        include = "\n    ".join(str(path) for path in sources(self.tree))
+        (folder / "settings").write_text(
+            f"[run]\nparallel = True\ndata_file = {folder}/data\ninclude =\n    {include}\n",
+            encoding="utf-8",
+        )
+        os.environ["COVERAGE_PROCESS_START"] = str(folder / "settings")
+        path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(path)
+        return folder
+
+    def _lines(self, data: coverage.CoverageData) -> dict[str, int]:
+        return {
             str(Path(name).relative_to(self.tree)): sum(1 << n for n in data.lines(name) or ())
             for name in data.measured_files()
         }
-        test = Test(time.process_time() - started, lines)
-        answer.write_text(json.dumps(asdict(test)), encoding="utf-8")
-        return passed
 
     def executing(self, path: str, lines: Sequence[int]) -> list[str]:
         """Tests that execute one of the lines; short ones that do little else come first."""
         wanted = sum(1 << n for n in lines)
         found = [n for n, test in self.known.items() if test.lines.get(path, 0) & wanted]
         return self._ordered(found, path)
+
+    def starting(self, path: str, lines: Sequence[int]) -> list[str]:
+        """Tests that start a program that executes one of the lines, short ones first."""
+        wanted = sum(1 << n for n in lines)
+        found = [n for n, test in self.known.items() if test.started.get(path, 0) & wanted]
+        return sorted(found, key=lambda name: self.known[name].seconds)
 
     def around(self, path: str, lines: Sequence[int]) -> list[str]:
         """Tests for what importing executes: of its function or class, else its file, else all."""
@@ -323,16 +364,21 @@ class Live:
             changed = changes(compiled(text, path), compiled(mutated(text, mutant), path))
             lines = statement_at(text, mutant.line)
             executed = self.tests.executing(mutant.path, lines)
-            elsewhere = mutant.path.startswith(DRIVER) and not executed
-            if elsewhere or changed is None or self.early & {key_of(old) for old, _ in changed}:
-                names = self.tests.around(mutant.path, definition_at(text, mutant.line))
-                left.append(
-                    (asdict(mutant), names, {n: self.tests.known[n].seconds for n in names})
-                )
+            started = self.tests.starting(mutant.path, lines)
+            around = self.tests.around(mutant.path, definition_at(text, mutant.line))
+            imported = changed is None or self.early & {key_of(old) for old, _ in changed}
+            if imported:
+                names = around[:1] + started[:1] + around[1:] + started[1:]
             else:
                 # No line of a profiler's callback is seen, and tests may not reach others at all.
-                names = executed or self.tests.around(mutant.path, definition_at(text, mutant.line))
-                keep(result_of(mutant, text, self._run(changed, names, functions, session)))
+                names = [] if started and not executed else executed or around
+                found = self._run(changed, names, functions, session) if names else (True, "")
+                if not found[0] or not started:
+                    keep(result_of(mutant, text, found))
+                    continue
+                names = started
+            names = list(dict.fromkeys(names))
+            left.append((asdict(mutant), names, {n: self.tests.known[n].seconds for n in names}))
         (self.tree / "left.json").write_text(json.dumps(left), encoding="utf-8")
         return True
 
@@ -401,6 +447,8 @@ def in_fork(tree: Path, work: Callable[[], bool]) -> bool:
         passed = False
         try:
             os.setsid()
+            # what a test starts may loop, too
+            resource.setrlimit(resource.RLIMIT_CPU, (STARTED_S, STARTED_S))
             with open(tree / "out.log", "wb") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
@@ -423,9 +471,9 @@ def run_items(
     items: list[pytest.Item], session: pytest.Session, usual: dict[str, float], limit: float
 ) -> bool:
     """Run tests until one fails or the time is over; one that takes far too long ends the fork."""
-    started = time.process_time()
+    started = spent()
     for item, following in zip(items, [*items[1:], None]):
-        if time.process_time() - started > limit:
+        if spent() - started > limit:
             break
         Path("test").write_text(item.nodeid, encoding="utf-8")
         most = TEST_EXTRA_S + TEST_FACTOR * usual.get(item.nodeid, limit)
@@ -435,6 +483,12 @@ def run_items(
         if session.testsfailed:
             return False
     return True
+
+
+def spent() -> float:
+    """Processor time of this process and of those that it started and that ended."""
+    below = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + below.ru_utime + below.ru_stime
 
 
 def last_test(tree: Path) -> str:
@@ -529,8 +583,9 @@ def function_at(text: str, line: int) -> str:
     return ".".join(names)
 
 
-def copy_of_tree(folder: Path) -> Path:
-    """Tracked and new files of the repository, without git, so that nothing is written there."""
+def copy_of_tree(folder: Path, tests: Sequence[str]) -> Path:
+    """Tracked and new files of the repository, without git, so that nothing is written there;
+    ``tests`` are compiled."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -546,7 +601,7 @@ def copy_of_tree(folder: Path) -> Path:
     # Compiled once, tests by pytest. A mutant's file is newer than its compiled form, which nothing
     # writes again.
     compileall.compile_dir(folder, quiet=1)
-    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *sum(PARTS.values(), [])]
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *tests]
     subprocess.run(collect, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return folder
 
@@ -555,7 +610,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="only files whose path contains this")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="only paths that contain one of these"
+    )
     parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of a mutant's tests")
     parser.add_argument("--again", action="store_true", help="run survivors of an earlier run anew")
     parser.add_argument("--write", action="store_true", help="record the sample")
@@ -570,15 +627,19 @@ def main() -> int:
     mutants = sample(ROOT, args.sample, args.seed, args.only)
     done = kept(mutants, args.again)
     with tempfile.TemporaryDirectory() as folder:
-        tree = copy_of_tree(Path(folder))
+        pending = {
+            start: [m for m in mutants if m.path.startswith(start) and m not in done]
+            for start in PARTS
+        }
+        tests = sum((PARTS[start] for start, some in pending.items() if some), [])
+        tree = copy_of_tree(Path(folder), sorted(set(tests)))
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         os.chdir(tree)
         sys.path[0] = str(tree)
-        for start, tests in PARTS.items():
-            pending = [m for m in mutants if m.path.startswith(start) and m not in done]
-            if pending:
-                run_part(tree, tests, pending, args.limit)
+        for start, some in pending.items():
+            if some:
+                run_part(tree, PARTS[start], some, args.limit)
     results = kept(mutants)
     found = [results[mutant] for mutant in mutants]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -92,7 +92,7 @@ def test_only_changes_inside_functions_are_made_in_memory(mutation, before, afte
 def test_no_mutant_is_chosen_that_is_not_python(mutation, tmp_path):
     """The star before ``low`` is a product to the tool."""
     (tmp_path / "llama.py").write_text(SOURCE, encoding="utf-8")
-    found = mutation.sample(tmp_path, 100, 0, "llama")
+    found = mutation.sample(tmp_path, 100, 0, ["llama"])
     assert 8 < len(found) < 30
     stars = [m for m in found if "Mul" in m.operator]
     assert not stars

@@ -147,7 +147,7 @@ def arguments(case, state, stacked=True, greedy=False):
     bias = torch.zeros(case.batch, case.keys, dtype=case.dtype)
     for b, count in enumerate(live):
         bias[b, count:] = llama.masked(case.dtype)
-    runs = llama_nki.decode_runs(case.keys, kv)
+    runs = llama_nki.cache_runs(case.keys, 128 // kv)
     bias = bias.unflatten(1, runs).transpose(1, 2).reshape(bias.shape)
     starts = torch.tensor([live], dtype=torch.int32)
     x = llama.pad_tiles(x.reshape(tokens, -1), 1).t().contiguous()
