@@ -474,7 +474,7 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
 def stored_together(pieces, tokens):
     """Pieces of a weight, grouped by what is stored at once of their results.
 
-    Of many tokens every piece; of up to 128 the last piece is apart, so that little is left to
+    Of many tokens every piece; of up to 128 the last piece is alone, so that little is left to
     store at the end; of up to 32 all at once: DMA takes as long for their rows as for 256 bytes.
     """
     if tokens > P_MAX:
@@ -975,7 +975,7 @@ class GroupAttention(NamedTuple):
         return self.qk_sb[lanes, tiles, nl.ds(self.column, self.tokens)]
 
     def begin(self):
-        """Queries apart from the other head of their tiles, in the rows of its keys."""
+        """Queries without the other head of their tiles, in the rows of its keys."""
         d, (_, lanes) = self.keys.heads.head_dim, self.keys.heads.place(self.head)
         queries_sb = self.part(lanes)
         self.q_sb[0:d, 0, :, :] = nisa.tensor_copy(queries_sb, engine=nisa.vector_engine)
@@ -1045,8 +1045,8 @@ class GroupAttention(NamedTuple):
         last = start + P_MAX >= self.visible
         if last:  # weights of keys behind a token may be infinite: GpSimdE selects, in 662 cycles
             key, token = nl.arange(P_MAX)[:, None, None], nl.arange(tokens)[None, None, :]
-            seen = token + 0 * nl.arange(count)[None, :, None] >= key
-            weights_sb = nisa.affine_select(seen, weights_sb, 0.0)
+            visible = token + 0 * nl.arange(count)[None, :, None] >= key
+            weights_sb = nisa.affine_select(visible, weights_sb, 0.0)
         keys = min(P_MAX, self.visible - start)
         values_sb = self.keys.v_sb[0:keys, tile, self.head, :]
         for at in nl.static_range(count):

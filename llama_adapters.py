@@ -239,7 +239,7 @@ def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
 
 
 def add_adapters(state: StateDict, config: InferenceConfig) -> None:
-    """A [ranks, K] and B [N, ranks] of all adapters, beside each weight that one of them changes;
+    """A [ranks, K] and B [N, ranks] of all adapters, next to each weight that one of them changes;
     an adapter of a smaller rank has zeros behind its own."""
     lora, ranks = config.neuron_config.lora_config, adapter_ranks(config)
     state[f"{IDLE_TARGET}.weight"] = torch.zeros(1, 1)
@@ -256,25 +256,27 @@ def add_adapters(state: StateDict, config: InferenceConfig) -> None:
                 )
             shape = (ranks, features) if kind == "A" else (features, ranks)
             whole = state.setdefault(f"{name}.lora_{kind}", torch.zeros(shape))
-            own = slice(number * lora.max_lora_rank, number * lora.max_lora_rank + rank)
-            whole[own if kind == "A" else (slice(None), own)] = tensor
+            ranks_of = slice(number * lora.max_lora_rank, number * lora.max_lora_rank + rank)
+            whole[ranks_of if kind == "A" else (slice(None), ranks_of)] = tensor
 
 
-def convert_adapters(own: Projections) -> None:
+def convert_adapters(layers: Projections) -> None:
     """What KernelAdapters hold: A [R, K] and B [N, R] of all projections side by side, zeros where
     one has none; nothing where none has."""
-    state, some = own.state, [name for name in own.cuts if f"{name}.lora_A" in own.state]
+    state, some = layers.state, [name for name in layers.cuts if f"{name}.lora_A" in layers.state]
     if not some:
         return
     ranks, down, across = len(state[f"{some[0]}.lora_A"]), [], []
-    for name in own.cuts:
+    for name in layers.cuts:
         n, k = state[f"{name}.weight"].shape
         a = state.pop(f"{name}.lora_A", torch.zeros(ranks, k))
         b = state.pop(f"{name}.lora_B", torch.zeros(n, ranks))
-        every = own.input_columns(name, a if name == own.output else times_gain(a, own.gain))
+        every = layers.input_columns(
+            name, a if name == layers.output else times_gain(a, layers.gain)
+        )
         tiled = [pad_tiles(share, 1).unflatten(1, (-1, P_MAX)) for share in every]
         down.append([share.permute(2, 1, 0).flatten(1) for share in tiled])
-        across.append([pad_tiles(share, 0).t() for share in own.output_rows(name, b)])
+        across.append([pad_tiles(share, 0).t() for share in layers.output_rows(name, b)])
     module = some[0].rpartition(".")[0]
     state[f"{module}.adapters.a.weight"] = of_ranks(*down)
     state[f"{module}.adapters.b.weight"] = of_ranks(*across)

@@ -63,8 +63,8 @@ def chunk_tokens(features, heads, itemsize, quantised=False):
     values = itemsize * heads.kv_heads * heads.head_dim + key_bytes(
         P_MAX, heads, AUGMENTED, itemsize
     )
-    own = itemsize * (heads.q_tiles + heads.stacks) + math.ceil(values / P_MAX)
-    return token_chunk(max(projected, own))
+    attended = itemsize * (heads.q_tiles + heads.stacks) + math.ceil(values / P_MAX)
+    return token_chunk(max(projected, attended))
 
 
 def key_room(shape, heads, dtype):
@@ -100,9 +100,9 @@ class AnyCache(NamedTuple):
     """Keys and values @ HBM [B, kv_heads, L, D] and bias [rows, n] of their first n keys, or those
     of a cache of blocks.
 
-    Of that keys and values are [rows, run, kv_heads, D], or [rows, run, D] where heads lie apart,
-    and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF tells which rows lie on the partitions of
-    each part of a sequence.
+    Of that keys and values are [rows, run, kv_heads, D], or [rows, run, D] where heads lie
+    separately, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF tells which rows lie on the
+    partitions of each part of a sequence.
     """
 
     keys_hbm: Hbm
@@ -122,7 +122,7 @@ class AnyCache(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """Partitions of a head's keys; of a decode step without a table see ``decode_runs``."""
+        """Partitions of a head's keys; of a decode step without a table see ``cache_runs``."""
         return cache_runs(self.length)[0] if self.rows_sb is None else self.rows_sb.shape[0]
 
     @property
@@ -168,7 +168,7 @@ class CacheTiles(NamedTuple):
     rows of its bias, (first, count), are those of its queries.
 
     ``shared``: queries have different rows, of sequences that stand in one or their own, and the
-    bias stays apart. k_hbm [count, depth + AUGMENTED, tiles, lanes], if any, keeps transposed keys
+    bias is separate. k_hbm [count, depth + AUGMENTED, tiles, lanes], if any, keeps transposed keys
     from when they are first loaded to the second time."""
 
     cache: AnyCache
@@ -276,7 +276,7 @@ class CacheTiles(NamedTuple):
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
 
     def augment(self, k_sb, bias_hbm):
-        """The rows behind the features of each head: the bias, zero where it stays apart, and
+        """The rows behind the features of each head: the bias, zero where it is separate, and
         ones."""
         slot, row = divmod(self.heads.depth, P_MAX)
         ones = np.ones((AUGMENTED, self.tiles, self.lanes), np.float32)
@@ -331,15 +331,15 @@ class Weighted(NamedTuple):
     the last: the negated maximum of scaled scores, the sum of their exp behind it, and the sums of
     weighted values, at the lanes of a column's own head."""
 
-    low_sb: Sbuf
+    negated_sb: Sbuf
     sum_sb: Sbuf
     values: Any
 
     def joined(self, other, zero_sb):
         """With other keys: both are rescaled to the larger maximum (Milakov, Gimelshein 2018)."""
-        low_sb, factors = nisa.tensor_tensor(self.low_sb, other.low_sb, nl.minimum), []
+        negated_sb, factors = nisa.tensor_tensor(self.negated_sb, other.negated_sb, nl.minimum), []
         for one in (self, other):
-            less_sb = nisa.tensor_tensor(low_sb, one.low_sb, nl.subtract)
+            less_sb = nisa.tensor_tensor(negated_sb, one.negated_sb, nl.subtract)
             factors.append(nisa.activation(nl.exp, less_sb, bias=zero_sb))
         sums = []
         for pair in ((self.sum_sb, other.sum_sb), (self.values, other.values)):
@@ -347,7 +347,7 @@ class Weighted(NamedTuple):
                 nisa.tensor_tensor(x, factor_sb, nl.multiply) for x, factor_sb in zip(pair, factors)
             )
             sums.append(nisa.tensor_tensor(first_sb, second_sb, nl.add))
-        return Weighted(low_sb, *sums)
+        return Weighted(negated_sb, *sums)
 
 
 class FewQueries(NamedTuple):
@@ -366,8 +366,8 @@ class FewQueries(NamedTuple):
         q_sb = nisa.memset((P_MAX, bank.rows, bank.tokens), 0.0, dtype)
         for at in nl.static_range(bank.heads):
             stack, lanes = heads.place(bank.head + at)
-            own_sb = bank.part(group.qk_sb, heads, stack, lanes)
-            q_sb[lanes, bank.own(at), :] = nisa.tensor_copy(own_sb)
+            queries_sb = bank.part(group.qk_sb, heads, stack, lanes)
+            q_sb[lanes, bank.rows_of(at), :] = nisa.tensor_copy(queries_sb)
         ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
         owned = group.owners or [nisa.memset((1, bank.rows, bank.tokens), 1.0, dtype)]
         return cls(group, q_sb.reshape((P_MAX, bank.rows * bank.tokens)), owned[0], ones_sb)
@@ -403,20 +403,20 @@ class FewQueries(NamedTuple):
                 scores_psum[:, :, tile] += nisa.nc_matmul(
                     bias_sb[:, start + tile, :], self.owners_sb
                 )
-            for first, count, features, own in self.stacks():
+            for first, count, features, of_stack in self.stacks():
                 for begin, some in spans(tiles, MOVING_MAX // lanes):
                     transposed = keys.transposed(first, count, start + begin, some)
                     k_sb = nisa.tensor_copy(transposed, dtype=self.q_sb.dtype)
                     for t in nl.static_range(some):
-                        scores_psum[:, own, begin + t] += nisa.nc_matmul(
-                            k_sb[:, t, :], self.q_sb[0:features, own]
+                        scores_psum[:, of_stack, begin + t] += nisa.nc_matmul(
+                            k_sb[:, t, :], self.q_sb[0:features, of_stack]
                         )
             part_sb = scores_sb[:, :, nl.ds(start, tiles)]
             part_sb[...] = nisa.tensor_copy(scores_psum)
             best_sb[:, :, n] = nisa.tensor_reduce(nl.max, part_sb, axis=2)
         return scores_sb, nisa.tensor_reduce(nl.max, best_sb, axis=2)
 
-    def own_scores(self, keys):
+    def new_scores(self, keys):
         """The same with KeyTiles of new tokens, head by head."""
         group, (bank,), depth = self.group, self.group.banks, self.group.new.heads.depth
         q_sb = bank_queries(group.qk_sb, bank, group.new.heads, 0, False)
@@ -438,14 +438,14 @@ class FewQueries(NamedTuple):
         transposed_psum = psum_tile((columns, sum(sizes)))
         for n, best_sb in enumerate(maxima):
             transposed_psum[:, nl.ds(sum(sizes[:n]), sizes[n])] = nisa.nc_transpose(best_sb)
-        low_sb = nisa.tensor_reduce(nl.max, transposed_psum, axis=1, negate=True)
+        negated_sb = nisa.tensor_reduce(nl.max, transposed_psum, axis=1, negate=True)
         eye_sb = self.group.constants.eye_sb[0:columns, 0:columns]
         each_sb = nisa.tensor_scalar(
-            eye_sb, nl.multiply, low_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32,
+            eye_sb, nl.multiply, negated_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32,
         )  # fmt: skip
         return nisa.tensor_copy(nisa.nc_matmul(self.ones_sb[0:columns, :], each_sb))
 
-    def weights(self, scores_sb, low_sb):
+    def weights(self, scores_sb, negated_sb):
         """exp(scale * score - maximum) [P, columns, tiles] @ SBUF: an instruction a column, or
         where those are more, one a tile and one for all."""
         (lanes, columns, tiles), zero_sb = scores_sb.shape, self.group.constants.zero_sb
@@ -453,7 +453,7 @@ class FewQueries(NamedTuple):
         if tiles >= 32:  # an instruction takes 64 cycles or more
             for column in nl.affine_range(columns):
                 weights_sb[:, column, :] = nisa.activation(
-                    nl.exp, scores_sb[:, column, :], bias=low_sb[0:lanes, nl.ds(column, 1)],
+                    nl.exp, scores_sb[:, column, :], bias=negated_sb[0:lanes, nl.ds(column, 1)],
                     scale=scale,
                 )  # fmt: skip
             return weights_sb
@@ -461,7 +461,7 @@ class FewQueries(NamedTuple):
         for tile in nl.affine_range(tiles):
             less_sb[:, :, tile] = nisa.scalar_tensor_tensor(
                 data=scores_sb[:, :, tile], op0=nl.multiply, operand0=scale,
-                op1=nl.add, operand1=low_sb[0:lanes, :],
+                op1=nl.add, operand1=negated_sb[0:lanes, :],
             )  # fmt: skip
         weights_sb[...] = nisa.activation(nl.exp, less_sb, bias=zero_sb[0:lanes, :])
         return weights_sb
@@ -473,35 +473,37 @@ class FewQueries(NamedTuple):
     def attend(self, part, scores, new):
         """Weighted of CacheTiles by their ``scores`` and, behind the last, KeyTiles of ``new``
         tokens."""
-        found = [scores, *([] if new is None else [self.own_scores(new)])]
-        low_sb = self.negated_maxima([best_sb for _, best_sb in found])
-        weights = [self.weights(scores_sb, low_sb) for scores_sb, _ in found]
+        found = [scores, *([] if new is None else [self.new_scores(new)])]
+        negated_sb = self.negated_maxima([best_sb for _, best_sb in found])
+        weights = [self.weights(scores_sb, negated_sb) for scores_sb, _ in found]
         sums = [nisa.tensor_reduce(nl.add, x_sb, axis=2, dtype=nl.float32) for x_sb in weights]
         values = part.rows(part.cache.values_hbm)
         # values are stationary, too: 64 cycles for all queries of a stack, whose other heads' lanes
         # nobody reads
         values_psum = psum_zeros((P_MAX, self.columns))
-        for first, count, features, own in self.stacks():
+        for first, count, features, of_stack in self.stacks():
             for tile in nl.static_range(part.tiles):
                 v_sb = values.tile(first, count, tile)
-                values_psum[0:features, own] += nisa.nc_matmul(v_sb, weights[0][:, own, tile])
+                values_psum[0:features, of_stack] += nisa.nc_matmul(
+                    v_sb, weights[0][:, of_stack, tile]
+                )
         if new is not None:
-            self.add_own(values_psum, new, weights[1])
+            self.add_new(values_psum, new, weights[1])
         sum_psum = psum_zeros((P_MAX, self.columns))
         for each_sb in sums:
             sum_psum[...] += nisa.nc_matmul(self.ones_sb[0 : each_sb.shape[0], :], each_sb)
-        return Weighted(low_sb, sum_psum, values_psum)
+        return Weighted(negated_sb, sum_psum, values_psum)
 
-    def add_own(self, values_psum, new, weights_sb):
+    def add_new(self, values_psum, new, weights_sb):
         """Values of KeyTiles of new tokens times their weights, head by head."""
         (bank,), heads = self.group.banks, self.group.new.heads
         queries = bank.members * bank.tokens
         for at in nl.static_range(bank.heads):
-            first, own = heads.place(bank.head + at)[1].start, nl.ds(at * queries, queries)
+            first, columns = heads.place(bank.head + at)[1].start, nl.ds(at * queries, queries)
             for tile in nl.static_range(new.tiles):
                 v_sb = new.values(at, tile)[:, 0 : heads.head_dim]
-                values_psum[nl.ds(first, heads.head_dim), own] += nisa.nc_matmul(
-                    v_sb, weights_sb[:, own, tile]
+                values_psum[nl.ds(first, heads.head_dim), columns] += nisa.nc_matmul(
+                    v_sb, weights_sb[:, columns, tile]
                 )
 
     def finish(self, found):
@@ -516,9 +518,9 @@ class FewQueries(NamedTuple):
         values = found.values.reshape(shape)
         for at in nl.static_range(bank.heads):
             stack, lanes = heads.place(bank.head + at)
-            own, out = bank.own(at), bank.part(group.context_sb, heads, stack, lanes)
+            rows, out = bank.rows_of(at), bank.part(group.context_sb, heads, stack, lanes)
             out[...] = nisa.tensor_tensor(
-                values[lanes, own, :], scale_sb[lanes, own, :], nl.multiply
+                values[lanes, rows, :], scale_sb[lanes, rows, :], nl.multiply
             )
 
 
@@ -560,7 +562,7 @@ def store_weights(weights_hbm, bank, found):
     their places of [kv_heads, queries, 2] fp32 @ HBM."""
     queries = bank.members * bank.tokens
     weights_sb = nl.ndarray((1, bank.heads, queries, 2), nl.float32)
-    for n, all_sb in enumerate((found.low_sb, found.sum_sb)):
+    for n, all_sb in enumerate((found.negated_sb, found.sum_sb)):
         row_sb = all_sb[0:1, :].reshape((1, bank.heads, queries))
         weights_sb[:, :, :, n] = nisa.tensor_copy(row_sb)
     for at in nl.static_range(bank.heads):
@@ -710,7 +712,7 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     transposed_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
     transposed_psum = psum_tile((count, rows))
     transposed_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
-    own_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
+    new_w_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
     new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
     new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # contexts [heads of a stack * D, stacks, rows of a stack, B]: of each head its own rows count
@@ -719,16 +721,16 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
         for b in nl.static_range(count):
             columns = nl.ds(b * heads.q_heads + first * group, stacked * group)
             out = out_psum[0 : stacked * heads.depth, stack, 0 : stacked * group, b]
-            out[...] += nisa.nc_matmul(new_sb[:, first : first + stacked, :], own_sb[:, columns])
+            out[...] += nisa.nc_matmul(new_sb[:, first : first + stacked, :], new_w_sb[:, columns])
             for n, values in enumerate(cache.v_sb[b]):
                 for t in nl.affine_range(values.tiles):
                     weights_sb = transposed_sb[:, n * values.tiles + t, columns]
                     out[...] += nisa.nc_matmul(values.tile(first, stacked, t), weights_sb)
     for kv_head in nl.static_range(heads.kv_heads):
         stack, place = heads.place(kv_head)
-        own = nl.ds(kv_head % heads.stack * group, group)
+        members = nl.ds(kv_head % heads.stack * group, group)
         context_sb[place, nl.ds(stack * group, group), nl.ds(cache.first, count)] = (
-            nisa.tensor_copy(out_psum[place, stack, own, :])
+            nisa.tensor_copy(out_psum[place, stack, members, :])
         )
 
 
@@ -894,8 +896,8 @@ class CachedAttention(AnyAttention):
         past = [cache[blocks].permute(2, 0, 1, 3, 4).flatten(1, 3)[None] for cache in caches]
         length = mask.shape[-1]
         spans_of = torch.arange(math.ceil(length / visible.shape[1]), device=visible.device)
-        own = (spans_of[:, None] == queries)[:, None, :, None] & visible.transpose(0, 1)
-        return past, (own.flatten(2, 3).flatten(0, 1)[None, None, :length], mask)
+        counted = (spans_of[:, None] == queries)[:, None, :, None] & visible.transpose(0, 1)
+        return past, (counted.flatten(2, 3).flatten(0, 1)[None, None, :length], mask)
 
     def blocks_of_tiles(
         self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
@@ -922,26 +924,27 @@ class CachedAttention(AnyAttention):
     def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
-        inputs, own = (hidden.stream, hidden.delta, norm, *weights, *tables), self.operands(hidden)
+        inputs = hidden.stream, hidden.delta, norm, *weights, *tables
+        operands = self.operands(hidden)
         if past is None:
             padded = option(self.config, "padding_side") == "left"
             bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
-            if all(given is None for given in (cut, *own)) and rank.head_dim in (64, P_MAX):
+            if all(given is None for given in (cut, *operands)) and rank.head_dim in (64, P_MAX):
                 (features, tokens), length = hidden.stream.shape, mask.shape[-1]
                 if PromptPlan.fitting(features, rank, tokens, length, dtype.itemsize):
                     return llama.attention_prefill_kernel(*inputs, rank, batch, bias)
-            return attention_prefill_kernel(*inputs, rank, batch, bias, *own, window=cut)
+            return attention_prefill_kernel(*inputs, rank, batch, bias, *operands, window=cut)
         sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
         one = active_mask is None and len(past) < 4
         decode = one and is_decode_step(*sizes, named=len(past) == 3)
         *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
         if decode:
-            return attention_decode_kernel(*inputs, *cache, rank, *own, rows_hbm=rows)
+            return attention_decode_kernel(*inputs, *cache, rank, *operands, rows_hbm=rows)
         active = self.active_bias(active_mask, hidden)
         owners = past[3].to(dtype) if len(past) == 4 else None
         return attention_chunk_kernel(
-            *inputs, *cache, active, rank, *own,
+            *inputs, *cache, active, rank, *operands,
             rows_hbm=rows, owners_hbm=owners, window=self.window,
         )  # fmt: skip
 
@@ -1057,16 +1060,16 @@ def blocks_in_runs(
     most = 1 if window is None else (window + 2 * run - 3) // run + 1  # of W - 1 keys, not aligned
     if window is not None and most < length // run:
         number, bias = runs_of_window(bias, run, most)
-    apart, count = heads if heads_apart else 1, number.shape[1]
+    separate, count = heads if heads_apart else 1, number.shape[1]
     named = table.long().gather(1, (number // pieces).expand(batch, -1))
-    rows = named * (apart * pieces) + number % pieces
+    rows = named * (separate * pieces) + number % pieces
     parts = whole_tiles(count)
     lanes = math.ceil(count / parts)
     missing = parts * lanes - count
     bias = nn.functional.pad(bias, (0, missing * run), value=masked(bias.dtype))
     bias = bias.view(-1, parts, lanes, run).transpose(2, 3).reshape(*queries, -1)
     rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
-    of_heads = pieces * torch.arange(apart, device=table.device)
+    of_heads = pieces * torch.arange(separate, device=table.device)
     rows = (rows.permute(2, 0, 1)[..., None] + of_heads).reshape(lanes, -1).to(torch.int32)
     shape = (-1, run, dim) if heads_apart else (-1, run, heads, dim)
     return keys.reshape(shape), values.reshape(shape), bias, rows
@@ -1082,7 +1085,7 @@ class NeuronConfigNKI(llama.NeuronConfigNKI):
 
 
 def check_window(config: InferenceConfig) -> None:
-    """ValueError for a sliding window beside what does not count positions as it does."""
+    """ValueError for a sliding window with what does not count positions as it does."""
     window, neuron_config = window_of(config), config.neuron_config
     if getattr(config, "use_sliding_window", False):  # Qwen's
         raise ValueError(

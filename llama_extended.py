@@ -2,7 +2,7 @@
 
     llama.py            Llama of the contest: prompts, a token at a time; read it first
     llama_adapters.py   low-rank adapters, several in a batch
-    llama_quantised.py  weights of one byte, caches in fp8
+    llama_quantised.py  quantised weights, caches in fp8
     llama_families.py   Qwen's biases and norms, heads that guess (Medusa, EAGLE)
     llama_weights.py    how a checkpoint with these becomes weights of the ranks
     llama_layers.py     linear layers and kernels with all of these
@@ -72,7 +72,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             (wide and in_parts, f"parts of prompts of heads of {dim}"),
             (q_heads > P_MAX, f"{q_heads} query heads per rank"),
             (batch > P_MAX, f"a batch of {batch}"),
-            (lora and quantised, "adapters beside quantised weights"),
+            (lora and quantised, "adapters with quantised weights"),
             *llama_cached.chunks_too_large(self),
             (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
             # the kernels see just what stands in front of a part

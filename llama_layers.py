@@ -433,7 +433,7 @@ def convert_heads(state: StateDict, config: InferenceConfig) -> None:
     if not is_nki_enabled(config):
         return
     state.setdefault("lm_head.weight", state["embed_tokens.weight"])
-    apart = shows_hidden_states(config)  # then a norm of its own is in front
-    gain = torch.ones(config.hidden_size) if apart else state.pop("norm.weight")
+    shown = shows_hidden_states(config)  # then the norm is a module in front
+    gain = torch.ones(config.hidden_size) if shown else state.pop("norm.weight")
     for head in ("lm_head", *(f"medusa_head_{i}.1" for i in range(medusa_heads(config)))):
         Projections.of_head(state, head, gain, config.neuron_config.tp_degree).convert()

@@ -304,7 +304,7 @@ def linear_of(weight_hbm, features, k, name):
 
 def stored_together(pieces, tokens):
     """Pieces of a weight, grouped by what is stored at once of their results: of many tokens every
-    piece, of up to 128 the last piece apart, of up to 32 all."""
+    piece, of up to 128 the last piece alone, of up to 32 all."""
     if tokens > P_MAX:
         groups = []
         for piece in pieces:
@@ -770,7 +770,7 @@ class GroupAttention(nl.NKIObject):
         return self.qk_sb[lanes, tiles, nl.ds(self.column, self.tokens)]
 
     def begin(self):
-        """Queries apart from the other head of their tiles, in the rows of its keys."""
+        """Queries without the other head of their tiles, in the rows of its keys."""
         d, lanes = self.keys.heads.head_dim, self.keys.heads.place(self.head)[1]
         queries_sb, engine = self.part(lanes), nisa.vector_engine
         nisa.tensor_copy(dst=self.q_sb[0:d, 0, :, :], src=queries_sb, engine=engine)

@@ -1,4 +1,4 @@
-"""Weights of one byte, int8 or fp8, and caches in fp8, for llama.py.
+"""Quantised weights, int8 or fp8, and caches in fp8, for llama.py.
 
 For whoever has less memory than the model: weights stay int8 or fp8 in HBM, and their products are
 scaled. All scales of a kernel are one tensor [128, sum of columns] in fp32, in the kernel's order
@@ -28,14 +28,14 @@ from llama_adapters import of_ranks
 
 QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
 LAST_STEP_BYTES = 1536  # by which the last pieces of a weight shrink
-EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and beside a softmax
+EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and next to a softmax
 
 
 # --- In kernels -----------------------------------------------------------------------------------
 
 
 def quantised_pieces(tiles, k_tiles, tokens, last, row_bytes):
-    """``weight_pieces`` of a weight whose integers stand in bf16 beside their bytes.
+    """``weight_pieces`` of a weight whose integers stand in bf16 next to their bytes.
 
     For few tokens a sixth is the most: they take DMA half as long, and what follows waits for a
     whole piece. The last pieces shrink by LAST_STEP_BYTES each, as DMA may outrun what converts
@@ -120,13 +120,13 @@ class Gain(NamedTuple):
 
 
 def with_scales(weight: KernelWeight, columns: int) -> None:
-    """Room for a kernel's scales beside its last weight."""
+    """Room for a kernel's scales next to its last weight."""
     weight.columns = columns
     weight.register_parameter("scale", None)
 
 
 class QuantisedMLP(NeuronLlamaMLP):
-    """With scales where its weights have one byte."""
+    """With scales where its weights are quantised."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
@@ -167,7 +167,7 @@ def hold(weight: KernelWeight, name: str, columns: int, dtype: torch.dtype) -> N
 
 
 def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
-    """What NxDI's ``convert`` does to plain layers: weights of one byte, but for modules that are
+    """What NxDI's ``convert`` does to plain layers: quantised weights, but for modules that are
     to stay, and a scale for every kernel that reads one."""
     stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
     dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
@@ -209,23 +209,23 @@ def in_columns(scale: torch.Tensor) -> torch.Tensor:
     return pad_tiles(scale, 0).reshape(-1, P_MAX).t()
 
 
-def convert_scales(own: Projections) -> bool:
+def convert_scales(layers: Projections) -> bool:
     """Whether a weight is quantised: scales have a row for each output feature, or one in all, ones
     for weights in float, and the norm's gain stands behind those that contract it."""
-    state, columns = own.state, []
-    scales = {name: state.pop(f"{name}.scale", None) for name in own.cuts}
+    state, columns = layers.state, []
+    scales = {name: state.pop(f"{name}.scale", None) for name in layers.cuts}
     if all(scale is None for scale in scales.values()):
         return False
     for name, scale in scales.items():
         rows = torch.ones(1, 1) if scale is None else scale.float().reshape(-1, 1)
-        every = own.output_rows(name, rows.expand(len(state[f"{name}.weight"]), 1))
+        every = layers.output_rows(name, rows.expand(len(state[f"{name}.weight"]), 1))
         # features of V lie in rows: each partition has the scales of all
         across = name.endswith("v_proj")
         columns.append([x.t().expand(P_MAX, -1) if across else in_columns(x) for x in every])
-    gains: OfRanks = [in_columns(in_runs(own.gain.float()[:, None], 0))] * own.tp
-    columns.insert(len(columns) - (own.output in scales), gains)
+    gains: OfRanks = [in_columns(in_runs(layers.gain.float()[:, None], 0))] * layers.tp
+    columns.insert(len(columns) - (layers.output in scales), gains)
     state[f"{[*scales][-1]}.scale"] = of_ranks(*columns)
-    inputs = {state[f"{name}.weight"].dtype for name in own.cuts if name.endswith(INPUTS)}
+    inputs = {state[f"{name}.weight"].dtype for name in layers.cuts if name.endswith(INPUTS)}
     if len(inputs) > 1:
         raise ValueError(
             "One kernel multiplies with q, k and v: expected all of them or none quantised; name "

@@ -98,7 +98,7 @@ class ScoreBank(NamedTuple):
         tiles = nl.ds(stack * heads.group + self.member, self.members)
         return x_sb[self.block][lanes, tiles, nl.ds(self.column, self.tokens)]
 
-    def own(self, head):
+    def rows_of(self, head):
         """Rows of its ``head``-th head."""
         return nl.ds(head * self.members, self.members)
 
@@ -222,11 +222,11 @@ class Window(NamedTuple):
         ]
         return cls(back, masks)
 
-    def visible(self, own, tiles):
-        """What a tile of queries, the ``own``-th of its sequence, sees of so many tiles: the first,
-        and its edges, (tile behind that, mask)."""
-        first = max(0, own - self.back)
-        edges = [(own - back, mask_sb) for back, mask_sb in self.masks]
+    def visible(self, number, tiles):
+        """What a tile of queries, the ``number``-th of its sequence, sees of so many tiles: the
+        first, and its edges, (tile behind that, mask)."""
+        first = max(0, number - self.back)
+        edges = [(number - back, mask_sb) for back, mask_sb in self.masks]
         return first, [(tile - first, mask) for tile, mask in edges if first <= tile < tiles]
 
 
@@ -287,8 +287,8 @@ def new_keys(tokens, heads, dtype, mask_sb, hides, bias_hbm=None):
     v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
     if last < tiles:
         for half in nl.static_range(slots_of(heads)):
-            own = k_sb[:, :, half * tiles + last, :]
-            own[...] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
+            behind_sb = k_sb[:, :, half * tiles + last, :]
+            behind_sb[...] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
         v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
     v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
     shape, part = (heads.kv_heads, tiles, P_MAX), nl.ds(slot * tiles, tiles)
@@ -311,7 +311,7 @@ class Constants(NamedTuple):
     zero_sb: Sbuf
     eye_sb: Sbuf
     which_sb: Sbuf
-    own_sb: Sbuf
+    head_rows_sb: Sbuf
 
 
 def attention_constants(length, heads, dtype):
@@ -324,9 +324,9 @@ def attention_constants(length, heads, dtype):
     which_sb = select_equal(token + 0 * row, other, (largest, rows, largest), dtype)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
-    own = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
-    own_sb = load_constant(own.astype(np.float32), nl.float32)
-    return Constants(zero_sb, eye_sb, which_sb, own_sb)
+    head_rows = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
+    head_rows_sb = load_constant(head_rows.astype(np.float32), nl.float32)
+    return Constants(zero_sb, eye_sb, which_sb, head_rows_sb)
 
 
 def bank_queries(qk_sb, bank, heads, augmented, hides):
@@ -337,7 +337,7 @@ def bank_queries(qk_sb, bank, heads, augmented, hides):
     q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb[0].dtype)
     for at in nl.static_range(bank.heads):
         for part, (stack, lanes) in enumerate(tiles_of(heads, bank.head + at)):
-            q_sb[0 : min(depth, P_MAX), part, bank.own(at), :] = nisa.tensor_copy(
+            q_sb[0 : min(depth, P_MAX), part, bank.rows_of(at), :] = nisa.tensor_copy(
                 bank.part(qk_sb, heads, stack, lanes), engine=nisa.vector_engine
             )
     if hides:
@@ -349,10 +349,10 @@ def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
     """Products of one tile of keys with a bank's queries, ``depth`` rows of features and augmented
     rows, into scores_psum [lanes, rows, tokens]."""
     for head in nl.static_range(bank.heads):
-        own = bank.own(head)
+        rows = bank.rows_of(head)
         for slot, size in contraction(depth):
-            scores_psum[:, own, :] += nisa.nc_matmul(
-                keys.keys(head, slot, size, tile, 1), q_sb[0:size, slot, own, :]
+            scores_psum[:, rows, :] += nisa.nc_matmul(
+                keys.keys(head, slot, size, tile, 1), q_sb[0:size, slot, rows, :]
             )
     if keys.bias_sb is not None:
         scores_psum[...] += nisa.nc_matmul(keys.bias_sb[:, tile, :], keys.owners_sb)
@@ -515,7 +515,8 @@ class MaximaPass(NamedTuple):
             part_sb = transposed_sb[:, 0 : members * bank.tokens]
             q_sb[nl.ds(first, count), slot, nl.ds(row, members), :] = nisa.activation(
                 nl.copy, part_sb.reshape((count, members, bank.tokens)),
-                bias=constants.zero_sb[0:count, :], scale=constants.own_sb[0:count, nl.ds(at, 1)],
+                bias=constants.zero_sb[0:count, :],
+                scale=constants.head_rows_sb[0:count, nl.ds(at, 1)],
             )  # fmt: skip
 
 
@@ -580,8 +581,8 @@ class WeightsPass(NamedTuple):
         )  # fmt: skip
         if triangle:  # GpSimdE: 662 cycles, beside TensorE, which would take 576
             token, row = nl.arange(bank.tokens)[None, None, :], nl.arange(bank.rows)[None, :, None]
-            lane, own_sb = nl.arange(keys.lanes)[:, None, None], weights_sb[:, tiles - 1, :, :]
-            own_sb[...] = nisa.affine_select(token + 0 * row >= lane, own_sb, 0.0)
+            lane, last_sb = nl.arange(keys.lanes)[:, None, None], weights_sb[:, tiles - 1, :, :]
+            last_sb[...] = nisa.affine_select(token + 0 * row >= lane, last_sb, 0.0)
         for at, (head, row, count) in enumerate(bank.tiles()):
             sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
             for tile in nl.static_range(tiles):
@@ -843,10 +844,10 @@ def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
         groups = []
         for n, (sequence, position, column, tokens) in enumerate(block.parts()):
             if position == before:
-                own = (
+                mask_hbm = (
                     None if bias_hbm is None else bias_hbm[nl.ds(sequence, 1), nl.ds(before, size)]
                 )
-                new = new_keys(size, heads, dtype, causal_sb, own is not None, own)
+                new = new_keys(size, heads, dtype, causal_sb, mask_hbm is not None, mask_hbm)
                 kept[sequence] = new._replace(window=window)
             part = 0, column, position - before, tokens
             values_sb = rows.part_values(n, new_hbm[1])

@@ -179,24 +179,24 @@ class SharedAttention(CachedAttention):
         """Flash decoding: of a prompt's keys and values [B, kv_rank, S, D] the positions that this
         rank keeps, [B, kv_rank, ceil(S / ranks), D]; what lies beyond the prompt nobody sees."""
         length, ranks = present[0].shape[2], self.cores_of_kv
-        own = self.rank_util.get_rank().long() % ranks
-        places = torch.arange(0, length, ranks, device=own.device) + own
+        number = self.rank_util.get_rank().long() % ranks
+        places = torch.arange(0, length, ranks, device=number.device) + number
         return tuple(x.index_select(2, places.clamp_max(length - 1)) for x in present)
 
     def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
         if past is None or self.cores_of_kv == 1:
             return super().kernel_results(hidden, norm, past, mask, active_mask, tables)
-        weights, own = (self.qkv_proj.weight, self.o_proj.weight), self.operands(hidden)
+        weights, operands = (self.qkv_proj.weight, self.o_proj.weight), self.operands(hidden)
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
-        return self.attend_share(hidden, inputs, past, mask, active_mask, own)
+        return self.attend_share(hidden, inputs, past, mask, active_mask, operands)
 
-    def attend_share(self, hidden, inputs, past, mask, active_mask, own):
+    def attend_share(self, hidden, inputs, past, mask, active_mask, operands):
         """Flash decoding in kernels, as ``attend_shared``: between them queries travel, maxima and
         sums, and the weighted contexts, each rank's heads in fp32 -> results of a decode kernel."""
         ranks, rank = parallel_state.get_kv_shared_group(), self.sizes.of_rank
         x, delta, norm, qkv_weight, out_weight, *tables = inputs
         qk, k, v, *stream = attention_projection_kernel(
-            x, delta, norm, qkv_weight, *tables, rank, hidden.shape[1], *own
+            x, delta, norm, qkv_weight, *tables, rank, hidden.shape[1], *operands
         )
         q, new_keys = qk.split([rank.q_tiles, rank.stacks], 1)
         q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
@@ -209,7 +209,7 @@ class SharedAttention(CachedAttention):
         context = context * share_of_keys(weights[:, 0], hidden.shape[1], ranks)
         context = _reduce_scatter_along_dim(context, 1, process_group=ranks).to(x.dtype)
         partial = attention_output_kernel(
-            context, out_weight, len(x), hidden.shape[1], rank, *own[2:]
+            context, out_weight, len(x), hidden.shape[1], rank, *operands[2:]
         )
         return partial, k, v, *stream
 
@@ -272,7 +272,7 @@ class PromptAttention(SharedAttention):
         self.group, self.others = group, groups.get_context_parallel_attention_cp_group()
         self.parts, self.rank_util = parts, SPMDRank(tp)
 
-    def own_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+    def part_of_rank(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The rank's part of a dimension, by a tensor, since all ranks share one graph."""
         size = x.shape[dim] // self.parts
         if x.shape[dim] % self.parts:
@@ -289,10 +289,10 @@ class PromptAttention(SharedAttention):
 
     def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
         """A part's queries over the keys of all parts; its output joins the others'."""
-        cos, sin = (self.own_part(table, 1) for table in tables)
-        q, *new = self.project(norm(self.own_part(hidden, 1)), (cos, sin), given)
+        cos, sin = (self.part_of_rank(table, 1) for table in tables)
+        q, *new = self.project(norm(self.part_of_rank(hidden, 1)), (cos, sin), given)
         keys, values = self.exchanged(torch.stack(new), 3)
-        context = self.attend(q, [(keys, values, self.own_part(mask, 2))])
+        context = self.attend(q, [(keys, values, self.part_of_rank(mask, 2))])
         output = self.o_proj(context.transpose(1, 2).flatten(2))
         return hidden + self.exchanged(output, 1), (keys, values)
 
@@ -300,24 +300,26 @@ class PromptAttention(SharedAttention):
         """The same in kernels: each span of queries is a chunk of new tokens, for which the prompt
         before it is a cache, whose other keys have a bias."""
         batch, length, _ = hidden.shape
-        rank, own, size = self.sizes.of_rank, self.operands(hidden), length // self.parts
+        rank, operands, size = self.sizes.of_rank, self.operands(hidden), length // self.parts
         whole = hidden.stream if hidden.delta is None else hidden.stream + hidden.delta
         rows = from_blocks(whole, length).unflatten(0, (batch, length))
-        tables = (self.own_part(x.unflatten(1, (batch, length)), 2).flatten(1) for x in tables)
-        x = in_blocks(self.own_part(rows, 1).flatten(0, 1), size)
+        tables = (self.part_of_rank(x.unflatten(1, (batch, length)), 2).flatten(1) for x in tables)
+        x = in_blocks(self.part_of_rank(rows, 1).flatten(0, 1), size)
         qk, *new = attention_projection_kernel(
-            x, None, norm, self.qkv_proj.weight, *tables, rank, size, *own
+            x, None, norm, self.qkv_proj.weight, *tables, rank, size, *operands
         )
         keys, values = self.exchanged(torch.stack([self.heads(rows, batch) for rows in new]), 3)
         places = torch.arange(length, device=x.device)
-        own_places = self.own_part(places, 0)
-        first = torch.stack([own_places[start] for start, _ in query_spans(size)])
+        places_of_rank = self.part_of_rank(places, 0)
+        first = torch.stack([places_of_rank[start] for start, _ in query_spans(size)])
         bias = _mask_bias((places < first[:, None]).repeat(batch, 1), x.dtype)
         q, k = qk.split([rank.q_tiles, rank.stacks], 1)
         context = attention_share_kernel(
             q, k, new[1], *cache_in_runs(keys, values, bias), None, rank, batch
         )
-        partial = attention_output_kernel(context, self.o_proj.weight, len(x), size, rank, *own[2:])
+        partial = attention_output_kernel(
+            context, self.o_proj.weight, len(x), size, rank, *operands[2:]
+        )
         partial = reduce_from_tensor_model_parallel_region(partial, self.group)
         rows = self.exchanged(from_blocks(partial, size).unflatten(0, (batch, size)), 1)
         delta = in_blocks(rows.flatten(0, 1), length)
@@ -468,16 +470,16 @@ def convert_parts(
     """Heads of one layer's attentions, that of prompts and that of steps: the Sizes of each by the
     beginning of its tensors' names. A rank decodes with keys and values that its group's rank has
     had, as NxDI orders them."""
-    attention, own, sizes = f"{prefix}self_attn.", f"{prefix}prompt_attn.", Sizes.of(config)
+    attention, of_prompt, sizes = f"{prefix}self_attn.", f"{prefix}prompt_attn.", Sizes.of(config)
     kv, parts = config.num_key_value_heads, parts_of_prompt(config)
     found = {attention: sizes}
     if parts > 1:
         size = sizes.tp // parts
-        found[own] = Sizes.of(config, size)
+        found[of_prompt] = Sizes.of(config, size)
         keys = [key for key in state if key.startswith(attention)]
-        state |= {key.replace(attention, own): state[key] for key in keys}
-        state[f"{own}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
-        spread_heads(state, own, kv, found[own], kinds)
+        state |= {key.replace(attention, of_prompt): state[key] for key in keys}
+        state[f"{of_prompt}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
+        spread_heads(state, of_prompt, kv, found[of_prompt], kinds)
     spread_heads(state, attention, kv, sizes, kinds)
     if parts > 1:
         shards = [rank % size * parts + rank // size for rank in range(sizes.tp)]

@@ -79,7 +79,7 @@ class Projections(NamedTuple):
 
     def converted(self, with_gain: bool) -> List[OfRanks]:
         """Each projection's weights [N, K], out of the checkpoint, those behind the norm times its
-        gain, unless that stays apart."""
+        gain, unless the norm is a module."""
         found = []
         for name in self.cuts:
             weight = self.state.pop(f"{name}.weight")

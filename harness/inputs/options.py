@@ -308,7 +308,7 @@ TOPICS = {
     "quantisation": Topic("weights and caches of one byte (names of NxDI's inference_demo)", (
         Option("--quantize", "one byte a weight, a scale a channel; checkpoint in the cache",
                form=_one(*QUANTISED_AS)),
-        Option("--quantized", "weights of one byte", form=ON),
+        Option("--quantized", "quantised weights", form=ON),
         Option("--quantized-checkpoints-path", "of --quantized: folder or file, made if missing",
                form=PATH),
         Option("--quantization-type", "default: per_tensor; per_channel with --quantize",
