@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-FUSED, OPERATOR = "fused", "operator"  # where the stand-in's baseline rounds
+# What the stand-in's baseline leaves in fp32 behind an operator: nothing, or what `ROUNDINGS` name
+# (neuron_cpu/runtime/rounding.py).
+FUSED, OPERATOR = "fused", "operator"
+ROUNDINGS = (FUSED, "products", "elementwise")
 MEDUSA_CANDIDATES = 10  # of each head, in NxDI's trees (neuronx_distributed, medusa_utils.py)
 # What of the settings goes into NeuronConfig, by its own names.
 _NEURON_CONFIG = (
@@ -252,7 +255,8 @@ class Settings:
     base_throughput: Optional[float]  # tokens/s
     benchmark: bool
     judge: str  # "ties" or "contest": what passes as accurate
-    baseline_rounding: str  # FUSED or OPERATOR: where the stand-in's baseline rounds to bf16
+    baseline_rounding: str  # OPERATOR, or one of ROUNDINGS
+    rounding: Optional[str]  # one of ROUNDINGS, where boundaries of kernels are looked at
     divergence_difference_tol: float
     tol_map: Optional[dict[Optional[int], tuple[float, float]]]  # top-k: (absolute, relative)
     num_tokens_to_check: Optional[int]

@@ -19,6 +19,7 @@ from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.serving import SLOTS, port
 from harness.inputs.speculation import DEFAULT_HEADS, DEFAULT_LENGTH, MEDUSA_FILE, METHODS
 from harness.inputs.swap import LEAST_COSINE, PLACES
+from harness.settings import FUSED, OPERATOR, ROUNDINGS
 from neuron_cpu.console.arguments import above_zero, at_least_zero, finite, positive, seed, shown
 from neuron_cpu.processes.limits import default_memory_gib
 
@@ -224,7 +225,10 @@ TOPICS = {
         Option("--judge", "whether a tie within one bf16 spacing passes (contest: no)", _COMPARE,
                _one("ties", "contest")),
         Option("--baseline-rounding", "stand-in: as a compiled graph, or behind every operator",
-               _COMPARE, _one("fused", "operator", default="fused")),
+               _COMPARE, _one(*ROUNDINGS, OPERATOR, default=FUSED)),
+        Option("--rounding", "which kernel's boundaries round what a compiler leaves in fp32: "
+               "all, sums of products, or all but these", ("diff",),
+               _one(*ROUNDINGS, nargs="?", const=FUSED)),
         Option("--divergence-difference-tol", "logit gap up to which another token passes (0.001)",
                _COMPARE, _of(at_least_zero, "D", default=0.001)),
         Option("--tol-map", "top-k: (absolute, relative tolerance); default: the contest's",

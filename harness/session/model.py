@@ -37,7 +37,7 @@ from harness.processes.worker import Answer, Host
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
 from harness.session.rows import check_numbers
-from harness.settings import FUSED, Settings
+from harness.settings import OPERATOR, Settings
 
 GRAPHS = "graphs"
 # The SDK's compiler works in this folder unless the environment names another one.
@@ -298,11 +298,11 @@ def _rounding(settings: Settings, role: Role) -> contextlib.AbstractContextManag
     """The baseline rounds as a compiled graph does, unless each operator of PyTorch is to round."""
     if (
         role != Role.BASELINE
-        or settings.baseline_rounding != FUSED
+        or settings.baseline_rounding == OPERATOR
         or not sdk.platform().shows_graphs
     ):
         return contextlib.nullcontext()
-    return importlib.import_module("neuron_cpu.runtime.rounding").fused()
+    return importlib.import_module("neuron_cpu.runtime.rounding").fused(settings.baseline_rounding)
 
 
 def _adapter(host: Host, role: Role) -> PromptInChunks:

@@ -2,7 +2,13 @@
 
 from .device.errors import NkiError, NkiWarning, silence
 from .device.ranks import on_ranks
-from .language.kernel import Kernel, KernelCall, observe_kernel_calls, release_thread
+from .language.kernel import (
+    Kernel,
+    KernelCall,
+    kernels_run_by,
+    observe_kernel_calls,
+    release_thread,
+)
 from .program.program import Program
 
 __all__ = [
@@ -11,6 +17,7 @@ __all__ = [
     "NkiError",
     "NkiWarning",
     "Program",
+    "kernels_run_by",
     "observe_kernel_calls",
     "on_ranks",
     "release_thread",

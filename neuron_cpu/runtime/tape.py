@@ -196,6 +196,7 @@ class Tape:
                 tap(position, values)
             elif node.only_tapped:
                 continue
+            rounding.within(node.where)
             run_node(node, values)
             if tap is None:
                 for number in node.dead:

@@ -21,10 +21,10 @@ class Machine:
         both: compares what two cores write, where there are two.
     """
 
-    def __init__(self, shadow: bool = False) -> None:
+    def __init__(self) -> None:
         self.open_values = False
         self.both: WrittenByBoth | None = None
-        self.arena = Arena(shadow)
+        self.arena = Arena()
         self.lowering = merge.Lowering(merge=False)
 
     def _memory(self, storage: Storage) -> merge.Memory:

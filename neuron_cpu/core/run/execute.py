@@ -1,13 +1,13 @@
 """Replay a Program on the CPU: fp32 arithmetic, rounding where the hardware rounds.
 
 Operand views are resolved once per Plan; kernel inputs are bound without copying (memory.py).
-``merge`` joins the iterations of independent loops (merge.py); ``shadow`` keeps every float tile in
-fp32 and rounds nothing, for comparison.
+``merge`` joins the iterations of independent loops (merge.py); ``wide`` storages are kept in fp32
+and round nothing, for comparison.
 """
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from .lasting import lasting
 from .memory import (
     DIRECT,
     Arena,
+    Everything,
     allocate,
     gather_index,
     put,
@@ -93,6 +94,11 @@ def _copying_step(op: Op, arena: Arena, moved: Callable[[Ref], bool]) -> Step:
     return step
 
 
+def _recast(op: Op, arena: Arena) -> bool:
+    """Whether an operand is kept in another type than its own, so that bits cannot be moved."""
+    return any(ref.memory.storage in arena.wide for ref in (*op.dst, *op.src))
+
+
 def make_step(op: Op, arena: Arena) -> Step:
     """One Op as a function without arguments, its views resolved."""
     # Three kinds of operations have steps of their own; the rest is read, compute, round, write.
@@ -106,7 +112,7 @@ def make_step(op: Op, arena: Arena) -> Step:
     spec, attrs = op.instruction.op, op.attrs
     compute, bits, mask = spec.compute, attrs.bits, attrs.mask
     assert compute is not None  # all but products, which were dealt with
-    raw = attrs.raw and not arena.shadow
+    raw = attrs.raw and not _recast(op, arena)
     keep = None if mask is None else torch.from_numpy(np.array(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
     if _rearranges(op):  # copies and transposes return views of their input
@@ -219,7 +225,7 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
     attrs, compute = op.attrs, op.instruction.op.compute
     assert compute is not None
     target, dt = op.dst[0], arena.kept(op.dst[0])
-    raw = attrs.raw and not arena.shadow
+    raw = attrs.raw and not _recast(op, arena)
 
     def step() -> None:
         keep = torch.ones(target.shape, dtype=torch.bool)
@@ -252,26 +258,31 @@ class Plan:
     Args:
         merge_loops: join independent iterations; default from NKI_CPU_MERGE (1).
         shadow: keep all float tiles in fp32 and round nothing.
+        wide: those of these storages only (boundaries.py); inputs among them are given in fp32.
 
     ``NKI_CPU_RANGES=0`` leaves arguments unchecked that a function of ScalarE is not stated for,
     and values of which sources leave open what becomes of them (doubts.py).
     """
 
     def __init__(
-        self, program: Program, merge_loops: bool | None = None, shadow: bool = False
+        self,
+        program: Program,
+        merge_loops: bool | None = None,
+        shadow: bool = False,
+        wide: Container[Storage] = frozenset(),
     ) -> None:
         if merge_loops is None:
             merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"
         self.ranges = os.environ.get("NKI_CPU_RANGES", "1") != "0" and not shadow
         # Lower, find out which memories are the caller's, lay out the others, resolve the views.
         self.program = program
-        self.arena = Arena(shadow)
+        self.arena = Arena(Everything() if shadow else wide)
         # Instances that choose rows by data are watched one by one.
         self.rows = instance_rows(program)
         both = program.written_by_both
         self.both = WrittenByBoth(program, both) if both else None
         merging = merge_loops and self.rows is None and not both
-        self.ops = merge.lower(program, merging)
+        self.ops = merge.lower(program, merging, self.arena.wide)
         if merging:
             self.ops = join_repeats(self.ops, program)
         self.external: dict[int, merge.Memory] = {}
@@ -321,7 +332,7 @@ class Plan:
                 storage = memory.storage
                 if storage.role != "local" or id(memory) in self.arena.flat or id(memory) in kept:
                     continue
-                dt = self.arena.dtype(storage.dtype)
+                dt = self.arena.dtype(storage)
                 block = _take(free.setdefault(dt.torch, []), memory.size)
                 if block is None:
                     block = allocate(memory.size, dt)
@@ -382,8 +393,8 @@ class Plan:
         for storage in made:
             if storage.id in results or storage.role == "input":
                 continue
-            own = self.arena.dtype(storage.dtype) if storage.ground is None else storage.dtype
-            results[storage.id] = allocate(storage.size, own).reshape(storage.shape)
+            made_as = self.arena.dtype(storage)
+            results[storage.id] = allocate(storage.size, made_as).reshape(storage.shape)
             memory = self.external.get(storage.id)
             if memory is not None:
                 self.arena.flat[id(memory)] = results[storage.id].reshape(-1)

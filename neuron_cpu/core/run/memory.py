@@ -4,7 +4,7 @@ bf16 and the other narrow types are never computed in: operands are widened to f
 once. A view is resolved to ``torch.as_strided`` over a flat memory, where one serves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import numpy as np
@@ -47,16 +47,24 @@ def reinterpreted(values: torch.Tensor, storage: Storage) -> torch.Tensor:
     return values.reshape(-1).view(torch.uint8).view(storage.dtype.torch)
 
 
+class Everything:
+    """Contains whatever it is asked for."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
 class Arena:
     """Flat memories by ``Memory``; views are made of them with as_strided.
 
     Attributes:
+        wide: storages whose floats are kept in fp32.
         moving: the memories, by id, that every run binds anew: views of them are made when a step
             runs, all others once.
     """
 
-    def __init__(self, shadow: bool = False) -> None:
-        self.shadow = shadow
+    def __init__(self, wide: Container[Storage] = frozenset()) -> None:
+        self.wide = wide
         self.flat: dict[int, torch.Tensor] = {}
         self.moving: set[int] = set()
         self._scratch: dict[int, torch.Tensor] = {}
@@ -71,18 +79,22 @@ class Arena:
             held = self._scratch[slot] = torch.empty(size)
         return held[:size]
 
-    def dtype(self, dt: DType) -> DType:
-        """What elements of type ``dt`` are kept in."""
-        return FLOAT32 if self.shadow and dt.is_float else dt
+    def dtype(self, storage: Storage) -> DType:
+        """What a storage's elements are kept in; those of several types stay as they are."""
+        return self._kept(storage, storage.dtype)
 
     def kept(self, ref: Ref) -> DType:
-        """What the elements of ``ref`` are kept in; those of several types stay as they are."""
-        return ref.dt if ref.memory.storage.ground is not None else self.dtype(ref.dt)
+        """What the elements of ``ref`` are kept in."""
+        return self._kept(ref.memory.storage, ref.dt)
+
+    def _kept(self, storage: Storage, dt: DType) -> DType:
+        widened = dt.is_float and storage.ground is None and storage in self.wide
+        return FLOAT32 if widened else dt
 
     def bind(self, memory: Memory, values: torch.Tensor) -> None:
         """Use ``values`` (contiguous) as the memory."""
         storage = memory.storage
-        if self.shadow and storage.dtype.is_float and storage.ground is None:
+        if self.dtype(storage) is not storage.dtype:
             values = dtypes.decode(values, storage.dtype)
         elif values.dtype is torch.float8_e4m3fn:
             values = values.view(torch.uint8)  # as it is kept: a copy moves bytes
@@ -96,8 +108,7 @@ class Arena:
             if storage.data is not None:
                 self.bind(memory, constant(storage))
                 return self.flat[id(memory)]
-            own = storage.dtype if storage.ground is not None else self.dtype(storage.dtype)
-            found = allocate(memory.size, own)
+            found = allocate(memory.size, self.dtype(storage))
             self.flat[id(memory)] = found
         return found
 
