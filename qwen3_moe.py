@@ -4,8 +4,7 @@ An entry for the contest of 2026 (MLSys, Qwen3-30B-A3B, batch 1), one file in to
 language (`nki`, SDK 2.28 and later). A layer is attention (norm, projections, norms of heads,
 rotation, softmax, output) and experts (norm, router, the best k of E MLPs), one kernel each in a
 decode step. Read it from top to bottom: tile helpers, norm and router, attention, experts, head;
-then configuration, modules and checkpoint. Every kernel has PyTorch beside it, which runs where
-kernels are switched off and has the same layouts.
+then configuration, modules and checkpoint. Without kernels the model is the SDK's own.
 
 Axis letters:
 
@@ -26,8 +25,7 @@ are divided; each core makes keys and values for itself. What both add up leaves
 parts, which the all-reduce of the ranks takes as they are.
 """
 
-import math
-from typing import Any, Dict, List, Tuple, Type
+from typing import Any, Dict, Tuple, Type
 
 import nki
 import nki.isa as nisa
@@ -39,9 +37,8 @@ from neuronx_distributed.parallel_layers.mappings import (
     reduce_from_tensor_model_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig, MoENeuronConfig
-from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
+from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe as sdk
 from torch import nn
-from transformers import Qwen3MoeForCausalLM
 
 FP32 = nl.float32
 P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array; also the head dimension
@@ -271,7 +268,7 @@ class Heads(nl.NKIObject):
 
 def rotated(heads_sb, gains_sb, tables, eps):
     """Queries and keys [P, n, D] fp32 @ SBUF, normed and rotated (Su et al. 2021), in fp32. gains
-    [P, n, D]; cos and sin [P, D], sin of the first half negated."""
+    [P, n, D]; cos and sin [P, D]."""
     partitions, count, d = heads_sb.shape
     roots_sb = inverse_roots(square_sums(heads_sb), d, eps)
     normed_sb, turned_sb = tile_of(heads_sb.shape, FP32), tile_of(heads_sb.shape, FP32)
@@ -279,9 +276,9 @@ def rotated(heads_sb, gains_sb, tables, eps):
     multiply(normed_sb, normed_sb, gains_sb)
     cos_sb, sin_sb = tables[0].expand_dim(1), tables[1].expand_dim(1)
     for to in (0, d // 2):
-        part, other = nl.ds(to, d // 2), nl.ds(d // 2 - to, d // 2)
+        part, other, sign = nl.ds(to, d // 2), nl.ds(d // 2 - to, d // 2), 1.0 if to else -1.0
         across_sb = sin_sb[:, :, part].broadcast(1, count)
-        multiply(turned_sb[:, :, part], normed_sb[:, :, other], across_sb)
+        scaled(turned_sb[:, :, part], normed_sb[:, :, other], sign, nl.multiply, across_sb)
     multiply(normed_sb, normed_sb, cos_sb.broadcast(1, count))
     nisa.tensor_tensor(dst=normed_sb, data1=normed_sb, data2=turned_sb, op=nl.add)
     return normed_sb
@@ -739,39 +736,29 @@ class NeuronConfigNKI(MoENeuronConfig):
         super().__init__(**kwargs)
 
 
-class Qwen3MoeInferenceConfig(InferenceConfig):
-    """The Hugging Face configuration's attributes and a NeuronConfigNKI."""
+class Qwen3MoeInferenceConfig(sdk.Qwen3MoeInferenceConfig):
+    """The SDK's, with a NeuronConfigNKI; what the kernels do not take is refused."""
 
     def add_derived_config(self) -> None:
-        self.num_cores_per_group = 1
-        own, tp = self.neuron_config, self.neuron_config.tp_degree
-        if not getattr(self, "num_experts", 0) or getattr(self, "mlp_only_layers", None):
-            raise ValueError(
-                "The checkpoint has layers without experts, expected experts in every layer; use a "
-                "Qwen3-MoE such as Qwen3-30B-A3B."
-            )
-        for name in ("flash_decoding_enabled", "sequence_parallel_enabled", "lora_config"):
-            if getattr(own, name, False):
-                raise ValueError(f"{name} is not modelled by this file; leave it out.")
-        heads = "num_attention_heads", "num_key_value_heads"
-        for name in (*heads, "moe_intermediate_size", "vocab_size"):
-            if getattr(self, name) % tp:
-                raise ValueError(
-                    f"{name} {getattr(self, name)} is not divisible by the tensor-parallel degree "
-                    f"{tp}; choose a degree that divides it."
-                )
-        cores = getattr(own, "logical_nc_config", 1)
-        self.cores = 2 if cores == 2 else 1
-        group = self.num_attention_heads // self.num_key_value_heads
-        each = self.num_experts_per_tok
+        super().add_derived_config()
+        own, group = self.neuron_config, self.num_attention_heads // self.num_key_value_heads
+        self.cores = cores = 2 if getattr(own, "logical_nc_config", 1) == 2 else 1
+        each, tp = self.num_experts_per_tok, own.tp_degree
+        heads = "num_attention_heads num_key_value_heads moe_intermediate_size vocab_size".split()
+        unknown = ("flash_decoding_enabled", "sequence_parallel_enabled", "lora_config")
         fits = (
+            (not self.mlp_only_layers, "layers without experts", "none"),
+            *((getattr(self, name) % tp == 0, f"{name} {getattr(self, name)}",
+               f"a multiple of the tensor-parallel degree {tp}") for name in heads),
+            *((not getattr(own, name, False), name, "none") for name in unknown),
             (self.head_dim == P_MAX, f"head_dim {self.head_dim}", P_MAX),
-            (self.hidden_size % (P_MAX * self.cores) == 0, f"hidden_size {self.hidden_size}",
-             f"a multiple of {P_MAX * self.cores}"),
-            (group % self.cores == 0, f"{group} query heads of a KV head", "an even number"),
+            (self.hidden_size % (P_MAX * cores) == 0, f"hidden_size {self.hidden_size}",
+             f"a multiple of {P_MAX * cores}"),
+            (group % cores == 0, f"{group} query heads of a KV head", "an even number"),
             (self.num_experts <= P_MAX, f"num_experts {self.num_experts}", "at most 128"),
-            (each <= BEST and each % self.cores == 0, f"num_experts_per_tok {each}",
+            (each <= BEST and each % cores == 0, f"num_experts_per_tok {each}",
              "an even number of at most 8"),
+            (not self.tie_word_embeddings, "a head tied to the embedding", "one of its own"),
             (own.batch_size == 1, f"batch_size {own.batch_size}", 1),
             (own.padding_side == "right", f"padding_side {own.padding_side}", "right"),
         )  # fmt: skip
@@ -781,13 +768,6 @@ class Qwen3MoeInferenceConfig(InferenceConfig):
                     f"The kernels got {found}, expected {expected}; run without --enable-nki."
                 )
 
-    def get_required_attributes(self) -> List[str]:
-        return [
-            "head_dim", "hidden_size", "moe_intermediate_size", "norm_topk_prob",
-            "num_attention_heads", "num_experts", "num_experts_per_tok", "num_hidden_layers",
-            "num_key_value_heads", "pad_token_id", "rms_norm_eps", "rope_theta", "vocab_size",
-        ]  # fmt: skip
-
     @classmethod
     def get_neuron_config_cls(cls) -> Type[NeuronConfigNKI]:
         return NeuronConfigNKI
@@ -796,21 +776,9 @@ class Qwen3MoeInferenceConfig(InferenceConfig):
 # --- Modules --------------------------------------------------------------------------------------
 
 
-def in_order(y: torch.Tensor) -> torch.Tensor:
-    """Results [.., H] in strided columns -> in the order of the features."""
-    return y.unflatten(-1, (-1, P_MAX)).transpose(-1, -2).flatten(-2)
-
-
 def reduced(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The ranks' partial results, summed in their own type."""
     return reduce_from_tensor_model_parallel_region(partial).to(dtype)
-
-
-def norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMSNorm over the last axis, in fp32, rounded before the gain as Hugging Face does."""
-    wide = x.to(torch.float32)
-    scaled = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return gain * scaled.to(x.dtype)
 
 
 class RankWeight(ColumnParallelLinear):
@@ -835,23 +803,16 @@ class Qwen3MoeAttention(nn.Module):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.config, tp, hidden = config, config.neuron_config.tp_degree, config.hidden_size
-        self.nki_enabled, self.eps = config.neuron_config.nki_enabled, config.rms_norm_eps
-        self.head_dim, self.kv_heads = config.head_dim, config.num_key_value_heads // tp
+        self.eps, self.kv_heads = config.rms_norm_eps, config.num_key_value_heads // tp
         self.group = config.num_attention_heads // config.num_key_value_heads
         self.gain = gain_of(hidden, config)
-        dtype = config.neuron_config.torch_dtype
-        self.head_gains = nn.Parameter(torch.ones(self.group + 1, self.head_dim, dtype=dtype))
-        width = self.kv_heads * (self.group + 2) * self.head_dim
-        self.qkv = RankWeight(hidden, width, config)
-        self.out = RankWeight(self.kv_heads * self.group * self.head_dim, hidden, config)
+        self.head_gains = nn.Parameter(self.gain.new_ones(self.group + 1, P_MAX))
+        self.qkv = RankWeight(hidden, self.kv_heads * (self.group + 2) * P_MAX, config)
+        self.out = RankWeight(self.kv_heads * self.group * P_MAX, hidden, config)
 
-    def forward(
-        self, x: torch.Tensor, mask: Any, past: Any, tables: Tuple[torch.Tensor, torch.Tensor]
-    ) -> Tuple[torch.Tensor, Tuple[torch.Tensor, torch.Tensor]]:
+    def forward(self, x: torch.Tensor, mask: Any, past: Any, tables: Any) -> Tuple[Any, ...]:
         """Stream [1, T, H], cos and sin [1, T, D] -> what attention adds, of one new token in
         fp32, and keys and values [1, kv_heads, T, D]."""
-        if not self.nki_enabled:
-            return self.attend(x, mask, past, tables)
         inputs = self.gain[None], self.qkv.weight, self.head_gains, self.out.weight
         inputs = x[0], *inputs, *(table[0].contiguous() for table in tables)
         sizes = {"kv_heads": self.kv_heads, "group": self.group, "eps": self.eps}
@@ -867,32 +828,6 @@ class Qwen3MoeAttention(nn.Module):
             out = reduced(out.reshape(-1, 1, x.shape[2]), torch.float32).sum(0, keepdim=True)
         return out, (cached[0][None], cached[1][None])
 
-    def attend(self, x: torch.Tensor, mask: Any, past: Any, tables: Any) -> Tuple[Any, ...]:
-        """The same in PyTorch, for any batch; one softmax over the cache and new tokens."""
-        heads = torch.matmul(norm(x, self.gain, self.eps), self.qkv.weight)
-        heads = heads.unflatten(-1, (self.kv_heads, self.group + 2, self.head_dim))
-        q, k, v = heads.permute(0, 2, 3, 1, 4).split([self.group, 1, 1], dim=2)
-        q_gain, k_gain = self.head_gains[0], self.head_gains[-1]
-        q = self.rotated(norm(q, q_gain, self.eps), tables)  # [B, kv_heads, group, T, D]
-        k = self.rotated(norm(k, k_gain, self.eps), tables)
-        keys, values = k, v
-        if past is not None:  # cached tokens first; the new one always counts
-            keys, values = (torch.cat((old[:, :, None], new), 3) for old, new in zip(past, (k, v)))
-            mask = nn.functional.pad(mask, (0, 1), value=True)
-        scores = torch.matmul(q, keys.transpose(-1, -2)) / math.sqrt(self.head_dim)
-        scores = scores.masked_fill(~mask[:, None], torch.finfo(x.dtype).min)
-        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(x.dtype)
-        context = torch.matmul(weights, values)
-        rows = context.flatten(1, 2).transpose(1, 2).flatten(2)
-        out = in_order(torch.matmul(rows, self.out.weight))
-        return reduced(out, x.dtype), (k[:, :, 0], v[:, :, 0])
-
-    def rotated(self, x: torch.Tensor, tables: Any) -> torch.Tensor:
-        """Rotary positions (Su et al. 2021) of [B, kv_heads, n, T, D]; sin of the first half is
-        negated."""
-        cos, sin = (table[:, None, None].to(x.dtype) for table in tables)
-        return x * cos + x.roll(self.head_dim // 2, -1) * sin
-
 
 class Qwen3MoeExperts(nn.Module):
     """Residual sum, norm, router and the chosen experts, each sharded like a Llama's MLP."""
@@ -901,10 +836,10 @@ class Qwen3MoeExperts(nn.Module):
         super().__init__()
         self.config, self.experts, self.hidden = config, config.num_experts, config.hidden_size
         self.each, self.normalized = config.num_experts_per_tok, bool(config.norm_topk_prob)
-        self.nki_enabled, self.eps = config.neuron_config.nki_enabled, config.rms_norm_eps
+        self.eps = config.rms_norm_eps
         self.inner = config.moe_intermediate_size // config.neuron_config.tp_degree
-        self.gain, dtype = gain_of(self.hidden, config), config.neuron_config.torch_dtype
-        self.router = nn.Parameter(torch.empty(self.hidden, self.experts, dtype=dtype))
+        self.gain = gain_of(self.hidden, config)
+        self.router = nn.Parameter(self.gain.new_empty(self.hidden, self.experts))
         self.gate_up = RankWeight(self.experts * self.hidden, 2 * self.inner, config)
         self.down = RankWeight(self.experts * self.inner, self.hidden, config)
 
@@ -912,8 +847,6 @@ class Qwen3MoeExperts(nn.Module):
         """Stream and what attention adds, [1, T, H] -> the stream behind the experts."""
         gate_up = self.gate_up.weight.reshape(self.experts, self.hidden, 2 * self.inner)
         down = self.down.weight.reshape(self.experts, self.inner, self.hidden)
-        if not self.nki_enabled:
-            return self.add_experts((x + delta).to(x.dtype), gate_up, down)
         given, cores = (x[0], delta[0], self.gain[None], self.router), self.config.cores
         kept = {"each": self.each, "normalized": self.normalized, "eps": self.eps}
         if x.shape[1] == 1:
@@ -956,30 +889,6 @@ class Qwen3MoeExperts(nn.Module):
             for made in (slots.reshape(most, BLOCK, 1), owners, places)
         )
 
-    def add_experts(
-        self, x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
-    ) -> torch.Tensor:
-        """Stream [B, T, H] plus the chosen experts, in PyTorch: all experts, but for few tokens
-        only the weights of those that they chose."""
-        rows = norm(x, self.gain, self.eps).flatten(0, 1)
-        shares = torch.softmax(torch.matmul(rows.float(), self.router.float()), dim=-1)
-        weights, chosen = torch.topk(shares, self.each, dim=-1)
-        if self.normalized:
-            weights = weights / weights.sum(-1, keepdim=True)
-        weights = weights.to(x.dtype)
-        if chosen.numel() < self.experts:
-            own = chosen.reshape(-1)
-            gate_up, down = gate_up[own], down[own]
-            each = rows.repeat_interleave(self.each, dim=0)[:, None]
-        else:
-            none = torch.zeros_like(shares, dtype=x.dtype)
-            each, weights = rows[None], none.scatter(1, chosen, weights).t()
-        gate, up = torch.matmul(each, gate_up).chunk(2, dim=-1)
-        made = torch.matmul(nn.functional.silu(gate) * up, down)
-        made = made.reshape(*weights.shape, self.hidden) * weights[..., None]
-        out = in_order(made.sum(1 if chosen.numel() < self.experts else 0))
-        return x + reduced(out, x.dtype).reshape(x.shape)
-
 
 class Qwen3MoeDecoderLayer(nn.Module):
     """Attention and experts, each with its norm in front of it."""
@@ -999,7 +908,7 @@ class Qwen3MoeDecoderLayer(nn.Module):
             places = given["position_ids"].to(torch.float32)[:, :, None]
             angles = places * torch.tensor(self.frequencies, dtype=torch.float32)
             cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
-            sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)
+            sin = torch.cat((angles.sin(), angles.sin()), dim=-1)
         mask, past = given.get("attention_mask"), given.get("past_key_value")
         delta, cached = self.attention(hidden_states, mask, past, (cos, sin))
         hidden = self.experts(hidden_states, delta)
@@ -1016,25 +925,14 @@ class Qwen3MoeHead(RankWeight):
         self.config, self.gathers, self.gain = config, gathers, gain_of(config.hidden_size, config)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
-        """Stream [B, T, H] -> logits [B, T, V] (of this rank where the device samples)."""
-        eps, gain = self.config.rms_norm_eps, self.gain
-        if self.config.neuron_config.nki_enabled and x.shape[1] == 1:
-            logits = head_kernel[self.config.cores](x[0], gain[None], self.weight, eps)[None]
-        else:
-            logits = torch.matmul(norm(x, gain, eps), self.weight)
+        """Stream [1, 1, H] -> logits [1, 1, V] (of this rank where the device samples)."""
+        inputs = x[0], self.gain[None], self.weight, self.config.rms_norm_eps
+        logits = head_kernel[self.config.cores](*inputs)[None]
         return gather_from_tensor_model_parallel_region(logits) if self.gathers else logits
 
 
-class NeuronQwen3MoeModel(NeuronBaseModel):
+class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
     """Embedding, decoder layers and head, as the NxDI base class calls them."""
-
-    def setup_attr_for_model(self, config: InferenceConfig) -> None:
-        own = config.neuron_config
-        self.on_device_sampling = own.on_device_sampling_config is not None
-        self.tp_degree, self.hidden_size = own.tp_degree, config.hidden_size
-        self.num_attention_heads = config.num_attention_heads
-        self.num_key_value_heads = config.num_key_value_heads
-        self.max_batch_size, self.buckets = own.max_batch_size, own.buckets
 
     def init_model(self, config: InferenceConfig) -> None:
         self.padding_idx, self.vocab_size = config.pad_token_id, config.vocab_size
@@ -1088,36 +986,33 @@ def convert_layer(old: StateDict, config: InferenceConfig) -> StateDict:
     }
 
 
-class NeuronQwen3MoeForCausalLM(NeuronBaseForCausalLM):
-    """What the driver compiles, loads and generates with."""
+class NeuronQwen3MoeForCausalLM(sdk.NeuronQwen3MoeForCausalLM):
+    """What the driver compiles, loads and generates with; without kernels it is the SDK's own."""
 
-    _model_cls = NeuronQwen3MoeModel
-
-    @staticmethod
-    def load_hf_model(model_path: str, **kwargs: Any) -> Qwen3MoeForCausalLM:
-        return Qwen3MoeForCausalLM.from_pretrained(model_path, **kwargs)
+    @property
+    def _model_cls(self) -> Type[nn.Module]:
+        own = self.config.neuron_config.nki_enabled
+        return NeuronQwen3MoeModel if own else sdk.NeuronQwen3MoeModel
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(
         state_dict: StateDict, config: InferenceConfig
     ) -> StateDict:
         """Hugging Face names and shapes (without ``model.``) -> this model's."""
+        if not config.neuron_config.nki_enabled:
+            convert = sdk.NeuronQwen3MoeForCausalLM.convert_hf_to_neuron_state_dict
+            return convert(state_dict, config)
         tp, made = config.neuron_config.tp_degree, {}
-        head = state_dict.pop("lm_head.weight", state_dict["embed_tokens.weight"])
         for layer in range(config.num_hidden_layers):
             prefix = f"layers.{layer}."
             names = [name for name in state_dict if name.startswith(prefix)]
             old = {name[len(prefix) :]: state_dict.pop(name) for name in names}
             made |= {prefix + name: part for name, part in convert_layer(old, config).items()}
         made["embed_tokens.weight"] = state_dict["embed_tokens.weight"]
-        made["lm_head.weight"] = by_ranks(head.t(), tp, 1)
+        made["lm_head.weight"] = by_ranks(state_dict["lm_head.weight"].t(), tp, 1)
         made["lm_head.gain"] = state_dict["norm.weight"]
         made["rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
         return made
-
-    @staticmethod
-    def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
-        """A tied head has been made of the embedding already."""
 
     @classmethod
     def get_config_cls(cls) -> Type[Qwen3MoeInferenceConfig]:

@@ -4,10 +4,10 @@ PyTorch rounds the result of every bf16 operator. The compiler accumulates produ
 keeps what follows them in fp32 until it needs bf16 again: as operand of a product, for a
 collective, or in memory that outlives the graph. Sources: XLA's flag `xla_allow_excess_precision`,
 which is on by default and lets a compiler drop a rounding between two operators; the compiler's
-option `--disable-mixed-precision-accumulation`, whose name says what holds without it; and the
-comments of a 2026 contest entry on the graphs that its compiler left (charleshong3/nki-moe-7013
-751a7bf, `qwen_with_nki.py`, lines 2470 to 2776). Its report (section IV) says what the option
-leaves: with it operators round that followed a product in fp32 without it.
+options `--disable-mixed-precision-accumulation` and its opposite, which NxDI's Qwen3-MoE asks for
+(v0.7.14366, `modeling_qwen3_moe.py`, `get_compiler_args`); and a 2026 contest entry on the graphs
+that its compiler left (charleshong3/nki-moe-7013 751a7bf, `qwen_with_nki.py`, lines 2470 to 2776,
+and section IV of its report: under the first option operators round that take a product).
 
 A kernel is opaque to that compiler: what it is given and what it returns is in memory, and rounded.
 `Boundaries` lets single tensors pass in fp32 instead, as if kernel and graph were one.

@@ -110,9 +110,9 @@ def test_every_product_is_in_a_kernel(core, qwen, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("told", "options"),
     [
-        ("layers without experts", dict(shape={"mlp_only_layers": [1]})),
-        ("moe_intermediate_size 194 is not divisible by the tensor-parallel degree 4; choose",
-         dict(tp_degree=4, shape={"moe_intermediate_size": 194})),
+        ("expected experts in every layer", dict(shape={"mlp_only_layers": [1]})),
+        ("got moe_intermediate_size 194, expected a multiple of the tensor-parallel degree 4; run",
+         dict(enable_nki=True, tp_degree=4, shape={"moe_intermediate_size": 194})),
         ("kernels got head_dim 64, expected 128", dict(enable_nki=True, shape={"head_dim": 64})),
         ("got num_experts_per_tok 9, expected an even number of at most 8",
          dict(enable_nki=True, shape={"num_experts_per_tok": 9})),
