@@ -744,12 +744,12 @@ class Qwen3MoeInferenceConfig(sdk.Qwen3MoeInferenceConfig):
         own, group = self.neuron_config, self.num_attention_heads // self.num_key_value_heads
         self.cores = cores = 2 if getattr(own, "logical_nc_config", 1) == 2 else 1
         each, tp = self.num_experts_per_tok, own.tp_degree
-        heads = ["num_attention_heads", "num_key_value_heads", "moe_intermediate_size", "vocab_size"]
+        sizes = "num_attention_heads", "num_key_value_heads", "moe_intermediate_size", "vocab_size"
         unknown = ("flash_decoding_enabled", "sequence_parallel_enabled", "lora_config")
         fits = (
             (not self.mlp_only_layers, "layers without experts", "none"),
             *((getattr(self, name) % tp == 0, f"{name} {getattr(self, name)}",
-               f"a multiple of the tensor-parallel degree {tp}") for name in heads),
+               f"a multiple of the tensor-parallel degree {tp}") for name in sizes),
             *((not getattr(own, name, False), name, "none") for name in unknown),
             (self.head_dim == P_MAX, f"head_dim {self.head_dim}", P_MAX),
             (self.hidden_size % (P_MAX * cores) == 0, f"hidden_size {self.hidden_size}",
