@@ -224,10 +224,9 @@ TOPICS = {
         Option("--base-throughput", "baseline tokens/s", EVALUATE, _of(finite, "N")),
         Option("--judge", "whether a tie within one bf16 spacing passes (contest: no)", _COMPARE,
                _one("ties", "contest")),
-        Option("--baseline-rounding", "stand-in: as a compiled graph, or behind every operator",
-               _COMPARE, _one(*ROUNDINGS, OPERATOR, default=FUSED)),
-        Option("--rounding", "which kernel's boundaries round what a compiler leaves in fp32: "
-               "all, sums of products, or all but these", ("diff",),
+        Option("--baseline-rounding", "of the stand-in: fused, products, elementwise or operator",
+               _COMPARE, _one(*ROUNDINGS, OPERATOR, default=FUSED, metavar="WHERE")),
+        Option("--rounding", "what boundaries round that a compiler leaves in fp32", ("diff",),
                _one(*ROUNDINGS, nargs="?", const=FUSED)),
         Option("--divergence-difference-tol", "logit gap up to which another token passes (0.001)",
                _COMPARE, _of(at_least_zero, "D", default=0.001)),
