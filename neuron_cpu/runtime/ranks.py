@@ -47,9 +47,6 @@ class Group:
         self._rank = rank
         self._size = size
         self._rendezvous = rendezvous
-        self.kv_shared: Optional[Group] = None  # flash decoding: ranks of one KV head
-        # Context parallelism: ranks with one part of a prompt, and those with the same heads.
-        self.context_parallel: Optional[Tuple[Group, Group]] = None
 
     def rank(self) -> int:
         return self._rank
@@ -76,30 +73,6 @@ class Group:
 
     def _mocked(self, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
         return combine([tensor] * self._size)[self._rank]
-
-
-class Subgroup(Group):
-    """`size` ranks of a larger group that lie `stride` apart, as one of them sees it.
-
-    All subgroups meet at once, in the large group: the same program runs on every rank.
-    """
-
-    def __init__(self, whole: Group, size: int, stride: int = 1) -> None:
-        super().__init__(whole.rank() // stride % size, size)
-        self._whole, self._stride = whole, stride
-
-    def exchange(self, label: str, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
-        size, stride = self._size, self._stride
-
-        def combine_each(parts: List[torch.Tensor]) -> List[torch.Tensor]:
-            results = list(parts)
-            for first in range(len(parts)):
-                if first // stride % size == 0:
-                    own = slice(first, first + size * stride, stride)
-                    results[own] = combine(parts[own])
-            return results
-
-        return self._whole.exchange(label, tensor, combine_each)
 
 
 _current = threading.local()

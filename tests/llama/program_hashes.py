@@ -97,12 +97,6 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         found[f"{name} adapters"] = shape, dict(ADAPTERS, seq_len=640, batch_size=2)
         found[f"{name} int8"] = shape, dict(quantized=True, seq_len=640)
         found[f"{name} chunked"] = shape, dict(CHUNKS, seq_len=512, batch_size=4)
-    found["1B flash"] = one, dict(flash_decoding_enabled=True, tp_degree=16, seq_len=512)
-    found["tiny flash"] = (
-        SHAPES["tiny"],
-        dict(flash_decoding_enabled=True, tp_degree=8, seq_len=512, speculation_length=3),
-    )
-    found["1B parts of prompts"] = one, dict(version="0.4", tp_degree=16, cp_degree=4, seq_len=1024)
     found["1B fp8 weights"] = one, dict(quantized=True, quantization_dtype="f8e4m3", seq_len=300)
     found["small fp8 cache"] = SMALL, dict(kv_cache_quant=True, speculation_length=4, seq_len=640)
     found["small fp8 blocks"] = SMALL, dict(BLOCKS, kv_cache_quant=True, seq_len=512)

@@ -104,6 +104,8 @@ def test_derived_values():
         {"enable_fused_speculation": True},
         {"enable_eagle_speculation": True},
         {"token_tree_config": {"0": ["1"]}},
+        {"flash_decoding_enabled": True},
+        {"cp_degree": 2},
     ],
     ids=lambda options: next(iter(options)),
 )

@@ -110,11 +110,6 @@ class Contract:
         """Default of `OnDeviceSamplingConfig.do_sample`, and what the adapter goes by."""
         return self.minor == 1
 
-    @property
-    def shares_cache_among_steps(self) -> bool:
-        """Flash decoding has masks for several new tokens a step."""
-        return self.minor >= 4
-
     # -- quantised checkpoints -------------------------------------------------------------------
 
     @property

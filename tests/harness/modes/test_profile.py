@@ -409,43 +409,6 @@ def test_large_shapes_at_large_degrees(shapes, degree, run_main):
     assert "token_generation_model, bucket 320" in done.stdout
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("degree", [8, 16])
-def test_a_cache_that_ranks_share_is_read_in_parts(degree, tmp_path):
-    """Of 16384 keys each of the ranks of a KV head reads its own, beside 128 reserved ones."""
-    config = TINY_CONFIG | {"max_position_embeddings": 16384, "num_attention_heads": 16}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    sizes = "--tp-degree", str(degree), "--seq-len", "16384", "--max-context-length", "256"
-    found = []
-    for flags in ((), ("--flash-decoding-enabled",)):
-        _, step = estimates(tmp_path, *sizes, *flags)
-        kernels = {op.name: op for op in step.operators if op.kind == estimate.KERNEL}
-        name = "attention_share_kernel" if flags else "attention_chunk_kernel"
-        found.append(kernels[name].bytes)
-    ranks = degree // 2
-    row = 2 * 64 * 2  # bytes of a key and a value
-    assert found[1] < (16384 / ranks + 128) * row * 1.2 and found[0] > 16384 * row
-    collectives = [op for op in step.operators if op.kind == estimate.COLLECTIVE]
-    assert sum(op.count for op in collectives if "self_attn" in op.where) == 4 * 2
-
-
-def test_parts_of_a_prompt_have_prices(tmp_path, monkeypatch):
-    """What ranks exchange of keys and values and of outputs, and the kernels of a part."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.4")
-    config = TINY_CONFIG | {"num_attention_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    sizes = "--tp-degree", "4", "--cp-degree", "2", "--seq-len", "512"
-    prompt, _ = estimates(tmp_path, *sizes)
-    collectives = [
-        op for op in prompt.operators if "prompt_attn" in op.where and op.kind == "collective"
-    ]
-    assert [op.count for op in collectives] == [2, 2, 2] and all(
-        op.time_ns > 0 for op in collectives
-    )
-    ran = {op.name for op in prompt.operators if op.kind == estimate.KERNEL}
-    assert "attention_share_kernel" in ran and "attention_prefill_kernel" not in ran
-
-
 def test_a_prefix_hit_and_a_step_over_blocks_have_prices(shapes_folder, monkeypatch):
     """The rest behind a prefix takes less than the whole; no copy of the blocks is gathered."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")

@@ -87,14 +87,8 @@ def _replicated_bias(size: int, dtype: torch.dtype, device: Optional[torch.devic
 
 # Keywords of later NxD versions that change nothing without gradients or tiling.
 _LATER_KEYWORDS = dict(
-    rank_ordering=..., tile_cc=..., keep_padded_output=False, pad_alignment_size_per_rank=1
+    rank_ordering=None, tile_cc=..., keep_padded_output=False, pad_alignment_size_per_rank=1
 )
-
-
-def _order_ranks(layer: nn.Module, keywords: Dict[str, Any]) -> None:
-    """Tell the checkpoint loader which shard is which rank's, where that is not the rank's own."""
-    for parameter in layer.parameters(recurse=False):
-        parameter.rank_ordering = keywords.get("rank_ordering")
 
 
 def _default_init(weight: torch.Tensor) -> None:
@@ -257,7 +251,6 @@ class ColumnParallelLinear(BaseParallelLinear):
             self.bias = _sharded_parameter(
                 shard[:1], 0, stride, size, dtype, device, nn.init.zeros_
             )
-        _order_ranks(self, later)
 
     def forward(self, input: torch.Tensor) -> Output:
         self._refuse_padding_in_training()
@@ -346,7 +339,6 @@ class RowParallelLinear(BaseParallelLinear):
             self.bias = _replicated_bias(output_size, dtype, device)
         else:
             self.register_parameter("bias", None)
-        _order_ranks(self, later)
 
     def forward(self, input_: torch.Tensor) -> Output:
         self._refuse_padding_in_training()

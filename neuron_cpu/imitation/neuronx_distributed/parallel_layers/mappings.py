@@ -23,15 +23,13 @@ def _group(process_group: Union[Group, Sequence[Sequence[int]], None]) -> Group:
     """The group meant: the one given, or the running thread's for None and for replica groups.
 
     Replica groups are what `get_tensor_model_parallel_group(as_list=True)` returns, of which there
-    is one, or `get_kv_shared_group(as_list=True)`.
+    is one.
     """
     if isinstance(process_group, Group):
         return process_group
     group = parallel_state.get_tensor_model_parallel_group()
     expected = parallel_state.get_tensor_model_parallel_group(as_list=True)
     named = expected if process_group is None else [list(ranks) for ranks in process_group]
-    if group.kv_shared is not None and named == parallel_state.get_kv_shared_group(as_list=True):
-        return group.kv_shared
     if named != expected:
         raise ValueError(
             f"process_group is {process_group}, expected {expected}, the only replica groups that "

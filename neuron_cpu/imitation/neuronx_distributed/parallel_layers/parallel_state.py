@@ -1,11 +1,11 @@
 """Which rank of which tensor-parallel group the running thread is (NxD 0.10 names).
 
-Tensor and pipeline parallelism exist here: data- and expert-parallel sizes are 1.
+Tensor parallelism exists here: pipeline, data- and expert-parallel sizes are 1.
 """
 
 from typing import List, Union
 
-from neuron_cpu.runtime.ranks import Group, Subgroup, current_group, is_tracing, set_current_group
+from neuron_cpu.runtime.ranks import Group, current_group, is_tracing, set_current_group
 
 
 def initialize_model_parallel(
@@ -63,45 +63,20 @@ def get_tensor_model_parallel_rank() -> int:
 
 
 def get_pipeline_model_parallel_rank() -> int:
-    """The running rank's stage; while compiling it is 0, as one graph has all stages."""
-    line = get_tensor_model_parallel_group().pipeline
-    return 0 if line is None else line.stage
+    """There is one stage."""
+    return 0
 
 
 def get_aot_mode() -> bool:
     return is_tracing()
 
 
-def initialize_kv_group(
-    kv_shared_group_size: int = 1, sequential_ranks_in_group: bool = False
-) -> None:
-    """Flash decoding: from now on this rank shares a KV head with the ranks beside it, g in all."""
-    if not sequential_ranks_in_group:
-        raise NotImplementedError(
-            "initialize_kv_group got sequential_ranks_in_group False, expected True, as NxD's "
-            "builder has it for flash decoding; pass True."
-        )
-    whole = get_tensor_model_parallel_group()
-    if whole.size() % kv_shared_group_size:
-        raise AssertionError(
-            f"Groups of {kv_shared_group_size} cores share a key-value head, expected a number "
-            f"that divides the tensor-parallel degree {whole.size()}; choose another degree."
-        )
-    whole.kv_shared = Subgroup(whole, kv_shared_group_size)
-
-
 def get_kv_shared_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
-    """The ranks that share this rank's KV head, or all such groups as lists of ranks."""
-    whole = get_tensor_model_parallel_group()
-    if whole.kv_shared is None:
-        raise AssertionError(
-            "No ranks share a key-value head, expected initialize_kv_group() first; models call it "
-            "where flash_decoding_enabled is on."
-        )
-    if not as_list:
-        return whole.kv_shared
-    size = whole.kv_shared.size()
-    return [list(range(first, first + size)) for first in range(0, whole.size(), size)]
+    """The ranks that share this rank's KV head: there are none without flash decoding."""
+    raise AssertionError(
+        "No ranks share a key-value head, expected flash decoding, which runs over the real "
+        "libraries only; name their checkouts with --libraries (docs/libraries.md)."
+    )
 
 
 def get_speculative_draft_group(as_list: bool = False) -> Union[Group, List[List[int]]]:

@@ -96,13 +96,6 @@ def _fused_qkv_slice(full: torch.Tensor, parameter: torch.Tensor, rank: int) -> 
     )
 
 
-def _place(parameter: torch.Tensor, rank: int) -> int:
-    """Which shard is the rank's: in its group, by the order that a layer may have given."""
-    place = rank % parameter.num_partitions
-    order = getattr(parameter, "rank_ordering", None)
-    return place if order is None else order[place]
-
-
 def _local_tensor(
     full: torch.Tensor, module: nn.Module, parameter: torch.Tensor, rank: int, key: str
 ) -> torch.Tensor:
@@ -123,7 +116,6 @@ def _local_tensor(
             "from the model's config; use the config.json that belongs to this checkpoint."
         )
     if sharded and size > 1:
-        rank = _place(parameter, rank)
         if getattr(parameter, "fused_qkv", False):
             local = _fused_qkv_slice(full, parameter, rank)
         else:

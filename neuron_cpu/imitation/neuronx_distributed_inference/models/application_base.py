@@ -96,8 +96,6 @@ class NeuronApplicationBase(nn.Module):
         if config.neuron_config.lora_config is not None:
             _refuse_with_adapters(config.neuron_config)
             resolve(config.neuron_config.lora_config)
-        if getattr(config.neuron_config, "cp_degree", 1) > 1:
-            _refuse_with_context_parallelism(config)
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:
@@ -485,64 +483,12 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     _refuse_batches(neuron_config)
     if neuron_config.sequence_parallel_enabled:
         _refuse_with_sequence_parallelism(neuron_config)
-    if neuron_config.flash_decoding_enabled:
-        _refuse_with_flash_decoding(neuron_config)
     for name in ("pp_degree", "ep_degree"):
         if getattr(neuron_config, name) != 1:
             raise NotImplementedError(
                 f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
                 "neuron_cpu has tensor parallelism only; raise tp_degree instead."
             )
-
-
-def _refuse_with_flash_decoding(neuron_config: NeuronConfig) -> None:
-    """Refuse what a cache that ranks share does not go with."""
-    for name in ("k_cache_transposed", "is_block_kv_layout"):
-        if getattr(neuron_config, name, False):
-            raise NotImplementedError(
-                f"flash_decoding_enabled meets {name}, expected it to be off, because positions of "
-                "the cache lie on several ranks; leave one of them out."
-            )
-    version = neuron_config.contract.version
-    if neuron_config.speculation_length and not neuron_config.contract.shares_cache_among_steps:
-        raise NotImplementedError(
-            f"flash_decoding_enabled takes one new token a step in NxDI {version}, expected "
-            f"speculation_length 0, got {neuron_config.speculation_length}; set "
-            f"{ENVIRONMENT_VARIABLE} to 0.4 or leave one of them out."
-        )
-    if neuron_config.padding_side == "left":
-        raise NotImplementedError(
-            "flash_decoding_enabled with padding_side='left' would put a prompt's tokens on other "
-            "ranks than its positions say, expected padding_side='right'; pad on the right."
-        )
-
-
-def _refuse_with_context_parallelism(config: InferenceConfig) -> None:
-    """Refuse what a prompt in parts does not go with in NxDI, or is not modelled with."""
-    others = (
-        "flash_decoding_enabled",
-        "sequence_parallel_enabled",
-        "is_block_kv_layout",
-        "quantized",
-        "lora_config",
-    )
-    neuron_config = config.neuron_config
-    for name in others:
-        if getattr(neuron_config, name, False):
-            raise NotImplementedError(
-                f"cp_degree {neuron_config.cp_degree} meets {name}, expected it to be off; leave "
-                "one of them out."
-            )
-    heads, degree = config.num_key_value_heads, neuron_config.tp_degree
-    size = degree // neuron_config.cp_degree
-    if degree % heads or (size % heads and heads % size) or config.num_attention_heads % degree:
-        raise NotImplementedError(
-            f"cp_degree {neuron_config.cp_degree} has each rank decode with one of the KV heads "
-            f"that it has had in the prompt, expected a tp_degree that is a multiple of the "
-            f"{heads} KV heads and divides the {config.num_attention_heads} query heads, and "
-            f"groups of ranks that share them out, got {degree} ranks in groups of {size}; choose "
-            "other degrees."
-        )
 
 
 def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:

@@ -33,6 +33,7 @@ _REAL_ONLY = (
     "token_tree_config",
     "is_medusa",
     "async_mode",
+    "flash_decoding_enabled",
 )
 logger = logging.getLogger("Neuron")
 
@@ -343,19 +344,14 @@ class NeuronConfig:
 
     def _check(self) -> None:
         """Refuse settings that exclude each other or that the stand-in cannot honour."""
-        for name in _REAL_ONLY:
-            if getattr(self, name, False):
-                raise NotImplementedError(
-                    f"NeuronConfig.{name} runs over the real libraries only, expected it to be off "
-                    f"over this imitation of them, got {getattr(self, name)!r}; name checkouts of "
-                    "NxD and NxD Inference with --libraries or NEURON_CPU_LIBRARIES "
-                    "(docs/libraries.md), or leave it out."
-                )
-        parts = getattr(self, "cp_degree", 1)
-        if parts < 1 or self.tp_degree % parts:
-            raise ValueError(
-                f"cp_degree is {parts}, expected a divisor of tp_degree {self.tp_degree}, whose "
-                "ranks it puts into groups; choose one of its divisors."
+        asked = [name for name in _REAL_ONLY if getattr(self, name, False)]
+        asked += ["cp_degree"] if getattr(self, "cp_degree", 1) != 1 else []
+        if asked:
+            raise NotImplementedError(
+                f"NeuronConfig.{asked[0]} runs over the real libraries only, expected it to be off "
+                f"over this imitation of them, got {getattr(self, asked[0])!r}; name checkouts of "
+                "NxD and NxD Inference with --libraries or NEURON_CPU_LIBRARIES "
+                "(docs/libraries.md), or leave it out."
             )
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}.")

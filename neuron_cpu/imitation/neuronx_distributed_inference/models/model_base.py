@@ -10,7 +10,6 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch_xla.core.xla_model as xm
-from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.mappings import (
     _gather_along_dim,
@@ -23,13 +22,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from neuron_cpu.errors import CompileError
 
 from ..contract import ENVIRONMENT_VARIABLE
-from ..modules.attention.attention_process_groups import (
-    init_context_parallel_attention_process_groups,
-)
 from ..modules.autobucketing import chunk_buckets, generate_buckets, prefix_caching_buckets
 from ..modules.block_inputs import BlockArguments
 from ..modules.block_masks import among_new, chunk_mask, last_rows
-from ..modules.flashdecode.utils import get_cache_size, mask_util
 from ..modules.generation.sampling import Sampler, prepare_sampling_params, validate_sampling_params
 from ..modules.kvcache.block_kv_cache_manager import (
     BlockKVCacheManager,
@@ -73,8 +68,6 @@ class NeuronBaseModel(nn.Module):
         self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
         self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
         self.rank_util = SPMDRank(world_size=neuron_config.tp_degree)
-        self.num_cores_per_group = config.num_cores_per_group
-        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
         self.contract = neuron_config.contract
         self.is_block_kv_layout = getattr(neuron_config, "is_block_kv_layout", False)
         self.is_prefix_caching = getattr(neuron_config, "is_prefix_caching", False)
@@ -97,9 +90,7 @@ class NeuronBaseModel(nn.Module):
         if self.on_device_sampling:
             self.sampler = Sampler(config.neuron_config)
         manager = BlockKVCacheManager if self.is_block_kv_layout else KVCacheManager
-        ranked = self.flash_decoding_enabled or getattr(config.neuron_config, "cp_degree", 1) > 1
-        rank = self.rank_util if ranked else None
-        self.kv_mgr = manager(config, num_kv_head=self.num_key_value_heads, global_rank=rank)
+        self.kv_mgr = manager(config, num_kv_head=self.num_key_value_heads)
 
     # -- masks -----------------------------------------------------------------------------------
 
@@ -148,21 +139,6 @@ class NeuronBaseModel(nn.Module):
         mask = self.create_attn_mask(attention_mask, prefill, speculation)
         tokens = input_ids.shape[-1]
         return mask, self._create_active_mask(tokens, mask.device) if speculation else None
-
-    def _masks_of_rank(
-        self, position_ids: torch.Tensor, mask: torch.Tensor, active_mask: Optional[torch.Tensor]
-    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """The masks over those positions of a KV head that this rank keeps (flash decoding)."""
-        ranks = self.num_cores_per_group
-        active_mask, mask = mask_util(
-            position_ids,
-            self.rank_util.get_rank(),
-            ranks,
-            get_cache_size(self.n_positions, ranks),
-            mask,
-            active_mask,
-        )
-        return mask, active_mask
 
     # -- forward ---------------------------------------------------------------------------------
 
@@ -214,8 +190,7 @@ class NeuronBaseModel(nn.Module):
         speculation = self._is_for_speculation(input_ids)
         order = None if prefill else self._order_in_cache(seq_ids)
         input_ids, attention_mask, position_ids, seq_ids, sampling_params = _in_order(rows, order)
-        given = attention_mask, input_ids, prefill, speculation
-        mask, active_mask = self._masks_in_groups(position_ids, *given)
+        mask, active_mask = self._masks(attention_mask, input_ids, prefill, speculation)
         hidden, caches = self._run_layers(
             prefill,
             seq_ids,
@@ -231,18 +206,6 @@ class NeuronBaseModel(nn.Module):
         asked = self._last_token(hidden, position_ids) if cut else hidden
         outputs = self._choose(self._head(asked), sampling_params, speculation)
         return [*_in_order(outputs, None if order is None else torch.argsort(order)), *caches]
-
-    def _masks_in_groups(self, position_ids: torch.Tensor, *given: Any) -> Tuple[Any, Any]:
-        """`_masks` of what is given, and of the positions that the rank keeps under flash
-        decoding; groups of ranks that attention asks for are there behind it."""
-        mask, active_mask = self._masks(*given)
-        init_context_parallel_attention_process_groups(self.config)
-        if self.flash_decoding_enabled:
-            parallel_state.initialize_kv_group(self.num_cores_per_group, True)
-            prefill = given[2]
-            if not prefill:
-                mask, active_mask = self._masks_of_rank(position_ids, mask, active_mask)
-        return mask, active_mask
 
     def _order_in_cache(self, seq_ids: torch.Tensor) -> Optional[torch.Tensor]:
         """Which row of the batch each line of the cache has, where the graph sorts rows by their

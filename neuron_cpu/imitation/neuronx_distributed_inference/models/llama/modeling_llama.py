@@ -27,7 +27,6 @@ from ...modules.attention.attention_base import NeuronAttentionBase
 from ...modules.attention.utils import RotaryEmbedding
 from ...modules.block_masks import of_prefix
 from ...modules.custom_calls import CustomRMSNorm
-from ...modules.flashdecode.utils import calculate_num_cores_per_group
 from ...modules.lora_serving.lora_module import adapted
 from ...utils.distributed import get_tp_group
 from ..application_base import refuse_options
@@ -83,11 +82,7 @@ class LlamaInferenceConfig(InferenceConfig):
     """Configuration of a Llama; Hugging Face's attributes under their own names."""
 
     def add_derived_config(self) -> None:
-        self.num_cores_per_group = 1
-        if self.neuron_config.flash_decoding_enabled:
-            self.num_cores_per_group = calculate_num_cores_per_group(
-                self.num_attention_heads, self.num_key_value_heads, self.neuron_config.tp_degree
-            )
+        self.num_cores_per_group = 1  # more under flash decoding
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -288,7 +283,6 @@ class NeuronLlamaAttention(NeuronAttentionBase):
                 tensor_model_parallel_group=group,
                 head_dim=head_dim_of(config),
                 rotary_emb=make_rotary_embedding(config),
-                num_cores_per_group=config.num_cores_per_group,
                 rms_norm_eps=config.rms_norm_eps,
                 qkv_bias=qkv_bias,
                 o_bias=bias,
@@ -312,8 +306,6 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
         self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
         self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
-        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
-        self.num_cores_per_group = config.num_cores_per_group
         self.init_gqa_properties()
         self.rotary_emb = make_rotary_embedding(config)
         self._norm_heads(config)

@@ -7,17 +7,12 @@ probabilities and their product with V in the activation dtype.
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 from neuronx_distributed.keywords import refuse_others
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import SPMDRank
-from neuronx_distributed.parallel_layers.mappings import (
-    _gather_along_dim,
-    _reduce_scatter_along_dim,
-    gather_from_tensor_model_parallel_region_with_dim,
-)
 from neuronx_distributed.parallel_layers.utils import divide
 from neuronxcc.nki._private_kernels.attention import attention_isa_kernel
 from torch import nn
@@ -26,23 +21,10 @@ from torch_neuronx.xla_impl.ops import nki_jit
 from neuron_cpu.runtime.ranks import Group
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
-from ...utils.distributed import get_cp_rank, split_along_dim
 from ..block_masks import of_prefix
 from ..chunked_prefill.scheduler import TilePlan, tiles_as_cache
-from .attention_process_groups import (
-    get_context_parallel_attention_cp_group,
-    get_context_parallel_attention_tp_group,
-    init_context_parallel_attention_process_groups,
-)
 from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
-from .utils import (
-    apply_rotary_pos_emb,
-    distributed_softmax,
-    get_context_parallel_reordered_tp_mapping,
-    manual_softmax,
-    move_heads_front,
-    repeat_kv,
-)
+from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
 
 # The closed prefill kernel under the name that model files import; it refuses when called.
 _flash_fwd_call = nki_jit()(attention_isa_kernel)
@@ -132,7 +114,6 @@ class NeuronAttentionBase(nn.Module):
         self.rotary_emb: Any = None
         self.o_proj: Any = None
         self.qkv_proj: Any = None
-        self.cp_degree = 1
         self._set_defaults()
         if config is not None:
             self._configure(config, **sizes)
@@ -153,8 +134,6 @@ class NeuronAttentionBase(nn.Module):
         self.rpl_reduce_dtype: Optional[torch.dtype] = None
         self.sequence_parallel_enabled = False
         self.sequence_dimension: Optional[int] = None
-        self.flash_decoding_enabled = False
-        self.num_cores_per_group = 1
         self.q_layernorm: Optional[nn.Module] = None
         self.k_layernorm: Optional[nn.Module] = None
         self.qk_layernorm = False
@@ -185,7 +164,7 @@ class NeuronAttentionBase(nn.Module):
         """
         refuse_others("NeuronAttentionBase", later, **_LATER)
         neuron_config = config.neuron_config
-        self.num_cores_per_group = num_cores_per_group
+        del num_cores_per_group  # of flash decoding
         self.config, self.neuron_config = config, neuron_config
         self.hidden_size = hidden_size
         self.num_attention_heads = num_attention_heads
@@ -198,9 +177,7 @@ class NeuronAttentionBase(nn.Module):
         self.padding_side = neuron_config.padding_side
         self.torch_dtype = neuron_config.torch_dtype
         self.tp_degree = neuron_config.tp_degree
-        self.cp_degree = getattr(neuron_config, "cp_degree", 1)
         self.fused_qkv = neuron_config.fused_qkv
-        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
         self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
         if sequence_parallel_enabled is None:
             sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
@@ -217,14 +194,7 @@ class NeuronAttentionBase(nn.Module):
                 f"num_heads={self.num_attention_heads}, head_dim={self.head_dim})."
             )
         group = self.tensor_model_parallel_group
-        if self.cp_degree > 1 and group is not None:
-            init_context_parallel_attention_process_groups(self.config)
-            order = get_context_parallel_reordered_tp_mapping(self.tp_degree, self.cp_degree)
-            prompt = get_context_parallel_attention_tp_group()
-            self.cte_qkv_proj, self.cte_o_proj = self._projections(prompt.size(), prompt)
-            self.tkg_qkv_proj, self.tkg_o_proj = self._projections(self.tp_degree, group, order)
-        else:
-            self.qkv_proj, self.o_proj = self._projections(self.tp_degree, group)
+        self.qkv_proj, self.o_proj = self._projections(self.tp_degree, group)
         qkv_proj = self.get_qkv_proj()
         shards = 1 if group is None else qkv_proj.tp_degree
         self.num_heads = divide(qkv_proj.get_num_attention_heads(), shards)
@@ -238,7 +208,7 @@ class NeuronAttentionBase(nn.Module):
         self.is_prefix_caching = getattr(self.neuron_config, "is_prefix_caching", False)
 
     def _projections(
-        self, tp_degree: int, group: Optional[Group], rank_ordering: Optional[List[int]] = None
+        self, tp_degree: int, group: Optional[Group]
     ) -> Tuple[GroupQueryAttention_QKV, GroupQueryAttention_O]:
         """Both projections over the ranks of a group."""
         common = dict(
@@ -251,7 +221,6 @@ class NeuronAttentionBase(nn.Module):
             sequence_parallel_enabled=self.sequence_parallel_enabled,
             sequence_dimension=self.sequence_dimension,
             tensor_model_parallel_group=group,
-            rank_ordering=rank_ordering,
         )
         named = self.qkv_bias or self.o_bias  # each by itself; else one word for both
         qkv_proj = GroupQueryAttention_QKV(
@@ -273,16 +242,12 @@ class NeuronAttentionBase(nn.Module):
         return qkv_proj, o_proj
 
     def get_qkv_proj(self) -> Any:
-        """The input projections of this sub-model: of a context-parallel prompt other ones."""
-        if self.qkv_proj is not None:
-            return self.qkv_proj
-        return self.cte_qkv_proj if self.neuron_config.is_prefill_stage else self.tkg_qkv_proj
+        """The input projections."""
+        return self.qkv_proj
 
     def get_o_proj(self) -> Any:
-        """The output projection, likewise."""
-        if self.o_proj is not None:
-            return self.o_proj
-        return self.cte_o_proj if self.neuron_config.is_prefill_stage else self.tkg_o_proj
+        """The output projection."""
+        return self.o_proj
 
     def scaled_qk(
         self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Optional[torch.Tensor]
@@ -320,11 +285,6 @@ class NeuronAttentionBase(nn.Module):
         if self.rotary_emb is not None and not skip_rope:
             tables = cos_cache, sin_cache, use_polar_compatible_rope
             Q, K, cos_cache, sin_cache = self.apply_rotary_embedding(Q, K, V, position_ids, *tables)
-        if past_key_value is None and self.cp_degree > 1:
-            both, ranks = torch.stack([K, V]), get_context_parallel_attention_cp_group()
-            K, V = gather_from_tensor_model_parallel_region_with_dim(
-                both, gather_dim=3, process_group=ranks
-            )
         result = (Q, K, V, cos_cache, sin_cache)
         return (*result, residual) if self.contract.passes_residual else result
 
@@ -397,8 +357,6 @@ class NeuronAttentionBase(nn.Module):
         else:
             both = past_key_value, active_mask
             output = self.perform_prefix_prefill(Q, K, V, q_len, bsz, attention_mask, *both)
-        if self.flash_decoding_enabled:
-            K, V = self._filter_kv_for_flash_decoding(K, V, q_len)
         return output.transpose(1, 2).contiguous(), K, V
 
     def attention_tokengen(
@@ -416,8 +374,6 @@ class NeuronAttentionBase(nn.Module):
         if tiles.get("tile_masks") is not None:
             return self.perform_contexted_prefill(Q, K, V, past_key_value, attention_mask, **tiles)
         masks = attention_mask, active_mask
-        if self.flash_decoding_enabled:
-            return self.compute_for_flash_decoding(Q, K, V, past_key_value, *masks)
         return self.compute_for_token_gen(Q, K, V, position_ids, past_key_value, *masks)
 
     def compute_for_token_gen(
@@ -481,55 +437,6 @@ class NeuronAttentionBase(nn.Module):
         places = K.new_empty((1, K.shape[2]))
         return self.compute_for_token_gen(Q, K, V, places, (keys, values), seen, attention_mask)
 
-    def compute_for_flash_decoding(
-        self,
-        Q: torch.Tensor,
-        K: torch.Tensor,
-        V: torch.Tensor,
-        past_key_value: Tuple[torch.Tensor, torch.Tensor],
-        attention_mask: torch.Tensor,
-        active_mask: torch.Tensor,
-    ) -> torch.Tensor:
-        """Decode over a cache whose positions the ranks of one KV head share: (B, heads, S, D).
-
-        Every member scores the query heads of all with its own keys; a new token counts on the
-        member that will keep it, as `active_mask` says. Each gets its heads' share of the sum.
-        """
-        group = parallel_state.get_kv_shared_group()
-        Q = _gather_along_dim(Q, 1, group)
-        heads = Q.shape[1] // K.shape[1]
-        K, V, past_keys, past_values = (repeat_kv(t, heads) for t in (K, V, *past_key_value))
-        prior = self.scaled_qk(Q, past_keys, attention_mask)
-        active = self.scaled_qk(Q, K, active_mask)
-        prior, active = distributed_softmax(prior, active)
-        part = torch.matmul(prior.to(Q.dtype), past_values)
-        part = part + torch.matmul(active.to(Q.dtype), V)
-        return _reduce_scatter_along_dim(part, 1, process_group=group)
-
-    def _filter_kv_for_flash_decoding(
-        self, K: torch.Tensor, V: torch.Tensor, q_len: int
-    ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Of a prompt's keys and values (B, heads, S, D) the positions that this rank keeps."""
-        if self.rank_util is None:
-            raise AssertionError(
-                "flash_decoding_enabled needs ranks, got none; run it inside an application."
-            )
-        cores = self.num_cores_per_group
-        rows = torch.arange(0, q_len, cores) + self.rank_util.get_rank().long() % cores
-        rows = rows.clamp(max=q_len - 1)  # of the last row only, behind the prompt
-        return K.index_select(2, rows), V.index_select(2, rows)
-
-    def _own_part(
-        self, hidden: torch.Tensor, mask: torch.Tensor, places: torch.Tensor
-    ) -> Tuple[torch.Tensor, ...]:
-        """Context parallelism: this rank's part of a prompt, hidden states (B, S, H), the mask's
-        rows (B, 1, S, S) and positions (B, S)."""
-        if self.rank_util is None:
-            raise AssertionError("cp_degree needs ranks, got none; run it inside an application.")
-        own = get_cp_rank(self.rank_util.get_rank(), self.tp_degree // self.cp_degree)
-        parts = (hidden, 1), (mask, 2), (places, 1)
-        return tuple(split_along_dim(x, dim, own, self.cp_degree) for x, dim in parts)
-
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -552,14 +459,8 @@ class NeuronAttentionBase(nn.Module):
                 "expected only those of its signature; drop the rest before calling it, or set "
                 f"{ENVIRONMENT_VARIABLE} to 0.3 for a file written for that version."
             )
-        places = position_ids
-        divided = past_key_value is None and self.cp_degree > 1
-        if divided:
-            hidden_states, attention_mask, places = self._own_part(
-                hidden_states, attention_mask, places
-            )
         Q, K, V, cos_cache, sin_cache = self.prep_qkv_tensors(
-            places, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
+            position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
         )[:5]
         batch, _, length, _ = Q.shape
         prefixed = active_mask is not None and self.is_prefix_caching
@@ -576,10 +477,6 @@ class NeuronAttentionBase(nn.Module):
         output = self.get_o_proj()(output, adapter_ids=adapter_ids)
         if self.k_cache_transposed:
             K = K.transpose(2, 3)
-        if divided:
-            output = gather_from_tensor_model_parallel_region_with_dim(
-                output, gather_dim=1, process_group=get_context_parallel_attention_cp_group()
-            )
         if self.contract.passes_residual:
             return NeuronAttentionBaseOutput(output, (K, V), cos_cache, sin_cache, residual)
         return output, (K, V), cos_cache, sin_cache

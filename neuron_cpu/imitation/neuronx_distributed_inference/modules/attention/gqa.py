@@ -106,11 +106,9 @@ class BaseGroupQueryAttention(nn.Module):
         bias: bool = False,
         desired_sharding_strategy: Optional[GQA] = None,
         tensor_model_parallel_group: Optional[Group] = None,
-        rank_ordering: Optional[Sequence[int]] = None,
     ) -> None:
         super().__init__()
         self.contract = contract()
-        self.rank_ordering = rank_ordering
         if tensor_model_parallel_group is not None:
             self.tensor_model_parallel_group = tensor_model_parallel_group
         elif parallel_state.model_parallel_is_initialized():
@@ -203,14 +201,12 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         tensor_model_parallel_group: Optional[Group] = None,
         rms_norm_eps: Optional[float] = None,
         qkv_kernel_enabled: bool = False,
-        *,
-        rank_ordering: Optional[Sequence[int]] = None,
         **later: Any,
     ) -> None:
         refuse_others(
             "GroupQueryAttention_QKV", later, logical_neuron_cores=..., logical_nc_config=...,
             qkv_kernel_nbsd_layout=..., on_cpu=..., fused_rmsnorm_skip_gamma=False,
-            tiling_factor=..., seq_len_threshold_for_cc_tiling=...,
+            tiling_factor=..., seq_len_threshold_for_cc_tiling=..., rank_ordering=None,
         )  # fmt: skip
         super().__init__(
             hidden_size,
@@ -222,7 +218,6 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             bias,
             desired_sharding_strategy,
             tensor_model_parallel_group,
-            rank_ordering,
         )
         if fused_qkv and gather_output:
             raise ValueError(
@@ -257,7 +252,6 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             gather_output=self.gather_output,
             dtype=self.dtype,
             tensor_model_parallel_group=self.tensor_model_parallel_group,
-            rank_ordering=self.rank_ordering,
         )
 
     def _tag_fused(self, parameter: torch.Tensor) -> None:
@@ -370,13 +364,11 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         sequence_dimension: Optional[int] = None,
         tensor_model_parallel_group: Optional[Group] = None,
         rpl_reduce_dtype: Optional[torch.dtype] = None,
-        *,
-        rank_ordering: Optional[Sequence[int]] = None,
         **later: Any,
     ) -> None:
         refuse_others(
             "GroupQueryAttention_O", later, out_proj_kernel_enabled=False, logical_nc_config=...,
-            tiling_factor=...,
+            tiling_factor=..., rank_ordering=None,
         )  # fmt: skip
         super().__init__(
             hidden_size,
@@ -388,7 +380,6 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
             bias,
             desired_sharding_strategy,
             tensor_model_parallel_group,
-            rank_ordering,
         )
         self.layer_name = layer_name
         self.input_is_parallel = input_is_parallel
@@ -409,7 +400,6 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
                 sequence_dimension=sequence_dimension,
                 tensor_model_parallel_group=self.tensor_model_parallel_group,
                 reduce_dtype=rpl_reduce_dtype,
-                rank_ordering=rank_ordering,
             )
 
     def forward(

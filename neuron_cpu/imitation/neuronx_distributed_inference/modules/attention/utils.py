@@ -1,10 +1,9 @@
 """Rotary embeddings, head layouts, the decode softmax, and transposed parallel weights."""
 
-from typing import Any, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, NoReturn, Optional, Tuple
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
-from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
 from torch import nn
 
@@ -31,33 +30,6 @@ def repeat_kv(hidden_states: torch.Tensor, n_rep: int) -> torch.Tensor:
     batch, heads, length, head_dim = hidden_states.shape
     expanded = hidden_states[:, :, None].expand(batch, heads, n_rep, length, head_dim)
     return expanded.reshape(batch, heads * n_rep, length, head_dim)
-
-
-def get_context_parallel_reordered_tp_mapping(world_size: int, cp_degree: int) -> List[int]:
-    """For each rank which shard of the decode weights is its, so that it decodes with KV heads that
-    it has had in the prompt."""
-    size = world_size // cp_degree
-    return [rank % size * cp_degree + rank // size for rank in range(world_size)]
-
-
-def get_kv_head_indices_context_parallel_full_tp_decode(
-    num_kv_heads: int, world_size: int, cp_degree: int, device: Any = None
-) -> torch.Tensor:
-    """For each rank which of the KV heads that it has in a prompt it decodes with.
-
-    Example, 4 ranks, 4 KV heads, cp_degree 2: rank 0 and 2 have heads 0 and 1 in a prompt, 1 and 3
-    heads 2 and 3; they decode with heads 0, 2, 1, 3: [0, 0, 1, 1].
-    """
-    if world_size < num_kv_heads:
-        raise AssertionError(
-            f"cp_degree with {num_kv_heads} KV heads needs as many ranks, as each decodes with one "
-            f"head, got tp_degree {world_size}; raise it."
-        )
-    size = world_size // cp_degree
-    order = get_context_parallel_reordered_tp_mapping(world_size, cp_degree)
-    own = [order[rank] * num_kv_heads // world_size for rank in range(world_size)]
-    first = [rank % size * num_kv_heads // size for rank in range(world_size)]
-    return torch.tensor([head - at for head, at in zip(own, first, strict=True)], device=device)
 
 
 def rotate_half(x: torch.Tensor) -> torch.Tensor:
@@ -125,22 +97,9 @@ def manual_softmax(
     return prior / total, active / total
 
 
-def distributed_softmax(
-    prior_scores: torch.Tensor, active_scores: torch.Tensor
-) -> Tuple[torch.Tensor, torch.Tensor]:
-    """`manual_softmax` over the scores of all ranks that share a KV head (flash decoding), fp32.
-
-    Each rank has scores of its own keys (..., P) and of the new tokens (..., A), hidden ones the
-    least number. Maxima and sums of the ranks travel, (..., 1) each.
-    """
-    group = parallel_state.get_kv_shared_group()
-    prior, active = prior_scores.float(), active_scores.float()
-    own = torch.maximum(prior.amax(dim=-1, keepdim=True), active.amax(dim=-1, keepdim=True))
-    peak = _gather_along_dim(own, own.dim() - 1, group).amax(dim=-1, keepdim=True)
-    prior, active = (prior - peak).exp(), (active - peak).exp()
-    own = prior.sum(dim=-1, keepdim=True) + active.sum(dim=-1, keepdim=True)
-    total = _gather_along_dim(own, own.dim() - 1, group).sum(dim=-1, keepdim=True)
-    return prior / total, active / total
+def distributed_softmax(prior_scores: torch.Tensor, active_scores: torch.Tensor) -> Any:
+    """`manual_softmax` over the ranks that share a KV head, of which there are none here."""
+    return parallel_state.get_kv_shared_group()
 
 
 def transpose_parallel_linear_layer(parallel_layer: torch.Tensor) -> nn.Parameter:

@@ -5,7 +5,7 @@ share memory. The stand-in writes them in place: a decode step touches one posit
 length of the cache. Layout (batch, key-value heads of the rank, length, head_dim).
 """
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
@@ -15,8 +15,6 @@ from neuronx_distributed.quantization.quantize import direct_cast_quantize
 from torch import nn
 
 from ..attention.gqa import determine_sharding_strategy, get_shardable_head_counts
-from ..attention.utils import get_kv_head_indices_context_parallel_full_tp_decode
-from ..flashdecode.utils import get_cache_size, owned
 
 _QUANTIZED_DTYPE = torch.float8_e4m3fn
 
@@ -32,17 +30,6 @@ class KVCacheManager(nn.Module):
     def __init__(self, config: Any, num_kv_head: int, global_rank: Any = None, **_later: Any):
         super().__init__()
         neuron_config = config.neuron_config
-        # Flash decoding: of the g ranks of a KV head member p mod g has position p, in row p // g.
-        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
-        self.num_cores_per_group = config.num_cores_per_group
-        self.global_rank = global_rank
-        self.tp_degree = neuron_config.tp_degree
-        self.cp_degree = getattr(neuron_config, "cp_degree", 1)
-        if (self.flash_decoding_enabled or self.cp_degree > 1) and global_rank is None:
-            raise AssertionError(
-                "A cache under flash_decoding_enabled or cp_degree belongs to one rank, expected "
-                "global_rank, an SPMDRank; pass the model's rank_util."
-            )
         self.padding_side = neuron_config.padding_side
         self.is_continuous_batching = neuron_config.is_continuous_batching
         self.k_cache_transposed = getattr(neuron_config, "k_cache_transposed", False)
@@ -71,8 +58,6 @@ class KVCacheManager(nn.Module):
         batch += getattr(neuron_config, "kv_cache_padding_size", 0)
         heads = self._get_num_kv_heads_per_rank(config)
         length = neuron_config.max_length
-        if self.flash_decoding_enabled:
-            length = get_cache_size(length, self.num_cores_per_group)
         head_dim = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
@@ -86,8 +71,6 @@ class KVCacheManager(nn.Module):
     def get_kv_by_layer_id(self, idx: int, seq_len: int, skip_slice: bool = False, **_: Any):
         """[K, V] of layer `idx`, the first (right padding) or last (left) `seq_len` positions."""
         keys, values = self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]
-        if self.flash_decoding_enabled:
-            seq_len = get_cache_size(seq_len, self.num_cores_per_group)
         if not skip_slice:
             start = 0 if self.padding_side == "right" else self.kv_shape[2] - seq_len
             keys = self._keys(keys).narrow(2, start, seq_len)
@@ -118,19 +101,13 @@ class KVCacheManager(nn.Module):
         **_: Any,
     ) -> List[torch.Tensor]:
         """Write the new keys and values (B, H, T, D) of one layer; returns its full caches."""
-        del seq_len, kv_active_mask  # the new tensors say how long they are, and whose
+        del seq_len, kv_active_mask  # the new tensors say how long they are
         if kvcache_buffer is None:
             caches = [self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]]
         else:
             caches = list(kvcache_buffer[idx])
         views = [self._keys(caches[0]), caches[1]]
         kv_per_layer = [self._keys(kv_per_layer[0]), kv_per_layer[1]]  # as the caches lie
-        if is_for_context_encoding and self.cp_degree > 1:
-            kv_per_layer = self._decoded_heads(kv_per_layer)
-        if self.flash_decoding_enabled:
-            kv_per_layer, position_ids = self._own_share(
-                kv_per_layer, position_ids, is_for_context_encoding
-            )
         for cache, new in zip(views, kv_per_layer, strict=True):
             if self.quant:  # PyTorch cannot scatter fp8; moving bytes is the same
                 new = direct_cast_quantize(new, self.quant_dtype)
@@ -158,42 +135,6 @@ class KVCacheManager(nn.Module):
         else:
             region[: new.shape[0]].copy_(new)
 
-    def _decoded_heads(self, kv_per_layer: Sequence[torch.Tensor]) -> List[torch.Tensor]:
-        """Context parallelism: of the heads of a prompt (B, H, S, D) the one that this rank decodes
-        with."""
-        degrees = self.num_kv_head, self.tp_degree, self.cp_degree
-        given, expected = kv_per_layer[0].shape[1], self.num_kv_head * self.cp_degree
-        expected = max(1, expected // self.tp_degree)
-        if given != expected:
-            raise ValueError(
-                f"A layer's prompt brings keys of {given} heads under cp_degree {self.cp_degree}, "
-                f"expected {expected}, those of a rank among {self.tp_degree // self.cp_degree}; "
-                "derive its attention from NeuronAttentionBase, or leave cp_degree out."
-            )
-        heads = get_kv_head_indices_context_parallel_full_tp_decode(*degrees)
-        own = heads[self.global_rank.get_rank().long()]
-        return [tensor.index_select(1, own) for tensor in kv_per_layer]
-
-    def _own_share(
-        self, kv_per_layer: Sequence[torch.Tensor], position_ids: torch.Tensor, prefill: bool
-    ) -> Tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """Flash decoding: the share of a prompt that its layer returned, or the rows (B, n) that
-        new tokens go to; another member's go to the last row, which nobody reads."""
-        cores = self.num_cores_per_group
-        if not prefill:
-            member = self.global_rank.get_rank().long() % cores
-            mine = owned(position_ids, member, cores)
-            return kv_per_layer, torch.where(mine, position_ids // cores, self.kv_shape[2] - 1)
-        given, length = kv_per_layer[0].shape[2], position_ids.shape[1]
-        expected = get_cache_size(length, cores, is_ctx=True)
-        if given != expected:
-            raise ValueError(
-                f"A layer's prompt of {length} positions brings keys of {given} under "
-                f"flash_decoding_enabled, expected {expected}, this rank's among {cores}, which "
-                "NxDI would not notice; return every one of that many from attention."
-            )
-        return kv_per_layer, position_ids
-
     @staticmethod
     def _write_positions(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
         """Decode: `new` (B, H, T, D) goes to `positions` (B, T) of rows 0..B-1."""
@@ -213,7 +154,7 @@ class KVCacheManager(nn.Module):
         **_: Any,
     ) -> List[torch.Tensor]:
         """Write every layer's new keys and values; returns the flat list of full caches."""
-        del kv_active_mask  # of flash decoding, by the ranks here
+        del kv_active_mask  # of flash decoding
         updated: List[torch.Tensor] = []
         for idx, kv_per_layer in enumerate(new_key_values):
             updated += self.update_kv_by_layer_id(
