@@ -54,11 +54,6 @@ BLOCKS = dict(
     pa_num_blocks=64, enable_bucketing=True, token_generation_buckets=[256, 512],
     context_encoding_buckets=[128, 512], prefix_buckets=[128, 384], ctx_batch_size=1,
 )  # fmt: skip
-CHUNKS = dict(
-    version="0.6", is_block_kv_layout=True, is_chunked_prefill=True, pa_block_size=32,
-    pa_num_blocks=64, max_context_length=256, ctx_batch_size=1,
-    chunked_prefill_config=dict(max_num_seqs=4, kernel_q_tile_size=128, kernel_kv_tile_size=512),
-)  # fmt: skip
 ADAPTERS = dict(version="0.2", lora=2)
 
 
@@ -96,7 +91,6 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
         found[f"{name} blocks"] = shape, dict(BLOCKS, seq_len=512, batch_size=2)
         found[f"{name} adapters"] = shape, dict(ADAPTERS, seq_len=640, batch_size=2)
         found[f"{name} int8"] = shape, dict(quantized=True, seq_len=640)
-        found[f"{name} chunked"] = shape, dict(CHUNKS, seq_len=512, batch_size=4)
     found["1B fp8 weights"] = one, dict(quantized=True, quantization_dtype="f8e4m3", seq_len=300)
     found["small fp8 cache"] = SMALL, dict(kv_cache_quant=True, speculation_length=4, seq_len=640)
     found["small fp8 blocks"] = SMALL, dict(BLOCKS, kv_cache_quant=True, seq_len=512)

@@ -1,4 +1,4 @@
-"""Caches of blocks: prompts behind cached prefixes, and chunks that sequences share."""
+"""Caches of blocks: prompts behind cached prefixes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ class Blocks:
     def __init__(self, app) -> None:
         self.app, config = app, app.neuron_config
         self.block, self.width = config.pa_block_size, config.max_length // config.pa_block_size
-        most = config.pa_num_blocks - (1 if config.is_chunked_prefill else 0)
-        self.free = list(range(most - 1, -1, -1))  # in an order of their own
+        self.free = list(range(config.pa_num_blocks - 1, -1, -1))  # in an order of their own
         self.tokens: dict[int, list[int]] = {}
         self.tables: dict[int, list[int]] = {}
 
@@ -219,15 +218,15 @@ def test_calls_that_would_read_or_write_elsewhere_are_refused(blocks):
     [
         ("0.3", {}, "is_block_kv_layout needs NxDI 0.4 or later.*got 0.3"),
         ("0.2", {}, "needs NxDI 0.4"),
-        ("0.6", {"is_prefix_caching": False}, "with one of is_prefix_caching and"),
-        ("0.6", {"is_block_kv_layout": False}, "takes is_block_kv_layout with one of"),
+        ("0.6", {"is_prefix_caching": False}, "takes is_block_kv_layout with is_prefix_caching"),
+        ("0.6", {"is_block_kv_layout": False}, "got is_prefix_caching alone"),
         ("0.6", {"pa_block_size": 24}, "power of two"),
         ("0.6", {"pa_num_blocks": 7}, "pa_num_blocks of at least 8"),
         ("0.6", {"prefix_buckets": [40]}, "prefix_buckets of whole blocks"),
         ("0.6", {"ctx_batch_size": 3}, "ctx_batch_size 1"),
         ("0.6", {"padding_side": "left"}, "padding_side 'right'"),
         ("0.6", {"speculation_length": 4}, "meets speculation_length=4"),
-        ("0.6", {"is_chunked_prefill": True}, "follows from chunked_prefill_config"),
+        ("0.6", {"is_chunked_prefill": True}, "runs over the real libraries only"),
     ],
 )
 def test_settings_that_no_graph_has_are_refused_with_a_sentence(blocks, version, options, message):
@@ -245,128 +244,10 @@ def test_lines_take_no_blocks(tiny_llama, application):
         )
 
 
-class Chunks(Blocks):
-    """The same by chunks (0.4 and later): any tokens of any sequences in one row."""
-
-    def send(self, *parts: tuple[int, list[int], int]) -> list[list[float]]:
-        """(sequence, its next tokens, how many it has cached) -> logits of each one's last."""
-        slots = [s for row, ids, at in parts for s in self.slots(row, at, at + len(ids))]
-        positions = [at + n for _, ids, at in parts for n in range(len(ids))]
-        output = self.app(
-            input_ids=torch.tensor([[token for _, ids, _ in parts for token in ids]]),
-            position_ids=torch.tensor([positions]),
-            slot_mapping=torch.tensor(slots),
-            block_table=self.padded(*(row for row, _, _ in parts)),
-            full_context_lens=torch.tensor([[at + len(ids)] for _, ids, at in parts]),
-            computed_context_lens=torch.tensor([[at] for _, _, at in parts]),
-        )
-        assert output.logits.shape[:2] == (1, len(parts))
-        return list(output.logits[0])
-
-
-@pytest.fixture
-def chunks(tiny_llama, application, monkeypatch):
-    def make(version: str = "0.6", tkg: bool = True, of: str | None = None, **options):
-        monkeypatch.setenv("NEURON_CPU_NXDI", version)
-        model, folder = tiny_llama(**(SHAPE if of else {}))
-        sizes = {"max_num_seqs": 3, "kernel_q_tile_size": 8, "kernel_kv_tile_size": 32}
-        given = {
-            "seq_len": 128, "max_context_length": 32, "batch_size": 3 if tkg else 1,
-            "ctx_batch_size": 1, "is_block_kv_layout": True, "pa_block_size": BLOCK,
-            "pa_num_blocks": 30, "enable_bucketing": True,
-            "chunked_prefill_config": {**sizes, "tkg_model_enabled": tkg},
-        }  # fmt: skip
-        return model, Chunks(made(of, application, folder, **{**given, **options}))
-
-    return make
-
-
-@pytest.mark.parametrize(
-    ("version", "degree", "tkg", "of"),
-    [
-        ("0.4", 1, False, None),
-        ("0.6", 2, True, "kernels"),
-        pytest.param("0.6", 2, True, "llama", marks=pytest.mark.full),
-        pytest.param("0.5", 1, False, "kernels", marks=pytest.mark.full),
-        pytest.param("0.6", 2, True, None, marks=pytest.mark.full),
-        pytest.param("0.5", 1, False, "llama", marks=pytest.mark.full),
-    ],
-)
-def test_chunks_of_several_prompts_and_steps_give_each_its_text(
-    chunks, reference, version, degree, tkg, of
-):
-    """Two prompts, cut anywhere, share chunks with the decode steps of a third."""
-    model, live = chunks(version, tkg, of=of, tp_degree=degree)
-    prompts = [prompt_of(9), prompt_of(50, 1), prompt_of(33, 2)]
-    texts = [list(prompt) for prompt in prompts]
-
-    def say(row: int, logits: torch.Tensor) -> None:
-        texts[row].append(int(logits.argmax()))
-
-    def newest(row: int) -> tuple[int, list[int], int]:
-        return row, texts[row][-1:], len(texts[row]) - 1
-
-    say(0, live.send((0, prompts[0], 0))[0])
-    say(0, live.send(newest(0), (1, prompts[1][:23], 0))[0])
-    found = live.send((1, prompts[1][23:50], 23), newest(0), (2, prompts[2][:4], 0))
-    say(1, found[0])
-    say(0, found[1])
-    found = live.send(newest(1), (2, prompts[2][4:], 4), newest(0))
-    for row, logits in zip((1, 2, 0), found):
-        say(row, logits)
-    for _ in range(12):  # steps of all three: the single-token graph's where there is one
-        for row, logits in zip((2, 0, 1), live.send(*(newest(row) for row in (2, 0, 1)))):
-            say(row, logits)
-    for prompt, text in zip(prompts, texts):
-        assert text == alone(reference, model, prompt, text)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"max_context_length": 2048}, "2048 in chunks, but one of at most 1024"),
-        ({"batch_size": 128, "pa_num_blocks": 1100}, "128 sequences in a chunk, but at most 127"),
-    ],
-)
-def test_chunks_that_kernels_do_not_hold(chunks, sizes, message):
-    sequences = sizes.get("batch_size", 3)
-    tiles = {"kernel_q_tile_size": 32, "kernel_kv_tile_size": 128, "max_num_seqs": sequences}
-    given = {"seq_len": 2048, "pa_num_blocks": 500, "chunked_prefill_config": tiles}
-    with pytest.raises(ValueError, match=f"kernels do not cover .*{message}"):
-        chunks(of="kernels", **{**given, **sizes})
-
-
-def test_tiles_are_those_pairs_in_which_a_sequence_has_tokens():
-    """Two q tiles of 4, kv tiles of 4 in blocks of 2: worked out by hand."""
-    from neuronx_distributed_inference.modules.chunked_prefill.scheduler import GridTileScheduler
-
-    plan = GridTileScheduler([3, 2], [5, 2], [[7, 1, 4], [9]], (4, 4), 2, 10).plan()
-    # columns: 7 7 1 1 | 4 - 9 9; queries: 0 0 0 1 | 1 - - -
-    assert plan.tile_q_indices.tolist() == [0, 0, 1]
-    assert plan.tile_block_tables.tolist() == [[7, 1], [4, 9], [10000, 10000]]
-    assert plan.tile_masks[0].tolist() == [[True] * 4] * 3 + [[False] * 4]
-    first = [True, False, False, False]
-    assert plan.tile_masks[1].tolist() == [first] * 3 + [[False, False, True, True]]
-    assert plan.tile_masks[2].tolist() == [[False, False, True, True]] + [[False] * 4] * 3
-
-
-def test_the_caches_have_the_shapes_of_nxdi(blocks, chunks):
+def test_the_caches_have_the_shapes_of_nxdi(blocks):
     """Fewer than 128 blocks a sequence are cut, here 8 into 16 parts of one token."""
     manager = blocks()[1].app.models[0].model.modules[0].kv_mgr
     assert manager.past_key_values[0].shape == (21, 16, 1, 2, 8)
-    manager = chunks()[1].app.models[0].model.modules[0].kv_mgr
-    assert manager.past_key_values[0].shape == (30, 2, BLOCK, 8)
-
-
-def test_a_chunk_s_tokens_and_slots_have_to_match(chunks):
-    _, live = chunks()
-    with pytest.raises(ValueError, match="at most 3 sequences"):
-        live.send(*((row, [5, 6], 0) for row in range(4)))
-    with pytest.raises(ValueError, match="expected at most .32"):
-        live.send((0, prompt_of(33), 0))
-    live.tables[1] = [29]
-    with pytest.raises(ValueError, match="slot 479, .*takes what has no place"):
-        live.send((1, prompt_of(16), 0))
 
 
 def test_a_cache_of_fp8_blocks_gives_the_text_of_fp8_lines(blocks, tiny_llama, application):

@@ -288,30 +288,6 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
         served.close()
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("version", "kernels"), [("0.4", []), ("0.5", []), ("0.6", ["--enable-nki"])]
-)
-def test_texts_of_chunks_are_those_of_lines(tiny_model, tmp_path, monkeypatch, version, kernels):
-    """fp32, so exactly; with kernels against lines without."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    bodies = prompts_behind_a_system_prompt()
-    plain = Served(*options_of(tiny_model)[:-2])
-    expected = [text(plain, body) for body in bodies]
-    plain.close()
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    served = Served(
-        *options_of(tiny_model, "--is-chunked-prefill", "--max-context-length", "16"),
-        *["--kernel-q-tile-size", "8", "--kernel-kv-tile-size", "32", *kernels],
-    )
-    try:
-        assert together(served, bodies) == expected
-        with pytest.raises(AssertionError, match="64 tokens, expected 3 to 63"):
-            text(served, asked("x" * 64, 2))
-    finally:
-        served.close()
-
-
 @pytest.mark.parametrize(
     ("version", "flags", "message"),
     [
@@ -326,6 +302,7 @@ def test_texts_of_chunks_are_those_of_lines(tiny_model, tmp_path, monkeypatch, v
         ("0.6", ["--is-prefix-caching", "--async-mode", "--on-device-sampling"], "--async-mode"),
         ("0.6", ["--prefix-buckets", "32"], "needs --is-prefix-caching or"),
         ("0.6", ["--is-chunked-prefill", "--kernel-q-tile-size", "48"], "must divide"),
+        ("0.6", ["--is-chunked-prefill"], "chunked_prefill_config runs over the real libraries"),
     ],
 )
 def test_what_versions_lack_is_refused_with_a_sentence(

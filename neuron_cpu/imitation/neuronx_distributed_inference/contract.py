@@ -190,9 +190,9 @@ class Contract:
 
     @property
     def reads_blocks(self) -> bool:
-        """Caches of blocks are whole: block tables, two-dimensional buckets, tiles of a chunk.
+        """Caches of blocks are whole: block tables and two-dimensional buckets.
 
-        0.1 has the names, 0.2 and 0.3 another form of chunks and no buckets of prefixes.
+        0.1 has the names, 0.2 and 0.3 no buckets of prefixes.
         """
         return self.minor >= 4
 

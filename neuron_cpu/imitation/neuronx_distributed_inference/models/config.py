@@ -34,6 +34,8 @@ _REAL_ONLY = (
     "is_medusa",
     "async_mode",
     "flash_decoding_enabled",
+    "chunked_prefill_config",
+    "is_chunked_prefill",
 )
 logger = logging.getLogger("Neuron")
 
@@ -94,26 +96,6 @@ class OnDeviceSamplingConfig:
         self.deterministic = kwargs.pop("deterministic", False)
         self.global_topk = kwargs.pop("global_topk", 256)
         self.on_device_sampling_config = kwargs.pop("on_device_sampling_config", True)
-
-
-class ChunkedPrefillConfig:
-    """Prompts in chunks that several sequences share (NxDI 0.4 and later).
-
-    `max_num_seqs` sequences have tokens in a call; `tkg_model_enabled` keeps a graph for calls of
-    one token each. Tiles of queries and of cached keys have the sizes of a kernel's.
-    """
-
-    def __init__(
-        self,
-        max_num_seqs: int = 0,
-        tkg_model_enabled: bool = True,
-        kernel_q_tile_size: int = 128,
-        kernel_kv_tile_size: int = 1024,
-    ) -> None:
-        self.max_num_seqs = max_num_seqs
-        self.tkg_model_enabled = tkg_model_enabled
-        self.kernel_q_tile_size = kernel_q_tile_size
-        self.kernel_kv_tile_size = kernel_kv_tile_size
 
 
 class NeuronConfig:
@@ -257,16 +239,7 @@ class NeuronConfig:
         self.prefix_buckets = self._bucket_list(
             take("prefix_buckets", None), self.max_context_length, "max_context_length"
         )
-        chunks = take("chunked_prefill_config", None)
-        if isinstance(chunks, dict):
-            chunks = ChunkedPrefillConfig(**chunks)
-        self.chunked_prefill_config = chunks
-        if self.is_chunked_prefill and chunks is None:
-            raise AssertionError(
-                f"is_chunked_prefill follows from chunked_prefill_config in NxDI "
-                f"{self.contract.version}, got it alone; give a ChunkedPrefillConfig."
-            )
-        self.is_chunked_prefill = chunks is not None  # a saved file has both
+        self.chunked_prefill_config = take("chunked_prefill_config", None)
 
     def _set_quantization(self, take: Callable[..., Any]) -> None:
         """Weight and cache quantisation."""

@@ -22,9 +22,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from neuron_cpu.errors import CompileError
 
 from ..contract import ENVIRONMENT_VARIABLE
-from ..modules.autobucketing import chunk_buckets, generate_buckets, prefix_caching_buckets
+from ..modules.autobucketing import generate_buckets, prefix_caching_buckets
 from ..modules.block_inputs import BlockArguments
-from ..modules.block_masks import among_new, chunk_mask, last_rows
+from ..modules.block_masks import among_new
 from ..modules.generation.sampling import Sampler, prepare_sampling_params, validate_sampling_params
 from ..modules.kvcache.block_kv_cache_manager import (
     BlockKVCacheManager,
@@ -71,7 +71,6 @@ class NeuronBaseModel(nn.Module):
         self.contract = neuron_config.contract
         self.is_block_kv_layout = getattr(neuron_config, "is_block_kv_layout", False)
         self.is_prefix_caching = getattr(neuron_config, "is_prefix_caching", False)
-        self.is_chunked_prefill = neuron_config.is_chunked_prefill
         self.setup_attr_for_model(config)
         self.init_model(config)
         if optimize_inference:
@@ -176,15 +175,14 @@ class NeuronBaseModel(nn.Module):
         input_ids, position_ids (B, T), attention_mask (B, bucket), seq_ids (B), all int32,
         sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...) int32,
         the logits again under `output_logits`, then every cache]; T' is 1 but under speculation.
-        Over a cache of blocks `block_inputs` says what the last seven are; the mask (B, prefix)
-        shows cached tokens, and of a chunk T' is max_num_seqs. A previous hidden state and
-        Medusa's inputs are empty.
+        Over a cache of blocks `block_inputs` says what slots, tables and lengths are; the mask
+        (B, prefix) shows cached tokens. A previous hidden state, Medusa's inputs and tiles are
+        empty.
         """
         rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
         if self.is_block_kv_layout:
-            places = slot_mapping, active_block_table, num_queries
-            tiles = tile_q_indices, tile_block_tables, tile_masks
-            return self._forward_blocks(rows, _none_if_empty(adapter_ids), places, tiles)
+            places = slot_mapping, active_block_table
+            return self._forward_blocks(rows, _none_if_empty(adapter_ids), *places)
         adapter_ids = _none_if_empty(adapter_ids)
         prefill = self._is_context_encoding(input_ids)
         speculation = self._is_for_speculation(input_ids)
@@ -214,17 +212,12 @@ class NeuronBaseModel(nn.Module):
         return torch.argsort(seq_ids) if continuous and self.contract.graph_sorts_rows else None
 
     def _forward_blocks(
-        self, inputs: Any, adapter_ids: Optional[torch.Tensor], blocks: Any, tiles: Any
+        self, inputs: Any, adapter_ids: Optional[torch.Tensor], slots: Any, table: Any
     ) -> List[torch.Tensor]:
-        """`forward` over a cache of blocks: a prompt behind its prefix, a chunk, or a step."""
+        """`forward` over a cache of blocks: a prompt behind its prefix, or a step."""
         input_ids, attention_mask, position_ids, seq_ids, sampling_params = inputs
-        slots, table, queries = blocks
-        prefill, active_mask, more = input_ids.shape[-1] > 1, None, {}
-        if prefill and self.is_chunked_prefill:
-            mask = chunk_mask(queries, input_ids.shape[-1])
-            names = "tile_q_indices", "tile_block_tables", "tile_masks"
-            more = dict(zip(names, tiles, strict=True), num_queries=queries)
-        elif prefill and table.dim() == 1:  # no prefix: nothing is read
+        prefill, active_mask = input_ids.shape[-1] > 1, None
+        if prefill and table.dim() == 1:  # no prefix: nothing is read
             mask, table = self._create_context_attn_mask(attention_mask), None
         elif prefill:
             mask, active_mask = attention_mask, among_new(attention_mask, input_ids.shape[-1])
@@ -244,22 +237,10 @@ class NeuronBaseModel(nn.Module):
             seq_ids=seq_ids,
             scatter_index=slots,
             active_block_table=table,
-            **more,
         )
-        if prefill and self.is_chunked_prefill:
-            hidden = last_rows(hidden, queries)
-        elif prefill:
+        if prefill:
             hidden = self._last_token(hidden, position_ids)
-        return [*self._choose_rows(self._head(hidden), sampling_params), *caches]
-
-    def _choose_rows(
-        self, logits: torch.Tensor, sampling_params: torch.Tensor
-    ) -> List[torch.Tensor]:
-        """`_choose` of one row a sequence: rows of a chunk (1, sequences, V) are a batch."""
-        if not self.on_device_sampling or logits.shape[1] == 1:
-            return self._choose(logits, sampling_params, False)
-        outputs = self._choose(logits.transpose(0, 1), sampling_params, False)
-        return [outputs[0], *(output.transpose(0, 1) for output in outputs[1:])]
+        return [*self._choose(self._head(hidden), sampling_params, False), *caches]
 
     def _run_layers(
         self, prefill: bool, seq_ids: torch.Tensor, **inputs: Any
@@ -380,14 +361,14 @@ class NeuronBaseModel(nn.Module):
         """Embedding, layers and final norm: hidden (B, T, H) and the layers' new (K, V).
 
         With `update_cache` (NxDI 0.3 and later) it reads and writes the caches, and returns the
-        flat list of them instead. Layers then get `active_block_table`, `scatter_index` and what
-        is in `later`, the tiles of a chunk, where the cache is one of blocks.
+        flat list of them instead. Layers then get `active_block_table` and `scatter_index` where
+        the cache is one of blocks.
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         length = hidden.shape[1]
         position_ids = position_ids.view(-1, length).long()
         prefill = is_for_context_encoding
-        if self.is_block_kv_layout and (active_block_table is not None or later):
+        if self.is_block_kv_layout and active_block_table is not None:
             past_key_values = self.kv_mgr.get_cache(
                 seq_len=self.n_positions,
                 active_block_table=active_block_table,
@@ -490,11 +471,6 @@ class NeuronBaseModel(nn.Module):
         return hidden, new_key_values
 
 
-def _as_of_a_chunk(outputs: torch.Tensor) -> torch.Tensor:
-    """Logits (B, 1, V) -> (1, B, V); tokens as they are."""
-    return outputs.transpose(0, 1) if outputs.dim() == 3 else outputs
-
-
 def _in_order(
     tensors: Sequence[torch.Tensor], order: Optional[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
@@ -530,9 +506,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self.enable_context_encoding()
         speculates = self.neuron_config.speculation_length > 0
         replaced = speculates and self.neuron_config.contract.speculation_replaces_decode
-        chunks = getattr(self.neuron_config, "chunked_prefill_config", None)
-        alone = chunks is not None and not chunks.tkg_model_enabled
-        if getattr(self.neuron_config, "trace_tokengen_model", True) and not (replaced or alone):
+        if getattr(self.neuron_config, "trace_tokengen_model", True) and not replaced:
             self.enable_token_generation()
         if speculates:
             self._check_speculation_length()
@@ -579,11 +553,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def _pairs(self, prefill: bool) -> List[List[int]]:
         """Two-dimensional buckets of a model with a cache of blocks."""
         config = self.neuron_config
-        chunks = config.chunked_prefill_config
         longest = config.max_context_length if prefill else config.max_length
-        if prefill and chunks is not None:
-            sizes = chunks.kernel_q_tile_size, chunks.kernel_kv_tile_size
-            return chunk_buckets(longest, *sizes, config.max_length, chunks.max_num_seqs)
         if not config.enable_bucketing:
             return prefix_caching_buckets([longest], [longest], prefill)
         if not prefill:
@@ -693,8 +663,8 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         input_ids, position_ids, attention_mask (B, T): prefill where T > 1 and a position is 0,
         else decode; the decode mask covers the tokens before the new one. `seq_ids` (B) names
         the cache lines (default: 0..B-1). A cache of blocks takes the last four, BlockArguments,
-        whole prompts, of which only what is not computed runs, and chunks (1, n) of several
-        sequences -> (1, sequences, V). ValueError for inputs that no graph can serve.
+        and whole prompts, of which only what is not computed runs. ValueError for inputs that no
+        graph can serve.
         """
         del past_key_values, labels, use_cache, output_attentions, output_hidden_states
         del return_dict, llava_args, medusa_args
@@ -706,7 +676,8 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         adapter_ids = self._adapter_rows(adapter_ids, len(input_ids))
         blocks = BlockArguments(slot_mapping, block_table, full_context_lens, computed_context_lens)
         if self.is_block_kv_layout:
-            return self._construct_output(self._over_blocks(inputs, adapter_ids, blocks))
+            submodel = self._route(inputs[0], inputs[2])
+            return self._construct_output(submodel(*inputs, None, adapter_ids, blocks=blocks))
         if any(value is not None for value in blocks):
             raise ValueError(
                 "A call names blocks of the cache, expected none, as this model's cache has lines; "
@@ -716,29 +687,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             input_capture_hook(self, [*inputs, prev_hidden, adapter_ids])
         submodel = self._route(input_ids, inputs[2])
         return self._construct_output(submodel(*inputs, prev_hidden, adapter_ids))
-
-    def _over_blocks(
-        self, inputs: List[torch.Tensor], adapter_ids: Any, blocks: BlockArguments
-    ) -> Any:
-        """A call over a cache of blocks, by the sub-model that takes it.
-
-        Of chunked prefill calls of one token for every sequence are decode steps, where there is
-        such a graph, whose results come as a chunk's, (1, sequences, V).
-        """
-        chunked = self.neuron_config.is_chunked_prefill
-        if not chunked:
-            return self._route(inputs[0], inputs[2])(*inputs, None, adapter_ids, blocks=blocks)
-        sequences = 0 if blocks.block_table is None else len(blocks.block_table)
-        decodes = hasattr(self, "token_generation_model") and inputs[0].numel() == sequences
-        if not decodes:
-            return self.context_encoding_model(*inputs, None, adapter_ids, blocks=blocks)
-        ids, mask, positions, *rest = inputs
-        each = [ids.reshape(-1, 1), mask, positions.reshape(-1, 1), *rest]
-        rows = [t if len(t) == sequences else t[:1].expand(sequences, *t.shape[1:]) for t in each]
-        outputs = self.token_generation_model(*rows, None, adapter_ids, blocks=blocks)
-        if isinstance(outputs, list):
-            return [_as_of_a_chunk(output) for output in outputs]
-        return _as_of_a_chunk(outputs)
 
     def _default_inputs(
         self,
@@ -760,8 +708,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             sampling_params = prepare_sampling_params(rows)
         elif self.on_device_sampling:
             validate_sampling_params(sampling_params, self.neuron_config.on_device_sampling_config)
-        if not self.neuron_config.is_chunked_prefill:
-            self._check_prompt(input_ids, attention_mask, position_ids)
+        self._check_prompt(input_ids, attention_mask, position_ids)
         indices = [t.to(torch.int32) for t in (input_ids, attention_mask, position_ids, seq_ids)]
         return [*indices, sampling_params.float()]
 

@@ -37,7 +37,7 @@ _PAD_POSITION = 1
 
 logger = logging.getLogger("Neuron")
 Tensors = Sequence[torch.Tensor]
-Bucket = Union[int, Pair]  # a length, or new tokens and cached ones (tiles of them in a chunk)
+Bucket = Union[int, Pair]  # a length, or new tokens and cached ones
 
 
 def base_compile_work_dir() -> str:
@@ -135,11 +135,9 @@ def use_bucket(module: nn.Module, bucket: Bucket) -> None:
         module.n_positions = bucket
         return
     module.n_active_tokens, module.prefix_size = bucket
-    config, module.n_positions = module.neuron_config, module.prefix_size
-    if module.n_active_tokens > 1 and config.is_chunked_prefill:
-        module.n_positions = module.n_active_tokens
-    elif module.n_active_tokens > 1:
-        module.n_positions = min(sum(bucket), config.max_context_length)
+    module.n_positions = module.prefix_size
+    if module.n_active_tokens > 1:
+        module.n_positions = min(sum(bucket), module.neuron_config.max_context_length)
 
 
 class RankedModel:
@@ -178,13 +176,6 @@ class RankedModel:
             if new.data_ptr() != cache.data_ptr():
                 cache.data.copy_(new)
         return list(outputs[: self.num_outputs])
-
-
-def _first_rows(outputs: Any, rows: int, axis: int) -> Any:
-    """Results without those of rows that fill a batch: on an axis, of tokens (B,) on the first."""
-    if isinstance(outputs, list):
-        return [_first_rows(output, rows, axis) for output in outputs]
-    return outputs.narrow(min(axis, outputs.dim() - 1), 0, rows)
 
 
 class ModelWrapper(nn.Module):
@@ -237,11 +228,6 @@ class ModelWrapper(nn.Module):
     def is_prefill(self) -> bool:
         return self.tag == CONTEXT_ENCODING_MODEL_TAG
 
-    @property
-    def is_chunk(self) -> bool:
-        """Whether the graph takes a chunk of tokens of several sequences."""
-        return self.is_prefill and bool(self.neuron_config.is_chunked_prefill)
-
     def get_model_instance(self) -> DecoderModelInstance:
         return DecoderModelInstance(self.model_cls, self.config, **self.model_init_kwargs)
 
@@ -272,36 +258,25 @@ class ModelWrapper(nn.Module):
         return self._with_dummies(inputs)
 
     def _block_example(self, bucket: Pair) -> Tuple[torch.Tensor, ...]:
-        """The inputs of a graph over blocks: fifteen, eighteen of a chunk."""
-        config, (new, prior), chunked = self.neuron_config, bucket, self.is_chunk
-        rows = config.chunked_prefill_config.max_num_seqs if chunked else config.batch_size
-        whole = {"dtype": torch.int32}
-        cached = prior > 0 and not chunked
+        """The fifteen inputs of a graph over blocks."""
+        config, (new, prior) = self.neuron_config, bucket
+        rows, whole = config.batch_size, {"dtype": torch.int32}
         width = math.ceil(prior / config.pa_block_size)
         inputs = [
-            torch.ones((config.batch_size, new), **whole),
-            torch.ones((config.batch_size, prior) if cached else (1,), **whole),
-            torch.arange(new, **whole).expand(config.batch_size, new),
+            torch.ones((rows, new), **whole),
+            torch.ones((rows, prior) if prior else (1,), **whole),
+            torch.arange(new, **whole).expand(rows, new),
             torch.arange(rows, **whole),
             prepare_sampling_params(rows),
         ]
         if config.lora_config is not None:
             inputs.append(torch.zeros(rows, **whole))
-        lengths = (rows,) if chunked else (rows, 1)
         inputs += [
-            torch.full((config.batch_size, new), -1, **whole),
-            torch.zeros((rows, width) if cached else (0 if chunked else 1,), **whole),
-            torch.ones(lengths, **whole),
-            torch.zeros(lengths, **whole),
+            torch.full((rows, new), -1, **whole),
+            torch.zeros((rows, width) if prior else (1,), **whole),
+            torch.ones((rows, 1), **whole),
+            torch.zeros((rows, 1), **whole),
         ]
-        if chunked:
-            sizes = config.chunked_prefill_config
-            tile, blocks = sizes.kernel_kv_tile_size, sizes.kernel_kv_tile_size
-            inputs += [
-                torch.zeros(prior, **whole),
-                torch.zeros((prior, blocks // config.pa_block_size), **whole),
-                torch.zeros((prior, sizes.kernel_q_tile_size, tile), dtype=torch.bool),
-            ]
         return self._with_empties(inputs)
 
     def _with_empties(self, inputs: Tensors) -> Tuple[torch.Tensor, ...]:
@@ -369,9 +344,6 @@ class ModelWrapper(nn.Module):
         """A call over a cache of blocks; rows of a prompt graph run one after the other."""
         config, rows, pad = self.neuron_config, len(inputs[0]), self.config.pad_token_id
         blocks = blocks.checked(config, rows)
-        if self.is_chunk:
-            bucket, found = block_inputs.chunk(config, inputs, blocks, pad)
-            return _first_rows(self._run_blocks(bucket, found), len(blocks[1]), 1)
         if not self.is_prefill and rows > config.batch_size:
             raise ValueError(
                 f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "
@@ -379,7 +351,10 @@ class ModelWrapper(nn.Module):
             )
         if not self.is_prefill:
             bucket, found = block_inputs.decode(config, inputs, blocks)
-            return _first_rows(self._run_blocks(bucket, found), rows, 0)
+            outputs = self._run_blocks(bucket, found)
+            if isinstance(outputs, list):
+                return [output[:rows] for output in outputs]
+            return outputs[:rows]
         parts = []
         for row in range(rows):
             one = slice(row, row + 1)

@@ -77,16 +77,3 @@ def prefix_caching_bucket(queries: int, computed: int, buckets: List[Pair]) -> T
             f"expected at most {prefixes[-1]}; compile with larger prefix_buckets."
         )
     return [prefill, prefix], again
-
-
-def chunk_buckets(
-    chunk: int, q_tile: int, kv_tile: int, longest: int, sequences: int
-) -> List[Pair]:
-    """[chunk, tiles] of every graph of chunked prefill: up to three sizes of chunks, whole tiles of
-    queries, and one tile, half of the most and the most; only the most where that is below 4."""
-    halves = [chunk // 4, chunk // 2, chunk]
-    sizes = sorted({math.ceil(size / q_tile) * q_tile for size in halves if size} - {0})
-    sizes = [size for size in sizes if size <= chunk] or [chunk]
-    most = math.ceil(chunk / q_tile) * math.ceil(longest * sequences / kv_tile)
-    tiles = [most] if most < 4 else [1, most // 2, most]
-    return [[size, count] for size in sizes for count in tiles]

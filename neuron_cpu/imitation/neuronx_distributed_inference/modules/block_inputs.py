@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 
 from .autobucketing import Pair, prefix_caching_bucket
-from .chunked_prefill.scheduler import GridTileScheduler, padded_plan
 
 _PAD_POSITION = 1  # as of every prompt: never the row's largest
 Tensors = List[torch.Tensor]
@@ -23,8 +22,8 @@ class BlockArguments(NamedTuple):
     """The last four arguments of an application's `forward`.
 
     block_table (rows, blocks): blocks of each sequence in order; entries behind are padding.
-    slot_mapping: of a prompt (1, n) and of a decode step (rows, 1), of a chunk (n,) or (1, n):
-    where each new token's keys and values go, -1 for nowhere. full_context_lens and
+    slot_mapping: of a prompt (1, n) and of a decode step (rows, 1): where each new token's keys
+    and values go, -1 for nowhere. full_context_lens and
     computed_context_lens (rows, 1): tokens of each sequence, and how many of them the cache has.
     """
 
@@ -48,7 +47,7 @@ class BlockArguments(NamedTuple):
                 f"block_table is {list(table.shape)} for contexts of {len(full)} and "
                 f"{len(computed)} sequences, expected (rows, blocks) and one of each a row."
             )
-        if not config.is_chunked_prefill and len(table) != rows:
+        if len(table) != rows:
             raise ValueError(f"block_table has {len(table)} rows, expected {rows} as input_ids.")
         if bool((computed < 0).any()) or bool((full <= computed).any()):
             raise ValueError(
@@ -60,12 +59,6 @@ class BlockArguments(NamedTuple):
             raise ValueError(
                 f"A block table or slot reaches block {int(table.max())} and slot "
                 f"{int(slots.max())}, expected less than {most} blocks of {config.pa_block_size}."
-            )
-        last = most * config.pa_block_size - 1
-        if config.is_chunked_prefill and int(slots.max()) == last:
-            raise ValueError(
-                f"slot_mapping names slot {last}, the cache's last one, expected a lower one, as "
-                "it takes what has no place; leave the last block out."
             )
         if int(full.max()) > table.shape[1] * config.pa_block_size:
             raise ValueError(
@@ -137,44 +130,6 @@ def decode(config: Any, inputs: Tensors, blocks: BlockArguments) -> Tuple[Pair, 
         found = [torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) for part in found]
         found[len(inputs)] = _fit(slots.T, config.batch_size, -1).T
     return [1, length], _as_int32(found)
-
-
-def chunk(
-    config: Any, inputs: Tensors, blocks: BlockArguments, pad_token: int
-) -> Tuple[Pair, Tensors]:
-    """Bucket [tokens, tiles] and inputs of a chunk (1, n): the five, then slots, an empty table,
-    queries and computed of max_num_seqs sequences, and the three of the tiles."""
-    slots, table, full, computed = blocks
-    chunks, queries, tokens = config.chunked_prefill_config, full - computed, slots.numel()
-    most = chunks.max_num_seqs
-    if len(full) > most or int(queries.sum()) != tokens or inputs[0].shape != (1, tokens):
-        raise ValueError(
-            f"A chunk has {list(inputs[0].shape)} tokens and {tokens} slots of {len(full)} "
-            f"sequences with {int(queries.sum())} new tokens, expected (1, n), n of both and at "
-            f"most {most} sequences (max_num_seqs)."
-        )
-    sizes = chunks.kernel_q_tile_size, chunks.kernel_kv_tile_size
-    counts = queries.tolist(), computed.tolist()
-    scheduler = GridTileScheduler(
-        *counts, table.tolist(), sizes, config.pa_block_size, config.pa_num_blocks
-    )
-    plan = scheduler.plan()
-    found = [(size, count) for size, count in config.buckets if size >= tokens]
-    found = [pair for pair in found if pair[1] >= len(plan.tile_q_indices)]
-    if not found:
-        raise ValueError(
-            f"A chunk has {tokens} tokens and looks at {len(plan.tile_q_indices)} tiles of cached "
-            f"ones, expected at most {config.buckets[-1]}; send fewer tokens at once."
-        )
-    size, tiles = found[0]
-    ids = _fit(inputs[0], size, pad_token)
-    positions = _fit(inputs[2], size, 0)
-    own = [_fit(part, most, 0) for part in (queries, computed)]
-    # of sequences that have no tokens here the first one's, whose results nobody reads
-    rows = [torch.cat([part, part[:1].expand(most, *part.shape[1:])])[:most] for part in inputs[3:]]
-    five = [ids, torch.zeros(1), positions, *rows]
-    plain = _as_int32([*five, _fit(slots.reshape(1, -1), size, -1), torch.zeros(0), *own])
-    return [size, tiles], [*plain, *padded_plan(plan, tiles)]
 
 
 def _as_int32(tensors: Tensors) -> Tensors:

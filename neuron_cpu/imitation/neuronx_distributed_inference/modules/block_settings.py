@@ -12,9 +12,7 @@ def refuse_blocks(config: Any) -> None:
     """NotImplementedError for what the version lacks or is not modelled; AssertionError for blocks
     of sizes that no graph can have."""
     asked = [
-        name
-        for name in ("is_block_kv_layout", "is_prefix_caching", "is_chunked_prefill")
-        if getattr(config, name, False)
+        name for name in ("is_block_kv_layout", "is_prefix_caching") if getattr(config, name, False)
     ]
     if not asked:
         return
@@ -36,28 +34,11 @@ def refuse_blocks(config: Any) -> None:
 
 def _misfit(config: Any, asked: List[str]) -> Optional[Tuple[str, str]]:
     """What should be otherwise, and what it is: settings that belong together."""
-    chunks = config.chunked_prefill_config
-    if len(asked) != 2 or asked[0] != "is_block_kv_layout":
-        one = "is_block_kv_layout with one of is_prefix_caching and chunked_prefill_config"
-        return one, " and ".join(asked)
+    if len(asked) != 2:
+        return "is_block_kv_layout with is_prefix_caching", f"{asked[0]} alone"
     if config.padding_side != "right":
         return "padding_side 'right'", repr(config.padding_side)
-    if chunks is None:
-        return None if config.ctx_batch_size == 1 else ("ctx_batch_size 1", config.ctx_batch_size)
-    if chunks.max_num_seqs < 1:
-        return "a chunked_prefill_config with max_num_seqs of at least 1", chunks.max_num_seqs
-    rows = chunks.max_num_seqs if chunks.tkg_model_enabled else 1
-    batch = config.ctx_batch_size, config.tkg_batch_size
-    if batch != (1, rows):
-        return f"ctx_batch_size 1 and a batch of {rows} sequences", f"{batch[0]} and {batch[1]}"
-    if chunks.kernel_kv_tile_size % config.pa_block_size:
-        return "a kernel_kv_tile_size of whole blocks", chunks.kernel_kv_tile_size
-    if config.max_context_length % chunks.kernel_q_tile_size:
-        most = config.max_context_length
-        return f"a kernel_q_tile_size that divides max_context_length {most}", (
-            chunks.kernel_q_tile_size
-        )
-    return None
+    return None if config.ctx_batch_size == 1 else ("ctx_batch_size 1", config.ctx_batch_size)
 
 
 def _sizes(config: Any) -> Optional[Tuple[str, str]]:
@@ -72,7 +53,7 @@ def _sizes(config: Any) -> Optional[Tuple[str, str]]:
     if config.max_length % block or config.max_context_length % block:
         given = f"{config.max_length} and {config.max_context_length}"
         return f"max_length and max_context_length of whole blocks of {block}", given
-    least = math.ceil(config.max_length / block) + int(config.is_chunked_prefill)
+    least = math.ceil(config.max_length / block)
     if config.pa_num_blocks < least:
         return f"pa_num_blocks of at least {least}, one longest sequence", str(config.pa_num_blocks)
     return None

@@ -33,7 +33,6 @@ from ..application_base import refuse_options
 from ..config import InferenceConfig, NeuronConfig
 from ..model_base import NeuronBaseForCausalLM, NeuronBaseModel
 
-_TILES = ("tile_q_indices", "tile_block_tables", "tile_masks")  # of chunked prefill
 _LLAMA_MODULE_MAP: Dict[str, type] = {}
 StateDict = Dict[str, torch.Tensor]
 # Options by which NxDI's modules call closed kernels; these modules have nothing in their place.
@@ -361,7 +360,6 @@ class NeuronLlamaDecoderLayer(nn.Module):
         """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
         with_residual = "residual" in kwargs
         passed = {k: kwargs.get(k) for k in ("active_mask", "cos_cache", "sin_cache")}
-        passed.update({k: kwargs[k] for k in _TILES if kwargs.get(k) is not None})
         if self.window is not None and attention_mask is not None:
             given = of_prefix(attention_mask), position_ids, past_key_value
             attention_mask = self._within_window(*given)

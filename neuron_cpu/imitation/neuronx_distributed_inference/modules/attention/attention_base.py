@@ -22,7 +22,6 @@ from neuron_cpu.runtime.ranks import Group
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
 from ..block_masks import of_prefix
-from ..chunked_prefill.scheduler import TilePlan, tiles_as_cache
 from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
 from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
 
@@ -368,11 +367,9 @@ class NeuronAttentionBase(nn.Module):
         position_ids: torch.Tensor,
         past_key_value: Tuple[torch.Tensor, torch.Tensor],
         active_mask: Optional[torch.Tensor],
-        **tiles: Any,
+        **_later: Any,
     ) -> torch.Tensor:
         """Attention over a cache: (B, heads, S, D)."""
-        if tiles.get("tile_masks") is not None:
-            return self.perform_contexted_prefill(Q, K, V, past_key_value, attention_mask, **tiles)
         masks = attention_mask, active_mask
         return self.compute_for_token_gen(Q, K, V, position_ids, past_key_value, *masks)
 
@@ -421,22 +418,6 @@ class NeuronAttentionBase(nn.Module):
         both = past_key_value, *masks
         return self.compute_for_token_gen(Q, K, V, places, *both, is_prefix_caching=True)
 
-    def perform_contexted_prefill(
-        self,
-        Q: torch.Tensor,
-        K: torch.Tensor,
-        V: torch.Tensor,
-        past_key_value: Tuple[torch.Tensor, torch.Tensor],
-        attention_mask: Optional[torch.Tensor],
-        **tiles: Any,
-    ) -> torch.Tensor:
-        """A chunk (1, heads, n, D) over tiles of the whole caches, and its tokens over each other
-        as `attention_mask` (1, 1, n, n) says: (1, heads, n, D)."""
-        plan = TilePlan(*(tiles[name] for name in TilePlan._fields))
-        keys, values, seen = tiles_as_cache(past_key_value, plan, Q.shape[2])
-        places = K.new_empty((1, K.shape[2]))
-        return self.compute_for_token_gen(Q, K, V, places, (keys, values), seen, attention_mask)
-
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -464,7 +445,7 @@ class NeuronAttentionBase(nn.Module):
         )[:5]
         batch, _, length, _ = Q.shape
         prefixed = active_mask is not None and self.is_prefix_caching
-        if past_key_value is None or (prefixed and later.get("tile_masks") is None):
+        if past_key_value is None or prefixed:
             prefix = (past_key_value, active_mask) if self.contract.attention_takes_config else ()
             output, K, V = self.attention_context_encode(
                 Q, K, V, length, batch, attention_mask, *prefix

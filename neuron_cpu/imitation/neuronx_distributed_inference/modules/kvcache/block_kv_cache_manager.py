@@ -19,31 +19,26 @@ _LANES = 128  # blocks of a sequence from which on NxDI cuts none
 class BlockKVCacheManager(KVCacheManager):
     """Caches K0, V0, K1, V1, ... in blocks, by `pa_num_blocks` and `pa_block_size`.
 
-    Prefix caching: (blocks + 1, block, kv heads, D), the last block for tokens without a slot; cut
-    into t parts, (blocks + 1, t, block / t, kv heads, D), where a sequence has fewer than 128
-    blocks. Chunked prefill: (blocks, kv heads, block, D), whose very last slot is nobody's.
+    (blocks + 1, block, kv heads, D), the last block for tokens without a slot; cut into t parts,
+    (blocks + 1, t, block / t, kv heads, D), where a sequence has fewer than 128 blocks.
     """
 
     _NUM_EXTRA_RESERVED_BLOCK = 1
 
     def _init_kv_shape(self, config: Any) -> None:
         neuron_config = config.neuron_config
-        self.is_chunked_prefill = neuron_config.is_chunked_prefill
         self.pa_num_blocks = neuron_config.pa_num_blocks
         self.pa_block_size = block = neuron_config.pa_block_size
         super()._init_kv_shape(config)
         _, heads, length, head_dim = self.v_shape
         longest = math.ceil(length / block)
         self.block_tiling_factor = 1
-        if self.is_chunked_prefill:
-            shape: Sequence[int] = (self.pa_num_blocks, heads, block, head_dim)
-        else:
-            blocks = self.pa_num_blocks + self._NUM_EXTRA_RESERVED_BLOCK
-            shape = (blocks, block, heads, head_dim)
-            if longest < _LANES:
-                parts = min(2 ** math.ceil(math.log2(_LANES / longest)), block)
-                self.block_tiling_factor = parts
-                shape = (blocks, parts, block // parts, heads, head_dim)
+        blocks = self.pa_num_blocks + self._NUM_EXTRA_RESERVED_BLOCK
+        shape: Sequence[int] = (blocks, block, heads, head_dim)
+        if longest < _LANES:
+            parts = min(2 ** math.ceil(math.log2(_LANES / longest)), block)
+            self.block_tiling_factor = parts
+            shape = (blocks, parts, block // parts, heads, head_dim)
         self.block_tiling = self.block_tiling_factor > 1
         self.k_shape = self.v_shape = tuple(shape)
 
@@ -57,13 +52,12 @@ class BlockKVCacheManager(KVCacheManager):
     ) -> List[List[torch.Tensor]]:
         """[K, V] of every layer: of the table's blocks, (B, kv heads, blocks * block size, D).
 
-        `active_block_table` (B, blocks). A chunk gets the caches whole, as its tiles name blocks.
+        `active_block_table` (B, blocks).
         """
-        del seq_len, skip_slice
+        del seq_len, skip_slice, is_for_context_encoding
         layers = len(self.past_key_values) // 2
         caches = [list(self.past_key_values[2 * idx : 2 * idx + 2]) for idx in range(layers)]
-        if not (self.is_chunked_prefill and is_for_context_encoding):
-            caches = [[self._gathered(cache, active_block_table) for cache in kv] for kv in caches]
+        caches = [[self._gathered(cache, active_block_table) for cache in kv] for kv in caches]
         if not self.quant:
             return caches
         return [[direct_cast_dequantize(c, self.dequant_dtype) for c in kv] for kv in caches]
@@ -73,10 +67,7 @@ class BlockKVCacheManager(KVCacheManager):
         if table is None:
             raise ValueError("A cache of blocks is read through an active_block_table, got none.")
         blocks = _as_bytes(cache)[table.long()]  # (B, n, ...)
-        if self.is_chunked_prefill:
-            found = blocks.transpose(1, 2).flatten(2, 3)
-        else:
-            found = blocks.reshape(len(table), -1, *cache.shape[-2:]).transpose(1, 2)
+        found = blocks.reshape(len(table), -1, *cache.shape[-2:]).transpose(1, 2)
         return found.view(cache.dtype) if found.dtype != cache.dtype else found
 
     def update_cache(  # type: ignore[override]
@@ -100,13 +91,9 @@ class BlockKVCacheManager(KVCacheManager):
         """New (B, kv heads, T, D) to the slots (B * T)."""
         new = direct_cast_quantize(new, self.quant_dtype) if self.quant else new.to(cache.dtype)
         rows = _as_bytes(new).transpose(1, 2).flatten(0, 1)  # (B * T, kv heads, D)
-        nowhere = self.pa_num_blocks * self.pa_block_size - (1 if self.is_chunked_prefill else 0)
-        slots = torch.where(slots < 0, nowhere, slots)
+        slots = torch.where(slots < 0, self.pa_num_blocks * self.pa_block_size, slots)
         stored = _as_bytes(cache)
-        if self.is_chunked_prefill:
-            stored[slots // self.pa_block_size, :, slots % self.pa_block_size] = rows
-        else:
-            stored.view(-1, *stored.shape[-2:])[slots] = rows
+        stored.view(-1, *stored.shape[-2:])[slots] = rows
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,1 +1,0 @@
-"""Prompts in chunks that several sequences share."""
