@@ -49,10 +49,6 @@ _DTYPES = {
 }
 
 
-class IncompatibleConfigError(ValueError):
-    """Two settings that exclude each other."""
-
-
 def to_torch_dtype(dtype_str: str) -> torch.dtype:
     """The torch dtype of a bare name such as "bfloat16"; ValueError for an unknown one."""
     if dtype_str not in _DTYPES:
