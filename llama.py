@@ -122,8 +122,8 @@ MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 #   tensor                 shape per rank               partition axis   written by
 #   hidden states (HBM)    [H, T], in token_blocks()    -                in_blocks(), the kernels
 #   hidden states (SBUF)   [128, H/128, T]              128 runs of H    residual_sum()
-#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  rotated_span()
-#   V (SBUF)               [tokens, kv heads * D]       tokens           value_tile()
+#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  Projection.rotate()
+#   V (SBUF)               [tokens, kv heads * D]       tokens           Projection.values()
 #   context (SBUF)         [128, tiles, T]              heads of a tile  attention of any kind
 #   HF weight              [N, K]                       -                checkpoint
 #   kernel weight (HBM)    [128, N/128 * K/128 * 128]   contraction      kernel_layout(), once
@@ -1347,7 +1347,7 @@ class PromptAttention(NamedTuple):
 # of them. A partition of the cache has four neighbouring keys of a head, since a row of DMA is long
 # then: 64 partitions for each head, four tiles of keys. The weights are transposed to those places:
 #
-#     spread_sb, of one tile        v_sb, of one tile             out_psum, sums of four tiles
+#     spread_sb, of one tile        v_sb, of one tile             sums_psum, of four tiles
 #     0   +--A0--A1---0---0--+     0   +---------------+-+        A0 +---------------+---+
 #         |   w   w   0   0  |         |   values of A |1|        A1 |  64 features  |sum|
 #     64  +---0---0--B0--B1--+     64  +---------------+-+        B0 |               |   |
@@ -1705,8 +1705,6 @@ def gated_mlp(hidden, norm, linears, length, most):
 #   qkv_w_hbm, out_w_hbm  kernel weights      of Q, K and V together, and of the output
 #   cos_hbm, sin_hbm      [128, T]            of each lane of a tile of heads, the sine signed
 #   heads                 HeadShape           of this rank
-#   q_hbm, k_hbm,         [128, tiles, T]     queries, new keys and contexts between kernels, as
-#   context_hbm                               heads lie in tiles; new values v_hbm in rows
 #   keys_hbm, values_hbm  [B, kv heads, L, D] the cache; new ones come out, [T, kv heads * D]
 #   bias_hbm              [B, keys]           type of x: 0 for keys that count, MASKED for others
 #

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
+import pytest
+
 import llama
+import llama_nki
+import llama_step
 from neuron_cpu.core import Kernel
 
 
@@ -43,3 +49,15 @@ def test_the_map_is_true() -> None:
             owner, _, method = callee.rpartition(".")
             assert hasattr(getattr(llama, owner) if owner else llama, method), callee
             assert method in names, (name, callee)
+
+
+@pytest.mark.parametrize("module", [llama, llama_nki, llama_step])
+def test_what_comments_name_is_in_the_code(module) -> None:
+    """The buffers and functions of examples, tables and docstrings are those of the code."""
+    text, code, told = Path(module.__file__).read_text(encoding="utf-8"), set(), ""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        code |= {token.string} if token.type == tokenize.NAME else set()
+        told += token.string if token.type in (tokenize.COMMENT, tokenize.STRING) else ""
+    named = set(re.findall(r"\b([a-z]\w*_(?:sb|psum|hbm))\b|\b([A-Za-z_]+)\(\)", told))
+    assert named
+    assert {buffer or function for buffer, function in named} <= code
