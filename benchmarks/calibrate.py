@@ -49,6 +49,7 @@ from neuron_cpu.core.time import cost, schedule  # noqa: E402
 from neuron_cpu.files import write_text_atomically  # noqa: E402
 
 LIMIT = 0.15
+APART_SETS = (public_rows.OPENED, public_rows.SEALED)  # each has a file and a block of its own
 APART = 1.05  # measured times of two variants that differ by less have no order
 OUTLIER = (0.6, 1.7)
 SIDES = ("hbm_read", "hbm_written")
@@ -354,10 +355,14 @@ def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row])
     print("\n\n".join([*parts, engines_table(outcomes)]))
     if args.verify:
         return verify(outcomes)
-    if args.write and every[0].set == public_rows.SEALED:
+    if args.write and every[0].set in APART_SETS:
         head = subprocess.run(HEAD, cwd=ROOT, capture_output=True, text=True, check=True)
-        told = f"Evaluated once, at commit {head.stdout.strip()}."
-        write("\n\n".join([told, *parts, sources_list(every)]), "sealed")
+        once = every[0].set == public_rows.SEALED
+        told = (
+            f"{'Evaluated once' if once else 'Estimated again'}, at commit {head.stdout.strip()}."
+        )
+        rest = [*parts[2:], sources_list(every)] if once else [engines_table(outcomes)]
+        write("\n\n".join([told, *parts[:2], *rest]), every[0].set)
     elif args.write:
         if all(outcome.engines for outcome in outcomes if outcome.row.engines):
             write(engines_table(outcomes), "engines")
@@ -449,12 +454,14 @@ def refuse_mixing(
             f"({others[0].set}); name fitted rows with --rows"
         )
     sets = {row.set for row in every}
-    if public_rows.SEALED in sets and len(sets) > 1:
-        parser.error(f"{args.data} has sealed rows beside others; keep them in a file of their own")
-    if args.write and public_rows.SEALED in sets:
+    if len(sets) > 1 and (mixed := sets.intersection(APART_SETS)):
+        parser.error(
+            f"{args.data} has {min(mixed)} rows beside others; keep them in a file of their own"
+        )
+    if args.write and sets.intersection(APART_SETS):
         if args.rows:
-            parser.error("--write of the sealed set needs all of its rows; leave out --rows")
-        if "Evaluated once" in DOCUMENT.read_text():
+            parser.error(f"--write of the {min(sets)} set needs all of its rows; leave out --rows")
+        if public_rows.SEALED in sets and "Evaluated once" in DOCUMENT.read_text():
             parser.error(f"{DOCUMENT.name} has the sealed set's figures, which are made once")
 
 

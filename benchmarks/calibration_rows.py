@@ -4,7 +4,7 @@ Rows of one's own: a file of the same form, run by ``calibrate.py --public DIR -
 ``{"about": text, "sources": {NAME: source}}``; a source has the fields of ``Row`` that its rows
 share and ``"rows": [{"id": ..., "arguments": ["128x512:bf16", 2], "measured_us": ...}, ...]``.
 Needed are ``repository``, ``commit`` (40 digits), ``file``, ``function``, ``figures``, ``machine``,
-``kind``, ``sdk``, ``set`` (``fitted``, ``checked`` or ``sealed``) and, for a Trainium2, ``target``:
+``kind``, ``sdk``, ``set`` (one of ``SETS``) and, for a Trainium2, ``target``:
 ``trn2``. The kernel's text lies unmodified at ``DIR/REPOSITORY@COMMIT/FILE``, seven digits of the
 commit. Of a time on both physical cores of a logical one ``grid`` is [2].
 
@@ -38,7 +38,7 @@ DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32,
     "int8": torch.int8, "uint8": torch.uint8, "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
-FITTED, CHECKED, SEALED = SETS = ("fitted", "checked", "sealed")
+FITTED, CHECKED, OPENED, SEALED = SETS = ("fitted", "checked", "opened", "sealed")
 CLASSES = ("DMA", "TensorE", "VectorE", "ScalarE", "latency")
 _numbers = itertools.count()
 
@@ -64,7 +64,8 @@ class Row:
         profile: the DMA profile where the release does not say it (``static``: --disable-dge).
         target: chip that the kernel is built for; empty for trn1.
         set: ``fitted`` where constants of the cost model were chosen on it, ``checked`` where it
-            was looked at while the model was made, ``sealed`` where it was not before the end.
+            was looked at while the model was made, ``sealed`` where it was not before the end,
+            ``opened`` where it was sealed and has been looked at since.
         share: of the time of one physical core that the figure stands for.
         engines: published share of the time that each engine was busy.
         hbm_mb: published megabytes read from and written to HBM, None where one is not published.

@@ -61,6 +61,8 @@ class Dma:
         issue_ns, issue_row_ns: of one transfer and of each of its rows on the queue that makes
             descriptors in hardware, one transfer after the other; 0 where a program brings them.
         one_index_ns: of GpSimdE, for a transfer whose rows share an index; 0 where each row costs.
+        today_bytes_per_ns: rate of one engine for kernels of `nki`, ``row_ns`` a row apart; 0 where
+            they move as others do.
     """
 
     engines: int
@@ -85,6 +87,7 @@ class Dma:
     issue_ns: float = 0.0
     issue_row_ns: float = 0.0
     one_index_ns: float = 0.0
+    today_bytes_per_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,10 @@ class NeuronCore:
         min_ii: cycles from one instruction of an engine to its next, at least.
         dependent_cycles: from the end of an instruction's occupancy until a consumer may start.
         engine_start_cycles: of each engine beyond the documented cycles of an instruction.
+        start_always: instructions of ``min_ii`` take them, too (not TensorE's).
         tensor_pace: cycles of TensorE that one documented cycle takes.
         half_rows_pace: the same where fp32 products fill at most half of the array's rows.
+        ramp_ns: TensorE runs at half rate unless it was used for half of that time; 0 for never.
         hbm_bytes_per_ns: the core's share of HBM.
         number: of the generation; later ones take what earlier ones do.
         calibrated: whether published times have confirmed the estimates.
@@ -144,6 +149,8 @@ class NeuronCore:
     hbm_bytes_per_ns: float
     dma: Dma
     half_rows_pace: float = 1.0
+    start_always: bool = False
+    ramp_ns: float = 0.0
     number: int = 2
     calibrated: bool = True
     exclusive_ports: bool = True
@@ -266,6 +273,12 @@ GEN3 = replace(
     # passes) in 17 of 22 variants of two operators, where profiles say that it is throttled; in two
     # variants 4.1 ms. What releases the throttle is not known.
     half_rows_pace=2.0,
+    # Documented (neuron-explorer, overview-summary-page.rst): TensorE runs at half rate after 3 us
+    # in which it was used for less than half, and ramps up within as long.
+    ramp_ns=3000.0,
+    # Documented of VectorE (ARCH): 100 cycles where back-to-back instructions are far below 128
+    # elements. Profiles of qwen-oproj have 0.16 to 0.21 us for each short one of both engines.
+    start_always=True,
     engine_start_cycles={
         Engine.TENSOR: 8,
         # Fitted: 768 sums of 2048 columns keep VectorE active for 1.73 ms, 1536 of 512 for 0.97;
@@ -288,6 +301,9 @@ GEN3 = replace(
         issue_row_ns=0.75,
         # Fitted to the sealed set after it was seen: 809 transfers of an index each in 1.00 ms.
         one_index_ns=1250.0,
+        # Documented (DMA32). With row_ns it gives the packet times of five public profiles of `nki`
+        # (qwen-moe) within 11 %: 17 ns a row of 256 B, 55 to 59 of 1 KiB, 177 of 4 KiB.
+        today_bytes_per_ns=23.0,
         part_word_ns=7.5,
         transposed=0.9,  # ARCH3: DMA transposes, "up to"
         transposed_on_chip=0.5,  # the same
@@ -310,7 +326,9 @@ GEN4 = replace(
     vector_least_bytes=1,  # ARCH4: 512 elements a cycle of bf16, fp16 and fp8
     scalar_narrow_rate=2,  # ARCH4: 256 elements a cycle of 16 bits and fp8
     hbm_bytes_per_ns=587.5,  # ARCH4: 4.7 TB/s per chip, eight cores
-    dma=replace(GEN3.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0),  # DMA32: 528 GB/s a core
+    dma=replace(  # DMA32: 528 GB/s a core
+        GEN3.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0, today_bytes_per_ns=33.0
+    ),
 )
 GENERATIONS = {made.name: made for made in (GEN2, GEN3, GEN4)}
 

@@ -7,7 +7,7 @@ takes under each DMA profile. Sources of every constant: spec.py.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..device import spec
@@ -21,7 +21,8 @@ from ..program.view import View
 
 def result_latency_ns(engine: Engine) -> float:
     """From the end of an instruction's occupancy until another engine may read its result."""
-    return CORE.dependent_cycles / CORE.clock_hz[engine] * 1e9
+    start = CORE.engine_start_cycles[engine] if CORE.start_always else 0  # counted as occupancy
+    return (CORE.dependent_cycles - start) / CORE.clock_hz[engine] * 1e9
 
 
 # --- DMA profiles ---------------------------------------------------------------------------------
@@ -67,6 +68,12 @@ def _before_2_24(size: int) -> float:
 def _since_2_24(size: int) -> float:
     least = CORE.dma.row_2_24_ns if size >= CORE.dma.word_bytes else CORE.dma.part_word_ns
     return max(least, size / CORE.dma.bytes_per_ns)
+
+
+def _of_today(size: int) -> float:
+    if size < CORE.dma.word_bytes:
+        return CORE.dma.part_word_ns
+    return size / CORE.dma.today_bytes_per_ns + CORE.dma.row_ns
 
 
 def _hbm_peak(size: int) -> float:
@@ -123,6 +130,14 @@ def dma_profile(name: str) -> DmaProfile:
             "pass one of those names",
         )
     return found
+
+
+def in_language(profile: DmaProfile, today: bool) -> DmaProfile:
+    """The profile as kernels of `nki` meet it: from gen3 on their descriptors are made at run time,
+    where the profile has no rule of its own."""
+    if today and profile.row_ns is _since_2_24 and profile.issued and CORE.dma.today_bytes_per_ns:
+        return replace(profile, row_ns=_of_today)
+    return profile
 
 
 # --- DMA transfers --------------------------------------------------------------------------------
@@ -302,7 +317,20 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
         if engine is Engine.TENSOR:
             cycles *= CORE.half_rows_pace if _half_rows(instruction) else CORE.tensor_pace
         cycles += CORE.engine_start_cycles[engine]
+    elif CORE.start_always and engine is not Engine.TENSOR:
+        cycles += CORE.engine_start_cycles[engine]
     return cycles / CORE.clock_hz[engine] * 1e9
+
+
+def array_use(instruction: Instruction) -> float:
+    """Share of TensorE's array and of its least time that an instruction fills.
+
+    0 for what is as slow as it can be already: fp32 products of half of the rows.
+    """
+    if _half_rows(instruction):
+        return 0.0
+    moved = instruction.src[min(1, len(instruction.src) - 1)]
+    return min(1.0, moved.free_size / CORE.min_ii) * moved.shape[0] / CORE.partitions
 
 
 def _half_rows(instruction: Instruction) -> bool:

@@ -18,6 +18,7 @@ Model and constants: aws-neuron-sdk v2.21.1, general/nki/arch/trainium_inferenti
 nki_perf_guide.rst; see docs/cost_model.md for its calibration.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -128,7 +129,7 @@ class Schedule:
 
     def _lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
         free = [0.0] * CORE.dma.engines
-        profile = cost.dma_profile(self.profile)
+        profile = cost.in_language(cost.dma_profile(self.profile), self.program.today)
         for at, moved in self.transfers.items():
             for lane, rows in enumerate(moved.lanes):
                 if rows:
@@ -215,7 +216,7 @@ class _Run:
     def __init__(
         self, program: Program, needs: depend.Dependences, profile: cost.DmaProfile, order: str
     ) -> None:
-        self.program, self.profile = program, profile
+        self.program, self.profile = program, cost.in_language(profile, program.today)
         self.numbers, self.times = _engines(program)
         # Nodes: instructions, joins behind them; then the engines, for events only.
         n = self.joins_at = len(self.numbers)
@@ -255,6 +256,7 @@ class _Run:
         self.fixed = not program.today
         self.issues = profile.issued and not program.today and CORE.dma.issue_ns > 0
         self.issue_free, self.issue_last = 0.0, -1
+        self.used: deque[tuple[float, float, float]] = deque()  # TensorE: start, end, share
         self.port_free = [0.0, 0.0]
         self.port_last = [-1, -1]
         self.ports = [_ports(i, e) for i, e in zip(program.instructions, self.numbers)]
@@ -361,12 +363,25 @@ class _Run:
             if needed and self.port_free[port] > now:
                 now = self.port_free[port]
                 self.waits[at] = Wait(PORT, self.port_last[port])
+        if CORE.ramp_ns and self.numbers[at] == TENSOR:
+            self.times[at] *= self._ramp(at, now)
         self.start[at] = now
         end = self.end[at] = now + self.times[at]
         if sbuf:
             self.port_free[0], self.port_last[0] = end, at
         if psum:
             self.port_free[1], self.port_last[1] = end, at
+
+    def _ramp(self, at: int, now: float) -> float:
+        """How much slower TensorE is than at its full rate, by how it was used just before."""
+        used, since = self.used, now - CORE.ramp_ns
+        while used and used[0][1] <= since:
+            used.popleft()
+        share = cost.array_use(self.program.instructions[at])
+        work = sum((end - max(begin, since)) * part for begin, end, part in used)
+        slower = 2.0 if share and 2 * work < CORE.ramp_ns else 1.0
+        used.append((now, now + slower * self.times[at], share))
+        return slower
 
     def _transfer(self, at: int, now: float) -> None:
         moved = self.transfers[at] = cost.transfer(self.program.instructions[at], self.fixed)
