@@ -115,9 +115,9 @@ class Estimate(NamedTuple):
 
 def estimate(path: Optional[Path], core: NeuronCore) -> Estimate:
     """Of an entry's file; None is the baseline."""
-    costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
     found, macs, inside = [], 0, 0
     with tempfile.TemporaryDirectory() as name, using(core):
+        costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
         (Path(name) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         # an entry may put a constructor of its own into the SDK's class
         with mock.patch.object(MoENeuronConfig, "__init__", MoENeuronConfig.__init__):

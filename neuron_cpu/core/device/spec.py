@@ -276,6 +276,9 @@ GEN3 = replace(
     # Documented (neuron-explorer, overview-summary-page.rst): TensorE runs at half rate after 3 us
     # in which it was used for less than half, and ramps up within as long.
     ramp_ns=3000.0,
+    # Documented: 96 all-reduces of four ranks in a decode step, 12 us each (KevGomes1403/
+    # nki-moe-megakernel 1fb4257, docs/winning_strategy.md); on a trn3 6.7 and 13.9 (its README).
+    collective_ns=12_000.0,
     # Documented of VectorE (ARCH): 100 cycles where back-to-back instructions are far below 128
     # elements. Profiles of qwen-oproj have 0.16 to 0.21 us for each short one of both engines.
     start_always=True,

@@ -7,7 +7,7 @@ takes under each DMA profile. Sources of every constant: spec.py.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ..device import spec
@@ -402,7 +402,7 @@ class Overheads:
     logits_ns: float = spec.LOGITS_NS
     argmax_ns: float = spec.ARGMAX_NS
     host_ns: float = spec.HOST_STEP_NS
-    collective_ns: float = spec.COLLECTIVE_START_NS
+    collective_ns: float = field(default_factory=lambda: CORE.collective_ns)
     collective_bytes_per_ns: float = spec.COLLECTIVE_BYTES_PER_NS
     transfer_ns: float = spec.TRANSFER_START_NS
     transfer_bytes_per_ns: float = spec.TRANSFER_BYTES_PER_NS
