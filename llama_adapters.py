@@ -203,6 +203,13 @@ def add_idle_layer(model: nn.Module, config: InferenceConfig) -> None:
     neuron_config.lora_config.target_modules = [IDLE_TARGET]
 
 
+def keep_numbers(model: nn.Module) -> None:
+    """NxDI 0.7 keeps a sequence's adapters where its row of the batch is, and hands layers the row
+    in the place of the number, which the kernels choose by."""
+    if hasattr(model, "lora_weight_manager"):
+        model.lora_weight_manager.update_lora_adapter_ids = lambda numbers, rows: numbers
+
+
 # --- In checkpoints -------------------------------------------------------------------------------
 
 

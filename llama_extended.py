@@ -25,7 +25,9 @@ import llama
 import llama_cached
 import llama_ranks
 from llama import P_MAX, Sizes, is_nki_enabled, option
-from llama_adapters import AdaptedLayer, adapter_ranks, add_adapters, add_idle_layer, check_adapters
+from llama_adapters import (
+    AdaptedLayer, adapter_ranks, add_adapters, add_idle_layer, check_adapters, keep_numbers,
+)  # fmt: skip
 from llama_families import (
     NormOfColumns, add_heads, attention_biases, has_head_norms, shows_hidden_states,
 )  # fmt: skip
@@ -99,6 +101,11 @@ class NeuronLlamaModel(llama_ranks.SharedModel, llama_cached.CachedModel):
     """With further heads, quantised weights, adapters, and caches of blocks."""
 
     layer_cls, head_cls = NeuronLlamaDecoderLayer, AnyHead
+
+    def __init__(self, config: InferenceConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        if is_nki_enabled(config) and adapter_ranks(config):
+            keep_numbers(self)
 
     def init_model(self, config: InferenceConfig) -> None:
         super().init_model(config)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -41,6 +41,17 @@ def write_adapter(
     content |= {"target_modules": list(targets), **config}
     (folder / "adapter_config.json").write_text(json.dumps(content))
     return folder
+
+
+def merge_adapter(model: Any, folder: Path) -> None:
+    """Add what an adapter adds to the weights of a Hugging Face model."""
+    content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    tensors = load_file(str(folder / "adapter_model.safetensors"))
+    for name, weight in model.named_parameters():
+        path = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        if f"{path}A.weight" in tensors:
+            product = tensors[f"{path}B.weight"] @ tensors[f"{path}A.weight"]
+            weight.data += content["lora_alpha"] / content["r"] * product
 
 
 def as_peft(model: Any, folder: Path) -> Any:

@@ -35,6 +35,7 @@ from harness.inputs.chunks import MOST_PREFILL
 from harness.processes.roles import BASELINES, QUANTISED, Role
 from harness.processes.worker import Answer, Host
 from harness.session import speculation
+from harness.session.adapters import name_the_model, room_for_adapters
 from harness.session.chunks import PromptInChunks
 from harness.session.rows import check_numbers
 from harness.settings import OPERATOR, Settings
@@ -75,6 +76,8 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
         settings["chunked_prefill_config"] = _chunks_of(settings["chunked_prefill_config"])
     if role == Role.NKI or (role == Role.DRAFT and asked.enable_nki):
         settings["enable_nki"] = True
+    if asked.adapters is not None:
+        settings["lora_config"] |= room_for_adapters(len(asked.adapters.paths), asked.batch_size)
     path = str(_model_path(host, role))
     model_class = host.model_class
     try:
@@ -255,6 +258,7 @@ def generate(
         )
     if settings.adapters is not None:
         options["adapter_ids"] = [settings.adapters.chosen] * len(prompt_ids)
+        name_the_model(model)
     if fixed_length:
         options["min_new_tokens"] = new_tokens
     if greedy:

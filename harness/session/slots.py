@@ -13,6 +13,7 @@ from neuronx_distributed_inference.modules.generation.sampling import prepare_sa
 
 from harness.processes.roles import Role
 from harness.processes.worker import Host
+from harness.session.adapters import numbered
 from harness.session.rows import Draw, Part, Row, check_numbers
 
 _FAILED = "The model fails while it generates"
@@ -95,16 +96,17 @@ def _forward(
     """One call of the model: tokens and positions [rows, T], or [1, T] of a chunk, and `where` in
     the cache they go, where it has no lines -> a token for each row."""
     settings, draws = host.job.settings, [row.draw for row in rows]
+    model: Any = host.models[Role(role)]
     adapted = settings.adapters is not None
     # A row for each, whoever samples: NxDI's own default has as many as the batch.
     params = _device_params(draws, settings.global_topk or settings.top_k)
     with host.told_as_the_submission(_FAILED), torch.inference_mode():
-        output: Any = host.models[Role(role)](
+        output: Any = model(
             input_ids=tokens,
             position_ids=positions,
             seq_ids=torch.tensor([row.line for row in rows]),
             sampling_params=params,
-            adapter_ids=torch.tensor([row.adapter for row in rows]) if adapted else None,
+            adapter_ids=numbered(model, [row.adapter for row in rows]) if adapted else None,
             **where,
         )
         if settings.on_device_sampling:

@@ -29,10 +29,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from harness.session import speculation
+from harness.session.adapters import numbered, room_for_adapters
 from harness.session.chunks import PromptInChunks
 from harness.settings import Adapters, Blocks, Speculation
 from neuron_cpu import libraries
-from tests.adapters import write_adapter
+from tests.adapters import merge_adapter, write_adapter
 from tests.tiny_model import write_tiny_model
 
 PROMPT, STEPS, LENGTH, NEW = 24, 3, 64, 12
@@ -163,12 +164,17 @@ class Case:
         made.load(str(self.folder / name))
         return made
 
-    def logits(self, reference: Any = None, adapter: str = "", **settings: Any) -> float:
+    def logits(
+        self,
+        expected: torch.Tensor | None = None,
+        adapters: Sequence[int] = (),
+        **settings: Any,
+    ) -> float:
         """Of the prompt's last token and of each further one, which is given."""
         application = self.application(self.neuron_config(**settings))
         batch, found, inputs = self.ids.shape[0], [], {}
-        if adapter:
-            inputs["adapter_ids"] = adapter_numbers(application, adapter, batch)
+        if adapters:
+            inputs["adapter_ids"] = numbered(application, adapters).to(torch.int32)
         for end in range(PROMPT, PROMPT + STEPS + 1):
             new = self.ids[:, :PROMPT] if end == PROMPT else self.ids[:, end - 1 : end]
             places = torch.arange(end - new.shape[1], end).expand(batch, -1)
@@ -181,8 +187,9 @@ class Case:
                 **inputs,
             )
             found.append(out.logits[:, -1].float())
-        with torch.no_grad():
-            expected = (reference or self.reference())(self.ids).logits[:, PROMPT - 1 :]
+        if expected is None:
+            with torch.no_grad():
+                expected = self.reference()(self.ids).logits[:, PROMPT - 1 :]
         return relative(torch.stack(found, dim=1), expected)
 
     def apart(self, adapter: Any, **options: Any) -> float:
@@ -282,30 +289,27 @@ def quantised(case: Case) -> float:
 
 
 def adapted(case: Case) -> float:
-    """The model with a low-rank adapter, against its weights with the adapter's added."""
-    reference = case.reference()
-    adapter = write_adapter(case.folder / "adapter", reference)
-    content = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    tensors = load_file(str(adapter / "adapter_model.safetensors"))
-    for name, weight in reference.named_parameters():
-        path = f"base_model.model.{name.removesuffix('.weight')}.lora_"
-        if f"{path}A.weight" in tensors:
-            product = tensors[f"{path}B.weight"] @ tensors[f"{path}A.weight"]
-            weight.data += content["lora_alpha"] / content["r"] * product
-    asked = Adapters((("one", adapter),), "one", content["r"]).neuron_config()
+    """The model with low-rank adapters, against its weights with the adapter's added: one, or in a
+    batch the model itself, one and another."""
+    numbers: Sequence[int] = (0, 1, 2) if len(case.ids) > 1 else (1,)
+    folders, expected = {}, []
+    for number, ids in zip(numbers, case.ids, strict=True):
+        reference = case.reference()
+        if number:
+            folder = write_adapter(case.folder / f"adapter-{number}", reference, seed=number)
+            merge_adapter(reference, folder)
+            folders[str(number)] = folder
+        with torch.no_grad():
+            expected.append(reference(ids[None]).logits[:, PROMPT - 1 :])
+    asked = Adapters(tuple(folders.items()), "1", 4).neuron_config()
+    lora = asked["lora_config"]
     if libraries.find().nxdi.startswith("0.1."):
-        lora = asked["lora_config"]
-        lora |= {"lora_ckpt_paths": [str(adapter)], "target_modules": content["target_modules"]}
-    return case.logits(reference, adapter="one", **asked)
-
-
-def adapter_numbers(application: Any, name: str, batch: int) -> torch.Tensor:
-    """The library's own number of an adapter, for each sequence."""
-    holder = getattr(application, "lora_model_manager", None)
-    holder = holder or getattr(PromptInChunks(application), "lora_checkpoint", None)
-    if not hasattr(holder, "convert_adapter_ids_to_indices"):  # NxDI 0.1 has numbers only
-        return torch.zeros(batch, dtype=torch.int32)
-    return holder.convert_adapter_ids_to_indices([name] * batch, batch)
+        content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        targets = content["target_modules"]
+        lora |= {"lora_ckpt_paths": [str(folder)], "target_modules": targets}
+        numbers = tuple(max(number - 1, 0) for number in numbers)  # it has no other
+    lora |= room_for_adapters(len(folders), len(numbers))
+    return case.logits(torch.cat(expected), numbers, **asked)
 
 
 def guessed(asked: Speculation) -> Callable[[Case], float]:
@@ -549,6 +553,7 @@ FEATURES: dict[str, Feature] = {
     "int8": Feature(settings={"quantization_dtype": "int8"}, extended=True, told=quantised),
     "fp8": Feature(settings={"quantization_dtype": "f8e4m3"}, extended=True, told=quantised),
     "low-rank adapter": Feature(extended=True, told=adapted),
+    "adapters of a batch": Feature(batch=3, extended=True, told=adapted),
     "blocks": Feature(**BOTH, told=in_blocks(Blocks(16, False), alone=True)),
     "prefix caching": Feature(**BOTH, told=in_blocks(Blocks(16, False))),
     "chunked prefill": Feature(**BOTH, told=in_blocks(Blocks(16, True, tiles=(32, 64)))),

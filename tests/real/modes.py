@@ -28,6 +28,8 @@ from tests.real import page, releases  # noqa: E402
 
 PROMPT = "I believe the meaning of life is"
 TOKENS = 8
+BASE = "0"  # the model itself
+ADAPTERS = {"one": 1, "two": 2}  # their seeds
 COLUMNS = page.COLUMNS[page.MODES]
 LIMIT_SECONDS = 1800  # of one run; machines that build are busy
 # A turn is its words, so that a chat's first answer is that of a prompt.
@@ -61,23 +63,27 @@ def tokens_told(text: str, expected: str) -> str:
     return f"{same} of {len(expected)} tokens"
 
 
-Expected = str  # the text of Hugging Face in fp32 behind PROMPT
+Expected = dict[str, str]  # by adapter: the text of Hugging Face in fp32 behind PROMPT
 Command = Callable[[list[str], Expected], str]
 
 
 def _generate(command: list[str], expected: Expected) -> str:
     run = ended([*command, "--raw", "--prompt", PROMPT])
     text = run.figure(r"(?s)Output 0: (.*)\n?$").removeprefix(PROMPT)
-    return tokens_told(text.removesuffix("\n"), expected)
+    return tokens_told(text.removesuffix("\n"), expected[BASE])
 
 
 def _generate_in_fp32(command: list[str], expected: Expected) -> str:
     return _generate([*command, "--torch-dtype", "float32"], expected)
 
 
+def _adapted(command: list[str], expected: Expected) -> str:
+    return _generate(command, {BASE: expected["two"]})
+
+
 def _chat(command: list[str], expected: Expected) -> str:
     run = ended(command, said=PROMPT + "\n")
-    return tokens_told(run.figure(r"(?s)\A(.*)\n\Z"), expected)
+    return tokens_told(run.figure(r"(?s)\A(.*)\n\Z"), expected[BASE])
 
 
 def _evaluate(command: list[str], _: Expected) -> str:
@@ -114,6 +120,9 @@ def _test(command: list[str], _: Expected) -> str:
 
 
 def _serve(command: list[str], expected: Expected) -> str:
+    """Every model that is served has to say what it says in Hugging Face."""
+    given = [entry for flag, entry in zip(command, command[1:]) if flag == LORA[0]]
+    names = [BASE, *(entry.partition(":")[0] for entry in given)]
     command += ["--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -123,20 +132,21 @@ def _serve(command: list[str], expected: Expected) -> str:
             said.append(line)
             address = re.search(r"Serving .* at http://([\d.]+:\d+)", line)
             if address is not None:
-                text = _asked(address[1])
+                found = [tokens_told(_asked(address[1], name), expected[name]) for name in names]
                 break
         else:
             Run(process.wait() or 1, "", "".join(said)).figure("never")
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=LIMIT_SECONDS)
-    return tokens_told(text, expected)
+    return found[0] if len(set(found)) == 1 else ", ".join(found)
 
 
-def _asked(address: str) -> str:
-    """A completion of the server."""
+def _asked(address: str, name: str) -> str:
+    """A completion of the server, by the model itself or an adapter."""
     connection = http.client.HTTPConnection(address, timeout=LIMIT_SECONDS)
-    body = json.dumps({"model": "tiny", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0})
+    asked = {"model": name if name != BASE else "tiny", "max_tokens": TOKENS, "temperature": 0}
+    body = json.dumps(asked | {"prompt": PROMPT})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     content = answer.read().decode()
@@ -145,6 +155,7 @@ def _asked(address: str) -> str:
     return json.loads(content)["choices"][0]["text"]
 
 
+LORA = ("--lora-ckpt-path", "one:BESIDE/one", "--lora-ckpt-path", "two:BESIDE/two")
 SHORT = ("--seq-len", "64", "--max-context-length", "64")
 NEW = ("--max-new-tokens", str(TOKENS))
 # Row -> arguments, what reads the output, columns.
@@ -157,6 +168,10 @@ MODES: dict[str, tuple[Sequence[str], Command, Sequence[str]]] = {
     "diff": (["--mode", "diff", *SHORT], _diff, COLUMNS[1:]),
     "profile": (["--mode", "profile", *SHORT], _profile, COLUMNS),
     "serve": (["--mode", "serve", *SHORT, "--batch-size", "2"], _serve, COLUMNS),
+    "serve, adapters": (["--mode", "serve", *SHORT, "--batch-size", "2", *LORA], _serve, COLUMNS),
+    "generate, adapter": (
+        ["--mode", "generate", *SHORT, *NEW, *LORA, "--adapter-id", "two"], _adapted, COLUMNS
+    ),
     "chat": (["--mode", "chat", *SHORT, *NEW], _chat, COLUMNS),
     "test.py": (["--max-new-tokens", "2"], _test, COLUMNS),
 }
@@ -171,9 +186,12 @@ def ended(command: list[str], said: str = "") -> Run:
     return Run(done.returncode, done.stdout, done.stderr)
 
 
-def cell(mode: str, column: str, environment: dict[str, str], model: Path, expected: str) -> str:
+def cell(
+    mode: str, column: str, environment: dict[str, str], model: Path, expected: Expected
+) -> str:
     """What a run says, under a release's environment."""
     arguments, told, _ = MODES[mode]
+    arguments = [word.replace("BESIDE", str(model.parent)) for word in arguments]
     script = "test.py" if mode == "test.py" else "main.py"
     command = ["env", *(f"{key}={value}" for key, value in environment.items())]
     command += [sys.executable, "-W", "ignore", str(REPOSITORY / script), *arguments]
@@ -185,8 +203,8 @@ def cell(mode: str, column: str, environment: dict[str, str], model: Path, expec
         return f"fails: {error}".replace(str(model), model.name)
 
 
-def references(folder: Path) -> tuple[Path, str]:
-    """A seeded model with a chat template, and what Hugging Face says in fp32 behind PROMPT.
+def references(folder: Path) -> tuple[Path, Expected]:
+    """A seeded model with a chat template, adapters beside it, and what Hugging Face says.
 
     Its head takes letters and digits only, so that each token is a character.
     """
@@ -194,6 +212,7 @@ def references(folder: Path) -> tuple[Path, str]:
     from safetensors.torch import load_file, save_file
     from transformers import AutoTokenizer, LlamaForCausalLM
 
+    from tests.adapters import merge_adapter, write_adapter
     from tests.tiny_model import write_tiny_model
 
     model = write_tiny_model(folder / "tiny")
@@ -207,10 +226,14 @@ def references(folder: Path) -> tuple[Path, str]:
     spoken = torch.tensor([len(word) == 1 and word.isascii() and word.isalnum() for word in shown])
     tensors["lm_head.weight"] *= spoken[:, None]
     save_file(tensors, file, metadata={"format": "pt"})
-    llama = LlamaForCausalLM.from_pretrained(str(model), torch_dtype=torch.float32).eval()
-    ids = torch.tensor([tokenizer(PROMPT)["input_ids"]])
-    made = llama.generate(ids, max_new_tokens=TOKENS, do_sample=False)
-    return model, tokenizer.decode(made[0, ids.shape[1] :])
+    ids, expected = torch.tensor([tokenizer(PROMPT)["input_ids"]]), {}
+    for name in (BASE, *ADAPTERS):
+        llama = LlamaForCausalLM.from_pretrained(str(model), torch_dtype=torch.float32).eval()
+        if name != BASE:
+            merge_adapter(llama, write_adapter(folder / name, llama, seed=ADAPTERS[name]))
+        made = llama.generate(ids, max_new_tokens=TOKENS, do_sample=False)
+        expected[name] = tokenizer.decode(made[0, ids.shape[1] :])
+    return model, expected
 
 
 def main() -> int:
