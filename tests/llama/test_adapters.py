@@ -154,6 +154,14 @@ def test_adapters_follow_their_requests_through_continuous_batching(serving):
         assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
+def test_layers_get_numbers_where_a_release_hands_them_rows():
+    """NxDI 0.7 does, as it keeps each row's adapters."""
+    manager = type("Manager", (), {"update_lora_adapter_ids": lambda self, numbers, rows: rows})()
+    model = type("Model", (), {"lora_weight_manager": manager})()
+    llama.keep_numbers(model)
+    assert manager.update_lora_adapter_ids([2, 0], [0, 1]) == [2, 0]
+
+
 @pytest.mark.parametrize("call", [("prefill", 1, 70), ("decode", 5, 128), ("mlp", 16)])
 def test_adapters_round_as_pytorch_does(call):
     """bf16 beside PyTorch's, against float64, with ranks of 40 in all of which a token has 8."""

@@ -77,6 +77,19 @@ def test_text_is_that_of_a_whole_prefill(tiny, tmp_path, monkeypatch, version):
     assert [chunked.tokens([ids]) for ids in prompts] == expected
 
 
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
+def test_tokens_are_the_best_ones_where_a_release_draws_unasked(
+    tiny, tmp_path, monkeypatch, version
+):
+    """NxDI 0.1 draws among the best 50 where `do_sample` is False."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    llama = LlamaForCausalLM.from_pretrained(str(tiny), torch_dtype=torch.float32).eval()
+    asked = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = llama.generate(torch.tensor([prompt(20)]), **asked)[0, 20:].tolist()
+    running = Running(tiny, tmp_path, "--max-context-length", str(LENGTH), role="torch")
+    assert [token for [token] in running.tokens([prompt(20)])] == expected
+
+
 @pytest.mark.parametrize("more", [(), ("--on-device-sampling",)])
 def test_rows_of_a_batch_end_in_different_chunks(tiny, tmp_path, more):
     prompts = [prompt(150), prompt(20, 1), prompt(81, 2)]
