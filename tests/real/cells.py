@@ -408,7 +408,7 @@ def in_blocks(asked: Blocks, alone: bool = False) -> Callable[[Case], float]:
             if made is None:
                 raise NotThere("chunked_prefill_config")
             settings["chunked_prefill_config"] = made(**settings["chunked_prefill_config"])
-        chunk = 32 if asked.chunks else IN_BLOCKS - asked.size
+        chunk = asked.tiles[0] if asked.chunks else IN_BLOCKS - asked.size
         config = case.neuron_config(
             is_continuous_batching=True,
             ctx_batch_size=1,
@@ -483,11 +483,13 @@ def _in_chunks(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
         parts = [_places([(tables[row], start, end)], size) for row, start, end in spans]
         where = {name: torch.cat([p[name] for p in parts]) for name in parts[0] if name[0] != "s"}
         where["slot_mapping"] = torch.cat([p["slot_mapping"][0] for p in parts])
+        for name in ("full_context_lens", "computed_context_lens"):
+            where[name] = where[name].flatten()
         out = model(
             input_ids=tokens,
             position_ids=places,
-            seq_ids=torch.tensor([row for row, _, _ in spans]),
-            sampling_params=prepare_sampling_params(len(spans), [1], [1.0], [1.0]),
+            seq_ids=torch.zeros(1, dtype=torch.int64),
+            sampling_params=prepare_sampling_params(1, [1], [1.0], [1.0]),
             **where,
         )
         return out.logits[0].float()
@@ -556,7 +558,7 @@ FEATURES: dict[str, Feature] = {
     "adapters of a batch": Feature(batch=3, extended=True, told=adapted),
     "blocks": Feature(**BOTH, told=in_blocks(Blocks(16, False), alone=True)),
     "prefix caching": Feature(**BOTH, told=in_blocks(Blocks(16, False))),
-    "chunked prefill": Feature(**BOTH, told=in_blocks(Blocks(16, True, tiles=(32, 64)))),
+    "chunked prefill": Feature(**BOTH, told=in_blocks(Blocks(16, True, tiles=(128, 1024)))),
     "on-device sampling": Feature(told=on_device),
     "async": Feature(told=asynchronous),
     "draft": Feature(extended=True, told=guessed(Speculation("draft", 4, SOME))),

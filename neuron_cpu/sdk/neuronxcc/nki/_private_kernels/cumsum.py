@@ -1,0 +1,26 @@
+"""The kernel by which NxDI 0.3 to 0.8 draw tokens and lay out the chunks of prompts.
+
+Its later form is public, of other arguments (aws-neuron/nki-library d2ad3a5, core/cumsum); this one
+is written anew, so its estimates are not those of the closed one.
+"""
+
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+
+COLUMNS = 2048  # of fp32 a tile: 8 of a partition's 192 KiB
+
+
+def cumsum(x_hbm, sums_hbm, axis=1):
+    """Running sums of x [rows, N] @ HBM along axis 1 -> sums [rows, N] @ HBM, carried in fp32."""
+    rows, size = x_hbm.shape
+    assert axis == 1, f"cumsum got axis {axis}, expected the last one, 1; transpose in front of it."
+    for row in range(0, rows, nl.tile_size.pmax):
+        height, carried = min(nl.tile_size.pmax, rows - row), 0.0
+        for column in range(0, size, COLUMNS):
+            part = nl.ds(row, height), nl.ds(column, min(COLUMNS, size - column))
+            x_sb = nl.load(x_hbm[part])
+            ones_sb = nl.ones(x_sb.shape, dtype=nl.float32, buffer=nl.sbuf)
+            sums_sb = nisa.tensor_tensor_scan(ones_sb, x_sb, carried, nl.multiply, nl.add)
+            nl.store(sums_hbm[part], sums_sb)
+            carried = nl.copy(sums_sb[:, nl.ds(x_sb.shape[1] - 1, 1)])
+    return sums_hbm
