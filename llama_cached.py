@@ -891,7 +891,7 @@ class CachedAttention(AnyAttention):
         for those of the tile before, ``tile_q_indices`` [tiles] which tile of queries looks at
         them, and ``tile_masks`` [tiles, queries, keys] at which.
         """
-        queries, visible = given["tile_q_indices"], given["tile_masks"]
+        queries, visible = given["tile_q_indices"], masks_in_order(given)
         blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
         past = [cache[blocks].permute(2, 0, 1, 3, 4).flatten(1, 3)[None] for cache in caches]
         length = mask.shape[-1]
@@ -908,7 +908,7 @@ class CachedAttention(AnyAttention):
 
         A sequence sees what its last token does: that of one tile of queries, and no key twice.
         """
-        visible, ends = given["tile_masks"], given["num_queries"].cumsum(0)
+        visible, ends = masks_in_order(given), given["num_queries"].cumsum(0)
         places = torch.arange(mask.shape[-1], device=visible.device)
         owner = (places[:, None] >= ends).sum(1)
         owners = owner == torch.arange(len(ends) + 1, device=visible.device)[:, None]
@@ -1013,6 +1013,17 @@ def window_of(config: InferenceConfig) -> Optional[int]:
     """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
     window = getattr(config, "sliding_window", None) if model_type(config) == "mistral" else None
     return None if window is None or window >= config.neuron_config.seq_len else window
+
+
+def masks_in_order(given: Dict[str, Any]) -> torch.Tensor:
+    """Masks of tiles [tiles, queries, keys] in the order of their keys: NxDI has them as its kernel
+    loads keys, in rows of 128 partitions with several of one block on each, column by column."""
+    masks = given["tile_masks"]
+    keys, rows = masks.shape[-1], max(P_MAX, given["tile_block_tables"].shape[-1])
+    if keys <= rows:
+        return masks
+    by_column = masks.unflatten(-1, (rows // P_MAX, keys // rows, P_MAX))
+    return by_column.transpose(-1, -2).flatten(-3)
 
 
 def named_blocks(tables: torch.Tensor, blocks: int) -> torch.Tensor:

@@ -193,6 +193,21 @@ def test_blocks_of_fp8(n):
     check(*case.run(True))
 
 
+@pytest.mark.parametrize(("keys", "blocks"), [(64, 4), (128, 8), (1024, 64), (1024, 8), (2048, 256)])
+def test_masks_of_tiles_come_in_the_order_of_their_keys(keys, blocks):
+    """NxDI's kernel loads a tile in parts of 128 partitions, on each of them keys that are
+    neighbours, and looks at the first of all partitions, then at the second."""
+    rows = max(128, blocks)
+    in_row = max(1, keys // rows)
+    order = torch.arange(keys)
+    if in_row > 1:
+        loads = [order[n : n + 128 * in_row] for n in range(0, keys, 128 * in_row)]
+        order = torch.cat([part[at::in_row] for part in loads for at in range(in_row)])
+    masks = torch.rand(2, 3, keys, generator=torch.Generator().manual_seed(0)) < 0.5
+    given = {"tile_masks": masks[:, :, order], "tile_block_tables": torch.zeros(2, blocks)}
+    assert torch.equal(llama.masks_in_order(given), masks)
+
+
 class SharedCase(Case):
     """A chunk of several sequences, end to end, and padding: ``counts`` are (new tokens, cached
     ones) of each, the cached ones in blocks of any order, whose heads lie apart."""

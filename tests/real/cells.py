@@ -165,10 +165,7 @@ class Case:
         return made
 
     def logits(
-        self,
-        expected: torch.Tensor | None = None,
-        adapters: Sequence[int] = (),
-        **settings: Any,
+        self, expected: torch.Tensor | None = None, adapters: Sequence[int] = (), **settings: Any
     ) -> float:
         """Of the prompt's last token and of each further one, which is given."""
         application = self.application(self.neuron_config(**settings))
@@ -265,12 +262,18 @@ def written(folder: Path, tensors: dict[str, Any]) -> Path:
 
 
 # --- What a row runs, where it is more than logits ------------------------------------------------
-def on_device(case: Case, **settings: Any) -> float:
+def on_device(case: Case, top_k: int = 1, temperature: float = 1.0, **settings: Any) -> float:
     """Tokens that the graph has chosen."""
-    settings["on_device_sampling_config"] = OnDeviceSamplingConfig(top_k=1)
+    draws = {"do_sample": True, "dynamic": True, "global_topk": 64} if top_k > 1 else {}
+    settings["on_device_sampling_config"] = OnDeviceSamplingConfig(top_k=top_k, **draws)
     config = case.neuron_config(**settings)
-    params = prepare_sampling_params(case.feature.batch, [1], [1.0], [1.0])
+    params = prepare_sampling_params(case.feature.batch, [top_k], [1.0], [temperature])
     return case.apart(PromptInChunks(case.application(config)), sampling_params=params)
+
+
+def drawn(case: Case) -> float:
+    """The same, of eight, at a temperature at which the best one is all but certain."""
+    return on_device(case, 8, 0.001)
 
 
 def asynchronous(case: Case) -> float:
@@ -544,7 +547,7 @@ FEATURES: dict[str, Feature] = {
     "heads of 96": Feature({"head_dim": 96}, extended=True),
     "heads of 128": Feature({"head_dim": 128}),
     "KV replication": Feature(OF_FOUR, ranks=4),
-    "sequence parallel": Feature(settings={"sequence_parallel_enabled": True}),
+    "sequence parallel": Feature(settings={"sequence_parallel_enabled": True}, extended=True),
     "vocabulary parallel": Feature(settings={"vocab_parallel": True}),
     "continuous batching": Feature(
         settings={"is_continuous_batching": True, "ctx_batch_size": 1}, batch=2
@@ -560,6 +563,7 @@ FEATURES: dict[str, Feature] = {
     "prefix caching": Feature(**BOTH, told=in_blocks(Blocks(16, False))),
     "chunked prefill": Feature(**BOTH, told=in_blocks(Blocks(16, True, tiles=(128, 1024)))),
     "on-device sampling": Feature(told=on_device),
+    "on-device draws": Feature(told=drawn),
     "async": Feature(told=asynchronous),
     "draft": Feature(extended=True, told=guessed(Speculation("draft", 4, SOME))),
     "fused draft": Feature(extended=True, told=guessed(Speculation("fused", 4, SOME, fused=True))),

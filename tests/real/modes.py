@@ -170,7 +170,9 @@ MODES: dict[str, tuple[Sequence[str], Command, Sequence[str]]] = {
     "serve": (["--mode", "serve", *SHORT, "--batch-size", "2"], _serve, COLUMNS),
     "serve, adapters": (["--mode", "serve", *SHORT, "--batch-size", "2", *LORA], _serve, COLUMNS),
     "generate, adapter": (
-        ["--mode", "generate", *SHORT, *NEW, *LORA, "--adapter-id", "two"], _adapted, COLUMNS
+        ["--mode", "generate", *SHORT, *NEW, *LORA, "--adapter-id", "two"],
+        _adapted,
+        COLUMNS,
     ),
     "chat": (["--mode", "chat", *SHORT, *NEW], _chat, COLUMNS),
     "test.py": (["--max-new-tokens", "2"], _test, COLUMNS),

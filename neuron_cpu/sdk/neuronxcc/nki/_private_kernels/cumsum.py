@@ -10,17 +10,21 @@ import neuronxcc.nki.language as nl
 COLUMNS = 2048  # of fp32 a tile: 8 of a partition's 192 KiB
 
 
+def _spans(size, most):
+    """(start, length) of pieces."""
+    return [(start, min(most, size - start)) for start in range(0, size, most)]
+
+
 def cumsum(x_hbm, sums_hbm, axis=1):
     """Running sums of x [rows, N] @ HBM along axis 1 -> sums [rows, N] @ HBM, carried in fp32."""
-    rows, size = x_hbm.shape
     assert axis == 1, f"cumsum got axis {axis}, expected the last one, 1; transpose in front of it."
-    for row in range(0, rows, nl.tile_size.pmax):
-        height, carried = min(nl.tile_size.pmax, rows - row), 0.0
-        for column in range(0, size, COLUMNS):
-            part = nl.ds(row, height), nl.ds(column, min(COLUMNS, size - column))
+    for rows in _spans(x_hbm.shape[0], nl.tile_size.pmax):
+        carried = 0.0
+        for columns in _spans(x_hbm.shape[1], COLUMNS):
+            part = nl.ds(*rows), nl.ds(*columns)
             x_sb = nl.load(x_hbm[part])
             ones_sb = nl.ones(x_sb.shape, dtype=nl.float32, buffer=nl.sbuf)
             sums_sb = nisa.tensor_tensor_scan(ones_sb, x_sb, carried, nl.multiply, nl.add)
             nl.store(sums_hbm[part], sums_sb)
-            carried = nl.copy(sums_sb[:, nl.ds(x_sb.shape[1] - 1, 1)])
+            carried = nl.copy(sums_sb[:, nl.ds(columns[1] - 1, 1)])
     return sums_hbm
