@@ -193,7 +193,9 @@ def test_blocks_of_fp8(n):
     check(*case.run(True))
 
 
-@pytest.mark.parametrize(("keys", "blocks"), [(64, 4), (128, 8), (1024, 64), (1024, 8), (2048, 256)])
+@pytest.mark.parametrize(
+    ("keys", "blocks"), [(64, 4), (128, 8), (1024, 64), (1024, 8), (2048, 256)]
+)
 def test_masks_of_tiles_come_in_the_order_of_their_keys(keys, blocks):
     """NxDI's kernel loads a tile in parts of 128 partitions, on each of them keys that are
     neighbours, and looks at the first of all partitions, then at the second."""
