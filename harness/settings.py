@@ -266,6 +266,7 @@ class Settings:
     resume: bool
     results_path: Path
     record_baseline: bool
+    contest: Optional[Path]  # its prompts.txt, and its base times for the platform
 
     # model
     torch_dtype: str

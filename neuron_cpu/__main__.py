@@ -76,19 +76,9 @@ def run(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     except Exception as error:
-        _print_after_traceback([*pointers(str(error)), *_missing(error)])
+        _print_after_traceback([*pointers(str(error)), *run_script.missing(error)])
         raise
     return 0
-
-
-def _missing(error: Exception) -> list[str]:
-    """A sentence about a file that the 2026 contest's test.py reads and its repository lacks."""
-    if not isinstance(error, FileNotFoundError) or error.filename != "prompt_data.txt":
-        return []
-    return [
-        "prompt_data.txt is missing, expected a line of base times for each prompt; copy "
-        "prompt_data_trn2.csv or prompt_data_trn3.csv of aws-neuron/nki-moe to this name."
-    ]
 
 
 def _print_after_traceback(lines: Sequence[str]) -> None:

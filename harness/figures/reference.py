@@ -2,11 +2,13 @@
 
 `prompt_data.txt` has one row for each prompt of `prompts.txt`: id, prompt tokens, sequence length,
 baseline latency in ms, baseline tokens/s, model, source. Lines that begin with # are comments; the
-contest's driver reads the first five columns.
+contest's driver reads the first five columns. The contest of 2026 has such a file for each platform
+(prompt_data_trn2.csv, with a line of names).
 """
 
 import csv
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,8 @@ PROMPT_DATA_FILE = REPOSITORY / "prompt_data.txt"
 # a trn1.2xlarge with SDK 2.21: the defaults of aws-samples/nki-llama main.py, and the first row of
 # its prompt_data.txt, which was measured with --seq-len 640 whatever the row says.
 CONTEST_MODEL = "llama-3.2-1b"
+CONTEST_MODEL_2026 = "qwen3-30b-a3b"
+CONTEST_SEQ_LEN = 640  # of every prompt, whatever its row says: --seq-len of both contests' drivers
 CONTEST_BASELINE = {64: (526.15, 134.61), 640: (6697.38, 101.53)}
 
 
@@ -46,15 +50,26 @@ class Row:
         return Speed(self.latency_ms, self.throughput, self.source)
 
 
+def files_of(contest: Optional[Path]) -> tuple[Path, Path]:
+    """Prompts and base times of this repository, or of a contest's clone for the platform that
+    NEURON_PLATFORM_TARGET_OVERRIDE names."""
+    if contest is None:
+        return PROMPTS_FILE, PROMPT_DATA_FILE
+    platform = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    several = any(contest.glob("prompt_data_*.csv"))
+    data = f"prompt_data_{platform}.csv" if several else PROMPT_DATA_FILE.name
+    return contest / PROMPTS_FILE.name, contest / data
+
+
 def read_rows(path: Path = PROMPT_DATA_FILE) -> list[Row]:
     """The rows in order; a UserError names the line that is wrong."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"Cannot read {path}: {error.strerror}.") from error
-    rows = []
+    rows, known = [], CONTEST_MODEL_2026 if path.suffix == ".csv" else CONTEST_MODEL
     for number, line in enumerate(lines, start=1):
-        if not line.strip() or line.startswith("#"):
+        if not line.strip() or line.startswith(("#", "Prompt ID,")):
             continue
         cells = [cell.strip() for cell in next(csv.reader([line]))]
         try:
@@ -64,7 +79,7 @@ def read_rows(path: Path = PROMPT_DATA_FILE) -> list[Row]:
                 0 < figure < math.inf for figure in (latency, throughput)
             ):
                 raise ValueError("a figure that no run has")
-            model, text = (cells[5:7] + [CONTEST_MODEL, Source.PUBLISHED][len(cells[5:7]) :])[:2]
+            model, text = (cells[5:7] + [known, Source.PUBLISHED][len(cells[5:7]) :])[:2]
             source = Source(text)
         except ValueError as error:
             raise UserError(

@@ -99,7 +99,7 @@ def _check_contestants(args: argparse.Namespace) -> None:
 
 def _check_baseline(args: argparse.Namespace) -> None:
     """prompt_data.txt is replaced as a whole, so part of the prompts would lose the other rows."""
-    for flag in ("--limit", "--only", "--prompt", "--prompt-file"):
+    for flag in ("--limit", "--only", "--prompt", "--prompt-file", "--contest"):
         if args.record_baseline and getattr(args, _name(flag)) is not None:
             raise UserError(
                 f"--record-baseline writes a row for every prompt of prompts.txt; leave {flag} out."

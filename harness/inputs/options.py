@@ -238,6 +238,7 @@ TOPICS = {
         Option("--resume", "go on with a run", _EVERY, ON),
         Option("--results-path", "folder of reports", _EVERY, {**PATH, "default": Path("results")}),
         Option("--record-baseline", "write prompt_data.txt", _EVERY, ON),
+        Option("--contest", "clone of a contest, whose prompts and base times count", _EVERY, PATH),
     )),
     "server": Topic(f"server (--batch-size answers at once, {SLOTS} by default)", (
         Option("--host", "to listen on (default: 127.0.0.1)", ("serve",), {"metavar": "ADDRESS"}),

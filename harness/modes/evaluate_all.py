@@ -44,7 +44,8 @@ def run(settings: Settings) -> int:
     """Run what is missing; exit status 0 where every prompt that fits ran and was accurate."""
     accuracy.check_settings(settings)
     check_writable_folder(settings.results_path)
-    texts = settings.prompts or tuple(read_prompt_file(reference.PROMPTS_FILE))
+    prompts_file, _ = reference.files_of(settings.contest)
+    texts = settings.prompts or tuple(read_prompt_file(prompts_file))
     if settings.record_baseline:
         cases, _, session = _cases(settings, texts)
         baseline.record(session, cases)
@@ -124,7 +125,7 @@ def _cases(settings: Settings, texts: Sequence[str]) -> tuple[list[Case], list[s
     Without `--seq-len` each prompt runs at the length of its row in prompt_data.txt, and the model
     is compiled for the longest.
     """
-    rows = {} if settings.prompts or settings.record_baseline else _reference_rows()
+    rows = {} if settings.prompts or settings.record_baseline else _reference_rows(settings)
     chosen = _chosen(settings, len(texts))
     session = open_session(settings, [])
     ids = encode(session.tokenizer, texts, settings.raw)
@@ -145,8 +146,11 @@ def _cases(settings: Settings, texts: Sequence[str]) -> tuple[list[Case], list[s
     return cases, too_long, sized(session, longest, [case.ids for case in cases])
 
 
-def _reference_rows() -> dict[int, reference.Row]:
-    return {row.index: row for row in reference.read_rows()}
+def _reference_rows(settings: Settings) -> dict[int, reference.Row]:
+    rows = reference.read_rows(reference.files_of(settings.contest)[1])
+    if settings.contest is not None:
+        rows = [replace(row, seq_len=reference.CONTEST_SEQ_LEN) for row in rows]
+    return {row.index: row for row in rows}
 
 
 def sized(session: Session, seq_len: int, ids: Sequence[Sequence[int]]) -> Session:

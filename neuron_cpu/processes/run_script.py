@@ -18,6 +18,16 @@ from ..errors import UsageError
 USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
 
 
+def missing(error: Exception) -> list[str]:
+    """A sentence about a file that the 2026 contest's test.py reads and its repository lacks."""
+    if not isinstance(error, FileNotFoundError) or error.filename != "prompt_data.txt":
+        return []
+    return [
+        "prompt_data.txt is missing, expected a line of base times for each prompt; copy "
+        "prompt_data_trn2.csv or prompt_data_trn3.csv of aws-neuron/nki-moe to this name."
+    ]
+
+
 def run(arguments: Sequence[str]) -> None:
     """Run the script or module that `arguments` name; returns when it ends without an exit status.
 

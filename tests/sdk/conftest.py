@@ -147,3 +147,36 @@ def reference() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
         return output.sequences[0, len(prompt) :], torch.cat(output.logits)
 
     return run
+
+
+@pytest.fixture
+def qwen(tmp_path, monkeypatch, request):
+    """Factory of (Hugging Face model, application) of a Qwen3-MoE: of the test module's SHAPE, and
+    of the classes in its MODELS."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.29")  # warns of Python that a parser refuses
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work"))
+
+    def make(version="0.9", load=True, shape=None, dtype="float32", **neuron):
+        from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+        monkeypatch.setenv("NEURON_CPU_NXDI", version)
+        torch.manual_seed(0)
+        given = {**request.module.SHAPE, **(shape or {})}
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**given)).eval()
+        model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
+        model_cls = request.module.MODELS.NeuronQwen3MoeForCausalLM
+        config_cls = model_cls.get_config_cls()
+        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": dtype, **neuron}
+        config = config_cls(
+            config_cls.get_neuron_config_cls()(**options),
+            load_config=load_pretrained_config(str(tmp_path)),
+        )
+        app = model_cls(str(tmp_path), config)
+        if load:
+            app.compile(tmp_path / "compiled")
+            app.load(tmp_path / "compiled")
+        return model, app
+
+    return make

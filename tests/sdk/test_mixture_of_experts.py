@@ -9,17 +9,12 @@ import torch
 from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
 from neuronx_distributed.modules.moe.routing import RouterTopK
 from neuronx_distributed_inference.contract import QWEN3_MOE
-from neuronx_distributed_inference.models.config import MoENeuronConfig
-from neuronx_distributed_inference.models.qwen3_moe.modeling_qwen3_moe import (
-    NeuronQwen3MoeForCausalLM,
-    Qwen3MoeInferenceConfig,
-)
-from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
 
 from neuron_cpu.runtime.ranks import Group, rank_context
 
 sys.modules.pop(QWEN3_MOE, None)  # as long as it is there the default version is another one
+MODELS = modeling_qwen3_moe
 SHAPE = dict(
     hidden_size=48,
     head_dim=8,
@@ -35,28 +30,6 @@ SHAPE = dict(
     initializer_range=0.2,
     tie_word_embeddings=False,
 )
-
-
-@pytest.fixture
-def qwen(tmp_path, monkeypatch):
-    """Factory of (Hugging Face model, baseline application) of a configuration."""
-
-    def make(load=True, shape=None, **neuron):
-        monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
-        torch.manual_seed(0)
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **(shape or {})})).eval()
-        model.save_pretrained(tmp_path)
-        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": "float32", **neuron}
-        config = Qwen3MoeInferenceConfig(
-            MoENeuronConfig(**options), load_config=load_pretrained_config(str(tmp_path))
-        )
-        app = NeuronQwen3MoeForCausalLM(str(tmp_path), config)
-        if load:
-            app.compile(tmp_path / "compiled")
-            app.load(tmp_path / "compiled")
-        return model, app
-
-    return make
 
 
 PROMPT = [5, 17, 101, 3, 44, 9]

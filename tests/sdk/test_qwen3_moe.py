@@ -9,17 +9,12 @@ import pytest
 import torch
 from neuronx_distributed_inference.contract import QWEN3_MOE, contract
 from neuronx_distributed_inference.models.layer_boundary_marker import ModuleMarkerEndWrapper
-from neuronx_distributed_inference.models.qwen3_moe.modeling_qwen3_moe import (
-    NeuronQwen3MoeForCausalLM,
-    Qwen3MoeInferenceConfig,
-)
+from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
 from neuronx_distributed_inference.utils.argparse_utils import StringOrIntegers
-from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 sys.modules.pop(QWEN3_MOE, None)  # as long as it is there the default version is another one
-MoENeuronConfig = Qwen3MoeInferenceConfig.get_neuron_config_cls()
 # Heads times their size is twice the hidden size.
+MODELS = modeling_qwen3_moe
 SHAPE = dict(
     hidden_size=64,
     moe_intermediate_size=24,
@@ -38,28 +33,6 @@ SHAPE = dict(
 PROMPT = [5, 17, 101, 3, 44, 9]
 
 
-@pytest.fixture
-def qwen(tmp_path, monkeypatch):
-    """Factory of (Hugging Face model, baseline application) of a configuration."""
-
-    def make(version="0.9", load=True, shape=None, **neuron):
-        monkeypatch.setenv("NEURON_CPU_NXDI", version)
-        torch.manual_seed(0)
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **(shape or {})})).eval()
-        model.save_pretrained(tmp_path)
-        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": "float32", **neuron}
-        config = Qwen3MoeInferenceConfig(
-            MoENeuronConfig(**options), load_config=load_pretrained_config(str(tmp_path))
-        )
-        app = NeuronQwen3MoeForCausalLM(str(tmp_path), config)
-        if load:
-            app.compile(tmp_path / "compiled")
-            app.load(tmp_path / "compiled")
-        return model, app
-
-    return make
-
-
 @pytest.mark.parametrize("tp_degree", [1, 4])
 def test_logits_equal_hugging_face(tp_degree, qwen, generate, reference, tmp_path):
     """A decode step reads four of 24 experts, a prompt of six tokens takes all of them."""
@@ -68,7 +41,7 @@ def test_logits_equal_hugging_face(tp_degree, qwen, generate, reference, tmp_pat
     output = generate(app, [PROMPT], 5, return_dict_in_generate=True, output_logits=True)
     assert torch.equal(output.sequences[0, len(PROMPT) :], tokens)
     torch.testing.assert_close(torch.cat(output.logits), logits, rtol=0, atol=1e-4)
-    saved = Qwen3MoeInferenceConfig.load(tmp_path / "compiled").neuron_config
+    saved = MODELS.Qwen3MoeInferenceConfig.load(tmp_path / "compiled").neuron_config
     assert saved.router_config.dtype == torch.float32 and saved.normalize_top_k_affinities
     assert saved.blockwise_matmul_config.use_torch_block_wise
 

@@ -6,13 +6,12 @@ import json
 
 import pytest
 import torch
-from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 import qwen3_moe
 from neuron_cpu.core.device.spec import GEN3, GEN4, using
 
 # Heads times their size is four times the hidden size; the head has columns that fill no tile.
+MODELS = qwen3_moe
 SHAPE = dict(
     hidden_size=256,
     moe_intermediate_size=192,
@@ -31,31 +30,6 @@ SHAPE = dict(
     pad_token_id=0,
 )
 PROMPT = torch.randint(3, 500, (200,), generator=torch.Generator().manual_seed(1)).tolist()
-
-
-@pytest.fixture
-def qwen(tmp_path, monkeypatch):
-    """Factory of (Hugging Face model in fp32, application) of a configuration."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    monkeypatch.setenv("NEURON_CPU_NKI", "2.29")  # warns of Python that a parser refuses
-    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work"))
-
-    def make(load=True, shape=None, dtype="float32", **neuron):
-        torch.manual_seed(0)
-        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SHAPE, **(shape or {})})).eval()
-        model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
-        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": dtype, **neuron}
-        config = qwen3_moe.Qwen3MoeInferenceConfig(
-            qwen3_moe.NeuronConfigNKI(**options), load_config=load_pretrained_config(str(tmp_path))
-        )
-        app = qwen3_moe.NeuronQwen3MoeForCausalLM(str(tmp_path), config)
-        if load:
-            app.compile(tmp_path / "compiled")
-            app.load(tmp_path / "compiled")
-        return model, app
-
-    return make
 
 
 LONG = dict(seq_len=256, max_context_length=224, logical_nc_config=2)

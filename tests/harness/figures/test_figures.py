@@ -169,6 +169,19 @@ def test_rows_of_the_contest_are_read(tmp_path: Path) -> None:
         reference.read_rows(path)
 
 
+def test_a_clone_of_a_contest_has_base_times_for_its_platforms(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+    assert reference.files_of(tmp_path) == (tmp_path / "prompts.txt", tmp_path / "prompt_data.txt")
+    path = tmp_path / "prompt_data_trn2.csv"
+    path.write_text("Prompt ID, Context Length, Sequence Length, Base latency, Base throughput\n")
+    path.write_text(path.read_text() + "0,18,64,12498,51.86\n")
+    (row,) = reference.read_rows(reference.files_of(tmp_path)[1])
+    assert (row.model, row.latency_ms, row.throughput) == ("qwen3-30b-a3b", 12498.0, 51.86)
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    with pytest.raises(UserError, match="Cannot read .*prompt_data_trn3.csv: No such file"):
+        reference.read_rows(reference.files_of(tmp_path)[1])
+
+
 def test_baseline_figures_only_where_they_apply() -> None:
     nothing = command_line.parse(["--mode", "evaluate"])
     given = replace(nothing, base_latency=1.0, base_throughput=2.0)
