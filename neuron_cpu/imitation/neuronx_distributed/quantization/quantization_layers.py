@@ -37,27 +37,36 @@ _CASTS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class BaseQuantizeParallelLinear(BaseParallelLinear):
-    """Weight, scale and product of the two quantised layers."""
+    """Weight, scale and product of the two quantised layers, which take the arguments of the layer
+    behind this class among their bases, and how it is quantised."""
 
     quantized_dtype: QuantizedDtype
     quantization_type: QuantizationType
     shards_scale = False  # along the output features
 
-    def _quantise(
+    def __init__(
         self,
-        quantization_type: Any,
-        quantized_dtype: QuantizedDtype,
-        per_channel_axis: Optional[int],
-        activation: Any,
+        *arguments: Any,
+        quantization_type: Any = QuantizationType.PER_TENSOR_SYMMETRIC,
+        quantized_dtype: QuantizedDtype = QuantizedDtype.INT8,
+        quantization_per_channel_axis: Optional[int] = None,
+        activation_quantization_type: Any = None,
+        clamp_bound: float = float("inf"),
+        **keywords: Any,
     ) -> None:
+        super().__init__(*arguments, **keywords)
+        del clamp_bound  # of activations
+        self.quantization_type = QuantizationType(quantization_type)
+        self.quantized_dtype = quantized_dtype
+        self._quantise(quantization_per_channel_axis, activation_quantization_type)
+
+    def _quantise(self, per_channel_axis: Optional[int], activation: Any) -> None:
         """Give the weight its type, and the layer a scale."""
         if ActivationQuantizationType(getattr(activation, "value", activation)).value is not None:
             raise NotImplementedError(
                 f"{type(self).__name__}: quantised activations are not supported by neuron_cpu, "
                 "expected activation_quantization_type None; leave it out."
             )
-        self.quantization_type = QuantizationType(quantization_type)
-        self.quantized_dtype = quantized_dtype
         per_channel = self.quantization_type is QuantizationType.PER_CHANNEL_SYMMETRIC
         if per_channel and per_channel_axis not in (None, 0):
             raise AssertionError(
@@ -65,7 +74,7 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
                 "expected 0, the output features."
             )
         old = self.weight
-        stored = torch.zeros(old.shape, dtype=quantized_dtype.value, device=old.device)
+        stored = torch.zeros(old.shape, dtype=self.quantized_dtype.value, device=old.device)
         self.weight = nn.Parameter(stored, requires_grad=False)
         self.weight.__dict__.update(old.__dict__)
         rows = (old.shape[0], 1) if per_channel else (1,)
@@ -113,25 +122,6 @@ class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
 
     shards_scale = True
 
-    def __init__(
-        self,
-        *arguments: Any,
-        quantization_type: Any = QuantizationType.PER_TENSOR_SYMMETRIC,
-        quantized_dtype: QuantizedDtype = QuantizedDtype.INT8,
-        quantization_per_channel_axis: Optional[int] = None,
-        activation_quantization_type: Any = None,
-        clamp_bound: float = float("inf"),
-        **keywords: Any,
-    ) -> None:
-        ColumnParallelLinear.__init__(self, *arguments, **keywords)
-        del clamp_bound  # of activations
-        self._quantise(
-            quantization_type,
-            quantized_dtype,
-            quantization_per_channel_axis,
-            activation_quantization_type,
-        )
-
     @classmethod
     def from_float(cls, mod: ColumnParallelLinear, q_config: QConfig) -> QuantizedColumnParallel:
         """The layer of the same sizes, without the weights' values."""
@@ -170,25 +160,6 @@ class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
 
 class QuantizedRowParallel(BaseQuantizeParallelLinear, RowParallelLinear):
     """Quantised RowParallelLinear: its arguments, and how it is quantised."""
-
-    def __init__(
-        self,
-        *arguments: Any,
-        quantization_type: Any = QuantizationType.PER_TENSOR_SYMMETRIC,
-        quantized_dtype: QuantizedDtype = QuantizedDtype.INT8,
-        quantization_per_channel_axis: Optional[int] = None,
-        activation_quantization_type: Any = None,
-        clamp_bound: float = float("inf"),
-        **keywords: Any,
-    ) -> None:
-        RowParallelLinear.__init__(self, *arguments, **keywords)
-        del clamp_bound  # of activations
-        self._quantise(
-            quantization_type,
-            quantized_dtype,
-            quantization_per_channel_axis,
-            activation_quantization_type,
-        )
 
     @classmethod
     def from_float(cls, mod: RowParallelLinear, q_config: QConfig) -> QuantizedRowParallel:
