@@ -296,7 +296,7 @@ TOPICS = {
         Option("--ctx-batch-size", "prompts of one prefill (default with it: 1)", form=N),
         Option("--apply-seq-ids-mask", "requests left out keep their cache (NxDI 0.4 and later)",
                form=ASKED),
-        Option("--async-mode", "begin a step before the last one's tokens come (0.2 and later)",
+        Option("--async-mode", "begin a step before the last tokens come (with --libraries)",
                form=ASKED),
     ), ()),
     "ranks": Topic("cores that share the model", (
@@ -306,7 +306,7 @@ TOPICS = {
         Option("--vocab-parallel", "shard the embedding by vocabulary", form=ON),
         Option("--sequence-parallel-enabled", "shard the prompt between the blocks of a layer",
                form=ON),
-        Option("--flash-decoding-enabled", "ranks of one KV head keep its positions among them",
+        Option("--flash-decoding-enabled", "ranks share a KV head's positions (with --libraries)",
                form=ON),
     ), ()),
     "quantisation": Topic("weights and caches of one byte (names of NxDI's inference_demo)", (
@@ -330,7 +330,8 @@ TOPICS = {
         Option("--draft-model-path", "folder of a smaller model, which guesses", _GUESS, PATH),
         Option("--speculation-length", f"tokens of a step, guesses and one ({DEFAULT_LENGTH})",
                _GUESS, _of(positive, "K")),
-        Option("--enable-fused-speculation", "draft and target in one graph", _GUESS, ON),
+        Option("--enable-fused-speculation", "draft and target in one graph (with --libraries)",
+               _GUESS, ON),
     ), ()),
     "adapters": Topic("adapters (LoRA; NxDI 0.2 and later)", (
         Option("--lora-ckpt-path", "an adapter as PEFT saves it, and its name; may be repeated",
@@ -344,8 +345,8 @@ TOPICS = {
                ASKED, ("--enable-block-kv-layout",)),
         Option("--is-prefix-caching", "prompts begin with what others have cached", _BLOCKS, ASKED,
                ("--enable-prefix-caching",)),
-        Option("--is-chunked-prefill", "prompts in parts, beside the steps of others", _BLOCKS,
-               ASKED, ("--enable-chunked-prefill",)),
+        Option("--is-chunked-prefill", "prompts in parts, beside steps (with --libraries)",
+               _BLOCKS, ASKED, ("--enable-chunked-prefill",)),
         Option("--pa-block-size", f"tokens of a block (default: {BLOCK})", _BLOCKS, N),
         Option("--pa-num-blocks", "default: --seq-len for each of --batch-size", _BLOCKS, N),
         Option("--kernel-q-tile-size", "queries of a chunk's tile (default: the whole chunk)",
@@ -366,7 +367,7 @@ TOPICS = {
         Option("--time-limit", "for one compile, load or generation (default: 1 hour)",
                form=_of(above_zero, "S", default=3600.0)),
     ), ()),
-    "experiments": Topic("demonstrations (docs/experiments.md)", (
+    "experiments": Topic("demonstrations, with --libraries (docs/experiments.md)", (
         Option("--cp-degree", "parts of a prompt, each for tp / cp ranks (NxDI 0.4 and later)",
                form=N),
         Option("--enable-eagle-speculation", "an EAGLE head is the draft", _GUESS, ON),

@@ -16,9 +16,9 @@ LOOKUP, DRAFT, FUSED, EAGLE, MEDUSA = "lookup", "draft", "fused", "eagle", "medu
 METHODS = {
     LOOKUP: "what followed the newest tokens where they stood before (prompt lookup)",
     DRAFT: "a smaller model with the same vocabulary (--draft-model-path)",
-    FUSED: "the same, in one graph with the target (--enable-fused-speculation)",
-    EAGLE: "an EAGLE head in that place (--enable-eagle-speculation)",
-    MEDUSA: "heads of the model's own (--is-medusa)",
+    FUSED: "the same, in one graph with the target (with --libraries)",
+    EAGLE: "an EAGLE head in that place (with --libraries)",
+    MEDUSA: "heads of the model's own (with --libraries)",
 }
 _MEDUSA_FLAGS = (
     *("--is-medusa", "--num-medusa-heads", "--medusa-tree-json"),
