@@ -16,7 +16,7 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: contest real browser calibrate-sample fuzz generate library samples test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -77,6 +77,10 @@ lint: setup
 # Public kernels in their own source, from checkouts below PUBLIC (docs/cost_model.md, Calibration).
 calibrate: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write --public $(PUBLIC)
+
+# Published searches with estimates in place of device times; the table of docs/oracle.md.
+replay: setup
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay.py --write --public $(PUBLIC)
 
 # Fails where estimates of a fixed sample are no longer the page's.
 SAMPLE := vecadd nki-matmul kda-silu avgpool-1 mamba-v3-4096x512 sd-attention-5 matmul-optimized

@@ -86,6 +86,8 @@ class Request(_Form):
         cases: arguments of a call each, as in `neuron_cpu check --case`.
         inputs: function of the reference's file that makes a trial's arguments of its seed, as a
             list or a dictionary; values of kinds where None.
+        outputs: function of the reference's file that takes the kernel's results and the
+            reference's, as tuples of arrays (one of them as it is), and returns what is compared.
         values, seeds: what each case is tried with; nothing is run without a reference.
         release: of `nki`, such as 2.29; the newest where None.
         lines: source lines that the answer tells, those that take most time first.
@@ -97,6 +99,7 @@ class Request(_Form):
     schema_: Literal[1] = Field(1, alias="schema")
     reference: Optional[Code] = None
     inputs: Optional[str] = None
+    outputs: Optional[str] = None
     values: Annotated[list[Literal["random", "zeros", "ties", "large"]], Field(min_length=1)] = [
         "random"
     ]

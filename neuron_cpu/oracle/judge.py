@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Optional
 
+import numpy as np
 import torch
 
 from ..core import NkiError, Program
@@ -142,6 +143,9 @@ class Judge:
             with self._phase("run"):
                 inputs = verdict.tensors_of(*arguments)
                 got = [t.to(torch.float64) for t in verdict.run(plan.program, plan, inputs)]
+                if request.outputs is not None and request.reference is not None:
+                    made = self._function(text, request.reference.file, request.outputs)
+                    got = _results(made, got, known.results)
             with self._phase("measure"):
                 found = _held(plan.program, known, arguments, got, tolerance, trial)
                 if found.mismatch:
@@ -226,6 +230,22 @@ def _values(function: Any, seed: int) -> tuple[list[Any], dict[str, Any]]:
         raise UsageError(
             f"inputs {function.__name__} fails for seed {seed} ({type(error).__name__}: {error}), "
             "expected the kernel's arguments as a list or dictionary; mend it."
+        ) from error
+
+
+def _results(function: Any, *given: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What a function of the asker makes of the kernel's results before they are compared."""
+    try:
+        arrays = [tuple(t.numpy() for t in some) for some in given]
+        found = function(*(one[0] if len(one) == 1 else one for one in arrays))
+        several = list(found) if isinstance(found, (tuple, list)) else [found]
+        if len(several) != len(given[0]):
+            raise ValueError(f"{len(several)} results of {len(given[0])}")
+        return [torch.from_numpy(np.asarray(v, np.float64)) for v in several]
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"outputs {function.__name__} fails ({type(error).__name__}: {error}), expected a "
+            "function of the kernel's and the reference's results; mend it."
         ) from error
 
 

@@ -128,6 +128,20 @@ def test_inputs_of_the_asker(oracle: serve.Oracle) -> None:
     assert told["outcome"] == "invalid" and "expected [((128, 64), torch.bfloat16)]" in str(told)
 
 
+@pytest.mark.parametrize(
+    ("made", "outcome"),
+    [("got.reshape(right.shape)", "passed"), ("got", "wrong"), ("(got, got)", "invalid")],
+)
+def test_results_that_the_asker_makes_comparable(
+    oracle: serve.Oracle, made: str, outcome: str
+) -> None:
+    source = "def reference(x):\n    return (x + 1).reshape(-1)\n"
+    source += f"def natural(got, right):\n    return {made}\n"
+    code = {"source": source, "name": "reference"}
+    told = asked(oracle, asking(reference=code, outputs="natural"))
+    assert told["outcome"] == outcome, told
+
+
 def test_a_target_and_what_its_kernels_may_not(oracle: serve.Oracle) -> None:
     times = {
         target: asked(oracle, asking(target=target))["cases"][0]["estimate"]
