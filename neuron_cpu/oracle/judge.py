@@ -349,6 +349,7 @@ def estimate(program: Program, request: Request) -> Answer:
         "macs": program.macs,
         "bound": summary.bound,
         "binding": summary.binding,
+        "metrics": figures,
         "of_bound_percent": speed.roofline_percent,
         "bound_by": speed.roofline_side,
         "lines": [
