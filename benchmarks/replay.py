@@ -94,7 +94,7 @@ def table(found: Sequence[Search]) -> str:
     """Markdown: a search a row, the worst first, and what they come to."""
     lines = [
         "| Search | set | candidates | estimated | regret of the best one | of the best five | "
-        "ties | steps kept | device runs spared |",
+        "ties | steps kept | runs spared |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for one in sorted(found, key=lambda s: (-s.regret(FEW), -s.regret(1))):
