@@ -1,19 +1,13 @@
 """Llama's kernels in the current kernel language (`nki`, SDK 2.29 and later).
 
 llama.py, the submission, is written for SDK 2.21, and one text for both languages would hide every
-instruction behind a helper. This file follows it section by section and name by name: layouts,
-examples, and reasons that hold for both stand there. Results are equal, and estimated times on
-trn1 lie within 3 % (tests/nki/test_llama_nki.py); docs/porting.md has construct beside construct.
-Two things differ. Engines take their instructions in the order in which they are written, so
-"Order of work" leaves for later what waits for another engine. And Python is what the compiler's
-parser takes: loops over one name, no comprehensions, classes of fields and methods.
-
-Axis letters:
-
-    T  tokens of one call (batch times sequence)     H  hidden size, padded to whole tiles of 128
-    K  contraction size of a product                 N  output features of a product
-    D  head dimension, 64 or 128                     F  intermediate size of the MLP
-    B  batch                                         L  keys of a cache
+instruction behind a helper. This file follows it section by section and name by name: layouts, axis
+letters, examples, and reasons that hold for both stand there. Heads have 64 or 128 features.
+Results are equal, and estimated times on trn1 lie within 3 % (tests/nki/test_llama_nki.py);
+docs/porting.md has construct beside construct. Two things differ. Engines take their instructions
+in the order in which they are written, so "Order of work" leaves for later what waits for another
+engine. And Python is what the compiler's parser takes: loops over one name, no comprehensions,
+classes of fields and methods.
 
 Buffers end in ``_hbm``, ``_sb`` (SBUF) and ``_psum``. Features lie on partitions from end to end,
 and partition p of a hidden state holds the H/128 features from p * H/128 on. What llama.py leaves
@@ -286,12 +280,9 @@ class Piece(nl.NKIObject):
         acc_psum = psum_of((P_MAX, tiles, tokens))
         for at in range(tiles):
             for k in range(x_sb.shape[1]):
-                nisa.nc_matmul(
-                    dst=acc_psum[:, at, :],
-                    stationary=self.weight_sb[:, tile + at, k, :],
-                    moving=x_sb[:, k, nl.ds(start, tokens)],
-                    accumulate=k > 0,
-                )
+                w_sb, part_sb = self.weight_sb[:, tile + at, k, :], x_sb[:, k, nl.ds(start, tokens)]
+                tile_psum = acc_psum[:, at, :]
+                nisa.nc_matmul(dst=tile_psum, stationary=w_sb, moving=part_sb, accumulate=k > 0)
         return acc_psum
 
 
@@ -305,14 +296,14 @@ def linear_of(weight_hbm, features, k, name):
 def stored_together(pieces, tokens):
     """Pieces of a weight, grouped by what is stored at once of their results: of many tokens every
     piece, of up to 128 the last piece alone, of up to 32 all."""
-    if tokens > P_MAX:
-        groups = []
-        for piece in pieces:
-            groups.append([piece])
-        return groups
-    if tokens > SHORT_ROW_TOKENS and len(pieces) > 1:
+    if tokens <= SHORT_ROW_TOKENS or len(pieces) == 1:
+        return [pieces]
+    if tokens <= P_MAX:
         return [pieces[:-1], pieces[-1:]]
-    return [pieces]
+    groups = []
+    for piece in pieces:
+        groups.append([piece])
+    return groups
 
 
 def store_product(linear, passed, out_hbm):
@@ -657,11 +648,8 @@ def negated_maximum(scores_sb, scale):
 
 # --- Attention of a prompt ------------------------------------------------------------------------
 #
-# The algorithm and its example, with what lies on partitions at each step, are those of llama.py
-# under the same heading, and so are the names. A group is up to 128 tokens of a sequence in up to
-# four query heads that share a KV head. It passes twice over its visible keys: the first pass finds
-# each query's maximum, which stands in augmented rows behind the features; the second multiplies
-# these with ones behind the features of keys, so that exp leaves weights with keys on partitions.
+# The algorithm, its example, with what lies on partitions at each step, and the names are those of
+# llama.py under the same heading.
 
 GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
 AUGMENTED = 1 + GROUP_HEADS  # rows behind the features of keys: the mask, and ones for each head
@@ -885,12 +873,9 @@ class GroupAttention(nl.NKIObject):
             inverse_sb = tile_of(sums_psum.shape[0:2], FP32)
             nisa.reciprocal(dst=inverse_sb, data=sums_psum[:, :, d])
             for at in range(sums_psum.shape[1]):
-                nisa.tensor_scalar(
-                    dst=self.rows_sb[:, n * each + at, lanes],
-                    data=sums_psum[:, at, 0:d],
-                    op0=nl.multiply,
-                    operand0=inverse_sb[:, nl.ds(at, 1)],
-                )
+                out_sb, part_sb = self.rows_sb[:, n * each + at, lanes], inverse_sb[:, nl.ds(at, 1)]
+                data = sums_psum[:, at, 0:d]
+                nisa.tensor_scalar(dst=out_sb, data=data, op0=nl.multiply, operand0=part_sb)
         if (self.head + 1) % heads.stack == 0 or self.head + 1 == heads.kv_heads:
             self.later.leave(self, ("transpose", 0, self.rows_sb))
 
@@ -1176,13 +1161,10 @@ def sequences_at_once(length, heads, dtype, tokens=1, room=CACHE_BYTES):
 
 class CachedSequences(nl.NKIObject):
     """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens,
-    ``each`` of a sequence and T in all.
-
-    k_sb [128, slots, keys + T]: transposed keys, slot b * stacks + s has the heads of stack s of
-    sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [T, keys +
-    T], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes of each
-    head in turn, and a column of ones, which gives the sum of the weights.
-    """
+    ``each`` of a sequence and T in all. k_sb [128, slots, keys + T]: transposed keys, slot b *
+    stacks + s has the heads of stack s of sequence b, the new keys' columns are zero for other
+    sequences. mask_sb [T, keys + T], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]:
+    values, the lanes of each head in turn, and ones."""
 
     first: int
     count: int
@@ -1277,11 +1259,7 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1
 
 def decode_queries(qk_sb, cache, heads):
     """Queries of the sequences, block by block: [128, slots, rows] @ SBUF, and which rows are a
-    token's, [T, rows].
-
-    Row t * q_heads + h belongs to head h of new token t; slot b * stacks + s holds the heads of
-    stack s of sequence b in the rows of its tokens.
-    """
+    token's, [T, rows]. Row t * q_heads + h belongs to head h of new token t."""
     group, slots, dtype = heads.group, cache.count * heads.stacks, qk_sb.dtype
     rows = cache.tokens * heads.q_heads
     q_sb = filled((P_MAX, slots, rows), 0.0, dtype)
@@ -1528,12 +1506,9 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
                 piece = linear.load(one[0], one[1])
                 for part in psum_parts(one[1], count):
                     out_psum = piece.product((part[0], part[1], start, count), x_sb)
-                    nisa.tensor_tensor(
-                        dst=out_sb[:, :, nl.ds(one[0] + part[0], part[1])],
-                        data1=out_psum.permute((0, 2, 1)),
-                        data2=scale_sb.broadcast(2, part[1]),
-                        op=nl.multiply,
-                    )
+                    rows_sb = out_sb[:, :, nl.ds(one[0] + part[0], part[1])]
+                    scales_sb, data = scale_sb.broadcast(2, part[1]), out_psum.permute((0, 2, 1))
+                    nisa.tensor_tensor(dst=rows_sb, data1=data, data2=scales_sb, op=nl.multiply)
             # features lie in runs: a partition stores N/128 neighbours of a token as one row
             tokens_hbm = rows_hbm[nl.ds(block.start + start, count)]
             nisa.dma_copy(dst=tokens_hbm.permute((1, 0, 2)), src=out_sb)
