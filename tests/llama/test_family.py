@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from neuronx_distributed_inference.utils.hf_adapter import (
@@ -95,16 +97,19 @@ def logits(model, tokens=13, steps=6):
     """Of greedy tokens behind a seeded prompt."""
     ids = torch.randint(3, 200, (1, tokens), generator=torch.Generator().manual_seed(1))
     generator = model if hasattr(model, "generate") else HuggingFaceGenerationAdapter(model)
-    output = generator.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        max_new_tokens=steps,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
+    with warnings.catch_warnings():  # NxDI 0.1 goes by top_k
+        warnings.filterwarnings("ignore", "`do_sample` is set to `False`")
+        output = generator.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            top_k=1,
+            eos_token_id=None,
+            pad_token_id=0,
+            max_new_tokens=steps,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
     return torch.cat(output.logits)
 
 

@@ -45,6 +45,7 @@ def logits(checkpoint: Path, compiled: Path, degree: int) -> torch.Tensor:
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
+        top_k=1,  # what NxDI 0.1 goes by
         eos_token_id=None,
         pad_token_id=0,
         max_new_tokens=6,
