@@ -32,7 +32,6 @@ _REAL_ONLY = (
     "is_eagle_draft",
     "token_tree_config",
     "is_medusa",
-    "async_mode",
     "flash_decoding_enabled",
     "chunked_prefill_config",
     "is_chunked_prefill",
@@ -321,6 +320,11 @@ class NeuronConfig:
                 f"over this imitation of them, got {getattr(self, asked[0])!r}; name checkouts of "
                 "NxD and NxD Inference with --libraries or NEURON_CPU_LIBRARIES "
                 "(docs/libraries.md), or leave it out."
+            )
+        if self.async_mode:
+            logger.warning(
+                "NeuronConfig.async_mode changes nothing over this imitation of NxD Inference: the "
+                "text is the same, and a step begins when the one before it has ended."
             )
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}.")
