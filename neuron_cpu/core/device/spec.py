@@ -387,9 +387,5 @@ LOGITS_NS = 50_000.0  # logits to the host: 0.5 MB of fp32 over a vocabulary of 
 ARGMAX_NS = 200_000.0  # measured: 128 256 fp32 with PyTorch, one thread of a 2.1 GHz x86-64
 HOST_STEP_NS = 250_000.0  # everything else of the driver's loop: next inputs, checks, dispatch
 CACHE_UPDATE_NS = GEN2.dma.start_ns  # DMA32: a row that is written on its own is a transfer
-# One rank's send to another instance. EFA of a trn1.32xlarge has 800 Gb/s (AWS Trn1 architecture
-# page), of which each of its 32 cores gets an equal share here; the start is assumed.
-TRANSFER_START_NS = 30_000.0
-TRANSFER_BYTES_PER_NS = 100.0 / 32
 COLLECTIVE_START_NS = GEN2.collective_ns  # one all-reduce or all-gather between the cores of a chip
 COLLECTIVE_BYTES_PER_NS = GEN2.collective_bytes_per_ns  # rate at which its data moves afterwards

@@ -392,8 +392,6 @@ class Overheads:
         host_ns: everything else that the host does between two graphs.
         collective_ns: start of a collective between the cores of a chip.
         collective_bytes_per_ns: rate of its data.
-        transfer_ns: start of one rank's send to another instance.
-        transfer_bytes_per_ns: rate of its data.
     """
 
     kernel_ns: float = spec.KERNEL_LAUNCH_NS
@@ -404,8 +402,6 @@ class Overheads:
     host_ns: float = spec.HOST_STEP_NS
     collective_ns: float = field(default_factory=lambda: CORE.collective_ns)
     collective_bytes_per_ns: float = spec.COLLECTIVE_BYTES_PER_NS
-    transfer_ns: float = spec.TRANSFER_START_NS
-    transfer_bytes_per_ns: float = spec.TRANSFER_BYTES_PER_NS
 
     @property
     def step_ns(self) -> float:
@@ -416,11 +412,6 @@ class Overheads:
         """What the host adds to a step that it has submitted while the last one ran, the tokens
         staying on the device: as far as launch and work take longer than the device's time."""
         return max(0.0, self.graph_ns + self.host_ns - device_ns)
-
-    def transfer(self, size: int) -> float:
-        """Nanoseconds until ``size`` bytes of one rank are on another instance; ranks send at once,
-        each at its own share of the network's rate."""
-        return self.transfer_ns + size / self.transfer_bytes_per_ns
 
     def collective(self, size: int, ranks: int, name: str = "all-reduce") -> float:
         """Nanoseconds of a collective whose whole tensor has ``size`` bytes; free on one rank.
