@@ -6,6 +6,7 @@ Importing it takes PyTorch's time, so it is imported beside the submission, not 
 from neuron_cpu.core import KernelCall, NkiError, Program, observe_kernel_calls
 from neuron_cpu.core.check import provenance
 from neuron_cpu.core.device import spec
+from neuron_cpu.core.device.spec import Engine, NeuronCore
 from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.run.nonfinite import origin as origin_of_nonfinite
 from neuron_cpu.core.time import cost
@@ -13,7 +14,9 @@ from neuron_cpu.core.time.schedule import COMPILER_ORDER, Schedule, check_order,
 
 __all__ = [
     "COMPILER_ORDER",
+    "Engine",
     "KernelCall",
+    "NeuronCore",
     "NkiError",
     "Program",
     "Schedule",

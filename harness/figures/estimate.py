@@ -363,7 +363,8 @@ def overheads(settings: Settings) -> cost.Overheads:
     values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
     if settings.collective_gb_per_s is not None:
         values["collective_bytes_per_ns"] = settings.collective_gb_per_s  # GB/s = bytes per ns
-    return cost.Overheads(**values)
+    measured = cost.dma_profile(settings.dma_profile or cost.DEFAULT_PROFILE).around
+    return cost.Overheads(**{**measured, **values})
 
 
 # --- estimating -----------------------------------------------------------------------------------

@@ -38,9 +38,10 @@ MODES = {
     "preflight": "the last look at a submission before its upload",
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
+    "device-report": "an hour on a Trainium: constants, kernels, legality, in one file",
     "cache": "what earlier runs have left on the disk, and a way to clear it",
 }
-ALIASES = {"evaluate_single": "evaluate"}
+ALIASES = {"evaluate_single": "evaluate", "device-report": "device_report"}
 
 DEFAULT_SEQ_LEN = 128
 # Some turns, longer ones are a wait on the stand-in; the least of the public flash attention.
@@ -58,6 +59,7 @@ _GUESS = ("compile", "generate", "chat", "profile", *_COMPARE)
 _RUN = ("compile", "generate", "chat", "serve", "profile", *_COMPARE)
 _BLOCKS = ("compile", "serve", "profile")
 _PROFILE = ("profile",)
+_HOUR = ("device-report",)
 
 
 def boolean(text: str) -> bool:
@@ -272,6 +274,12 @@ TOPICS = {
         *(Option(f"--{name}-us", f"assumed cost: {what}", _PROFILE, _of(at_least_zero, "US"))
           for name, what in _COSTS),
         Option("--collective-gb-per-s", "assumed rate of a collective", _PROFILE, _RATE),
+    )),
+    "device": Topic("the hour on a device (docs/device_report.md)", (
+        Option("--minutes", "to measure for (default: 60)", _HOUR,
+               _of(above_zero, "N", default=60.0)),
+        Option("--report", "the file; one that is there is gone on with (device-report.json)",
+               _HOUR, {**PATH, "default": Path("device-report.json")}),
     )),
     "model": Topic("the model's lengths and graphs", (
         Option("--seq-len", f"prompt and new tokens ({DEFAULT_SEQ_LEN}; chat, serve, swap: "

@@ -5,14 +5,16 @@ two things that the table does not know: how a DMA transfer breaks into rows and
 takes under each DMA profile. Sources of every constant: spec.py.
 """
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from ..device import spec
 from ..device.errors import refuse
-from ..device.spec import CORE, Engine
+from ..device.spec import CORE, Engine, NeuronCore
 from ..instructions.dma import DMA_SUM
 from ..instructions.ranks import COLLECTIVE, moved_bytes
 from ..program.program import Instruction
@@ -36,6 +38,8 @@ class DmaProfile:
         row_ns: nanoseconds of one row of the given number of contiguous bytes.
         issued: hardware makes the descriptors where the generation has it, transfer by transfer.
         keeps: the compiler of that release keeps tiles that are loaded again (passes/keep.py).
+        generation, constants: of a measured device, what differs from `spec.py` (`with_constants`).
+        around: of such a device, fields of `Overheads`.
     """
 
     name: str
@@ -43,6 +47,13 @@ class DmaProfile:
     row_ns: Callable[[int], float]
     issued: bool = True
     keeps: bool = True
+    generation: str = ""
+    constants: Mapping[str, float] = field(default_factory=dict)
+    around: Mapping[str, float] = field(default_factory=dict)
+
+    def core(self, core: NeuronCore) -> NeuronCore:
+        """The generation as this profile has it."""
+        return with_constants(core, self.constants) if core.name == self.generation else core
 
     def bandwidth(self, row_bytes: int) -> float:
         """GB/s of the whole core with rows of this size on all engines."""
@@ -52,6 +63,20 @@ class DmaProfile:
     def peak(self) -> float:
         """GB/s of the whole core with long rows."""
         return self.bandwidth(1 << 20)
+
+
+def with_constants(core: NeuronCore, values: Mapping[str, float]) -> NeuronCore:
+    """The generation with other constants: ``min_ii``, ``clock_hz.VectorE``, ``dma.start_ns``."""
+    fields: dict[str, Any] = {}
+    for name, value in values.items():
+        part, _, rest = name.partition(".")
+        if part == "dma":
+            fields[part] = replace(fields.get(part, core.dma), **{rest: value})  # type: ignore[arg-type]
+        elif rest:
+            fields.setdefault(part, dict(getattr(core, part)))[Engine(rest)] = value
+        else:
+            fields[name] = value
+    return replace(core, **fields)
 
 
 def _row_rule(size: int) -> float:
@@ -112,6 +137,18 @@ PROFILES = {
         DmaProfile("hbm-peak", "the core's share of HBM, 410 GB/s, whatever the rows", _hbm_peak),
     )
 }
+MEASURED = Path(__file__).resolve().with_name("measured")  # profiles of devices (make calibrate)
+
+
+def read_profile(told: Mapping[str, Any]) -> DmaProfile:
+    """A profile of a device: fields of `DmaProfile`, ``rows`` the profile whose rows it has."""
+    fields = {name: value for name, value in told.items() if name != "rows"}
+    return replace(PROFILES[told["rows"]], **fields)
+
+
+for _path in sorted(MEASURED.glob("*.json")):
+    _found = read_profile(json.loads(_path.read_text(encoding="utf-8")))
+    PROFILES[_found.name] = _found
 # The contest's entries move their weights at this rate: under sdk2.21 its winner would take twice
 # as long as its second place did (docs/cost_model.md, DMA profiles).
 DEFAULT_PROFILE = "sdk2.25"
@@ -192,7 +229,8 @@ def transfer(instruction: Instruction, fixed: bool = False) -> Transfer:
         src.dt.itemsize,
         _built_ns(src, 1), dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
         _built_ns(dst, 1), src.by_data is None, dst.by_data is None,
-        _first_partition(dst), _first_partition(src), fixed,
+        _first_partition(dst), _first_partition(src), fixed and CORE.dma.fixed_lanes,
+        CORE.dma.transposed, CORE.dma.transposed_on_chip,
     )  # fmt: skip
     found = _transfers.get(key)
     if found is None:

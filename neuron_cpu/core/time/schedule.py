@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
-from ..device.spec import CORE, Engine, using
+from ..device.spec import CORE, Engine, in_force, using
 from ..instructions.cores import by_core
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
@@ -123,7 +123,7 @@ class Schedule:
 
     def lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
         """(DMA engine, instruction, start, end) of every engine's share of every transfer."""
-        with using(self.program.core):
+        with using(cost.dma_profile(self.profile).core(self.program.core)):
             spans = list(self._lane_spans())
         return iter(spans)
 
@@ -569,8 +569,9 @@ def _lowered(
 def _scheduled(
     made: Program, needs: depend.Dependences, profile: cost.DmaProfile, order: str
 ) -> Schedule:
-    run = _Run(made, needs, profile, order)
-    run.run()
+    with using(profile.core(in_force())):
+        run = _Run(made, needs, profile, order)
+        run.run()
     pools = run.memory
     return Schedule(
         made,

@@ -1,0 +1,124 @@
+"""A kernel call as plain data: made from a graph, written to a report, made again in a process.
+
+Tensors are ``128x512:bf16``, tuples with names ``{"type": "Norm", "values": [...]}``; their classes
+are those of the kernel's module. Every process makes the same values from the same seed.
+"""
+
+import functools
+import importlib
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from harness.inputs import submission
+
+SEED = 20261123
+TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
+DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32,
+    "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+MICRO = "harness.device.micro"
+ROOT = Path(__file__).resolve().parents[2]
+MOST_INDEX = 1024  # rows of the smallest table that a kernel gathers from
+
+
+@functools.cache
+def module(name: str) -> ModuleType:
+    """A module by its name, a submission of the repository or a generated file by its path."""
+    if not name.endswith(".py"):
+        return importlib.import_module(name)
+    return submission.imported(ROOT / name)
+
+
+def written(value: Any) -> Any:
+    """An argument as JSON holds it."""
+    if isinstance(value, torch.Tensor):
+        return f"{'x'.join(map(str, value.shape))}:{NAMES[value.dtype]}"
+    if isinstance(value, tuple):
+        return {"type": type(value).__name__, "values": [written(one) for one in value]}
+    if value is None or isinstance(value, (int, float, str)):
+        return value
+    raise TypeError(f"an argument of {type(value).__name__}, expected a tensor, tuple or number")
+
+
+def read(value: Any, origin: ModuleType, tensor: Callable[[list[int], str], Any]) -> Any:
+    """The argument again; ``tensor`` makes those from shape and type."""
+    if isinstance(value, Mapping):
+        parts = [read(one, origin, tensor) for one in value["values"]]
+        return tuple(parts) if value["type"] == "tuple" else getattr(origin, value["type"])(*parts)
+    found = TENSOR.fullmatch(value) if isinstance(value, str) else None
+    return value if found is None else tensor([int(n) for n in found[1].split("x")], found[2])
+
+
+def arguments(call: Mapping[str, Any], tensor: Callable[[list[int], str], Any]) -> Any:
+    """(kernel, positional arguments, keywords) of a call."""
+    origin = module(call["module"])
+    given = [read(value, origin, tensor) for value in call["arguments"]]
+    named = {name: read(value, origin, tensor) for name, value in call["keywords"].items()}
+    return getattr(origin, call["kernel"]), given, named
+
+
+def shapes(shape: list[int], dtype: str) -> torch.Tensor:
+    """What is traced only."""
+    return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
+
+
+class Seeded:
+    """Tensors of values, the same ones in every process."""
+
+    def __init__(self) -> None:
+        self._source = torch.Generator().manual_seed(SEED)
+
+    def __call__(self, shape: list[int], dtype: str) -> torch.Tensor:
+        kind = DTYPES[dtype]
+        if not kind.is_floating_point:
+            return torch.randint(MOST_INDEX, shape, generator=self._source).to(kind)
+        # small: a product over 2048 features of a norm's rows stays near one
+        return (0.02 * torch.randn(shape, generator=self._source)).to(kind)
+
+
+def run(call: Mapping[str, Any], results: str) -> None:
+    """Run a kernel on seeded values, on the device where there is one, and keep its results."""
+    import torch_xla.core.xla_model as xm
+
+    device = xm.xla_device()
+    kernel, given, named = arguments(call, Seeded())
+    moved = [one.to(device) if isinstance(one, torch.Tensor) else one for one in given]
+    out = kernel(*moved, **named)
+    xm.mark_step()
+    outs = out if isinstance(out, (tuple, list)) else [out]
+    torch.save([one.cpu() for one in outs], results)
+
+
+def compare(call: Mapping[str, Any], results: str) -> dict[str, Any]:
+    """What the simulator computes beside the results of `run`: figures of the whole call."""
+    kernel, given, named = arguments(call, Seeded())
+    out = kernel(*given, **named)
+    ours = out if isinstance(out, (tuple, list)) else [out]
+    theirs = torch.load(results)
+    if [tuple(a.shape) for a in ours] != [tuple(b.shape) for b in theirs]:
+        return {"equal": 0.0, "error": math.inf}
+    return difference(ours, theirs)
+
+
+def difference(ours: Sequence[torch.Tensor], theirs: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Share of elements that are equal to the bit, and the distance relative to the values' size.
+
+    NaN equals NaN; one that only one side has makes the distance infinite.
+    """
+    a, b = (torch.cat([t.double().flatten() for t in side]) for side in (ours, theirs))
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool((a.isfinite() != b.isfinite()).any()):
+        error = math.inf
+    else:
+        finite = a.isfinite()
+        size = float(a[finite].square().mean().sqrt()) or 1.0
+        error = float((a - b)[finite].square().mean().sqrt()) / size
+    return {"equal": float(same.double().mean()), "error": error}

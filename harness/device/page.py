@@ -1,0 +1,129 @@
+"""A report as one page of Markdown: what it says, in three sentences and then in tables."""
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.device.plan import CONSTANT, CONSTRUCT, KERNEL, SECONDS, WHOLE
+from harness.device.results import DEVICE
+from harness.device.rows import ROWS
+
+SECOND_PLACE_MS = 7.59  # a decode step of the contest's, in the header of its file
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """The whole page."""
+    parts = ["# Report of a device"]
+    if report["source"] != DEVICE:
+        parts.append("**A rehearsal: no device was there. Every time is the cost model's own.**")
+    parts += [*sentences(report), "## Machine", "\n".join(_machine(report["machine"]))]
+    for kind in SECONDS:
+        rows = [_row(name, entry) for name, entry in _of(report, kind)]
+        if rows:
+            parts += [f"## Entries: {kind}", _table(rows, *_HEADS)]
+    parts += _constants(report.get("fit") or {})
+    return "\n\n".join(parts) + "\n"
+
+
+def sentences(report: Mapping[str, Any]) -> list[str]:
+    """The three that matter: are estimates right, is it fast, is it legal."""
+    return [_right(report), _fast(report), _legal(report)]
+
+
+def _of(report: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(name, entry) for name, entry in report["entries"].items() if entry["kind"] == kind]
+
+
+def _right(report: Mapping[str, Any]) -> str:
+    kinds = {KERNEL: "kernels of llama.py", CONSTANT: "small kernels"}
+    both = {
+        kind: [e for _, e in _of(report, kind) if e.get("us") and e.get("estimate")]
+        for kind in kinds
+    }
+    kind = next((kind for kind, found in both.items() if found), None)
+    if kind is None:
+        return "Nothing was measured that has an estimate."
+    timed, called = both[kind], kinds[kind]
+    middle = statistics.median(e["estimate"]["us"] / e["us"]["p50"] for e in timed)
+    bands = ((e["us"]["p50"], *e["estimate"]["band_us"]) for e in timed)
+    inside = sum(low <= us <= high for us, low, high in bands)
+    changed = (report.get("fit") or {}).get("mechanisms")
+    told = f" The fit finds another mechanism: {', '.join(changed)}." if changed else ""
+    return (
+        f"Estimates of {len(timed)} {called} are {middle:.2f} of the measured times (median), and "
+        f"{inside} of these times lie in their bands.{told}"
+    )
+
+
+def _fast(report: Mapping[str, Any]) -> str:
+    for name, entry in _of(report, WHOLE):
+        us = (entry.get("us") or {}).get("decode p50")
+        if us and name.endswith(" 640"):
+            side = "below" if us / 1e3 < SECOND_PLACE_MS else "above"
+            return (
+                f"A decode step behind 640 tokens takes {us / 1e3:.2f} ms with the host, {side} "
+                f"the {SECOND_PLACE_MS} ms of the contest's second place."
+            )
+    return "No whole decode step was measured."
+
+
+def _legal(report: Mapping[str, Any]) -> str:
+    tried = _of(report, CONSTRUCT)
+    seen = {c for _, entry in tried if "equal" in entry for c in entry["constructs"] or ()}
+    refused = [n.removeprefix("construct ") for n, e in tried if e["status"] == "refused"]
+    wrong = [n for n, e in report["entries"].items() if e["status"] == "wrong"]
+    named = f" ({', '.join(refused)})" if refused else ""
+    return (
+        f"Of {len(tried)} probes of documented constructs the compiler refuses {len(refused)}"
+        f"{named}, {len(seen)} constructs are seen now, and {len(wrong)} results are not the "
+        f"simulator's{': ' if wrong else ''}{', '.join(wrong)}."
+    )
+
+
+# --- tables ---------------------------------------------------------------------------------------
+_HEADS = ("name", "outcome", "estimated µs", "band", "estimated/measured", "note")
+
+
+def _table(rows: Iterable[Sequence[object]], *heads: str) -> str:
+    cells = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(str(c).replace('|', '/') for c in row)} |" for row in cells)
+
+
+def _machine(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in found.items():
+        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if name == "packages" else value
+        yield f"- {name}: {shown}"
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> Sequence[object]:
+    """One entry: what was measured beside what was expected, or what the compiler said."""
+    note = entry.get("words") or (", ".join(ROWS[name].isolates) if name in ROWS else "")
+    if "equal" in entry:
+        claim = ", claimed to the bit" if entry["exact"] else ""
+        note = f"{entry['equal']:.2%} equal, error {entry['error']:.1e}{claim}"
+    for phase, expected in entry.get("expected", {}).items():
+        note += f" {phase}: {expected:.0f} µs estimated without the host"
+    us, estimate = entry.get("us"), entry.get("estimate")
+    told = ", ".join(f"{p} {t:.1f} µs" for p, t in us.items()) if us else entry["status"]
+    if not us or not estimate:
+        return name, told, "", "", "", note
+    low, high = estimate["band_us"]
+    ratio = f"{estimate['us'] / us['p50']:.2f}"
+    return name, told, f"{estimate['us']:.1f}", f"{low:.1f} to {high:.1f}", ratio, note
+
+
+def _constants(found: Mapping[str, Any]) -> Iterator[str]:
+    if not found:
+        return
+    yield "## Constants fitted to the small kernels and graphs"
+    rows = [
+        (
+            name, f"{one['before']:.5g}", f"{one['value']:.5g}", f"{one['error']:.2g}",
+            "yes" if one["told"] else f"no: {', '.join(one['trades_with']) or 'too small'}",
+        )
+        for name, one in found["constants"].items()
+    ]  # fmt: skip
+    yield _table(rows, "constant", "cost model", "fitted", "two standard deviations", "told apart")
+    changed = ", ".join(found["mechanisms"]) or "none"
+    off = ", ".join(found["unexplained"]) or "none"
+    yield f"Mechanisms that differ from the cost model's: {changed}. Rows not explained: {off}."

@@ -1,0 +1,100 @@
+"""What an hour is spent on, in the order of what it is worth.
+
+Seconds are assumptions, compile time included; nobody has published it for such kernels.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from harness.device.calls import MICRO
+from harness.device.probes import PROBES, USED
+from harness.device.rows import GRAPHS, KERNELS, ROWS, Row
+from harness.device.running import BENCHMARK, XLA
+
+# kinds of entries
+CONSTANT, LAUNCH, KERNEL, CONSTRUCT, NUMBERS, WHOLE = (
+    "constant", "launch", "kernel", "construct", "numbers", "whole graph"
+)  # fmt: skip
+FIRST = ("decode-640", "prefill-640")
+GRAPHS_OF_1B = (
+    *FIRST, "decode-128", "prefill-128", "decode-2048", "prefill-64", "prefill-512", "prefill-1024",
+    "prefill-2048",
+)  # fmt: skip
+SECONDS = {CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600}
+PATIENCE = 10  # times as long is taken for hanging
+# Kernels whose results the simulator claims to the bit: they move, or add whole numbers in fp32.
+EXACT = ("small", "rows-4", "rows-512", "transfers-16", "gathers-8", "round-trips-4", "spills")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing to measure.
+
+    Attributes:
+        name: in the report.
+        kind: what it is; role: whose process it needs; call: the kernel's, as plain data.
+        exact: its results have to be the simulator's to the bit.
+    """
+
+    name: str
+    kind: str
+    role: str
+    call: Mapping[str, Any]
+    exact: bool = False
+
+
+def of_row(row: Row) -> Entry:
+    """The entry of a small kernel or graph; two ranks are processes of their own."""
+    call = {**vars(row), "module": MICRO}
+    if row.calls:
+        return Entry(row.name, LAUNCH, BENCHMARK if row.reduced else XLA, call)
+    return Entry(row.name, CONSTANT, BENCHMARK, call)
+
+
+def entries(graphs: Mapping[str, Mapping[str, Any]]) -> Iterator[Entry]:
+    """All of them, the most valuable first; ``graphs`` as `model.graph` tells them.
+
+    Launches of a kernel inside a graph decide whether a decode step should be one kernel
+    (docs/decode_step.md), so they are first.
+    """
+    kernels: dict[str, list[Entry]] = {}
+    names: dict[str, str] = {}  # of calls that several graphs have
+    for graph, found in graphs.items():
+        for call in found["kernels"]:
+            key = json.dumps([call["kernel"], call["arguments"], call["keywords"]])
+            name = f"{call['kernel']} {graph}"
+            name += " (other layers)" if name in names.values() else ""
+            if key not in names:
+                names[key] = name
+                made = Entry(name, KERNEL, BENCHMARK, call)
+                kernels.setdefault(graph, []).append(made)
+    yield from map(of_row, (*GRAPHS, *KERNELS))
+    first = [entry for graph in FIRST for entry in kernels.pop(graph, ())]
+    yield from first
+    yield from map(construct, list(PROBES)[:USED])
+    exact = [of_row(ROWS[name]) for name in EXACT]
+    for entry in (*exact, *first):
+        numbers = f"{entry.name}: numbers"
+        yield Entry(numbers, NUMBERS, XLA, entry.call, exact=entry.kind == CONSTANT)
+    yield Entry("whole graphs of 640", WHOLE, BENCHMARK, {"length": 640})
+    yield from (entry for found in kernels.values() for entry in found)
+    yield from map(construct, list(PROBES)[USED:])
+    for length in (128, 2048):
+        yield Entry(f"whole graphs of {length}", WHOLE, BENCHMARK, {"length": length})
+
+
+def construct(name: str) -> Entry:
+    """The entry of a probe."""
+    return Entry(f"construct {name}", CONSTRUCT, XLA, {**PROBES[name].call, "probe": name})
+
+
+def within(minutes: float, every: Sequence[Entry]) -> list[Entry]:
+    """The first entries that fit; one that is too long leaves its time to those behind it."""
+    chosen, left = [], 60 * minutes
+    for entry in every:
+        if SECONDS[entry.kind] <= left:
+            left -= SECONDS[entry.kind]
+            chosen.append(entry)
+    return chosen

@@ -1,0 +1,100 @@
+"""The report of a device: one file of JSON, whole after every measurement.
+
+Written beside its place and renamed, so that a kill leaves the last state. A run that finds the
+file goes on with it, if it comes from the same machine and versions.
+"""
+
+import contextlib
+import importlib.metadata
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from harness import sdk
+from harness.errors import UserError
+from harness.files import check_writable_folder
+from harness.inputs.schema import read_json
+from neuron_cpu.files import write_text_atomically
+
+FORMAT = 1
+DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
+PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")  # EC2 writes the instance type there
+PACKAGES = ("neuron", "torch", "libneuronxla", "nki", "numpy", "transformers")
+NEURON_LS = ("neuron-ls", "--json-output")
+MOST_CHIPS = 4000  # characters of what it says
+
+
+def machine() -> dict[str, Any]:
+    """Instance, chips and versions: what times depend on."""
+    instance, chips = "unknown", "unknown"
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        told = subprocess.run(NEURON_LS, capture_output=True, text=True, timeout=30)
+        chips = told.stdout[:MOST_CHIPS]
+    with contextlib.suppress(OSError):
+        instance = PRODUCT.read_text(encoding="utf-8").strip()
+    target = next((name for name in ("inf2", "trn2", "trn3") if name in instance), "trn1")
+    found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
+    packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
+    python, system = platform.python_version(), platform.platform()
+    return {
+        "instance": instance, "chips": chips, "target": target, "python": python, "system": system,
+        "packages": packages,
+    }  # fmt: skip
+
+
+def begun(path: Path) -> dict[str, Any]:
+    """The report to go on with, or a new one.
+
+    Raises:
+        UserError: the file is another machine's, or no report.
+    """
+    check_writable_folder(path.parent)
+    source = REHEARSAL if sdk.platform().estimates else DEVICE
+    new = {
+        "format": FORMAT, "source": source, "begun": time.strftime("%Y-%m-%d %H:%M"),
+        "machine": machine(), "entries": {},
+    }  # fmt: skip
+    if not path.exists():
+        return new
+    found = read(path)
+    if (found["source"], found["machine"]) != (source, new["machine"]):
+        raise UserError(
+            f"{path} is the report of another machine or of other versions, expected one of this "
+            "one; name another file with --report."
+        )
+    return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A report that was written here.
+
+    Raises:
+        UserError: it is none.
+    """
+    found = read_json(path)
+    entries = found.get("entries") if isinstance(found, dict) else None
+    whole = isinstance(entries, dict) and isinstance(found.get("machine"), dict)
+    if not whole or found.get("format") != FORMAT or "source" not in found:
+        raise UserError(
+            f"{path} is no report of --mode device-report, expected one of format {FORMAT}; name "
+            "another file."
+        )
+    return found
+
+
+def write(path: Path, report: dict[str, Any]) -> None:
+    """The file, whole."""
+    write_text_atomically(path, json.dumps(report, indent=1) + "\n")
+
+
+def measured(report: Mapping[str, Any], *kinds: str) -> dict[str, float]:
+    """Median microseconds by name, of entries of these kinds."""
+    return {
+        name: entry["us"]["p50"]
+        for name, entry in report["entries"].items()
+        if entry["kind"] in kinds and entry.get("us")
+    }

@@ -1,0 +1,62 @@
+"""Whole graphs of Llama-3.2-1B on a device: prefill and decode of a length, from seeded weights."""
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from harness import sdk
+from harness.device import calls, model
+from harness.figures import benchmark
+from harness.inputs import command_line
+from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.inputs.models import ModelFolder, expected_shapes
+from harness.session.building import build
+from harness.session.opening import open_session
+from harness.simulator import cost
+
+NEW_TOKENS = 8
+WORD = "a"
+
+
+def measure(length: int) -> dict[str, Any]:
+    """Microseconds of a prefill of `length` tokens and of a decode step behind them, by the host's
+    clock, its own work included; where no device is, what is estimated of both."""
+    if sdk.platform().estimates:
+        over = cost.Overheads()
+        beside = (over.step_ns - over.graph_ns) / 1e3
+        names = ("prefill", "decode")
+        return {f"{p} p50": model.graph(f"{p}-{length}")["us"] + beside for p in names}
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), MODEL_SHAPES[model.SHAPES])
+        argv = (
+            f"--mode generate --enable-nki --raw --seq-len {length} --max-new-tokens {NEW_TOKENS} "
+            f"--tp-degree {model.DEGREE} --model-path {folder} --llama {calls.ROOT / 'llama.py'}"
+        ).split()
+        prompt = " ".join([WORD] * (length - NEW_TOKENS))
+        session = open_session(command_line.parse([*argv, "--prompt", prompt]))
+        runs = benchmark.runs_asked(None)
+        speed = benchmark.measure(build(session), session.prompt_ids, NEW_TOKENS, runs)
+    steps = {"prefill": speed.context_encoding_model, "decode": speed.token_generation_model}
+    return {f"{p} p50": 1e3 * found["latency_ms_p50"] for p, found in steps.items() if found}
+
+
+def write_model(folder: Path, config: Mapping[str, Any]) -> None:
+    """A folder of a model whose weights are seeded, with a tokenizer of one word."""
+    (folder / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
+    values = calls.Seeded()
+    shapes = expected_shapes(ModelFolder(folder, folder.name, dict(config)))
+    weights = {name: values(shape, "bf16") for name, shape in shapes.items()}
+    for name in weights:
+        if name.endswith("norm.weight"):
+            weights[name] = torch.ones_like(weights[name])
+    save_file(weights, str(folder / "model.safetensors"))
+    words = Tokenizer(models.WordLevel({"<unknown>": 0, WORD: 1}, unk_token="<unknown>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unknown>").save_pretrained(folder)

@@ -1,0 +1,138 @@
+"""The stand-in plays a device: other constants, noise, a change of mechanism, faults.
+
+The driver's own functions run: `nki.benchmark` of the stand-in gives the times of the played device
+because the generation in force is another one while it plays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Optional
+from unittest import mock
+
+import numpy as np
+
+from harness.device import calls, fit, model
+from harness.device.running import SIMULATOR, Unanswered
+from neuron_cpu.core.device import spec, target
+from neuron_cpu.core.time import cost, schedule
+
+SPREAD = 0.3  # of a constant's logarithm, either way
+ZERO = (5.0, 30.0)  # what a constant that is 0 may be instead
+NOISE, NOISE_US = 0.003, 0.1
+
+
+@dataclass
+class Device:
+    """A device of its own.
+
+    Attributes:
+        seed: constants and noise follow from it.
+        mechanism: one of `fit.MECHANISMS` that differs, if any.
+        faults: name of a row or kernel -> what becomes of it: refused, hung, died or wrong.
+    """
+
+    seed: int
+    mechanism: Optional[str] = None
+    faults: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        base = fit.Variant(spec.GEN2)
+        self.variant = fit.switched(base, self.mechanism) if self.mechanism else base
+        self.constants = {name: self._drawn(name) for name in self.variant.names}
+
+    def _drawn(self, name: str) -> float:
+        prior = fit.value_of(self.variant.core, name)
+        if not prior:
+            return float(self.random.uniform(*ZERO))
+        return prior * float(np.exp(self.random.uniform(-SPREAD, SPREAD)))
+
+    @contextlib.contextmanager
+    def plays(self) -> Iterator[None]:
+        """Whoever asks the stand-in for a time meanwhile is told the device's."""
+        own = {name: v for name, v in self.constants.items() if name not in model.OVERHEADS}
+        core = cost.with_constants(self.variant.core, own)
+        core = replace(core, name=f"played {id(self)}")  # kernels keep programs by name
+        profiles = {
+            cost.DEFAULT_PROFILE: replace(
+                cost.PROFILES[self.variant.profile], name=cost.DEFAULT_PROFILE
+            )
+        }
+        order = self.variant.order or schedule.COMPILER_ORDER
+        model._traced.cache_clear()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.dict(target.TARGETS, {"trn1": core}))
+            stack.enter_context(mock.patch.dict(cost.PROFILES, profiles))
+            stack.enter_context(mock.patch.object(schedule, "usual_order", lambda today: order))
+            for name in model.OVERHEADS:
+                stack.enter_context(mock.patch.object(spec, name, self.constants[name]))
+            yield
+        model._traced.cache_clear()
+
+    def noisy(self, us: float) -> float:
+        return us * (1 + NOISE * self.random.standard_normal()) + (
+            NOISE_US * self.random.standard_normal()
+        )
+
+    def fault(self, call: Mapping[str, Any]) -> str:
+        """What becomes of a call, or nothing."""
+        return self.faults.get(call.get("name", ""), self.faults.get(call.get("kernel", ""), ""))
+
+
+class Workers:
+    """In the place of `running.Workers`: the same functions, in this process."""
+
+    device = Device(0)
+
+    def __init__(self, scratch: Path, target: str, *_: Any) -> None:
+        self.asked: list[str] = []
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def ask(self, role: str, do: str, given: Mapping[str, Any], limit: float) -> Any:
+        module, _, name = do.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        if role == SIMULATOR:
+            return function(**given)
+        call = given.get("call", {})
+        fault = self.device.fault(call)
+        if fault in ("refused", "hung", "died"):
+            raise Unanswered(fault, "as played")
+        with self.device.plays():
+            found = function(**given)
+        if fault == "wrong":
+            spoil(given["results"])
+        if isinstance(found, dict):
+            found = {name: self.device.noisy(us) for name, us in found.items()}
+        return found
+
+
+def spoil(results: str) -> None:
+    """Other numbers in the place of a kernel's results."""
+    import torch
+
+    torch.save([-one for one in torch.load(results)], results)
+
+
+def times(device: Device, rows: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds of the rows as the device shows them."""
+    return of_calls(device, {n: {**vars(row), "module": calls.MICRO} for n, row in rows.items()})
+
+
+def of_calls(device: Device, every: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+    """Microseconds of calls as the device shows them."""
+    with device.plays():
+        order = schedule.usual_order(False)
+        return {
+            name: device.noisy(model.graph_ns(call, order=order) / 1e3)
+            for name, call in every.items()
+        }

@@ -1,0 +1,56 @@
+"""Constants of a played device come out of its times, or are said to be untold."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.device import fit
+from harness.device.rows import KERNELS, ROWS
+from tests.harness.device import played
+from tests.warned import allows
+
+pytestmark = allows("sim_sbuf_capacity")  # a row spills on purpose
+SEEDS = range(20)
+MECHANISMS = (None, *fit.MECHANISMS)
+# what three engines, their ports and short rows show
+FEW = {
+    row.name: row
+    for row in KERNELS
+    if row.name.startswith(("vector-", "scalar-", "gpsimd-chain", "two-", "rows-", "small"))
+}
+
+
+def recovered(device: played.Device, found: dict) -> list[str]:
+    """Constants that the fit says it can tell, and that are farther off than it may be."""
+    return [
+        f"{name}: {one['value']:g}, expected {device.constants[name]:g}"
+        for name, one in found["constants"].items()
+        if one["told"] and abs(one["value"] / device.constants[name] - 1) > fit.TOLD
+    ]
+
+
+def test_a_port_that_is_not_shared_is_named_and_constants_are_recovered():
+    device = played.Device(3, "ports")
+    found = fit.fit(played.times(device, FEW))
+    assert found["mechanisms"] == ["ports"]
+    assert recovered(device, found) == [] and found["unexplained"] == []
+    told = {name for name, one in found["constants"].items() if one["told"]}
+    assert {"clock_hz.VectorE", "clock_hz.ScalarE", "dma.bytes_per_ns"} <= told
+    assert "clock_hz.TensorE" not in told and "COLLECTIVE_START_NS" not in told
+
+
+@pytest.mark.full
+def test_a_time_that_no_constant_explains_is_named():
+    times = played.times(played.Device(4), FEW)
+    times["rows-64"] *= 1.5
+    found = fit.fit(times)
+    assert (found["unexplained"], found["mechanisms"]) == (["rows-64"], [])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_constant_is_recovered_or_said_to_be_untold(seed):
+    device = played.Device(seed, MECHANISMS[seed % len(MECHANISMS)])
+    found = fit.fit(played.times(device, ROWS))
+    assert recovered(device, found) == []
+    assert found["mechanisms"] == [device.mechanism] * bool(device.mechanism)

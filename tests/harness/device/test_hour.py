@@ -1,0 +1,107 @@
+"""The report of a device that the stand-in plays, its faults included."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from harness.device import hour, page, plan, results
+from harness.device.rows import ROWS
+from harness.errors import UserError
+from tests.harness.device import played
+
+ROW_NAMES = ("launches-33", "small", "rows-512", "vector-chain-1-32", "scalar-stream-1-32")
+
+
+@pytest.fixture
+def some(monkeypatch):
+    """A plan of a few entries, on a played device."""
+    monkeypatch.setattr(hour, "Workers", played.Workers)
+    monkeypatch.setattr(plan, "GRAPHS_OF_1B", ())
+    entries = [plan.of_row(ROWS[name]) for name in ROW_NAMES]
+    entries += [plan.construct(name) for name in ("nl.silu", "nl.minimum", "nl.floor")]
+    for name in ("small", "rows-4"):
+        call = plan.of_row(ROWS[name]).call
+        entries.append(plan.Entry(f"{name}: numbers", plan.NUMBERS, plan.XLA, call, exact=True))
+    monkeypatch.setattr(plan, "entries", lambda graphs: iter(entries))
+
+    def device(**faults):
+        monkeypatch.setattr(played.Workers, "device", played.Device(1, None, faults))
+
+    device()
+    return device
+
+
+def test_times_differ_from_estimates_as_the_device_s_constants_do(some, tmp_path):
+    path = tmp_path / "report.json"
+    hour.run(path, 60)
+    found = results.read(path)
+    assert set(found["entries"]) >= set(ROW_NAMES)
+    entry = found["entries"]["scalar-stream-1-32"]
+    assert entry["status"] == hour.MEASURED and entry["us"]["p50"] > 0
+    assert abs(entry["us"]["p50"] / entry["estimate"]["us"] - 1) > 0.01
+    assert found["entries"]["construct nl.minimum"]["constructs"] == ["nl.minimum"]
+    assert found["entries"]["rows-4: numbers"]["equal"] == 1.0
+    text = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert "A rehearsal" in text and "| scalar-stream-1-32 |" in text
+    assert "the compiler refuses 0, 3 constructs are seen now" in text
+
+
+def test_a_kernel_that_is_refused_hangs_dies_or_is_wrong_is_one_result(some, tmp_path):
+    some(**{
+        "vector-chain-1-32": "refused", "small": "hung", "launches-33": "died", "rows-4": "wrong",
+    })  # fmt: skip
+    path = tmp_path / "report.json"
+    entries = hour.run(path, 60)["entries"]
+    statuses = {name: entry["status"] for name, entry in entries.items()}
+    assert statuses["vector-chain-1-32"] == "refused"
+    assert (statuses["small"], statuses["small: numbers"]) == ("hung", "hung")
+    assert statuses["launches-33"] == "died"
+    assert statuses["rows-4: numbers"] == "wrong" and entries["rows-4: numbers"]["equal"] < 1
+    assert statuses["rows-512"] == hour.MEASURED
+    assert "1 results are not the simulator's: rows-4: numbers." in page.page(results.read(path))
+
+
+def test_a_run_that_is_cut_off_goes_on_and_comes_last_to_what_it_was_at(
+    some, tmp_path, monkeypatch
+):
+    path = tmp_path / "report.json"
+    ask, count = played.Workers.ask, 0
+
+    def cut(self, role, *asked):
+        nonlocal count
+        count += role != "simulator"
+        if count == 3:
+            raise KeyboardInterrupt
+        return ask(self, role, *asked)
+
+    monkeypatch.setattr(played.Workers, "ask", cut)
+    with pytest.raises(KeyboardInterrupt):
+        hour.run(path, 60)
+    before = results.read(path)["entries"]
+    assert [entry["status"] for entry in before.values()] == ["measured"] * 2 + ["begun"]
+    monkeypatch.setattr(played.Workers, "ask", ask)
+    after = hour.run(path, 60)["entries"]
+    assert all(entry["status"] == "measured" for entry in after.values())
+    assert all(after[name] == before[name] for name in ROW_NAMES[:2])
+
+
+def test_minutes_choose_the_most_valuable_first():
+    every = list(plan.entries({}))
+    chosen = plan.within(5, every)
+    assert chosen == every[: len(chosen)] and sum(plan.SECONDS[one.kind] for one in chosen) <= 300
+    assert {entry.kind for entry in chosen} >= {plan.LAUNCH, plan.CONSTANT}
+    assert {entry.kind for entry in every} == set(plan.SECONDS) - {plan.KERNEL}
+
+
+def test_another_machine_s_report_is_not_gone_on_with(some, tmp_path):
+    path = tmp_path / "report.json"
+    report = results.begun(path)
+    report["machine"]["instance"] = "trn1.2xlarge"
+    results.write(path, report)
+    with pytest.raises(UserError, match="another machine or of other versions"):
+        results.begun(path)
+    path.write_text(json.dumps({"format": 1}))
+    with pytest.raises(UserError, match="no report of --mode device-report"):
+        results.read(path)
