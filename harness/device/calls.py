@@ -77,11 +77,10 @@ class Seeded:
         self._source = torch.Generator().manual_seed(SEED)
 
     def __call__(self, shape: list[int], dtype: str) -> torch.Tensor:
-        kind = DTYPES[dtype]
-        if not kind.is_floating_point:
-            return torch.randint(MOST_INDEX, shape, generator=self._source).to(kind)
+        if not DTYPES[dtype].is_floating_point:
+            return torch.randint(MOST_INDEX, shape, generator=self._source).to(DTYPES[dtype])
         # small: a product over 2048 features of a norm's rows stays near one
-        return (0.02 * torch.randn(shape, generator=self._source)).to(kind)
+        return (0.02 * torch.randn(shape, generator=self._source)).to(DTYPES[dtype])
 
 
 def run(call: Mapping[str, Any], results: str) -> None:

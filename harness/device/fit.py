@@ -84,7 +84,7 @@ MECHANISMS = {
 def switched(variant: Variant, name: str) -> Variant:
     """The variant with one mechanism the other way."""
     core, changed = variant.core, (*variant.changed, name)
-    switches = {
+    switches: dict[str, dict[str, float]] = {
         "ports": {"exclusive_ports": not core.exclusive_ports},
         "fixed lanes": {"dma.fixed_lanes": not core.dma.fixed_lanes},
         # as a Trainium2 has it, or as a Trainium1
@@ -114,7 +114,7 @@ class Problem:
 
     def __init__(self, measured: Mapping[str, float]) -> None:
         self.rows = [name for name in ROWS if name in measured]
-        self.calls = [dict(vars(ROWS[name]), module=MICRO) for name in self.rows]
+        self.calls = [ROWS[name]._asdict() | {"module": MICRO} for name in self.rows]
         self.times = np.array([measured[name] for name in self.rows])
         self.sigma = np.hypot(NOISE, NOISE_US / self.times)
         self.core = model.program(self.calls[0]).core

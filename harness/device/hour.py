@@ -24,13 +24,14 @@ def run(path: Path, minutes: float) -> dict[str, Any]:
     """Go on with the report at ``path`` for so many minutes, and write its page beside it."""
     report = results.begun(path)
     until = time.monotonic() + 60 * minutes
-    with tempfile.TemporaryDirectory(prefix="device-report-") as folder:
-        scratch = Path(folder)
-        with Workers(scratch, report["machine"]["target"]) as workers:
-            hour = _Hour(report, path, workers, scratch)
-            hour.plan(minutes)
-            hour.measure(until)
-            hour.fit()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Workers(Path(folder), report["machine"]["target"]) as workers,
+    ):
+        hour = _Hour(report, path, workers, Path(folder))
+        hour.plan(minutes)
+        hour.measure(until)
+        hour.fit()
     write_text_atomically(path.with_suffix(".md"), page.page(report))
     return report
 
@@ -69,11 +70,11 @@ class _Hour:
         counts = Counter(entry.kind for entry in self.entries)
         took = {kind: count * plan.SECONDS[kind] / 60 for kind, count in counts.items()}
         said = ", ".join(f"{n} {kind} ({took[kind]:.0f} min)" for kind, n in counts.items())
+        left = len(new) + len(again) - len(self.entries)
         console.say(
             f"Plan, the most valuable first: {said or 'nothing'}; {sum(took.values()):.0f} of "
-            f"{minutes:g} minutes, {len(new) + len(again) - len(self.entries)} of "
-            f"{len(every)} entries left for another run. {self.path} holds what is done, so that "
-            "a run may be ended at any time."
+            f"{minutes:g} minutes; {left} of {len(every)} entries are left for another run. A run "
+            f"may be ended at any time: {self.path} holds what is done."
         )
 
     def measure(self, until: float) -> None:

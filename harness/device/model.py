@@ -33,50 +33,6 @@ SUBMISSION, SHAPES = "llama.py", "llama-3.2-1b"
 DEGREE = 2
 
 
-@functools.cache
-def _traced(call: str) -> Program:
-    kernel, given, named = calls.arguments(json.loads(call), calls.shapes)
-    return kernel.trace(*given, **named)
-
-
-def program(call: Mapping[str, Any]) -> Program:
-    """The traced kernel of a call, once for all that ask."""
-    kept = {name: call[name] for name in ("module", "kernel", "arguments", "keywords")}
-    return _traced(json.dumps(kept, sort_keys=True))
-
-
-def kernel_ns(
-    call: Mapping[str, Any], profile: Optional[str] = None, order: Optional[str] = None
-) -> float:
-    """Nanoseconds of the kernel alone under a DMA profile."""
-    name = profile or cost.DEFAULT_PROFILE
-    return schedules(program(call), (name,), order)[name].total
-
-
-def graph_ns(
-    call: Mapping[str, Any],
-    costs: Optional[Mapping[str, float]] = None,
-    profile: Optional[str] = None,
-    order: Optional[str] = None,
-) -> float:
-    """Nanoseconds of what a row measures: `nki.benchmark` of a kernel, or a graph from the host."""
-    known = overheads() | dict(costs or {})
-    alone = kernel_ns(call, profile, order)
-    if not call.get("calls"):
-        return alone + known["GRAPH_START_NS"]
-    over = cost.Overheads(
-        collective_ns=known["COLLECTIVE_START_NS"],
-        collective_bytes_per_ns=known["COLLECTIVE_BYTES_PER_NS"],
-    )
-    given = calls.arguments(call, calls.shapes)[1][0]
-    size = given.numel() * given.itemsize  # the result has its shape
-    return (
-        known["GRAPH_LAUNCH_NS"]
-        + call["calls"] * (alone + known["KERNEL_LAUNCH_NS"])
-        + call["reduced"] * over.collective(size, DEGREE)
-    )
-
-
 OVERHEADS = (
     "GRAPH_START_NS", "GRAPH_LAUNCH_NS", "KERNEL_LAUNCH_NS", "COLLECTIVE_START_NS",
     "COLLECTIVE_BYTES_PER_NS",
@@ -88,18 +44,44 @@ def overheads() -> dict[str, float]:
     return {name: getattr(spec, name) for name in OVERHEADS}
 
 
+@functools.cache
+def _traced(call: str) -> Program:
+    kernel, given, named = calls.arguments(json.loads(call), calls.shapes)
+    return kernel.trace(*given, **named)
+
+
+def program(call: Mapping[str, Any]) -> Program:
+    """The traced kernel of a call, once for all that ask."""
+    names = ("module", "kernel", "arguments", "keywords")
+    return _traced(json.dumps({name: call[name] for name in names}))
+
+
+def graph_ns(
+    call: Mapping[str, Any],
+    costs: Optional[Mapping[str, float]] = None,
+    profile: str = cost.DEFAULT_PROFILE,
+    order: Optional[str] = None,
+) -> float:
+    """Nanoseconds of what a row measures: `nki.benchmark` of a kernel, or a graph from the host."""
+    known = overheads() | dict(costs or {})
+    alone = schedules(program(call), (profile,), order)[profile].total
+    if not call.get("calls"):
+        return alone + known["GRAPH_START_NS"]
+    started, rate = known["COLLECTIVE_START_NS"], known["COLLECTIVE_BYTES_PER_NS"]
+    over = cost.Overheads(collective_ns=started, collective_bytes_per_ns=rate)
+    given = calls.arguments(call, calls.shapes)[1][0]
+    reduced = over.collective(given.numel() * given.itemsize, DEGREE)  # the result has its shape
+    launched = call["calls"] * (alone + known["KERNEL_LAUNCH_NS"])
+    return known["GRAPH_LAUNCH_NS"] + launched + call["reduced"] * reduced
+
+
 def estimate(call: Mapping[str, Any]) -> dict[str, Any]:
     """Microseconds, the shortest and longest time of a device that fit, and the class."""
     name = cost.DEFAULT_PROFILE
     found = report.profile(schedules(program(call), (name,))[name])
     total = graph_ns(call)
-    around = total - found.time_ns
-    low, high = found.band_ns
-    return {
-        "us": total / 1e3,
-        "band_us": [(low + around) / 1e3, (high + around) / 1e3],
-        "class": bands.kind_of(found.critical),
-    }
+    band = [(time + total - found.time_ns) / 1e3 for time in found.band_ns]
+    return {"us": total / 1e3, "band_us": band, "class": bands.kind_of(found.critical)}
 
 
 def constructs(call: Mapping[str, Any]) -> list[str]:
@@ -116,10 +98,7 @@ def graph(name: str) -> dict[str, Any]:
     Args:
         name: ``prefill-640`` of so many tokens, ``decode-640`` of one behind so many.
     """
-    phase, _, size = name.partition("-")
-    length = int(size)
     found: dict[str, dict[str, Any]] = {}
-    times: dict[str, int] = {}
 
     def heard(call: Any) -> None:
         given, named = call.arguments
@@ -129,31 +108,24 @@ def graph(name: str) -> dict[str, Any]:
             "arguments": [calls.written(value) for value in given],
             "keywords": {name: calls.written(value) for name, value in named.items()},
         }
-        key = json.dumps(one, sort_keys=True)
-        found[key], times[key] = one, times.get(key, 0) + 1
+        found[json.dumps(one)] = one
 
     with tempfile.TemporaryDirectory() as folder, observe_kernel_calls(heard):
-        model, wrapper, bucket = _application(phase, length, Path(folder))
+        model, wrapper, bucket = _application(name, Path(folder))
         events = events_of(tracing.record(model, wrapper, bucket, Path(folder)))
     # what the host does around a graph is no part of it
     costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
     whole = Estimator(cost.DEFAULT_PROFILE, costs, DEGREE).graph(wrapper.tag, bucket, 1, events)
-    kernels = [one | {"times": times[key]} for key, one in found.items()]
-    band = [time / 1e3 for time in whole.band_ns]
-    return {"kernels": kernels, "us": whole.latency_ns / 1e3, "band_us": band}
+    return {"kernels": list(found.values()), "us": whole.latency_ns / 1e3}
 
 
-def _application(phase: str, length: int, folder: Path) -> tuple[Any, Any, int]:
+def _application(name: str, folder: Path) -> tuple[Any, Any, int]:
+    phase, _, size = name.partition("-")
     (folder / "config.json").write_text(json.dumps(MODEL_SHAPES[SHAPES]), encoding="utf-8")
-    module = calls.module(SUBMISSION)
-    neuron_config = module.NeuronConfigNKI(
-        enable_nki=True,
-        tp_degree=DEGREE,
-        batch_size=1,
-        seq_len=max(128, length),
-        max_context_length=length if phase == "prefill" else 64,
-        torch_dtype=torch.bfloat16,
-    )
+    module, length = calls.module(SUBMISSION), int(size)
+    settings = dict(enable_nki=True, tp_degree=DEGREE, batch_size=1, torch_dtype=torch.bfloat16)
+    settings["max_context_length"] = length if phase == "prefill" else 64
+    neuron_config = module.NeuronConfigNKI(seq_len=max(128, length), **settings)
     loader = load_pretrained_config(str(folder))
     config = module.LlamaInferenceConfig(neuron_config, load_config=loader)
     model = module.NeuronLlamaForCausalLM(str(folder), config)

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.device.plan import CONSTANT, CONSTRUCT, KERNEL, SECONDS, WHOLE
+from harness.device.plan import CONSTRUCT, KERNEL, SECONDS
 from harness.device.results import DEVICE
 from harness.device.rows import ROWS
 
@@ -16,7 +16,8 @@ def page(report: Mapping[str, Any]) -> str:
     parts = ["# Report of a device"]
     if report["source"] != DEVICE:
         parts.append("**A rehearsal: no device was there. Every time is the cost model's own.**")
-    parts += [*sentences(report), "## Machine", "\n".join(_machine(report["machine"]))]
+    machine = [f"- {name}: {told}" for name, told in report["machine"].items()]
+    parts += [*sentences(report), "## Machine", "\n".join(machine)]
     for kind in SECONDS:
         rows = [_row(name, entry) for name, entry in _of(report, kind)]
         if rows:
@@ -35,36 +36,30 @@ def _of(report: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, An
 
 
 def _right(report: Mapping[str, Any]) -> str:
-    kinds = {KERNEL: "kernels of llama.py", CONSTANT: "small kernels"}
-    both = {
-        kind: [e for _, e in _of(report, kind) if e.get("us") and e.get("estimate")]
-        for kind in kinds
-    }
-    kind = next((kind for kind, found in both.items() if found), None)
-    if kind is None:
+    timed = [e for e in report["entries"].values() if e.get("us") and e.get("estimate")]
+    timed = [e for e in timed if e["kind"] == KERNEL] or timed
+    if not timed:
         return "Nothing was measured that has an estimate."
-    timed, called = both[kind], kinds[kind]
     middle = statistics.median(e["estimate"]["us"] / e["us"]["p50"] for e in timed)
     bands = ((e["us"]["p50"], *e["estimate"]["band_us"]) for e in timed)
     inside = sum(low <= us <= high for us, low, high in bands)
     changed = (report.get("fit") or {}).get("mechanisms")
     told = f" The fit finds another mechanism: {', '.join(changed)}." if changed else ""
     return (
-        f"Estimates of {len(timed)} {called} are {middle:.2f} of the measured times (median), and "
-        f"{inside} of these times lie in their bands.{told}"
+        f"Estimates of {len(timed)} entries ({timed[0]['kind']}) are {middle:.2f} of the measured "
+        f"times (median), and {inside} of these times lie in their bands.{told}"
     )
 
 
 def _fast(report: Mapping[str, Any]) -> str:
-    for name, entry in _of(report, WHOLE):
-        us = (entry.get("us") or {}).get("decode p50")
-        if us and name.endswith(" 640"):
-            side = "below" if us / 1e3 < SECOND_PLACE_MS else "above"
-            return (
-                f"A decode step behind 640 tokens takes {us / 1e3:.2f} ms with the host, {side} "
-                f"the {SECOND_PLACE_MS} ms of the contest's second place."
-            )
-    return "No whole decode step was measured."
+    us = report["entries"].get("whole graphs of 640", {}).get("us", {}).get("decode p50")
+    if us is None:
+        return "No whole decode step was measured."
+    side = "below" if us / 1e3 < SECOND_PLACE_MS else "above"
+    return (
+        f"A decode step behind 640 tokens takes {us / 1e3:.2f} ms with the host, {side} the "
+        f"{SECOND_PLACE_MS} ms of the contest's second place."
+    )
 
 
 def _legal(report: Mapping[str, Any]) -> str:
@@ -89,15 +84,9 @@ def _table(rows: Iterable[Sequence[object]], *heads: str) -> str:
     return "\n".join(f"| {' | '.join(str(c).replace('|', '/') for c in row)} |" for row in cells)
 
 
-def _machine(found: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in found.items():
-        shown = ", ".join(f"{k} {v}" for k, v in value.items()) if name == "packages" else value
-        yield f"- {name}: {shown}"
-
-
 def _row(name: str, entry: Mapping[str, Any]) -> Sequence[object]:
     """One entry: what was measured beside what was expected, or what the compiler said."""
-    note = entry.get("words") or (", ".join(ROWS[name].isolates) if name in ROWS else "")
+    note = entry.get("words") or (ROWS[name].isolates if name in ROWS else "")
     if "equal" in entry:
         claim = ", claimed to the bit" if entry["exact"] else ""
         note = f"{entry['equal']:.2%} equal, error {entry['error']:.1e}{claim}"

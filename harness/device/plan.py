@@ -47,7 +47,7 @@ class Entry:
 
 def of_row(row: Row) -> Entry:
     """The entry of a small kernel or graph; two ranks are processes of their own."""
-    call = {**vars(row), "module": MICRO}
+    call = row._asdict() | {"module": MICRO}
     if row.calls:
         return Entry(row.name, LAUNCH, BENCHMARK if row.reduced else XLA, call)
     return Entry(row.name, CONSTANT, BENCHMARK, call)

@@ -76,9 +76,9 @@ def read(path: Path) -> dict[str, Any]:
         UserError: it is none.
     """
     found = read_json(path)
-    entries = found.get("entries") if isinstance(found, dict) else None
-    whole = isinstance(entries, dict) and isinstance(found.get("machine"), dict)
-    if not whole or found.get("format") != FORMAT or "source" not in found:
+    names = ("source", "machine", "entries")
+    whole = isinstance(found, dict) and all(name in found for name in names)
+    if not whole or found.get("format") != FORMAT:
         raise UserError(
             f"{path} is no report of --mode device-report, expected one of format {FORMAT}; name "
             "another file."

@@ -12,7 +12,8 @@ import os
 import signal
 import traceback
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor, TimeoutError
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ import neuron_cpu
 # who may run beside each other: the simulator touches no device
 BENCHMARK, XLA, SIMULATOR = "benchmark", "xla", "simulator"
 DEVICES = (BENCHMARK, XLA)
-ENDING_SECONDS = 20.0  # until a process that was asked to end is killed
 MOST_WORDS = 600  # of an error: a compiler's can be megabytes
 
 
@@ -34,23 +34,18 @@ class Unanswered(Exception):
 
 
 class Workers:
-    """Processes by role; at most one of them beside a device.
-
-    Args:
-        scratch: where compilers leave their files.
-        target: the generation that the simulator stands for.
-    """
+    """Processes by role, at most one of them beside a device; `target` is what the simulator
+    stands for, and compilers leave their files in `scratch`."""
 
     def __init__(self, scratch: Path, target: str) -> None:
         self._scratch, self._target = scratch, target
-        self._running: dict[str, tuple[Any, Connection]] = {}
+        self._running: dict[str, tuple[ProcessPoolExecutor, int]] = {}
 
     def __enter__(self) -> "Workers":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for role in list(self._running):
-            self._end(role)
+        self._end(*self._running)
 
     def ask(self, role: str, do: str, given: Mapping[str, Any], limit: float) -> Any:
         """The result of ``module:function`` in a process of the role, within ``limit`` seconds.
@@ -58,51 +53,40 @@ class Workers:
         Raises:
             Unanswered: it raised (``refused``), took longer (``hung``), or its process ended.
         """
-        process, pipe = self._started(role)
         try:
-            pipe.send((do, dict(given)))
-            if not pipe.poll(limit):
-                self._end(role, at_once=True)
-                raise Unanswered("hung", f"no answer within {limit:.0f} s")
-            result, words = pipe.recv()
-        except (EOFError, OSError):
-            self._end(role, at_once=True)
-            told = f"its process ended with status {process.exitcode}"
-            raise Unanswered("died", told) from None
+            if role not in self._running:
+                self._start(role)
+            result, words = self._running[role][0].submit(_do, do, dict(given)).result(limit)
+        except TimeoutError:
+            self._end(role)
+            raise Unanswered("hung", f"no answer within {limit:.0f} s") from None
+        except BrokenProcessPool:
+            self._end(role)
+            raise Unanswered("died", "its process ended") from None
         if words:
             raise Unanswered("refused", words)
         return result
 
-    def _started(self, role: str) -> tuple[Any, Connection]:
-        if role not in self._running:
-            for other in DEVICES if role in DEVICES else ():
-                self._end(other)
-            environment = {"NEURON_CPU": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": self._target}
-            ours, theirs = multiprocessing.Pipe()
-            process = multiprocessing.get_context("spawn").Process(
-                target=_serve,
-                args=(theirs, self._scratch, environment if role == SIMULATOR else {}),
-            )
-            process.start()
-            theirs.close()
-            self._running[role] = process, ours
-        return self._running[role]
+    def _start(self, role: str) -> None:
+        if role in DEVICES:
+            self._end(*(other for other in DEVICES if other in self._running))
+        environment = {"NEURON_CPU": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": self._target}
+        given = self._scratch, environment if role == SIMULATOR else {}
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=given)
+        self._running[role] = pool, pool.submit(os.getpid).result()
 
-    def _end(self, role: str, at_once: bool = False) -> None:
-        """End a process and what it has started: the device has to be free."""
-        if role not in self._running:
-            return
-        process, pipe = self._running.pop(role)
-        pipe.close()
-        process.join(0 if at_once else ENDING_SECONDS)
-        with contextlib.suppress(ProcessLookupError):  # none where it died before it had a session
-            os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
-        process.join()
+    def _end(self, *roles: str) -> None:
+        """End processes and what they have started: the device has to be free."""
+        for role in roles:
+            pool, pid = self._running.pop(role)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+            pool.shutdown()
 
 
-def _serve(pipe: Connection, scratch: Path, environment: Mapping[str, str]) -> None:
-    """Answer requests until the other end is closed: (result, "") or (None, an error's words)."""
+def _begin(scratch: Path, environment: Mapping[str, str]) -> None:
+    """A session of its own, whose members end together."""
     os.setsid()
     os.environ.update(environment)
     os.chdir(scratch)
@@ -110,20 +94,15 @@ def _serve(pipe: Connection, scratch: Path, environment: Mapping[str, str]) -> N
     for stream in (1, 2):
         os.dup2(log, stream)
     neuron_cpu.ensure_sdk()
-    while True:
-        try:
-            do, given = pipe.recv()
-        except EOFError:
-            return
-        module, _, name = do.partition(":")
-        try:
-            pipe.send((getattr(importlib.import_module(module), name)(**given), ""))
-        except Exception as error:  # a compiler may raise anything
-            pipe.send((None, _words(error)))
 
 
-def _words(error: BaseException) -> str:
-    """What an error says, on one line, its end where it is long: compilers put the reason last."""
-    told = " ".join("".join(traceback.format_exception_only(error)).split())
-    plain = "".join(letter if letter.isprintable() else "?" for letter in told)
-    return plain if len(plain) <= MOST_WORDS else f"... {plain[-MOST_WORDS:]}"
+def _do(do: str, given: Mapping[str, Any]) -> tuple[Any, str]:
+    """A function's result, or what its error says: on one line, and the end where it is long, as
+    compilers put the reason last."""
+    module, _, name = do.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)(**given), ""
+    except Exception as error:  # a compiler may raise anything
+        told = " ".join("".join(traceback.format_exception_only(error)).split())
+        plain = "".join(letter if letter.isprintable() else "?" for letter in told)
+        return None, plain if len(plain) <= MOST_WORDS else f"... {plain[-MOST_WORDS:]}"

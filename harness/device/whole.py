@@ -59,4 +59,5 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     save_file(weights, str(folder / "model.safetensors"))
     words = Tokenizer(models.WordLevel({"<unknown>": 0, WORD: 1}, unk_token="<unknown>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unknown>").save_pretrained(folder)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unknown>")
+    tokenizer.save_pretrained(folder)

@@ -125,7 +125,7 @@ def spoil(results: str) -> None:
 
 def times(device: Device, rows: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of the rows as the device shows them."""
-    return of_calls(device, {n: {**vars(row), "module": calls.MICRO} for n, row in rows.items()})
+    return of_calls(device, {n: row._asdict() | {"module": calls.MICRO} for n, row in rows.items()})
 
 
 def of_calls(device: Device, every: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

@@ -50,7 +50,7 @@ def one(seed: int, calls: dict[str, dict]) -> dict:
     second = played.times(device, ROWS) | played.of_calls(device, calls)
     profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
     costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
-    every = {name: {**vars(row), "module": "harness.device.micro"} for name, row in ROWS.items()}
+    every = {name: row._asdict() | {"module": "harness.device.micro"} for name, row in ROWS.items()}
     cost.PROFILES["fitted"] = profile
     model._traced.cache_clear()
     far = {

@@ -38,9 +38,9 @@ def test_times_differ_from_estimates_as_the_device_s_constants_do(some, tmp_path
     hour.run(path, 60)
     found = results.read(path)
     assert set(found["entries"]) >= set(ROW_NAMES)
-    entry = found["entries"]["scalar-stream-1-32"]
-    assert entry["status"] == hour.MEASURED and entry["us"]["p50"] > 0
-    assert abs(entry["us"]["p50"] / entry["estimate"]["us"] - 1) > 0.01
+    timed = [found["entries"][name] for name in ROW_NAMES]
+    assert all(entry["status"] == hour.MEASURED for entry in timed)
+    assert max(abs(one["us"]["p50"] / one["estimate"]["us"] - 1) for one in timed) > 0.05
     assert found["entries"]["construct nl.minimum"]["constructs"] == ["nl.minimum"]
     assert found["entries"]["rows-4: numbers"]["equal"] == 1.0
     text = path.with_suffix(".md").read_text(encoding="utf-8")
