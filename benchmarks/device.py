@@ -49,10 +49,8 @@ def estimates(report: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
 
 def table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown: every device's times beside both estimates."""
-    lines = [
-        "| Device | what | class | measured µs | estimated µs | under its profile µs |",
-        "|---|---|---|---:|---:|---:|",
-    ]
+    lines = ["| Device | what | class | measured µs | estimated µs | under its profile µs |"]
+    lines.append("|---|---|---|---:|---:|---:|")
     for name, report in reports.items():
         after = estimates(report, report["fit"])
         for entry, us in results.measured(report, *TIMED).items():

@@ -249,11 +249,9 @@ def fit(measured: Mapping[str, float]) -> dict[str, Any]:
     ratios = dict(zip(problem.rows, (found.predicted / problem.times).tolist()))
     return {
         "generation": problem.core.name,
-        "profile": found.variant.profile,
-        "order": found.variant.order,
+        "profile": found.variant.profile, "order": found.variant.order,
         "mechanisms": list(found.variant.changed),
         "switches": {name: value_of(found.variant.core, name) for name in SWITCHED},
-        "constants": constants,
-        "ratios": ratios,
+        "constants": constants, "ratios": ratios,
         "unexplained": [name for name, ratio in ratios.items() if abs(ratio - 1) > OFF],
-    }
+    }  # fmt: skip

@@ -15,8 +15,7 @@ from neuron_cpu.files import write_text_atomically
 
 MEASURED, WRONG, BEGUN = "measured", "wrong", "begun"
 FAR = 0.02  # of results from the simulator's, relative to their size
-SIMULATING_SECONDS = 900.0
-FIT_SECONDS = 1800.0
+SIMULATING_SECONDS = 1800.0
 FEWEST = 20  # times that constants are fitted to
 
 
@@ -43,10 +42,10 @@ class _Hour:
         self.report, self.path, self.workers, self.scratch = report, path, workers, scratch
         self.entries: list[Entry] = []
 
-    def _simulate(self, do: str, limit: float = SIMULATING_SECONDS, **given: Any) -> Any:
+    def _simulate(self, do: str, **given: Any) -> Any:
         """What the simulator says, or None and a line about why it says nothing."""
         try:
-            return self.workers.ask(SIMULATOR, do, given, limit)
+            return self.workers.ask(SIMULATOR, do, given, SIMULATING_SECONDS)
         except Unanswered as error:
             console.say(f"The simulator {error.status}: {error.words}")
             return None
@@ -122,14 +121,13 @@ class _Hour:
     def _measured(self, entry: Entry, call: dict[str, Any]) -> dict[str, Any]:
         limit = float(plan.PATIENCE * plan.SECONDS[entry.kind])
         if entry.kind in (plan.CONSTRUCT, plan.NUMBERS):
-            results_file = str(self.scratch / "results.pt")
-            given: dict[str, Any] = {"call": call, "results": results_file}
+            given: dict[str, Any] = {"call": call, "results": str(self.scratch / "results.pt")}
             self.workers.ask(XLA, "harness.device.calls:run", given, limit)
             beside = self._simulate("harness.device.calls:compare", **given)
             if beside is None:
                 return {"status": MEASURED}
             wrong = beside["error"] > FAR or (entry.exact and beside["equal"] < 1)
-            return {"status": WRONG if wrong else MEASURED, "exact": entry.exact, **beside}
+            return beside | {"status": WRONG if wrong else MEASURED, "exact": entry.exact}
         if entry.kind == plan.WHOLE:
             do, given = "harness.device.whole:measure", call
         else:
@@ -144,7 +142,7 @@ class _Hour:
             console.say(f"No constants are fitted to {len(times)} times, {FEWEST} are needed.")
             return
         with console.step("Fitting the cost model's constants"):
-            found = self._simulate("harness.device.fit:fit", FIT_SECONDS, measured=times)
+            found = self._simulate("harness.device.fit:fit", measured=times)
         if found is not None:
             self.report["fit"] = found
             results.write(self.path, self.report)

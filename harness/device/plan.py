@@ -14,9 +14,8 @@ from harness.device.rows import GRAPHS, KERNELS, ROWS, Row
 from harness.device.running import BENCHMARK, XLA
 
 # kinds of entries
-CONSTANT, LAUNCH, KERNEL, CONSTRUCT, NUMBERS, WHOLE = (
-    "constant", "launch", "kernel", "construct", "numbers", "whole graph"
-)  # fmt: skip
+CONSTANT, LAUNCH, KERNEL = "constant", "launch", "kernel"
+CONSTRUCT, NUMBERS, WHOLE = "construct", "numbers", "whole graph"
 FIRST = ("decode-640", "prefill-640")
 GRAPHS_OF_1B = (
     *FIRST, "decode-128", "prefill-128", "decode-2048", "prefill-64", "prefill-512", "prefill-1024",

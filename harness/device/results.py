@@ -39,11 +39,9 @@ def machine() -> dict[str, Any]:
     target = next((name for name in ("inf2", "trn2", "trn3") if name in instance), "trn1")
     found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
-    python, system = platform.python_version(), platform.platform()
-    return {
-        "instance": instance, "chips": chips, "target": target, "python": python, "system": system,
-        "packages": packages,
-    }  # fmt: skip
+    system = f"Python {platform.python_version()}, {platform.platform()}"
+    names = {"instance": instance, "chips": chips, "target": target, "system": system}
+    return names | {"packages": packages}
 
 
 def begun(path: Path) -> dict[str, Any]:

@@ -53,10 +53,8 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     values = calls.Seeded()
     shapes = expected_shapes(ModelFolder(folder, folder.name, dict(config)))
     weights = {name: values(shape, "bf16") for name, shape in shapes.items()}
-    for name in weights:
-        if name.endswith("norm.weight"):
-            weights[name] = torch.ones_like(weights[name])
-    save_file(weights, str(folder / "model.safetensors"))
+    norms = {n: torch.ones_like(t) for n, t in weights.items() if n.endswith("norm.weight")}
+    save_file(weights | norms, str(folder / "model.safetensors"))
     words = Tokenizer(models.WordLevel({"<unknown>": 0, WORD: 1}, unk_token="<unknown>"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unknown>")
