@@ -47,6 +47,11 @@ class SpeedEstimates:
         self._graph_ms: dict[tuple[str, int], _Times] = {}
         self._draft = SpeedEstimates(loaded.draft) if loaded.draft else None
 
+    @property
+    def used(self) -> list[tuple[str, int]]:
+        """Sub-model and bucket of the graphs that were estimated."""
+        return list(self._graph_ms)
+
     def report(
         self, prompt_tokens: int, new_tokens: int, speculation: Optional[Acceptance] = None
     ) -> Optional[SpeedReport]:

@@ -6,7 +6,7 @@ with their shapes, and of other operators none more often or on more elements.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from harness import sdk
@@ -21,43 +21,55 @@ from neuron_cpu.runtime.recording import GraphRecord
 _CALLS = "harness.figures.executed:calls"
 
 
-def calls(host: Host, role: str) -> list[dict[str, Any]]:
+def calls(host: Host, role: str, needed: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """The graphs as they ran since they were loaded, as records; one that varies has several.
 
-    Those that no prompt has reached run once, on zeros.
+    Those of `needed` (submodel, bucket, prior) that no prompt has reached run once, on zeros.
     """
+    from neuron_cpu.runtime.executed import watching  # with PyTorch, which the driver lacks
+
     model = host.models[Role(role)]
     real = None if sdk.real_libraries() is None else model.traced_model.graphs()
-    if real is None:  # the libraries' own warm-up has run every graph
-        from neuron_cpu.runtime.executed import watching  # with PyTorch, which the driver lacks
-
-        with watching():
-            model.warmup()
     found = []
     for wrapper in model.models:
-        for number, bucket in enumerate(wrapper.neuron_config.buckets):
-            if real is not None:
+        buckets = wrapper.neuron_config.buckets
+        examples = wrapper.input_generator() if real is None else buckets
+        for number, (bucket, example) in enumerate(zip(buckets, examples)):
+            size, prior = GraphRecord(wrapper.tag, bucket).sizes
+            if real is not None:  # whose warm-up has run them all
                 kept = real[wrapper.tag][number].executed
             else:
-                kept = wrapper.model.executed.get(str(bucket), [])
-            size, prior = GraphRecord(wrapper.tag, bucket).sizes
+                ran = wrapper.model.executed
+                if [wrapper.tag, size, prior] in needed and not ran.get(str(bucket)):
+                    with watching():
+                        wrapper.model(bucket, *example)
+                kept = ran.get(str(bucket), [])
             head = {"submodel": wrapper.tag, "bucket": size, "prior": prior}
             found += [head | counts.as_json() for counts in kept]
+    model.reset()
     return found
 
 
-def check(loaded: Loaded, traced: Sequence[Graph]) -> None:
-    """Refuse a model that has run something else than what was traced of it."""
+def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int]]) -> None:
+    """Refuse a model that has run something else than what was traced of it.
+
+    Of a sub-model the graphs up to the longest bucket that is `used` are looked at: no figure has
+    anything of longer ones.
+    """
     if not sdk.platform().shows_graphs:
         return
     what = "The graphs that ran cannot be held against those that were traced"
+    longest = {name: max(n for other, n in used if other == name) for name, _ in used}
+    counted = [g for g in traced if g.prior or g.bucket <= longest.get(g.submodel, g.bucket)]
+    needed = [list(_key(graph)) for graph in counted]
     try:
-        ran = graphs.from_records(loaded.call(_CALLS, what).body)
+        ran = graphs.from_records(loaded.call(_CALLS, what, needed=needed).body)
     except ValueError as error:
         raise SubmissionFailed(f"{what}: expected records, got something else.") from error
-    for graph in traced:
+    for graph in counted:
         of_it = [one for one in ran if _key(one) == _key(graph)]
-        told = [difference(one, graph) for one in of_it] or ["it did not run"]
+        others = allowed(graph, [one for one in traced if one.submodel == graph.submodel])
+        told = [difference(one, graph, others) for one in of_it] or ["it did not run"]
         if any(told):
             raise SubmissionFailed(
                 f"{graph.submodel}, bucket {graph.sizes}: {next(filter(None, told))}; run on data "
@@ -65,7 +77,22 @@ def check(loaded: Loaded, traced: Sequence[Graph]) -> None:
             )
 
 
-def difference(ran: Graph, traced: Graph) -> Optional[str]:
+def allowed(graph: Graph, kin: Sequence[Graph]) -> dict[str, tuple[int, int]]:
+    """How often, and on how many elements, PyTorch's other operators may run in a graph.
+
+    A constant that a module makes when it is first called (frequencies of a rotation) belongs to
+    the first graph that is traced, and to the first that runs: any of the same sub-model.
+    """
+    found = dict(graph.others or {})
+    for other in kin:
+        for name, (count, elements) in (other.others or {}).items():
+            own, largest = found.get(name, (0, 0))
+            if count > own:
+                found[name] = count, largest + elements
+    return found
+
+
+def difference(ran: Graph, traced: Graph, others: Mapping[str, tuple[int, int]]) -> Optional[str]:
     """How a run differs from the trace, in words; None where it does not."""
     here, there = _rows(ran), _rows(traced)
     for row in {**there, **here}:
@@ -77,7 +104,7 @@ def difference(ran: Graph, traced: Graph) -> Optional[str]:
                 f"{here[row]} times on data, expected {there[row]} times as it was traced"
             )
     for name, (count, elements) in (ran.others or {}).items():
-        most, largest = (traced.others or {}).get(name, (0, 0))
+        most, largest = others.get(name, (0, 0))
         if count > most or elements > largest:
             return (
                 f"PyTorch's {name} ran {count} times on data and made {elements:,} elements, "

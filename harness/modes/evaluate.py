@@ -139,7 +139,6 @@ class Evaluator:
         """The result with accuracy, speed, NKI share and score."""
         streams: list[Stream] = []
         rows = [self._check(ids, result.new_tokens, advance, streams) for ids in prompt_ids]
-        executed.check(self.candidate, self._graphs)
         accurate = all(checked.passed for checked in rows)
         room = result.seq_len - result.prompt_tokens
         settings = self.session.settings
@@ -148,6 +147,7 @@ class Evaluator:
         )
         measured = self._measured(prompt_ids, result.new_tokens, streams, advance)
         estimated = self._estimates.report(result.prompt_tokens, room, measured.speculation)
+        executed.check(self.candidate, self._graphs, self._estimates.used)
         speed = Speeds(measured, estimated)
         name = self.session.model.name
         base = reference.baseline_speed(settings, name, result.seq_len, row)

@@ -454,12 +454,11 @@ class NeuronApplicationBase(nn.Module):
         return module
 
     def warmup(self) -> None:
-        """Run every graph of which no call was counted, once; then forget what caches hold."""
+        """Run every bucket of every sub-model once, then forget what that left in the caches."""
         for wrapper in self.models:
             buckets = wrapper.neuron_config.buckets
             for bucket, example in zip(buckets, wrapper.input_generator(), strict=True):
-                if not wrapper.model.executed.get(str(bucket)):
-                    wrapper.model(bucket, *example)
+                wrapper.model(bucket, *example)
         self.reset()
 
     def reset(self) -> None:
