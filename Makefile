@@ -74,9 +74,14 @@ lint: setup
 	$(BIN)/mypy
 	PYTHONPATH=neuron_cpu/sdk $(BIN)/lint-imports --no-logo --no-cache
 
-# Public kernels in their own source, from checkouts below PUBLIC (docs/cost_model.md, Calibration).
+# Public kernels in their own source, from checkouts below PUBLIC (docs/cost_model.md, Calibration); or a device's own
+# report: make calibrate DEVICE=report.json (docs/device_report.md).
 calibrate: setup
+ifdef DEVICE
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/device.py $(DEVICE) --write
+else
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write --public $(PUBLIC)
+endif
 
 # Published searches with estimates in place of device times; the table of docs/oracle.md.
 replay: setup

@@ -30,6 +30,10 @@ ITERATIONS, FRESH, QUICK, SWITCHES = 7, 3, 3, 3  # FRESH: steps that one set of 
 Slopes = dict[str, np.ndarray]  # by constant, of every row
 CYCLES = 20.0  # a constant that is 0 moves by such steps instead of logarithms
 
+AROUND = {
+    "GRAPH_LAUNCH_NS": "graph_ns", "KERNEL_LAUNCH_NS": "kernel_ns",
+    "COLLECTIVE_START_NS": "collective_ns", "COLLECTIVE_BYTES_PER_NS": "collective_bytes_per_ns",
+}  # fmt: skip
 ENGINES = tuple(e.value for e in Engine if e is not Engine.DMA)
 _CORE = (
     *(f"clock_hz.{e}" for e in ENGINES), "min_ii", "dependent_cycles",
@@ -211,6 +215,17 @@ def best_of(problem: Problem) -> Solution:
             break
         found = problem.solve(best.variant, best.u, ITERATIONS)
     return found
+
+
+def profile_of(found: Mapping[str, Any], name: str, note: str) -> dict[str, Any]:
+    """A fit as the cost model reads it (`cost.MEASURED`), its switches among the constants."""
+    values = {constant: one["value"] for constant, one in found["constants"].items()}
+    around = {field: values.pop(constant) for constant, field in AROUND.items()}
+    del values["GRAPH_START_NS"]  # what `nki.benchmark` adds is no part of a kernel
+    return {
+        "name": name, "note": note, "rows": found["profile"], "generation": found["generation"],
+        "constants": values | found["switches"], "around": around,
+    }  # fmt: skip
 
 
 def fit(measured: Mapping[str, float]) -> dict[str, Any]:

@@ -5,9 +5,11 @@ two things that the table does not know: how a DMA transfer breaks into rows and
 takes under each DMA profile. Sources of every constant: spec.py.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..device import spec
@@ -135,6 +137,18 @@ PROFILES = {
         DmaProfile("hbm-peak", "the core's share of HBM, 410 GB/s, whatever the rows", _hbm_peak),
     )
 }
+MEASURED = Path(__file__).resolve().with_name("measured")  # profiles of devices (make calibrate)
+
+
+def read_profile(told: Mapping[str, Any]) -> DmaProfile:
+    """A profile of a device: fields of `DmaProfile`, ``rows`` the profile whose rows it has."""
+    fields = {name: value for name, value in told.items() if name != "rows"}
+    return replace(PROFILES[told["rows"]], **fields)
+
+
+for _path in sorted(MEASURED.glob("*.json")):
+    _found = read_profile(json.loads(_path.read_text(encoding="utf-8")))
+    PROFILES[_found.name] = _found
 # The contest's entries move their weights at this rate: under sdk2.21 its winner would take twice
 # as long as its second place did (docs/cost_model.md, DMA profiles).
 DEFAULT_PROFILE = "sdk2.25"

@@ -29,7 +29,7 @@ from neuron_cpu.core.time import cost  # noqa: E402
 from tests.harness.device import played  # noqa: E402
 
 MECHANISMS = (None, *fit.MECHANISMS)
-GRAPHS = ("decode-640", "prefill-64")
+GRAPHS = ("decode-640",)
 
 
 def kernels() -> dict[str, dict]:

@@ -1,0 +1,127 @@
+"""A device's report becomes a profile of the cost model, or is compared with another one.
+
+    python benchmarks/device.py REPORT [--name trn1-2026-11] [--write] [--against REPORT]
+
+Constants are fitted to the report's times (harness/device/fit.py). ``--write`` adds them as a DMA
+profile, which other profiles are never replaced by, and makes docs/cost_model.md's table of devices
+and the estimates' bands anew; rows of a device are of the class ``device``. A rehearsal is refused.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+from neuron_cpu import ensure_sdk  # noqa: E402 - after the path
+
+ensure_sdk()
+import calibrate  # noqa: E402 - needs the SDK names
+import calibration_rows as public_rows  # noqa: E402
+
+from harness.device import fit, model, plan, results  # noqa: E402
+from harness.errors import UserError  # noqa: E402
+from neuron_cpu.core.report import bands  # noqa: E402
+from neuron_cpu.core.time import cost  # noqa: E402
+
+TIMED = (plan.CONSTANT, plan.LAUNCH, plan.KERNEL)
+REPORTS = Path(__file__).resolve().with_name("devices")  # whole reports, by the profile's name
+APART = 1.05  # two devices' times that differ by less are the same
+
+
+def estimates(report: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds of a report's timed entries under the constants of a fit."""
+    profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
+    costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
+    entries = {entry.name: entry for entry in plan.entries(report["graphs"])}
+    with mock.patch.dict(cost.PROFILES, {profile.name: profile}):
+        return {
+            name: model.graph_ns(entries[name].call, costs, profile.name, found["order"]) / 1e3
+            for name in results.measured(report, *TIMED)
+        }
+
+
+def table(reports: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown: every device's times beside both estimates."""
+    lines = ["| Device | what | class | measured µs | estimated µs | under its profile µs |"]
+    lines.append("|---|---|---|---:|---:|---:|")
+    for name, report in reports.items():
+        after = estimates(report, report["fit"])
+        for entry, us in results.measured(report, *TIMED).items():
+            before = (report["entries"][entry]["estimate"] or {"us": math.nan})["us"]
+            times = f"{us:.1f} | {before:.1f} | {after[entry]:.1f}"
+            lines.append(f"| {name} | {entry} | device | {times} |")
+    return "\n".join(lines)
+
+
+def outcomes(name: str, report: Mapping[str, Any]) -> Iterator[calibrate.Outcome]:
+    """The kernels of a device as rows of the calibration."""
+    own = dict.fromkeys((f.name for f in fields(public_rows.Row) if f.default is MISSING), name)
+    for entry, us in results.measured(report, plan.KERNEL).items():
+        told = report["entries"][entry]["estimate"]
+        row = public_rows.Row(**{**own, "id": f"{name} {entry}", "measured_us": us})
+        yield calibrate.Outcome(row, told["us"], told["class"])
+
+
+def write(name: str, report: dict[str, Any]) -> None:
+    """The profile, the report, the page's table and the bands."""
+    if name in cost.PROFILES:
+        raise UserError(f"Profile {name} exists, expected a new one; give another --name.")
+    note = f"constants fitted to times of a {report['machine']['instance']}, {report['begun']}"
+    profile = fit.profile_of(report["fit"], name, note)
+    for folder, told in ((REPORTS, report), (cost.MEASURED, profile)):
+        folder.mkdir(exist_ok=True)
+        results.write(folder / f"{name}.json", told)
+    every = {path.stem: results.read(path) for path in sorted(REPORTS.glob("*.json"))}
+    calibrate.write(table(every), "devices")
+    rows = [calibrate.on_page(row) for row in public_rows.rows()]
+    rows += [one for held, found in every.items() for one in outcomes(held, found)]
+    results.write(bands.DATA, calibrate.band_data(rows))
+
+
+def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Markdown: times and constants of two reports that differ."""
+    lines = []
+    first, second = (
+        results.measured(report, *TIMED)
+        | {n: c["value"] for n, c in report["fit"]["constants"].items() if c["told"]}
+        for report in (one, other)
+    )
+    for name in first.keys() & second.keys():
+        ratio = second[name] / (first[name] or math.inf)
+        if ratio and not 1 / APART <= ratio <= APART:
+            lines.append(f"| {name} | {first[name]:.5g} | {second[name]:.5g} | {ratio:.2f} |")
+    heads = ["| What | first | second | second/first |", "|---|---:|---:|---:|"]
+    return "\n".join(heads + sorted(lines))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("report", type=Path, help="of main.py --mode device-report")
+    parser.add_argument("--name", help="of the profile (default: the instance and the month)")
+    parser.add_argument("--write", action="store_true", help="add the profile, table and bands")
+    parser.add_argument("--against", type=Path, help="another report, to compare with")
+    args = parser.parse_args()
+    try:
+        report = results.read(args.report)
+        if report["source"] != results.DEVICE:
+            parser.error(f"{args.report} is a rehearsal without a device; measure on one")
+        report["fit"] = fit.fit(results.measured(report, plan.CONSTANT, plan.LAUNCH))
+        if args.against is not None:
+            print(compare(report, results.read(args.against)))
+        name = args.name or f"{report['machine']['target']}-{report['begun'][:7]}"
+        if args.write:
+            write(name, report)
+    except UserError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
