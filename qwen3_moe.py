@@ -760,6 +760,7 @@ class Qwen3MoeInferenceConfig(sdk.Qwen3MoeInferenceConfig):
              "an even number of at most 8"),
             (not self.tie_word_embeddings, "a head tied to the embedding", "one of its own"),
             (own.batch_size == 1, f"batch_size {own.batch_size}", 1),
+            (not own.speculation_length, f"steps of {own.speculation_length} tokens", "of one"),
             (own.padding_side == "right", f"padding_side {own.padding_side}", "right"),
         )  # fmt: skip
         for fit, found, expected in fits:

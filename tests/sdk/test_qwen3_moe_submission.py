@@ -91,6 +91,7 @@ def test_every_product_is_in_a_kernel(core, qwen, tmp_path, monkeypatch):
         ("got num_experts_per_tok 9, expected an even number of at most 8",
          dict(enable_nki=True, shape={"num_experts_per_tok": 9})),
         ("got batch_size 2, expected 1; run without", dict(enable_nki=True, batch_size=2)),
+        ("got steps of 4 tokens, expected of one", dict(enable_nki=True, speculation_length=4)),
     ],
 )  # fmt: skip
 def test_refusals(told, options, qwen):
