@@ -1,7 +1,7 @@
 """What a graph runs on data, counted as its record counts what was traced.
 
 A program can tell whether it is traced or run, and do something else then. So while somebody is
-`watching`, every call of a graph is counted on rank 0.
+`watching`, every call of a graph is counted, on every rank.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -79,7 +79,7 @@ def watching() -> Iterator[None]:
 def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
     """Call `run`, one call of a graph; its counts join `kept`, unless these have the same."""
     group = ranks.current_group()
-    if not _active or group is None or group.rank() != 0:
+    if not _active or group is None:
         return run()
     counts = Counts()
 

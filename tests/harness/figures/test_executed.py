@@ -95,6 +95,17 @@ def test_graphs_that_no_prompt_reaches_are_run_too(act: str, told: str, evaluate
     assert told in found, found
 
 
+ON_RANK_1 = (
+    "from neuronx_distributed.parallel_layers import parallel_state as p; "
+    "x.is_meta or p.get_tensor_model_parallel_rank() == 0 or x.mul(2)"
+)
+
+
+def test_work_of_another_rank_than_the_traced_one_fails_by_name(evaluate: Callable) -> None:
+    told = evaluate(AFTER.replace("{act}", ON_RANK_1), "--tp-degree", "2")
+    assert "PyTorch's mul" in told, told
+
+
 # Attention of PyTorch's own, which the processor computes with another operator than a trace sees.
 FUSED = (
     BASELINE
