@@ -59,8 +59,7 @@ class ExpertMLPs(nn.Module):
     NxD picks one of four ways to compute them by the number of tokens: the weights of the chosen
     experts only, all experts, blocks of tokens, or as many tokens an expert as a capacity factor
     allows. The first three give equal results up to rounding. Here the first runs where a call
-    chooses fewer experts than there are, and else all experts do. The last one drops tokens: an
-    expert keeps the first C = min(T, ceil(T k factor / E)) that chose it.
+    chooses fewer experts than there are, and else all experts do. A capacity is refused.
     """
 
     def __init__(
@@ -79,8 +78,11 @@ class ExpertMLPs(nn.Module):
     ) -> None:
         super().__init__()
         refuse_others("ExpertMLPs", later, **_LATER)
-        if not glu_mlp:
-            raise NotImplementedError("Experts without a gate are not modelled: set glu_mlp=True.")
+        if not glu_mlp or capacity_factor is not None:
+            raise NotImplementedError(
+                f"Experts got glu_mlp={glu_mlp} and capacity_factor={capacity_factor}, expected "
+                "True and None: others are not modelled."
+            )
         if normalize_top_k_affinities and top_k == 1:
             raise ValueError(
                 "normalize_top_k_affinities needs a top_k above 1, got 1: the one affinity would "
@@ -88,7 +90,6 @@ class ExpertMLPs(nn.Module):
             )
         self.num_experts, self.top_k = num_experts, top_k
         self.normalize_top_k_affinities = normalize_top_k_affinities
-        self.capacity_factor = capacity_factor
         self.routed_experts_mlp_config = SimpleNamespace(
             normalize_top_k_affinities=normalize_top_k_affinities
         )
@@ -102,18 +103,13 @@ class ExpertMLPs(nn.Module):
         seq_len: int,
     ) -> torch.Tensor:
         """(T, H), affinities (T, E), indices (T, k) -> partial sums (T, H) of this rank."""
-        few = expert_index.numel() < self.num_experts
-        if few and (seq_len == 1 or self.capacity_factor is None):
+        del seq_len
+        if expert_index.numel() < self.num_experts:
             return self._selected(hidden_states, expert_affinities, expert_index)
         chosen = torch.zeros_like(expert_affinities).scatter(1, expert_index, 1.0)
         weights = expert_affinities * chosen
         if self.normalize_top_k_affinities:
             weights = nn.functional.normalize(weights, p=1.0, dim=1)
-        if (
-            self.capacity_factor is not None
-            and self.capacity_factor < self.num_experts / self.top_k
-        ):
-            weights = weights * self._kept(chosen)
         made = self.mlp_op(hidden_states)
         return (made * weights.t()[:, :, None]).sum(0)
 
@@ -129,11 +125,3 @@ class ExpertMLPs(nn.Module):
             own = self.mlp_op(hidden_states[token : token + 1], index[token])[:, 0]
             made.append((own * weights[token][:, None]).sum(0))
         return torch.stack(made)
-
-    def _kept(self, chosen: torch.Tensor) -> torch.Tensor:
-        """(T, E) of ones and zeros -> the same without the tokens beyond each expert's capacity."""
-        assert self.capacity_factor is not None
-        tokens = chosen.shape[0]
-        share = -(-tokens * self.top_k * self.capacity_factor // self.num_experts)
-        capacity = min(tokens, int(share))
-        return chosen * (chosen.float().cumsum(0) <= capacity)
