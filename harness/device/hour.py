@@ -22,14 +22,13 @@ FEWEST = 20  # times that constants are fitted to
 def run(path: Path, minutes: float) -> dict[str, Any]:
     """Go on with the report at ``path`` for so many minutes, and write its page beside it."""
     report = results.begun(path)
-    until = time.monotonic() + 60 * minutes
     with (
         tempfile.TemporaryDirectory() as folder,
         Workers(Path(folder), report["machine"]["target"]) as workers,
     ):
         hour = _Hour(report, path, workers, Path(folder))
         hour.plan(minutes)
-        hour.measure(until)
+        hour.measure(time.monotonic() + 60 * minutes)
         hour.fit()
     write_text_atomically(path.with_suffix(".md"), page.page(report))
     return report

@@ -38,7 +38,7 @@ MODES = {
     "preflight": "the last look at a submission before its upload",
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
-    "device-report": "an hour on a Trainium: constants, kernels, legality, in one file",
+    "device-report": "what an hour on a Trainium can settle, in one file",
     "cache": "what earlier runs have left on the disk, and a way to clear it",
 }
 ALIASES = {"evaluate_single": "evaluate", "device-report": "device_report"}

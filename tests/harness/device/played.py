@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from neuron_cpu.core.time import cost, schedule
 SPREAD = 0.3  # of a constant's logarithm, either way
 ZERO = (5.0, 30.0)  # what a constant that is 0 may be instead
 NOISE, NOISE_US = 0.003, 0.1
+_numbers = itertools.count()
 
 
 @dataclass
@@ -57,7 +59,7 @@ class Device:
         """Whoever asks the stand-in for a time meanwhile is told the device's."""
         own = {name: v for name, v in self.constants.items() if name not in model.OVERHEADS}
         core = cost.with_constants(self.variant.core, own)
-        core = replace(core, name=f"played {id(self)}")  # kernels keep programs by name
+        core = replace(core, name=f"played {next(_numbers)}")  # kernels keep programs by name
         profiles = {
             cost.DEFAULT_PROFILE: replace(
                 cost.PROFILES[self.variant.profile], name=cost.DEFAULT_PROFILE
