@@ -42,6 +42,7 @@ ACCEPTED = [
     ("signature", "*CausalLM.forward", "llava_args is *", NOTHING),
     ("signature", "*ModelWrapper.__init__", "model_init_kwargs is *", NOTHING),
     ("signature", "*ModelWrapper.forward", "takes blocks of none", INNER),
+    ("signature", "*:BaseQuantizeParallelLinear.__init__", "*", "abstract; both layers share it"),
     ("signature", "*Quantized*Parallel.__init__", "quantization_type is *", NOTHING),
     ("signature", "*:DtypeBound.from_torch_dtype", "*cls*", NOTHING),
     ("signature", "*quantize_pytorch_model_*", "dtype is *", "torch.qint8 is stored as torch.int8"),
