@@ -139,6 +139,7 @@ class Problem:
             call = self.calls[row]
             model.program(call).core = core
             found.append(model.graph_ns(call, costs, variant.profile, variant.order) / 1e3)
+            model.program(call).core = self.core  # whoever asks next is told the model's own
         return np.array(found)
 
     def derivatives(
