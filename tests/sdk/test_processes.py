@@ -190,6 +190,18 @@ def test_a_model_of_another_degree_is_refused(monkeypatch):
         RankPool(4)
 
 
+def test_every_process_gets_the_first_ranks_results(monkeypatch):
+    pools = []
+    for joined in connected(2):
+        monkeypatch.setattr(processes, "_joined", joined)
+        pools.append(RankPool(2))
+    inputs = [torch.ones(1)]
+    found = at_once(
+        2, lambda rank: pools[rank].first_of([lambda: [torch.full((2,), 3.0 + rank)]], inputs)
+    )
+    assert [[result.tolist() for result in of_rank] for of_rank in found] == [[[3.0, 3.0]]] * 2
+
+
 def test_places_are_read_from_what_torchrun_sets():
     whole = dict(RANK="3", WORLD_SIZE="4", MASTER_ADDR="one", MASTER_PORT="29500")
     assert torchrun.place(whole) is None  # of another launcher
