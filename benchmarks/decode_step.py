@@ -6,9 +6,9 @@ Nothing is measured: graphs are traced from shapes and timed by the cost model. 
 weights and cached keys over the DMA plateau. Both graphs are whole: launch, embedding, kernels,
 collectives, update of the caches, logits; what the host does is in neither. A launch of a kernel
 takes 2 us, or 210 with the compiler of SDK 2.32 (docs/cost_model.md); a collective 10 or 26 us.
-Columns are named call + collective; the first four are one kernel, the next 33, and the ratio is
-that of one kernel at 2 + 26 to the bound. `--write` puts the table and the stream of a layer into
-docs/decode_step.md.
+Columns are named call + collective; the first four are one kernel, the next 33. The ratio is that
+of one kernel at 2 us and at the collective of the model of time (trn1 26 us, trn2 12) to the bound.
+`--write` puts the table and the stream of a layer into docs/decode_step.md.
 """
 
 import argparse
@@ -40,6 +40,7 @@ from neuron_cpu.core.time.schedule import ENGINES, Schedule  # noqa: E402
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "decode_step.md"
 LAUNCHES = (2_000.0, 210_000.0)  # ns of a kernel's call, by compiler
 COLLECTIVES = (10_000.0, 26_000.0)
+COSTS = [(call, collective) for collective in COLLECTIVES for call in LAUNCHES]
 SUBMODEL = "speculation_model"
 
 
@@ -75,15 +76,20 @@ ROWS = [
 
 
 def bound_ns(row: Row) -> float:
-    """Bytes of weights and cached keys of a rank over the plateau of its cores."""
+    """Bytes of weights and cached keys of a rank over the plateau of its cores in `nki`."""
     c, d = MODEL_SHAPES[row.model], MODEL_SHAPES[row.model]["head_dim"]
     q, kv = c["num_attention_heads"] * d, c["num_key_value_heads"] * d
     layer = c["hidden_size"] * (2 * q + 2 * kv + 3 * c["intermediate_size"])
     layer += 2 * row.batch * kv * row.keys
     whole = c["num_hidden_layers"] * layer + c["vocab_size"] * c["hidden_size"]
     with spec.using(target.TARGETS[row.chip]):
-        plateau = cost.dma_profile(cost.DEFAULT_PROFILE).peak
+        plateau = cost.in_language(cost.dma_profile(cost.DEFAULT_PROFILE), today=True).peak
     return roofline.ITEM * whole / row.degree / plateau / row.cores
+
+
+def own_collective(row: Row) -> float:
+    """ns that a collective of the chip takes to start, by the model of time."""
+    return target.TARGETS[row.chip].collective_ns
 
 
 def graph_of(row: Row, module: Any) -> list[tuple[str, Any]]:
@@ -110,7 +116,7 @@ def times(row: Row, module: Any) -> Times:
     """Of a step of the model in ``module``."""
     events, found, schedules = graph_of(row, module), {}, []
     programs = [event.program for _, event in events if event.program is not None]
-    for collective in COLLECTIVES:
+    for collective in sorted({*COLLECTIVES, own_collective(row)}):
         for program in programs:
             program.core = replace(program.core, collective_ns=collective)
         costs = cost.Overheads(
@@ -128,17 +134,17 @@ def times(row: Row, module: Any) -> Times:
 def table(rows: Sequence[Row], keep: bool) -> None:
     """Print a row after another, and the stream of a layer of the first one over 640 keys; ``keep``
     them on the page."""
-    heads = [f"{call / 1e3:g}+{each / 1e3:g}" for each in COLLECTIVES for call in LAUNCHES] * 2
+    heads = [f"{call / 1e3:g}+{each / 1e3:g}" for call, each in COSTS] * 2
     lines = [f"| Step | bound | {' | '.join(heads)} | ratio |", "|---|" + "---:|" * 10]
     drawn: list[str] = []
     for row in rows:
         bound, one = bound_ns(row), times(row, llama_step)
-        cells = [f"{time / 1e6:.2f}" for time in one.by_cost.values()]
+        cells = [f"{one.by_cost[at] / 1e6:.2f}" for at in COSTS]
         if row.each == row.cores == row.batch == 1 and row.keys == 640:
             many = times(row, llama)
-            cells += [f"{time / 1e6:.2f}" for time in many.by_cost.values()]
+            cells += [f"{many.by_cost[at] / 1e6:.2f}" for at in COSTS]
         cells += [""] * (len(heads) - len(cells))
-        ratio = one.by_cost[LAUNCHES[0], COLLECTIVES[-1]] / bound
+        ratio = one.by_cost[LAUNCHES[0], own_collective(row)] / bound
         lines.append(f"| {row.name} | {bound / 1e6:.2f} | {' | '.join(cells)} | {ratio:.3f} |")
         print(lines[-1], flush=True)
         if not drawn and row.keys == 640:
