@@ -246,7 +246,7 @@ def hold(
     """Hold results of `types` (`got`, in float64) against the reference's, into the verdict."""
     exact, plain = reference.exact(*arguments), reference.plain(*arguments)
     found.types = [] if plain is None else other_types(types, reference.types)
-    found.mismatch = _mismatch(got, exact)
+    found.mismatch = mismatch(got, exact)
     if not found.mismatch:
         answers = measured(types, got, reference, exact, plain, tolerance, nan)
         found.results += [Result(number, *trial, *one) for number, one in enumerate(answers)]
@@ -291,7 +291,8 @@ def asked(
     return [value for value in positional if id(value) not in results], kept
 
 
-def _mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
+def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
+    """What of results cannot be compared with the reference's; empty where all can."""
     if len(got) != len(exact):
         return (
             f"the kernel returns {len(got)} tensors, expected the reference's {len(exact)}; return "

@@ -147,17 +147,25 @@ class Judge:
                     made = self._function(text, request.reference.file, request.outputs)
                     got = _results(made, got, known.results)
             with self._phase("measure"):
-                found = _held(plan.program, known, arguments, got, tolerance, trial)
-                if found.mismatch:
-                    return {"outcome": "wrong", "sentence": found.mismatch, "errors": errors}
-                told = [_error(r, got[r.number], known, request.tolerance) for r in found.results]
+                said = verdict.mismatch(got, known.results)
+                if said:
+                    return {"outcome": "wrong", "sentence": said, "errors": errors}
+                told = _errors(request.tolerance, got, known.results)
+                results = []
+                if not all(one["right"] for one in told) or not told:
+                    results = _held(plan.program, known, arguments, got, tolerance, trial)
+                told = told or [_error(result.accuracy) for result in results]
+                told = [
+                    {"values": trial[0], "seed": trial[1], "result": number, **one}
+                    for number, one in enumerate(told)
+                ]
             errors += told
             bad = next((one for one in told if not one["right"]), None)
             if bad and not wrong:
                 wrong = {"outcome": "wrong", "sentence": _sentence(bad), "places": []}
-                worst = found.results[bad["result"]]
-                if worst.accuracy.first is not None:
-                    with self._phase("locate"):
+                with self._phase("locate"):
+                    worst = results[bad["result"]]
+                    if worst.accuracy.first is not None:
                         wrong["places"] = verdict.places(
                             plan.program, inputs, worst.number, worst.accuracy, tolerance
                         )
@@ -263,7 +271,7 @@ def _held(
     got: list[torch.Tensor],
     tolerance: float,
     trial: tuple[str, int],
-) -> verdict.Verdict:
+) -> list[verdict.Result]:
     """Results held against the reference's, with its excuses where they are wrong without."""
     types = [dtypes.host_dtype(s.dtype) for s in program.outputs]
     for known.excuses in (False, True):
@@ -271,28 +279,37 @@ def _held(
         verdict.hold(found, known, arguments, types, got, tolerance, "any", trial)
         if found.correct:
             break
-    return found
+    return found.results
 
 
-def _error(
-    result: verdict.Result, got: torch.Tensor, reference: _Known, asked: Tolerance
-) -> Answer:
-    """One result's error, by the measure that the request asks for."""
-    found, exact = result.accuracy, reference.results[result.number]
-    measure, error, limit = "a largest error of", found.largest, found.bound
-    if asked.relative_l2 is not None:
-        measure, error, limit = "a relative L2 error of", found.rms, asked.relative_l2
-    if asked.allclose is not None:
-        rtol, atol = asked.allclose
-        same = (got == exact) | (got.isnan() & exact.isnan())
-        beyond = torch.where(same, 0.0, (got - exact).abs() - (atol + rtol * exact.abs()))
-        error = float(beyond.nan_to_num(nan=torch.inf).max()) if beyond.numel() else 0.0
-        measure, limit = "an error beyond rtol and atol of", 0.0
+def _error(found: accuracy.Accuracy) -> Answer:
+    """A result's error by element."""
     return {
-        "values": result.kind, "seed": result.seed, "result": result.number,
-        "right": error <= limit, "measure": measure, "error": error, "limit": limit,
-        "largest": found.largest, "relative_l2": found.rms, "wrong_elements": found.wrong,
+        "right": found.correct, "measure": "a largest error of", "error": found.largest,
+        "limit": found.bound, "relative_l2": found.rms, "wrong_elements": found.wrong,
     }  # fmt: skip
+
+
+def _errors(asked: Tolerance, got: list[torch.Tensor], exact: list[torch.Tensor]) -> list[Answer]:
+    """Results' errors by a measure of whole results; none where the request asks for none."""
+    measured = []
+    for mine, right in zip(got, exact):
+        apart = mine - right
+        if not bool(apart.isfinite().all()):
+            same = (mine == right) | (mine.isnan() & right.isnan())
+            apart = torch.where(same, 0.0, apart)
+        if asked.relative_l2 is not None:
+            error, size, limit = float(apart.norm()), float(right.norm()), asked.relative_l2
+            measured.append(("a relative L2 error of", error / (size or 1.0), limit))
+        elif asked.allclose is not None:
+            rtol, atol = asked.allclose
+            beyond = (apart.abs() - (atol + rtol * right.abs())).nan_to_num(nan=torch.inf)
+            most = float(beyond.max()) if beyond.numel() else 0.0
+            measured.append(("an error beyond rtol and atol of", most, 0.0))
+    return [
+        {"right": error <= limit, "measure": name, "error": error, "limit": limit}
+        for name, error, limit in measured
+    ]
 
 
 def _sentence(bad: Answer) -> str:
