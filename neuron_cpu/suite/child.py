@@ -58,14 +58,13 @@ def serve(
     settings: verdict.Settings,
     bounds: limits.Limits,
     core: str | None,
-    runs: bool,
 ) -> None:
-    """The judge's process, which no answer runs in: check and estimate what was recorded, for the
-    generation `core` where it has to be that one, and run it where it `runs`; ends the process."""
+    """The judge's process, which no answer runs in: check, estimate and run what was recorded, for
+    the generation `core` where it has to be that one; ends the process."""
     confine(bounds, programs, replies)
     try:
         for case in cases:
-            if not _answer(programs, replies, case, settings, core, runs):
+            if not _answer(programs, replies, case, settings, core):
                 break
     except EOFError:
         pass  # the judge sees how the other process has ended
@@ -106,12 +105,9 @@ def _answer(
     case: Case,
     settings: verdict.Settings,
     core: str | None,
-    runs: bool,
 ) -> bool:
-    """Send the estimate, the program, and the results of every trial; whether another case may
-    follow."""
-    received = programs.recv_bytes(MOST_PROGRAM)
-    told = plain.loaded(received)
+    """Send the estimate and the results of every trial; whether another case may follow."""
+    told = plain.loaded(programs.recv_bytes(MOST_PROGRAM))
     if "program" not in told:
         word = "refusal" if "refusal" in told else "failure"
         _send(replies, {word: str(told[word])[:10_000]})
@@ -135,9 +131,8 @@ def _answer(
             "shapes": [list(shape) for shape in program.output_shapes],
         },
     )
-    replies.send_bytes(received)
     plan = Plan(program)
-    for kind, seed in settings.trials() if runs else ():
+    for kind, seed in settings.trials():
         inputs = verdict.tensors_of(*case.values(kind, seed))
         for result in verdict.run(program, plan, inputs):
             replies.send_bytes(result.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())

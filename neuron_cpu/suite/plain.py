@@ -86,11 +86,6 @@ def loaded(data: bytes) -> dict[str, Any]:
     return content
 
 
-def recorded(data: bytes) -> Program:
-    """The program of `Judged.programs`."""
-    return program(loaded(data))
-
-
 def program(content: dict[str, Any]) -> Program:
     """The program of a dictionary, checked; an NkiError where the device would refuse it."""
     fields = content["program"]

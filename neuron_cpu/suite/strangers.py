@@ -41,7 +41,7 @@ class Candidate:
         path, function: where it stands.
         cases: its arguments; the last is the timed one.
         settings: of its verdicts.
-        reference: what its results are held against; None: it is recorded and estimated only.
+        reference: what its results are held against.
         like: programs that return what is asked for, one a case; none: what the reference returns.
         least_ns: an estimate below it is refused.
     """
@@ -50,7 +50,7 @@ class Candidate:
     function: str
     cases: Sequence[Case]
     settings: Settings
-    reference: Optional[Reference] = None
+    reference: Reference
     like: Sequence[Program] = ()
     least_ns: float = 0.0
 
@@ -62,12 +62,10 @@ class Judged:
     Attributes:
         failure: why there is no verdict, empty where there is.
         verdicts: one a case; places are not looked for (`neuron_cpu check` does).
-        programs: of the legal cases, in the form of `plain`: `plain.recorded` makes a Program.
     """
 
     failure: str = ""
     verdicts: list[Verdict] = field(default_factory=list)
-    programs: list[bytes] = field(default_factory=list)
 
     @property
     def correct(self) -> bool:
@@ -176,11 +174,10 @@ class Judging:
         file = candidate.path, candidate.function
         given = candidate.cases, candidate.settings, self.bounds
         core = candidate.like[-1].core.name if candidate.like else None
-        compares = candidate.reference is not None
         processes = [
             self._context.Process(target=child.record, args=(recorded, *file, *given), daemon=True),
             self._context.Process(
-                target=child.serve, args=(taken, theirs, *given, core, compares), daemon=True
+                target=child.serve, args=(taken, theirs, *given, core), daemon=True
             ),
         ]
         with self._turn:
@@ -228,10 +225,6 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
             f"an estimate of {found.speed.time_ns:.3g} ns, expected at least "
             f"{candidate.least_ns:.3g}, which its arguments, results and products alone take"
         )
-    judged.programs.append(bytes(line.program()))
-    reference = candidate.reference
-    if reference is None:
-        return True
     types = [torch.empty(0, dtype=getattr(torch, name)).dtype for name in content["types"]]
     shapes = [tuple(map(int, shape)) for shape in content["shapes"]]
     asked = [*(tensor.dtype for tensor in verdict.tensors_of(*case.meta())), *types]
@@ -244,7 +237,9 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
             return False  # what follows cannot be read
         got = [line.tensor(dtype, shape) for dtype, shape in zip(types, shapes)]
         arguments, trial = case.values(kind, seed), (kind, seed)
-        verdict.hold(found, reference, arguments, types, got, tolerance, settings.nan, trial)
+        verdict.hold(
+            found, candidate.reference, arguments, types, got, tolerance, settings.nan, trial
+        )
     return not found.mismatch
 
 
@@ -262,9 +257,6 @@ class _Line:
 
     def message(self) -> dict[str, Any]:
         return json.loads(self._pipe.receive(LONGEST, self._deadline))
-
-    def program(self) -> bytearray:
-        return self._pipe.receive(child.MOST_PROGRAM, self._deadline)
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
