@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 import torch
 from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
 from neuronx_distributed.modules.moe.routing import RouterTopK
-from neuronx_distributed_inference.contract import QWEN3_MOE
 from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
 
 from neuron_cpu.runtime.ranks import Group, rank_context
 
-sys.modules.pop(QWEN3_MOE, None)  # as long as it is there the default version is another one
 MODELS = modeling_qwen3_moe
 SHAPE = dict(
     hidden_size=48,

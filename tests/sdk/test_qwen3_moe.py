@@ -12,7 +12,6 @@ from neuronx_distributed_inference.models.layer_boundary_marker import ModuleMar
 from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
 from neuronx_distributed_inference.utils.argparse_utils import StringOrIntegers
 
-sys.modules.pop(QWEN3_MOE, None)  # as long as it is there the default version is another one
 # Heads times their size is twice the hidden size.
 MODELS = modeling_qwen3_moe
 SHAPE = dict(
