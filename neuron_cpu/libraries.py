@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from glob import escape, glob
 from pathlib import Path
 from typing import Optional
 
@@ -110,20 +111,25 @@ def find(stand_in: Sequence[str] = ()) -> Optional[Libraries]:
 def _named(folders: Sequence[Path]) -> tuple[Path, Path]:
     found: dict[str, Path] = {}
     for folder in folders:
-        inside = [folder, folder / "src", *sorted(folder.glob("*/src"))]
-        here = {
-            name: place / name
-            for place in reversed(inside)
+        inside = [str(folder), str(folder / "src"), *sorted(glob(f"{escape(str(folder))}/*/src"))]
+        here = [
+            Path(place, name)
             for name in (NXD, NXDI)
-            if (place / name / "_version.py").is_file()
-        }
+            for place in inside
+            if os.path.isfile(os.path.join(place, name, "_version.py"))
+        ]
         if not here:
             raise UsageError(
                 f"{folder} is no checkout of NxD or NxD Inference, expected a folder with "
                 f"src/{NXD} or src/{NXDI}; clone aws-neuron/neuronx-distributed and "
                 "aws-neuron/neuronx-distributed-inference, and name both folders."
             )
-        found = {**here, **found}
+        for root in here:
+            if not found.setdefault(root.name, root).samefile(root):
+                raise UsageError(
+                    f"{found[root.name]} and {root} are two checkouts of one library, expected one "
+                    "of each; name the folders that belong together."
+                )
     missing = [name for name in (NXD, NXDI) if name not in found]
     if missing:
         raise UsageError(
@@ -158,7 +164,7 @@ def _installed(stand_in: Sequence[str]) -> Optional[tuple[Path, Path]]:
 def _version(root: Path) -> str:
     try:
         text = (root / "_version.py").read_text(encoding="utf-8")
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         text = ""
     found = re.search(r"__version__ = [\"']([\w.+]+)", text)
     if found is None:

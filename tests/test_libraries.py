@@ -109,3 +109,48 @@ def test_a_folder_that_is_no_checkout_ends_a_run_with_status_2(run_main, tmp_pat
     assert ended.returncode == 2
     assert f"{tmp_path} is no checkout of NxD" in ended.stderr + ended.stdout
     assert "Traceback" not in ended.stderr
+
+
+NO_CHECKOUT = "is no checkout of NxD or NxD Inference, expected a folder with src/"
+NO_VERSION = r"_version\.py names no version, expected one such as 0\.6\.0"
+
+
+@pytest.mark.parametrize(
+    ("spoiled", "message"),
+    [
+        (lambda path: path.write_bytes(b""), NO_VERSION),
+        (lambda path: path.write_bytes(b"\x8f\x00version = 1"), NO_VERSION),
+        (lambda path: path.write_text("__version__ = version_of_git()"), NO_VERSION),
+        (lambda path: path.unlink(), r"has no neuronx_distributed,"),
+        (lambda path: (path.unlink(), path.mkdir()), r"has no neuronx_distributed,"),
+        (lambda path: (path.unlink(), path.symlink_to(path)), r"has no neuronx_distributed,"),
+    ],
+    ids=["empty", "bytes", "an archive of git", "none", "a folder", "a link to itself"],
+)
+def test_a_checkout_without_a_version_is_refused(fake, monkeypatch, spoiled, message):
+    root = fake.make()
+    spoiled(root / "neuronx-distributed" / "src" / libraries.NXD / "_version.py")
+    monkeypatch.setenv(libraries.VARIABLE, str(root))
+    with pytest.raises(UsageError, match=message):
+        libraries.find()
+
+
+@pytest.mark.parametrize("kind", ["file", "empty", "nowhere", "loop", "nested", "x" * 5000, "[a*"])
+def test_what_is_no_checkout_is_refused(fake, monkeypatch, tmp_path, kind):
+    (tmp_path / "file").touch()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "nested").mkdir()
+    (tmp_path / "nested" / "src").symlink_to(tmp_path / "nested")
+    monkeypatch.setenv(libraries.VARIABLE, str(tmp_path / kind))
+    with pytest.raises(UsageError, match=NO_CHECKOUT):
+        libraries.find()
+
+
+def test_two_checkouts_of_one_library_are_refused_by_name(fake, monkeypatch):
+    one, other = fake.make(), fake.make("0.7.0", None, "other")
+    monkeypatch.setenv(libraries.VARIABLE, os.pathsep.join(map(str, (one, other))))
+    with pytest.raises(UsageError, match="clones.* and .*other.* are two checkouts of one library"):
+        libraries.find()
+    monkeypatch.setenv(libraries.VARIABLE, os.pathsep.join(map(str, (one, one))))
+    assert libraries.find().nxdi == "0.6.0"
