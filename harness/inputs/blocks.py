@@ -1,6 +1,7 @@
 """The command line's arguments of a cache of blocks: prefixes that requests share, and chunks."""
 
 import argparse
+import math
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -94,12 +95,12 @@ def check(settings: Settings) -> None:
             f"{settings.seq_len}, got {found.number}."
         )
     if found.chunks and (
-        settings.max_context_length % found.tiles[0] or found.tiles[1] % found.size
+        settings.max_context_length % found.tiles[0] or found.tiles[1] % math.lcm(128, found.size)
     ):
         raise UserError(
             f"--kernel-q-tile-size must divide --max-context-length {settings.max_context_length} "
-            f"and --kernel-kv-tile-size be whole blocks of {found.size}, got {found.tiles[0]} and "
-            f"{found.tiles[1]}."
+            f"and --kernel-kv-tile-size be whole blocks of {found.size} and a multiple of 128, got "
+            f"{found.tiles[0]} and {found.tiles[1]}."
         )
     if found.chunks and settings.max_context_length <= settings.batch_size:
         raise UserError(

@@ -59,6 +59,8 @@ def chunk(host: Host, role: str, parts: Sequence[Part]) -> list[int]:
     spans = [(part.blocks, part.start, part.start + len(part.tokens)) for part in parts]
     where = _places(host, spans)
     where["slot_mapping"] = where["slot_mapping"][where["slot_mapping"] >= 0]
+    for name in ("full_context_lens", "computed_context_lens"):
+        where[name] = where[name].flatten()
     tokens = torch.tensor([[token for part in parts for token in part.tokens]])
     positions = torch.tensor([[place for _, start, end in spans for place in range(start, end)]])
     rows = [Row(line, 0, 0, part.draw, 0) for line, part in enumerate(parts)]
@@ -98,21 +100,25 @@ def _forward(
     settings, draws = host.job.settings, [row.draw for row in rows]
     model: Any = host.models[Role(role)]
     adapted = settings.adapters is not None
-    # A row for each, whoever samples: NxDI's own default has as many as the batch.
-    params = _device_params(draws, settings.global_topk or settings.top_k)
+    chunks = settings.blocks is not None and settings.blocks.chunks
+    # A row for each, whoever samples: NxDI's own default has as many as the batch, and a chunk, one
+    # row of the model itself, takes those of all sequences.
+    padding = draws[-1:] * (settings.batch_size - len(draws)) if chunks else []
+    params = _device_params([*draws, *padding], settings.global_topk or settings.top_k)
+    lines = [0] if chunks else [row.line for row in rows]
     with host.told_as_the_submission(_FAILED), torch.inference_mode():
         output: Any = model(
             input_ids=tokens,
             position_ids=positions,
-            seq_ids=torch.tensor([row.line for row in rows]),
+            seq_ids=torch.tensor(lines),
             sampling_params=params,
             adapter_ids=numbered(model, [row.adapter for row in rows]) if adapted else None,
             **where,
         )
         if settings.on_device_sampling:
-            return output.hidden_states.reshape(-1).tolist()
-        chunks = settings.blocks is not None and settings.blocks.chunks
-        logits = (output.logits[0] if chunks else output.logits[:, -1, :]).float()
+            return output.hidden_states.reshape(-1).tolist()[: len(rows)]
+        logits = output.logits[0, : len(rows)] if chunks else output.logits[:, -1, :]
+        logits = logits.float()
         check_numbers(logits)
     return [_choose(row, draw) for row, draw in zip(logits, draws, strict=True)]
 

@@ -157,6 +157,7 @@ def _asked(address: str, name: str) -> str:
 
 LORA = ("--lora-ckpt-path", "one:BESIDE/one", "--lora-ckpt-path", "two:BESIDE/two")
 SHORT = ("--seq-len", "64", "--max-context-length", "64")
+BLOCKS = ("--seq-len", "128", "--batch-size", "2", "--pa-block-size", "16")
 NEW = ("--max-new-tokens", str(TOKENS))
 # Row -> arguments, what reads the output, columns.
 MODES: dict[str, tuple[Sequence[str], Command, Sequence[str]]] = {
@@ -169,6 +170,16 @@ MODES: dict[str, tuple[Sequence[str], Command, Sequence[str]]] = {
     "profile": (["--mode", "profile", *SHORT], _profile, COLUMNS),
     "serve": (["--mode", "serve", *SHORT, "--batch-size", "2"], _serve, COLUMNS),
     "serve, adapters": (["--mode", "serve", *SHORT, "--batch-size", "2", *LORA], _serve, COLUMNS),
+    "serve, prefixes": (
+        ["--mode", "serve", *BLOCKS, "--max-context-length", "112", "--is-prefix-caching"],
+        _serve,
+        COLUMNS,
+    ),
+    "serve, chunks": (
+        ["--mode", "serve", *BLOCKS, "--max-context-length", "32", "--is-chunked-prefill"],
+        _serve,
+        COLUMNS,
+    ),
     "generate, adapter": (
         ["--mode", "generate", *SHORT, *NEW, *LORA, "--adapter-id", "two"],
         _adapted,

@@ -302,6 +302,7 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
         ("0.6", ["--is-prefix-caching", "--async-mode", "--on-device-sampling"], "--async-mode"),
         ("0.6", ["--prefix-buckets", "32"], "needs --is-prefix-caching or"),
         ("0.6", ["--is-chunked-prefill", "--kernel-q-tile-size", "48"], "must divide"),
+        ("0.6", ["--is-chunked-prefill", "--kernel-kv-tile-size", "64"], "a multiple of 128"),
         ("0.6", ["--is-chunked-prefill"], "chunked_prefill_config runs over the real libraries"),
     ],
 )
