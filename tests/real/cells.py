@@ -515,7 +515,7 @@ TOKEN_TREE = ((0, (1, 2)), (1, (3,)), (2, (4,)))
 BOTH = {"batch": 2, "extended": True}
 EXPERTS = {
     "head_dim": 128,
-    "num_experts": 4,
+    "num_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 128,
 }
