@@ -41,6 +41,7 @@ from neuron_cpu import ensure_sdk  # noqa: E402 - after the path
 
 ensure_sdk()
 import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
+import pages  # noqa: E402
 
 from neuron_cpu.core import NkiError  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
@@ -333,18 +334,6 @@ def predicted_us(found: schedule.Schedule) -> float:
 
 
 # --- command --------------------------------------------------------------------------------------
-def write(text: str, block: str) -> None:
-    """Replace one block of the document."""
-    begin, end = f"<!-- {block}: begin -->", f"<!-- {block}: end -->"
-    before = DOCUMENT.read_text()
-    after, count = re.subn(
-        f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", before, flags=re.S
-    )
-    if count != 1:
-        raise SystemExit(f"{DOCUMENT} has {count} blocks '{block}', expected 1")
-    write_text_atomically(DOCUMENT, after)
-
-
 def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row]) -> int:
     """Run the public rows; print and perhaps write their table and bands."""
     chosen = [row for row in every if not args.rows or any(word in row.id for word in args.rows)]
@@ -362,14 +351,14 @@ def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row])
             f"{'Evaluated once' if once else 'Estimated again'}, at commit {head.stdout.strip()}."
         )
         rest = [*parts[2:], sources_list(every)] if once else [engines_table(outcomes)]
-        write("\n\n".join([told, *parts[:2], *rest]), every[0].set)
+        pages.publish(DOCUMENT, every[0].set, "\n\n".join([told, *parts[:2], *rest]))
     elif args.write:
         if all(outcome.engines for outcome in outcomes if outcome.row.engines):
-            write(engines_table(outcomes), "engines")
+            pages.publish(DOCUMENT, "engines", engines_table(outcomes))
         by_id = {o.row.id: o for o in outcomes if not o.missing}
         outcomes = [by_id.get(row.id) or on_page(row) for row in every]
         parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
-        write("\n\n".join([*parts, sources_list(every)]), "public")
+        pages.publish(DOCUMENT, "public", "\n\n".join([*parts, sources_list(every)]))
         write_text_atomically(bands.DATA, json.dumps(band_data(outcomes), indent=1) + "\n")
     return 0
 

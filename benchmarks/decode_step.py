@@ -28,7 +28,7 @@ neuron_cpu.ensure_sdk()
 
 import llama  # noqa: E402
 import llama_step  # noqa: E402
-from benchmarks import roofline  # noqa: E402
+from benchmarks import pages, roofline  # noqa: E402
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import Estimator, events_of  # noqa: E402
 from harness.figures.graphs import DECODE  # noqa: E402
@@ -150,8 +150,8 @@ def table(rows: Sequence[Row], keep: bool) -> None:
         if not drawn and row.keys == 640:
             drawn = ["```text", *stream(one.schedules[-1], 8), "```"]
         if keep:
-            write("times", lines)
-            write("stream", drawn)
+            pages.publish(PAGE, "times", "\n".join(lines))
+            pages.publish(PAGE, "stream", "\n".join(drawn))
     print("\n".join(drawn))
 
 
@@ -204,15 +204,6 @@ def stream(made: Schedule, layer: int) -> list[str]:
         levels = [min(1.0, time / COLUMN_NS) for time in shares]
         lines.append(f"{engine.value:10} " + "".join(SHADES[round(4 * n)] for n in levels))
     return [line.rstrip() for line in lines]
-
-
-def write(name: str, lines: Sequence[str]) -> None:
-    """Put lines between the page's marks of that name."""
-    text = PAGE.read_text(encoding="utf-8")
-    begin, end = (f"<!-- {name}: {mark} -->" for mark in ("begin", "end"))
-    before, rest = text.split(begin)
-    made = "\n".join([before + begin, *lines, end + rest.split(end)[1]])
-    PAGE.write_text(made, encoding="utf-8")
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -24,6 +24,7 @@ from neuron_cpu import ensure_sdk  # noqa: E402 - after the path
 ensure_sdk()
 import calibrate  # noqa: E402 - needs the SDK names
 import calibration_rows as public_rows  # noqa: E402
+import pages  # noqa: E402
 
 from harness.device import fit, model, plan, results  # noqa: E402
 from harness.errors import UserError  # noqa: E402
@@ -79,7 +80,7 @@ def write(name: str, report: dict[str, Any]) -> None:
         folder.mkdir(exist_ok=True)
         results.write(folder / f"{name}.json", told)
     every = {path.stem: results.read(path) for path in sorted(REPORTS.glob("*.json"))}
-    calibrate.write(table(every), "devices")
+    pages.publish(calibrate.DOCUMENT, "devices", table(every))
     rows = [calibrate.on_page(row) for row in public_rows.rows()]
     rows += [one for held, found in every.items() for one in outcomes(held, found)]
     results.write(bands.DATA, calibrate.band_data(rows))

@@ -28,6 +28,7 @@ import torch  # noqa: E402
 
 import llama  # noqa: E402
 import llama_nki  # noqa: E402
+from benchmarks import pages  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
 
@@ -42,8 +43,8 @@ SIZES = {
 }
 
 
-def meta(*shape: int) -> torch.Tensor:
-    return torch.empty(shape, dtype=torch.bfloat16, device="meta")
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def weight(n: int, k: int) -> torch.Tensor:
@@ -142,25 +143,16 @@ def difference_table() -> str:
 TABLES = {"times": time_table, "differences": difference_table}
 
 
-def parts(table: str) -> tuple[str, str, str]:
-    """The page before a table, the table and what is behind it."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(f"<!-- {table}: begin -->\n")
-    found, after = rest.split(f"\n<!-- {table}: end -->")
-    return before, found, after
-
-
 def published(table: str) -> dict[str, list[float]]:
     """The figures that the page has."""
-    cells = [row.strip("| ").split(" | ") for row in parts(table)[1].splitlines()[2:]]
+    cells = [row.strip("| ").split(" | ") for row in pages.published(PAGE, table).splitlines()[2:]]
     return {name: [float(figure.replace(",", "")) for figure in rest] for name, *rest in cells}
 
 
 def write() -> None:
     """Put the tables into the page."""
     for table, made in TABLES.items():
-        before, _, after = parts(table)
-        begin, end = f"<!-- {table}: begin -->\n", f"\n<!-- {table}: end -->"
-        PAGE.write_text(f"{before}{begin}{made()}{end}{after}", encoding="utf-8")
+        pages.publish(PAGE, table, made())
 
 
 if __name__ == "__main__":

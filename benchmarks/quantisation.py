@@ -23,11 +23,12 @@ import torch  # noqa: E402
 
 import llama  # noqa: E402
 import llama_cached  # noqa: E402
-from benchmarks.kernel_docs import HIDDEN, KV, D, Q, meta, weight  # noqa: E402
+from benchmarks import pages  # noqa: E402
+from benchmarks.porting_docs import SIZES, meta, weight  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
 
 PAGE = ROOT / "docs" / "quantisation.md"
-BLOCK = re.compile(r"(<!-- generated: quantisation -->\n).*?(<!-- end -->)", re.DOTALL)
+HIDDEN, Q, KV, D, *_ = SIZES["Llama-3.2-1B"]
 CACHES = [(keys, batch) for keys in (8192, 32768, 131072) for batch in (1, 4)]
 WEIGHTS = {"bf16": (), "int8": ("--quantize", "int8"), "fp8": ("--quantize", "fp8")}
 STEP = re.compile(r"token_generation_model, bucket 640.* ([\d.]+) ms a token")
@@ -87,14 +88,13 @@ def table() -> str:
         bf16, fp8 = (attention_us(d, keys, batch) for d in (torch.bfloat16, torch.float8_e4m3fn))
         sizes = f"{2 * mib:.0f} | {bf16:.1f} | {mib:.0f} | {fp8:.1f}"
         rows.append(f"| {keys} | {batch} | {sizes} | {fp8 / bf16:.3f} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows)
 
 
 def main() -> int:
     made = table()
     print(made)
-    page = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(BLOCK.sub(lambda m: m[1] + made + m[2], page), encoding="utf-8")
+    pages.publish(PAGE, "quantisation", made)
     return 0
 
 

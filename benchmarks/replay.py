@@ -8,16 +8,14 @@ device measured. Estimates are those of docs/cost_model.md, or made anew from ch
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import calibrate
+import pages
 from calibrate import Outcome
-
-from neuron_cpu.files import write_text_atomically
 
 FEW = 5  # candidates that a device would measure
 NEAR = 0.03  # distance from the best that counts as found
@@ -134,11 +132,7 @@ def main() -> int:
     text = table(searches([anew.get(row.id) or calibrate.on_page(row) for row in every]))
     print(text)
     if args.write:
-        begin, end = "<!-- replay: begin -->", "<!-- replay: end -->"
-        page = re.sub(
-            f"{begin}.*{end}", f"{begin}\n{text}\n{end}", DOCUMENT.read_text(), flags=re.S
-        )
-        write_text_atomically(DOCUMENT, page)
+        pages.publish(DOCUMENT, "replay", text)
     return 0
 
 

@@ -7,7 +7,7 @@ from neuron_cpu.core import KernelCall, NkiError, Program, observe_kernel_calls
 from neuron_cpu.core.check import provenance
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import Engine, NeuronCore
-from neuron_cpu.core.report import bands, plots, report, tables
+from neuron_cpu.core.report import bands, report, tables
 from neuron_cpu.core.run.nonfinite import origin as origin_of_nonfinite
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, Schedule, check_order, schedules
@@ -25,7 +25,6 @@ __all__ = [
     "cost",
     "observe_kernel_calls",
     "origin_of_nonfinite",
-    "plots",
     "provenance",
     "report",
     "schedules",

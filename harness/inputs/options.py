@@ -266,7 +266,7 @@ TOPICS = {
         Option("--profile-bucket", "lengths to profile (default: the largest)",
                _PROFILE, SEVERAL),
         Option("--profile-top", "source lines a kernel", _PROFILE, {**N, "default": 8}),
-        Option("--profile-output", "folder for JSON, trace and plots", _PROFILE, PATH),
+        Option("--profile-output", "folder for JSON, trace and page", _PROFILE, PATH),
         Option("--dma-profile", "how DMA is timed (default: the calibrated one)", _PROFILE,
                {"metavar": "NAME"}),
         Option("--schedule", "within an engine: compiler (list scheduling) or program-order",

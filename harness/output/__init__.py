@@ -1,1 +1,1 @@
-"""Results as a reader sees them: tables on the terminal, JSON, CSV, Markdown and plots."""
+"""Results as a reader sees them: tables on the terminal, JSON, CSV and Markdown."""

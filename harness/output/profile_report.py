@@ -1,4 +1,4 @@
-"""Profiles of graphs as terminal tables, JSON, a Perfetto trace, a page and plots."""
+"""Profiles of graphs as terminal tables, JSON, a Perfetto trace and a page."""
 
 import io
 import json
@@ -22,16 +22,7 @@ from harness.figures.estimate import (
     StepEstimate,
 )
 from harness.processes.worker import Host
-from harness.simulator import (
-    COMPILER_ORDER,
-    Schedule,
-    check_order,
-    cost,
-    plots,
-    report,
-    spec,
-    tables,
-)
+from harness.simulator import COMPILER_ORDER, Schedule, check_order, cost, report, spec, tables
 from neuron_cpu.console import terminal
 from neuron_cpu.files import write_text_atomically
 from neuron_cpu.page import data
@@ -290,7 +281,7 @@ def _operator_json(op: Operator) -> dict[str, Any]:
 
 
 def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[Path]:
-    """profile.json, trace.json (for ui.perfetto.dev), page.html and the plots; their paths."""
+    """profile.json, trace.json (for ui.perfetto.dev) and page.html; their paths."""
     content, graphs = as_json(found, dma_profile, order), found.graphs
     write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
     written = [folder / "profile.json", folder / "trace.json"]
@@ -304,8 +295,6 @@ def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[
             as_table(_operators(g)) | {"title": f"{headline(g)}. {included(g)}"} for g in graphs
         ],
     )
-    for graph in graphs:
-        written += _plots(graph, folder / f"{graph.submodel}-{graph.sizes}")
     return written
 
 
@@ -338,26 +327,3 @@ def _distinct(graphs: Sequence[GraphEstimate]) -> list[tuple[str, Schedule]]:
             label = f"{graph.submodel} {graph.sizes}: {schedule.program.name}"
             found.setdefault(id(schedule), (label, schedule))
     return list(found.values())
-
-
-def _plots(graph: GraphEstimate, folder: Path) -> list[Path]:
-    """Timelines and roofline of the kernels, bytes of every operator."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for number, schedule in enumerate(graph.schedules):
-        path = folder / f"timeline-{number}-{schedule.program.name}.png"
-        written.append(plots.timeline(schedule, path))
-    kernels = {
-        id(op.profile): (_label(op, graph.operators), op.profile)
-        for op in graph.operators
-        if op.profile is not None
-    }
-    if kernels:
-        written.append(plots.roofline(list(kernels.values()), folder / "roofline.png"))
-    sizes: dict[str, float] = {}
-    for op in graph.operators:
-        label = f"{op.name} ({op.where})" if op.where else op.name
-        sizes[label] = sizes.get(label, 0.0) + op.count * op.bytes
-    title = f"{graph.submodel}, bucket {graph.sizes}"
-    written.append(plots.bytes_by_operator(sizes, folder / "bytes.png", title))
-    return written

@@ -1,4 +1,4 @@
-"""Results on the terminal and as JSON, CSV, Markdown and PNG; every figure with its source."""
+"""Results on the terminal and as JSON, CSV and Markdown; every figure with its source."""
 
 import csv
 import io
@@ -15,12 +15,11 @@ from harness.figures.graphs import DECODE, PREFILL
 from harness.figures.score import Score
 from harness.inputs.prompts import shorten
 from neuron_cpu.console import terminal
-from neuron_cpu.files import write_bytes_atomically, write_text_atomically
+from neuron_cpu.files import write_text_atomically
 
 REPORT_JSON = "report.json"
 REPORT_CSV = "report.csv"
 REPORT_MARKDOWN = "report.md"
-REPORT_PLOT = "report.png"
 
 COLUMNS = (
     "prompt",
@@ -270,7 +269,6 @@ def write_all(
     write_text_atomically(
         folder / REPORT_MARKDOWN, to_markdown(description, results, [*not_run, *notes])
     )
-    write_bytes_atomically(folder / REPORT_PLOT, to_png(description, results))
     content = {
         "run": description,
         "totals": totals(results),
@@ -314,39 +312,3 @@ def to_markdown(
     if problems:
         lines += ["", *(f"- {text}" for text in problems)]
     return "\n".join(lines) + "\n"
-
-
-def to_png(description: dict[str, Any], results: Sequence[Evaluation]) -> bytes:
-    """Two bar charts over the prompts, tokens/s and score; failed prompts in red."""
-    import matplotlib  # half a second, and needed at the end of a run only
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row(result) for result in results]
-    positions = range(len(rows))
-    colours = ["tab:blue" if item["accurate"] else "tab:red" for item in rows]
-    figure, axes = pyplot.subplots(2, 1, figsize=(10, 6), sharex=True)
-    sources = ", ".join(sorted({item["source"] for item in rows if item["source"]})) or "none"
-    for axis, column in zip(axes, ("tokens/s", "score")):
-        bars = axis.bar(positions, [item[column] or 0 for item in rows], color=colours)
-        figures = ["none" if item[column] is None else shown(item[column]) for item in rows]
-        labels = axis.bar_label(
-            bars, figures, padding=2, fontsize=8, rotation=90 if len(rows) > 12 else 0
-        )
-        for label, colour in zip(labels, colours):
-            label.set_color(colour)
-        axis.margins(y=0.3 if len(rows) > 12 else 0.12)  # room for the labels inside of the frame
-        axis.set_ylabel(column)
-    nki = "with" if description["enable_nki"] else "without"
-    axes[0].set_title(
-        f"{description['model']}, {nki} NKI, {description['started'][:10]}\n"
-        f"source of times: {sources}; red: failed or not accurate"
-    )
-    axes[1].set_xticks(list(positions), [str(item["prompt"]) for item in rows])
-    axes[1].set_xlabel("prompt")
-    figure.tight_layout()
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=100)
-    pyplot.close(figure)
-    return buffer.getvalue()

@@ -167,10 +167,6 @@ def main(
     forked.close_others({requests.fileno(), replies.fileno()})
     tempfile.tempdir = None  # what the fork server has found before
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if job.settings.profile_output is not None:
-        # its list of fonts goes into the user's cache, which is out of reach from here on
-        with contextlib.suppress(ImportError):
-            importlib.import_module("matplotlib.font_manager")
     assert job.limits is not None
     limits.apply(job.limits)
     # before it is confined, which leaves it no new connections

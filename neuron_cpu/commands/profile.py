@@ -41,7 +41,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="in --trace, to one instruction from at most N whose results it reads, those that end "
         "last (default: 1; 0: none; 8 are known)",
     )
-    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write PNG plots")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write one page to look at")
     parser.add_argument(
         "--baseline",
@@ -98,7 +97,7 @@ def _baseline(args: argparse.Namespace, profile: str) -> Any:
 
 def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:
     """The files that the command line asks for; ``runs`` are labels and schedules."""
-    from ..core.report import flows, plots, report
+    from ..core.report import flows, report
     from ..page import data
     from ..page.write import write
 
@@ -112,9 +111,6 @@ def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str
         arrows = flows.ARROWS if args.arrows is None else args.arrows
         write_text_atomically(args.trace, json.dumps(report.perfetto(runs, arrows)))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
-    if args.plots:
-        for path in plots.all_plots([runs[0][1]], [report.profile(runs[0][1])], args.plots):
-            console.print(f"plot: {path}")
     if args.html:
         shown = [data.run(label, schedule) for label, schedule in runs]
         write(args.html, kernels.label(args.kernel), shown, 1 if args.baseline else None)

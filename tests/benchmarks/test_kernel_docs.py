@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import kernel_docs, porting_docs, roofline
+from benchmarks import kernel_docs, pages, porting_docs, roofline
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 
 TIME = "estimate, ms"
 
 
 def check_published(name: str, table: str) -> None:
-    said, found = (kernel_docs.column(t, TIME) for t in (kernel_docs.published(name), table))
+    said, found = (
+        kernel_docs.column(t, TIME) for t in (pages.published(kernel_docs.PAGE, name), table)
+    )
     assert found.keys() == said.keys()
     changed = {
         row: (said[row], time) for row, time in found.items() if abs(time / said[row] - 1) > 0.02

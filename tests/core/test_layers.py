@@ -14,7 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ROOT / "neuron_cpu" / "core"
 FILES = sorted(CORE.rglob("*.py"))
-OPTIONAL = {"matplotlib"}  # plots only; everything else runs without it
 
 
 def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
@@ -57,8 +56,7 @@ def imports_in_functions(tree: ast.AST) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CORE)))
 def test_imports_stand_at_the_top(path):
-    inside = imports_in_functions(ast.parse(path.read_text(encoding="utf-8")))
-    assert [where for where in inside if where[1] not in OPTIONAL] == []
+    assert imports_in_functions(ast.parse(path.read_text(encoding="utf-8"))) == []
 
 
 def test_imports_inside_functions_are_seen():

@@ -1,4 +1,4 @@
-"""Reports on schedules: figures, words, tables, traces, plots, and the profile command."""
+"""Reports on schedules: figures, words, tables, traces, and the profile command."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from rich.console import Console
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
-from neuron_cpu.core.report import bands, plots, report, tables
+from neuron_cpu.core.report import bands, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, DMA, ENGINES, PROGRAM_ORDER, schedule
 from neuron_cpu.judge.cases import parse_case, parse_value
@@ -257,7 +257,7 @@ def test_sizes_in_words(size, text):
     assert report.size_text(size) == text
 
 
-# --- tables, trace, plots -------------------------------------------------------------------------
+# --- tables, trace --------------------------------------------------------------------------------
 def test_tables_show_every_figure_and_say_estimated(summary):
     console = Console(width=200, record=True, file=io.StringIO())
     tables.print_profile(console, summary, console.print)
@@ -291,20 +291,6 @@ def test_throughput_counter_moves_the_bytes_of_the_transfers(found):
     assert sum(rate for _, rate in steps) * width == pytest.approx(moved, rel=1e-6)
 
 
-def test_timeline_shares_are_the_busy_times(found):
-    shares = plots.activity(found)
-    width = found.total / plots.BINS
-    for number, engine in enumerate(ENGINES[:DMA]):
-        assert sum(shares[number]) * width == pytest.approx(found.engine_busy()[engine])
-    assert sum(shares[DMA]) * width == pytest.approx(sum(found.lane_busy) / GEN2.dma.engines)
-
-
-def test_plots_are_png_files(found, summary, tmp_path):
-    written = plots.all_plots([found], [summary], tmp_path / "plots")
-    assert [p.name for p in written] == ["timeline-product.png", "roofline.png", "bytes.png"]
-    assert all(p.read_bytes().startswith(b"\x89PNG") for p in written)
-
-
 # --- command --------------------------------------------------------------------------------------
 KERNEL_FILE = """
 import neuronxcc.nki as nki
@@ -325,27 +311,16 @@ def kernel_file(tmp_path):
     return path
 
 
-def test_the_roofline_shows_the_band_of_each_point(found, tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(plots, "_save", lambda pyplot, figure, path: figures.append(figure))
-    summary = report.profile(found)
-    plots.roofline([("product", summary)], tmp_path / "roofline.png")
-    bars = [line.get_ydata() for line in figures[0].axes[0].lines if len(line.get_ydata()) == 2]
-    flops = summary.metrics["model_flops"]
-    assert [list(bar) for bar in bars] == [[flops / t / 1e3 for t in summary.band_ns]]
-
-
 def test_command_profiles_a_kernel_of_a_file(kernel_file, tmp_path, capsys):
     figures, trace = tmp_path / "out.json", tmp_path / "out.trace.json"
     status = main(["profile", f"{kernel_file}:scale", "--arg", "128x512:bf16", "--arg",
                    "factor=2.0", "--dma-profile", "row-rule", "--json", str(figures), "--trace",
-                   str(trace), "--plots", str(tmp_path / "plots")])  # fmt: skip
+                   str(trace)])  # fmt: skip
     assert status == 0
     assert "bound by " in capsys.readouterr().out
     content = json.loads(figures.read_text())
     assert content["name"] == "scale" and content["metrics"]["hbm_read_bytes"] == 128 * 1024
     assert json.loads(trace.read_text())["otherData"]["dma_profile"] == "row-rule"
-    assert len(list((tmp_path / "plots").glob("*.png"))) == 3
 
 
 @pytest.mark.parametrize(("columns", "shown"), [(128, True), (4096, False)])

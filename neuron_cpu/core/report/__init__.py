@@ -1,1 +1,1 @@
-"""What bounds a kernel: figures, tables and plots of a schedule."""
+"""What bounds a kernel: figures, tables and traces of a schedule."""
