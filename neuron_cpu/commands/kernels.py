@@ -128,6 +128,16 @@ def parse_grid(text: str | None) -> tuple[int, ...]:
     return tuple(int(n) for n in text.split("x"))
 
 
+def _place(target: str, what: str) -> tuple[Path, str]:
+    """The parts of ``FILE:NAME``."""
+    path, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise UsageError(
+            f"'{target}' names no {what}, expected FILE:{what.upper()}; add ':' and its name."
+        )
+    return Path(path), name
+
+
 def load_kernel(target: str) -> Any:
     """The kernel that ``FILE:KERNEL`` names.
 
@@ -137,10 +147,7 @@ def load_kernel(target: str) -> Any:
     from ..core import Kernel
     from ..judge import verdict
 
-    path_text, colon, name = target.rpartition(":")
-    if not colon or not name:
-        raise UsageError(f"'{target}' names no kernel, expected FILE:KERNEL; add ':' and its name.")
-    path = Path(path_text)
+    path, name = _place(target, "kernel")
     module = _import(path)
     found = getattr(module, name, None)
     if isinstance(found, Kernel):
@@ -180,15 +187,11 @@ def load_function(target: str) -> Callable:
     Raises:
         UsageError: no such file, it cannot be imported, or it has no such function.
     """
-    path_text, colon, name = target.rpartition(":")
-    if not colon or not name:
-        raise UsageError(
-            f"'{target}' names no function, expected FILE:FUNCTION; add ':' and its name."
-        )
-    found = getattr(_import(Path(path_text)), name, None)
+    path, name = _place(target, "function")
+    found = getattr(_import(path), name, None)
     if not callable(found):
         raise UsageError(
-            f"{path_text} has no function '{name}', expected one that it defines; correct the name."
+            f"{path} has no function '{name}', expected one that it defines; correct the name."
         )
     return found
 

@@ -252,7 +252,10 @@ def filled(value: Any, values: dict[int, Any]) -> Any:
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
-    """The tensors in arguments or results, in order."""
+    """The tensors in arguments or results, in order.
+
+    Written out, because PyTorch's general tree took about a third of the time of a trace.
+    """
     if isinstance(tree, torch.Tensor):
         return [tree]
     if isinstance(tree, dict):

@@ -27,6 +27,8 @@ from .transfers import dma_copy
 
 CHANNELS = (2, 4)  # of a ring; four where a group is all devices of a node
 FOUR = 4  # ranks of all_gather_v
+# They compute, or move parts whose sizes are data, where there is one rank, too.
+NOT_COPIES = ("collective_permute_implicit_reduce", "all_gather_v", "all_to_all_v")
 
 
 class ReplicaGroup:
@@ -143,7 +145,12 @@ def _issue(
     priority: Any,
     name: str | None,
 ) -> NkiInstruction | None:
-    """Record a rank's part. The two cores of a rank meet there, and share tensors in shared HBM."""
+    """Record a rank's part. The two cores of a rank meet there, and share tensors in shared HBM.
+
+    In a group of one rank a plain exchange copies its sources.
+    """
+    if len(attrs.members) == 1 and attrs.kind not in NOT_COPIES:
+        return _copied(sources, targets, name)
     if priority is not None:
         needs(f"{attrs.kind}(priority=)", 4)
     tracer = trace.current(f"nki.collectives.{attrs.kind}")
@@ -221,8 +228,6 @@ def _reduction(
             f"{what} of {', '.join(v.label() for v in sources)}, expected tensors of one type; "
             "reduce them in several calls",
         )
-    if len(members) == 1:
-        return _copied(sources, targets, name)
     attrs = CollectiveAttrs(
         kind=what, members=members, place=place, sent=len(sources), op=code,
         raw=sources[0].dt.is_int,
@@ -244,8 +249,6 @@ def all_gather(
     axis = _axis(what, collective_dim, sources[0])
     members, place = _members(what, replica_group)
     _shaped(what, sources, targets, (len(members), 1), axis)
-    if len(members) == 1:
-        return _copied(sources, targets, name)
     attrs = CollectiveAttrs(
         kind=what, members=members, place=place, sent=len(sources), dim=axis, raw=True
     )
@@ -267,8 +270,6 @@ def all_to_all(
     members, place = _members(what, replica_group)
     _shaped(what, sources, targets, (1, 1))
     _shaped(what, sources, [], (1, len(members)))
-    if len(members) == 1:
-        return _copied(sources, targets, name)
     attrs = CollectiveAttrs(kind=what, members=members, place=place, sent=len(sources), raw=True)
     return _issue(targets, sources, attrs, priority, name)
 
@@ -291,8 +292,6 @@ def collective_permute(
     own = ranks.own().rank
     if own not in members:
         return None
-    if len(members) == 1:
-        return _copied(sources, targets, name)
     sender = next((members.index(a) for a, b in pairs if b == own), None)
     attrs = CollectiveAttrs(
         kind=what, members=members, place=members.index(own), sent=1, sender=sender, raw=True
@@ -339,8 +338,6 @@ def collective_permute_implicit(
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
     _shaped(what, sources, targets, (1, 1))
     members, place = _members(what, replica_group)
-    if len(members) == 1:
-        return _copied(sources, targets, name)
     attrs = CollectiveAttrs(
         kind=what, members=members, place=place, sent=len(sources), raw=True,
         sender=(place - 1) % len(members),

@@ -1,11 +1,12 @@
 """Enumerations of ``nki.isa`` (aws-neuron-sdk v2.32.0, nki/api/nki/isa/__init__.py)."""
 
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Any
 
 from ..device.errors import refuse
 from ..device.spec import Engine, in_force
 from ..device.target import chosen
+from ..instructions.constants import dge_mode, nc_version, oob_mode  # noqa: F401 - as they are
 from ..program import trace
 
 
@@ -45,35 +46,11 @@ class reduce_cmd(Enum):
     load_reduce = 4
 
 
-class dge_mode(Enum):
-    """Who makes the descriptors of a DMA: GpSimdE, a block of hardware, or the host in advance."""
-
-    unknown = 0
-    swdge = 1
-    hwdge = 2
-    none = 3
-
-
-class oob_mode(Enum):
-    """What a DMA does with run-time indices out of bounds."""
-
-    error = 0
-    skip = 1
-
-
 class matmul_perf_mode(Enum):
     """Faster modes of TensorE."""
 
     none = "none"
     double_row = "double_row"
-
-
-class nc_version(IntEnum):
-    """Generations, in order."""
-
-    gen2 = 2
-    gen3 = 3
-    gen4 = 4
 
 
 class dma_engine(Enum):

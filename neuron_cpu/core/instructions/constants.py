@@ -46,7 +46,8 @@ class reduce_cmd(Enum):
 
 
 class dge_mode(Enum):
-    """Where DMA descriptors are made (SDK 2.23); NeuronCore-v2 has no hardware for it."""
+    """Who makes the descriptors of a DMA: GpSimdE, a block of hardware, which NeuronCore-v2 lacks,
+    or the host in advance (SDK 2.23)."""
 
     unknown = 0
     swdge = 1
@@ -55,7 +56,7 @@ class dge_mode(Enum):
 
 
 class oob_mode(Enum):
-    """What an indirect DMA does with rows out of bounds (SDK 2.23)."""
+    """What a DMA does with run-time indices out of bounds (SDK 2.23)."""
 
     error = 0
     skip = 1

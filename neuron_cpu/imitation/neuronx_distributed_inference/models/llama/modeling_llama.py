@@ -16,7 +16,7 @@ from neuronx_distributed.parallel_layers.layers import (
 )
 from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
 from torch import nn
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -442,7 +442,8 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
 
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
-        return LlamaForCausalLM.from_pretrained(model_path, **kwargs)
+        """Hugging Face's model, of whatever family the folder's config names."""
+        return AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

@@ -3,10 +3,7 @@
 The name is that of NxDI's module for this type of model, in the versions that have one.
 """
 
-from typing import Any, Type
-
-from torch import nn
-from transformers import MistralForCausalLM
+from typing import Type
 
 from ..config import InferenceConfig
 from ..llama.modeling_llama import LlamaInferenceConfig, NeuronLlamaForCausalLM
@@ -18,10 +15,6 @@ class MistralInferenceConfig(LlamaInferenceConfig):
 
 class NeuronMistralForCausalLM(NeuronLlamaForCausalLM):
     """The application around a traced Llama that reads what differs from its configuration."""
-
-    @staticmethod
-    def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
-        return MistralForCausalLM.from_pretrained(model_path, **kwargs)
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:

@@ -3,11 +3,9 @@
 The name is that of NxDI's module for this type of model, in the versions that have one.
 """
 
-from typing import Any, Dict, Type
+from typing import Dict, Type
 
 import torch
-from torch import nn
-from transformers import Qwen3ForCausalLM
 
 from ..config import InferenceConfig
 from ..llama.modeling_llama import LlamaInferenceConfig, NeuronLlamaForCausalLM
@@ -19,10 +17,6 @@ class Qwen3InferenceConfig(LlamaInferenceConfig):
 
 class NeuronQwen3ForCausalLM(NeuronLlamaForCausalLM):
     """The application around a traced Llama that reads what differs from its configuration."""
-
-    @staticmethod
-    def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
-        return Qwen3ForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

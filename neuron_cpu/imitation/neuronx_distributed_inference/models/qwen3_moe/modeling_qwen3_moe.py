@@ -3,11 +3,9 @@
 The names are those of NxDI's module for this type of model, which came with 0.5.
 """
 
-from typing import Any, Dict, List, Type
+from typing import Dict, List, Type
 
 import torch
-from torch import nn
-from transformers import Qwen3MoeForCausalLM
 
 from ...modules.moe_v2 import initialize_moe_module
 from ..application_base import refuse_options
@@ -97,10 +95,6 @@ class NeuronQwen3MoeForCausalLM(NeuronQwen3ForCausalLM):
     def validate_config(cls, config: InferenceConfig) -> None:
         super().validate_config(config)
         refuse_options(config.neuron_config, ("lora_config", "quantized"))
-
-    @staticmethod
-    def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
-        return Qwen3MoeForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(
