@@ -35,13 +35,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until standard input ends, or until Ctrl-C on a port."""
-    try:
-        import pydantic  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            "neuron_cpu oracle needs pydantic, which is not installed; pip install "
-            "'neuron-cpu[oracle]'."
-        ) from error
     from ..oracle import forms, serve
 
     if args.schema:

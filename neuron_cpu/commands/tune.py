@@ -1,6 +1,7 @@
 """``tune FILE:KERNEL --space NAME=VALUES ...``: the parameters that make a kernel fast."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -34,6 +35,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "tile=128,256,512 or rows=64..512:64 (default: the file's dict SPACE)",
     )
     parser.add_argument(
+        "--rewrite", metavar="COMMAND", help="search what a script makes of the source instead"
+    )
+    parser.add_argument(
         "--ref", metavar="FILE:FUNCTION", help="keep only points that agree with this function"
     )
     parser.add_argument(
@@ -63,13 +67,27 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, print the front; 1 where no point is legal and right."""
-    from ..tune import earlier, search, space
+    from ..oracle.serve import Oracle
+    from ..tune.search import MEMORY
 
-    kernel = kernels.load_kernel(args.kernel)
-    source = space.Source(Path(args.kernel.rpartition(":")[0]), args.kernel.rpartition(":")[2])
-    names = space.parse(args.space) if args.space else space.declared(_module(kernel))
+    jobs = args.jobs or os.cpu_count() or 1
+    with contextlib.closing(Oracle(jobs, MEMORY, "--time-limit")) as oracle:
+        return _run(args, oracle, jobs)
+
+
+def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
+    from ..tune import earlier, rewrites, search, space
+
+    if args.rewrite and (args.space or args.resume):
+        raise UsageError("--rewrite searches no space; leave out --space and --resume.")
+    module = _module(kernels.load_kernel(args.kernel))
+    path, _, name = args.kernel.rpartition(":")
+    source = space.Source(Path(path), name, module)
+    names = {"candidate": [0]} if args.rewrite else {}
+    names = names or (space.parse(args.space) if args.space else space.declared(module))
     task = _task(args, source)
-    now = search.attempt(task, source.current(list(names)), [])
+    point: dict = {} if args.rewrite else source.current(list(names))
+    now = search.attempt(oracle, task, point, [(0.0, 0)], source.at(point))  # beaten: not run
     if now.kind == "failed":
         raise UsageError(
             f"{args.kernel} fails as it is ({now.refusal}), expected a kernel that takes these "
@@ -79,9 +97,13 @@ def run(args: argparse.Namespace) -> int:
     console = terminal.output(kernels.PIPED_WIDTH)
     if known:
         console.print(f"{len(known)} points known from {args.resume}")
-    shown = _Shown(console, min(args.points, space.size(names)), lambda: _save(args, now, work))
-    jobs = args.jobs or os.cpu_count() or 1
-    work = search.Search(task, names, args.points, jobs, args.seed, shown.done, known)
+    total = args.points if args.rewrite else min(args.points, space.size(names))
+    shown = _Shown(console, total, lambda: _save(args, now, work))
+    work: Any
+    if args.rewrite:
+        work = rewrites.Rewrites(oracle, task, args.rewrite, total, shown.done)
+    else:
+        work = search.Search(oracle, task, names, args.points, jobs, args.seed, shown.done, known)
     shown.trials = work.trials
     try:
         with shown:
@@ -141,7 +163,7 @@ def _task(args: argparse.Namespace, source: Any) -> Any:
     )
     args.dtype = []
     cases = tuple(judged.cases_of(args))
-    return Task(source, reference, args.ref_library, cases, settings, args.time_limit)
+    return Task(source, reference, args.ref_library, cases, settings, args.time_limit, args.target)
 
 
 def _save(args: argparse.Namespace, now: Any, work: Any) -> None:

@@ -83,7 +83,7 @@ class Case:
     def __str__(self) -> str:
         words = [str(a) if isinstance(a, Spec) else repr(a) for a in self.positional]
         words += [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
-        return " ".join(words)
+        return shlex.join(words)
 
     @property
     def limited(self) -> bool:

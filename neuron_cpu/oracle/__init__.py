@@ -1,1 +1,10 @@
 """An oracle for those who search kernels: verdict, estimate and reason of a candidate, as JSON."""
+
+from ..errors import UsageError
+
+try:
+    import pydantic  # noqa: F401
+except ImportError as error:
+    raise UsageError(
+        "the oracle needs pydantic, which is not installed; pip install 'neuron-cpu[oracle]'."
+    ) from error

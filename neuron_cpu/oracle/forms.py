@@ -24,16 +24,26 @@ class _Form(BaseModel):
 
 
 class Code(_Form):
-    """Python source, or a file that the oracle may read, and the name of a function in it."""
+    """Python source, or a file that the oracle may read, and the name of a function in it.
+
+    Attributes:
+        source: beside a file, what stands in its place.
+        modules: sources of modules that a kernel imports, by name, in place of their files.
+        arguments: keyword arguments of a kernel that the reference does not get, as in a call.
+        library: numpy or torch, what a reference computes with; found in its code where None.
+    """
 
     name: Annotated[str, Field(min_length=1, max_length=200)]
     source: Optional[str] = None
     file: Optional[str] = None
+    modules: dict[str, str] = {}
+    arguments: str = ""
+    library: Optional[Literal["numpy", "torch"]] = None
 
     @model_validator(mode="after")
     def _one(self) -> "Code":
-        if (self.source is None) == (self.file is None):
-            raise ValueError("source or file is needed, one of them")
+        if self.source is None and self.file is None:
+            raise ValueError("source or file is needed")
         return self
 
     def text(self) -> str:

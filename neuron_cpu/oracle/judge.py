@@ -182,13 +182,14 @@ class Judge:
             self._values.move_to_end(key)
             return self._values[key][1:]
         with self._phase("values"):
-            arguments: Any = cases.case(case).values(*trial)
+            function = self._function(text, code.file, code.name)
+            module = self._modules[text, code.file or "reference.py"]
+            arguments: Any = cases.case(case).resolved(vars(module)).values(*trial)
             if inputs is not None:
                 arguments = _values(self._function(text, code.file, inputs), trial[1])
                 _refuse_unfit(program, verdict.tensors_of(*arguments), inputs)
         with self._phase("reference"):
-            function = self._function(text, code.file, code.name)
-            known = _Known(Reference(function), verdict.asked(program, *arguments))
+            known = _Known(Reference(function, code.library), verdict.asked(program, *arguments))
         size = sum(t.nbytes for t in (*verdict.tensors_of(*arguments), *known.results))
         self._values[key] = size, arguments, known
         while sum(size for size, *_ in self._values.values()) > MOST_VALUES:

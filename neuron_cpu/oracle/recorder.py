@@ -25,14 +25,18 @@ def record(programs: Connection, text: str, request: Request) -> None:
     for name, value in ((ENVIRONMENT_VARIABLE, request.target), (NKI_VARIABLE, request.release)):
         if value is not None:
             os.environ[name] = value
-    file, before = request.kernel.file or FILE, 0.0
-    if request.kernel.file is not None:
-        sys.path.insert(0, os.path.dirname(os.path.abspath(file)))
+    code, before = request.kernel, 0.0
+    file = code.file or FILE
     try:
+        for name, source in code.modules.items():
+            sys.modules[name] = module_of(source, f"{name}.py")
         module = module_of(text, file)
-        kernel = verdict.kernel_of(module, request.kernel.name)
-        for case in request.cases:
-            told = _recorded(kernel, cases.case(case).resolved(vars(module)), request)
+        kernel = verdict.kernel_of(module, code.name)
+        named = tuple(eval(f"dict({code.arguments})", vars(module)).items())
+        for text in request.cases:
+            case = cases.case(text)
+            case = cases.Case(case.positional, case.named + named).resolved(vars(module))
+            told = _recorded(kernel, case, request)
             now = time.process_time()
             programs.send_bytes(plain.dumped(told | {"seconds": now - before}))
             before = now
@@ -46,6 +50,9 @@ def module_of(text: str, file: str) -> types.ModuleType:
     """A module of this source; messages and readers of source find its lines under `file`."""
     module = types.ModuleType(f"oracle: {file}")  # no name that a process has imported
     module.__file__ = file
+    folder = os.path.dirname(os.path.abspath(file))
+    if os.path.isfile(file) and folder not in sys.path:
+        sys.path.insert(0, folder)
     sys.modules[module.__name__] = module
     linecache.cache[file] = len(text), None, text.splitlines(True), file
     exec(compile(text, file, "exec"), vars(module))

@@ -37,10 +37,14 @@ TOLD = "outcome", "sentence", "identifier", "line", "fault", "mending", "digest"
 
 
 class Oracle:
-    """Candidates in processes of their own, judged by a few that stay; `close` ends all of them."""
+    """Candidates in processes of their own, judged by a few that stay; `close` ends all of them.
 
-    def __init__(self, jobs: int, memory_gib: float = 4.0) -> None:
-        self.memory_gib = memory_gib
+    Args:
+        option: what gives a candidate more time, in messages.
+    """
+
+    def __init__(self, jobs: int, memory_gib: float = 4.0, option: str = "limits") -> None:
+        self.memory_gib, self._option = memory_gib, option
         self._context = forked.context(recorder.__name__, judge.__name__)
         self._pool = ThreadPoolExecutor(jobs)
         self._idle: queue.SimpleQueue[Optional[_Judge]] = queue.SimpleQueue()
@@ -126,7 +130,7 @@ class Oracle:
                 try:
                     recorded = pipe.receive(MOST_PROGRAM, deadline)
                 except (EOFError, OSError, ValueError) as error:
-                    return _ended(error, process, request)
+                    return self._ended(error, process, request)
                 one = self._ask(request, case, reference, bytes(recorded), deadline)
                 found.append({"case": case, **one})
                 if one["outcome"] != "passed":
@@ -154,13 +158,18 @@ class Oracle:
             try:
                 answer = chosen.ask(line, recorded, until + GRACE_SECONDS)
             except (EOFError, OSError, ValueError) as error:
-                return _ended(error, chosen.process, request, "while it was judged, ")
+                return self._ended(error, chosen.process, request, "while it was judged, ")
             kept = chosen if chosen.jobs < MOST_JOBS else None
             return answer
         finally:
             if chosen is not None and kept is None:
                 chosen.close()
             self._idle.put(kept)
+
+    def _ended(self, error: Exception, process: Any, request: Request, when: str = "") -> Answer:
+        """The answer where a process ends before its time."""
+        said = why(error, [process], request.limits.limits(), self._option)
+        return {"outcome": "failed", "sentence": when + said}
 
 
 class _Judge:
@@ -186,12 +195,6 @@ class _Judge:
         self._oracle.end(self.process)
         self._jobs.close()
         self._answers.close()
-
-
-def _ended(error: Exception, process: Any, request: Request, when: str = "") -> Answer:
-    """The answer where a process ends before its time."""
-    said = why(error, [process], request.limits.limits(), "limits")
-    return {"outcome": "failed", "sentence": when + said}
 
 
 # --- lines ----------------------------------------------------------------------------------------

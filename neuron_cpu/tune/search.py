@@ -1,25 +1,23 @@
-"""The search: points are traced, verified, estimated and run in processes; optuna proposes them."""
+"""The search: the oracle judges points, some at the same time; optuna proposes them."""
 
-import contextlib
-import functools
-import multiprocessing
-import os
-import signal
+import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from ..errors import UsageError
 from ..judge.cases import Case
 from ..judge.verdict import Settings
-from ..processes import forked, limits
+from ..oracle.forms import Bounds, Code, Request, Tolerance
+from ..oracle.serve import Oracle
 from .space import Point, Source, drawn, points, size
 
 Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per partition of one
+MEMORY = 64.0  # GiB of address space that a point may use
+KINDS = {"refused": "illegal", "wrong": "wrong", "failed": "failed"}  # by the oracle's outcome
 
 
 class Task(NamedTuple):
@@ -31,6 +29,7 @@ class Task(NamedTuple):
         library: what the reference computes with, None to find out.
         cases: arguments; the times of all of them add up.
         seconds: that one point may take.
+        target: what it is compiled for; by the kernel's language where None.
     """
 
     source: Source
@@ -39,6 +38,7 @@ class Task(NamedTuple):
     cases: tuple[Case, ...]
     settings: Settings
     seconds: float
+    target: Optional[str] = None
 
 
 @dataclass
@@ -51,6 +51,7 @@ class Trial:
         kind: "legal", "illegal", "wrong" or "failed".
         time_ns, sbuf_bytes: of a legal point.
         checked: whether it ran and agreed with the reference.
+        answer: what the oracle said last.
     """
 
     point: Point
@@ -59,6 +60,7 @@ class Trial:
     time_ns: float = 0.0
     sbuf_bytes: int = 0
     checked: bool = False
+    answer: dict[str, Any] = field(default_factory=dict)
 
     @property
     def figures(self) -> Figures:
@@ -84,93 +86,43 @@ def front(trials: Sequence[Trial], with_reference: bool) -> list[Trial]:
     return sorted(best.values(), key=lambda trial: trial.figures)
 
 
-# --- one point, in a process of its own -----------------------------------------------------------
-def attempt(task: Task, point: Point, known: Sequence[Figures]) -> Trial:
-    """Trace and time a point; run it only where none of the `known` ones beats it."""
+def attempt(
+    oracle: Oracle, task: Task, point: Point, known: Sequence[Figures], code: dict[str, Any]
+) -> Trial:
+    """Estimate a point; run it only where none of the `known` ones beats it.
+
+    Raises:
+        UsageError: the request cannot be met, such as one with a reference that fails.
+    """
     trial = Trial(point)
-    try:
-        with _seconds(task.seconds):
-            _attempt(task, trial, known)
-    except UsageError:
-        raise
-    except TimeoutError as error:
-        trial.kind, trial.refusal = "failed", str(error)
-    except (Exception, SystemExit) as error:
-        trial.kind, trial.refusal = "failed", f"{type(error).__name__}: {error}"
+    request = Request(
+        kernel=Code(**code),
+        cases=[str(case) for case in task.cases],
+        values=list(task.settings.kinds),
+        seeds=list(task.settings.seeds),
+        tolerance=Tolerance(element=task.settings.tolerance),
+        target=task.target,
+        grid=list(task.settings.grid),
+        limits=Bounds(seconds=task.seconds, cpu_seconds=math.ceil(task.seconds), memory_gib=MEMORY),
+    )
+    _judge(oracle, request, trial)
+    for case in trial.answer["cases"] if trial.kind == "legal" else ():
+        trial.time_ns += 1e3 * case["estimate"]["time_us"]
+        trial.sbuf_bytes = max(trial.sbuf_bytes, case["estimate"]["sbuf_bytes"])
+    if task.reference and trial.kind == "legal" and not beaten(trial.figures, known):
+        path, name = task.reference
+        reference = Code(name=name, file=str(path), library=task.library)
+        _judge(oracle, request.model_copy(update={"reference": reference}), trial)
+        trial.checked = trial.kind == "legal"
     return trial
 
 
-def _attempt(task: Task, trial: Trial, known: Sequence[Figures]) -> None:
-    from ..core import Kernel, NkiError
-    from ..judge import verdict
-
-    found, keywords = task.source.at(trial.point)
-    kernel = found if isinstance(found, Kernel) else Kernel(found)
-    tuned = tuple(sorted(keywords.items()))
-    # Objects of the file are of the classes that the point has loaded.
-    cases = [
-        Case(case.positional, case.named + tuned).resolved(task.source.objects())
-        for case in task.cases
-    ]
-    for case in cases:
-        try:
-            program = verdict.traced(kernel, case, task.settings.grid)
-        except NkiError as error:
-            trial.kind, trial.refusal = "illegal", str(error)
-            return
-        speed = verdict.speed(program, task.settings)
-        trial.time_ns += speed.time_ns
-        trial.sbuf_bytes = max(trial.sbuf_bytes, speed.sbuf_bytes)
-    if task.reference is None or beaten(trial.figures, known):
-        return
-    for case in cases:
-        judged = verdict.judge(kernel, _reference(task, tuple(keywords)), case, task.settings)
-        if not judged.correct:
-            worst = judged.worst
-            trial.kind = "wrong"
-            trial.refusal = judged.mismatch or (
-                f"largest error {worst.accuracy.largest:.3g}" if worst else judged.refusal
-            )
-            return
-    trial.checked = True
-
-
-def _reference(task: Task, tuned: tuple[str, ...]) -> Any:
-    """The reference, which gets none of the tuned keyword arguments."""
-    from ..judge.references import Reference, library_of
-
-    assert task.reference is not None
-    function = _function(*task.reference)
-
-    @functools.wraps(function)
-    def plain(*positional: Any, **named: Any) -> Any:
-        return function(*positional, **{k: v for k, v in named.items() if k not in tuned})
-
-    return Reference(plain, task.library or library_of(function))
-
-
-@functools.cache
-def _function(path: Path, name: str) -> Callable:
-    from .space import _load
-
-    # Under a name of its own: the kernel's file is loaded anew for every point.
-    return getattr(_load(f"reference of {path.stem}", path, {}), name)
-
-
-@contextlib.contextmanager
-def _seconds(limit: float) -> Iterator[None]:
-    """A time limit for Python code in a process's main thread."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError(f"it took longer than {limit:g} s; --time-limit gives it more")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+def _judge(oracle: Oracle, request: Request, trial: Trial) -> None:
+    trial.answer = oracle.one(request)
+    if trial.answer["outcome"] == "invalid":
+        raise UsageError(trial.answer["sentence"])
+    trial.kind = KINDS.get(trial.answer["outcome"], "legal")
+    trial.refusal = trial.answer["sentence"]
 
 
 # --- all points -----------------------------------------------------------------------------------
@@ -178,6 +130,7 @@ class Search:
     """Points of a space, some at the same time.
 
     Args:
+        oracle: judges them; it is closed at the end.
         most: points to try; a space of no more is tried whole.
         done: told of each trial.
         known: trials of an earlier search; they count, and are not tried again.
@@ -185,6 +138,7 @@ class Search:
 
     def __init__(
         self,
+        oracle: Oracle,
         task: Task,
         space: dict[str, list[Any]],
         most: int,
@@ -193,7 +147,8 @@ class Search:
         done: Callable[[Trial], object],
         known: Sequence[Trial] = (),
     ) -> None:
-        self.task, self.space, self.most, self.jobs, self.done = task, space, most, jobs, done
+        self.oracle, self.task, self.space, self.done = oracle, task, space, done
+        self.most, self.jobs = most, jobs
         self.trials: list[Trial] = []
         self._tried: dict[tuple, Trial] = {}
         self._all = points(space) if size(space) <= most else None  # a small space is tried whole
@@ -210,11 +165,9 @@ class Search:
 
     def run(self) -> None:
         """Try points until there are enough; `trials` has those that are known when it ends."""
-        context = forked.context("neuron_cpu.judge.verdict")
         wanted = min(self.most, size(self.space))
-        pool = ProcessPoolExecutor(self.jobs, context, initializer=_ready)
+        pool = ThreadPoolExecutor(self.jobs)
         running: dict[Future[Trial], Any] = {}
-        others = set(multiprocessing.active_children())
         try:
             while len(self.trials) < wanted:
                 while len(running) < self.jobs and len(self.trials) + len(running) < wanted:
@@ -225,24 +178,16 @@ class Search:
                 finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in finished:
                     self._finish(running.pop(future), future.result())
-        except BrokenProcessPool as error:
-            raise UsageError(
-                "a process of the search was ended while it tried a point, for want of memory or "
-                "by the kernel's own code, expected it to answer; try fewer --jobs."
-            ) from error
         finally:
-            # Workers first: one that is just starting would miss what the pool takes away.
-            for process in set(multiprocessing.active_children()) - others:
-                process.kill()
-            pool.shutdown(wait=False, cancel_futures=True)
+            self.oracle.close()  # what still runs fails at once
+            pool.shutdown(cancel_futures=True)
 
-    def _start(self, pool: ProcessPoolExecutor, running: dict) -> bool:
+    def _start(self, pool: ThreadPoolExecutor, running: dict) -> bool:
         """Send off the next point that has not been tried; False where none comes up."""
-        correct = [t.figures for t in self.trials if t.checked]
         if self._study is None:
             left = (p for p in self._all or () if tuple(p.values()) not in self._tried)
             for point in left:
-                running[pool.submit(attempt, self.task, point, correct)] = (None, point)
+                running[self._submitted(pool, point)] = (None, point)
                 return True
             return False
         for _ in range(100):
@@ -251,14 +196,17 @@ class Search:
             key = tuple(point.values())
             known = self._tried.get(key)
             if known is None and all(key != tuple(t[1].values()) for t in running.values()):
-                future = pool.submit(attempt, self.task, point, correct)
-                running[future] = (asked, point)
+                running[self._submitted(pool, point)] = (asked, point)
                 return True
             if known is not None:
                 self._tell(asked, known)
             else:
                 self._study.tell(asked, state=_failed())
         return False
+
+    def _submitted(self, pool: ThreadPoolExecutor, point: Point) -> Future[Trial]:
+        correct, code = [t.figures for t in self.trials if t.checked], self.task.source.at(point)
+        return pool.submit(attempt, self.oracle, self.task, point, correct, code)
 
     def _finish(self, started: tuple[Any, Point], trial: Trial) -> None:
         self._note(started, trial)
@@ -312,16 +260,3 @@ def _failed() -> Any:
     from optuna.trial import TrialState
 
     return TrialState.FAIL
-
-
-def _ready() -> None:
-    """A worker: one thread, Ctrl-C is the parent's, nothing on the terminal."""
-    import warnings
-
-    import torch
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    limits.end_with_parent()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -112,75 +112,66 @@ def drawn(space: Mapping[str, Sequence[Any]], seed: int) -> Iterator[Point]:
             yield point
 
 
-_changed: set[str] = set()  # modules that stand in sys.modules with other constants than theirs
-
-
 # --- a kernel at a point --------------------------------------------------------------------------
 class Source:
-    """A kernel's file, loaded anew for every point.
+    """A kernel's file, and what stands in its place at a point.
 
     Attributes:
         path: the file.
         kernel: name of the kernel in it.
+        module: what the file is when it is imported.
     """
 
-    def __init__(self, path: Path, kernel: str) -> None:
-        self.path, self.kernel = path.resolve(), kernel
+    def __init__(self, path: Path, kernel: str, module: types.ModuleType) -> None:
+        self.path, self.kernel, self.module = path.resolve(), kernel, module
+        found = getattr(module, kernel)
+        self._parameters = inspect.signature(getattr(found, "function", found)).parameters
 
-    def at(self, point: Point) -> tuple[Any, dict[str, Any]]:
-        """The kernel with the constants of a point, and its tuned keyword arguments.
+    def at(self, point: Point) -> dict[str, Any]:
+        """The kernel with the constants of a point, and its tuned keyword arguments, as the oracle
+        takes them (`oracle.forms.Code`).
 
         Raises:
-            UsageError: there is no such kernel, argument, constant or module.
+            UsageError: there is no such argument, constant or module.
         """
-        arguments = self._arguments()
-        keywords = {name: value for name, value in point.items() if name in arguments}
-        constants: dict[str, Point] = {}
+        words, constants = [], dict[str, Point]({"": {}})
         for name, value in point.items():
-            if name not in keywords:
+            if name in self._parameters:
+                words.append(f"{name}={self._written(name, value)}")
+            else:
                 module, _, constant = name.rpartition(".")
-                constants.setdefault(module, {})[constant] = value
-        for module in _changed - set(constants):  # by an earlier point
-            sys.modules.pop(module, None)
-        _changed.update(filter(None, constants))
-        folder = str(self.path.parent)
-        sys.path.insert(0, folder)
-        try:
-            for module in filter(None, constants):
-                _load(module, _file_of(module), constants[module])
-            found = _load(self.path.stem, self.path, constants.get("", {}))
-        finally:
-            sys.path.remove(folder)
-        return getattr(found, self.kernel), keywords
+                constants.setdefault(module, {})[constant] = repr(value)
+        texts = {
+            module: _with(_file_of(module) if module else self.path, those)
+            for module, those in constants.items()
+        }
+        made = {"name": self.kernel, "file": str(self.path), "source": texts.pop("")}
+        return {**made, "modules": texts, "arguments": ", ".join(words)}
 
-    def objects(self) -> Mapping[str, Any]:
-        """What the file defines and imports, as it was loaded last."""
-        return vars(sys.modules[self.path.stem])
+    def _written(self, name: str, value: Any) -> str:
+        """A value as Python, which an object of the file's own space is by its place there."""
+        try:
+            if ast.literal_eval(repr(value)) == value:
+                return repr(value)
+        except (ValueError, SyntaxError):
+            pass
+        number = list(vars(self.module)[DECLARED][name]).index(value)
+        return f"list({DECLARED}[{name!r}])[{number}]"
 
     def current(self, names: Sequence[str]) -> Point:
         """The values that the files have now; names without one are left out."""
-        kernel, _ = self.at({})
-        parameters = self._arguments(kernel)
         found: Point = {}
         for name in names:
             module, _, constant = name.rpartition(".")
-            if name in parameters:
-                default = parameters[name].default
+            if name in self._parameters:
+                default = self._parameters[name].default
                 if default is not inspect.Parameter.empty:
                     found[name] = default
             else:
                 path = _file_of(module) if module else self.path
                 _assignment(ast.parse(path.read_text(encoding="utf-8")), constant, path)
-                found[name] = getattr(sys.modules[module or self.path.stem], constant)
+                found[name] = getattr(sys.modules[module] if module else self.module, constant)
         return found
-
-    def _arguments(self, kernel: Any = None) -> Mapping[str, inspect.Parameter]:
-        """Parameters of the kernel, found without a point."""
-        if kernel is None:
-            kernel = getattr(sys.modules.get(self.path.stem), self.kernel, None)
-        if kernel is None:
-            kernel = getattr(_load(self.path.stem, self.path, {}), self.kernel)
-        return inspect.signature(getattr(kernel, "function", kernel)).parameters
 
 
 def _file_of(module: str) -> Path:
@@ -197,19 +188,18 @@ def _file_of(module: str) -> Path:
     return Path(found.origin)
 
 
-def _load(name: str, path: Path, constants: Point) -> types.ModuleType:
-    """Execute a file as module `name` with other values for some of its constants."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    for constant, value in constants.items():
-        assignment = _assignment(tree, constant, path)
-        assignment.value = ast.copy_location(ast.parse(repr(value), mode="eval").body, assignment)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None:
-        raise UsageError(f"{path} is no Python file, expected a name ending in .py; correct it.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    exec(compile(ast.fix_missing_locations(tree), str(path), "exec"), vars(module))
-    return module
+def _with(path: Path, constants: Point) -> str:
+    """The text of a file with other values for some constants; its lines keep their numbers."""
+    text = path.read_text(encoding="utf-8")
+    lines, tree = text.encode().splitlines(keepends=True), ast.parse(text)
+    for constant, written in constants.items():
+        value = _assignment(tree, constant, path).value
+        assert value is not None and value.end_lineno is not None
+        first, last = value.lineno - 1, value.end_lineno - 1
+        rest = lines[last][value.end_col_offset :]
+        lines[first] = lines[first][: value.col_offset] + written.encode() + rest
+        lines[first + 1 : last + 1] = [b"\n"] * (last - first)
+    return b"".join(lines).decode()
 
 
 def _assignment(tree: ast.Module, constant: str, path: Path) -> ast.Assign | ast.AnnAssign:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,10 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> space.Source:
     (tmp_path / "tuned_file.py").write_text(FILE)
     (tmp_path / "helper_of_tuning.py").write_text("DEPTH = 8\nHALF = DEPTH // 2\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return space.Source(tmp_path / "tuned_file.py", "kernel")
+    for name in ("tuned_file", "helper_of_tuning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module("tuned_file")
+    return space.Source(tmp_path / "tuned_file.py", "kernel", module)
 
 
 def test_forms_of_values() -> None:
@@ -54,12 +59,22 @@ def test_what_declares_nothing(text: str) -> None:
 
 
 def test_what_is_computed_from_a_constant_follows(source: space.Source) -> None:
-    point = {"WIDTH": 64, "rows": 16, "helper_of_tuning.DEPTH": 32}
-    kernel, keywords = source.at(point)
-    assert keywords == {"rows": 16}
-    assert kernel.function(None, **keywords) == (64, 256, 16, 32, 16)
-    again, _ = source.at({})  # what one point replaced, the next one does not see
-    assert again.function(None)[:3] == (128, 512, 32)
+    code = source.at({"WIDTH": 64, "rows": 16, "helper_of_tuning.DEPTH": 32})
+    assert (code["name"], code["arguments"]) == ("kernel", "rows=16")
+    assert code["source"] == FILE.replace("int = 128", "int = 64")
+    assert code["modules"] == {"helper_of_tuning": "DEPTH = 32\nHALF = DEPTH // 2\n"}
+    assert source.at({}) == code | {"source": FILE, "modules": {}, "arguments": ""}
+
+
+def test_lines_keep_their_numbers(source: space.Source) -> None:
+    source.path.write_text("A = [\n    1,\n]\nB = (\n    2\n)  # two\n")
+    assert source.at({"A": 3, "B": 4})["source"] == "A = 3\n\n\nB = (\n    4\n)  # two\n"
+
+
+def test_an_object_of_the_file_is_called_by_its_place(source: space.Source) -> None:
+    source.module.SPACE = {"rows": (1, {object})}
+    point = {"rows": source.module.SPACE["rows"][1]}
+    assert source.at(point)["arguments"] == "rows=list(SPACE['rows'])[1]"
 
 
 def test_the_values_that_the_files_have(source: space.Source) -> None:
@@ -74,10 +89,7 @@ def test_names_of_nothing(name: str, source: space.Source) -> None:
 
 
 def test_a_space_in_the_file(source: space.Source) -> None:
-    import sys
-
-    source.at({})
-    module = sys.modules["tuned_file"]
+    module = source.module
     assert space.declared(module) == {"WIDTH": [64, 128], "rows": [1, 2]}
     for wrong in ({}, [1], {"a": 3}, {1: (2,)}, {"a": ()}):
         module.SPACE = wrong

@@ -46,6 +46,19 @@ def reference(x):
 """
 
 
+REWRITES = """
+import json, sys
+for number, line in enumerate(sys.stdin):
+    told = json.loads(line)
+    assert number or told["answer"]["outcome"] == "passed"
+    if number == 4:
+        break
+    old, new = [("WIDTH = 64", "WIDTH = 256"), ("factor=2.0", "factor=3.0"),
+                ("nl.multiply(", "nl.dot("), ("nl.dot(", "nl.multiply(")][number]
+    print(json.dumps({"source": told["source"].replace(old, new)}), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("tuned")
@@ -196,14 +209,32 @@ def test_points_of_other_searches_are_refused(
     assert sentence in capsys.readouterr().err and tried == []
 
 
-def test_a_process_that_ends_in_a_point_ends_the_search(folder, capsys) -> None:
+def test_a_point_that_ends_its_process_costs_itself(folder, capsys) -> None:
     ending = FILE.replace("time.sleep(wait)", "if wait: import os; os._exit(wait)")
     (folder / "ends.py").write_text(ending)
     target = f"{folder / 'ends.py'}:doubled"
     space = ["--space", "wait=0,3", "--jobs", "1"]
-    assert main(["tune", target, "--arg", "128x512:bf16", *space]) == 2
+    assert main(["tune", target, "--arg", "128x512:bf16", *space]) == 0
     told = capsys.readouterr()
-    assert "a process of the search was ended" in told.err and "points tried" in told.out
+    assert "1 legal, 1 failed" in told.out and "status 3" in told.out
+
+
+def test_a_constant_of_a_module_and_an_object_of_the_space(folder: Path, capsys) -> None:
+    """Both reach the oracle's process; the reference gets neither."""
+    (folder / "widths.py").write_text("WIDTH = 64\n")
+    file = FILE.replace("WIDTH = 64", "import widths").replace("WIDTH)", "widths.WIDTH)")
+    file = file.replace(" + WIDTH", " + widths.WIDTH").replace(
+        "nl.load(", "nl.load(dtype=kind, src="
+    )
+    file = file.replace("factor=2.0", "kind=nl.bfloat16, factor=2.0")
+    file += "\n\nSPACE = {'kind': (nl.float32, nl.bfloat16), 'widths.WIDTH': (64, 512)}\n"
+    (folder / "spaced.py").write_text(file)
+    options = ["--ref", f"{folder / 'spaced.py'}:reference", "--json", str(folder / "spaced.json")]
+    target = f"{folder / 'spaced.py'}:doubled"
+    assert main(["tune", target, "--arg", "128x512:bf16", "--jobs", "1", *options]) == 0
+    content = json.loads((folder / "spaced.json").read_text())
+    assert len({trial["sbuf_bytes"] for trial in content["trials"]}) == 4
+    assert content["front"][0]["answer"]["cases"][0]["estimate"]["engine_percent"]
 
 
 def test_a_space_that_is_tried_whole_needs_no_optuna(
@@ -262,3 +293,21 @@ def runs(process: int) -> bool:
     except OSError:
         return False
     return state != "Z"
+
+
+def test_a_script_that_rewrites_the_kernel(folder: Path, capsys) -> None:
+    script, figures = folder / "rewrites.py", folder / "rewritten.json"
+    script.write_text(REWRITES)
+    options = ["--ref", f"{folder / 'tuned.py'}:reference", "--json", str(figures), "--jobs", "1"]
+    assert tune(folder, "--rewrite", f"{sys.executable} {script}", *options) == 0
+    content = json.loads(figures.read_text())
+    kinds = [one["kind"] for one in content["trials"]]
+    assert kinds == ["legal", "legal", "wrong", "illegal", "wrong"]
+    (best,) = [one for one in content["front"] if one["point"] == {"candidate": 1}]
+    assert "WIDTH = 256" in best["answer"]["source"] and best["time_ns"] < content["now"]["time_ns"]
+    told = capsys.readouterr().out
+    assert "5 points tried: 2 legal, 2 wrong, 1 illegal" in told and "use nl.matmul" in told
+    for words, said in (("input(); print({})", "expected lines"), ("1 / 0", "status 1")):
+        assert tune(folder, "--rewrite", f"{sys.executable} -c '{words}'", *options) == 2
+        assert said in capsys.readouterr().err
+    assert tune(folder, "--rewrite", "true", "--space", "WIDTH=64") == 2

@@ -1,0 +1,62 @@
+"""Candidates that a script writes: it is told each answer, and writes the next source."""
+
+import contextlib
+import json
+import shlex
+import subprocess
+from collections.abc import Callable
+
+from ..errors import UsageError
+from .search import Oracle, Task, Trial, attempt
+
+
+class Rewrites:
+    """The kernel as it is and up to `most` rewrites.
+
+    The script reads `{"source": ..., "answer": ...}` of the last candidate, a JSON line each, and
+    writes `{"source": ...}` for the next one. It ends the search with its output.
+
+    Args:
+        done: told of each trial.
+    """
+
+    def __init__(
+        self, oracle: Oracle, task: Task, command: str, most: int, done: Callable[[Trial], object]
+    ) -> None:
+        self.oracle, self.task, self.command = oracle, task, command
+        self.most, self.done, self.trials = most, done, list[Trial]()
+
+    def run(self) -> None:
+        """Judge what the script writes; `trials` has what is known when it ends.
+
+        Raises:
+            UsageError: the script cannot be started, fails, or writes something else.
+        """
+        line, pipe, code = "", subprocess.PIPE, self.task.source.at({})
+        try:
+            with (
+                contextlib.suppress(BrokenPipeError),
+                subprocess.Popen(
+                    shlex.split(self.command), stdin=pipe, stdout=pipe, text=True
+                ) as script,
+            ):
+                assert script.stdin is not None and script.stdout is not None
+                for number in range(self.most + 1):
+                    trial = attempt(self.oracle, self.task, {"candidate": number}, (), code)
+                    told = {"source": code["source"], "answer": trial.answer}
+                    trial.answer = trial.answer | {"source": code["source"]}
+                    self.trials.append(trial)
+                    self.done(trial)
+                    script.stdin.write(json.dumps(told) + "\n")
+                    script.stdin.flush()
+                    line = script.stdout.readline() if number < self.most else ""
+                    if not line:
+                        break
+                    code["source"] = str(json.loads(line)["source"])
+            if script.returncode:
+                raise ValueError(f"and ended with status {script.returncode}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"--rewrite {self.command} wrote {line[:80]!r} ({error}), expected lines "
+                '{"source": ...} of JSON; correct the script.'
+            ) from error
