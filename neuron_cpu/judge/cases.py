@@ -81,9 +81,13 @@ class Case:
     named: tuple[tuple[str, Argument], ...] = ()
 
     def __str__(self) -> str:
+        return " ".join(self.words)
+
+    @property
+    def words(self) -> list[str]:
+        """One for each argument; `case` takes them quoted as for a shell."""
         words = [str(a) if isinstance(a, Spec) else repr(a) for a in self.positional]
-        words += [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
-        return shlex.join(words)
+        return words + [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
 
     @property
     def limited(self) -> bool:

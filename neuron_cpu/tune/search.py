@@ -1,6 +1,7 @@
 """The search: the oracle judges points, some at the same time; optuna proposes them."""
 
 import math
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -97,7 +98,7 @@ def attempt(
     trial = Trial(point)
     request = Request(
         kernel=Code(**code),
-        cases=[str(case) for case in task.cases],
+        cases=[shlex.join(case.words) for case in task.cases],
         values=list(task.settings.kinds),
         seeds=list(task.settings.seeds),
         tolerance=Tolerance(element=task.settings.tolerance),

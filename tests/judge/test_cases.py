@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from neuron_cpu.judge import cases
 def test_a_line_of_arguments() -> None:
     made = cases.case("4x8:bf16 \"'two words'\" scale=2.5 index=4x1:i32:0..9")
     assert str(made) == "4x8:bf16 'two words' scale=2.5 index=4x1:i32:0..9"
+    assert cases.case(shlex.join(made.words)) == made
     positional, named = made.meta()
     assert positional[0].shape == (4, 8) and positional[0].is_meta and positional[1] == "two words"
     assert named["scale"] == 2.5 and named["index"].dtype == torch.int32
