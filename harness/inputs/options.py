@@ -1,8 +1,7 @@
 """The options of `main.py`, a table: by topic, each with its modes, its form and a line of help.
 
 An option without modes counts in all of them; in a mode that is not among its own it is refused.
-Names are the contest driver's, NxDI's (inference_demo.py), transformers' for prompt lookup, and
-vLLM's KVTransferConfig's for two processes.
+Names are the contest driver's, NxDI's (inference_demo.py), and transformers' for prompt lookup.
 """
 
 import argparse
@@ -15,9 +14,10 @@ from typing import Any, NamedTuple, Optional
 
 from harness.inputs.blocks import BLOCK
 from harness.inputs.chunks import LONGEST_PREFILL
+from harness.inputs.experiments import DEFAULT_HEADS, MEDUSA_FILE
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.serving import SLOTS, port
-from harness.inputs.speculation import DEFAULT_HEADS, DEFAULT_LENGTH, MEDUSA_FILE, METHODS
+from harness.inputs.speculation import DEFAULT_LENGTH, METHODS
 from harness.inputs.swap import LEAST_COSINE, PLACES
 from harness.settings import FUSED, OPERATOR, ROUNDINGS
 from neuron_cpu.console.arguments import above_zero, at_least_zero, finite, positive, seed, shown

@@ -4,15 +4,14 @@ Names are NxDI's (inference_demo.py) and, for prompt lookup, those of transforme
 """
 
 import argparse
-from pathlib import Path
-from typing import Annotated, Any, Optional
-
-from pydantic import Field, TypeAdapter
+from typing import Any, Optional
 
 from harness.errors import UserError, refuse_any
-from harness.settings import MEDUSA_CANDIDATES, Settings, Speculation
+from harness.inputs import experiments
+from harness.inputs.experiments import EAGLE, MEDUSA, TokenTree
+from harness.settings import Settings, Speculation
 
-LOOKUP, DRAFT, FUSED, EAGLE, MEDUSA = "lookup", "draft", "fused", "eagle", "medusa"
+LOOKUP, DRAFT, FUSED = "lookup", "draft", "fused"
 METHODS = {
     LOOKUP: "what followed the newest tokens where they stood before (prompt lookup)",
     DRAFT: "a smaller model with the same vocabulary (--draft-model-path)",
@@ -20,24 +19,6 @@ METHODS = {
     EAGLE: "an EAGLE head in that place (with --libraries)",
     MEDUSA: "heads of the model's own (with --libraries)",
 }
-_MEDUSA_FLAGS = (
-    *("--is-medusa", "--num-medusa-heads", "--medusa-tree-json"),
-    "--medusa-speculation-length",
-)
-MEDUSA_FILE = "medusa_heads.pt"
-DEFAULT_HEADS = 4
-# The likeliest paths by the first head's choice and on, 16 tokens a call with the newest one: one
-# pass of the kernels' tiles, and the 63 paths of NxDI's example cost three times as many rows.
-DEFAULT_TREE = (
-    *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (2, 0)),
-    *((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
-)
-_Node = Annotated[int, Field(ge=0)]
-_TOKEN_TREE: TypeAdapter[dict[_Node, list[_Node]]] = TypeAdapter(dict[_Node, list[_Node]])
-_Candidate = Annotated[int, Field(ge=0, lt=MEDUSA_CANDIDATES, strict=True)]
-_Path = Annotated[list[_Candidate], Field(min_length=1)]
-_TokenTree = tuple[tuple[int, tuple[int, ...]], ...]
-_PATHS: TypeAdapter[list[_Path]] = TypeAdapter(list[_Path])
 DEFAULT_LENGTH = 5  # tokens of a step: more than 4 guesses are rarely all right
 MOST_LENGTH = 128  # the kernels' mask of new tokens among themselves: one query a partition
 
@@ -46,14 +27,8 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
     """What the arguments ask for; None where they ask for one token a step."""
     lookup, draft = args.prompt_lookup_num_tokens, args.draft_model_path
     if args.is_medusa or args.speculate == MEDUSA:
-        return _medusa(args)
-    for flag in _MEDUSA_FLAGS:
-        if getattr(args, flag[2:].replace("-", "_")):
-            raise UserError(f"{flag} needs --is-medusa; give both.")
-    if not (args.enable_eagle_speculation or args.speculate == EAGLE):
-        for flag in ("--enable-eagle-draft-input-norm", "--token-tree-json"):
-            if getattr(args, flag[2:].replace("-", "_")):
-                raise UserError(f"{flag} needs --enable-eagle-speculation.")
+        return experiments.medusa(args)
+    experiments.check_flags(args)
     if lookup is not None and draft is not None:
         raise UserError(
             "--prompt-lookup-num-tokens and --draft-model-path name two ways to guess; give one."
@@ -85,9 +60,9 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
                 f"{lookup}, the guesses and one more, got {args.speculation_length}; leave it out."
             )
         length = lookup + 1
-    tree: _TokenTree = ()
+    tree: TokenTree = ()
     if args.token_tree_json is not None:
-        tree, length = _token_tree(args)
+        tree, length = experiments.token_tree(args, MOST_LENGTH)
     return Speculation(
         method,
         length,
@@ -97,86 +72,6 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
         eagle_input_norm=args.enable_eagle_draft_input_norm,
         token_tree=tree,
     )
-
-
-def _token_tree(args: argparse.Namespace) -> tuple[_TokenTree, int]:
-    """The children of each node that has some, and the number of nodes; UserError for what is no
-    tree whose nodes count up from 0, level by level."""
-    source = args.token_tree_json
-    try:
-        given = _TOKEN_TREE.validate_json(source.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Cannot read the tree {source}, expected a JSON object of nodes and their children, "
-            f'such as {{"0": ["1", "2"], "1": ["3"]}}: {" ".join(str(error).split())[:120]}; mend '
-            "the file."
-        ) from error
-    found = [0]
-    for node in found:
-        if len(found) <= MOST_LENGTH:  # a circle has no end
-            found += given.get(node, [])
-    if (
-        not 2 <= len(found) <= MOST_LENGTH
-        or found != list(range(len(found)))
-        or not set(given) <= set(found)
-    ):
-        raise UserError(
-            f"The tree {source} has the nodes {found[:MOST_LENGTH]} from 0 on, level by level, "
-            f"expected 0, 1, 2 and so on, at most {MOST_LENGTH} of them, each with one parent; "
-            "mend the file."
-        )
-    if args.speculation_length not in (None, len(found)):
-        raise UserError(
-            f"--speculation-length must be {len(found)}, the nodes of the tree {source}, got "
-            f"{args.speculation_length}; leave it out."
-        )
-    return tuple((node, tuple(own)) for node, own in sorted(given.items()) if own), len(found)
-
-
-def _medusa(args: argparse.Namespace) -> Speculation:
-    """A tree of guesses by heads of the model's own."""
-    others = {
-        "--speculate": args.speculate not in (None, MEDUSA),
-        "--prompt-lookup-num-tokens": args.prompt_lookup_num_tokens is not None,
-        "--draft-model-path": args.draft_model_path is not None,
-        "--speculation-length": args.speculation_length is not None,
-        "--enable-fused-speculation": args.enable_fused_speculation,
-        "--enable-eagle-speculation": args.enable_eagle_speculation,
-        "--do-sample": bool(args.do_sample),
-    }
-    refuse_any(others, "Medusa guesses alone, and greedily, got {}, too; leave it out.")
-    heads = args.num_medusa_heads or DEFAULT_HEADS
-    tree: Any = [path for path in DEFAULT_TREE if len(path) <= heads]
-    if args.medusa_tree_json is not None:
-        tree = _read_tree(args.medusa_tree_json, heads)
-    asked = args.medusa_speculation_length
-    if asked not in (None, 1 + len(tree)):
-        raise UserError(
-            f"--medusa-speculation-length must be {1 + len(tree)}, the paths of the tree and one, "
-            f"got {asked}; leave it out."
-        )
-    return Speculation(MEDUSA, heads + 1, tree=tuple(map(tuple, tree)))
-
-
-def _read_tree(source: Path, heads: int) -> list[list[int]]:
-    """The paths of a tree, each with its beginning among them; UserError for anything else."""
-    try:
-        paths = _PATHS.validate_json(source.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Cannot read the tree {source}, expected a JSON list of lists of candidates below "
-            f"{MEDUSA_CANDIDATES}, such as [[0], [1], [0, 0]]: "
-            f"{' '.join(str(error).split())[:120]}; mend the file."
-        ) from error
-    known: set[tuple[int, ...]] = {tuple(path) for path in paths} | {()}
-    torn = [path for path in paths if tuple(path[:-1]) not in known or len(path) > heads]
-    if torn or not paths or len(known) <= len(paths):
-        raise UserError(
-            f"The tree {source} has the paths {torn or paths}, expected some, each of them once, "
-            f"at most {heads} long (--num-medusa-heads) and with its beginning in the tree, too; "
-            "mend the file."
-        )
-    return paths
 
 
 def check(settings: Settings) -> None:

@@ -206,7 +206,7 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--pa-num-blocks": "300 --is-prefix-caching",
         "--prefix-buckets": "64 --is-prefix-caching",
         "--kernel-q-tile-size": "64 --is-chunked-prefill",
-        "--kernel-kv-tile-size": "64 --is-chunked-prefill",
+        "--kernel-kv-tile-size": "128 --is-chunked-prefill",
         "--kernel": f"{LLAMA}:kernel --at mlp",
         "--at": f"mlp --kernel {LLAMA}:kernel",
         "--layers": f"3 {SWAP}",
