@@ -9,10 +9,13 @@ import pytest
 import torch
 from neuronx_distributed_inference.models.config import NeuronConfig
 from neuronx_distributed_inference.models.llama.modeling_llama import Llama3RotaryEmbedding
+from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM
+from neuronx_distributed_inference.models.model_wrapper import ModelWrapper
 from neuronx_distributed_inference.modules.attention.gqa import (
     GQA,
     determine_sharding_strategy,
     get_shardable_head_counts,
+    maybe_pad_interleaved,
 )
 from neuronx_distributed_inference.modules.attention.utils import (
     RotaryEmbedding,
@@ -288,3 +291,73 @@ def test_small_helpers():
     set_random_seed(3)
     assert torch.rand(1).item() == first
     assert not math.isnan(first)
+
+
+def test_zero_heads_end_each_group() -> None:
+    """Four heads of two features in two groups become six: a zero head behind each pair."""
+    rows = torch.arange(1.0, 25.0).reshape(8, 3)
+    padded = maybe_pad_interleaved(rows, 4, 6, 2, 2)
+    zeros = torch.zeros(2, 3)
+    assert torch.equal(padded, torch.cat([rows[:4], zeros, rows[4:], zeros]))
+
+
+@pytest.mark.parametrize("ids", [[0, 3], [-1, 0], [1]])
+def test_adapters_are_one_for_each_row(ids: list[int]) -> None:
+    lora = SimpleNamespace(max_loras=2, indices={"0": 0, "mine": 2})
+    app = SimpleNamespace(neuron_config=SimpleNamespace(lora_config=lora))
+    rows = NeuronBaseForCausalLM._adapter_rows
+    assert rows(app, None, 2).tolist() == [0, 0]
+    assert rows(app, torch.tensor([2, 0]), 2).tolist() == [2, 0]
+    with pytest.raises(ValueError, match=r"expected one from 0 \(none\) to 2 for each of 2 rows"):
+        rows(app, torch.tensor(ids), 2)
+
+
+def test_without_adapters_the_model_is_number_0() -> None:
+    app = SimpleNamespace(neuron_config=SimpleNamespace(lora_config=None))
+    assert NeuronBaseForCausalLM.adapter_indices(app, ["0", "0"]).tolist() == [0, 0]
+    with pytest.raises(KeyError, match="no adapter 'mine'"):
+        NeuronBaseForCausalLM.adapter_indices(app, ["mine"])
+
+
+@pytest.mark.parametrize(
+    ("tag", "holds", "position", "width", "bucket"),
+    [
+        ("token_generation_model", True, 63, 64, 128),
+        ("token_generation_model", True, 100, 60, 128),
+        ("token_generation_model", True, 10, 60, 64),
+        ("speculation_model", False, 10, 60, 64),
+        ("speculation_model", True, 10, 60, 128),
+    ],
+)
+def test_a_step_takes_the_bucket_that_holds_it(
+    tag: str, holds: bool, position: int, width: int, bucket: int
+) -> None:
+    """Its last position and a mask below the bucket; from some release on its guesses, too."""
+    wrapper = SimpleNamespace(
+        neuron_config=SimpleNamespace(buckets=[64, 128]), is_prefill=False, tag=tag,
+        contract=SimpleNamespace(pads_to_bucket=True, bucket_holds_speculation=holds),
+    )  # fmt: skip
+    given = torch.zeros(1, 5), torch.ones(1, width), torch.tensor([[position]])
+    assert ModelWrapper.choose_bucket(wrapper, *given) == bucket
+
+
+def test_a_position_beyond_all_buckets_is_refused() -> None:
+    wrapper = SimpleNamespace(
+        neuron_config=SimpleNamespace(buckets=[64, 128]), is_prefill=False, tag="step"
+    )
+    with pytest.raises(ValueError, match="position 128, expected less than the largest bucket 128"):
+        ModelWrapper.choose_bucket(
+            wrapper, torch.zeros(1, 1), torch.ones(1, 9), torch.tensor([[128]])
+        )
+
+
+def test_what_rounding_leaves_of_a_distribution_is_its_last_index() -> None:
+    """Where the sum stays below the point, no index beyond the last is drawn."""
+    sampler = SimpleNamespace(deterministic=True)
+    assert Sampler.draw(sampler, torch.full((3, 4), 0.1)).flatten().tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["apply_seq_ids_mask", "allow_input_truncation"])
+def test_later_settings_are_off_unasked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    assert getattr(NeuronConfig(), name) is False

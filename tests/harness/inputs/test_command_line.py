@@ -391,3 +391,14 @@ def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments) -> None
 def test_a_sharded_prompt_reaches_the_configuration() -> None:
     assert not parse().neuron_config()["sequence_parallel_enabled"]
     assert parse("--sequence-parallel-enabled").neuron_config()["sequence_parallel_enabled"]
+
+
+def test_prefixes_are_powers_of_two_and_the_prompt() -> None:
+    """Below the longest prompt, of whole blocks; and those that are asked for instead."""
+    given = ["--mode", "compile", "--is-prefix-caching", "--seq-len", "640"]
+    blocks = parse(*given, "--pa-block-size", "16").blocks
+    assert blocks.neuron_config(1, 640, 600)["prefix_buckets"] == [128, 256, 512, 600]
+    blocks = parse(*given, "--pa-block-size", "64").blocks
+    assert blocks.neuron_config(1, 640, 512)["prefix_buckets"] == [128, 256, 512]
+    blocks = parse(*given, "--prefix-buckets", "64").blocks
+    assert blocks.neuron_config(1, 640, 600)["prefix_buckets"] == [64]

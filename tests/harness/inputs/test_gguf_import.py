@@ -105,6 +105,7 @@ def test_a_gguf_file_gives_its_folder_back(write: Callable, tiny_model: Path) ->
     assert kept.keys() == made.keys()
     assert all(torch.equal(kept[name], made[name]) for name in kept)
     configs = [models.check_folder(f).config for f in (tiny_model, folder)]
+    assert configs[1]["use_cache"] is True
     assert all(configs[1][name] == value for name, value in configs[0].items() if name in SIZES)
     texts = [
         AutoTokenizer.from_pretrained(str(f))("hé 12\n")["input_ids"] for f in (tiny_model, folder)

@@ -86,3 +86,16 @@ def test_folders_that_do_not_fit(tmp_path):
     refused(r"does not fit the model", plain | scales | narrow)
     save_file(plain | scales, folder / "model.safetensors")
     quantised.check(folder, model, "per_channel_symmetric")
+
+
+def test_a_checkpoint_is_known_by_its_files(tmp_path):
+    """None where there is none; another one has another identity, so nothing is reused for it."""
+    path = tmp_path / "weights.safetensors"
+    settings = parsed("--quantized", "--quantized-checkpoints-path", str(path))
+    assert quantised.identity(settings) is None
+    path.write_bytes(b"one")
+    found = quantised.identity(settings)
+    assert list(found) == [str(path)] and found[str(path)][0] == 3
+    path.write_bytes(b"other")
+    assert quantised.identity(settings) != found
+    assert quantised.identity(parsed()) is None

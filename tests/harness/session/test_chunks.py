@@ -198,6 +198,7 @@ def test_calls_cover_the_prompt(longest, chunk, tokens):
 def test_buckets_of_the_cache_end_with_the_whole(seq_len):
     buckets = chunks.cache_buckets(32, seq_len)
     assert buckets[-1] == seq_len and buckets == sorted(set(buckets)) and len(buckets) <= 20
+    assert all(length % 128 == 0 for length in buckets[:-1])
 
 
 @pytest.mark.parametrize("name", sorted(MODEL_SHAPES))
