@@ -402,3 +402,10 @@ def test_prefixes_are_powers_of_two_and_the_prompt() -> None:
     assert blocks.neuron_config(1, 640, 512)["prefix_buckets"] == [128, 256, 512]
     blocks = parse(*given, "--prefix-buckets", "64").blocks
     assert blocks.neuron_config(1, 640, 600)["prefix_buckets"] == [64]
+
+
+def test_medusa_s_default_tree_is_one() -> None:
+    """15 paths, each with its beginning in the tree, none deeper than the heads."""
+    tree = parse("--mode", "generate", "--is-medusa").speculation.tree
+    assert len(tree) == len(set(tree)) == 15 and max(map(len, tree)) == 4
+    assert all(path[:-1] in {*tree, ()} and min(path) >= 0 for path in tree)
