@@ -92,6 +92,7 @@ CALLS = {
     "np.exp": (lambda nl, nisa, x: np.exp(x), "nl.exp"),
     "np.concatenate": (lambda nl, nisa, x: np.concatenate([x, x]), "joint shape"),
     "torch.exp": (lambda nl, nisa, x: torch.exp(x), "nl.exp"),
+    "torch.cat": (lambda nl, nisa, x: torch.cat([x, x]), "joint shape"),
     "torch.clamp": (lambda nl, nisa, x: torch.clamp(x, min=0), "nl.maximum"),
     "softmax": (lambda nl, nisa, x: torch.nn.functional.softmax(x, dim=-1), "nl.softmax"),
 }

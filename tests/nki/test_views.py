@@ -352,3 +352,17 @@ def test_results_at_run_time_offsets_of_every_type(dtype, skip):
     want[:, 2:5] = x[:, :3]
     found = np.asarray(kernel(x, rows.astype(np.int32))).astype(np.float64)
     assert np.array_equal(found[rows[:, 0]], want)
+
+
+PARTS = {  # of 6 rows of 8: rows 1 to 4, columns 4 to 7
+    "2.29": lambda part: part.ap([[4, 3], [1, 2]], offset=1),
+    "2.33": lambda part: part.ap([[8, 3], [1, 2]], offset=13),
+}
+
+
+@pytest.mark.warns("sim_ap_offset", "sim_start_partition")
+@pytest.mark.parametrize("release", PARTS)
+def test_a_part_counts_by_itself_up_to_2_30(release, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NKI", release)
+    got = seen(lambda x: PARTS[release](x[1:5, 4:8]), (6, 8), True)
+    assert np.array_equal(got, elements((6, 8))[1:4, 5:7])

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
+from ..device.release import nki_since
 from ..device.target import needs
 from ..device.unknown import Foreign
 from ..program import trace
@@ -361,33 +362,38 @@ class NkiTensor(trace.Values, Foreign, View):
     ) -> NkiTensor:
         """Any pattern over the storage: element (i, j, ...) is ``offset + i * s0 + j * s1 + ...``.
 
-        The storage is addressed, whatever the view is; an offset of None is the view's.
+        The storage is addressed, whatever the view is; an offset of None is the view's. Up to 2.30
+        a part counts by itself: its offset is added, its own width steps from row to row (so
+        nki-library at d2ad3a5, mlp_tkg with biases and column tiling; 2.31's guide says otherwise).
         ``scalar_offset`` (a register or a (1, 1) tile) moves the pattern along ``indirect_dim`` of
         the tensor, ``vector_offset`` (P, 1) chooses a row of it for each partition.
         """
         storage = self.storage
         # Indices count along the tensor's own axes, or those that a reshape has given all of it.
         base = self.shape if self.is_full() else storage.shape
-        if dtype is not None and types.element_type(dtype).itemsize != self.dt.itemsize:
-            dt = types.element_type(dtype)
-            split = self.is_full() and self.shape[-1] * self.dt.itemsize % dt.itemsize == 0
-            other = self.view(dt) if split else type(self).whole(retyped(storage, dt))
-            if offset is None:
-                offset = _in_elements(self, dt)
-            return other.ap(pattern, offset, scalar_offset, vector_offset, indirect_dim)
-        steps = pairs(pattern, "ap pattern")
-        shape = tuple(count for _, count in steps)
-        strides = tuple(stride for stride, _ in steps)
-        if offset is not None and self.offset and int(offset) != self.offset:
+        alone = not self.is_full() and not nki_since("2.31")
+        if offset is not None and self.offset and (alone or int(offset) != self.offset):
             warn(
                 "sim_ap_offset",
                 f"ap(offset={offset}) of the part {self.label()}: sources disagree whether it "
                 "replaces the part's own offset or adds to it, expected a whole tensor; here it "
-                "replaces it",
+                "adds up to SDK 2.30 and replaces later",
             )
-        start = self.offset if offset is None else _known(offset)
+        if dtype is not None and types.element_type(dtype).itemsize != self.dt.itemsize:
+            dt = types.element_type(dtype)
+            split = self.is_full() and self.shape[-1] * self.dt.itemsize % dt.itemsize == 0
+            other = self.view(dt) if split else type(self).whole(retyped(storage, dt))
+            if offset is None or alone:
+                offset = (offset or 0) + _in_elements(self, dt)
+            return other.ap(pattern, offset, scalar_offset, vector_offset, indirect_dim)
+        steps = pairs(pattern, "ap pattern")
+        shape = tuple(count for _, count in steps)
+        strides = tuple(stride for stride, _ in steps)
+        start = self.offset if offset is None else _known(offset) + alone * self.offset
         if storage.on_chip:
-            self._check_partition_pair(pattern)
+            if alone and strides[0] == math.prod(self.shape[1:]):
+                strides = (storage.free_size, *strides[1:])
+            self._check_partition_pair(strides, shape)
         if scalar_offset is not None and vector_offset is not None:
             raise refuse(
                 "sim_indirect_twice",
@@ -434,15 +440,14 @@ class NkiTensor(trace.Values, Foreign, View):
             "its own; call nisa.local_gather or nisa.nc_n_gather into a tile first",
         )
 
-    def _check_partition_pair(self, pattern: Any) -> None:
+    def _check_partition_pair(self, strides: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """On chip the first pair walks the partitions, one by one."""
-        stride, count = pattern[0]
         free = self.storage.free_size
-        if len(pattern) < 2 or (count > 1 and stride != free):
+        if len(shape) < 2 or (shape[0] > 1 and strides[0] != free):
             raise refuse(
                 "sim_partition_stride",
-                f"ap of {self.label()} begins with {list(pattern[0])}, expected the partition "
-                f"pair [{free}, n] and at least one more: partitions cannot be skipped",
+                f"ap of {self.label()} begins with {[strides[0], shape[0]]}, expected the "
+                f"partition pair [{free}, n] and at least one more: partitions cannot be skipped",
             )
 
     def _reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:

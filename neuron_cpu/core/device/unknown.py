@@ -144,6 +144,7 @@ class Foreign:
     ) -> NoReturn:
         name = getattr(func, "__name__", str(func)).strip("_")
         given = [*args, *(kwargs or {}).values()]
+        given += [v for value in given if isinstance(value, (list, tuple)) for v in value]
         tile = next(value for value in given if isinstance(value, Foreign))
         raise tile._refused(f"torch's {name}", name)
 

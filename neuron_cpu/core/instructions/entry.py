@@ -270,7 +270,7 @@ def _check_tile(op: OpSpec, view: View) -> bool:
     held = view.free_size
     if view.scalar_offsets_anywhere:  # nki: AWS's library repeats 320 sums in PSUM 24 times
         held = math.prod(n for n, stride in zip(view.shape[1:], view.strides[1:]) if stride)
-    if held > limit:
+    if held > limit and not op.is_dma:  # a DMA's descriptors take any
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"{op.name} of {view.label()} takes {held} elements per partition, expected "
