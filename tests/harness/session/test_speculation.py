@@ -17,6 +17,7 @@ from harness.inputs import command_line, submission
 from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
 from harness.session import model as session_model
+from harness.session import speculation
 from harness.settings import Speculation
 from tests.tiny_model import write_tiny_model
 
@@ -217,3 +218,36 @@ def test_a_token_costs_its_share_of_a_step(alone):
     several = 0.6 * 10 + 0.4 * 5 if alone else 10.0
     assert estimates._token(100, measured).ms == pytest.approx((several + 2 * 1.0) / 2.5)
     assert asked_for[0] == (asked.submodel, 104)
+
+
+class Fused:
+    """An adapter around a graph that has guessed: what the graph gives is given here."""
+
+    _scores = speculation.InGraph._scores
+
+    def __init__(self, outputs: list[torch.Tensor], logits: bool) -> None:
+        self.neuron_config = SimpleNamespace(output_logits=logits)
+        self.config = SimpleNamespace(vocab_size=10)
+        self.steps, self._eagle, self.outputs = [], False, outputs
+
+    def __call__(self, **inputs: torch.Tensor) -> SimpleNamespace:
+        assert inputs["input_ids"].tolist() == [[3]] and inputs["position_ids"].tolist() == [[2]]
+        assert inputs["attention_mask"].tolist() == [[1, 1]]
+        return SimpleNamespace(fused_outputs=self.outputs)
+
+    def step(self) -> tuple[list[int], torch.Tensor]:
+        return speculation.InGraph._step(self, torch.tensor([[1, 2, 3]]))
+
+
+@pytest.mark.parametrize("release", ["0.1", "later"])
+def test_a_right_guess_behind_a_wrong_one_counts_as_wrong(release: str) -> None:
+    """5, 9, 7 are guessed and 5, 6, 7 right: one guess counts, and the target's 6 behind it."""
+    drafted, target = torch.tensor([[5, 9, 7, 8]]), torch.tensor([[5, 6, 7, 2]])
+    tokens = [drafted, target]
+    if release == "later":  # accepted, next ids, mask and positions, which the graph has counted
+        tokens = [target, target[:, 1:2], torch.ones(1, 4), torch.tensor([[4]])]
+    taken, scores = Fused(tokens, logits=False).step()
+    assert taken == [5] and scores.argmax(-1).tolist() == [5, 6]
+    logits = torch.randn(1, 4, 10)
+    taken, scores = Fused([*tokens, torch.randn(1, 4, 10), logits], logits=True).step()
+    assert taken == [5] and torch.equal(scores, logits[0, :2])
