@@ -1,19 +1,49 @@
 """What a fork server preloads first, before anything slow: it adopts orphans and keeps quiet."""
 
+import atexit
+import contextlib
 import os
+import re
+import shutil
 import signal
+import socket
+import sys
+import time
 import warnings
 
 from .. import ensure_sdk
 from . import limits
 
-_STARTER, _LOOK_SECONDS = os.getppid(), 0.5
+_OWN, _STARTER, _LOOK_SECONDS = os.getpid(), os.getppid(), 0.5
 
 
 def _end_with_starter(*_: object) -> None:
     if os.getppid() != _STARTER:
+        _remove_folder()
         os._exit(0)
 
+
+def _folder() -> str:
+    """The folder of the socket that this is asked on, which multiprocessing has made."""
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        listener = re.search(r"main\((\d+),", sys.orig_argv[-1])  # as multiprocessing calls it
+        with socket.socket(fileno=os.dup(int(listener[1]))) as asked:  # type: ignore[index]
+            return os.path.dirname(asked.getsockname())
+    return ""
+
+
+def _remove_folder() -> None:
+    """Remove the folder where the starter was killed, which does that else."""
+    deadline = time.monotonic() + _LOOK_SECONDS  # its files are closed before it is gone
+    while os.getppid() == _STARTER and time.monotonic() < deadline:
+        time.sleep(0.01)
+    starter_ended = os.getpid() == _OWN and os.getppid() != _STARTER
+    if starter_ended and os.path.basename(_FOLDER).startswith("pymp-"):
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+
+
+_FOLDER = _folder()
+atexit.register(_remove_folder)
 
 # While it imports what is slow, it does not see its connection close.
 signal.signal(signal.SIGALRM, _end_with_starter)

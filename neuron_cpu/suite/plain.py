@@ -1,12 +1,14 @@
 """Recorded programs as plain data, so that no process but a stranger's own runs a stranger's code.
 
-The form is pickle's without its reach. Entries of the instruction table, types and generations go
-by their names, arrays as bytes. Classes are those that a program consists of, and no function is
-called. What arrives is checked as the recorder checks it: by every entry's own rules, then whole.
+The form is JSON. Classes, entries of the instruction table, types and generations go by their
+names, arrays as bytes. A reader makes instances of classes that a program consists of, sets their
+own fields, and calls nothing. What arrives is checked as the recorder checks it: by every entry's
+own rules, then whole.
 """
 
-import io
-import pickle
+import base64
+import functools
+import json
 import sys
 from enum import Enum
 from types import SimpleNamespace
@@ -16,12 +18,10 @@ import numpy as np
 
 from ..core import Program
 from ..core.check import verify
-from ..core.current.tensor import NkiTensor
 from ..core.device import dtypes
 from ..core.device.spec import GENERATIONS, NeuronCore, using
 from ..core.instructions import microscaling, ranks
 from ..core.instructions.entry import TABLE, OpSpec
-from ..core.language.tensor import Tensor
 from ..core.program.attributes import Attrs
 from ..core.program.program import Instruction
 from ..core.program.storage import Frame, Loop, Source, Storage
@@ -29,50 +29,110 @@ from ..core.program.view import View
 
 _ENTRIES = microscaling, ranks  # not imported by either language, and in the table
 _APART = frozenset({"function", "macs", "plans"})  # made anew by whoever takes a program
-_CLASSES = (Attrs, Enum, Frame, Instruction, Loop, Source, Storage, Tensor, NkiTensor, View)
-_TYPES = {made.name: made for made in (*dtypes.ALL, *dtypes.LATER)}
+_CLASSES = (Attrs, Frame, Instruction, Loop, Source, Storage, View)
+_NAMED = {"entry": TABLE, "type": {t.name: t for t in (*dtypes.ALL, *dtypes.LATER)}}
+_NAMED |= {"generation": GENERATIONS}
+_KINDS = (("entry", OpSpec), ("type", dtypes.DType), ("generation", NeuronCore))
+_HELD = {"list": list, "set": set, "slice": lambda parts: slice(*parts), "dict": dict}
 
 
-class _Writer(pickle.Pickler):
-    def persistent_id(self, value: Any) -> Any:
-        for kind, of in (("entry", OpSpec), ("type", dtypes.DType), ("generation", NeuronCore)):
+@functools.cache
+def _class(name: str) -> Any:
+    module, _, own = name.partition(":")
+    found = getattr(sys.modules.get(module), own, None)  # nothing is imported
+    if not (isinstance(found, type) and found.__module__.startswith("neuron_cpu.core.")):
+        raise ValueError(f"{name!r:.80} is no part of a program")
+    return found
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """What an instance holds, but for what attributes remember of themselves."""
+    names = (name for one in kind.__mro__ for name in one.__dict__.get("__slots__", ()))
+    return tuple(name for name in names if not name.startswith("_"))
+
+
+class _Writer:
+    """Objects are numbered as they are met, and their fields follow in that order."""
+
+    def __init__(self) -> None:
+        self.met: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def plain(self, value: Any) -> Any:
+        kind = type(value)
+        if value is None or kind in (bool, int, float, str):
+            return value
+        if kind is tuple:
+            return [self.plain(one) for one in value]
+        if isinstance(value, _CLASSES):
+            if id(value) not in self._numbers:
+                self._numbers[id(value)] = len(self.met)
+                self.met.append(value)
+            return {"object": self._numbers[id(value)]}
+        for name, of in _KINDS:
             if isinstance(value, of):
-                return kind, value.name
-        if isinstance(value, np.ndarray):
-            return "array", value.dtype.name, value.shape, value.tobytes()
-        return None
+                return {name: value.name}  # type: ignore[attr-defined]
+        if kind is dict:
+            return {"dict": [[self.plain(k), self.plain(v)] for k, v in value.items()]}
+        if kind in (list, set):
+            return {kind.__name__: [self.plain(one) for one in value]}
+        if kind is slice:
+            return {"slice": [self.plain(v) for v in (value.start, value.stop, value.step)]}
+        if kind is np.ndarray:
+            data = base64.b64encode(value.tobytes()).decode()
+            return {"array": [value.dtype.name, list(value.shape), data]}
+        if isinstance(value, np.generic):
+            return self.plain(value.item())
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        content = [value.name] if isinstance(value, Enum) else [self.plain(one) for one in value]
+        return {"class": [name, *content]}
 
 
-class _Reader(pickle.Unpickler):
-    def persistent_load(self, pid: Any) -> Any:
-        kind, name, *rest = pid
-        if kind == "array":
-            shape, data = rest
-            return np.frombuffer(data, np.dtype(name)).reshape(shape)
-        return {"entry": TABLE, "type": _TYPES, "generation": GENERATIONS}[kind][name]
+class _Reader:
+    def __init__(self, names: list[str]) -> None:
+        kinds = list(map(_class, names))
+        if not all(issubclass(kind, _CLASSES) for kind in kinds):
+            raise ValueError("objects of other classes than a program has")
+        self.objects = [object.__new__(kind) for kind in kinds]
 
-    def find_class(self, module: str, name: str) -> Any:
-        found = getattr(sys.modules.get(module), name, None)  # nothing is imported
-        own = isinstance(found, type) and found.__module__.startswith("neuron_cpu.core.")
-        if own and issubclass(found, (*_CLASSES, tuple)):
+    def made(self, found: Any) -> Any:
+        if isinstance(found, list):
+            return tuple([self.made(one) for one in found])
+        if not isinstance(found, dict):
             return found
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a program")
+        ((form, content),) = found.items()
+        if form == "object":
+            return self.objects[content]
+        if form in _NAMED:
+            return _NAMED[form][content]
+        if form == "array":
+            dtype, shape, data = content
+            return np.frombuffer(base64.b64decode(data), np.dtype(dtype)).reshape(shape)
+        if form in _HELD:
+            return _HELD[form](self.made(content))
+        kind = _class(content[0])
+        if issubclass(kind, Enum):
+            return kind[content[1]]
+        if not issubclass(kind, tuple):
+            raise ValueError(f"{content[0]!r:.80} holds no values")
+        return tuple.__new__(kind, self.made(content[1:]))
 
 
-def dumped(content: Any) -> bytes:
+def dumped(content: dict[str, Any]) -> bytes:
     """A dictionary of words and programs."""
-    for program in content.values():
-        for instruction in program if isinstance(program, Program) else ():
-            _forget_keys(instruction.attrs)
-    plain = {
-        name: {k: v for k, v in vars(value).items() if k not in _APART}
+    writer = _Writer()
+    head = {
+        name: {k: writer.plain(v) for k, v in vars(value).items() if k not in _APART}
         if isinstance(value, Program)
         else value
         for name, value in content.items()
     }
-    written = io.BytesIO()
-    _Writer(written, pickle.HIGHEST_PROTOCOL).dump(plain)
-    return written.getvalue()
+    fields = [
+        [writer.plain(getattr(one, name)) for name in _fields(type(one))] for one in writer.met
+    ]  # which grows meanwhile
+    names = [f"{type(one).__module__}:{type(one).__qualname__}" for one in writer.met]
+    return json.dumps([head, names, fields]).encode()
 
 
 def loaded(data: bytes) -> dict[str, Any]:
@@ -80,10 +140,15 @@ def loaded(data: bytes) -> dict[str, Any]:
 
     Raises whatever bytes of another origin lead to.
     """
-    content = _Reader(io.BytesIO(data)).load()
-    if not isinstance(content, dict):
-        raise pickle.UnpicklingError("no dictionary")
-    return content
+    head, names, fields = json.loads(data)
+    reader = _Reader(names)
+    for one, values in zip(reader.objects, fields, strict=True):
+        for name, value in zip(_fields(type(one)), values, strict=True):
+            object.__setattr__(one, name, reader.made(value))
+    return {
+        name: {k: reader.made(v) for k, v in told.items()} if isinstance(told, dict) else told
+        for name, told in head.items()
+    }
 
 
 def program(content: dict[str, Any]) -> Program:
@@ -91,7 +156,7 @@ def program(content: dict[str, Any]) -> Program:
     fields = content["program"]
     made = Program("", (), SimpleNamespace(skips_middle_end=fields["skips_middle_end"]))
     if set(fields) != set(vars(made)) - _APART:
-        raise pickle.UnpicklingError("no program")
+        raise ValueError("no program")
     vars(made).update(fields)
     with using(made.core):
         for instruction in made:

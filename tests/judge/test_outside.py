@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,8 +75,49 @@ def test_a_kernel_of_the_current_language_is_plain_data(judging: Judging, tmp_pa
     assert judged.correct, (judged.failure, judged.verdicts)
 
 
-@pytest.mark.parametrize("content", [b"", pickle.dumps(print), pickle.dumps({"program": {}}),
-                                     pickle.dumps({"program": Path})])  # fmt: skip
-def test_bytes_of_another_origin_are_no_program(content: bytes) -> None:
-    with pytest.raises((pickle.UnpicklingError, EOFError, KeyError)):
+def refused(content: bytes) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         plain.program(plain.loaded(content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{}", b"[{}, [], []]", pickle.dumps(print), pickle.dumps({"program": {}})],
+)
+def test_bytes_of_another_origin_are_no_program(content: bytes) -> None:
+    refused(content)
+
+
+STORAGE = "neuron_cpu.core.program.storage:Storage"
+
+
+@pytest.mark.parametrize(
+    ("head", "names"),
+    [
+        ({"x": {"class": ["pathlib:Path", "/"]}}, []),
+        ({"x": {"class": ["neuron_cpu.core.program.program:Program", "x", [], None]}}, []),
+        ({"x": {"class": [STORAGE, 0, [1], None, "hbm"]}}, []),
+        ({"x": {"entry": ["matmul"]}}, []),
+        ({"x": {"os": ["system"]}}, []),
+        ({}, ["os:system"]),
+        ({}, ["neuron_cpu.core.program.program:Program"]),
+        ({}, ["neuron_cpu.core.instructions.entry:OpSpec"]),
+    ],
+)
+def test_data_makes_no_objects_but_a_programs(head: dict, names: list[str]) -> None:
+    """Only instances of a program's own classes, with their own fields; nothing is called."""
+    refused(json.dumps([{"program": head}, names, [[] for _ in names]]).encode())
+
+
+def test_a_record_changes_nothing_that_others_share() -> None:
+    """A pickle could: its state is set on whatever is named, a generation's clock or a class."""
+    operator = suite.operator("gelu")
+    program = verdict.traced(operator.kernel, operator.cases[0], ())
+    before, clock = vars(type(program.storages[0])).copy(), dict(program.core.clock_hz)
+    head, names, fields = json.loads(plain.dumped({"program": program}))
+    at = names.index(STORAGE)
+    for odd in ([], {"generation": "gen2"}, {"object": at}, {"set": [1]}, {"slice": [0, 1, 2]}):
+        with contextlib.suppress(Exception):
+            changed = [*fields[:at], [odd for _ in fields[at]], *fields[at + 1 :]]
+            plain.program(plain.loaded(json.dumps([head, names, changed]).encode()))
+    assert vars(type(program.storages[0])) == before and program.core.clock_hz == clock
