@@ -28,6 +28,7 @@ import pages  # noqa: E402
 
 from harness.device import fit, model, plan, results  # noqa: E402
 from harness.errors import UserError  # noqa: E402
+from harness.simulator import NkiError  # noqa: E402
 from neuron_cpu.core.report import bands  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 
@@ -40,7 +41,7 @@ def estimates(report: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
     """Microseconds of a report's timed entries under the constants of a fit."""
     profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
     costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
-    entries = {entry.name: entry for entry in plan.entries(report["graphs"])}
+    entries = {entry.name: entry for entry in plan.entries(report.get("graphs", {}))}
     with mock.patch.dict(cost.PROFILES, {profile.name: profile}):
         return {
             name: model.graph_ns(entries[name].call, costs, profile.name, found["order"]) / 1e3
@@ -121,6 +122,8 @@ def main() -> int:
             write(name, report)
     except UserError as error:
         parser.error(str(error))
+    except (NkiError, *results.MALFORMED) as error:  # reports may be strangers'
+        parser.error(f"nothing can be fitted to {args.report} ({type(error).__name__}: {error})")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from harness.errors import UserError
 from harness.inputs import submission
 
 SEED = 20261123
@@ -24,7 +25,7 @@ DTYPES = {
     "int8": torch.int8, "uint8": torch.uint8, "bool": torch.bool,
 }  # fmt: skip
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
-MICRO = "harness.device.micro"
+MICRO, SUBMISSION = "harness.device.micro", "llama.py"
 ROOT = Path(__file__).resolve().parents[2]
 MOST_INDEX = 1024  # rows of the smallest table that a kernel gathers from
 
@@ -52,7 +53,10 @@ def read(value: Any, origin: ModuleType, tensor: Callable[[list[int], str], Any]
     """The argument again; ``tensor`` makes those from shape and type."""
     if isinstance(value, Mapping):
         parts = [read(one, origin, tensor) for one in value["values"]]
-        return tuple(parts) if value["type"] == "tuple" else getattr(origin, value["type"])(*parts)
+        kind = tuple if value["type"] == "tuple" else getattr(origin, value["type"])
+        if not (isinstance(kind, type) and issubclass(kind, tuple)):
+            raise UserError(f"an argument of {value['type']!r:.80}, expected a tuple's class")
+        return kind(parts) if kind is tuple else kind(*parts)
     found = TENSOR.fullmatch(value) if isinstance(value, str) else None
     return value if found is None else tensor([int(n) for n in found[1].split("x")], found[2])
 
@@ -101,7 +105,7 @@ def compare(call: Mapping[str, Any], results: str) -> dict[str, Any]:
     kernel, given, named = arguments(call, Seeded())
     out = kernel(*given, **named)
     ours = out if isinstance(out, (tuple, list)) else [out]
-    theirs = torch.load(results)
+    theirs = torch.load(results, weights_only=True)
     if [tuple(a.shape) for a in ours] != [tuple(b.shape) for b in theirs]:
         return {"equal": 0.0, "error": math.inf}
     return difference(ours, theirs)

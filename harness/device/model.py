@@ -29,7 +29,7 @@ from harness.simulator import (
     spec,
 )
 
-SUBMISSION, SHAPES = "llama.py", "llama-3.2-1b"
+SHAPES = "llama-3.2-1b"
 DEGREE = 2
 
 
@@ -103,7 +103,7 @@ def graph(name: str) -> dict[str, Any]:
     def heard(call: Any) -> None:
         given, named = call.arguments
         one = {
-            "module": SUBMISSION,
+            "module": calls.SUBMISSION,
             "kernel": call.name,
             "arguments": [calls.written(value) for value in given],
             "keywords": {name: calls.written(value) for name, value in named.items()},
@@ -122,7 +122,7 @@ def graph(name: str) -> dict[str, Any]:
 def _application(name: str, folder: Path) -> tuple[Any, Any, int]:
     phase, _, size = name.partition("-")
     (folder / "config.json").write_text(json.dumps(MODEL_SHAPES[SHAPES]), encoding="utf-8")
-    module, length = calls.module(SUBMISSION), int(size)
+    module, length = calls.module(calls.SUBMISSION), int(size)
     settings = dict(enable_nki=True, tp_degree=DEGREE, batch_size=1, torch_dtype=torch.bfloat16)
     settings["max_context_length"] = length if phase == "prefill" else 64
     neuron_config = module.NeuronConfigNKI(seq_len=max(128, length), **settings)

@@ -4,8 +4,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.device.plan import CONSTRUCT, KERNEL, SECONDS
-from harness.device.results import DEVICE
+from harness.device.plan import CONSTRUCT, DEVICE, KERNEL, SECONDS
 from harness.device.rows import ROWS
 
 SECOND_PLACE_MS = 7.59  # a decode step of the contest's, in the header of its file

@@ -21,6 +21,7 @@ GRAPHS_OF_1B = (
     *FIRST, "decode-128", "prefill-128", "decode-2048", "prefill-64", "prefill-512", "prefill-1024",
     "prefill-2048",
 )  # fmt: skip
+DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
 SECONDS = {CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600}
 PATIENCE = 10  # times as long is taken for hanging
 # Kernels whose results the simulator claims to the bit: they move, or add whole numbers in fp32.

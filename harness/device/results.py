@@ -7,6 +7,7 @@ file goes on with it, if it comes from the same machine and versions.
 import contextlib
 import importlib.metadata
 import json
+import math
 import platform
 import subprocess
 import time
@@ -15,13 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from harness import sdk
+from harness.device import page, plan
+from harness.device.calls import MICRO, SUBMISSION
+from harness.device.plan import DEVICE, REHEARSAL
 from harness.errors import UserError
 from harness.files import check_writable_folder
 from harness.inputs.schema import read_json
 from neuron_cpu.files import write_text_atomically
 
 FORMAT = 1
-DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
+BEGUN = "%Y-%m-%d %H:%M"
+TARGETS = ("inf2", "trn2", "trn3", "trn1")  # the last one where the instance names none
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")  # EC2 writes the instance type there
 PACKAGES = ("neuron", "torch", "libneuronxla", "nki", "numpy", "transformers")
 NEURON_LS = ("neuron-ls", "--json-output")
@@ -36,7 +42,7 @@ def machine() -> dict[str, Any]:
         chips = told.stdout[:MOST_CHIPS]
     with contextlib.suppress(OSError):
         instance = PRODUCT.read_text(encoding="utf-8").strip()
-    target = next((name for name in ("inf2", "trn2", "trn3") if name in instance), "trn1")
+    target = next((name for name in TARGETS if name in instance), TARGETS[-1])
     found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
     system = f"Python {platform.python_version()}, {platform.platform()}"
@@ -53,7 +59,7 @@ def begun(path: Path) -> dict[str, Any]:
     check_writable_folder(path.parent)
     source = REHEARSAL if sdk.platform().estimates else DEVICE
     new = {
-        "format": FORMAT, "source": source, "begun": time.strftime("%Y-%m-%d %H:%M"),
+        "format": FORMAT, "source": source, "begun": time.strftime(BEGUN),
         "machine": machine(), "entries": {},
     }  # fmt: skip
     if not path.exists():
@@ -68,20 +74,36 @@ def begun(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A report that was written here.
+    """A report, which may be a stranger's.
 
     Raises:
         UserError: it is none.
     """
     found = read_json(path)
-    names = ("source", "machine", "entries")
-    whole = isinstance(found, dict) and all(name in found for name in names)
-    if not whole or found.get("format") != FORMAT:
+    try:
+        _check(found)
+    except MALFORMED as error:
         raise UserError(
-            f"{path} is no report of --mode device-report, expected one of format {FORMAT}; name "
-            "another file."
-        )
+            f"{path} is no report of --mode device-report ({type(error).__name__}: {error}), "
+            f"expected one of format {FORMAT}; name another file."
+        ) from error
     return found
+
+
+def _check(found: Mapping[str, Any]) -> None:
+    """Whether a page can be made of it, and what it names is of this project and no path."""
+    if not page.page(found).translate({10: None, 9: None}).isprintable():
+        raise ValueError("it has letters that cannot be printed")
+    times = measured(found, plan.CONSTANT, plan.LAUNCH, plan.KERNEL)
+    if not all(0 < us < math.inf for us in times.values()):
+        raise ValueError("it has times that are none")
+    time.strptime(found["begun"], BEGUN)
+    graphs = found.get("graphs", {}).values()
+    modules = {call["module"] for graph in graphs for call in graph["kernels"]}
+    if found["format"] != FORMAT or found["source"] not in (DEVICE, REHEARSAL):
+        raise ValueError("of another format")
+    if found["machine"]["target"] not in TARGETS or not modules <= {MICRO, SUBMISSION}:
+        raise ValueError("of another target, or with kernels of other modules")
 
 
 def write(path: Path, report: dict[str, Any]) -> None:

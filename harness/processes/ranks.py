@@ -10,6 +10,7 @@ there is JSON with a digest under a key, which rank 0 gives to the others before
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import itertools
@@ -20,15 +21,17 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Optional
 
-from harness import plain, sdk
+from harness import sdk
 from harness.errors import UserError, is_refusal
 from harness.processes.worker import Answer, Job
 from harness.processes.workers import OnEvent, Process, Stop, SubmissionFailed, Worker, Workers
 from harness.settings import Settings
 from neuron_cpu.files import temporary_sibling
+from neuron_cpu.plain import Form
 from neuron_cpu.processes.torchrun import Place
 
 LOOK_SECONDS = 0.05  # between two looks into the store; to wait in it would hear no signal
@@ -36,6 +39,15 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 OTHERS_SECONDS = 5.0  # for the reasons of others, once rank 0's own call has failed
 CONSEQUENCE = "Rank "  # begins what a rank says that failed because of another one
 INTERRUPTED = 128 + signal.SIGINT
+
+
+def _is_record(kind: type) -> bool:
+    """Whether a class of this project holds data and does nothing else."""
+    own = kind.__module__.split(".")[0] in ("harness", "neuron_cpu")
+    return own and (dataclasses.is_dataclass(kind) or issubclass(kind, (tuple, Enum)))
+
+
+FORM = Form(_is_record)
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,7 @@ class Store:
 
     def write(self, value: Any, number: int, rank: int = 0) -> None:
         """An order (rank 0), or a rank's outcome of it."""
-        data, name = plain.dumps(value), f"{number}/{rank}"
+        data, name = FORM.dumps(value), f"{number}/{rank}"
         with _told_of_torchrun():
             self._store.set(_name(name), self._digest(name, data) + data)
 
@@ -101,7 +113,7 @@ class Store:
                 f"Somebody else has written into torchrun's store (entry {name}); start the ranks "
                 "where only you reach it."
             )
-        return plain.loads(data)
+        return FORM.loads(data)
 
     def _waited(self, name: str, deadline: float) -> bytes:
         while not self._store.check([_name(name)]):

@@ -84,7 +84,7 @@ def _tool(oracle: Any) -> Any:
         from mcp.server.mcpserver import MCPServer
     except ImportError as error:
         raise UsageError(
-            "--mcp needs the package mcp, which is not installed; pip install 'neuron-cpu[mcp]'."
+            "--mcp needs the package mcp, which is not installed; pip install 'mcp>=2.3,<3'."
         ) from error
     from ..oracle.forms import Request
 

@@ -6,5 +6,5 @@ try:
     import pydantic  # noqa: F401
 except ImportError as error:
     raise UsageError(
-        "the oracle needs pydantic, which is not installed; pip install 'neuron-cpu[oracle]'."
+        "the oracle needs pydantic, which is not installed; pip install pydantic."
     ) from error

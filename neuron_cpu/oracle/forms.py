@@ -1,6 +1,7 @@
 """What the oracle is asked and what it answers: schema 1, an object a line (docs/oracle.md)."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional, Union
 
@@ -135,18 +136,17 @@ class Request(_Form):
         )
 
 
-def requests(line: bytes) -> list[Union[Request, Answer]]:
+def requests(line: bytes) -> Iterator[Union[Request, Answer]]:
     """The requests of one line, an object or a list of them; an answer in place of a wrong one."""
     if len(line) > LONGEST:
-        return [
-            answer(None, "invalid", f"the line has {len(line)} bytes, expected at most {LONGEST}")
-        ]
+        said = f"the line has {len(line)} bytes, expected at most {LONGEST}"
+        return iter([answer(None, "invalid", said)])
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        said = str(error)[:100] or type(error).__name__
-        return [answer(None, "invalid", f"the line is no JSON ({said}), expected one object")]
-    return [_request(one) for one in (content if isinstance(content, list) else [content])]
+        said = f"the line is no JSON ({str(error)[:100] or type(error).__name__})"
+        return iter([answer(None, "invalid", f"{said}, expected one object")])
+    return map(_request, content if isinstance(content, list) else [content])  # as they are taken
 
 
 def _request(content: Any) -> Union[Request, Answer]:

@@ -249,12 +249,14 @@ class _Connection(socketserver.StreamRequestHandler):
     server: "Server"
 
     def handle(self) -> None:
-        self.connection.settimeout(HELLO_SECONDS)
+        late = threading.Timer(HELLO_SECONDS, self.connection.shutdown, [socket.SHUT_RDWR])
+        late.daemon = True
+        late.start()  # of the whole line: one that comes byte by byte holds nobody up
         try:
             given = str(json.loads(self.rfile.readline(4096))["key"]).encode()
         except (OSError, RecursionError, *MALFORMED):
             given = b""
-        self.connection.settimeout(None)
+        late.cancel()
         seconds = struct.pack("ll", READ_SECONDS, 0)  # one that does not read holds nobody up
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
         with contextlib.suppress(OSError):

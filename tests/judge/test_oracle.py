@@ -8,6 +8,7 @@ import random
 import socket
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,37 @@ def test_a_client_of_the_socket_needs_the_key(oracle: serve.Oracle) -> None:
         server.shutdown()
 
 
+def test_a_client_whose_first_line_never_ends_is_cut(
+    oracle: serve.Oracle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "HELLO_SECONDS", 0.2)
+    with serve.Server(oracle, 0, "a key of its own.") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with socket.create_connection(server.server_address[:2], 0.01) as line:
+            for _ in range(3000):  # half a minute of a byte at a time
+                try:
+                    line.sendall(b"{")
+                    ended = line.recv(1) == b""
+                except TimeoutError:
+                    continue
+                except OSError:
+                    ended = True
+                break
+            assert ended
+        server.shutdown()
+
+
+def test_a_line_of_many_requests_is_taken_one_by_one() -> None:
+    """16 MiB of them would be gigabytes of answers; none is made before it is asked for."""
+    line = b"[" + b",".join([b"1"] * 1_000_000) + b"]"
+    tracemalloc.start()
+    found = forms.requests(line)
+    assert next(found)["outcome"] == "invalid"
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 32 << 20
+
+
 def test_command_lines_that_do_not_go(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short\n")
     for words, said in (
@@ -307,7 +339,7 @@ def test_command_lines_that_do_not_go(capsys: Any, tmp_path: Path) -> None:
 
 
 def test_the_tool_over_mcp() -> None:
-    """What it takes to run: pip install 'neuron-cpu[mcp]'."""
+    """What it takes to run: pip install 'mcp>=2.3,<3'."""
     pytest.importorskip("mcp")
     import anyio
     from mcp import Client as ToolClient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import signal
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import plain, sdk
+from harness import sdk
 from harness.errors import UserError
 from harness.inputs import command_line
 from harness.processes import ranks
@@ -277,7 +278,7 @@ def test_what_a_stranger_writes_into_the_store_is_no_order(stores, tmp_path):
     assert not open_to_all.check(["main.py/key"])
     leader.write(Order(1), 0)
     replayed = open_to_all.get("main.py/0/0")
-    forged = plain.dumps(Order(1, start=replace(JOB, confined=False)))
+    forged = ranks.FORM.dumps(Order(1, start=replace(JOB, confined=False)))
     for number, said in enumerate((pickle.dumps(Evil(tmp_path / "m")), forged, replayed, b""), 1):
         open_to_all.set(f"main.py/{number}/0", said)
         with pytest.raises(UserError, match="Somebody else has written into torchrun's store"):
@@ -306,14 +307,25 @@ def test_no_key_no_order(stores):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"[", b"3e", b'{"a": 1}', b'{"eval": ["1"]}', b'{"os:system": ["1"]}',
-             b'{"harness.processes.ranks:Order": [1,2,3,4,5,6,7]}',
-             b'{"harness.plain:json": ["1"]}', b'{"harness.plain:loads": ["1"]}',
-             b'{"harness.absent:x": ["1"]}',
-             b'{"dict": 3}', b'{"Path": 1}', b"[" * 99_999, b'{"a": 1, "b": 2}', b"{}"]
+    "whole",
+    [
+        {"a": 1}, {"eval": ["1"]}, {"of": ["os:system", "1"]}, {"object": 0}, {"dict": 3},
+        {"of": ["harness.processes.ranks:Order", *range(7)]}, {"of": ["neuron_cpu.plain:json"]},
+        {"of": ["harness.absent:x"]}, {"Path": 1}, {"a": 1, "b": 2}, {},
+        {"of": ["neuron_cpu.plain:Form", 1, 2]}, {"entry": "matmul"}, {"array": ["O", [1], "AA=="]},
+    ],
 )  # fmt: skip
-def test_what_is_no_record_is_refused(data):
+def test_what_is_no_record_is_refused(whole):
     with pytest.raises(ValueError):
-        plain.loads(data)
+        ranks.FORM.loads(json.dumps([whole, [], []]).encode())
     with pytest.raises(TypeError, match="is no plain value"):
-        plain.dumps(object())
+        ranks.FORM.dumps(object())
+
+
+@pytest.mark.parametrize("data", [b"", b"[", b"3e", b"{}", b"[1]", b"[1, [], [], []]",
+                                  b"[" * 99_999, b'[0, ["os:path"], [[]]]',
+                                  b'[0, ["harness.processes.ranks:Order"], []]',
+                                  b'[0, ["harness.processes.ranks:Order"], [[1]]]'])  # fmt: skip
+def test_bytes_that_are_no_record_are_refused(data):
+    with pytest.raises(ValueError):
+        ranks.FORM.loads(data)
