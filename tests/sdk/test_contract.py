@@ -15,6 +15,7 @@ from neuronx_distributed_inference.models import config as config_module
 from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBase
+from neuronx_distributed_inference.modules.kvcache.cache_lines import CacheLines
 
 from neuron_cpu.errors import StandInError
 
@@ -271,3 +272,14 @@ def test_on_device_sampling_with_top_k_1_is_greedy(
     )
     got = generate(app, PROMPTS[:1], 8)[0].tolist()
     assert got == reference(model, PROMPTS[0], 8)[0].tolist()
+
+
+@pytest.mark.parametrize(("release", "damaged"), [("0.1", 0), ("0.2", 4)])
+def test_a_row_that_fills_a_batch_writes_at_its_release_s_place(release, damaged, monkeypatch):
+    """At position 0 in 0.1.0; later where the first row writes."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", release)
+    lines = CacheLines(NeuronConfig(max_batch_size=2))
+    lines.prefill(torch.tensor([0, 1]), torch.ones(2, 5))
+    lines.decode(torch.tensor([0]), torch.tensor([[4]]))
+    with pytest.raises(ValueError, match=f"has overwritten its position {damaged} in NxDI"):
+        lines.decode(torch.tensor([1]), torch.tensor([[5]]))

@@ -13,7 +13,7 @@ from torch_neuronx.pyhlo.hlo_pb2 import HloModuleProto
 
 from harness.figures import graphs
 from neuron_cpu.errors import CompileError
-from neuron_cpu.runtime import graph
+from neuron_cpu.runtime import graph, tape
 from neuron_cpu.runtime.ranks import Group, rank_context
 from neuron_cpu.runtime.recording import COLLECTIVE, METADATA_ONLY, TORCH
 
@@ -218,3 +218,13 @@ def test_tracing_patches_nothing_that_other_threads_see():
     graph.trace(Function(function), (X,), "tag", 1)
     assert seen == [(before, "cpu", True), torch.device("meta")]
     assert X.to("meta").device.type == "meta"
+
+
+def test_what_the_examples_decide_is_computed_from_them():
+    """A step that writes may have changed more than they say."""
+    capture, x, y, z = tape.Capture(), torch.ones(2), torch.zeros(2), torch.zeros(2)
+    capture.examples[capture.new(x)] = torch.tensor([2.0, 3.0])
+    capture.node("aten::neg", capture.refs(((x,), {})), y, "")
+    assert capture.example(y).tolist() == [-2, -3]
+    capture.node("aten::neg_", capture.refs(((y,), {})), z, "", writes=True)
+    assert capture.example(z) is None

@@ -11,6 +11,7 @@ from neuronx_distributed_inference.models.config import NeuronConfig
 from neuronx_distributed_inference.models.llama.modeling_llama import Llama3RotaryEmbedding
 from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM
 from neuronx_distributed_inference.models.model_wrapper import ModelWrapper
+from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBase
 from neuronx_distributed_inference.modules.attention.gqa import (
     GQA,
     determine_sharding_strategy,
@@ -230,6 +231,7 @@ def test_rotary_embedding_needs_no_buffer():
 def test_llama3_frequencies_of_the_1b_model():
     """Indices 0-14 stay, 15-17 are blended, 18-31 are divided by 32."""
     rotary = Llama3RotaryEmbedding(64, factor=32.0)
+    assert rotary.old_context_len == 8192
     plain = RotaryEmbedding(64, base=500000.0).get_inv_freqs()
     ratio = rotary.get_inv_freqs() / plain
     torch.testing.assert_close(ratio[:15], torch.ones(15))
@@ -361,3 +363,39 @@ def test_what_rounding_leaves_of_a_distribution_is_its_last_index() -> None:
 def test_later_settings_are_off_unasked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     assert getattr(NeuronConfig(), name) is False
+
+
+@pytest.mark.parametrize(("prior", "table"), [(0, (1,)), (32, (3, 2)), (40, (3, 3))])
+def test_a_graph_over_blocks_has_a_table_where_it_has_a_prefix(prior, table) -> None:
+    """Three rows of blocks of 16 slots; one element stands for no table."""
+    config = SimpleNamespace(batch_size=3, pa_block_size=16, lora_config=None)
+    wrapper = SimpleNamespace(neuron_config=config, _with_empties=tuple)
+    inputs = ModelWrapper._block_example(wrapper, (8, prior))
+    assert [tuple(tensor.shape) for tensor in inputs[5:]] == [(3, 8), table, (3, 1), (3, 1)]
+
+
+def test_cosines_that_are_given_are_not_made_anew() -> None:
+    made = []
+    angles = torch.zeros(1, 2, 4), torch.ones(1, 2, 4)
+    model = SimpleNamespace(rotary_emb=lambda *given: made.append(given) or angles)
+    states = [torch.randn(1, 2, 2, 4) for _ in range(3)]
+    rotate = NeuronAttentionBase.apply_rotary_embedding
+    unasked = rotate(model, *states, torch.zeros(1, 2), None, None, False)
+    assert len(made) == 1 and unasked[2:] == angles
+    given = rotate(model, *states, torch.zeros(1, 2), *angles, False)
+    assert len(made) == 1 and torch.equal(given[0], unasked[0])
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_several_new_tokens_are_masked_among_themselves(tokens: int) -> None:
+    """One token sees itself, whatever the mask among new ones says."""
+    masks = []
+    model = SimpleNamespace(
+        num_key_value_groups=1, k_cache_transposed=False,
+        scaled_qk=lambda q, k, mask: masks.append(mask) or q @ k.mT,
+    )  # fmt: skip
+    states = [torch.randn(1, 2, tokens, 4) for _ in range(3)]
+    past = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
+    places = torch.zeros(1, tokens)
+    NeuronAttentionBase.compute_for_token_gen(model, *states, places, past, "seen", "among new")
+    assert masks == ["seen", "among new" if tokens > 1 else None]

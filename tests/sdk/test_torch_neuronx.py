@@ -5,6 +5,7 @@ from __future__ import annotations
 import neuronxcc.nki.language as nl
 import pytest
 import torch
+from torch_neuronx.proto.metaneff_pb2 import MetaTensor
 from torch_neuronx.pyhlo import hlo_pb2
 from torch_neuronx.testing.validation import DEFAULT_TOLERANCE_MAP, logit_validation
 from torch_neuronx.xla_impl.ops import Argmax, RmsNorm, TopK, nki_jit
@@ -220,3 +221,10 @@ def test_tensors_that_are_close_by_the_names_that_nxdi_reads():
     near = neuron_allclose(expected + 0.05, expected, rtol=0.01, atol=0.0)
     assert near.allclose and near.max_rel_error == pytest.approx(0.005, rel=1e-3)
     assert not neuron_allclose(expected + 1, expected).allclose
+
+
+def test_fields_of_an_input_of_a_graph_keep_apart():
+    tensor = MetaTensor(name=b"x", shape=[2, 3], data_type=5, type=1, checkpoint_key=b"y")
+    read = MetaTensor()
+    read.ParseFromString(tensor.SerializeToString())
+    assert (read.data_type, read.type, list(read.shape)) == (5, 1, [2, 3])

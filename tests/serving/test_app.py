@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import signal
 import socket
@@ -138,6 +139,19 @@ def test_what_is_asked_for_beyond_the_cache_is_cut_to_it(server):
     assert found["usage"]["completion_tokens"] == LENGTH - 60
     _, found, _ = server.ask(CHAT, chat("x"))
     assert found["usage"]["total_tokens"] == LENGTH
+
+
+@pytest.mark.parametrize("asked", [{"temperature": 1}, {"top_p": 0.5}, {"seed": 3}])
+def test_what_a_graph_draws_in_one_way_cannot_be_tuned(tokenizer, lines, asked):
+    api = echo_api(tokenizer, lines)
+    api.served = dataclasses.replace(api.served, fixed_draws=True)
+    running = Running(Server(api), on_a_free_port())
+    try:
+        status, found, _ = running.ask(COMPLETIONS, body(**asked))
+        assert status == 400 and "leave temperature, top_p and seed out." in str(found)
+        assert running.ask(COMPLETIONS, body(max_tokens=2))[0] == 200
+    finally:
+        running.close()
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from harness.device import timing
 from harness.device.running import BENCHMARK, SIMULATOR, XLA, Unanswered, Workers
 
 
@@ -28,7 +32,7 @@ def test_a_process_answers_one_request_after_the_other(workers):
 
 
 def test_what_hangs_or_dies_is_told_and_the_next_request_is_answered(workers):
-    assert refused(workers, BENCHMARK, "signal:pause", {}, 5) == ("hung", "no answer within 5 s")
+    assert refused(workers, BENCHMARK, "signal:pause", {}, 1) == ("hung", "no answer within 1 s")
     died = refused(workers, BENCHMARK, "os:_exit", {"status": 3}, 120)
     assert died == ("died", "its process ended")
     assert workers.ask(BENCHMARK, "json:loads", {"s": "1"}, 120) == 1
@@ -40,3 +44,25 @@ def test_one_process_is_beside_the_device_and_the_simulator_knows_what_it_stands
     name = {"key": "NEURON_PLATFORM_TARGET_OVERRIDE"}
     assert workers.ask(SIMULATOR, "os:getenv", name, 120) == "trn2"
     assert set(workers._running) == {XLA, SIMULATOR}
+
+
+def test_of_a_long_error_its_end_is_told(workers):
+    """Compilers put the reason last."""
+    asked = {"s": "1", "parse_float": None, "x" * 900: 0}
+    status, words = refused(workers, BENCHMARK, "json:loads", asked, 120)
+    assert status == "refused" and words.startswith("... x") and len(words) == 604
+
+
+def test_a_graph_is_timed_in_microseconds_behind_its_warm_up(monkeypatch):
+    """A clock that shows a second more at each look, but for the first five times."""
+    import torch_xla.core.xla_model as xm
+
+    looks = iter([*range(0, 100, 10), *range(100, 200)])
+    clock, here = SimpleNamespace(perf_counter=lambda: next(looks)), torch.zeros(1)
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(timing.sdk, "platform", lambda: SimpleNamespace(estimates=False))
+    monkeypatch.setattr(timing.calls, "arguments", lambda *_: (torch.neg, [here], {}))
+    for name in ("mark_step", "wait_device_ops"):
+        monkeypatch.setattr(xm, name, lambda: None, raising=False)
+    found = timing.graph({"calls": 2, "reduced": 0})
+    assert found == {"p0": 1e6, "p50": 1e6, "p99": 1e6}

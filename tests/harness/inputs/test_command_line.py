@@ -409,3 +409,10 @@ def test_medusa_s_default_tree_is_one() -> None:
     tree = parse("--mode", "generate", "--is-medusa").speculation.tree
     assert len(tree) == len(set(tree)) == 15 and max(map(len, tree)) == 4
     assert all(path[:-1] in {*tree, ()} and min(path) >= 0 for path in tree)
+
+
+@pytest.mark.parametrize("temperature", ["0", "1"])
+def test_temperatures_that_change_nothing_need_no_sampling(temperature: str) -> None:
+    parse("--temperature", temperature)
+    with pytest.raises(UserError, match="--temperature tunes sampling"):
+        parse("--temperature", "0.5")

@@ -193,7 +193,7 @@ TEXTS = (
     "  naïve 你好 \t\n x",
     "a1b22c333d4444!!\r\n?",
     "",
-    "hello hello",
+    "hello hello!\nhello",
 )
 
 
@@ -201,7 +201,7 @@ def test_llama_3_cuts_text_as_it_was_published(write: Callable) -> None:
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = ["1 2", "12 3", "3 4", "h e", "l l", "he ll", "hell o", "Ġ hello", "' s"]
+    merges = ["1 2", "12 3", "3 4", "h e", "l l", "he ll", "hell o", "Ġ hello", "' s", "! Ċ"]
     tokens = ["<|pad|>", "<|begin_of_text|>", "<|eot_id|>", *alphabet]
     tokens += [merge.replace(" ", "") for merge in merges]
     tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]

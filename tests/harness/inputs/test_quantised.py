@@ -29,6 +29,8 @@ def test_one_flag_for_all(tmp_path):
     settings = parsed("--quantized", "--quantized-checkpoints-path", path)
     assert settings.neuron_config()["quantization_type"] == "per_tensor_symmetric"
     assert settings.neuron_config()["quantized_checkpoints_path"] == path
+    settings = parsed("--quantize", "int8", "--quantization-type", "per_tensor_symmetric")
+    assert settings.neuron_config()["quantization_type"] == "per_tensor_symmetric"
 
 
 @pytest.mark.parametrize(
