@@ -255,16 +255,16 @@ def mutated(chosen: random.Random) -> bytes:
 
 def test_fuzzed_requests_of_a_client(capfd: pytest.CaptureFixture[str]) -> None:
     """Each has its answers; no traceback, no end, and no more memory at the end than early on."""
-    number, chosen, used = int(os.environ.get("FUZZ_EXAMPLES", "50")), random.Random(34), []
+    number, chosen, used = int(os.environ.get("FUZZ_EXAMPLES", "20")), random.Random(34), []
     with Client("--jobs", "1") as client:
         assert client.ask(asking())["outcome"] == "passed"
         found = {one["id"]: one["outcome"] for one in client.answers([asking(), {"cases": 1}])}
         assert found == {0: "passed", 1: "invalid"}
         process = client.process
-        for _ in range(number // 50):
-            process.stdin.write(b"".join(mutated(chosen) for _ in range(50)))
+        for _ in range(number // 20):
+            process.stdin.write(b"".join(mutated(chosen) for _ in range(20)))
             process.stdin.flush()
-            outcomes = [json.loads(process.stdout.readline())["outcome"] for _ in range(50)]
+            outcomes = [json.loads(process.stdout.readline())["outcome"] for _ in range(20)]
             assert set(outcomes) <= {"passed", "wrong", "refused", "failed", "invalid"}
             if sys.platform == "linux":
                 used.append(int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]))

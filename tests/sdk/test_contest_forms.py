@@ -64,6 +64,7 @@ from torch_neuronx.xla_impl.ops import nki_jit
 from transformers.activations import ACT2FN
 
 from neuron_cpu.runtime.ranks import RankPool
+from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 BATCH = dict(batch_size=2)
@@ -731,17 +732,16 @@ def agrees(tiny_llama, application, generate, reference):
     return check
 
 
-@pytest.mark.parametrize("version", ["0.1", "0.3"])
-@pytest.mark.parametrize("tp_degree", [1, 2])
-@pytest.mark.parametrize("form", [*LINEARS, "in_place"])
+@pytest.mark.parametrize(
+    ("form", "tp_degree", "version"), crossed([*LINEARS, "in_place"], [1, 2], ["0.1", "0.3"])
+)
 def test_forms_of_the_mlp(agrees, monkeypatch, form, tp_degree, version):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     shape = dict(mlp_bias=True) if form in LINEARS else {}
     agrees(model_class(mlp=form), shape, tp_degree=tp_degree)
 
 
-@pytest.mark.parametrize("tp_degree", [1, 2])
-@pytest.mark.parametrize("attention_bias", [False, True])
+@pytest.mark.parametrize(("attention_bias", "tp_degree"), crossed([False, True], [1, 2]))
 def test_attention_of_nxdi_0_1(agrees, tp_degree, attention_bias):
     agrees(model_class(FirstAttention), dict(attention_bias=attention_bias), tp_degree=tp_degree)
 
@@ -984,18 +984,21 @@ def test_rank_tensors_of_64_bits(tiny_llama, application, generate, reference, s
 
 
 @pytest.mark.parametrize(
-    ("version", "attention", "mlp"),
-    [
-        ("0.1", FirstAttention, "forward_impl"),
-        ("0.3", baseline.NeuronLlamaAttention, "attribute"),
-        ("0.4", FourthAttention, "plain"),
-    ],
+    ("entry", "degree"),
+    crossed(
+        [
+            ("0.1", FirstAttention, "forward_impl"),
+            ("0.3", baseline.NeuronLlamaAttention, "attribute"),
+            ("0.4", FourthAttention, "plain"),
+        ],
+        [4, 2],
+    ),
 )
-@pytest.mark.parametrize("degree", [2, 4])
 def test_sequence_parallel_entries(
-    tiny_llama, application, generate, reference, monkeypatch, version, attention, mlp, degree
+    tiny_llama, application, generate, reference, monkeypatch, entry, degree
 ):
     """Layers that gather and reduce-scatter by themselves, each in the way of its time."""
+    version, attention, mlp = entry
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(num_attention_heads=8, hidden_size=64, num_key_value_heads=4)
     app = application(

@@ -18,6 +18,7 @@ from neuronx_distributed_inference.modules.attention.attention_base import Neuro
 from neuronx_distributed_inference.modules.kvcache.cache_lines import CacheLines
 
 from neuron_cpu.errors import StandInError
+from tests.crossed import crossed
 
 PACKAGE = Path(neuronx_distributed_inference.__file__).parent
 
@@ -30,7 +31,7 @@ def version(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("tp_degree", [1, 2])
+@pytest.mark.parametrize(("version", "tp_degree"), crossed(VERSIONS, [1, 2]), indirect=["version"])
 def test_baseline_agrees_with_hugging_face(
     version, tiny_llama, application, generate, reference, tp_degree
 ):
@@ -261,7 +262,7 @@ def test_a_keyword_that_a_subclass_reads_is_not_ignored(cls, caplog):
     assert "['enable_nkl']" in caplog.text
 
 
-@pytest.mark.parametrize("tp_degree", [1, 2])
+@pytest.mark.parametrize(("version", "tp_degree"), crossed(VERSIONS, [2, 1]), indirect=["version"])
 def test_on_device_sampling_with_top_k_1_is_greedy(
     version, tiny_llama, application, generate, reference, tp_degree
 ):

@@ -8,6 +8,7 @@ from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
 
 from harness.session.speculation import Draft, Guessing, Lookup
+from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
 STEPS = 12
@@ -64,13 +65,16 @@ def test_options_change_no_result(tiny_llama, application, generate, reference, 
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "tp_degree"),
-    [(9, 3, 2), (9, 3, 3), (12, 2, 8), (5, 5, 2), (8, 1, 4), (4, 4, 8), (6, 3, 4), (10, 2, 4)],
+    ("shape", "fused"),
+    crossed(
+        [(9, 3, 2), (9, 3, 3), (12, 2, 8), (5, 5, 2), (8, 1, 4), (4, 4, 8), (6, 3, 4), (10, 2, 4)],
+        [False, True],
+    ),
 )
-@pytest.mark.parametrize("fused", [False, True])
 def test_grouped_heads_that_do_not_divide(
-    tiny_llama, application, generate, reference, heads, kv_heads, tp_degree, fused
+    tiny_llama, application, generate, reference, shape, fused
 ):
+    heads, kv_heads, tp_degree = shape
     model, folder = tiny_llama(
         hidden_size=8 * heads, num_attention_heads=heads, num_key_value_heads=kv_heads
     )
@@ -240,8 +244,7 @@ def test_the_bucket_of_a_speculation_holds_the_new_tokens_since_0_2(
     assert app.speculation_model.choose_bucket(ids, mask, positions) == bucket
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(("version", "rows"), crossed(VERSIONS, [1, 2]))
 def test_several_tokens_over_the_cache_give_what_single_steps_give(
     tiny_llama, application, reference, monkeypatch, version, rows
 ):

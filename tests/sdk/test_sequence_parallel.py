@@ -18,6 +18,7 @@ from neuron_cpu.errors import CompileError
 from neuron_cpu.runtime import graph
 from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 from neuron_cpu.runtime.recording import COLLECTIVE
+from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 SHARDED = dict(batch_size=2, max_context_length=32, sequence_parallel_enabled=True)
@@ -38,8 +39,7 @@ def collectives(app, index):
     ]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("degree", [1, 2, 4])
+@pytest.mark.parametrize(("version", "degree"), crossed(VERSIONS, [1, 2, 4]))
 def test_the_same_logits_and_text(
     tiny_llama, application, generate, reference, monkeypatch, version, degree
 ):

@@ -11,6 +11,7 @@ from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
 from neuron_cpu.runtime.ranks import Group, rank_context
+from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 # Heads of 64, as Llama has them; three query heads over one key-value head, padded at degree 2.
@@ -44,9 +45,9 @@ def build(submission, folder, **neuron):
     return app
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("tp_degree", [1, 2])
-@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
+@pytest.mark.parametrize(
+    ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2], VERSIONS)
+)
 def test_tokens_of_hugging_face(
     submission, tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki
 ):
@@ -76,8 +77,7 @@ def test_decode_over_caches_that_several_heads_share(
         assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("in_chunks", [False, True])
+@pytest.mark.parametrize(("version", "in_chunks"), crossed(VERSIONS, [False, True]))
 def test_a_model_that_takes_prompts_in_chunks_decodes_as_well(
     submission, tiny_llama, monkeypatch, version, in_chunks
 ):
@@ -123,9 +123,9 @@ def test_vocabulary_parallel_embedding(submission, tiny_llama, generate, referen
 
 # A slice by the rank's own number, which works here, is rank 0's on every rank of a device.
 @pytest.mark.filterwarnings("error:A scatter by the group's own rank:RuntimeWarning")
-@pytest.mark.parametrize("version", ["0.1", "0.3", "0.6"])
-@pytest.mark.parametrize("tp_degree", [1, 2, 4])
-@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
+@pytest.mark.parametrize(
+    ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2, 4], ["0.1", "0.3", "0.6"])
+)
 def test_sequence_parallelism(
     submission, tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki
 ):

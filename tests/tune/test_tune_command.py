@@ -157,7 +157,7 @@ def test_an_interrupted_search_prints_what_it_has(folder, capsys, monkeypatch) -
 
 
 def test_a_point_that_takes_too_long_is_left(folder: Path, capsys: pytest.CaptureFixture) -> None:
-    assert tune(folder, "--jobs", "1", "--space", "wait=1000", "--time-limit", "1") == 1
+    assert tune(folder, "--jobs", "1", "--space", "wait=1000", "--time-limit", "4") == 1
     assert "1 points tried: 1 failed" in capsys.readouterr().out
 
 
