@@ -15,6 +15,7 @@ import pytest
 
 import main
 from tests.conftest import REPOSITORY
+from tests.crossed import crossed
 
 
 def start(*arguments: object, **options) -> subprocess.Popen:
@@ -138,8 +139,12 @@ def test_an_end_that_somebody_swallows_comes_again(tmp_path: Path) -> None:
     assert (process.returncode, told) == (143, "swallowed\nput in order\n")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-@pytest.mark.parametrize("program", ["main.py --help", "-m neuron_cpu judge --help"])
+@pytest.mark.parametrize(
+    ("program", "closed"),
+    crossed(
+        ["main.py --help", "-m neuron_cpu judge --help"], ["<&-", ">&-", "<&- >&- 2>&-", "2>&-"]
+    ),
+)
 def test_closed_streams_lead_nowhere(closed: str, program: str) -> None:
     run = subprocess.run(
         ["sh", "-c", f"{sys.executable} {program} {closed}"], cwd=REPOSITORY, capture_output=True
@@ -170,7 +175,7 @@ def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="looks at the process's signals")
-@pytest.mark.parametrize("seconds", [0, 0.5, 2.0])
+@pytest.mark.parametrize("seconds", [0, 0.5, pytest.param(2.0, marks=pytest.mark.full)])
 def test_ctrl_c_while_the_tools_are_imported(seconds: float, tmp_path: Path) -> None:
     kernel = REPOSITORY / "neuron_cpu" / "suite" / "level1" / "gelu.py"
     process = subprocess.Popen(

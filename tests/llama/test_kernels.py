@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_cpu.core.language.kernel import Kernel
+from tests.crossed import crossed
 from tests.llama.every import ALONE, llama
 from tests.llama.references import check_error as check
 from tests.warned import allows
@@ -300,12 +301,12 @@ def trace_with(monkeypatch: pytest.MonkeyPatch, constant: str, value: int) -> No
             monkeypatch.setattr(kernel, "programs", {})
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("length", "running"), [(1100, False), (1099, True)])
+@pytest.mark.parametrize(("kind", "size"), crossed(KINDS, [(1099, True), (1100, False)]))
 def test_prefill_of_adversarial_scores(
-    kind: str, length: int, running: bool, monkeypatch: pytest.MonkeyPatch
+    kind: str, size: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Maxima that grow from key block to key block do not survive a softmax that forgets them."""
+    length, running = size
     if running:
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)  # blocks come from HBM
     q, kv, d = 2, 1, 64
