@@ -1,0 +1,63 @@
+"""The driver's side of generation: how many tokens it takes, and where a chunk's tokens go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.processes.workers import SubmissionFailed
+from harness.session import generation, slots
+from harness.session.rows import Draw, Part
+
+
+def loaded(tokens: int, told: Any = None) -> SimpleNamespace:
+    """A model that gives so many tokens, 1 and on, of a vocabulary of 9; it keeps what is asked."""
+
+    def call(_: str, __: str, step: Callable, *, stop: Callable, **asked: Any) -> SimpleNamespace:
+        model.asked = asked
+        for token in range(1, tokens + 1):
+            step([[token], 0.1])
+        return SimpleNamespace(body=told, arrays=[])
+
+    model = SimpleNamespace(session=SimpleNamespace(vocabulary=9), call=call)
+    return model
+
+
+def test_an_answer_may_end_early_unless_its_length_is_fixed() -> None:
+    assert generation.generate_tokens(loaded(2), [[5]], 4) == [[1], [2]]
+    assert generation.generate_tokens(loaded(4), [[5]], 4, fixed_length=True) == [
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
+    for model, fixed in ((loaded(2), True), (loaded(0), False)):
+        with pytest.raises(SubmissionFailed, match="expected 4 tokens, got"):
+            generation.generate_tokens(model, [[5]], 4, fixed_length=fixed)
+    with pytest.raises(SubmissionFailed, match="goes on after 4 tokens"):
+        generation.generate_tokens(loaded(5), [[5]], 4)
+
+
+def test_speculation_is_counted_without_logits() -> None:
+    model = loaded(3, told={"steps": 2})
+    assert generation.speculative_tokens(model, [[5]], 3) == (3, {"steps": 2})
+    assert (model.asked["fixed_length"], model.asked["scores"]) == (True, False)
+
+
+def test_a_chunk_has_a_slot_for_each_token_of_its_sequences(monkeypatch) -> None:
+    """Two tokens behind three of one sequence, and one of another: none for what fills rows."""
+    settings = SimpleNamespace(blocks=SimpleNamespace(size=4), seq_len=12)
+    host = SimpleNamespace(job=SimpleNamespace(settings=settings))
+    monkeypatch.setattr(slots, "_forward", lambda *given: given[2:])
+    greedy = Draw(0.0, 0, 1.0, 0, 0)
+    parts = [Part((7, 8), 3, greedy, (5, 2)), Part((6,), 0, greedy, (1,))]
+    tokens, positions, rows, where = slots.chunk(host, "target", parts)
+    assert tokens.tolist() == [[7, 8, 6]] and positions.tolist() == [[3, 4, 0]]
+    assert where["slot_mapping"].tolist() == [23, 8, 4]
+    assert where["block_table"].tolist() == [[5, 2, 0], [1, 0, 0]]
+    assert where["full_context_lens"].tolist() == [5, 1]
+    assert torch.equal(where["computed_context_lens"], torch.tensor([3, 0])) and len(rows) == 2
