@@ -16,7 +16,7 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -63,6 +63,11 @@ MUTANTS ?= 300
 mutation: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --sample $(MUTANTS) --write
+
+# The oracle as a tool, asked by the client of the protocol's own project.
+test-mcp: setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mcp.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -k mcp tests/judge/test_oracle.py
 
 # 10 000 inputs at each door of the driver: some minutes.
 fuzz: setup

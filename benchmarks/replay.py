@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 from pathlib import Path
 
 import calibrate
@@ -55,6 +56,11 @@ class Search:
             if reached * (1 - TIED) <= other < reached:
                 reached = other
         return reached
+
+    def by_chance(self, few: int) -> float:
+        """How likely the best of `few` candidates chosen at random is within NEAR of the best."""
+        others = sum(o.row.measured_us > (1 + NEAR) * self.best for o in self.tried)
+        return 1 - comb(others, few) / comb(len(self.tried), few)
 
     @property
     def ties(self) -> int:
@@ -104,12 +110,14 @@ def table(found: Sequence[Search]) -> str:
         )
     hits = sum(one.regret(FEW) <= NEAR for one in found)
     first = sum(one.regret(1) <= NEAR for one in found)
-    spared = sum(len(one.tried) - FEW for one in found)
+    chance = [sum(search.by_chance(few) for search in found) for few in (FEW, 1)]
+    spared = sum(len(search.tried) - FEW for search in found)
     lines += [
         "",
         f"Within {NEAR:.0%} of the best: {hits} of {len(found)} searches with the best five by "
-        f"estimate, {first} with the",
-        f"best one. {spared} of {sum(len(one.tried) for one in found)} device runs are spared.",
+        f"estimate, {first} with the best one;",
+        f"chosen at random five would be in {chance[0]:.1f} and one in {chance[1]:.1f}. "
+        f"{spared} of {sum(len(search.tried) for search in found)} device runs are spared.",
     ]
     return "\n".join(lines)
 

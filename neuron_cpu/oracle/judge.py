@@ -32,9 +32,9 @@ from ..suite import child, plain
 from .forms import Request, Tolerance
 from .recorder import module_of
 
-MOST_VALUES = 1 << 30  # bytes of inputs and of references' results that are kept
 MOST_ANSWERS = 10_000
 SPARE = 2  # times as much memory as a candidate has: its program, values, float64 references
+KEPT = 0.5  # as much again for inputs and references' results that are kept
 Answer = dict[str, Any]
 
 
@@ -43,9 +43,9 @@ def serve(jobs: Connection, replies: Connection, memory_bytes: int) -> None:
 
     A job is a JSON line (the request, the case, texts of the reference) and a recorded message.
     """
-    bounds = limits.Limits(SPARE * memory_bytes + MOST_VALUES, 10**9, 0)
-    child.confine(bounds, jobs, replies)
-    judge = Judge()
+    kept = int(KEPT * memory_bytes)
+    child.confine(limits.Limits(SPARE * memory_bytes + kept, 10**9, 0), jobs, replies)
+    judge = Judge(kept)
     while True:
         job, recorded = json.loads(jobs.recv_bytes()), jobs.recv_bytes()
         request = Request.model_validate(job["request"])
@@ -69,9 +69,14 @@ def serve(jobs: Connection, replies: Connection, memory_bytes: int) -> None:
 
 
 class Judge:
-    """What stays between candidates."""
+    """What stays between candidates.
 
-    def __init__(self) -> None:
+    Attributes:
+        kept: most bytes of inputs and of references' results that stay.
+    """
+
+    def __init__(self, kept: int) -> None:
+        self.kept = kept
         self._modules: dict[tuple[str, str], Any] = {}
         self._values: OrderedDict[Any, tuple[int, Any, _Known]] = OrderedDict()
         self._answers: OrderedDict[Any, Answer] = OrderedDict()
@@ -192,7 +197,7 @@ class Judge:
             known = _Known(Reference(function, code.library), verdict.asked(program, *arguments))
         size = sum(t.nbytes for t in (*verdict.tensors_of(*arguments), *known.results))
         self._values[key] = size, arguments, known
-        while sum(size for size, *_ in self._values.values()) > MOST_VALUES:
+        while sum(size for size, *_ in self._values.values()) > self.kept:
             self._values.popitem(last=False)
         return arguments, known
 

@@ -24,6 +24,7 @@ from neuron_cpu.judge import verdict
 from neuron_cpu.oracle import forms, serve
 from neuron_cpu.oracle.client import Client
 from neuron_cpu.oracle.forms import Request
+from tests.conftest import REPOSITORY
 
 KERNEL = """
 import neuronxcc.nki as nki
@@ -324,6 +325,16 @@ def test_a_line_of_many_requests_is_taken_one_by_one() -> None:
     assert most < 32 << 20
 
 
+def test_the_client_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    page = (REPOSITORY / "docs" / "oracle.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    (tmp_path / "softmax.py").write_text(suite.operator("softmax").path.read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    exec(compile(code, "docs/oracle.md", "exec"), {})
+    assert capsys.readouterr().out == "0 passed \n"
+
+
 def test_command_lines_that_do_not_go(capsys: Any, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short\n")
     for words, said in (
@@ -339,7 +350,7 @@ def test_command_lines_that_do_not_go(capsys: Any, tmp_path: Path) -> None:
 
 
 def test_the_tool_over_mcp() -> None:
-    """What it takes to run: pip install 'mcp>=2.3,<3'."""
+    """What it takes to run: `make test-mcp`."""
     pytest.importorskip("mcp")
     import anyio
     from mcp import Client as ToolClient
