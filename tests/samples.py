@@ -14,6 +14,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,10 @@ SETS = {
             "test/unit/test_*.py",
         ),
     ),
+    "nki-autotune": (
+        "nkigym/src/nkigym",
+        ("test/codegen/test_render.py", "test/transforms/test_*.py"),  # what calls nki.simulate
+    ),
 }
 
 
@@ -46,25 +51,33 @@ def runs(path: Path) -> bool:
     return path.name.startswith("test_") or "__main__" in text or "layout-" in path.name
 
 
-def run(path: Path, seconds: int) -> dict:
-    """How a file ends, and the last line that it or pytest says."""
+def run(path: Path, top: Path, seconds: int) -> dict:
+    """How a file of the checkout ``top`` ends, and the last line that it or pytest says."""
 
     def limits() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
-    command = [sys.executable, "-m", "neuron_cpu", "run"]
-    command += ["-m", "pytest", "-q", "-p", "no:cacheprovider"] * path.name.startswith("test_")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "NEURON_CPU": "1", "OMP_NUM_THREADS": "1"}
     text = path.read_text(encoding="utf-8")
+    command = [sys.executable, "-m", "neuron_cpu", "run"]
+    if path.name.startswith("test_") and not re.search(r"^test_\w+\(", text, re.M):
+        command += ["-m", "pytest", "-q", "-p", "no:cacheprovider"]  # not one that calls its tests
+    sources = [
+        ROOT,
+        *(one for one in map(top.joinpath, ("src", "nkigym/src", "autotune/src")) if one.is_dir()),
+    ]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sources))}
+    environment |= {"NEURON_CPU": "1", "OMP_NUM_THREADS": "1"}
     if "neuronxcc.nki" in text:  # the older language as its last release had it
         environment |= {"NEURON_CPU_SDK": "2.26", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2"}
     if "trn3" in text:
         environment["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn3"
     with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / path.parent.name
-        subprocess.run(["cp", "-r", str(path.parent), str(copy)], check=True)
+        package = (path.parent / "__init__.py").exists()  # its tests import each other by name
+        folder = top if package else path.parent
+        copy = Path(scratch) / ("checkout" if package else folder.name)  # no package's name
+        shutil.copytree(folder, copy, ignore=shutil.ignore_patterns(".git"))
         done = subprocess.run(
-            [*command, path.name],
+            [*command, str(path.relative_to(folder))],
             cwd=copy,
             env=environment,
             capture_output=True,
@@ -72,7 +85,9 @@ def run(path: Path, seconds: int) -> dict:
             preexec_fn=limits,
         )
     said = (done.stdout + done.stderr).strip().splitlines()
-    errors = [line for line in said if re.search(r"Error|error|\[(sim|err)_|passed|failed", line)]
+    errors = [
+        line for line in said if re.search(r"Error|error|\[(sim|err)_|passed|failed|skipped", line)
+    ]
     return {
         "status": done.returncode,
         "said": (errors or said or [""])[-1][:300],
@@ -82,9 +97,10 @@ def run(path: Path, seconds: int) -> dict:
 
 def why(one: dict) -> str:
     """The error that ended a file, without the places of this machine."""
-    told = re.compile(r"(?:E +)?(?:[\w.]+\.)?(\w*(?:Error|Exception)): (.*)")
+    told = re.compile(r"(?:E +)?(?:[\w.]+\.)?(\w*(?:Error|Exception|UnknownName)): (.*)")
     found = [m for m in map(told.match, one["log"]) if m]
     text = f"{found[-1][1]}: {found[-1][2]}" if found else one["said"]
+    text = re.sub(r"/tmp/\w+/", "", text)
     return re.sub(r"/\S*/(\w+\.py)", r"\1", text)[:220]
 
 
@@ -124,7 +140,7 @@ def main() -> int:
             wanted = not chosen.k or any(word in key for word in chosen.k)
             if not wanted or key in found or not runs(path):
                 continue
-            found[key] = run(path, chosen.seconds)
+            found[key] = run(path, top, chosen.seconds)
             print(f"{found[key]['status']:4} {key}: {found[key]['said'][:160]}", flush=True)
             if kept:
                 kept.write_text(json.dumps(found, indent=1))

@@ -757,6 +757,23 @@ def test_strict_mode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.identifier == "sim_loop_rebinding"
 
 
+def test_strict_mode_lets_pass_what_a_device_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contest's winner of 2025 took min() of an index; preflight is strict."""
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            first = min(i * 32, 96)
+            nl.store(out[first : first + 32], nl.load(x[first : first + 32]))
+        return out
+
+    x = np.arange(1024, dtype=np.float32).reshape(128, 8)
+    with pytest.warns(NkiWarning, match="sim_loop_min_max"):
+        assert np.array_equal(kernel(x), x)
+
+
 def test_single_findings_can_be_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKI_CPU_SILENCE", "sim_loop_rebinding")
     with warnings.catch_warnings():

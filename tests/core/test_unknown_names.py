@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 
 import nki
@@ -133,3 +134,27 @@ def test_outside_of_kernels_a_missing_name_is_an_attribute_error(language: str) 
         _ = nl.dot
     with pytest.raises(AttributeError, match="no attribute '__path_'"):
         _ = nl.__path_
+
+
+CELL = """
+@nki.jit
+def kernel(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nl.store(out, np.mean(tile))
+    return out
+"""
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("cell", [CELL, CELL.replace("np.mean(tile)", "nl.clamp(tile)")])
+def test_a_cell_of_a_notebook_gets_the_sentence_too(language: str, cell: str) -> None:
+    """A cell of IPython is no file: its source stands in linecache under a name of its own."""
+    name = f"<ipython-input-{abs(hash(cell))}>"
+    linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
+    package, nl, _ = LANGUAGES[language]
+    room = {"nki": package, "nl": nl, "np": np, "__name__": "__main__"}
+    exec(compile(cell, name, "exec"), room)
+    with pytest.raises(NkiError, match="nl.mean|nl.minimum") as caught:
+        room["kernel"](np.ones((128, 64), np.float32))
+    assert ":6)" in str(caught.value) and "Tensor" not in str(caught.value)

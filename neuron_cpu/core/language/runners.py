@@ -86,6 +86,7 @@ class TimedKernel:
         self.benchmark_result = BenchmarkResult(found)
         if self.trace_path is not None:
             events = report.perfetto([(self.kernel.name, found)])
+            self.trace_path.parent.mkdir(parents=True, exist_ok=True)
             self.trace_path.write_text(json.dumps(events), encoding="utf-8")
         time = self.benchmark_result.nc_latency.get_latency_percentile(50)
         where = f"; trace for ui.perfetto.dev: {self.trace_path}" if self.trace_path else ""
@@ -138,6 +139,7 @@ def profile(
     additional_compile_opt: str = "",
     overwrite: bool = False,
     profile_nth: int = 1,
+    num_execs: int = 1,
     dma_profile: str = cost.DEFAULT_PROFILE,
 ) -> Any:
     """Decorator: calls write an estimated profile into ``working_directory`` (absolute path).
@@ -158,7 +160,6 @@ def profile(
             "sim_profile_exists",
             f"nki.profile would replace {path}, expected no such file; pass overwrite=True",
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
     if func is None:
         return lambda function: TimedKernel(function, path, dma_profile)
     return TimedKernel(func, path, dma_profile)
