@@ -31,7 +31,7 @@ sys.path[:0] = [str(REPOSITORY)]
 
 from tests.tiny_model import write_tiny_model  # noqa: E402 - after the path
 
-PAGE = REPOSITORY / "docs" / "architecture.md"
+PAGE = REPOSITORY / "docs" / "strangers.md"
 BLOCK = 4  # kills between two runs to the end
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 KERNEL = REPOSITORY / "neuron_cpu" / "suite" / "level1" / "gelu.py"
@@ -155,7 +155,7 @@ class Killed:
             assert process.poll() is None, (self.folder / "told").read_text()[-2000:]
             port = re.search(r"http://[\w.]+:(\d+)", (self.folder / "told").read_text())
             time.sleep(0.05)
-        asked = json.dumps({"prompt": "hello", "max_tokens": 3, "temperature": 0}).encode()
+        asked = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 3}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{port[1]}/v1/completions",
             asked,

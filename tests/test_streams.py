@@ -16,6 +16,7 @@ import pytest
 import main
 from tests.conftest import REPOSITORY
 from tests.crossed import crossed
+from tests.harness.processes.test_workers import FIND, FLOOD
 
 
 def start(*arguments: object, **options) -> subprocess.Popen:
@@ -108,6 +109,19 @@ def test_signals_give_the_terminal_back(
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h")  # cursor hidden, shown
     assert b"Traceback" not in shown
     assert (b"Interrupted" in shown) == (number == signal.SIGINT)
+
+
+def test_a_flood_of_progress_does_not_hold_the_end_off(tiny_model: Path, tmp_path: Path) -> None:
+    flood = tmp_path / "flood.py"
+    flood.write_text(FIND + "print('here', flush=True)\n" + FLOOD)
+    asked = [*on("generate", tiny_model, tmp_path), "--prompt", "abcd", "--llama", flood]
+    process = start(*asked, "--time-limit", "600", stderr=subprocess.PIPE, text=True)
+    shown = ""
+    while "here" not in shown:
+        shown += process.stderr.readline()
+    process.terminate()
+    told = process.communicate(timeout=120)[1]
+    assert process.returncode == 143 and "Traceback" not in told
 
 
 def test_an_end_that_somebody_swallows_comes_again(tmp_path: Path) -> None:

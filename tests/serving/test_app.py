@@ -18,12 +18,15 @@ from hypothesis import strategies as st
 
 from harness.serving import app, connections, schema
 from harness.serving.app import application
+from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
 from harness.serving.server import Server
 from tests.serving.parts import (
     CHAT_TEMPLATE,
     LENGTH,
     LINES,
+    SIZE,
+    Cache,
     Echo,
     Running,
     answer_to,
@@ -80,6 +83,23 @@ def test_a_completion_has_openai_s_form(server, tokenizer):
         "choices": [{"index": 0, "text": text, "logprobs": None, "finish_reason": "length"}],
         "usage": {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10},
     }
+
+
+def test_usage_counts_the_cached_tokens_of_prompts(tokenizer) -> None:
+    """With prefix caching only; the choices of a prompt share what its first one has computed."""
+    api = echo_api(tokenizer, Cache(), blocks=BlockPool(40, SIZE, True))
+    running = Running(Server(api), on_a_free_port())
+    first, again, both = "a system prompt", "a system matter", ["a system prompt", "another"]
+    for prompt, n, cached in ((first, 1, 0), (again, 1, 8), (first, 3, 12), (both, 1, 12)):
+        status, found, _ = running.ask(COMPLETIONS, body(prompt, max_tokens=3, n=n))
+        assert status == 200
+        assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+    events = running.events(
+        COMPLETIONS, body(first, max_tokens=3, stream=True, stream_options={"include_usage": True})
+    )
+    usage = json.loads(events[-2])["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 12}
+    running.close()
 
 
 @pytest.mark.parametrize(
