@@ -18,11 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from neuronx_distributed_inference.models.config import (
-    FusedSpecNeuronConfig,
-    NeuronConfig,
-    OnDeviceSamplingConfig,
-)
+from neuronx_distributed_inference.models import config as config_module
+from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from safetensors.torch import load_file, save_file
@@ -138,6 +135,8 @@ class Case:
             "rpl_reduce_dtype": dtype,
         }
         asked = self.feature.settings | more
+        if "kv_cache_quant" in asked and hasattr(config_module, "KVQuantizationConfig"):
+            given["kv_quant_config"] = {}  # without it 0.8 and 0.9 ignore the option
         if self.column == "kernels":
             given["enable_nki"] = True
         config = self.kind.get_neuron_config_cls()(**{**given, **asked})
@@ -357,7 +356,7 @@ def _draft_config(case: Case, target: Any, folder: Path, asked: Speculation) -> 
         draft.speculation_length = 0
     load = load_pretrained_config(str(folder))
     config = case.kind.get_config_cls()(draft, load_config=load)
-    return FusedSpecNeuronConfig(case.kind._model_cls, config, str(folder))
+    return config_module.FusedSpecNeuronConfig(case.kind._model_cls, config, str(folder))
 
 
 def shallow(model: Path, folder: Path) -> Path:
