@@ -18,7 +18,7 @@ from ..device.errors import NkiError, refuse, warn
 from ..device.spec import CORE
 from ..instructions.copies import ShuffleAttrs
 from ..instructions.dma import PermuteAttrs
-from ..instructions.gpsimd import KeepAttrs, RandomAttrs
+from ..instructions.gpsimd import KeepAttrs, LocalGatherAttrs, RandomAttrs
 from ..instructions.ranks import CollectiveAttrs
 from ..instructions.vector import ReduceAttrs
 from ..program.placement import overlapping
@@ -533,13 +533,15 @@ def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 
 
 def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """A partition's own data, and the indices of all partitions of its GpSimd core."""
-    data, index = (None if s is None else _rows(s) for s in sources)
+    """A partition's own data, and the indices of all partitions that share its list."""
+    data, index = (None if s is None else _rows(s) for s in sources[:2])
     if index is not None:
-        each = CORE.gpsimd_partitions
+        each = LocalGatherAttrs.of(instruction).each
         index = np.repeat(index.reshape(-1, each).max(axis=1), each)
     found = _join([data, index])
-    return None if found is None else np.broadcast_to(found[:, None, None], shape)
+    if found is None:
+        return None
+    return np.broadcast_to(found.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
 def _first(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:

@@ -24,13 +24,11 @@ from ..instructions.copies import (
 )
 from ..instructions.gpsimd import (
     GATHER,
-    GATHER_MAX,
-    GATHER_WIDTHS,
     LOCAL_GATHER,
     NONZERO,
     GatherAttrs,
-    LocalGatherAttrs,
     NonzeroAttrs,
+    gathering,
 )
 from ..program.attributes import Attrs
 from ..program.view import View
@@ -218,30 +216,11 @@ def local_gather(
     ``num_valid_indices`` times ``num_elem_per_idx`` elements per partition.
     """
     data, offsets, target = (tensor(v, "local_gather") for v in (src_buffer, index, dst))
-    available = CORE.gpsimd_partitions * offsets.free_size
-    width = whole(num_elem_per_idx, "local_gather num_elem_per_idx")
-    count = available
-    if num_valid_indices is not None:
-        count = whole(num_valid_indices, "local_gather num_valid_indices")
-    wrong = None
-    if data.shape[0] % CORE.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
-        wrong = f"partition counts that are equal multiples of {CORE.gpsimd_partitions}"
-    elif offsets.dt.name != "uint16":
-        wrong = "uint16 indices"
-    elif width not in GATHER_WIDTHS:
-        wrong = f"num_elem_per_idx one of {GATHER_WIDTHS}"
-    elif not 0 < count <= min(available, GATHER_MAX):
-        wrong = f"num_valid_indices from 1 to {min(available, GATHER_MAX)}"
-    elif target.free_size != count * width or target.dt is not data.dt:
-        wrong = f"dst of type {data.dt} with {count * width} elements per partition"
-    if wrong:
-        raise refuse(
-            "sim_local_gather",
-            f"local_gather of {data.label()} with {offsets.label()} into {target.label()}, "
-            f"num_elem_per_idx={width}, num_valid_indices={count}, expected {wrong}; correct it",
-        )
-    attrs = LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=width)
-    shaped = target.reshape((target.shape[0], count, width))
+    width, valid = whole(num_elem_per_idx, "local_gather num_elem_per_idx"), num_valid_indices
+    if valid is not None:
+        valid = whole(valid, "local_gather num_valid_indices")
+    attrs = gathering(data, offsets, width, valid, target)
+    shaped = target.reshape((target.shape[0], attrs.count, width))
     return put(LOCAL_GATHER, (shaped,), (data, offsets), attrs, name)
 
 

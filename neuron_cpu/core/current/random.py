@@ -12,7 +12,6 @@ from ..instructions.gpsimd import (
     RANDOM_BITS,
     UNIFORM,
     DropoutAttrs,
-    RandomAttrs,
     UniformAttrs,
     random_source,
 )
@@ -42,11 +41,7 @@ def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> Nk
         raise refuse("sim_random_type", f"rng into {target.label()}, expected an integer type")
     src: list[View] = []
     _warn_of_stream("rng")
-    state = random_source(src)
-    attrs = RandomAttrs(
-        engine=choice, bits=True, count=state.count, seed=state.seed, seed_at=state.seed_at,
-        shape=target.shape,
-    )  # fmt: skip
+    attrs = random_source(src, engine=choice, bits=True, shape=target.shape)
     return put(RANDOM_BITS, (target,), tuple(src), attrs, name)
 
 
@@ -87,10 +82,7 @@ def rand_get_state(
     _check_state(target, engine, "rand_get_state")
     src: list[View] = []
     _warn_of_stream("rand_get_state")
-    state = random_source(src)
-    attrs = RandomAttrs(
-        bits=True, count=state.count, seed=state.seed, seed_at=state.seed_at, shape=target.shape
-    )
+    attrs = random_source(src, bits=True, shape=target.shape)
     return put(RANDOM_BITS, (target,), tuple(src), attrs, name)
 
 
@@ -117,11 +109,9 @@ def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstructi
         if vector:
             src.append(column(bound, target, "rand2 bound"))
     _warn_of_stream("rand2")
-    state = random_source(src)
-    attrs = UniformAttrs(
-        count=state.count,
-        seed=state.seed,
-        seed_at=state.seed_at,
+    attrs = random_source(
+        src,
+        UniformAttrs,
         shape=target.shape,
         low=0.0 if places[0] is not None else real(min, "rand2 min"),
         high=0.0 if places[1] is not None else real(max, "rand2 max"),
@@ -151,12 +141,5 @@ def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstr
     else:
         probability = real(prob, "dropout prob")
     _warn_of_stream("dropout")
-    state = random_source(src)
-    attrs = DropoutAttrs(
-        count=state.count,
-        seed=state.seed,
-        seed_at=state.seed_at,
-        probability=probability,
-        probability_at=at,
-    )
+    attrs = random_source(src, DropoutAttrs, probability=probability, probability_at=at)
     return put(DROPOUT, (target,), tuple(src), attrs, name)

@@ -21,6 +21,7 @@ from ..program.index import is_integer
 from ..program.retyping import retyped
 from ..program.view import View, contiguous, intern
 from . import types
+from .columns import columns_of
 from .numeric import pairs, whole, wholes
 from .registers import VirtualRegister
 from .types import NAMES, MemoryRegion
@@ -428,17 +429,9 @@ class NkiTensor(trace.Values, Foreign, View):
         return made if dtype is None else made.bitcast(types.element_type(dtype))
 
     def indirect(self, index: Any, num_elem: int | None = None) -> NkiTensor:
-        """Columns at free offsets that ``index`` names (tensor indirection, gen4).
-
-        Raises:
-            NkiError: always; before gen4 there is none, and it is not simulated.
-        """
+        """[P, num_elem] columns at free offsets that ``index`` [P, K] names (gen4)."""
         needs("NkiTensor.indirect", 4)
-        raise refuse(
-            "sim_tensor_indirection",
-            f"{self.label()}.indirect(): tensor indirection is not simulated, expected a gather of "
-            "its own; call nisa.local_gather or nisa.nc_n_gather into a tile first",
-        )
+        return columns_of(self, index, index.size if num_elem is None else num_elem)
 
     def _check_partition_pair(self, strides: tuple[int, ...], shape: tuple[int, ...]) -> None:
         """On chip the first pair walks the partitions, one by one."""
@@ -498,7 +491,7 @@ class NkiTensor(trace.Values, Foreign, View):
 
     def is_indirect(self) -> bool:
         """Whether data choose what it is."""
-        return self.by_data is not None
+        return self.by_data is not None or self.storage in trace.current("tensor").columns
 
     # --- helpers ----------------------------------------------------------------------------------
     def _rearranged(self, shape: Sequence[int], strides: Sequence[int]) -> NkiTensor:

@@ -186,26 +186,35 @@ class LocalGatherAttrs(Attrs):
 
     Attributes:
         free_axes: free axes of the data.
-        count: indices that each processor uses.
+        count: indices that each list has.
         width: elements that an index stands for.
+        each: partitions that share a list.
     """
 
     free_axes: int
     count: int
-    width: int
+    width: int = 1
+    each: int = CORE.gpsimd_partitions
+
+    def offsets(self, index: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        """Of each partition of ``data`` [..., P, n] the free offsets [..., P, count * width]."""
+        lead, rows = data.shape[:-2], data.shape[-2]
+        lists = index.to(torch.int64).reshape(*lead, rows // self.each, self.each, -1)
+        lists = lists.transpose(-1, -2).flatten(-2)[..., None, : self.count, None]
+        at = (lists + torch.arange(self.width)).flatten(-2)
+        _out_of_row("a gather or scatter", at, data.shape[-1])
+        return at.expand(*at.shape[:-2], self.each, at.shape[-1]).flatten(-3, -2)
 
 
 def _local_gather(attrs: LocalGatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    data, index = flat(xs[0], attrs.free_axes), xs[1].to(torch.int64)
-    lead, rows, n = data.shape[:-2], data.shape[-2], data.shape[-1]
-    cores, each = rows // CORE.gpsimd_partitions, CORE.gpsimd_partitions
-    lists = index.reshape(*lead, cores, each, -1).transpose(-1, -2).reshape(*lead, cores, -1)
-    lists = lists[..., : attrs.count]
-    at = (lists[..., None] + torch.arange(attrs.width)).flatten(-2)
-    _out_of_row("local_gather", at, n)
-    grouped = data.reshape(*lead, cores, each, n)
-    picked = grouped.gather(-1, at[..., None, :].expand(*lead, cores, each, at.shape[-1]))
-    return picked.reshape(*lead, rows, attrs.count, attrs.width)
+    data = flat(xs[0], attrs.free_axes)
+    picked = data.gather(-1, attrs.offsets(xs[1], data))
+    return picked.reshape(*data.shape[:-1], attrs.count, attrs.width)
+
+
+def _scatter(attrs: LocalGatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    data = flat(xs[2], attrs.free_axes)
+    return data.scatter(-1, attrs.offsets(xs[1], data), xs[0].flatten(-2)).reshape(xs[2].shape)
 
 
 def _local_gather_cycles(i: Instruction) -> float:
@@ -221,6 +230,40 @@ LOCAL_GATHER = OpSpec(
     engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
     note="each GpSimd core gathers the same free offsets in its 16 partitions",
 )  # fmt: skip
+INDIRECT_READ = OpSpec(
+    "indirect_read", "cores", LocalGatherAttrs, _local_gather, lambda i: 0.0,
+    note="gen4: the part of an instruction that gathers columns of an operand, in no time",
+)  # fmt: skip
+INDIRECT_WRITE = OpSpec(
+    "indirect_write", "cores", LocalGatherAttrs, _scatter, lambda i: 0.0,
+    note="gen4: the part of an instruction that scatters its result into columns, in no time",
+)  # fmt: skip
+
+
+def gathering(
+    data: View, offsets: View, width: int, valid: int | None, target: View | None = None
+) -> LocalGatherAttrs:
+    """The checked attributes of a local_gather of ``data``, into ``target`` if there is one."""
+    available = CORE.gpsimd_partitions * offsets.free_size
+    count, wrong = available if valid is None else int(valid), None
+    if data.shape[0] % CORE.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
+        wrong = f"partition counts that are equal multiples of {CORE.gpsimd_partitions}"
+    elif offsets.dt.name != "uint16":
+        wrong = "uint16 indices"
+    elif width not in GATHER_WIDTHS:
+        wrong = f"num_elem_per_idx one of {GATHER_WIDTHS}"
+    elif not 0 < count <= min(available, GATHER_MAX):
+        wrong = f"num_valid_indices from 1 to {min(available, GATHER_MAX)}"
+    elif target is not None and (target.free_size != count * width or target.dt is not data.dt):
+        wrong = f"dst of type {data.dt} with {count * width} elements per partition"
+    if wrong:
+        into = "" if target is None else f" into {target.label()}"
+        raise refuse(
+            "sim_local_gather",
+            f"local_gather of {data.label()} with {offsets.label()}{into}, num_elem_per_idx="
+            f"{width}, num_valid_indices={count}, expected {wrong}; correct it",
+        )
+    return LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=int(width))
 
 
 def local_gather(
@@ -240,28 +283,11 @@ def local_gather(
     """
     (data,) = rows_only("local_gather", mask, tile(src_buffer, "local_gather"))
     offsets = tile(index, "local_gather")
-    available = CORE.gpsimd_partitions * offsets.free_size
-    count = available if num_valid_indices is None else int(num_valid_indices)
-    wrong = None
-    if data.shape[0] % CORE.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
-        wrong = f"partition counts that are equal multiples of {CORE.gpsimd_partitions}"
-    elif offsets.dt.name != "uint16":
-        wrong = "uint16 indices"
-    elif num_elem_per_idx not in GATHER_WIDTHS:
-        wrong = f"num_elem_per_idx one of {GATHER_WIDTHS}"
-    elif not 0 < count <= min(available, GATHER_MAX):
-        wrong = f"num_valid_indices from 1 to {min(available, GATHER_MAX)}"
-    if wrong:
-        raise refuse(
-            "sim_local_gather",
-            f"local_gather of {data.label()} with {offsets.label()}, num_elem_per_idx="
-            f"{num_elem_per_idx}, num_valid_indices={count}, expected {wrong}; correct it",
-        )
-    width = int(num_elem_per_idx)
-    attrs = LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=width)
+    attrs = gathering(data, offsets, num_elem_per_idx, num_valid_indices)
+    count, width = attrs.count, attrs.width
     found = fresh(LOCAL_GATHER, (data.shape[0], count, width), data.dt, (data, offsets), attrs)
     whole = (*offsets.shape, CORE.gpsimd_partitions, width)  # as AWS's test of the call has it
-    return found.reshape(whole) if count == available else found
+    return found.reshape(whole) if num_valid_indices is None else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -450,15 +476,18 @@ def _generator(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Generator:
     return torch.Generator().manual_seed((seed << 20) + attrs.count)
 
 
-def random_source(src: list[View]) -> RandomAttrs:
-    """Attributes of the next random instruction; a seed that is data is appended to ``src``."""
+def random_source(src: list[View], kind: Any = RandomAttrs, **more: Any) -> Any:
+    """Attributes of the next random instruction; a seed that is data is appended to ``src``.
+
+    ``more`` are those of ``kind`` beside the seed.
+    """
     tracer = trace.current("a random instruction")
     seed, count = tracer.random
     tracer.random = (seed, count + 1)
     if isinstance(seed, View):
         src.append(seed)
-        return RandomAttrs(count=count, seed_at=len(src) - 1)
-    return RandomAttrs(count=count, seed=seed)
+        return kind(count=count, seed_at=len(src) - 1, **more)
+    return kind(count=count, seed=seed, **more)
 
 
 def _rand(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -513,7 +542,7 @@ def rand(shape: Any, dtype: Any = np.float32) -> View:
     trace.current("nl.rand")
     size = tuple(int(s) for s in shape)
     src: list[View] = []
-    attrs = replace(random_source(src), shape=size)
+    attrs = random_source(src, shape=size)
     return fresh(RAND, size, to_dtype(dtype), tuple(src), attrs)
 
 
@@ -562,15 +591,8 @@ def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Vie
     else:
         probability = float(prob)
     cuts = [ALIKE] * (1 + len(src))  # the result and the operands of its shape
-    state = random_source(src)  # a seed that is data stays whole
-    cuts += [WHOLE] * (1 + len(src) - len(cuts))
-    attrs = DropoutAttrs(
-        count=state.count,
-        seed=state.seed,
-        seed_at=state.seed_at,
-        probability=probability,
-        probability_at=at,
-    )
+    attrs = random_source(src, DropoutAttrs, probability=probability, probability_at=at)
+    cuts += [WHOLE] * (1 + len(src) - len(cuts))  # a seed that is data stays whole
     dt = result_type(dtype, source.dt)
     return fresh(DROPOUT, source.shape, dt, tuple(src), attrs, mask, axes=cuts)
 

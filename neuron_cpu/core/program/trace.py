@@ -93,6 +93,7 @@ class Tracer:
         self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
         self.sums: View | None = None  # ScalarE's running sums (reduce_cmd)
         self.accumulators: dict[str, Any] = {}  # the current language's, by engine
+        self.columns: dict[Storage, Any] = {}  # of tensors that data place, by tile (columns.py)
         self.prepared: Any = None  # the first half of a collective that waits for its second
         self.phase_loops: list[Loop] = []  # of its cores between their meetings
         self.senders: dict[tuple, int] = {}  # whom each core receives from at a meeting
@@ -175,6 +176,8 @@ class Tracer:
                 view.check_bounds()
             if view.storage.watcher is not None:  # may give an earlier instruction another result
                 view.storage.watcher.before_read(view)
+            if view.storage in self.columns:
+                self.columns[view.storage](view, op, reads=True)
         # Sharing equal operands and attributes saves 170 bytes an instruction (480 instead of 650
         # in a matmul kernel); programs have up to 10^5 of them.
         if id(attrs) not in self.known:
@@ -189,6 +192,9 @@ class Tracer:
             self.meetings.phases[id(instruction)] = self.meetings.phase
         if self.machine is not None:
             self.machine.run(instruction)
+        for view in dst if self.columns else ():
+            if view.storage in self.columns:
+                self.columns[view.storage](view, op, reads=False)
         return instruction
 
     def same(self, view: View) -> View:
