@@ -954,8 +954,8 @@ class CachedAttention(AnyAttention):
         by_query = self.window is not None and active_mask is not None
         bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
         if len(past) > 2:
-            heads_apart = option(self.config, "is_chunked_prefill")
-            return blocks_in_runs(*past[:3], bias, heads_apart, self.window)
+            heads_first = option(self.config, "is_chunked_prefill")
+            return blocks_in_runs(*past[:3], bias, heads_first, self.window)
         if self.window is not None and not decode:  # a sequence is a block
             table = torch.arange(len(bias), device=bias.device)[:, None]
             return blocks_in_runs(*past, table, bias, True, self.window)
@@ -1056,11 +1056,11 @@ def runs_of_window(bias: torch.Tensor, run: int, most: int) -> Tuple[torch.Tenso
 
 def blocks_in_runs(
     keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
-    heads_apart: bool = False, window: Optional[int] = None,
+    heads_first: bool = False, window: Optional[int] = None,
 ) -> Tuple[torch.Tensor, ...]:  # fmt: skip
     """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L], L
     keys of them -> caches [rows, run, kv_heads, D], bias, and which rows, int32 [lanes, B * parts].
-    Of ``heads_apart``, [blocks, kv_heads, block, D], [rows, run, D] and [lanes, B * parts * heads].
+    Of ``heads_first``, [blocks, kv_heads, block, D], [rows, run, D] and [lanes, B * parts * heads].
 
     Runs of a block's tokens are rows of HBM: as long as 128 partitions hold a whole sequence, not
     shorter than DMA likes, and not longer than SBUF's share for keys of a head. Row r of part p of
@@ -1069,17 +1069,17 @@ def blocks_in_runs(
     ``window`` only runs from the first key on that a first query sees, bias [B, L] or [B, n, L].
     """
     (*queries, length), (batch, _), dim = bias.shape, table.shape, keys.shape[-1]
-    heads = keys.shape[1 if heads_apart else -2]
+    heads = keys.shape[1 if heads_first else -2]
     block, size = math.prod(keys.shape[1:-1]) // heads, max(2, keys.dtype.itemsize) * dim
     wanted = min(length, window or length) / P_MAX
-    wanted = max(wanted, DMA_ROW_BYTES / ((1 if heads_apart else heads) * size))
+    wanted = max(wanted, DMA_ROW_BYTES / ((1 if heads_first else heads) * size))
     run = 2 ** min(math.ceil(math.log2(max(1, wanted))), int(math.log2(CACHE_ROW_BYTES // size)))
     run = math.gcd(run, block)
     number, pieces = torch.arange(length // run, device=table.device)[None], block // run
     most = 1 if window is None else (window + 2 * run - 3) // run + 1  # of W - 1 keys, not aligned
     if window is not None and most < length // run:
         number, bias = runs_of_window(bias, run, most)
-    separate, count = heads if heads_apart else 1, number.shape[1]
+    separate, count = heads if heads_first else 1, number.shape[1]
     named = table.long().gather(1, (number // pieces).expand(batch, -1))
     rows = named * (separate * pieces) + number % pieces
     parts = whole_tiles(count)
@@ -1090,7 +1090,7 @@ def blocks_in_runs(
     rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
     of_heads = pieces * torch.arange(separate, device=table.device)
     rows = (rows.permute(2, 0, 1)[..., None] + of_heads).reshape(lanes, -1).to(torch.int32)
-    shape = (-1, run, dim) if heads_apart else (-1, run, heads, dim)
+    shape = (-1, run, dim) if heads_first else (-1, run, heads, dim)
     return keys.reshape(shape), values.reshape(shape), bias, rows
 
 

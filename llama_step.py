@@ -69,7 +69,7 @@ class Step(nl.NKIObject):
 # --- Two physical cores ---------------------------------------------------------------------------
 
 
-def own_tiles(tiles):
+def tiles_of_core(tiles):
     """(first, count) of the tiles that this physical core makes: all of them, or of two cores the
     first or last half. Both make the middle one of an odd number."""
     if nl.num_programs() == 1:
@@ -78,49 +78,49 @@ def own_tiles(tiles):
     return nl.program_id(0) * (tiles - half), half
 
 
-def exchange(x_sb, own):
-    """Fill the tiles of x_sb [128, tiles, T] that the other core has made, its ``own`` ones."""
-    first, count = own
+def exchange(x_sb, core_tiles):
+    """Fill the tiles of x_sb [128, tiles, T] that the other core has made, its ``core_tiles``."""
+    first, count = core_tiles
     missing = x_sb.shape[1] - count
     if missing == 0:
         return
     other, begin = 1 - nl.program_id(0), 0 if first else count
     theirs_sb = tile_of((P_MAX, count, x_sb.shape[2]), x_sb.dtype)
-    own_sb = x_sb[:, nl.ds(first, count), :]
-    nisa.sendrecv(src=own_sb, dst=theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    sent_sb = x_sb[:, nl.ds(first, count), :]
+    nisa.sendrecv(src=sent_sb, dst=theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0)
     wanted_sb = theirs_sb[:, nl.ds(0 if first else count - missing, missing), :]
     nisa.tensor_copy(dst=x_sb[:, nl.ds(begin, missing), :], src=wanted_sb)
 
 
-def reduced(x_sb, own, ranks):
-    """Partial results [128, tiles, T] @ SBUF, of which this core has its ``own``, summed over the
+def reduced(x_sb, core_tiles, ranks):
+    """Partial results [128, tiles, T] @ SBUF, ``core_tiles`` of them this core's, summed over the
     ranks: all tiles, on both cores."""
     if ranks is not None:
         partial_sb, x_sb = x_sb, tile_of(x_sb.shape, x_sb.dtype)
-        tiles, flat = nl.ds(own[0], own[1]), (P_MAX, own[1] * x_sb.shape[2])
+        tiles, flat = nl.ds(core_tiles[0], core_tiles[1]), (P_MAX, core_tiles[1] * x_sb.shape[2])
         sources, results = partial_sb[:, tiles, :].reshape(flat), x_sb[:, tiles, :].reshape(flat)
         ncc.all_reduce(srcs=[sources], dsts=[results], replica_group=ranks, op=nl.add)
-    exchange(x_sb, own)
+    exchange(x_sb, core_tiles)
     return x_sb
 
 
 # --- Products that stay on chip -------------------------------------------------------------------
 
 
-def own_pieces(own, k_tiles, tokens, last=False):
+def pieces_of_core(core_tiles, k_tiles, tokens, last=False):
     """(first, count) of the pieces in which DMA brings a core's own tiles of a weight; the last
     weight of the step ends with small ones."""
-    pieces = spans(own[1], max(1, STEP_PIECE_BYTES // (2 * k_tiles * P_MAX)))
+    pieces = spans(core_tiles[1], max(1, STEP_PIECE_BYTES // (2 * k_tiles * P_MAX)))
     if last:
-        pieces = weight_pieces(own[1], k_tiles, tokens, last)
-    return moved(pieces, own[0])
+        pieces = weight_pieces(core_tiles[1], k_tiles, tokens, last)
+    return moved(pieces, core_tiles[0])
 
 
-def multiply(weight_hbm, x_sb, own):
-    """``W @ x`` for x_sb [128, K/128, T] -> [128, N/128, T] @ SBUF, this core's ``own`` tiles."""
+def multiply(weight_hbm, x_sb, core_tiles):
+    """``W @ x`` for x_sb [128, K/128, T] -> [128, N/128, T] @ SBUF, this core's ``core_tiles``."""
     linear, tokens = Linear(weight_hbm, x_sb.shape[1]), x_sb.shape[2]
     out_sb = tile_of((P_MAX, linear.tiles, tokens), x_sb.dtype)
-    for span in own_pieces(own, linear.k_tiles, tokens):
+    for span in pieces_of_core(core_tiles, linear.k_tiles, tokens):
         piece = linear.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             out_psum = piece.product(part, x_sb)
@@ -134,14 +134,14 @@ def project(p, qkv_hbm):
     parts. Both cores make all values where they cannot halve their tiles."""
     qkv, tokens, heads = Linear(qkv_hbm, p.x_sb.shape[1]), p.x_sb.shape[2], p.layer.heads
     qk_sb, v_sb = qkv_tiles(heads, tokens, p.parts, p.x_sb.dtype)
-    own, later = own_tiles(heads.qk_tiles), Later()
-    for tiles in (own, (heads.qk_tiles, qkv.tiles - heads.qk_tiles)):
-        for span in own_pieces(tiles, qkv.k_tiles, tokens):
+    core_tiles, later = tiles_of_core(heads.qk_tiles), Later()
+    for tiles in (core_tiles, (heads.qk_tiles, qkv.tiles - heads.qk_tiles)):
+        for span in pieces_of_core(tiles, qkv.k_tiles, tokens):
             piece = qkv.load(span[0], span[1])
             for at in range(span[0], span[0] + span[1]):
                 p.project(piece, at, qk_sb, v_sb, later)
     later.settle_all()
-    exchange(qk_sb, own)
+    exchange(qk_sb, core_tiles)
     return qk_sb, v_sb
 
 
@@ -154,14 +154,14 @@ def keep(step, n, rows_sb, cache_hbm):
     batch, kv_heads, room, d = cache_hbm.shape
     first, count = step.sequences(n)
     for b in range(count):
-        own_hbm = cache_hbm.ap(
+        place_hbm = cache_hbm.ap(
             pattern=[[d, step.each], [room * d, kv_heads], [1, d]],
             offset=(first + b) * kv_heads * room * d,
             scalar_offset=step.starts_sb[:, nl.ds(first + b, 1)],
             indirect_dim=2,
         )
-        own_sb = rows_sb[nl.ds(b * step.each, step.each), :]
-        nisa.dma_copy(dst=own_hbm, src=own_sb.reshape((step.each, kv_heads, d)))
+        rows_of_step_sb = rows_sb[nl.ds(b * step.each, step.each), :]
+        nisa.dma_copy(dst=place_hbm, src=rows_of_step_sb.reshape((step.each, kv_heads, d)))
 
 
 def load_cache(step, n, keys_hbm, values_hbm, bias_hbm):
@@ -190,24 +190,25 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
             keep(step, n, key_rows(qk_sb, start, tokens, heads), keys_hbm)
         if nl.program_id(0) == nl.num_programs() - 1:
             keep(step, n, v_sb[n], values_hbm)
-    own = own_tiles(x_sb.shape[1])
-    return reduced(multiply(out_hbm, context_sb, own), own, step.ranks)
+    core_tiles = tiles_of_core(x_sb.shape[1])
+    return reduced(multiply(out_hbm, context_sb, core_tiles), core_tiles, step.ranks)
 
 
 def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
     """Norm and SwiGLU MLP of hidden states [128, H/128, T], summed over the ranks."""
     k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
     gate, up = Linear(gate_hbm, k_tiles), Linear(up_hbm, k_tiles)
-    inner_sb, own = tile_of((P_MAX, gate.tiles, tokens), x_sb.dtype), own_tiles(gate.tiles)
+    inner_sb = tile_of((P_MAX, gate.tiles, tokens), x_sb.dtype)
+    core_tiles = tiles_of_core(gate.tiles)
     along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
     passed = InnerTokens(None, x_sb, along_sb, inner_sb)
-    for span in own_pieces(own, k_tiles, tokens):
+    for span in pieces_of_core(core_tiles, k_tiles, tokens):
         gate_piece, up_piece = gate.load(span[0], span[1]), up.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             passed.gate(gate_piece, up_piece, part, step.zero_sb)
-    exchange(inner_sb, own)
-    own = own_tiles(k_tiles)
-    return reduced(multiply(down_hbm, inner_sb, own), own, step.ranks)
+    exchange(inner_sb, core_tiles)
+    core_tiles = tiles_of_core(k_tiles)
+    return reduced(multiply(down_hbm, inner_sb, core_tiles), core_tiles, step.ranks)
 
 
 def added(x_sb, delta_sb):
@@ -220,18 +221,18 @@ def added(x_sb, delta_sb):
 # --- The head and the greedy token ----------------------------------------------------------------
 
 
-def head_rows(step, x_sb, head_hbm, own):
+def head_rows(step, x_sb, head_hbm, core_tiles):
     """Logits behind the final norm, [128, T, own tiles] @ SBUF: partition p has a run of features,
-    of which ``own`` are this core's."""
+    of which ``core_tiles`` are this core's."""
     head, tokens = Linear(head_hbm, x_sb.shape[1]), x_sb.shape[2]
     along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
-    rows_sb = tile_of((P_MAX, tokens, own[1]), x_sb.dtype)
-    for span in own_pieces(own, head.k_tiles, tokens, last=True):
+    rows_sb = tile_of((P_MAX, tokens, core_tiles[1]), x_sb.dtype)
+    for span in pieces_of_core(core_tiles, head.k_tiles, tokens, last=True):
         piece = head.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             out_psum = piece.product((part[0], part[1], 0, tokens), x_sb)
             nisa.tensor_tensor(
-                dst=rows_sb[:, :, nl.ds(span[0] - own[0] + part[0], part[1])],
+                dst=rows_sb[:, :, nl.ds(span[0] - core_tiles[0] + part[0], part[1])],
                 data1=out_psum.permute((0, 2, 1)),
                 data2=along_sb.expand_dim(2).broadcast(2, part[1]),
                 op=nl.multiply,
@@ -251,12 +252,12 @@ def best(values_sb, orders_sb):
     return found_sb
 
 
-def best_of_partitions(rows_sb, own, tiles, vocabulary):
+def best_of_partitions(rows_sb, core_tiles, tiles, vocabulary):
     """``best`` of the logits [128, T, own tiles] of a core: its largest and ``vocabulary`` less its
     feature, so that of equal logits the first wins."""
-    tokens, size = rows_sb.shape[1], own[1]
+    tokens, size = rows_sb.shape[1], core_tiles[1]
     order_sb, pairs = tile_of((P_MAX, size), FP32), []
-    nisa.iota(dst=order_sb, pattern=[[-1, size]], offset=vocabulary - own[0],
+    nisa.iota(dst=order_sb, pattern=[[-1, size]], offset=vocabulary - core_tiles[0],
               channel_multiplier=-tiles)  # fmt: skip
     pairs_sb = tile_of((P_MAX, tokens, 2), FP32)
     for token in range(tokens):
@@ -264,7 +265,7 @@ def best_of_partitions(rows_sb, own, tiles, vocabulary):
         nisa.affine_select(  # behind the vocabulary are zeros
             dst=logits_sb,
             pattern=[[1, size]],
-            offset=own[0] - vocabulary,
+            offset=core_tiles[0] - vocabulary,
             channel_multiplier=tiles,
             on_true_tile=rows_sb[:, token, :],
             on_false_value=-3.0e38,
@@ -280,10 +281,10 @@ def best_of_partitions(rows_sb, own, tiles, vocabulary):
     return best(pairs[0], pairs[1])
 
 
-def greedy_tokens(rows_sb, own, tiles, vocabulary, ranks):
+def greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks):
     """The first of the largest logits of all cores and ranks -> [T, 1] int32 @ SBUF; ``vocabulary``
     of a rank."""
-    found_sb, size = best_of_partitions(rows_sb, own, tiles, vocabulary), 1
+    found_sb, size = best_of_partitions(rows_sb, core_tiles, tiles, vocabulary), 1
     tokens = found_sb.shape[0]
     if nl.num_programs() > 1:
         other, both_sb = 1 - nl.program_id(0), tile_of((tokens, 2, 2), FP32)
@@ -393,17 +394,17 @@ def decode_step_kernel(
         x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
     tiles, cores = Linear(head_hbm, k_tiles).tiles, nl.num_programs()
     assert tiles >= cores, f"a head of {tiles} tiles of 128, expected one for each of {cores} cores"
-    own = spans(tiles, math.ceil(tiles / cores))[nl.program_id(0)]
-    rows_sb = head_rows(step, x_sb, head_hbm, own)
+    core_tiles = spans(tiles, math.ceil(tiles / cores))[nl.program_id(0)]
+    rows_sb = head_rows(step, x_sb, head_hbm, core_tiles)
     if vocabulary is not None:
         result_hbm = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.shared_hbm)
-        token_sb = greedy_tokens(rows_sb, own, tiles, vocabulary, ranks)
+        token_sb = greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks)
         if nl.program_id(0) == 0:
             nisa.dma_copy(dst=result_hbm, src=token_sb)
         return result_hbm, keys, values
     result_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=dtype, buffer=nl.shared_hbm)
     by_partition_hbm = result_hbm.reshape((tokens, P_MAX, tiles)).permute((1, 0, 2))
-    nisa.dma_copy(dst=by_partition_hbm[:, :, nl.ds(own[0], own[1])], src=rows_sb)
+    nisa.dma_copy(dst=by_partition_hbm[:, :, nl.ds(core_tiles[0], core_tiles[1])], src=rows_sb)
     return result_hbm, keys, values
 
 

@@ -10,9 +10,9 @@ minutes). Without it, and where a file is missing, the rows that it is credited 
 are, and a missing file is named.
 
 Everything else of the kernel language that the stand-in has is *documented*, since its functions
-and keywords were written after the vendor's pages; FORMS says which page describes the other
-constructs, UNPROVEN which have none. Without ``--write`` the differences are printed; exit status 1
-where there are some.
+and keywords were written after the vendor's pages; provenance_pages.json says which page describes
+the other constructs, UNPROVEN which have none. Without ``--write`` the differences are printed;
+exit status 1 where there are some.
 """
 
 import argparse
@@ -47,60 +47,9 @@ ABOUT = (
     "of benchmarks/calibration.json, whose times are published, and the winner of the contest."
 )
 WINNER = "thustorage/nki-llama-contest"
-API = "aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/{}/__init__.py"
-PAGES = {
-    "doc-language": API.format("language"),
-    "doc-isa": API.format("isa"),
-    "doc-allocation": "aws-neuron-sdk v2.21.1, general/nki/nki_direct_allocation_guide.rst",
-    "doc-current": "aws-neuron-sdk v2.32.0, nki/api/nki",
-    "doc-nki": "aws-neuron-sdk v2.21.1, general/nki/api/nki/__init__.py",
-    "doc-model": "aws-neuron-sdk v2.21.1, general/nki/programming_model.rst",
-    "doc-arch": "aws-neuron-sdk v2.21.1, general/nki/arch/trainium_inferentia2_arch.rst",
-    "doc-blocks": "aws-neuron-sdk v2.26.0, general/nki/nki_block_dimension_migration_guide.rst",
-    "doc-guide": "aws-neuron-sdk 414a971, nki/get-started/nki-language-guide.rst (container types)",
-    "winner": f"{WINNER}, llama.py (scored in the contest)",
-}
+# Pages of the vendor, and which of them describes the forms and the names that are no functions.
+PAGES: dict[str, Any] = json.loads((ROOT / "benchmarks/provenance_pages.json").read_text())
 STARTS = [f"operand of at most 32 partitions from partition {n}" for n in (32, 64, 96)]
-FORMS = {
-    "index: slice with a step": "doc-model",
-    "tiles in a Python list": "doc-blocks",
-    "tiles in a tuple": "doc-guide",
-    "tile.astype()": "doc-nki",
-    "tile.broadcast_to()": "doc-nki",
-    "tile.expand_dims()": "doc-nki",
-    "tile.reshape()": "doc-nki",
-    "tile.view()": "doc-nki",
-    "operand of 33 to 64 partitions from partition 64": "doc-arch",
-    "operands of one instruction that start at different partitions": "doc-arch",
-    **dict.fromkeys(STARTS, "doc-arch"),
-}
-# Names that are no functions of nl and nisa, by page.
-NAMES = {
-    "doc-language": (
-        "nl.bfloat16 nl.bool_ nl.float16 nl.float32 nl.float8_e4m3 nl.float8_e5m2 nl.hbm nl.int16 "
-        "nl.int32 nl.int8 nl.mgrid nl.nc nl.par_dim nl.private_hbm nl.psum nl.sbuf nl.shared_hbm "
-        "nl.tfloat32 nl.tile_size nl.uint16 nl.uint32 nl.uint8"
-    ),
-    "doc-isa": (
-        "nisa.dge_mode nisa.dma_engine nisa.engine nisa.fp32 nisa.gpsimd_engine nisa.nc_version "
-        "nisa.oob_mode nisa.reduce_cmd nisa.scalar_engine nisa.tensor_engine nisa.unknown_engine "
-        "nisa.vector_engine"
-    ),
-    "doc-nki": (
-        "nki.baremetal nki.benchmark nki.jit nki.profile nki.simulate_kernel nki.tensor nki.trace "
-        "nt.tensor"
-    ),
-    "doc-allocation": (
-        "ncc.enable_stack_allocator ncc.force_auto_alloc ncc.skip_middle_end_transformations "
-        "ncc.psum.alloc ncc.psum.alloc(func=) ncc.psum.auto_alloc ncc.psum.kind ncc.psum.mod_alloc "
-        "ncc.psum.mod_alloc(base_addr=) ncc.psum.mod_alloc(base_bank=) "
-        "ncc.psum.mod_alloc(base_partition=) ncc.psum.mod_alloc(num_bank_tiles=) "
-        "ncc.psum.mod_alloc(num_free_tiles=) ncc.psum.mod_alloc(num_par_tiles=) "
-        "ncc.sbuf.alloc ncc.sbuf.alloc(func=) ncc.sbuf.auto_alloc ncc.sbuf.kind ncc.sbuf.mod_alloc "
-        "ncc.sbuf.mod_alloc(base_addr=) ncc.sbuf.mod_alloc(base_partition=) "
-        "ncc.sbuf.mod_alloc(num_free_tiles=) ncc.sbuf.mod_alloc(num_par_tiles=)"
-    ),
-}
 # What only a traced program shows.
 IN_PROGRAM = {
     *STARTS,
@@ -145,7 +94,7 @@ Rows = dict[str, list[str]]  # construct -> status, source
 
 
 def documented() -> Rows:
-    """What the stand-in's functions take, and the forms and names of the lists above."""
+    """What the stand-in's functions take, and the forms and names of the pages."""
     rows: Rows = {name: [provenance.UNPROVEN, ""] for name in UNPROVEN}
     for page, module in (("doc-language", nl), ("doc-isa", nisa)):
         for name in _functions(module, "nl" if module is nl else "nisa"):
@@ -156,9 +105,9 @@ def documented() -> Rows:
         for kind in (value for value in vars(module).values() if isinstance(value, EnumMeta)):
             names += [f"{module.__name__}.{kind.__name__}.{member.name}" for member in kind]
         rows |= {name: [provenance.DOCUMENTED, "doc-current"] for name in names}
-    for page, names in NAMES.items():
-        rows |= {name: [provenance.DOCUMENTED, page] for name in names.split()}
-    return rows | {form: [provenance.DOCUMENTED, page] for form, page in FORMS.items()}
+    for page, names in PAGES["names"].items():
+        rows |= {name: [provenance.DOCUMENTED, page] for name in names}
+    return rows | {form: [provenance.DOCUMENTED, page] for form, page in PAGES["forms"].items()}
 
 
 def _functions(module: ModuleType, short: str) -> list[str]:
@@ -245,7 +194,7 @@ def main() -> int:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     before = json.loads(provenance.DATA.read_text(encoding="utf-8"))
-    rows, sources = documented(), {**before["sources"], **PAGES}
+    rows, sources = documented(), {**before["sources"], **PAGES["pages"]}
     seen(args.public, rows, sources, before["constructs"], args.trace)
     used = {source for _, source in rows.values()}
     made = {

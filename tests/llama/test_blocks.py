@@ -48,15 +48,15 @@ class BlockCase(Case):
     def cache(self, bias):
         return llama.blocks_in_runs(*self.blocks, self.table, bias)
 
-    def step(self, heads_apart=False):
-        """The same by the kernel of one new token; of ``heads_apart`` as blocks of chunks are."""
+    def step(self, heads_first=False):
+        """The same by the kernel of one new token; of ``heads_first`` as blocks of chunks are."""
         (_, _, d), positions = self.sizes, self.live.sum(1)[:, None]
         cos, sin = tables(positions, d)
         blocks = (
-            [x.transpose(1, 2).contiguous() for x in self.blocks] if heads_apart else self.blocks
+            [x.transpose(1, 2).contiguous() for x in self.blocks] if heads_first else self.blocks
         )
         bias = llama._mask_bias(self.live, BF16)
-        *cache, rows = llama.blocks_in_runs(*blocks, self.table, bias, heads_apart)
+        *cache, rows = llama.blocks_in_runs(*blocks, self.table, bias, heads_first)
         got, rotated, new_values = self.plain.call(
             llama.attention_decode_kernel,
             *(self.qkv, 1, (cos, sin), *cache, self.plain.heads),
@@ -98,10 +98,10 @@ STEPS = [
 ]
 
 
-@pytest.mark.parametrize("heads_apart", [False, True])
+@pytest.mark.parametrize("heads_first", [False, True])
 @pytest.mark.parametrize(("batch", "past", "heads", "block"), STEPS)
-def test_a_step_over_blocks(batch, past, heads, block, heads_apart):
-    check(*BlockCase(batch, 1, past, heads, block).step(heads_apart))
+def test_a_step_over_blocks(batch, past, heads, block, heads_first):
+    check(*BlockCase(batch, 1, past, heads, block).step(heads_first))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,9 +154,9 @@ def test_the_reference_reads_the_same_blocks(kernel, tokens):
     st.sampled_from([1, 16, 32]),
     st.booleans(),
 )
-def test_any_step_over_blocks(batch, blocks, heads, block, heads_apart):
+def test_any_step_over_blocks(batch, blocks, heads, block, heads_first):
     check(
-        *BlockCase(batch, 1, blocks * block, heads, block, seed=blocks).step(heads_apart), steps=1
+        *BlockCase(batch, 1, blocks * block, heads, block, seed=blocks).step(heads_first), steps=1
     )
 
 

@@ -31,6 +31,15 @@ from .quantization_config import (
 
 # Of fused projections, whose rows are cut in three parts.
 _FUSED_TAGS = ("fused_qkv", "num_attention_heads", "num_key_value_heads", "head_dim")
+# Attributes of a float layer that its quantised one takes under the same names.
+_SHARED = (
+    *("dtype", "stride", "sequence_parallel_enabled", "sequence_dimension", "skip_bias_add"),
+    *("pad", "reduce_dtype"),
+)
+_SETTINGS = (  # of a conversion
+    *("quantization_type", "quantized_dtype", "quantization_per_channel_axis"),
+    "activation_quantization_type",
+)
 
 
 _CASTS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
@@ -106,15 +115,12 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
         return cast
 
     @classmethod
-    def _settings(cls, q_config: QConfig) -> Dict[str, Any]:
-        """Keywords of the constructor out of a conversion's settings."""
-        names = (
-            "quantization_type",
-            "quantized_dtype",
-            "quantization_per_channel_axis",
-            "activation_quantization_type",
-        )
-        return {name: q_config[name] for name in names if name in q_config}
+    def _arguments(cls, mod: Any, q_config: QConfig) -> Dict[str, Any]:
+        """Keywords of the constructor that both kinds of layers share, and those of a conversion's
+        settings."""
+        found = {"bias": mod.add_bias, "tensor_model_parallel_group": mod.tensor_parallel_group}
+        found |= {name: getattr(mod, name) for name in _SHARED}
+        return found | {name: q_config[name] for name in _SETTINGS if name in q_config}
 
 
 class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
@@ -130,17 +136,8 @@ class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
         made = cls(
             mod.input_size,
             mod.output_size - mod.pad_size,
-            bias=mod.add_bias,
             gather_output=mod.gather_output,
-            dtype=mod.dtype,
-            stride=mod.stride,
-            sequence_parallel_enabled=mod.sequence_parallel_enabled,
-            sequence_dimension=mod.sequence_dimension,
-            skip_bias_add=mod.skip_bias_add,
-            pad=mod.pad,
-            tensor_model_parallel_group=mod.tensor_parallel_group,
-            reduce_dtype=mod.reduce_dtype,
-            **cls._settings(q_config),
+            **cls._arguments(mod, q_config),
         )
         if getattr(mod.weight, "fused_qkv", False):
             tags = {name: getattr(mod.weight, name) for name in _FUSED_TAGS}
@@ -169,18 +166,9 @@ class QuantizedRowParallel(BaseQuantizeParallelLinear, RowParallelLinear):
         made = cls(
             mod.input_size - mod.pad_size,
             mod.output_size,
-            bias=mod.add_bias,
             input_is_parallel=mod.input_is_parallel,
-            dtype=mod.dtype,
-            stride=mod.stride,
-            sequence_parallel_enabled=mod.sequence_parallel_enabled,
-            sequence_dimension=mod.sequence_dimension,
-            skip_bias_add=mod.skip_bias_add,
-            pad=mod.pad,
             reduce_output=mod.reduce_output,
-            tensor_model_parallel_group=mod.tensor_parallel_group,
-            reduce_dtype=mod.reduce_dtype,
-            **cls._settings(q_config),
+            **cls._arguments(mod, q_config),
         )
         return _with_parameters_of(made, mod)
 

@@ -11,7 +11,6 @@ from typing import Any, Iterator, Optional, Tuple
 
 import torch
 from neuronx_distributed.keywords import refuse_others
-from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.utils import divide
 from neuronxcc.nki._private_kernels.attention import attention_isa_kernel
@@ -22,7 +21,7 @@ from neuron_cpu.runtime.ranks import Group
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
 from ..block_masks import of_prefix
-from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
+from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV, group_or_all
 from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
 
 # The closed prefill kernel under the name that model files import; it refuses when called.
@@ -97,12 +96,7 @@ class NeuronAttentionBase(nn.Module):
         self.contract = contract()
         if isinstance(config, Group):  # 0.1 passes the group by position
             config, tensor_model_parallel_group = None, config
-        if tensor_model_parallel_group is not None:
-            self.tensor_model_parallel_group = tensor_model_parallel_group
-        elif parallel_state.model_parallel_is_initialized():
-            self.tensor_model_parallel_group = parallel_state.get_tensor_model_parallel_group()
-        else:
-            self.tensor_model_parallel_group = None
+        self.tensor_model_parallel_group = group_or_all(tensor_model_parallel_group)
         self.rank_util: Optional[SPMDRank] = None
         if self.tensor_model_parallel_group is not None:
             self.rank_util = SPMDRank(world_size=self.tensor_model_parallel_group.size())

@@ -92,6 +92,13 @@ def maybe_pad_interleaved(
     )
 
 
+def group_or_all(given: Optional[Group]) -> Optional[Group]:
+    """The group given, else that of all ranks; None before there are ranks."""
+    if given is None and parallel_state.model_parallel_is_initialized():
+        return parallel_state.get_tensor_model_parallel_group()
+    return given
+
+
 class BaseGroupQueryAttention(nn.Module):
     """Head counts shared by the two projection modules, and the renaming of checkpoint keys."""
 
@@ -109,13 +116,7 @@ class BaseGroupQueryAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.contract = contract()
-        if tensor_model_parallel_group is not None:
-            self.tensor_model_parallel_group = tensor_model_parallel_group
-        elif parallel_state.model_parallel_is_initialized():
-            self.tensor_model_parallel_group = parallel_state.get_tensor_model_parallel_group()
-        else:
-            self.tensor_model_parallel_group = None
-        group = self.tensor_model_parallel_group
+        group = self.tensor_model_parallel_group = group_or_all(tensor_model_parallel_group)
         if group is not None and tp_degree != group.size():
             raise AssertionError(
                 f"TP degree {tp_degree} and tensor parallel group size {group.size()} must match"
