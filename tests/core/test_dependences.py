@@ -15,7 +15,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.device.spec import GEN2
-from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.time import depend
 from neuron_cpu.core.time.schedule import NOTHING, PROGRAM_ORDER, Wait, schedule

@@ -12,7 +12,7 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program import masks, trace
 from neuron_cpu.core.program.index import DynamicIndex
 from neuron_cpu.core.program.program import Program

@@ -13,7 +13,7 @@ import torch
 from neuron_cpu.core import Kernel, NkiError, NkiWarning
 from neuron_cpu.core.check.undefined import FLOW
 from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program.index import Index
 from neuron_cpu.core.program.regions import covers_storage
 from neuron_cpu.core.program.storage import Storage

@@ -86,6 +86,7 @@ CALLS = {
     "array @": (lambda nl, nisa, x: np.ones((4, 128)) @ x, "nl.matmul"),
     "//": (lambda nl, nisa, x: x // 2, "nl.floor"),
     "%": (lambda nl, nisa, x: x % 2, "nl.mod"),
+    "divmod": (lambda nl, nisa, x: divmod(x, 2), "nl.floor"),
     "abs": (lambda nl, nisa, x: abs(x), "nl.abs"),
     "len": (lambda nl, nisa, x: len(x), "shape[0]"),
     "format": (lambda nl, nisa, x: f"{x:.2f}", "nl.device_print"),
@@ -107,6 +108,13 @@ def test_the_sentence_names_the_call_that_does_it(name: str, language: str) -> N
     assert expected in message and "expected" in message and "use " in message, message
     identifier = "sim_unknown_name" if name in NAMES else "sim_foreign_call"
     assert f"[{identifier}]" in message and "Tensor" not in message, message
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_sizes_one_by_one_and_arrays_of_others_get_a_sentence(language: str) -> None:
+    assert "expected view(self, dtype)" in told(language, lambda nl, nisa, x: x.view(64, 128))
+    message = told(language, lambda nl, nisa, x: nl.add(x, torch.ones(128, 64)))
+    assert "torch.Tensor, expected a" in message and "sim_operand_type" in message
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -21,7 +21,7 @@ from neuron_cpu.core.check.races import _Access, _conflict, _Group
 from neuron_cpu.core.check.undefined import FLOW, _Walk
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.device.spec import KIB
-from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program.program import Program
 from neuron_cpu.core.program.regions import covers_storage, elements, first_box
 from neuron_cpu.core.program.storage import Loop, Storage

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from ..device.errors import refuse, warn
+from ..device.errors import refuse, type_name, warn
 from ..device.spec import CORE
 from ..program import trace
 from ..program.index import is_integer
@@ -44,7 +44,7 @@ def _bound(value: Any, what: str) -> int:
         return int(value)
     raise refuse(
         "sim_loop_bound",
-        f"{what} with a bound of type {type(value).__name__}, expected an int or a register",
+        f"{what} with a bound of type {type_name(value)}, expected an int or a register",
     )
 
 

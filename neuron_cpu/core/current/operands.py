@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from ..device.dtypes import FLOAT32
-from ..device.errors import refuse
+from ..device.errors import refuse, type_name
 from ..device.target import needs
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER
 from ..instructions.arguments import number, on_bits, stretched
@@ -77,8 +77,8 @@ def tensor(value: Any, what: str) -> View:
     trace.current(f"nisa.{what}")
     raise refuse(
         "sim_operand_type",
-        f"{what} got {type(value).__name__}, expected a tensor made with nl.ndarray or a kernel "
-        "parameter",
+        f"{what} got a {type_name(value)}, expected a tensor made with nl.ndarray or a "
+        "parameter of the kernel",
     )
 
 
@@ -204,7 +204,7 @@ def step(what: str, op: str, value: Any, reverse: Any, src: list[View], exact: b
         return Step(op, value, reverse=flag(reverse, "reverse"))
     raise refuse(
         "sim_operand_type",
-        f"{what} of type {type(value).__name__}, expected a number or a (P, 1) float32 tile",
+        f"{what} of type {type_name(value)}, expected a number or a (P, 1) float32 tile",
     )
 
 

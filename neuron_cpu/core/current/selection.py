@@ -27,14 +27,7 @@ from .numeric import pairs, real, whole
 from .operands import NkiInstruction, alike, column, operator, product, put, tensor
 from .registers import VirtualRegister
 
-COMPARISONS = {
-    "equal": np.equal,
-    "not_equal": np.not_equal,
-    "greater": np.greater,
-    "greater_equal": np.greater_equal,
-    "less": np.less,
-    "less_equal": np.less_equal,
-}
+COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
 MAX_PAIRS = 4
 FP32_MIN = float(np.finfo(np.float32).min)
 
@@ -85,7 +78,7 @@ def affine_select(
     target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
     code = "equal" if cmp_op is None else _comparison(cmp_op, what)
     values = _affine(what, target, pattern, offset, channel_multiplier)
-    keep = COMPARISONS[code](values, 0)
+    keep = getattr(np, code)(values, 0)
     attrs = KeepAttrs(keep=keep, on_false=real(on_false_value, f"{what} on_false_value"))
     return put(AFFINE_SELECT, (target,), (data,), attrs, name)
 

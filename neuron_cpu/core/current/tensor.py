@@ -16,6 +16,7 @@ from ..device.errors import refuse, warn
 from ..device.release import nki_since
 from ..device.target import needs
 from ..device.unknown import Foreign
+from ..language.labels import fitted
 from ..program import trace
 from ..program.index import is_integer
 from ..program.retyping import retyped
@@ -569,6 +570,10 @@ class NkiTensor(trace.Values, Foreign, View):
 
     __int__ = __float__ = __index__ = _no_number
     __hash__ = object.__hash__
+
+
+for _name in ("view", "permute", "reshape", "broadcast", "slice", "select", "ap"):
+    setattr(NkiTensor, _name, fitted(getattr(NkiTensor, _name)))
 
 
 def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:

@@ -151,6 +151,12 @@ def user_frame(depth: int = 1) -> FrameType | None:
     return None
 
 
+def type_name(value: object) -> str:
+    """The type of a value, with its package where that is another one: torch.Tensor."""
+    kind = type(value)
+    return kind.__name__ if kind.__module__.startswith("neuron_cpu") else str(kind)[8:-2]
+
+
 def users_frames(error: BaseException) -> TracebackType | None:
     """A traceback without the simulator's own entries: the last one is the user's line."""
     found, at = [], error.__traceback__

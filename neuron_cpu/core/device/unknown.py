@@ -91,15 +91,10 @@ def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[
 
 # Operators of Python that neither language has: how they are written, and whose answer they get.
 OPERATORS = {
-    "matmul": ("@", "dot"),
-    "rmatmul": ("@", "dot"),
-    "floordiv": ("//", "floor_divide"),
-    "rfloordiv": ("//", "floor_divide"),
-    "mod": ("%", "remainder"),
-    "rmod": ("%", "remainder"),
-    "abs": ("abs()", "absolute"),
+    "matmul": ("@", "dot"), "floordiv": ("//", "floor_divide"), "mod": ("%", "remainder"),
+    "divmod": ("divmod()", "floor_divide"), "abs": ("abs()", "absolute"),
     "round": ("round()", "round"),
-}
+}  # fmt: skip
 
 
 _NO_VALUES = "values, which a tile has none of while a kernel is traced"
@@ -188,7 +183,8 @@ def _operator(symbol: str, name: str) -> Callable[..., NoReturn]:
 
 
 for _name, (_symbol, _asked) in OPERATORS.items():
-    setattr(Foreign, f"__{_name}__", _operator(_symbol, _asked))
+    for _side in ("", "r"):  # __rabs__ is nothing to Python
+        setattr(Foreign, f"__{_side}{_name}__", _operator(_symbol, _asked))
 
 
 def not_callable(memory: Any) -> ForeignCall:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import DType, to_dtype
-from ..device.errors import refuse, warn
+from ..device.errors import refuse, type_name, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
 from ..program import trace
@@ -23,11 +23,11 @@ def tile(value: Any, what: str) -> View:
     mend = "turn numbers into tiles with nisa.memset and index expressions with nisa.iota"
     if isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
+    elif hasattr(value, "shape"):
+        mend = "pass it to the kernel and load it with nl.load"
     elif callable(value):
         mend = "name its arguments, as op=nl.exp and data=tile"
-    raise refuse(
-        "sim_operand_type", f"{what} got {type(value).__name__}, expected a tensor; {mend}"
-    )
+    raise refuse("sim_operand_type", f"{what} got a {type_name(value)}, expected a tensor; {mend}")
 
 
 def result_type(dtype: Any, default: DType) -> DType:

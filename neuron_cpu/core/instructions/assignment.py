@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import FLOAT32
-from ..device.errors import NkiError, refuse, warn
+from ..device.errors import NkiError, refuse, type_name, warn
 from ..device.spec import Engine
 from ..program import trace
 from ..program.program import Instruction, Program
@@ -38,7 +38,7 @@ def assign(view: View, value: Any) -> None:
     if not isinstance(value, View):
         raise refuse(
             "sim_assignment_type",
-            f"value of type {type(value).__name__} assigned to {view.label()}, expected a "
+            f"value of type {type_name(value)} assigned to {view.label()}, expected a "
             "tensor or a number",
         )
     if value.storage is view.storage and value.key() == view.key():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..device.errors import refuse, warn
+from ..device.errors import refuse, type_name, warn
 from ..device.spec import Engine
 from ..program import trace
 from ..program.attributes import Attrs
@@ -144,7 +144,7 @@ def activation_operands(
     else:
         raise refuse(
             "err_activation_scale_invalid_type",
-            f"activation scale of type {type(scale).__name__}, expected a number or an fp32 tile",
+            f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile",
         )
     if bias is not None:
         if not isinstance(bias, View) or bias.dt not in _BIAS_TYPES:

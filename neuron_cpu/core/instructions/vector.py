@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..device.dtypes import INT32, UINT32, DType, promote
-from ..device.errors import refuse, warn
+from ..device.errors import refuse, type_name, warn
 from ..device.release import INTEGERS_ASKED_OF_GPSIMD, INTEGERS_ON_GPSIMD, since
 from ..device.spec import CORE, Engine
 from ..program import masks, trace
@@ -290,7 +290,7 @@ def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Ste
         return Step(name, number(value), reverse=bool(reverse))
     raise refuse(
         "sim_operand_type",
-        f"tensor_scalar {what} of type {type(value).__name__}, expected a number or a (P, 1) tile",
+        f"tensor_scalar {what} of type {type_name(value)}, expected a number or (P, 1) tile",
     )
 
 

@@ -1,4 +1,4 @@
-"""Operators and methods of kernel tensors that record instructions, attached to ``Tensor``.
+"""Operators and methods of kernel tensors that record instructions, attached to ``Tile``.
 
 They stand apart from the class because they call ``nl``, whose functions take and make tensors.
 """
@@ -12,38 +12,28 @@ from ..instructions import assignment
 from ..program.index import DynamicIndex, Index
 from ..program.view import View
 from . import elementwise, memory
-from .tensor import Tensor, sizes_of
+from .labels import fitted
+from .tensor import Tile, sizes_of
 
 BINARY = {
-    "add": "add",
-    "subtract": "sub",
-    "multiply": "mul",
-    "divide": "truediv",
-    "power": "pow",
-    "bitwise_and": "and",
-    "bitwise_or": "or",
-    "bitwise_xor": "xor",
-    "left_shift": "lshift",
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "lshift",
     "right_shift": "rshift",
-}
+}  # fmt: skip
 COMPARISONS = {
-    "less": "lt",
-    "less_equal": "le",
-    "greater": "gt",
-    "greater_equal": "ge",
-    "equal": "eq",
+    "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
     "not_equal": "ne",
-}
+}  # fmt: skip
 IN_PLACE = {"add": "iadd", "subtract": "isub", "multiply": "imul", "divide": "itruediv"}
 
 
-def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, Any], Any]:
+def _operator(name: str, reflected: bool = False) -> Callable[[Tile, Any], Any]:
     function = getattr(elementwise, name)
 
-    def apply(self: Tensor, other: Any) -> Any:
+    def apply(self: Tile, other: Any) -> Any:
         if isinstance(other, Index) and name == "add":  # t[rows + nl.arange(n)[None, :]]
             return DynamicIndex(self, other)
-        if isinstance(other, Tensor) and other.shape[0] != self.shape[0]:
+        if isinstance(other, Tile) and other.shape[0] != self.shape[0]:
             raise refuse(
                 "err_num_partition_mismatch",
                 f"operator '{name}' of {self.label()} and {other.label()}, expected equal "
@@ -55,11 +45,11 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, Any], Any
     return apply
 
 
-def _in_place(name: str) -> Callable[[Tensor, Any], View]:
+def _in_place(name: str) -> Callable[[Tile, Any], View]:
     """``x += y``: accumulation of a matmul in PSUM, else ``x[...] = nl.add(x, y)``."""
     function = getattr(elementwise, name)
 
-    def apply(self: Tensor, other: Any) -> View:
+    def apply(self: Tile, other: Any) -> View:
         if isinstance(other, View) and assignment.was_skipped(other):  # its mask selects nothing
             return self
         if name == "add" and assignment.accumulate(self, other):
@@ -77,31 +67,33 @@ def _in_place(name: str) -> Callable[[Tensor, Any], View]:
     return apply
 
 
-def _broadcast_to(self: Tensor, *sizes: Any, shape: Any = None) -> View:
+def _broadcast_to(self: Tile, *sizes: Any, shape: Any = None) -> View:
     """numpy broadcasting; from one partition to many it is a ones-matmul on the device."""
     return memory.broadcast_to(self, shape=sizes_of(sizes, shape))
 
 
-def _astype(self: Tensor, dtype: Any) -> View:
+def _astype(self: Tile, dtype: Any) -> View:
     """A copy with another element type."""
     return memory.copy(self, dtype=dtype)
 
 
 def attach() -> None:
-    """Give ``Tensor`` its operators."""
+    """Give ``Tile`` its operators."""
     for name, symbol in BINARY.items():
-        setattr(Tensor, f"__{symbol}__", _operator(name))
-        setattr(Tensor, f"__r{symbol}__", _operator(name, reflected=True))
+        setattr(Tile, f"__{symbol}__", _operator(name))
+        setattr(Tile, f"__r{symbol}__", _operator(name, reflected=True))
     for name, symbol in COMPARISONS.items():
-        setattr(Tensor, f"__{symbol}__", _operator(name))
+        setattr(Tile, f"__{symbol}__", _operator(name))
     for name, symbol in IN_PLACE.items():
-        setattr(Tensor, f"__{symbol}__", _in_place(name))
+        setattr(Tile, f"__{symbol}__", _in_place(name))
     methods = {
         "__neg__": lambda self: elementwise.negative(self),
         "__invert__": lambda self: elementwise.invert(self),
         "broadcast_to": _broadcast_to,
         "astype": _astype,
+        "reshape": fitted(Tile.reshape),
+        "view": fitted(Tile.view),
         "as_tile": lambda self: self,  # public kernels call it; no document says what it does
     }
     for name, method in methods.items():
-        setattr(Tensor, name, method)
+        setattr(Tile, name, method)

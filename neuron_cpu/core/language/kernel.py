@@ -35,7 +35,7 @@ from ..run.execute import Plan
 from . import annotation
 from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
 from .specialisation import flatten, is_tensor, shape_of, to_torch
-from .tensor import Tensor
+from .tensor import Tile
 
 _local = threading.local()
 
@@ -247,7 +247,7 @@ class Kernel:
         program.today = self.today
         program.returns = self.options.get("kernel_return", True)
         code = getattr(self.function, "__code__", None)
-        with trace.Tracer(program, code, machine, Tensor) as tracer:
+        with trace.Tracer(program, code, machine, Tile) as tracer:
             bound_args, bound_kwargs = _bind(tracer, args, kwargs, machine)
             result: Any = None
             # The launch grid is the outermost loop: one instance is recorded after the other, and

@@ -20,7 +20,7 @@ from ..program.view import View
 from . import buffers
 
 
-class Tensor(trace.Values, Foreign, View):
+class Tile(trace.Values, Foreign, View):
     """A tensor in HBM, SBUF or PSUM, or a part of one (``neuronxcc.nki.tensor``).
 
     Attributes:
@@ -41,14 +41,14 @@ class Tensor(trace.Values, Foreign, View):
         return buffers.BY_KIND[self.storage.buffer]
 
     # --- regions and shapes -----------------------------------------------------------------------
-    def __getitem__(self, key: Any) -> Tensor:
+    def __getitem__(self, key: Any) -> Tile:
         return subscript(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         view = self if key is Ellipsis else self[key]  # t[...] is by far the most frequent
         assign(view, value)
 
-    def reshape(self, *sizes: Any, shape: Any = None) -> Tensor:
+    def reshape(self, *sizes: Any, shape: Any = None) -> Tile:
         """View with other sizes, one of them possibly -1; the partition axis stays as it is."""
         new = sizes_of(sizes, shape)
         if -1 in new:
@@ -56,11 +56,11 @@ class Tensor(trace.Values, Foreign, View):
             new = tuple(self.size // known if s == -1 else s for s in new)
         return super().reshape(new)
 
-    def view(self, dtype: Any) -> Tensor:
+    def view(self, dtype: Any) -> Tile:
         """The same bits as another type of the same size."""
         return self.bitcast(to_dtype(dtype))
 
-    def assert_shape(self, shape: Any) -> Tensor:
+    def assert_shape(self, shape: Any) -> Tile:
         """Check the shape and return the tensor."""
         if tuple(shape) != tuple(self.shape):
             raise refuse(
@@ -93,7 +93,7 @@ class Tensor(trace.Values, Foreign, View):
     __hash__ = object.__hash__
 
 
-def _truth_refusal(tensor: Tensor) -> tuple[str, str]:
+def _truth_refusal(tensor: Tile) -> tuple[str, str]:
     """Identifier and message for a truth test, by the statement that asks.
 
     Python calls ``__bool__`` alike for if, while, and, or, not: only the source line tells which.

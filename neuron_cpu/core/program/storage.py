@@ -107,28 +107,10 @@ class Storage:
     """
 
     __slots__ = (
-        "address",
-        "birth",
-        "buffer",
-        "data",
-        "dtype",
-        "followers",
-        "frame",
-        "ground",
-        "groups",
-        "id",
-        "initial",
-        "mutable",
-        "name",
-        "parts",
-        "paxis",
-        "producer",
-        "role",
-        "shape",
-        "size",
-        "source",
-        "watcher",
-    )
+        "address", "birth", "buffer", "data", "dtype", "followers", "frame", "ground", "groups",
+        "id", "initial", "mutable", "name", "parts", "paxis", "producer", "role", "shape", "size",
+        "source", "watcher",
+    )  # fmt: skip
 
     def __init__(
         self, id: int, shape: tuple[int, ...], dtype: DType, buffer: str, role: str = "local"

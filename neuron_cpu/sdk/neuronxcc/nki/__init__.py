@@ -10,7 +10,7 @@ from typing import Any
 from neuron_cpu.core.language.kernel import Kernel
 from neuron_cpu.core.language.results import returns_value
 from neuron_cpu.core.language.runners import benchmark, profile
-from neuron_cpu.core.language.tensor import Tensor as tensor
+from neuron_cpu.core.language.tensor import Tile as tensor
 
 from . import compiler, isa, language, typing
 
