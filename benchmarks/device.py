@@ -9,6 +9,7 @@ and the estimates' bands anew; rows of a device are of the class ``device``. A r
 
 import argparse
 import math
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
@@ -37,12 +38,19 @@ REPORTS = Path(__file__).resolve().with_name("devices")  # whole reports, by the
 APART = 1.05  # two devices' times that differ by less are the same
 
 
+def on_target(report: Mapping[str, Any]) -> Any:
+    """Inside the block kernels are traced for the chip of a report."""
+    target = {"NEURON_PLATFORM_TARGET_OVERRIDE": report["machine"]["target"]}
+    return mock.patch.dict(os.environ, target)
+
+
 def estimates(report: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of a report's timed entries under the constants of a fit."""
     profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
     costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
-    entries = {entry.name: entry for entry in plan.entries(report.get("graphs", {}))}
-    with mock.patch.dict(cost.PROFILES, {profile.name: profile}):
+    every = plan.entries(report.get("graphs", {}), results.of_today(report))
+    entries = {entry.name: entry for entry in every}
+    with on_target(report), mock.patch.dict(cost.PROFILES, {profile.name: profile}):
         return {
             name: model.graph_ns(entries[name].call, costs, profile.name, found["order"]) / 1e3
             for name in results.measured(report, *TIMED)
@@ -114,7 +122,9 @@ def main() -> int:
         report = results.read(args.report)
         if report["source"] != results.DEVICE:
             parser.error(f"{args.report} is a rehearsal without a device; measure on one")
-        report["fit"] = fit.fit(results.measured(report, plan.CONSTANT, plan.LAUNCH))
+        times = results.measured(report, plan.CONSTANT, plan.LAUNCH)
+        with on_target(report):
+            report["fit"] = fit.fit(times, results.of_today(report))
         if args.against is not None:
             print(compare(report, results.read(args.against)))
         name = args.name or f"{report['machine']['target']}-{report['begun'][:7]}"

@@ -1,5 +1,6 @@
 """Which SDK runs here, and everything that depends on it: no other module asks."""
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -97,6 +98,16 @@ def _is_stand_in() -> bool:
     spec = importlib.util.find_spec("neuronxcc")
     origin = Path(spec.origin).resolve() if spec and spec.origin else None
     return origin is not None and neuron_cpu.SDK_ROOT in origin.parents
+
+
+def today() -> bool:
+    """Whether kernels are those of `nki` (SDK 2.29 and later) and not of `neuronxcc.nki`; on the
+    stand-in, where NEURON_CPU_NKI names a release."""
+    if _is_stand_in():
+        return "NEURON_CPU_NKI" in os.environ
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return not importlib.metadata.version("nki").startswith(("0.1.", "0.2."))
+    return False
 
 
 @functools.cache

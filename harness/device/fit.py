@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 
 from harness.device import model
-from harness.device.calls import MICRO
+from harness.device.plan import of_row
 from harness.device.rows import ROWS
 from harness.simulator import Engine, NeuronCore, cost
 
@@ -27,6 +27,7 @@ HUBER = 3.0
 BETTER, EARNED = 0.6, 12.0  # a switch leaves this share of the misfit, and takes off so much
 OFF = 0.1  # a row that differs by more is not explained
 ITERATIONS, FRESH, QUICK, SWITCHES = 7, 3, 3, 3  # FRESH: steps that one set of derivatives serves
+LIKELY = 2  # switches that are solved to the end
 Slopes = dict[str, np.ndarray]  # by constant, of every row
 CYCLES = 20.0  # a constant that is 0 moves by such steps instead of logarithms
 
@@ -112,9 +113,9 @@ def value_of(core: NeuronCore, name: str) -> float:
 class Problem:
     """Measured rows, and what a variant says of them under any constants."""
 
-    def __init__(self, measured: Mapping[str, float]) -> None:
+    def __init__(self, measured: Mapping[str, float], today: bool) -> None:
         self.rows = [name for name in ROWS if name in measured]
-        self.calls = [ROWS[name]._asdict() | {"module": MICRO} for name in self.rows]
+        self.calls = [of_row(ROWS[name], today).call for name in self.rows]
         self.times = np.array([measured[name] for name in self.rows])
         self.sigma = np.hypot(NOISE, NOISE_US / self.times)
         self.core = model.program(self.calls[0]).core
@@ -211,10 +212,14 @@ def best_of(problem: Problem) -> Solution:
             variant = switched(found.variant, name)
             u = np.array([known.get(one, 0.0) for one in variant.names])
             tried.append(problem.solve(variant, u, QUICK, found))
-        best = min(tried, key=lambda one: one.misfit)
+        likely = sorted(tried, key=lambda one: one.misfit)[:LIKELY]
+        best = min(
+            (problem.solve(one.variant, one.u, ITERATIONS) for one in likely),
+            key=lambda one: one.misfit,
+        )
         if best.misfit > min(BETTER * found.misfit, found.misfit - EARNED):
             break
-        found = problem.solve(best.variant, best.u, ITERATIONS)
+        found = best
     return found
 
 
@@ -229,9 +234,10 @@ def profile_of(found: Mapping[str, Any], name: str, note: str) -> dict[str, Any]
     }  # fmt: skip
 
 
-def fit(measured: Mapping[str, float]) -> dict[str, Any]:
-    """Constants, mechanisms and rows as plain data, of microseconds by row."""
-    problem = Problem(measured)
+def fit(measured: Mapping[str, float], today: bool = False) -> dict[str, Any]:
+    """Constants, mechanisms and rows as plain data, of microseconds by row, for the generation in
+    force and one of the languages."""
+    problem = Problem(measured, today)
     found = best_of(problem)
     values = problem.values(found.variant, found.u)
     freedom = max(1, len(problem.rows) - len(found.u))

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness import console
 from harness.device import page, plan, results
+from harness.device.calls import SUBMISSIONS
 from harness.device.plan import Entry
 from harness.device.probes import PROBES
 from harness.device.running import SIMULATOR, XLA, Unanswered, Workers
@@ -52,13 +53,15 @@ class _Hour:
     def plan(self, minutes: float) -> None:
         """What is left to do, and what of it fits; says so."""
         known = self.report.setdefault("graphs", {})
+        today = results.of_today(self.report)
+        of = {"file": SUBMISSIONS[today], "degree": plan.DEGREE[today]}
         wanted = [name for name in plan.GRAPHS_OF_1B if name not in known]
         with console.step("Tracing the model's graphs", len(wanted), least_seconds=1.0) as step:
             for name in wanted:
-                found = self._simulate("harness.device.model:graph", name=name)
+                found = self._simulate("harness.device.model:graph", name=name, **of)
                 known |= {} if found is None else {name: found}
                 step.advance()
-        every = list(plan.entries(known))
+        every = list(plan.entries(known, today))
         done = self.report["entries"]
         new = [entry for entry in every if entry.name not in done]
         # what a run was at when it was killed comes last: it may have been the reason
@@ -109,9 +112,10 @@ class _Hour:
         elif entry.kind in (plan.CONSTANT, plan.LAUNCH, plan.KERNEL):
             found["estimate"] = self._simulate("harness.device.model:estimate", call=call)
         elif entry.kind == plan.WHOLE:
-            names = [f"{phase}-{call['length']}" for phase in ("prefill", "decode")]
-            known = self.report["graphs"]
-            found["expected"] = {name: known[name]["us"] for name in names if name in known}
+            of = {"file": call["file"], "degree": call["degree"]}
+            for name in (f"{phase}-{call['length']}" for phase in ("prefill", "decode")):
+                told = self._simulate("harness.device.model:graph", name=name, **of)
+                found.setdefault("expected", {})[name] = told and told["us"]
         try:
             return found | self._measured(entry, call)
         except Unanswered as error:
@@ -141,7 +145,8 @@ class _Hour:
             console.say(f"No constants are fitted to {len(times)} times, {FEWEST} are needed.")
             return
         with console.step("Fitting the cost model's constants"):
-            found = self._simulate("harness.device.fit:fit", measured=times)
+            today = results.of_today(self.report)
+            found = self._simulate("harness.device.fit:fit", measured=times, today=today)
         if found is not None:
             self.report["fit"] = found
             results.write(self.path, self.report)

@@ -1,33 +1,106 @@
-"""Small kernels of `neuronxcc.nki`, each of whose times one constant of a NeuronCore explains.
+"""Small kernels, each of whose times one constant of a NeuronCore explains, in both languages.
 
 A kernel repeats one thing ``n`` times. Two rows of `rows.py` differ in ``n`` or in a size alone, so
 that what else a kernel does falls out of their difference. Chains are dependent, so nothing may be
 left out or rearranged. Repetitions side by side differ in a constant, so that none is another's
 copy. Every result reaches HBM.
 
-Shapes are [partition, free]; ``x_hbm`` is fp32 unless a kernel says otherwise.
+The file is two modules (`calls.module`): of ``neuronxcc.nki``, and as ``micro_today`` of ``nki``.
+Helpers differ, kernels do not. Shapes are [partition, free]; ``x_hbm`` is fp32 unless a kernel says
+otherwise.
 """
 
-import neuronxcc.nki as nki
-import neuronxcc.nki.isa as nisa
-import neuronxcc.nki.language as nl
-import numpy as np
+# mypy: disable-error-code="no-redef, import-untyped"
+if __name__.endswith("_today"):
+    import nki
+    import nki.isa as nisa
+    import nki.language as nl
+
+    ENGINES = {"vector": nisa.engine.vector, "gpsimd": nisa.engine.gpsimd}
+
+    def step(tile, engine, addend, kept=None, start=0):
+        """One instruction of VectorE, ScalarE or GpSimdE over a whole tile; the result is a tile,
+        or in the columns of ``kept`` from ``start`` on."""
+        if kept is None:
+            kept = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
+        part = kept[:, start : start + tile.shape[1]]
+        if engine == "scalar":
+            nisa.activation(dst=part, op=nl.copy, data=tile, scale=1.0 + addend)
+        else:
+            nisa.tensor_scalar(
+                dst=part, data=tile, op0=nl.add, operand0=addend, engine=ENGINES[engine]
+            )
+        return kept
+
+    def brought(tile, start, part_hbm):
+        """A transfer to the columns of ``tile`` from ``start`` on."""
+        nisa.dma_copy(dst=tile[:, start : start + part_hbm.shape[1]], src=part_hbm)
+
+    def gathered(tile, start, x_hbm, rows_sb, i):
+        """The rows that column i of ``rows_sb`` names, in columns of ``tile`` from ``start`` on."""
+        columns = x_hbm.shape[1]
+        named = x_hbm.ap(
+            [[columns, P], [1, columns]], vector_offset=rows_sb[:, i : i + 1], indirect_dim=0
+        )
+        nisa.dma_copy(dst=tile[:, start : start + columns], src=named)
+
+    def sums(columns):
+        """A tile of PSUM to add products up in."""
+        return nl.ndarray((P, columns), dtype=nl.float32, buffer=nl.psum)
+
+    def multiply(sum_psum, stationary, moving, n):
+        """Add the n-th product to a tile of PSUM."""
+        nisa.nc_matmul(dst=sum_psum, stationary=stationary, moving=moving, accumulate=n > 0)
+
+    def copied(tile, dtype=nl.float32):
+        """A copy in SBUF by VectorE."""
+        copy_sb = nl.ndarray(tile.shape, dtype=dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=copy_sb, src=tile, engine=nisa.engine.vector)
+        return copy_sb
+
+else:
+    import neuronxcc.nki as nki
+    import neuronxcc.nki.isa as nisa
+    import neuronxcc.nki.language as nl
+    import numpy as np
+
+    ENGINES = {"vector": nisa.vector_engine, "gpsimd": nisa.gpsimd_engine}
+
+    def step(tile, engine, addend, kept=None, start=0):
+        if engine == "scalar":
+            result = nisa.activation(np.copy, tile, scale=1.0 + addend)
+        else:
+            result = nisa.tensor_scalar(tile, np.add, addend, engine=ENGINES[engine])
+        if kept is None:
+            return result
+        kept[:, start : start + tile.shape[1]] = result
+        return kept
+
+    def brought(tile, start, part_hbm):
+        tile[:, start : start + part_hbm.shape[1]] = nl.load(part_hbm)
+
+    def gathered(tile, start, x_hbm, rows_sb, i):
+        columns = x_hbm.shape[1]
+        column = nl.arange(columns)[None, :]
+        tile[:, start : start + columns] = nl.load(x_hbm[rows_sb[:, i], column])
+
+    def sums(columns):
+        return nl.zeros((P, columns), nl.float32, buffer=nl.psum)
+
+    def multiply(sum_psum, stationary, moving, n):
+        sum_psum += nisa.nc_matmul(stationary, moving)
+
+    def copied(tile, dtype=nl.float32):
+        return nisa.tensor_copy(tile, dtype=dtype, engine=nisa.vector_engine)
+
 
 P = 128
-ENGINES = {"vector": nisa.vector_engine, "gpsimd": nisa.gpsimd_engine}
-
-
-def step(tile, engine, addend):
-    """One instruction of VectorE, ScalarE or GpSimdE over a whole tile."""
-    if engine == "scalar":
-        return nisa.activation(np.copy, tile, scale=1.0 + addend)
-    return nisa.tensor_scalar(tile, np.add, addend, engine=ENGINES[engine])
 
 
 @nki.jit
 def chain(x_hbm, n, engine):
     """``n`` instructions of one engine, each on the result of the last."""
-    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm)
     for _ in nl.static_range(n):
         tile = step(tile, engine, 1.0)
@@ -38,11 +111,11 @@ def chain(x_hbm, n, engine):
 @nki.jit
 def stream(x_hbm, n, engine):
     """``n`` instructions of one column, none of which needs another's result."""
-    out_hbm = nl.ndarray((P, n), x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((P, n), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm)
-    results_sb = nl.ndarray((P, n), x_hbm.dtype, buffer=nl.sbuf)
+    results_sb = nl.ndarray((P, n), dtype=x_hbm.dtype, buffer=nl.sbuf)
     for i in nl.static_range(n):
-        results_sb[:, i : i + 1] = step(tile, engine, float(i))
+        step(tile, engine, float(i), results_sb, i)
     nl.store(out_hbm, results_sb)
     return out_hbm
 
@@ -53,40 +126,40 @@ def two_chains(x_hbm, n, first, second, in_psum):
 
     With the same engine twice, the second chain stands behind the first one in the text.
     """
-    out_hbm = nl.ndarray((2, *x_hbm.shape), x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((2, *x_hbm.shape), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     for k, engine in enumerate((first, second)):
         tile = nl.load(x_hbm)
         for _ in nl.static_range(n):
             if in_psum:
-                moved = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.psum)
-                moved[...] = step(tile, engine, 1.0)
-                tile = moved
+                moved = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.psum)
+                tile = step(tile, engine, 1.0, moved)
             else:
                 tile = step(tile, engine, 1.0)
-        nl.store(out_hbm[k], nl.copy(tile) if in_psum else tile)
+        nl.store(out_hbm[k], copied(tile) if in_psum else tile)
     return out_hbm
 
 
 @nki.jit
 def products(x_hbm, y_hbm, n):
     """``n`` products of [128, 128] and [128, columns] that add up in one tile of PSUM."""
-    out_hbm = nl.ndarray((P, y_hbm.shape[1]), nl.float32, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((P, y_hbm.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
     stationary, moving = nl.load(x_hbm), nl.load(y_hbm)
-    sum_psum = nl.zeros((P, y_hbm.shape[1]), nl.float32, buffer=nl.psum)
-    for _ in nl.static_range(n):
-        sum_psum += nisa.nc_matmul(stationary, moving)
-    nl.store(out_hbm, nl.copy(sum_psum))
+    sum_psum = sums(y_hbm.shape[1])
+    for i in nl.static_range(n):
+        multiply(sum_psum, stationary, moving, i)
+    nl.store(out_hbm, copied(sum_psum))
     return out_hbm
 
 
 @nki.jit
 def product_chain(x_hbm, y_hbm, n):
     """``n`` products, each of what VectorE has copied of the last one."""
-    out_hbm = nl.ndarray((P, y_hbm.shape[1]), y_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((P, y_hbm.shape[1]), dtype=y_hbm.dtype, buffer=nl.shared_hbm)
     stationary, tile = nl.load(x_hbm), nl.load(y_hbm)
     for _ in nl.static_range(n):
-        product_psum = nisa.nc_matmul(stationary, tile)
-        tile = nisa.tensor_copy(product_psum, dtype=y_hbm.dtype, engine=nisa.vector_engine)
+        product_psum = sums(y_hbm.shape[1])
+        multiply(product_psum, stationary, tile, 0)
+        tile = copied(product_psum, y_hbm.dtype)
     nl.store(out_hbm, tile)
     return out_hbm
 
@@ -96,9 +169,9 @@ def rows(x_hbm, row):
     """One transfer of [partitions, k, 2 row]: the first ``row`` elements of each, so that a row is
     a descriptor of its own. The result is a column of the tile."""
     partitions, k, _ = x_hbm.shape
-    out_hbm = nl.ndarray((partitions, k), x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((partitions, k), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm[:, :, 0:row])
-    nl.store(out_hbm, nl.copy(tile[:, :, 0]))
+    nl.store(out_hbm, copied(tile[:, :, 0]))
     return out_hbm
 
 
@@ -106,10 +179,10 @@ def rows(x_hbm, row):
 def transfers(x_hbm, n):
     """``n`` transfers [partitions, columns] from places of their own, and one back."""
     _, partitions, columns = x_hbm.shape
-    out_hbm = nl.ndarray((partitions, n * columns), x_hbm.dtype, buffer=nl.shared_hbm)
-    tile = nl.ndarray((partitions, n * columns), x_hbm.dtype, buffer=nl.sbuf)
+    out_hbm = nl.ndarray((partitions, n * columns), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((partitions, n * columns), dtype=x_hbm.dtype, buffer=nl.sbuf)
     for i in nl.static_range(n):
-        tile[:, i * columns : (i + 1) * columns] = nl.load(x_hbm[i])
+        brought(tile, i * columns, x_hbm[i])
     nl.store(out_hbm, tile)
     return out_hbm
 
@@ -117,7 +190,7 @@ def transfers(x_hbm, n):
 @nki.jit
 def round_trips(x_hbm, n):
     """``n`` times to HBM and back, each behind the last."""
-    out_hbm = nl.ndarray((n, *x_hbm.shape), x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((n, *x_hbm.shape), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm)
     for i in nl.static_range(n):
         nl.store(out_hbm[i], tile)
@@ -129,12 +202,11 @@ def round_trips(x_hbm, n):
 def gathers(x_hbm, rows_hbm, n):
     """``n`` loads [128, columns] of the rows that ``rows_hbm`` [128, n] (int32) names."""
     columns = x_hbm.shape[1]
-    out_hbm = nl.ndarray((P, n * columns), x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray((P, n * columns), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     rows_sb = nl.load(rows_hbm)
-    tile = nl.ndarray((P, n * columns), x_hbm.dtype, buffer=nl.sbuf)
-    column = nl.arange(columns)[None, :]
+    tile = nl.ndarray((P, n * columns), dtype=x_hbm.dtype, buffer=nl.sbuf)
     for i in nl.static_range(n):
-        tile[:, i * columns : (i + 1) * columns] = nl.load(x_hbm[rows_sb[:, i], column])
+        gathered(tile, i * columns, x_hbm, rows_sb, i)
     nl.store(out_hbm, tile)
     return out_hbm
 
@@ -142,7 +214,7 @@ def gathers(x_hbm, rows_hbm, n):
 @nki.jit
 def held(x_hbm, n):
     """``n`` tiles [128, columns] that are all there before the first is used again: spills."""
-    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tiles = []
     for i in nl.static_range(n):
         tiles.append(step(nl.load(x_hbm[i]), "vector", float(i)))
@@ -154,6 +226,6 @@ def held(x_hbm, n):
 @nki.jit
 def small(x_hbm):
     """A load, an instruction and a store: what a graph of many kernels repeats."""
-    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     nl.store(out_hbm, step(nl.load(x_hbm), "vector", 1.0))
     return out_hbm

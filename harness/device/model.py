@@ -5,6 +5,7 @@ Runs beside the stand-in's names; `harness.simulator` is the door to the simulat
 
 import functools
 import json
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +46,7 @@ def overheads() -> dict[str, float]:
 
 
 @functools.cache
-def _traced(call: str) -> Program:
+def _traced(call: str, _: str) -> Program:
     kernel, given, named = calls.arguments(json.loads(call), calls.shapes)
     return kernel.trace(*given, **named)
 
@@ -53,7 +54,8 @@ def _traced(call: str) -> Program:
 def program(call: Mapping[str, Any]) -> Program:
     """The traced kernel of a call, once for all that ask."""
     names = ("module", "kernel", "arguments", "keywords")
-    return _traced(json.dumps({name: call[name] for name in names}))
+    target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", "")
+    return _traced(json.dumps({name: call[name] for name in names}), target)
 
 
 def graph_ns(
@@ -92,18 +94,19 @@ def constructs(call: Mapping[str, Any]) -> list[str]:
 
 
 # --- graphs of the model --------------------------------------------------------------------------
-def graph(name: str) -> dict[str, Any]:
+def graph(name: str, file: str = calls.SUBMISSIONS[False], degree: int = 2) -> dict[str, Any]:
     """The different kernel calls of one graph of Llama-3.2-1B, and the graph's estimate.
 
     Args:
         name: ``prefill-640`` of so many tokens, ``decode-640`` of one behind so many.
+        file: the submission whose graph it is.
     """
     found: dict[str, dict[str, Any]] = {}
 
     def heard(call: Any) -> None:
         given, named = call.arguments
         one = {
-            "module": calls.SUBMISSION,
+            "module": file,
             "kernel": call.name,
             "arguments": [calls.written(value) for value in given],
             "keywords": {name: calls.written(value) for name, value in named.items()},
@@ -111,19 +114,20 @@ def graph(name: str) -> dict[str, Any]:
         found[json.dumps(one)] = one
 
     with tempfile.TemporaryDirectory() as folder, observe_kernel_calls(heard):
-        model, wrapper, bucket = _application(name, Path(folder))
+        model, wrapper, bucket = _application(name, file, degree, Path(folder))
         events = events_of(tracing.record(model, wrapper, bucket, Path(folder)))
     # what the host does around a graph is no part of it
     costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
-    whole = Estimator(cost.DEFAULT_PROFILE, costs, DEGREE).graph(wrapper.tag, bucket, 1, events)
+    whole = Estimator(cost.DEFAULT_PROFILE, costs, degree).graph(wrapper.tag, bucket, 1, events)
     return {"kernels": list(found.values()), "us": whole.latency_ns / 1e3}
 
 
-def _application(name: str, folder: Path) -> tuple[Any, Any, int]:
+def _application(name: str, file: str, degree: int, folder: Path) -> tuple[Any, Any, int]:
     phase, _, size = name.partition("-")
     (folder / "config.json").write_text(json.dumps(MODEL_SHAPES[SHAPES]), encoding="utf-8")
-    module, length = calls.module(calls.SUBMISSION), int(size)
-    settings = dict(enable_nki=True, tp_degree=DEGREE, batch_size=1, torch_dtype=torch.bfloat16)
+    module, length = calls.module(file), int(size)
+    settings: dict[str, Any] = dict(enable_nki=True, tp_degree=degree, batch_size=1)
+    settings["torch_dtype"] = torch.bfloat16
     settings["max_context_length"] = length if phase == "prefill" else 64
     neuron_config = module.NeuronConfigNKI(seq_len=max(128, length), **settings)
     loader = load_pretrained_config(str(folder))

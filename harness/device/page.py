@@ -1,5 +1,6 @@
 """A report as one page of Markdown: what it says, in three sentences and then in tables."""
 
+import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -89,8 +90,11 @@ def _row(name: str, entry: Mapping[str, Any]) -> Sequence[object]:
     if "equal" in entry:
         claim = ", claimed to the bit" if entry["exact"] else ""
         note = f"{entry['equal']:.2%} equal, error {entry['error']:.1e}{claim}"
+        for side in ("device", "simulator"):
+            if f"{side} to fp32" in entry:
+                note += f", {side} to fp32 {entry[f'{side} to fp32']:.1e}"
     for phase, expected in entry.get("expected", {}).items():
-        note += f" {phase}: {expected:.0f} µs estimated without the host"
+        note += f" {phase}: {expected or math.nan:.0f} µs estimated without the host"
     us, estimate = entry.get("us"), entry.get("estimate")
     told = ", ".join(f"{p} {t:.1f} µs" for p, t in us.items()) if us else entry["status"]
     if not us or not estimate:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.device.calls import MICRO
+from harness.device.calls import MICROS, SUBMISSIONS
 from harness.device.probes import PROBES, USED
 from harness.device.rows import GRAPHS, KERNELS, ROWS, Row
 from harness.device.running import BENCHMARK, XLA
@@ -21,6 +21,7 @@ GRAPHS_OF_1B = (
     *FIRST, "decode-128", "prefill-128", "decode-2048", "prefill-64", "prefill-512", "prefill-1024",
     "prefill-2048",
 )  # fmt: skip
+DEGREE = (2, 1)  # by language: a step of one kernel has its collectives inside
 DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
 SECONDS = {CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600}
 PATIENCE = 10  # times as long is taken for hanging
@@ -45,16 +46,17 @@ class Entry:
     exact: bool = False
 
 
-def of_row(row: Row) -> Entry:
+def of_row(row: Row, today: bool = False) -> Entry:
     """The entry of a small kernel or graph; two ranks are processes of their own."""
-    call = row._asdict() | {"module": MICRO}
+    call = row._asdict() | {"module": MICROS[today]}
     if row.calls:
         return Entry(row.name, LAUNCH, BENCHMARK if row.reduced else XLA, call)
     return Entry(row.name, CONSTANT, BENCHMARK, call)
 
 
-def entries(graphs: Mapping[str, Mapping[str, Any]]) -> Iterator[Entry]:
-    """All of them, the most valuable first; ``graphs`` as `model.graph` tells them.
+def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Iterator[Entry]:
+    """All of them, the most valuable first; ``graphs`` as `model.graph` tells them, in `nki` or
+    `neuronxcc.nki`.
 
     Launches of a kernel inside a graph decide whether a decode step should be one kernel
     (docs/decode_step.md), so they are first.
@@ -70,19 +72,26 @@ def entries(graphs: Mapping[str, Mapping[str, Any]]) -> Iterator[Entry]:
                 names[key] = name
                 made = Entry(name, KERNEL, BENCHMARK, call)
                 kernels.setdefault(graph, []).append(made)
-    yield from map(of_row, (*GRAPHS, *KERNELS))
+    yield from (of_row(row, today) for row in (*GRAPHS, *KERNELS))
     first = [entry for graph in FIRST for entry in kernels.pop(graph, ())]
     yield from first
-    yield from map(construct, list(PROBES)[:USED])
-    exact = [of_row(ROWS[name]) for name in EXACT]
+    if not today:  # probes are in the older language
+        yield from map(construct, list(PROBES)[:USED])
+    exact = [of_row(ROWS[name], today) for name in EXACT]
     for entry in (*exact, *first):
         numbers = f"{entry.name}: numbers"
         yield Entry(numbers, NUMBERS, XLA, entry.call, exact=entry.kind == CONSTANT)
-    yield Entry("whole graphs of 640", WHOLE, BENCHMARK, {"length": 640})
+    yield whole(640, today)
     yield from (entry for found in kernels.values() for entry in found)
-    yield from map(construct, list(PROBES)[USED:])
-    for length in (128, 2048):
-        yield Entry(f"whole graphs of {length}", WHOLE, BENCHMARK, {"length": length})
+    if not today:
+        yield from map(construct, list(PROBES)[USED:])
+    yield from (whole(length, today) for length in (128, 2048))
+
+
+def whole(length: int, today: bool) -> Entry:
+    """The entry of a prompt's graph and of the decode step behind it."""
+    call = {"length": length, "file": SUBMISSIONS[today], "degree": DEGREE[False]}
+    return Entry(f"whole graphs of {length}", WHOLE, BENCHMARK, call)
 
 
 def construct(name: str) -> Entry:

@@ -8,6 +8,7 @@ import contextlib
 import importlib.metadata
 import json
 import math
+import os
 import platform
 import subprocess
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 from harness import sdk
 from harness.device import page, plan
-from harness.device.calls import MICRO, SUBMISSION
+from harness.device.calls import MICROS, SUBMISSIONS
 from harness.device.plan import DEVICE, REHEARSAL
 from harness.errors import UserError
 from harness.files import check_writable_folder
@@ -27,6 +28,7 @@ from neuron_cpu.files import write_text_atomically
 FORMAT = 1
 BEGUN = "%Y-%m-%d %H:%M"
 TARGETS = ("inf2", "trn2", "trn3", "trn1")  # the last one where the instance names none
+LANGUAGES = "neuronxcc.nki", "nki"
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")  # EC2 writes the instance type there
 PACKAGES = ("neuron", "torch", "libneuronxla", "nki", "numpy", "transformers")
@@ -42,11 +44,13 @@ def machine() -> dict[str, Any]:
         chips = told.stdout[:MOST_CHIPS]
     with contextlib.suppress(OSError):
         instance = PRODUCT.read_text(encoding="utf-8").strip()
-    target = next((name for name in TARGETS if name in instance), TARGETS[-1])
+    named = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", instance)
+    target = next((name for name in TARGETS if name in named), TARGETS[-1])
     found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
     system = f"Python {platform.python_version()}, {platform.platform()}"
     names = {"instance": instance, "chips": chips, "target": target, "system": system}
+    names["language"] = LANGUAGES[sdk.today()]
     return names | {"packages": packages}
 
 
@@ -102,13 +106,20 @@ def _check(found: Mapping[str, Any]) -> None:
     modules = {call["module"] for graph in graphs for call in graph["kernels"]}
     if found["format"] != FORMAT or found["source"] not in (DEVICE, REHEARSAL):
         raise ValueError("of another format")
-    if found["machine"]["target"] not in TARGETS or not modules <= {MICRO, SUBMISSION}:
+    if found["machine"]["target"] not in TARGETS or not modules <= {*MICROS, *SUBMISSIONS}:
         raise ValueError("of another target, or with kernels of other modules")
+    if found["machine"].get("language", LANGUAGES[0]) not in LANGUAGES:
+        raise ValueError("of another language")
 
 
 def write(path: Path, report: dict[str, Any]) -> None:
     """The file, whole."""
     write_text_atomically(path, json.dumps(report, indent=1) + "\n")
+
+
+def of_today(report: Mapping[str, Any]) -> bool:
+    """Whether its kernels are those of `nki`."""
+    return report["machine"].get("language") == LANGUAGES[True]
 
 
 def measured(report: Mapping[str, Any], *kinds: str) -> dict[str, float]:

@@ -70,8 +70,8 @@ class Workers:
     def _start(self, role: str) -> None:
         if role in DEVICES:
             self._end(*(other for other in DEVICES if other in self._running))
-        environment = {"NEURON_CPU": "1", "NEURON_PLATFORM_TARGET_OVERRIDE": self._target}
-        given = self._scratch, environment if role == SIMULATOR else {}
+        environment = {"NEURON_PLATFORM_TARGET_OVERRIDE": self._target}
+        given = self._scratch, environment | ({"NEURON_CPU": "1"} if role == SIMULATOR else {})
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=given)
         self._running[role] = pool, pool.submit(os.getpid).result()

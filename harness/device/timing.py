@@ -1,12 +1,20 @@
-"""Times of one call: measured where a device is, estimated where the stand-in runs."""
+"""Times of one call: measured where a device is, estimated where the stand-in runs.
 
+Kernels of `neuronxcc.nki` are timed by `nki.benchmark`. Today's `nki` has no timer: a kernel that
+is called leaves its NEFF in NKI_ARTIFACTS_DIR (aws-neuron-sdk v2.33.0, neuron-runtime/nrtpy), and
+the profiler runs that so often and tells the time on the device of every TRACED-th run, as
+nki-library's tests time theirs. Its inputs are zeros.
+"""
+
+import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +24,15 @@ from harness import sdk
 from harness.device import calls
 
 WARM_UPS, RUNS, PERCENTILES = 5, 50, (0, 50, 99)
+TRACED = 11
+PROFILERS, TOOLS = ("neuron-explorer", "neuron-profile"), "/opt/aws/neuron/bin"
+ONE_CORE = {"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "1"}  # a kernel's without [2]
 
 
 def benchmark(call: Mapping[str, Any]) -> dict[str, float]:
-    """Microseconds of a kernel by percentile, the start of its graph included (`nki.benchmark`)."""
+    """Microseconds of a kernel by percentile, the start of its graph included."""
+    if call["module"] in calls.OF_TODAY:
+        return estimated(call) if sdk.platform().estimates else profiled(call)
     import neuronxcc.nki as nki
     import neuronxcc.nki.language as nl
     import neuronxcc.nki.typing as nt
@@ -34,14 +47,90 @@ def benchmark(call: Mapping[str, Any]) -> dict[str, float]:
     return {f"p{p}": float(latency.get_latency_percentile(p)) for p in PERCENTILES}
 
 
+def estimated(call: Mapping[str, Any]) -> dict[str, float]:
+    """What the cost model says, as a measurement would."""
+    from harness.device import model
+
+    return dict.fromkeys((f"p{p}" for p in PERCENTILES), model.graph_ns(call) / 1e3)
+
+
+def by_percentile(us: Sequence[float]) -> dict[str, float]:
+    return {f"p{p}": float(np.percentile(us, p)) for p in PERCENTILES}
+
+
+def profiled(call: Mapping[str, Any]) -> dict[str, float]:
+    """Microseconds on the device of a kernel of today's language, its start included."""
+    path = f"{os.environ.get('PATH', '')}:{TOOLS}"
+    tool = next((found for name in PROFILERS if (found := shutil.which(name, path=path))), None)
+    if tool is None:
+        raise FileNotFoundError(f"none of {', '.join(PROFILERS)} (aws-neuronx-tools) in {path}")
+    with tempfile.TemporaryDirectory() as folder:
+
+        def told(*command: str) -> str:
+            found = os.environ | ONE_CORE | {"NKI_ARTIFACTS_DIR": folder, "PYTHONPATH": python_path}
+            done = subprocess.run(command, cwd=folder, env=found, capture_output=True, text=True)
+            if done.returncode:
+                raise RuntimeError(
+                    f"{Path(command[0]).name}: {(done.stderr or done.stdout)[-600:]}"
+                )
+            return done.stdout
+
+        python_path = f"{calls.ROOT}:{os.environ.get('PYTHONPATH', '')}"
+        # a process of its own: the profiler needs the core
+        told(sys.executable, "-m", "harness.device.calls", json.dumps(dict(call)), "results.pt")
+        neff = max(Path(folder).rglob("*.neff"), key=lambda file: file.stat().st_mtime)
+        often = f"--num-exec={WARM_UPS + RUNS}", f"--profile-nth-exec={TRACED}"
+        told(tool, "capture", "-n", str(neff), "-s", "profile.ntff", *often)
+        us = []
+        for trace in sorted(Path(folder).glob("profile*.ntff")):
+            view = "view", "-n", str(neff), "-s", str(trace), "--output-format=summary-json"
+            summary = told(tool, *view)
+            found = json.loads(summary[summary.index("{") :])
+            us.append(1e6 * next(iter(found.values()))["total_time"])
+    return by_percentile(us)
+
+
 def graph(call: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of a graph by the host's clock: the kernel so often, so many all-reduces."""
     if sdk.platform().estimates:
-        from harness.device import model
-
-        return dict.fromkeys((f"p{p}" for p in PERCENTILES), model.graph_ns(call) / 1e3)
-    if call["reduced"] and "RANK" not in os.environ:
+        return estimated(call)
+    if importlib.util.find_spec("torch_xla") is None:
+        run = _of_jax(call)
+    elif call["reduced"] and "RANK" not in os.environ:
         return _on_ranks(call)
+    else:
+        run = _of_torch(call)
+    seconds = []
+    for _ in range(WARM_UPS + RUNS):
+        begun = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begun)
+    return by_percentile([1e6 * one for one in seconds[WARM_UPS:]])
+
+
+def _of_jax(call: Mapping[str, Any]) -> Callable[[], Any]:
+    """The graph in JAX, which today's SDK has where PyTorch/XLA is gone."""
+    import jax
+
+    def graph(value: Any) -> Any:
+        for _ in range(call["calls"]):
+            value = kernel(value, **named)
+        for _ in range(call["reduced"]):
+            value = jax.lax.psum(value, "cores")
+        return value
+
+    kernel, given, named = calls.arguments(call, calls.Seeded())
+    value = given[0].numpy()
+    if not call["reduced"]:
+        value, run = jax.numpy.asarray(value), jax.jit(graph)
+    else:
+        value = jax.numpy.stack([value, value])
+        run = jax.pmap(graph, axis_name="cores", devices=jax.devices()[:2])
+    return lambda: run(value).block_until_ready()
+
+
+def _of_torch(call: Mapping[str, Any]) -> Callable[[], Any]:
+    """The graph in PyTorch/XLA; of all-reduces this process is a rank."""
     import torch_xla.core.xla_model as xm
 
     if call["reduced"]:
@@ -52,17 +141,17 @@ def graph(call: Mapping[str, Any]) -> dict[str, float]:
     device = xm.xla_device()
     kernel, given, named = calls.arguments(call, calls.Seeded())
     first = given[0].to(device)
-    seconds = []
-    for _ in range(WARM_UPS + RUNS):
-        begun, value = time.perf_counter(), first
+
+    def run() -> None:
+        value = first
         for _ in range(call["calls"]):
             value = kernel(value, **named)
         for _ in range(call["reduced"]):
             value = xm.all_reduce(xm.REDUCE_SUM, value)
         xm.mark_step()
         xm.wait_device_ops()
-        seconds.append(time.perf_counter() - begun)
-    return {f"p{p}": float(np.percentile(seconds[WARM_UPS:], p)) * 1e6 for p in PERCENTILES}
+
+    return run
 
 
 def _on_ranks(call: Mapping[str, Any]) -> dict[str, float]:

@@ -25,19 +25,22 @@ NEW_TOKENS = 8
 WORD = "a"
 
 
-def measure(length: int) -> dict[str, Any]:
+def measure(length: int, file: str, degree: int) -> dict[str, Any]:
     """Microseconds of a prefill of `length` tokens and of a decode step behind them, by the host's
-    clock, its own work included; where no device is, what is estimated of both."""
+    clock, its own work included, for a submission; where no device is, what is estimated of both.
+    """
     if sdk.platform().estimates:
         over = cost.Overheads()
         beside = (over.step_ns - over.graph_ns) / 1e3
         names = ("prefill", "decode")
-        return {f"{p} p50": model.graph(f"{p}-{length}")["us"] + beside for p in names}
+        return {
+            f"{p} p50": model.graph(f"{p}-{length}", file, degree)["us"] + beside for p in names
+        }
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), MODEL_SHAPES[model.SHAPES])
         argv = (
             f"--mode generate --enable-nki --raw --seq-len {length} --max-new-tokens {NEW_TOKENS} "
-            f"--tp-degree {model.DEGREE} --model-path {folder} --llama {calls.ROOT / 'llama.py'}"
+            f"--tp-degree {degree} --model-path {folder} --llama {calls.ROOT / file}"
         ).split()
         prompt = " ".join([WORD] * (length - NEW_TOKENS))
         session = open_session(command_line.parse([*argv, "--prompt", prompt]))

@@ -42,7 +42,7 @@ def report(tmp_path, monkeypatch):
                       for name, value in values.items()},
         "unexplained": [],
     }  # fmt: skip
-    monkeypatch.setattr(fit, "fit", lambda times: found)
+    monkeypatch.setattr(fit, "fit", lambda times, today=False: found)
     estimate = {"us": 30.0, "band_us": [25.0, 45.0], "class": "DMA"}
     entry = {"kind": plan.CONSTANT, "us": {"p50": 60.0}, "estimate": estimate, "status": "measured"}
     path = tmp_path / "report.json"
