@@ -46,6 +46,7 @@ MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
 HEAD_COLUMNS = 1024  # of the head's weight, loaded at once: rows of 2 KiB
 BLOCK = 128  # tokens of one expert that are multiplied together
 BEST = 8  # what VectorE finds at once: the most experts of a token
+BY_TURNS = nisa.vector_engine, nisa.scalar_engine  # where copies of a chain wait for each other
 NEVER = -1.0e30  # the score of a key that a query does not see
 StateDict = Dict[str, torch.Tensor]
 
@@ -131,11 +132,12 @@ def product(dst, stationary, moving, first=True):
     nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, accumulate=not first)
 
 
-def turn(dst, data):
-    """dst [F, P] = data [P, F] @ SBUF, transposed by TensorE through PSUM."""
+def turn(dst, data, engine=nisa.engine.unknown):
+    """dst [F, P] = data [P, F] @ SBUF, transposed by TensorE through PSUM, which an engine of the
+    compiler's choice empties, or the one that is named."""
     turned_psum = nl.ndarray(dst.shape, dtype=data.dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=turned_psum, data=data)
-    nisa.tensor_copy(dst=dst, src=turned_psum)
+    nisa.tensor_copy(dst=dst, src=turned_psum, engine=engine)
 
 
 def by_partition(x_hbm):
@@ -153,11 +155,12 @@ def strided_tiles(rows_sb, first, tiles):
 # --- Norm and router ------------------------------------------------------------------------------
 
 
-def square_sums(x_sb):
-    """Sums of squares over the last axis of [P, n, F] @ SBUF -> [P, n] fp32."""
-    square_sb, sums_sb = tile_of(x_sb.shape, FP32), tile_of(x_sb.shape[0:2], FP32)
-    multiply(square_sb, x_sb, x_sb)
-    nisa.tensor_reduce(dst=sums_sb, op=nl.add, data=square_sb, axis=2)
+def summed(op, x, low_sb=None):
+    """Sums of op(x + low) of rows [P, F] @ SBUF or PSUM -> [P, 1] fp32."""
+    made_sb, sums_sb = tile_of(x.shape, FP32), tile_of((x.shape[0], 1), FP32)
+    nisa.activation_reduce(
+        dst=made_sb, op=op, data=x, bias=low_sb, reduce_op=nl.add, reduce_res=sums_sb
+    )
     return sums_sb
 
 
@@ -178,14 +181,14 @@ def normed(x_sb, root_sb, gain_sb):
 def column_norm(x_sb, gain_sb, eps):
     """RMSNorm of one token [128, H/128] @ SBUF; a product with ones adds the partitions up."""
     total_psum, ones_sb = psum_of((P_MAX, 1)), filled((P_MAX, P_MAX), 1.0, FP32)
-    product(total_psum, ones_sb, square_sums(x_sb.expand_dim(1)))
+    product(total_psum, ones_sb, summed(nl.square, x_sb))
     return normed(x_sb, inverse_roots(total_psum, P_MAX * x_sb.shape[1], eps), gain_sb)
 
 
 def row_norm(x_sb, gain_sb, eps):
     """RMSNorm of rows [T, H] @ SBUF, the gain in each of [128, H]."""
     tokens, hidden = x_sb.shape
-    roots_sb = inverse_roots(square_sums(x_sb.expand_dim(1)), hidden, eps)
+    roots_sb = inverse_roots(summed(nl.square, x_sb), hidden, eps)
     return normed(x_sb, roots_sb, gain_sb[0:tokens, :])
 
 
@@ -206,36 +209,24 @@ def routed(x_sb, router_sb, each, normalized):
     logits_psum = psum_of((tokens, experts))
     for k in range(x_sb.shape[1]):
         product(logits_psum, x_sb[:, k, :], router_sb[:, k, :], first=k == 0)
-    logits_sb = copied(logits_psum, FP32)
     best_sb, number_sb = tile_of((tokens, BEST), FP32), tile_of((tokens, BEST), nl.uint32)
-    nisa.max8(dst=best_sb, src=logits_sb)
-    nisa.nc_find_index8(dst=number_sb, data=logits_sb, vals=best_sb)
-    chosen_sb = copied(number_sb, nl.int32)  # first: the experts' weights wait for it
+    nisa.max8(dst=best_sb, src=logits_psum)
+    nisa.nc_find_index8(dst=number_sb, data=logits_psum, vals=best_sb)
     low_sb, weights_sb = tile_of((tokens, 1), FP32), tile_of((tokens, BEST), FP32)
     scaled(low_sb, best_sb[:, 0:1], -1.0)
-    counted_sb = best_sb[:, 0:each] if normalized else logits_sb
+    sums_sb = summed(nl.exp, best_sb[:, 0:each] if normalized else logits_psum, low_sb)
     nisa.activation(dst=weights_sb, op=nl.exp, data=best_sb, bias=low_sb)
-    scaled(weights_sb, weights_sb, risen(counted_sb, low_sb, 1.0)[1])
-    return chosen_sb, weights_sb
-
-
-def risen(x_sb, low_sb, scale):
-    """exp(scale * x + low) of rows [R, F] @ SBUF, fp32, and 1 / its sums [R, 1]."""
-    made_sb, sums_sb = tile_of(x_sb.shape, FP32), tile_of((x_sb.shape[0], 1), FP32)
-    nisa.activation_reduce(
-        dst=made_sb, op=nl.exp, data=x_sb, bias=low_sb, scale=scale, reduce_op=nl.add,
-        reduce_res=sums_sb,
-    )  # fmt: skip
     nisa.reciprocal(dst=sums_sb, data=sums_sb)
-    return made_sb, sums_sb
+    scaled(weights_sb, weights_sb, sums_sb)
+    return number_sb.view(nl.int32), weights_sb
 
 
 # --- Attention ------------------------------------------------------------------------------------
 
 
 class Heads(nl.NKIObject):
-    """Heads of a rank: ``group`` query heads share each of ``kv_heads`` KV heads. The columns of a
-    weight are, KV head by KV head, its queries, its key and its value. A physical core takes
+    """Heads of a rank: ``group`` query heads share each of ``kv_heads`` KV heads. A weight has, KV
+    head by KV head, the value's matrix [H, D], the key's and its queries'. A physical core takes
     ``own`` of each group's queries, from ``first`` on."""
 
     kv_heads: int
@@ -247,76 +238,94 @@ class Heads(nl.NKIObject):
         self.own = self.group // cores
         self.first = self.own * nl.program_id(0)
 
-    def load(self, weight_hbm):
-        """The core's columns of QKV [H, N] @ HBM, by KV head [128, H/128, (own + 2) * 128] @ SBUF:
-        its queries, the key, the value."""
-        tiles, weights, last = weight_hbm.shape[0] // P_MAX, [], self.group + 2
-        heads_hbm = weight_hbm.reshape((P_MAX, tiles, self.kv_heads, last, P_MAX))
-        for kv_head in range(self.kv_heads):
-            made_sb, own_hbm = tile_of((P_MAX, tiles, self.own + 2, P_MAX), weight_hbm.dtype), None
-            own_hbm = heads_hbm[:, :, kv_head, :, :]
-            queries_hbm = own_hbm[:, :, self.first : self.first + self.own, :]
-            nisa.dma_copy(dst=made_sb[:, :, 0 : self.own, :], src=queries_hbm)
-            nisa.dma_copy(dst=made_sb[:, :, self.own :, :], src=own_hbm[:, :, self.group :, :])
-            weights.append(made_sb.reshape((P_MAX, tiles, (self.own + 2) * P_MAX)))
-        return weights
+    def load(self, weight_hbm, kv_head):
+        """What a core needs of a KV head, of QKV [kv_heads * (group + 2) * H, D] @ HBM: value, key
+        and its own queries, [128, own + 2, H/128, D] @ SBUF, one after another."""
+        tiles = weight_hbm.shape[0] // (self.kv_heads * (self.group + 2) * P_MAX)
+        heads_hbm = weight_hbm.reshape((self.kv_heads, self.group + 2, P_MAX, tiles, P_MAX))
+        made_sb = tile_of((P_MAX, self.own + 2, tiles, P_MAX), weight_hbm.dtype)
+        for n in range(self.own + 2):
+            head = n if n < 2 else n + self.first
+            nisa.dma_copy(dst=made_sb[:, n, :, :], src=heads_hbm[kv_head, head, :, :, :])
+        return made_sb
 
     def place(self, kv_head):
         """Of the core's first query of a KV head, among all query heads of the rank."""
         return kv_head * self.group + self.first
 
 
-def rotated(heads_sb, gains_sb, tables, eps):
-    """Queries and keys [P, n, D] fp32 @ SBUF, normed and rotated (Su et al. 2021), in fp32. gains
-    [P, n, D]; cos and sin [P, D]."""
-    partitions, count, d = heads_sb.shape
-    roots_sb = inverse_roots(square_sums(heads_sb), d, eps)
-    normed_sb, turned_sb = tile_of(heads_sb.shape, FP32), tile_of(heads_sb.shape, FP32)
-    multiply(normed_sb, heads_sb, roots_sb.expand_dim(2).broadcast(2, d))
-    multiply(normed_sb, normed_sb, gains_sb)
-    cos_sb, sin_sb = tables[0].expand_dim(1), tables[1].expand_dim(1)
-    for to in (0, d // 2):
-        part, other, sign = nl.ds(to, d // 2), nl.ds(d // 2 - to, d // 2), 1.0 if to else -1.0
-        across_sb = sin_sb[:, :, part].broadcast(1, count)
-        scaled(turned_sb[:, :, part], normed_sb[:, :, other], sign, nl.multiply, across_sb)
-    multiply(normed_sb, normed_sb, cos_sb.broadcast(1, count))
-    nisa.tensor_tensor(dst=normed_sb, data1=normed_sb, data2=turned_sb, op=nl.add)
-    return normed_sb
+def gained(gains_sb, cos_sb, sin_sb):
+    """Gains of norms [n, D] into cos and sin [n, D] fp32 @ SBUF -> [D, n] fp32 twice: what features
+    of a head are multiplied with, and what those of its other half."""
+    rows, half, made = cos_sb.shape[0], P_MAX // 2, []
+    own_sb, other_sb = tile_of(cos_sb.shape, FP32), tile_of(cos_sb.shape, FP32)
+    multiply(own_sb, gains_sb, cos_sb)
+    for to in (0, half):
+        part, other, sign = nl.ds(to, half), nl.ds(half - to, half), 1.0 if to else -1.0
+        scaled(other_sb[:, part], gains_sb[:, other], sign, nl.multiply, sin_sb[:, part])
+    for table_sb in (own_sb, other_sb):
+        made.append(tile_of((P_MAX, rows), FP32))
+        turn(made[-1], table_sb)
+    return made
+
+
+def rotated(dst, heads_psum, tables, eps):
+    """dst [D, n] @ SBUF = heads [D, n] fp32 @ PSUM, normed and rotated (Su et al. 2021) by their
+    ``gained`` tables, in fp32. Features stay on partitions: a product with ones adds them up."""
+    shape, half, sums_psum = heads_psum.shape, P_MAX // 2, psum_of(heads_psum.shape)
+    square_sb, own_sb, other_sb = tile_of(shape, FP32), tile_of(shape, FP32), tile_of(shape, FP32)
+    nisa.activation(dst=square_sb, op=nl.square, data=heads_psum)
+    product(sums_psum, filled((P_MAX, P_MAX), 1.0, FP32), square_sb)
+    nisa.tensor_copy(dst=other_sb[0:half, :], src=heads_psum[half:, :])
+    nisa.tensor_copy(dst=other_sb[half:, :], src=heads_psum[0:half, :])
+    multiply(own_sb, heads_psum, tables[0])
+    multiply(other_sb, other_sb, tables[1])
+    nisa.tensor_tensor(dst=own_sb, data1=own_sb, data2=other_sb, op=nl.add)
+    multiply(dst, own_sb, inverse_roots(sums_psum, P_MAX, eps))
 
 
 def scores_of(q_sb, k_sb, bias_sb):
-    """q . k of queries [D, R] and keys [D, keys] @ SBUF -> [R, keys] fp32. A product with a row of
-    ones adds the bias [1, keys], where there is one."""
-    rows, keys = q_sb.shape[1], k_sb.shape[1]
-    scores_sb = tile_of((rows, keys), FP32)
-    for part in spans(keys, MOVING_MAX):
-        start, size = part
-        scores_psum, seen = psum_of((rows, size)), nl.ds(start, size)
-        product(scores_psum, q_sb, k_sb[:, seen])
+    """q . k of queries [D, R] and keys [D, keys] @ SBUF -> tiles [R, up to 512] @ PSUM. Where there
+    is a bias [1, keys], a product with ones has put it there before queries come."""
+    scores, ones_sb = [], filled((1, q_sb.shape[1]), 1.0, q_sb.dtype)
+    for part in spans(k_sb.shape[1], MOVING_MAX):
+        seen = nl.ds(part[0], part[1])
+        scores.append(psum_of((q_sb.shape[1], part[1])))
         if bias_sb is not None:
-            ones_sb = filled((1, rows), 1.0, bias_sb.dtype)
-            product(scores_psum, ones_sb, bias_sb[:, seen], first=False)
-        nisa.tensor_copy(dst=scores_sb[:, seen], src=scores_psum)
-    return scores_sb
+            product(scores[-1], ones_sb, bias_sb[:, seen])
+        product(scores[-1], q_sb, k_sb[:, seen], first=bias_sb is None)
+    return scores
 
 
-def context_of(scores_sb, values, dtype):
-    """softmax(scores / sqrt(D)) [R, keys] times the values -> [D, R] @ SBUF. ``values`` are [up to
-    128 keys, D] @ SBUF each, in the order of the keys. Weights are rounded once."""
-    rows, keys = scores_sb.shape
-    scale, low_sb = P_MAX**-0.5, tile_of((rows, 1), FP32)
-    nisa.tensor_reduce(dst=low_sb, op=nl.maximum, data=scores_sb, axis=1)
+def context_of(scores, values, dtype):
+    """softmax(scores / sqrt(D)), of tiles [R, n], times the values -> [D, R] @ SBUF. ``values`` are
+    [up to 128 keys, D] @ SBUF each, in the order of the keys. Weights are rounded once, then
+    divided by their sum, which a product with ones makes for every partition."""
+    rows, scale, keys, turned, done = scores[0].shape[0], P_MAX**-0.5, 0, [], 0
+    highest_sb, low_sb = tile_of((rows, len(scores)), FP32), tile_of((rows, 1), FP32)
+    for n in range(len(scores)):
+        nisa.tensor_reduce(dst=highest_sb[:, n : n + 1], op=nl.maximum, data=scores[n], axis=1)
+        keys += scores[n].shape[1]
+    nisa.tensor_reduce(dst=low_sb, op=nl.maximum, data=highest_sb, axis=1)
     scaled(low_sb, low_sb, -scale)
-    risen_sb, share_sb = risen(scores_sb, low_sb, scale)
-    weights_sb, context_psum, at = tile_of((rows, keys), dtype), psum_of((P_MAX, rows)), 0
-    scaled(weights_sb, risen_sb, share_sb)
+    weights_sb, ones_sb = tile_of((rows, keys), dtype), filled((P_MAX, P_MAX), 1.0, dtype)
+    for part in scores:
+        own_sb, done = weights_sb[:, done : done + part.shape[1]], done + part.shape[1]
+        nisa.activation(dst=own_sb, op=nl.exp, data=part, bias=low_sb, scale=scale)
+    context_psum, sums_psum, at = psum_of((P_MAX, rows)), psum_of((P_MAX, rows)), 0
     for values_sb in values:
         count = values_sb.shape[0]
-        turned_sb = tile_of((count, rows), dtype)
-        turn(turned_sb, weights_sb[:, at : at + count])
-        product(context_psum, values_sb, turned_sb, first=at == 0)
+        turned.append(tile_of((count, rows), dtype))
+        turn(turned[-1], weights_sb[:, at : at + count], BY_TURNS[len(turned) % 2])
         at += count
-    return copied(context_psum, dtype)
+    for n in range(len(values)):
+        product(sums_psum, ones_sb[0 : values[n].shape[0], :], turned[n], first=n == 0)
+    for n in range(len(values)):
+        product(context_psum, values[n], turned[n], first=n == 0)
+    shares_sb, context_sb = tile_of((P_MAX, rows), FP32), tile_of((P_MAX, rows), dtype)
+    nisa.reciprocal(dst=shares_sb, data=sums_psum)
+    multiply(context_sb, context_psum, shares_sb)
+    return context_sb
 
 
 @nki.jit
@@ -326,8 +335,8 @@ def attention_decode_kernel(
 ):  # fmt: skip
     """Attention of one new token over a cache and itself, from the residual stream to the output.
 
-    x [1, H], gain [1, H], qkv [H, kv_heads * (group + 2) * D], gains of a group's queries and its
-    key [group + 1, D], cos and sin [1, D] fp32, out_w [kv_heads * group * D, H] strided, cache
+    x [1, H], gain [1, H], qkv [kv_heads * (group + 2) * H, D], gains of a key and its group's
+    queries [group + 1, D], cos and sin [1, D] fp32, out_w [kv_heads * group * D, H] strided, cache
     [kv_heads, L, D] twice, bias [1, L + 1]: 0 for keys that count, the token's own last -> each
     core's part of the output [cores, 128, H/128] fp32, new key and value [kv_heads, 1, D].
     """
@@ -336,50 +345,46 @@ def attention_decode_kernel(
     new_shape = (kv_heads, 1, P_MAX)
     new_k_hbm, new_v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
     # a few KiB first, then the weights in the order of their use
-    x_sb, gain_sb = loaded_column(x_hbm), loaded_column(gain_hbm)
-    count, length, bias_sb = heads.own + 1, k_hbm.shape[1], loaded(bias_hbm)
-    tables = loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count))
-    gains_sb = loaded(head_gains_hbm[group - heads.own :, :]).expand_dim(1)
-    qkv, acc_psum = heads.load(qkv_hbm), psum_of((P_MAX, tiles))
-    normed_sb = column_norm(x_sb, gain_sb, eps)
+    x_sb, gain_sb, acc_psum = loaded_column(x_hbm), loaded_column(gain_hbm), psum_of((P_MAX, tiles))
+    count, length, parts = heads.own + 1, k_hbm.shape[1], spans(k_hbm.shape[1], P_MAX)
+    cos_sb, sin_sb = loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count))
+    gains_sb, bias_sb = loaded(head_gains_hbm[0:count, :]), loaded(bias_hbm)
+    normed_sb, tables = column_norm(x_sb, gain_sb, eps), gained(gains_sb, cos_sb, sin_sb)
     for kv_head in range(kv_heads):
-        # while weights arrive TensorE turns the cached keys; the new one gets the last column
-        k_sb, values = tile_of((P_MAX, length + 1), dtype), []
-        for part in spans(length, P_MAX):
-            start, size = part
-            own = nl.ds(start, size)
-            turn(k_sb[:, own], loaded(k_hbm[kv_head, own, :]))
-            values.append(loaded(v_hbm[kv_head, own, :]))
-        first = heads.place(kv_head) * P_MAX
-        own_hbm = out_w_hbm[first : first + heads.own * P_MAX, :]
-        own_hbm = own_hbm.reshape((heads.own, P_MAX, tiles * P_MAX)).permute((1, 0, 2))
-        out_w_sb = loaded(own_hbm)
-        # queries and the key [D, own + 1], a column of PSUM each; the value as a row [1, D]
+        weight_sb, keys, values = heads.load(qkv_hbm, kv_head), [], []
+        for cached in ((keys, k_hbm), (values, v_hbm)):
+            for part in parts:
+                cached[0].append(loaded(cached[1][kv_head, nl.ds(part[0], part[1]), :]))
+        first, out_w_sb = heads.place(kv_head), tile_of((P_MAX, heads.own, tiles * P_MAX), dtype)
+        for head in range(heads.own):
+            own_hbm = out_w_hbm[nl.ds((first + head) * P_MAX, P_MAX), :]
+            nisa.dma_copy(dst=out_w_sb[:, head, :], src=own_hbm)
+        # the value as a row [1, D]; the key and queries [D, own + 1], a column of PSUM each
         qk_psum, v_psum = psum_of((P_MAX, count)), psum_of((1, P_MAX))
-        for head in range(count):
-            for k in range(tiles):
-                weight_sb = qkv[kv_head][:, k, head * P_MAX : (head + 1) * P_MAX]
-                product(qk_psum[:, head : head + 1], weight_sb, normed_sb[:, k : k + 1], k == 0)
         for k in range(tiles):
-            weight_sb = qkv[kv_head][:, k, count * P_MAX :]
-            product(v_psum, normed_sb[:, k : k + 1], weight_sb, first=k == 0)
-        # heads on partitions for their norms and rotation, then features again
-        rows_sb, qk_sb = tile_of((count, P_MAX), FP32), tile_of((P_MAX, count), dtype)
-        turn(rows_sb, copied(qk_psum, FP32))
-        made_sb = copied(rotated(rows_sb.expand_dim(1), gains_sb, tables, eps)[:, 0, :], dtype)
-        turn(qk_sb, made_sb)
-        nisa.tensor_copy(dst=k_sb[:, length : length + 1], src=qk_sb[:, heads.own : count])
+            product(v_psum, normed_sb[:, k : k + 1], weight_sb[:, 0, k, :], first=k == 0)
         values.append(copied(v_psum, dtype))
-        if nl.program_id(0) == 0:
-            nisa.dma_copy(dst=new_k_hbm[kv_head], src=made_sb[heads.own : count, :])
-            nisa.dma_copy(dst=new_v_hbm[kv_head], src=values[-1])
-        scores_sb = scores_of(qk_sb[:, 0 : heads.own], k_sb, bias_sb)
-        context_sb = context_of(scores_sb, values, dtype)
+        for n in range(count):
+            for k in range(tiles):
+                column = qk_psum[:, n : n + 1]
+                product(column, weight_sb[:, n + 1, k, :], normed_sb[:, k : k + 1], k == 0)
+        qk_sb, k_sb = tile_of((P_MAX, count), dtype), tile_of((P_MAX, length + 1), dtype)
+        rotated(qk_sb, qk_psum, tables, eps)
+        # meanwhile TensorE turns the cached keys; the new one gets the last column
+        for n in range(len(parts)):
+            turn(k_sb[:, nl.ds(parts[n][0], parts[n][1])], keys[n], BY_TURNS[n % 2])
+        nisa.tensor_copy(dst=k_sb[:, length : length + 1], src=qk_sb[:, 0:1])
+        context_sb = context_of(scores_of(qk_sb[:, 1:count], k_sb, bias_sb), values, dtype)
         for head in range(heads.own):
             for tile in range(tiles):
-                weight_sb = out_w_sb[:, head, tile * P_MAX : (tile + 1) * P_MAX]
+                own_sb = out_w_sb[:, head, tile * P_MAX : (tile + 1) * P_MAX]
                 column, begins = context_sb[:, head : head + 1], kv_head + head == 0
-                product(acc_psum[:, tile : tile + 1], weight_sb, column, begins)
+                product(acc_psum[:, tile : tile + 1], own_sb, column, begins)
+        if nl.program_id(0) == 0:
+            key_sb = tile_of((1, P_MAX), dtype)
+            turn(key_sb, qk_sb[:, 0:1], nisa.scalar_engine)
+            nisa.dma_copy(dst=new_k_hbm[kv_head], src=key_sb)
+            nisa.dma_copy(dst=new_v_hbm[kv_head], src=values[-1])
     nisa.dma_copy(dst=out_hbm[nl.program_id(0)], src=copied(acc_psum, FP32))
     return out_hbm, new_k_hbm, new_v_hbm
 
@@ -395,14 +400,14 @@ def attention_prefill_kernel(
     """
     (tokens, hidden), dtype = x_hbm.shape, x_hbm.dtype
     heads, parts, tiles = Heads(kv_heads, group), spans(tokens, P_MAX), hidden // P_MAX
-    count, own_width = heads.own + 1, (heads.own + 2) * P_MAX
     out_hbm = result_of((tokens, hidden), dtype)
     new_shape = (kv_heads, tokens, P_MAX)
     k_hbm, v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
     context_hbm = result_of((P_MAX, kv_heads * group, tokens), dtype)
-    gain_sb, qkv = loaded(gain_hbm.broadcast(0, P_MAX)), heads.load(qkv_hbm)
-    gains_hbm = head_gains_hbm[group - heads.own :, :].expand_dim(0)
-    gains_sb = loaded(gains_hbm.broadcast(0, P_MAX))
+    gain_sb, weights = loaded(gain_hbm.broadcast(0, P_MAX)), []
+    gains_sb = loaded(head_gains_hbm[0:2, :].expand_dim(0).broadcast(0, P_MAX))
+    for kv_head in range(kv_heads):
+        weights.append(heads.load(qkv_hbm, kv_head))
     # queries and keys of all tokens with features on partitions, values in rows: what scores take
     q_sb = tile_of((P_MAX, kv_heads * heads.own, tokens), dtype)
     k_sb, values = tile_of((P_MAX, kv_heads, tokens), dtype), []
@@ -410,27 +415,26 @@ def attention_prefill_kernel(
         start, size = part
         own = nl.ds(start, size)
         normed_sb = as_columns(row_norm(loaded(x_hbm[own, :]), gain_sb, eps))
-        tables = loaded(cos_hbm[own, :]), loaded(sin_hbm[own, :])
+        cos_sb, sin_sb, tables = loaded(cos_hbm[own, :]), loaded(sin_hbm[own, :]), []
+        for n in range(2):
+            tables.append(gained(gains_sb[0:size, n, :], cos_sb, sin_sb))
         values.append(tile_of((size, kv_heads, P_MAX), dtype))
         for kv_head in range(kv_heads):
-            rows_sb = tile_of((size, own_width), FP32)
-            for part in spans(own_width, MOVING_MAX):
-                at, columns = part
-                rows_psum = psum_of((size, columns))
+            weight_sb, value_sb = weights[kv_head], values[-1][:, kv_head, :]
+            v_psum, key_sb = psum_of((size, P_MAX)), tile_of((size, P_MAX), dtype)
+            for k in range(tiles):
+                product(v_psum, normed_sb[:, k, :], weight_sb[:, 0, k, :], first=k == 0)
+            nisa.tensor_copy(dst=value_sb, src=v_psum)
+            for n in range(heads.own + 1):
+                head_psum, place = psum_of((P_MAX, size)), kv_head * heads.own + n - 1
                 for k in range(tiles):
-                    weight_sb = qkv[kv_head][:, k, at : at + columns]
-                    product(rows_psum, normed_sb[:, k, :], weight_sb, first=k == 0)
-                nisa.tensor_copy(dst=rows_sb[:, at : at + columns], src=rows_psum)
-            heads_sb, value_sb = rows_sb.reshape((size, heads.own + 2, P_MAX)), values[-1]
-            nisa.tensor_copy(dst=value_sb[:, kv_head, :], src=heads_sb[:, count, :])
-            made_sb = rotated(heads_sb[:, 0:count, :], gains_sb[0:size, :, :], tables, eps)
-            made_sb = copied(made_sb, dtype)
-            for head in range(heads.own):
-                turn(q_sb[:, kv_head * heads.own + head, own], made_sb[:, head, :])
-            turn(k_sb[:, kv_head, own], made_sb[:, heads.own, :])
+                    product(head_psum, weight_sb[:, n + 1, k, :], normed_sb[:, k, :], first=k == 0)
+                head_sb = q_sb[:, place, own] if n else k_sb[:, kv_head, own]
+                rotated(head_sb, head_psum, tables[min(n, 1)], eps)
+            turn(key_sb, k_sb[:, kv_head, own])
             if nl.program_id(0) == 0:
-                nisa.dma_copy(dst=k_hbm[kv_head, own, :], src=made_sb[:, heads.own, :])
-                nisa.dma_copy(dst=v_hbm[kv_head, own, :], src=value_sb[:, kv_head, :])
+                nisa.dma_copy(dst=k_hbm[kv_head, own, :], src=key_sb)
+                nisa.dma_copy(dst=v_hbm[kv_head, own, :], src=value_sb)
     store_contexts(q_sb, k_sb, values, heads, parts, context_hbm)
     # contexts of all heads meet in HBM; each core makes its half of the columns of all tokens
     if nl.num_programs(0) > 1:
@@ -447,7 +451,11 @@ def store_contexts(q_sb, k_sb, values, heads, parts, context_hbm):
         own, keys = nl.ds(parts[n][0], parts[n][1]), sum(parts[n])
         for head in range(q_sb.shape[1]):
             kv_head, place = divmod(head, heads.own)
-            scores_sb = scores_of(q_sb[:, head, own], k_sb[:, kv_head, 0:keys], None)
+            scores_sb, at = tile_of((parts[n][1], keys), FP32), 0
+            for scores_psum in scores_of(q_sb[:, head, own], k_sb[:, kv_head, 0:keys], None):
+                some = nl.ds(at, scores_psum.shape[1])
+                nisa.tensor_copy(dst=scores_sb[:, some], src=scores_psum)
+                at += scores_psum.shape[1]
             nisa.affine_select(  # of the part itself only keys that are no later
                 dst=scores_sb[:, own],
                 pattern=[[-1, parts[n][1]]],
@@ -459,7 +467,7 @@ def store_contexts(q_sb, k_sb, values, heads, parts, context_hbm):
             seen = []
             for m in range(n + 1):
                 seen.append(values[m][:, kv_head, :])
-            context_sb = context_of(scores_sb, seen, q_sb.dtype)
+            context_sb = context_of([scores_sb], seen, q_sb.dtype)
             nisa.dma_copy(dst=context_hbm[:, heads.place(kv_head) + place, own], src=context_sb)
 
 
@@ -502,14 +510,17 @@ def store_strided(rows_psum, rows_sb, at):
 # each token the places of its results.
 
 
-def expert_weights(gate_up_hbm, down_hbm, number_sb):
-    """The expert that a tile [1, 1] names when the kernel runs: gate and up [128, H/128, 2 I], and
-    the tiles of down, each [up to 128, H], @ SBUF."""
+def expert_weights(gate_up_hbm, down_hbm, number_sb, pieces=1):
+    """The expert that a tile [1, 1] names when the kernel runs: gate and up [128, H/128, 2 I], in
+    so many ``pieces``, and the tiles of down, each [up to 128, H], @ SBUF."""
     (_, hidden, double), inner = gate_up_hbm.shape, down_hbm.shape[1]
     tiles, downs = hidden // P_MAX, []
-    pattern = [[tiles * double, P_MAX], [double, tiles], [1, double]]
-    own_hbm = gate_up_hbm.ap(pattern, offset=0, scalar_offset=number_sb, indirect_dim=0)
-    gate_up_sb = loaded(own_hbm)
+    gate_up_sb = tile_of((P_MAX, tiles, double), gate_up_hbm.dtype)
+    for part in spans(tiles, -(-tiles // pieces)):
+        start, size = part
+        pattern, first = [[tiles * double, P_MAX], [double, size], [1, double]], start * double
+        own_hbm = gate_up_hbm.ap(pattern, offset=first, scalar_offset=number_sb, indirect_dim=0)
+        nisa.dma_copy(dst=gate_up_sb[:, start : start + size, :], src=own_hbm)
     for part in spans(inner, P_MAX):
         start, size = part
         pattern, first = [[hidden, size], [1, hidden]], start * hidden
@@ -522,20 +533,23 @@ def inner_features(x_sb, gate_up_sb, weight):
     """silu(gate) * up * weight of x [128, H/128, T] @ SBUF, the tiles of [I, T], rounded once
     (Shazeer 2020). weight [128, T] fp32 @ SBUF or PSUM, or None for 1."""
     (_, tiles, tokens), inner, made = x_sb.shape, gate_up_sb.shape[2] // 2, []
-    for part in spans(inner, P_MAX):
-        start, size = part
-        gate_psum, up_psum = psum_of((size, tokens)), psum_of((size, tokens))
-        for part in ((gate_psum, start), (up_psum, inner + start)):
-            sums_psum, column = part
-            for k in range(tiles):
-                own_sb = gate_up_sb[:, k, column : column + size]
-                product(sums_psum, own_sb, x_sb[:, k, :], first=k == 0)
-        gate_sb, inner_sb = tile_of((size, tokens), FP32), tile_of((size, tokens), x_sb.dtype)
-        nisa.activation(dst=gate_sb, op=nl.silu, data=gate_psum)
-        if weight is not None:
-            multiply(gate_sb, gate_sb, weight[0:size, :])
-        multiply(inner_sb, gate_sb, up_psum)
-        made.append(inner_sb)
+    for pair in spans(inner, 2 * P_MAX):
+        parts, both = spans(pair[1], P_MAX), []
+        for part in parts:
+            both.append(psum_of((part[1], 2, tokens)))
+        for k in range(tiles):  # all of a piece of the weight, as it arrives
+            for n in range(2 * len(parts)):
+                start, size = parts[n // 2]
+                own_sb = gate_up_sb[:, k, nl.ds(pair[0] + start + n % 2 * inner, size)]
+                product(both[n // 2][:, n % 2, :], own_sb, x_sb[:, k, :], first=k == 0)
+        for both_psum in both:
+            size, gate_psum, up_psum = both_psum.shape[0], both_psum[:, 0, :], both_psum[:, 1, :]
+            gate_sb, inner_sb = tile_of((size, tokens), FP32), tile_of((size, tokens), x_sb.dtype)
+            nisa.activation(dst=gate_sb, op=nl.silu, data=gate_psum)
+            if weight is not None:
+                multiply(gate_sb, gate_sb, weight[0:size, :])
+            multiply(inner_sb, gate_sb, up_psum)
+            made.append(inner_sb)
     return made
 
 
@@ -561,10 +575,10 @@ def experts_decode_kernel(
     dtype, tiles = x_hbm.dtype, x_hbm.shape[1] // P_MAX
     out_hbm = result_of((nl.num_programs(0), P_MAX, tiles), FP32)
     stream_hbm = result_of(x_hbm.shape, dtype)
-    x_sb, gain_sb = loaded_column(x_hbm), loaded_column(gain_hbm)
-    router_sb = loaded(by_partition(router_hbm))
+    x_sb, delta_sb = loaded_column(x_hbm), loaded_column(delta_hbm)
     sum_sb = tile_of((P_MAX, tiles), dtype)
-    nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=loaded_column(delta_hbm), op=nl.add)
+    nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=delta_sb, op=nl.add)
+    gain_sb, router_sb = loaded_column(gain_hbm), loaded(by_partition(router_hbm))
     if nl.program_id(0) == 0:
         nisa.dma_copy(dst=stream_hbm.reshape((P_MAX, tiles)), src=sum_sb)
     normed_sb = column_norm(sum_sb, gain_sb, eps).expand_dim(2)
@@ -575,9 +589,10 @@ def experts_decode_kernel(
     spread_sb = copied(spread_psum, FP32)
     # 2.4 MB an expert; its products take TensorE less than DMA needs for the next one's weights
     acc_psum, begins = psum_of((P_MAX, tiles)), True
-    for choice in own_share(list(range(each))):
-        own = nl.ds(choice, 1)
-        gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number_sb[:, own])
+    choices = own_share(list(range(each)))
+    for choice in choices:
+        own, pieces = nl.ds(choice, 1), 4 if choice == choices[-1] else 2
+        gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number_sb[:, own], pieces)
         inners = inner_features(normed_sb, gate_up_sb, spread_sb[:, own])
         for n in range(len(inners)):
             for tile in range(tiles):
@@ -620,8 +635,7 @@ def experts_dense_kernel(normed_hbm, weight_hbm, gate_up_hbm, down_hbm):
     number_sb, one_sb = tile_of((1, experts), nl.int32), nl.shared_identity_matrix(P_MAX, FP32)
     nisa.iota(dst=number_sb, pattern=[[1, experts]])
     for part in spans(hidden, MOVING_MAX):
-        columns = part[1]
-        rows.append(psum_of((tokens, columns)))
+        rows.append(psum_of((tokens, part[1])))
     own = own_share(list(range(experts)))
     for expert in own:
         number = number_sb[:, expert : expert + 1]
@@ -659,8 +673,7 @@ def experts_block_kernel(
         x_sb = as_columns(gathered(normed_hbm, loaded(token_hbm[block])))
         made_sb, rows = tile_of((BLOCK, hidden), dtype), []
         for part in spans(hidden, MOVING_MAX):
-            columns = part[1]
-            rows.append(psum_of((BLOCK, columns)))
+            rows.append(psum_of((BLOCK, part[1])))
         expert_rows(inner_features(x_sb, gate_up_sb, None), downs, rows, begins=True)
         for m in range(len(rows)):
             store_strided(rows[m], made_sb, m * MOVING_MAX)
@@ -709,11 +722,10 @@ def head_kernel(x_hbm, gain_hbm, weight_hbm, eps):
                 product(column, stationary_sb, normed_sb[:, k : k + 1], first=k == 0)
         # 128 logits lie on partitions; turned, they are a row of the result. The last may be fewer
         whole, rest = divmod(columns, P_MAX)
-        pieces = [(whole, P_MAX, 0)] if whole else []
-        if rest:
-            pieces.append((1, rest, whole))
-        for piece in pieces:
+        for piece in ((whole, P_MAX, 0), (min(rest, 1), rest, whole)):
             count, size, at = piece
+            if count == 0:
+                continue
             rows_sb, own = tile_of((count, size), dtype), nl.ds(first + at * P_MAX, count * size)
             turn(rows_sb, copied(logits_psum[0:size, at : at + count], dtype))
             nisa.dma_copy(dst=out_hbm[:, own].reshape((count, size)), src=rows_sb)
@@ -808,7 +820,7 @@ class Qwen3MoeAttention(nn.Module):
         self.group = config.num_attention_heads // config.num_key_value_heads
         self.gain = gain_of(hidden, config)
         self.head_gains = nn.Parameter(self.gain.new_ones(self.group + 1, P_MAX))
-        self.qkv = RankWeight(hidden, self.kv_heads * (self.group + 2) * P_MAX, config)
+        self.qkv = RankWeight(self.kv_heads * (self.group + 2) * hidden, P_MAX, config)
         self.out = RankWeight(self.kv_heads * self.group * P_MAX, hidden, config)
 
     def forward(self, x: torch.Tensor, mask: Any, past: Any, tables: Any) -> Tuple[Any, ...]:
@@ -967,7 +979,7 @@ def convert_layer(old: StateDict, config: InferenceConfig) -> StateDict:
     kv_heads, group = config.num_key_value_heads, config.num_attention_heads
     group = group // kv_heads
     q_gain, k_gain = (old[f"self_attn.{name}_norm.weight"] for name in "qk")
-    grouped = [part.unflatten(1, (kv_heads, -1, dim)) for part in (q, k, v)]
+    grouped = [part.unflatten(1, (kv_heads, -1, dim)) for part in (v, k, q)]
     stacked = {
         name: torch.stack([old[f"mlp.experts.{e}.{name}_proj.weight"].t() for e in range(experts)])
         for name in ("gate", "up", "down")
@@ -977,8 +989,8 @@ def convert_layer(old: StateDict, config: InferenceConfig) -> StateDict:
     ]
     return {
         "attention.gain": old["input_layernorm.weight"],
-        "attention.head_gains": torch.stack([*[q_gain] * group, k_gain]),
-        "attention.qkv.weight": by_ranks(torch.cat(grouped, 2).flatten(1), tp, 1),
+        "attention.head_gains": torch.stack([k_gain, *[q_gain] * group]),
+        "attention.qkv.weight": torch.cat(grouped, 2).permute(1, 2, 0, 3).reshape(-1, dim),
         "attention.out.weight": by_ranks(strided(out), tp, 0),
         "experts.gain": old["post_attention_layernorm.weight"],
         "experts.router": old["mlp.gate.weight"].t().contiguous(),
