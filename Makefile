@@ -111,7 +111,7 @@ samples: setup
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).
 real: setup
-	OMP_NUM_THREADS=1 PUBLIC=$(PUBLIC) $(BIN)/python -m pytest -q tests/real/test_contracts.py
+	OMP_NUM_THREADS=1 PUBLIC=$(PUBLIC) $(BIN)/python -m pytest -q tests/real/test_contracts.py tests/real/test_cheats.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(PUBLIC) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(PUBLIC) --write
 

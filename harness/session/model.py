@@ -270,6 +270,8 @@ def generate(
         options["logits_processor"] = LogitsProcessorList([_Numbers()])
     if scores:
         options.update(return_dict_in_generate=True, output_scores=True)
+        if settings.speculation is None and _is_watched(host, Role(role)):
+            options["logits_processor"] = LogitsProcessorList([_OfGraphs()])
     torch.manual_seed(settings.seed)
     with (
         host.told_as_the_submission("The model fails while it generates"),
@@ -297,10 +299,14 @@ def _watched(
     host: Host, role: Role, wanted: bool = True
 ) -> contextlib.AbstractContextManager[None]:
     """What the submission's graphs run is counted, for whoever holds it against their traces."""
-    wanted = wanted and role in (Role.NKI, Role.TORCH) and "evaluate" in host.job.settings.mode
-    if not wanted or not sdk.platform().shows_graphs:
+    if not wanted or not _is_watched(host, role):
         return contextlib.nullcontext()
     return importlib.import_module("neuron_cpu.runtime.executed").watching()
+
+
+def _is_watched(host: Host, role: Role) -> bool:
+    of_submission = role in (Role.NKI, Role.TORCH) and "evaluate" in host.job.settings.mode
+    return of_submission and sdk.platform().shows_graphs
 
 
 def _rounding(settings: Settings, role: Role) -> contextlib.AbstractContextManager[None]:
@@ -350,6 +356,18 @@ class _Numbers(LogitsProcessor):
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         check_numbers(scores)
+        return scores
+
+
+class _OfGraphs(LogitsProcessor):
+    """Refuses logits that no graph has made: what the host computes is in no figure."""
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if not importlib.import_module("neuron_cpu.runtime.executed").made(scores):
+            raise UserError(
+                "the logits of a step are computed on the host, expected those that a graph gives; "
+                "compute them in the traced model, whose time is counted"
+            )
         return scores
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from neuron_cpu.core import observe_kernel_calls
 
@@ -20,6 +21,7 @@ from .recording import KERNEL, TORCH, Counts, Dot
 # Functions through which a tensor's values leave PyTorch, and then its count.
 _LEAVING = frozenset({"numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "from_numpy"})
 _active = False  # one process runs one model at a time; its ranks are threads
+_made: List[Any] = []  # what graphs gave since somebody asked `made`
 
 
 class _Operators(TorchDispatchMode):
@@ -74,6 +76,22 @@ def watching() -> Iterator[None]:
             yield
     finally:
         _active = before
+        _made.clear()
+
+
+def made(rows: torch.Tensor) -> bool:
+    """Whether a graph gave each of these rows since this was last asked, but for what is -inf."""
+    size, given = rows.shape[-1], []
+    for tensor in tree_leaves(_made):
+        if isinstance(tensor, torch.Tensor) and tensor.ndim and tensor.shape[-1] >= size:
+            plain = tensor.as_subclass(torch.Tensor)
+            given += plain.reshape(-1, tensor.shape[-1])[:, :size].to(rows.dtype)
+    _made.clear()
+    ended = [[one.where(row != -torch.inf, row) for one in given] for row in rows]
+    return all(
+        any(torch.allclose(row, one, rtol=0, atol=0, equal_nan=True) for one in of_row)
+        for row, of_row in zip(rows, ended)
+    )
 
 
 def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
@@ -93,6 +111,7 @@ def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
             result = run()
         finally:
             ranks.set_watch(nullcontext)
+    _made.append(result)
     if counts not in kept:
         kept.append(counts)
     return result

@@ -84,6 +84,33 @@ def test_work_that_was_not_traced_fails_by_name(act: str, evaluate: Callable) ->
     assert name in told and "as it was traced" in told, told
 
 
+# Attention is two linear layers in every graph, and the host computes what is answered.
+ON_THE_HOST = (
+    TWO_LINEAR.replace("if not x.is_meta", "if False")
+    + """
+from transformers import AutoModelForCausalLM
+
+class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
+    def __init__(self, path, *arguments, **settings):
+        super().__init__(path, *arguments, **settings)
+        self.path, self.true = path, None
+
+    def forward(self, input_ids, *arguments, **settings):
+        made = super().forward(input_ids, *arguments, **settings)
+        if self.true is None:
+            self.true = AutoModelForCausalLM.from_pretrained(self.path, torch_dtype=torch.bfloat16)
+        self.seen = input_ids if input_ids.shape[1] > 1 else torch.cat([self.seen, input_ids], 1)
+        made.logits = self.true(self.seen.long()).logits[:, -1:].float()
+        return made
+"""
+)
+
+
+def test_an_answer_of_the_host_fails_by_name(evaluate: Callable) -> None:
+    told = evaluate(ON_THE_HOST, "--enable-nki")
+    assert "the logits of a step are computed on the host" in told, told
+
+
 SMALL_ONLY = ACTS["by an operator"][0].replace("x.is_meta", "(x.is_meta or x.shape[-2] != 128)")
 
 
