@@ -151,5 +151,6 @@ def sentence(error: BaseException, path: Path) -> str:
     """FILE:LINE of a stranger's file, the error's type and what it says."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    lines += [error.lineno] if isinstance(error, SyntaxError) else []
     place = f"{path.name}:{lines[-1]}" if lines else path.name
     return f"{place}: {type(error).__name__}: {error}"[:1000]

@@ -87,7 +87,7 @@ def checkout(folder, text=None, name="own/er@0123456", neighbour="helper_of_this
 def test_a_row_runs_its_file_with_the_file_s_own_imports(tmp_path, name):
     checkout(tmp_path, name=name)
     outcome = calibrate.run(row(), tmp_path)
-    assert outcome.problem == "" and outcome.instructions == 3
+    assert outcome.problem == "" and outcome.estimated_us
     assert outcome.ratio == pytest.approx(outcome.estimated_us / 20.0)
     assert "helper_of_this_test" not in sys.modules  # another checkout may have its own
 
@@ -144,8 +144,9 @@ def outcome(name, measured, estimated, **changes):
 def test_pairs_closer_than_five_percent_have_no_order():
     found = [outcome("a", 100, 120), outcome("b", 104, 100), outcome("c", 130, 112),
              outcome("d", 500, 1, group="other")]  # fmt: skip
-    names = {(fast.row.id, slow.row.id) for fast, slow in calibrate.pairs(found)}
-    assert names == {("a", "c"), ("b", "c")}
+    assert calibrate.pairs(found) == [("s", True), ("s", False)]  # a and c, b and c
+    close = [outcome("a", 100, 99.96), outcome("b", 130, 100.04)]
+    assert calibrate.pairs(close) == [("s", True)]  # both are 100.0 on the page
     cells = [cell.strip() for cell in calibrate.summary(found).split("|")]
     # ratios 1.2, 0.96, 0.86 and 0.002: half within 15 %, three quarters within 25 %
     assert cells[:8] == ["4", "4", "50%", "75%", "0.91", "34%", "1", "1 of 2"]
@@ -294,6 +295,26 @@ def test_a_constant_is_scaled_on_every_generation(monkeypatch):
     assert after.dma.bytes_per_ns == pytest.approx(1.2 * before.dma.bytes_per_ns)
     engine = calibrate.spec.Engine.VECTOR
     assert after.engine_start_cycles[engine] == 0.8 * before.engine_start_cycles[engine]
+
+
+def test_a_constant_of_a_pass_is_scaled(monkeypatch):
+    monkeypatch.setattr(calibrate.keep, "LEFT", 1000)
+    calibrate.scale("keep.LEFT", 1.2)
+    assert calibrate.keep.LEFT == 1200
+
+
+def test_every_constant_that_is_varied_exists():
+    for name in calibrate.VARIED:
+        part, _, field = name.rpartition(".")
+        core = calibrate.target.TARGETS["trn2"]
+        holder = calibrate.MODULES.get(part) or (getattr(core, part) if part else core)
+        assert hasattr(calibrate.spec if hasattr(calibrate.spec, name) else holder, field), name
+
+
+def test_the_largest_change_is_told():
+    base = {"a": 1.0, "b": 1.1}
+    assert calibrate.change({"a": 0.8, "b": 1.1}, base) == "1 of 2 | -20% a"
+    assert calibrate.change({"a": 1.001, "b": 1.1}, base) == "2 of 2 | none"
 
 
 def test_shares_of_engines_are_compared():

@@ -159,6 +159,7 @@ def test_a_target_and_what_its_kernels_may_not(oracle: serve.Oracle) -> None:
         ("    import os; os._exit(3)", "status 3"),
         ("    while True: pass", "limits gives it more"),
         ("    raise SystemExit(0)", "candidate.py:7: SystemExit"),
+        ("    x = (", "candidate.py:7: SyntaxError"),
         ("    x = [0] * 10**10", "MemoryError"),
         ("    open('/tmp/oracle-was-here', 'w')", "PermissionError"),
         ("    import neuron_cpu.core.time.schedule as s; s.schedule = None", ""),

@@ -117,14 +117,13 @@ PROFILES = {
         ),
         DmaProfile(
             "sdk2.25",
-            "SDK 2.24 and later: rows from 512 B on move at 272 GB/s per core, shorter ones take "
-            "their engine 20 ns",
+            "SDK 2.24 and later: long rows move at the generation's full rate, short ones take "
+            "their engine some 20 ns",
             _since_2_24,
         ),
         DmaProfile(
             "row-rule",
-            "the bandwidth curve of the DMA overview: every row costs at least 145 ns per engine; "
-            "272 GB/s per core with long rows",
+            "the bandwidth curve of the DMA overview: every row takes its engine at least 145 ns",
             _row_rule,
         ),
         DmaProfile(
@@ -134,7 +133,7 @@ PROFILES = {
             _since_2_24,
             issued=False,
         ),
-        DmaProfile("hbm-peak", "the core's share of HBM, 410 GB/s, whatever the rows", _hbm_peak),
+        DmaProfile("hbm-peak", "the core's share of HBM, whatever the rows", _hbm_peak),
     )
 }
 MEASURED = Path(__file__).resolve().with_name("measured")  # profiles of devices (make calibrate)
