@@ -148,9 +148,9 @@ def check_lengths(
             )
 
 
-def next_multiple(length: int, unit: int = 64) -> int:
-    """`length` rounded up to what is named in advice."""
-    return -(-length // unit) * unit
+def next_multiple(length: int) -> int:
+    """`length` rounded up to what is named in advice, a multiple of 64."""
+    return -(-length // 64) * 64
 
 
 def shorten(prompt: str, width: int = 48) -> str:

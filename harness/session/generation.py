@@ -38,7 +38,6 @@ def generate_tokens(
     new_tokens: int,
     on_step: Optional[OnStep] = None,
     *,
-    greedy: bool = False,
     fixed_length: bool = False,
     stop: Stop = lambda: False,
 ) -> list[list[int]]:
@@ -48,7 +47,7 @@ def generate_tokens(
     `fixed_length` suppresses end tokens, so that every row gets all `new_tokens`. Once `stop` is
     true no further step begins, but for one that the model is at already.
     """
-    steps, _ = _generate(loaded, prompt_ids, new_tokens, on_step, greedy, fixed_length, False, stop)
+    steps, _ = _generate(loaded, prompt_ids, new_tokens, on_step, False, fixed_length, False, stop)
     return steps
 
 

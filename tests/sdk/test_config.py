@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from neuronx_distributed_inference.contract import contract
 from neuronx_distributed_inference.models.config import (
     InferenceConfig,
     NeuronConfig,
@@ -84,6 +85,20 @@ DEFAULTS = {
 def test_defaults():
     config = NeuronConfig(seq_len=64, batch_size=3)
     assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+
+
+def test_a_logical_core_has_two_physical_ones_from_0_7_on_where_the_chip_has(monkeypatch):
+    found = {}
+    for chip in ("", "trn1", "trn2", "trn3"):
+        monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", chip)
+        for version in ("0.6", "0.7"):
+            monkeypatch.setenv("NEURON_CPU_NXDI", version)
+            found[chip, version] = contract().physical_cores
+    assert {place for place, cores in found.items() if cores == 2} == {
+        ("trn2", "0.7"),
+        ("trn3", "0.7"),
+    }
+    assert set(found.values()) == {1, 2}
 
 
 def test_derived_values():

@@ -31,9 +31,7 @@ def producers(schedule: Schedule) -> list[tuple[int, ...]]:
     return [latest(nodes) for nodes in needs.values]
 
 
-def flow_events(
-    schedule: Schedule, pid: int, offset: float = 0.0, most: int = ARROWS
-) -> list[dict[str, Any]]:
+def flow_events(schedule: Schedule, pid: int, most: int = ARROWS) -> list[dict[str, Any]]:
     """Arrows from producers' bars to the bar that reads their results, in Chrome's format.
 
     Of a transfer that several DMA engines share, arrows arrive at the share that begins first and
@@ -41,7 +39,6 @@ def flow_events(
 
     Args:
         pid: process of the bars (`report.trace_events`).
-        offset: nanoseconds to add to every time.
         most: of one instruction, from the producers that end last.
     """
     arrives, leaves = _bars(schedule)
@@ -51,10 +48,10 @@ def flow_events(
             row, begin, end = leaves[before]
             hold = max((begin + end) / 2, end - HANDLE_NS)
             common = {"name": "operand", "cat": "operand", "id": pid * 10**8 + len(events) // 2}
-            events.append(_arrow("s", common, pid, row, offset + hold))
+            events.append(_arrow("s", common, pid, row, hold))
             row, begin, end = arrives[at]
             hold = min((begin + end) / 2, begin + HANDLE_NS)
-            events.append(_arrow("f", common, pid, row, offset + hold) | {"bp": "e"})
+            events.append(_arrow("f", common, pid, row, hold) | {"bp": "e"})
     return events
 
 

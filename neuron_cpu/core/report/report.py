@@ -356,13 +356,12 @@ def dma_words(name: str, lines: Sequence[Line]) -> str:
 
 # --- Perfetto trace -------------------------------------------------------------------------------
 def trace_events(
-    schedule: Schedule, pid: int, label: str, offset: float = 0.0, arrows: int = flows.ARROWS
+    schedule: Schedule, pid: int, label: str, arrows: int = flows.ARROWS
 ) -> list[dict]:
     """Chrome trace events of one schedule: a process with engines and DMA queues as rows, arrows
     from results to who reads them.
 
     Args:
-        offset: nanoseconds to add to every time.
         arrows: to one instruction, from those of its producers that end last.
     """
     events = [meta_event("process_name", pid, 0, label)]
@@ -374,17 +373,15 @@ def trace_events(
     for at, instruction in enumerate(instructions):
         number = schedule.engine[at]
         if number != DMA:
-            events.append(
-                _slice(instruction, pid, number, offset + schedule.start[at], schedule.busy[at])
-            )
+            events.append(_slice(instruction, pid, number, schedule.start[at], schedule.busy[at]))
     for lane, at, begin, end in schedule.lane_spans():
-        events.append(_slice(instructions[at], pid, DMA + lane, offset + begin, end - begin))
-    events.extend(flows.flow_events(schedule, pid, offset, arrows))
+        events.append(_slice(instructions[at], pid, DMA + lane, begin, end - begin))
+    events.extend(flows.flow_events(schedule, pid, arrows))
     for buffer, name in (("sbuf", "SBUF bytes per partition"), ("psum", "PSUM banks")):
         for time, use in schedule.memory(buffer):
-            events.append(_counter(name, pid, offset + time, use))
+            events.append(_counter(name, pid, time, use))
     for time, rate in throughput(schedule):
-        events.append(_counter("DMA GB/s", pid, offset + time, round(rate, 2)))
+        events.append(_counter("DMA GB/s", pid, time, round(rate, 2)))
     return events
 
 

@@ -38,6 +38,8 @@ def test_refused_flags_name_their_reason(flag: str) -> None:
         ("--tol-map", "{-1: 0.1}"),
         ("--unknown", "1"),
         ("--seq", "64"),
+        ("--mode", "serve", "--port", "65536"),
+        ("--mode", "serve", "--port", "\u0663"),  # a digit that int() reads
     ],
 )
 def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:

@@ -163,6 +163,14 @@ def test_calls_that_do_not_give_the_tokens_are_refused(body):
         acceptance.checked(body, 5, 4)
 
 
+def test_a_lookup_guesses_all_but_one_of_a_steps_tokens(monkeypatch) -> None:
+    monkeypatch.setattr(speculation, "Guessing", lambda model, guesser: guesser)
+    model = SimpleNamespace(neuron_config=SimpleNamespace(max_length=LENGTH))
+    guesser = speculation.adapter(Speculation("lookup", length=4), model, None)
+    guesses = guesser.guess(torch.tensor([REPEATING]), LENGTH)
+    assert guesses == REPEATING[REPEATING.index(30) + 1 :][:3]
+
+
 def test_acceptance_is_counted_by_position():
     found = acceptance.summed(
         "lookup", 4, [([[3, 3, 0], [0, 0, 0], [2, 1, 0]], 8), ([[3, 0, 0]], 2)]
