@@ -33,6 +33,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # not this folder, which has a package of the name nki
 
+import ml_dtypes  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -100,6 +101,7 @@ def neuron_dtypes() -> types.ModuleType:
         return dtypes.to_dtype(dtype).is_float if np.dtype(dtype).itemsize < 8 else True
 
     made.static_cast, made.is_float_type = static_cast, is_float_type
+    made.finfo = lambda dtype: ml_dtypes.finfo(np.dtype(dtype))
     made.sizeinbytes = lambda dtype: np.dtype(dtype).itemsize
     return made
 

@@ -123,6 +123,25 @@ def test_a_barrier_protects_an_argument():
     assert np.array_equal(kernel[2](x), want)
 
 
+def test_a_barrier_of_a_tile_is_one_with_a_warning():
+    """The documentation asks for a tensor in HBM; nki-library waits at a counter in SBUF."""
+
+    @nki.jit
+    def kernel(x):
+        me = nl.program_id()
+        count = nl.ndarray((1, 1), nl.int32, buffer=nl.sbuf)
+        nisa.memset(count, 0)
+        nl.store(x[me : me + 1, :], nl.load(x[2 + me : 3 + me, :]))
+        nisa.core_barrier(count, (0, 1))
+        nl.store(x[2 + me : 3 + me, :], nl.load(x[1 - me : 2 - me, :]))
+        return x
+
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    want = x[[2, 3, 3, 2]]
+    with pytest.warns(NkiWarning, match="sim_core_barrier"):
+        assert np.array_equal(kernel[2](x), want)
+
+
 @nki.jit
 def summed(x):
     """Each core sums its rows, they exchange the sums, and core 0 stores the total."""
