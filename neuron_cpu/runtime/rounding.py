@@ -117,17 +117,17 @@ class FusedRounding(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func._can_decompose():  # in inference mode composed operators arrive whole
-            with self:
-                return func.decompose(*args, **kwargs)
-        name = func.overloadpacket.__name__
-        if name in _PRODUCTS:
-            return self._product(func, args, kwargs)
-        if name in _MOVES:
-            return self._moved(func, args, kwargs)
-        if name in _FUSED:
-            return self._fused(func, args, kwargs)
+        return _way(func)(self, func, args, kwargs or {})
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # PyTorch's: no wrapper around every operator
+        return False
+
+    def _decomposed(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
+        with self:  # in inference mode composed operators arrive whole
+            return func.decompose(*args, **kwargs)
+
+    def _other(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         for argument, value in zip(func._schema.arguments, args):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 tree_map(self._note_write, value)
@@ -139,9 +139,9 @@ class FusedRounding(TorchDispatchMode):
             self._writes[storage] = self._writes.get(storage, 0) + 1
 
     def _wide(self, value: Any) -> Any:
-        """The fp32 values of a bf16 tensor; anything else as it is."""
+        """The fp32 values of bf16 tensors, also of those in a list; anything else as it is."""
         if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
-            return value
+            return [*map(self._wide, value)] if isinstance(value, list) else value
         kept = self._beside(value)
         return value.float() if kept is None else self._read(*kept)
 
@@ -158,7 +158,7 @@ class FusedRounding(TorchDispatchMode):
         return wide
 
     def _rounded(self, wide: torch.Tensor, name: str, kind: str) -> torch.Tensor:
-        result, site = wide.to(torch.bfloat16), None
+        result, site = wide.bfloat16(), None
         if kind not in self._keeps:
             return result
         if self._boundaries is not None and self._boundaries.operators:
@@ -177,14 +177,13 @@ class FusedRounding(TorchDispatchMode):
 
     def _fused(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         """An operator on fp32 values; its result is bf16 where PyTorch's would be."""
-        types = {tensor.dtype for tensor in _tensors(args)}
-        asked = kwargs.get("dtype")
-        if torch.bfloat16 not in types | {asked}:
+        tensors, asked = _tensors(args), kwargs.get("dtype")
+        if asked != torch.bfloat16 and all(t.dtype != torch.bfloat16 for t in tensors):
             return func(*args, **kwargs)
         if asked == torch.bfloat16:
             kwargs = kwargs | {"dtype": torch.float32}
-        wide = func(*tree_map(self._wide, args), **kwargs)
-        of_dims = [tensor.dtype for tensor in _tensors(args) if tensor.dim()] or [torch.bfloat16]
+        wide = func(*map(self._wide, args), **kwargs)
+        of_dims = {tensor.dtype for tensor in tensors if tensor.dim()} or {torch.bfloat16}
         leaves = asked or functools.reduce(torch.promote_types, of_dims)
         rounds = leaves == torch.bfloat16 and wide.dtype == torch.float32
         name = func.overloadpacket.__name__
@@ -248,12 +247,19 @@ def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _tensors(tree: Any) -> List[torch.Tensor]:
-    if isinstance(tree, torch.Tensor):
-        return [tree]
-    if isinstance(tree, (list, tuple)):
-        return [tensor for branch in tree for tensor in _tensors(branch)]
-    return []
+def _tensors(values: Any) -> List[torch.Tensor]:
+    inner = [tensor for value in values if isinstance(value, list) for tensor in _tensors(value)]
+    return [value for value in values if isinstance(value, torch.Tensor)] + inner
+
+
+@functools.cache
+def _way(func: Any) -> Callable[..., Any]:
+    """Which method runs an operator of PyTorch, at every call the same."""
+    name, mode = func.overloadpacket.__name__, FusedRounding
+    if func._can_decompose():
+        return mode._decomposed
+    kinds = ((_PRODUCTS, mode._product), (_MOVES, mode._moved), (_FUSED, mode._fused))
+    return next((way for names, way in kinds if name in names), mode._other)
 
 
 # What FusedRounding is made of; one process runs one model at a time, and its ranks are threads.
