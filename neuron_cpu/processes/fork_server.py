@@ -14,7 +14,7 @@ import warnings
 from .. import ensure_sdk
 from . import limits
 
-_OWN, _STARTER, _LOOK_SECONDS = os.getpid(), os.getppid(), 0.5
+_OWN, _LOOK_SECONDS = os.getpid(), 0.5
 
 
 def _end_with_starter(*_: object) -> None:
@@ -23,13 +23,14 @@ def _end_with_starter(*_: object) -> None:
         os._exit(0)
 
 
-def _folder() -> str:
-    """The folder of the socket that this is asked on, which multiprocessing has made."""
-    with contextlib.suppress(OSError, TypeError, ValueError):
+def _asked() -> tuple[str, int]:
+    """The folder of the socket that this is asked on, and who has made both; it may have ended."""
+    with contextlib.suppress(OSError, TypeError, ValueError, AttributeError):
         listener = re.search(r"main\((\d+),", sys.orig_argv[-1])  # as multiprocessing calls it
         with socket.socket(fileno=os.dup(int(listener[1]))) as asked:  # type: ignore[index]
-            return os.path.dirname(asked.getsockname())
-    return ""
+            starter = asked.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4)  # Linux
+            return os.path.dirname(asked.getsockname()), int.from_bytes(starter, sys.byteorder)
+    return "", os.getppid()
 
 
 def _remove_folder() -> None:
@@ -42,7 +43,7 @@ def _remove_folder() -> None:
         shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
-_FOLDER = _folder()
+_FOLDER, _STARTER = _asked()
 atexit.register(_remove_folder)
 
 # While it imports what is slow, it does not see its connection close.
