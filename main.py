@@ -93,9 +93,11 @@ def _quieten_libraries() -> None:
 
 
 def script(argv: Optional[Sequence[str]] = None) -> int:
-    """`main` as a process of its own, which SIGTERM ends in order."""
+    """`main` as a process of its own, which SIGTERM and Ctrl-C end in order."""
     streams.open_closed()
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, _end)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _end)
     try:
         return main(argv)
     finally:  # nothing is left to interrupt
@@ -103,25 +105,27 @@ def script(argv: Optional[Sequence[str]] = None) -> int:
             signal.signal(number, signal.SIG_IGN)
 
 
-def _terminate(*_: object) -> NoReturn:
+def _end(number: int, _: object) -> NoReturn:
     """End as an error would, so that progress bars give the cursor back.
 
     `timeout` signals the process and then its group: the second signal must not end the clean-up.
     """
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, _terminate_again)
+    if number == signal.SIGTERM:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end = SystemExit(TERMINATED) if number == signal.SIGTERM else KeyboardInterrupt()
+    signal.signal(signal.SIGALRM, lambda *_: _end_again(end))
     signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS, AGAIN_SECONDS)
-    raise SystemExit(TERMINATED)
+    raise end
 
 
-def _terminate_again(*_: object) -> None:
+def _end_again(end: BaseException) -> None:
     """What catches everything, as libraries do while they are imported, swallows an end, too."""
     error = sys.exc_info()[1]
     while error is not None:
-        if isinstance(error, SystemExit):
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
             return  # it is on its way, and something is being put in order
         error = error.__context__
-    raise SystemExit(TERMINATED)
+    raise end
 
 
 if __name__ == "__main__":

@@ -140,8 +140,10 @@ class Killed:
         started, said = time.monotonic(), ""
         process = self.begun()
         if self.name == "serve":
-            said = self._answered(process)
-            process.terminate()
+            try:
+                said = self._answered(process)
+            finally:
+                process.terminate()
         status = process.wait(900)
         took = time.monotonic() - started
         assert status == 0, (status, (self.folder / "told").read_text()[-2000:])

@@ -124,12 +124,19 @@ def test_a_flood_of_progress_does_not_hold_the_end_off(tiny_model: Path, tmp_pat
     assert process.returncode == 143 and "Traceback" not in told
 
 
-def test_an_end_that_somebody_swallows_comes_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "status", "last"),
+    [(signal.SIGINT, 130, "Interrupted\n"), (signal.SIGTERM, 143, "")],
+    ids=["INT", "TERM"],
+)
+def test_an_end_that_somebody_swallows_comes_again(
+    number: signal.Signals, status: int, last: str, tmp_path: Path
+) -> None:
     """And it does not come into what is put in order."""
     (tmp_path / "swallows.py").write_text(
         "import main, sys, time\n"
         "main.AGAIN_SECONDS = 0.2\n"
-        "def waits(argv):\n"
+        "def waits(*_):\n"
         "    try:\n"
         "        print('here', flush=True)\n"
         "        time.sleep(300)\n"
@@ -140,7 +147,7 @@ def test_an_end_that_somebody_swallows_comes_again(tmp_path: Path) -> None:
         "    finally:\n"
         "        time.sleep(1)\n"
         "        print('put in order', flush=True)\n"
-        "main.main = waits\n"
+        "main._run, main._say = waits, lambda text: print(text[9:20])\n"
         "sys.exit(main.script())\n"
     )
     process = subprocess.Popen(
@@ -148,9 +155,9 @@ def test_an_end_that_somebody_swallows_comes_again(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
     )  # fmt: skip
     assert process.stdout is not None and process.stdout.readline() == "here\n"
-    process.terminate()
+    process.send_signal(number)
     told, _ = process.communicate(timeout=60)
-    assert (process.returncode, told) == (143, "swallowed\nput in order\n")
+    assert (process.returncode, told) == (status, f"swallowed\nput in order\n{last}")
 
 
 @pytest.mark.parametrize(

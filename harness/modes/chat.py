@@ -38,6 +38,7 @@ def run(settings: Settings) -> int:
     typed = sys.stdin.isatty()
     if typed:
         _import_line_editing()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # takes a line away, and is over
         console.say(f"Chat with {session.model.name}; /help lists the commands.")
     refused = 0
     for line in _lines(typed):
