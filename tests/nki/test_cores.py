@@ -142,6 +142,32 @@ def test_a_barrier_of_a_tile_is_one_with_a_warning():
         assert np.array_equal(kernel[2](x), want)
 
 
+@pytest.mark.parametrize("filled", [True, False])
+def test_each_core_reads_chosen_rows_of_its_half(filled):
+    """What the other core fills counts as filled; rows that nobody fills do not."""
+
+    @nki.jit
+    def kernel(x, rows):
+        me = nl.program_id()
+        out = nl.ndarray((8, 16), x.dtype, buffer=nl.shared_hbm)
+        index, part = nl.load(rows), nl.ndarray((4, 16), x.dtype, buffer=nl.sbuf)
+        if filled or me == 0:
+            nl.store(out[4 * me : 4 * me + 4, :], nl.load(x))
+        chosen = [[16, 4], [1, 16]]
+        source = out.ap(chosen, offset=64 * me, vector_offset=index, indirect_dim=0)
+        nisa.dma_copy(part, source)
+        nl.store(out[4 * me : 4 * me + 4, :], part)
+        return out
+
+    x = np.arange(64, dtype=np.float32).reshape(4, 16)
+    rows = np.array([[3], [1], [0], [2]], np.int32)
+    if filled:
+        assert np.array_equal(kernel[2](x, rows), np.tile(x[rows[:, 0]], (2, 1)))
+    else:
+        with pytest.warns(NkiWarning, match="sim_undefined_data"):
+            kernel[2](x, rows)
+
+
 @nki.jit
 def summed(x):
     """Each core sums its rows, they exchange the sums, and core 0 stores the total."""

@@ -196,6 +196,8 @@ class _Walk:
         if flat is ...:
             flat = self.fresh(view.storage)
         # Which rows are read is known on the device only: one bad row makes every result suspect.
+        if flat is not None and self.program.cores > 1 and view.storage.buffer == "shared_hbm":
+            flat = self._without_other_core(view.storage, flat)
         worst = None if flat is None or not flat.any() else flat.max()
         if index is None and worst is None:
             return None
@@ -206,6 +208,15 @@ class _Walk:
             rows = _rows(index)
             np.maximum(found, rows.reshape(-1, *(1,) * (len(view.shape) - 1)), out=found)
         return found
+
+    def _without_other_core(self, storage: Storage, flat: Map) -> Map:
+        """The map without what another core writes at known places: it may have done so by now."""
+        own, flat = _core(self.program.instructions[self.at]), flat.copy()
+        for instruction in self.program.instructions:
+            for view in instruction.dst:
+                if view.storage is storage and view.by_data is None and _core(instruction) != own:
+                    window(flat, view)[...] = 0
+        return flat
 
     # --- writing ----------------------------------------------------------------------------------
     def _define(self, view: View, mask: Any) -> None:
@@ -383,6 +394,12 @@ class _Walk:
             if any(v.storage.memory is storage for v in (*instruction.dst, *instruction.src)):
                 return str(instruction.source)
         return "an unknown line"
+
+
+def _core(instruction: Instruction) -> int | None:
+    """The core that an instruction was recorded for."""
+    path = instruction.frame.path() if instruction.frame is not None else []
+    return path[0].i if path else None
 
 
 def _onto_itself(instruction: Instruction) -> bool:
