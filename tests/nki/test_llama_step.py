@@ -297,12 +297,19 @@ REFUSED = {
     "layers have caches": dict(fewer=True),
     "bytes of a partition": dict(case=Case(keys=16384, room=16384, layers=1, live=3)),
     "in runs of": dict(case=Case(keys=131, room=131, layers=1, live=3)),
+    "132 new tokens do not fit": dict(case=Case(batch=6, each=22, layers=1)),
+    "60 products, more than the 31": dict(case=Case(), most=31),
+    "a head of 1 tiles of 128, expected one for each of 2": dict(
+        case=Case(cores=2, vocabulary=100, layers=1)
+    ),
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_does_not_fit_is_refused(message):
+def test_what_does_not_fit_is_refused(message, target, monkeypatch):
+    target("trn2")
     given = dict(REFUSED[message])
+    monkeypatch.setattr(llama_step, "MOST_INSTRUCTIONS", given.pop("most", 5_000_000))
     case = given.pop("case", Case())
     args = list(arguments(case, checkpoint(case))[0])
     if "keys" in given:
@@ -314,4 +321,6 @@ def test_what_does_not_fit_is_refused(message):
     if "fewer" in given:
         args[10], args[11] = args[10][:1], args[11][:1]
     with pytest.raises(AssertionError, match=message):
-        llama_step.decode_step_kernel(*args)
+        (llama_step.decode_step_kernel[2] if case.cores > 1 else llama_step.decode_step_kernel)(
+            *args
+        )
