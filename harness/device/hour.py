@@ -131,6 +131,13 @@ class _Hour:
                 return {"status": MEASURED}
             wrong = beside["error"] > FAR or (entry.exact and beside["equal"] < 1)
             return beside | {"status": WRONG if wrong else MEASURED, "exact": entry.exact}
+        if entry.kind == plan.TEXT:
+            do = "harness.device.whole:text"
+            told = self.workers.ask(entry.role, do, call, limit)
+            ours = self._simulate(do, **call) or []
+            equal = sum(a == b for a, b in zip(told, ours))
+            words = f"{equal} of {len(told)} tokens are the stand-in's"
+            return {"status": MEASURED, "tokens": told, "words": words}
         if entry.kind == plan.WHOLE:
             do, given = "harness.device.whole:measure", call
         else:

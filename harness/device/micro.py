@@ -3,7 +3,7 @@
 A kernel repeats one thing ``n`` times. Two rows of `rows.py` differ in ``n`` or in a size alone, so
 that what else a kernel does falls out of their difference. Chains are dependent, so nothing may be
 left out or rearranged. Repetitions side by side differ in a constant, so that none is another's
-copy. Every result reaches HBM.
+copy (but for GpSimdE's in ``nki``). Every result reaches HBM.
 
 The file is two modules (`calls.module`): of ``neuronxcc.nki``, and as ``micro_today`` of ``nki``.
 Helpers differ, kernels do not. Shapes are [partition, free]; ``x_hbm`` is fp32 unless a kernel says
@@ -16,8 +16,6 @@ if __name__.endswith("_today"):
     import nki.isa as nisa
     import nki.language as nl
 
-    ENGINES = {"vector": nisa.engine.vector, "gpsimd": nisa.engine.gpsimd}
-
     def step(tile, engine, addend, kept=None, start=0):
         """One instruction of VectorE, ScalarE or GpSimdE over a whole tile; the result is a tile,
         or in the columns of ``kept`` from ``start`` on."""
@@ -26,10 +24,12 @@ if __name__.endswith("_today"):
         part = kept[:, start : start + tile.shape[1]]
         if engine == "scalar":
             nisa.activation(dst=part, op=nl.copy, data=tile, scale=1.0 + addend)
-        else:
-            nisa.tensor_scalar(
-                dst=part, data=tile, op0=nl.add, operand0=addend, engine=ENGINES[engine]
-            )
+        elif engine == "vector":
+            on = nisa.engine.vector
+            nisa.tensor_scalar(dst=part, data=tile, op0=nl.add, operand0=addend, engine=on)
+        else:  # which adds no constants from gen3 on
+            on = nisa.engine.gpsimd
+            nisa.tensor_tensor(dst=part, data1=tile, data2=tile, op=nl.maximum, engine=on)
         return kept
 
     def brought(tile, start, part_hbm):

@@ -3,6 +3,7 @@
 Seconds are assumptions, compile time included; nobody has published it for such kernels.
 """
 
+import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ from harness.device.calls import MICROS, SUBMISSIONS
 from harness.device.probes import PROBES, USED
 from harness.device.rows import GRAPHS, KERNELS, ROWS, Row
 from harness.device.running import BENCHMARK, XLA
+from harness.inputs.models import EMBEDDED_WHEEL
 
 # kinds of entries
 CONSTANT, LAUNCH, KERNEL = "constant", "launch", "kernel"
-CONSTRUCT, NUMBERS, WHOLE = "construct", "numbers", "whole graph"
+CONSTRUCT, NUMBERS, WHOLE, TEXT = "construct", "numbers", "whole graph", "text"
 FIRST = ("decode-640", "prefill-640")
 GRAPHS_OF_1B = (
     *FIRST, "decode-128", "prefill-128", "decode-2048", "prefill-64", "prefill-512", "prefill-1024",
@@ -23,7 +25,7 @@ GRAPHS_OF_1B = (
 )  # fmt: skip
 DEGREE = (2, 1)  # by language: a step of one kernel has its collectives inside
 DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
-SECONDS = {CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600}
+SECONDS = {CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600, TEXT: 300}
 PATIENCE = 10  # times as long is taken for hanging
 # Kernels whose results the simulator claims to the bit: they move, or add whole numbers in fp32.
 EXACT = ("small", "rows-4", "rows-512", "transfers-16", "gathers-8", "round-trips-4", "spills")
@@ -82,6 +84,8 @@ def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Ite
         numbers = f"{entry.name}: numbers"
         yield Entry(numbers, NUMBERS, XLA, entry.call, exact=entry.kind == CONSTANT)
     yield whole(640, today)
+    if importlib.util.find_spec(EMBEDDED_WHEEL.replace("-", "_")):
+        yield Entry("text of the embedded model", TEXT, BENCHMARK, {"file": SUBMISSIONS[today]})
     yield from (entry for found in kernels.values() for entry in found)
     if not today:
         yield from map(construct, list(PROBES)[USED:])

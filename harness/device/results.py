@@ -27,7 +27,7 @@ from neuron_cpu.files import write_text_atomically
 
 FORMAT = 1
 BEGUN = "%Y-%m-%d %H:%M"
-TARGETS = ("inf2", "trn2", "trn3", "trn1")  # the last one where the instance names none
+TARGETS = ("inf2", "trn2", "trn3", "trn1")
 LANGUAGES = "neuronxcc.nki", "nki"
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")  # EC2 writes the instance type there
@@ -45,7 +45,8 @@ def machine() -> dict[str, Any]:
     with contextlib.suppress(OSError):
         instance = PRODUCT.read_text(encoding="utf-8").strip()
     named = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", instance)
-    target = next((name for name in TARGETS if name in named), TARGETS[-1])
+    unknown = "trn2" if sdk.today() else "trn1"  # today's language is not for trn1
+    target = next((name for name in TARGETS if name in named), unknown)
     found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
     system = f"Python {platform.python_version()}, {platform.platform()}"

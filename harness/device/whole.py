@@ -16,13 +16,14 @@ from harness.device import calls, model
 from harness.figures import benchmark
 from harness.inputs import command_line
 from harness.inputs.model_shapes import MODEL_SHAPES
-from harness.inputs.models import ModelFolder, expected_shapes
+from harness.inputs.models import ModelFolder, embedded_model, expected_shapes
 from harness.session.building import build
+from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
 from harness.simulator import cost
 
 NEW_TOKENS = 8
-WORD = "a"
+WORD, PROMPT = "a", "The capital of France is"
 
 
 def measure(length: int, file: str, degree: int) -> dict[str, Any]:
@@ -48,6 +49,15 @@ def measure(length: int, file: str, degree: int) -> dict[str, Any]:
         speed = benchmark.measure(build(session), session.prompt_ids, NEW_TOKENS, runs)
     steps = {"prefill": speed.context_encoding_model, "decode": speed.token_generation_model}
     return {f"{p} p50": 1e3 * found["latency_ms_p50"] for p, found in steps.items() if found}
+
+
+def text(file: str) -> list[int]:
+    """Greedy tokens of the embedded model, on a device or on the stand-in."""
+    argv = "--mode generate --enable-nki --raw --seq-len 128 --tp-degree 1 --llama"
+    named = [str(calls.ROOT / file), "--model-path", str(embedded_model()), "--prompt", PROMPT]
+    session = open_session(command_line.parse([*argv.split(), *named]))
+    steps = generate_tokens(build(session), session.prompt_ids, 2 * NEW_TOKENS, greedy=True)
+    return [row[0] for row in steps]
 
 
 def write_model(folder: Path, config: Mapping[str, Any]) -> None:
