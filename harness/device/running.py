@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import neuron_cpu
+from neuron_cpu.processes import limits
 
 # who may run beside each other: the simulator touches no device
 BENCHMARK, XLA, SIMULATOR = "benchmark", "xla", "simulator"
@@ -86,8 +87,9 @@ class Workers:
 
 
 def _begin(scratch: Path, environment: Mapping[str, str]) -> None:
-    """A session of its own, whose members end together."""
+    """A session of its own, whose members end together; the device is free when the driver dies."""
     os.setsid()
+    limits.end_with_parent()
     os.environ.update(environment)
     os.chdir(scratch)
     log = os.open("log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)

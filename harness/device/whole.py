@@ -56,7 +56,7 @@ def text(file: str) -> list[int]:
     argv = "--mode generate --enable-nki --raw --seq-len 128 --tp-degree 1 --llama"
     named = [str(calls.ROOT / file), "--model-path", str(embedded_model()), "--prompt", PROMPT]
     session = open_session(command_line.parse([*argv.split(), *named]))
-    steps = generate_tokens(build(session), session.prompt_ids, 2 * NEW_TOKENS, greedy=True)
+    steps = generate_tokens(build(session), session.prompt_ids, 2 * NEW_TOKENS)
     return [row[0] for row in steps]
 
 

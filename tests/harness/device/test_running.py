@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from harness.device import timing
+from harness.device.calls import ROOT
 from harness.device.running import BENCHMARK, SIMULATOR, XLA, Unanswered, Workers
 
 
@@ -66,3 +71,24 @@ def test_a_graph_is_timed_in_microseconds_behind_its_warm_up(monkeypatch):
         monkeypatch.setattr(xm, name, lambda: None, raising=False)
     found = timing.graph({"calls": 2, "reduced": 0})
     assert found == {"p0": 1e6, "p50": 1e6, "p99": 1e6}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
+def test_a_driver_that_is_killed_leaves_the_device_free(tmp_path):
+    """Whatever its process was at: the next run needs the core."""
+    program = tmp_path / "driver.py"
+    program.write_text(
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        f"sys.path.insert(0, {str(ROOT)!r})\n"
+        "if __name__ == '__main__':\n"
+        "    from harness.device.running import BENCHMARK, Workers\n"
+        "    with Workers(Path(sys.argv[1]), 'trn1') as workers:\n"
+        "        print(workers.ask(BENCHMARK, 'os:getpid', {}, 120), flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True)
+    worker = Path(f"/proc/{int(done.stdout)}/stat")
+    deadline = time.monotonic() + 30
+    while worker.exists() and worker.read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline, "the process beside the device has outlived the driver"
+        time.sleep(0.05)
