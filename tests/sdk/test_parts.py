@@ -192,6 +192,17 @@ def test_sampler_keeps_the_nucleus():
     assert int(tokens[2]) == 2
 
 
+def test_several_places_of_a_row_have_a_distribution_each():
+    """(B, T, V) as T calls with (B, V), the parameters being a row's."""
+    logits = torch.randn((2, 3, 5), generator=torch.Generator().manual_seed(0))
+    params = prepare_sampling_params(2, [-1, 2], [0.9, 1.0], [1.0, 0.5])
+    tokens, probabilities = sampler(dynamic=True)(logits, params, return_values=True)
+    for place in range(3):
+        alone = sampler(dynamic=True)(logits[:, place], params, return_values=True)
+        assert torch.equal(tokens[:, place], alone[0])
+        assert torch.equal(probabilities[:, place], alone[1])
+
+
 def test_sampler_frequencies():
     """20,000 draws: frequencies within 4 standard deviations (0.015) of the probabilities."""
     torch.manual_seed(0)

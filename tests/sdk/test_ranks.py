@@ -60,6 +60,18 @@ def test_scatter_and_reduce_scatter(size):
     assert torch.equal(torch.cat(got, dim=-1), whole[0])
 
 
+def test_a_reduction_in_fp32_is_rounded_once():
+    """256 + 1 + 1 is 258 in fp32, which bf16 holds."""
+    values = [torch.full((3, 1), v, dtype=torch.bfloat16) for v in (256.0, 1.0, 1.0)]
+    got = on_ranks(
+        3,
+        lambda r: mappings.reduce_scatter_to_sequence_parallel_region(
+            values[r], 0, dtype=torch.float32
+        ),
+    )
+    assert [(part.item(), part.dtype) for part in got] == [(258.0, torch.bfloat16)] * 3
+
+
 def test_bf16_reduction_rounds_in_rank_order():
     """256 + 1 rounds to 256 in bf16, twice; 1 + 1 + 256 would give 258."""
     values = [256.0, 1.0, 1.0]
