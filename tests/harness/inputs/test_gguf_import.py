@@ -14,6 +14,7 @@ import regex
 import torch
 from gguf import GGUFWriter
 from safetensors.torch import load_file
+from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -111,6 +112,21 @@ def test_a_gguf_file_gives_its_folder_back(write: Callable, tiny_model: Path) ->
         AutoTokenizer.from_pretrained(str(f))("hé 12\n")["input_ids"] for f in (tiny_model, folder)
     ]
     assert texts[0] == texts[1]
+
+
+def test_control_tokens_are_special_and_those_of_a_user_are_whole(write: Callable) -> None:
+    writer = write()
+    tokens = ["<s>", "</s>", "<end>", "<b>", "<c>", "<d>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
+    writer.out.add_tokenizer_model("gpt2")
+    writer.out.add_tokenizer_pre("gpt-2")
+    writer.out.add_token_list(tokens)
+    writer.out.add_token_types([3, 3, 3, 3, 4] + [1] * (len(tokens) - 5))
+    writer.out.add_token_merges([])
+    tokenizer = AutoTokenizer.from_pretrained(str(converted(writer.close())))
+    ids = tokenizer("<b>x<c><d>")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["<b>", "x", "<c>", *"<d>"]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "x<c><d>"
 
 
 @pytest.mark.full
