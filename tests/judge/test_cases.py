@@ -49,6 +49,13 @@ def test_kinds_of_floats(dtype: str) -> None:
     assert not random.to(torch.float32).equal(values(text, "random", 1).to(torch.float32))
 
 
+@pytest.mark.parametrize(
+    ("text", "nearest"), [("4:f32:-5..5", 0), ("4:f32:2..5", 2), ("4:i32:-5..-2", -2)]
+)
+def test_zeros_are_the_nearest_value_within_limits(text: str, nearest: int) -> None:
+    assert values(text, "zeros").tolist() == [nearest] * 4
+
+
 @pytest.mark.parametrize("kind", [*cases.KINDS, "nan"])
 @pytest.mark.parametrize("text", ["8x9:f32:0.5..2", "8x9:i32:3..7", "8x9:i32", "8x9:u8:250..255"])
 def test_limits_hold_for_every_kind(text: str, kind: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from neuron_cpu.__main__ import main
+from neuron_cpu.judge import tables
 
 FILE = """
 import neuronxcc.nki as nki
@@ -163,3 +164,8 @@ def test_limits_are_for_judgements_only(path: Path, capsys: pytest.CaptureFixtur
     assert check("mine.py:scaled", "--ref", "mine.py:twice", *limited) == 0
     assert main(["profile", "mine.py:scaled", *limited]) == 2
     assert "limits" in capsys.readouterr().err
+
+
+def test_two_kernels_side_by_side_have_their_columns() -> None:
+    table = tables.line_table([], "old.py:kernel", "new.py:kernel")
+    assert [column.header for column in table.columns] == ["line", "before", "after", "source"]

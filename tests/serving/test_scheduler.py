@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.serving import lines
 from harness.serving.scheduler import Answer, Draining, End, QueueFull, Scheduler
 from tests.serving.parts import LINES, Echo, answer_to, refusal
 
@@ -178,3 +180,17 @@ def test_whoever_comes_and_goes_each_gets_its_own_answer(visits):
         await asyncio.gather(*(visit(scheduler, *one) for one in visits))
 
     run(Echo(), test, waiting=12)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_process_that_lives_forgets_its_lines_and_one_that_ended_is_started_anew(
+    ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    fields: dict[str, Any] = {"session": "session", "role": "role", "worker": SimpleNamespace()}
+    loaded: Any = SimpleNamespace(**fields)
+    loaded.worker.ended = ended
+    loaded.call = lambda name, what: called.append(name) or SimpleNamespace(body=None)
+    monkeypatch.setattr(lines, "build", lambda session, role: called.append(f"{session} {role}"))
+    lines.LoadedLines(loaded).recover()
+    assert called == ["session role" if ended else "harness.session.slots:forget"]

@@ -116,7 +116,15 @@ def test_a_gguf_file_gives_its_folder_back(write: Callable, tiny_model: Path) ->
 
 def test_control_tokens_are_special_and_those_of_a_user_are_whole(write: Callable) -> None:
     writer = write()
-    tokens = ["<s>", "</s>", "<end>", "<b>", "<c>", "<d>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokens = [
+        "<s>",
+        "</s>",
+        "<end>",
+        "<b>",
+        "<c>",
+        "<d>",
+        *sorted(pre_tokenizers.ByteLevel.alphabet()),
+    ]
     tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
     writer.out.add_tokenizer_model("gpt2")
     writer.out.add_tokenizer_pre("gpt-2")
