@@ -13,6 +13,7 @@ from rich.console import Console
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
+from neuron_cpu.core.instructions.entry import TABLE
 from neuron_cpu.core.report import bands, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, DMA, ENGINES, PROGRAM_ORDER, schedule
@@ -247,6 +248,24 @@ def test_what_binds_changes_where_tiles_spill(columns, expected):
 def test_words_name_latency_where_tiny_instructions_wait_for_each_other():
     words = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 1)))).binding
     assert words.startswith("result latency: ") and LINE.search(words)
+
+
+def test_words_name_instructions_whose_cycles_nobody_publishes():
+    """Their estimate is a guess; a reader learns of which and where."""
+
+    def over_partitions(x):
+        out = nl.ndarray((1, 128), dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nisa.tensor_partition_reduce(nl.add, nl.load(x)))
+        return out
+
+    program = Kernel(over_partitions).trace(torch.empty((128, 128), device="meta"))
+    said = report.profile(schedule(program)).binding
+    assert re.search(
+        r"; nobody publishes the cycles of tensor_partition_reduce \(test_report.py:\d+\), which "
+        "are a guess here$",
+        said,
+    )
+    assert not report.UNPUBLISHED - TABLE.keys()
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..device.spec import CORE, Engine, NeuronCore, using
-from ..program.program import Instruction
+from ..device.spec import CORE, Engine, using
+from ..program.program import Instruction, Program
 from ..program.storage import Source
 from ..time import cost
 from ..time.passes.spill import spilling
@@ -18,6 +18,11 @@ from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
 from . import bands, flows
 
 SPILLS = ("spill_save", "spill_reload")
+# Instructions of trn1 and trn2 without a published cost; they grow with their elements here.
+UNPUBLISHED = {
+    "gather_flattened", "nonzero_with_count", "rand", "rng", "select", "select_reduce",
+    "sequence_bounds", "tensor_partition_reduce", "tensor_scalar_cumulative",
+}  # fmt: skip
 ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine", "dma")
 
 
@@ -108,14 +113,19 @@ class Profile:
         return asdict(self)
 
 
-def uncalibrated(core: NeuronCore) -> str:
-    """What estimates for a generation without published times are printed with, else nothing."""
-    if core.calibrated:
-        return ""
-    return (
-        f"{core.name} is uncalibrated: rates are its documented ones, latencies those of gen2, and "
-        "no published time has confirmed them"
-    )
+def doubts(program: Program) -> list[str]:
+    """What an estimate rests on that nobody has measured or published, in words."""
+    found, core = [], program.core
+    if not core.calibrated:
+        found.append(
+            f"{core.name} is uncalibrated: rates are its documented ones, latencies those of gen2, "
+            "and no published time has confirmed them"
+        )
+    guessed = {i.op.name: place(i.source) for i in program if i.op.name in UNPUBLISHED}
+    if guessed:
+        named = ", ".join(f"{name} ({where})" for name, where in sorted(guessed.items()))
+        found.append(f"nobody publishes the cycles of {named}, which are a guess here")
+    return found
 
 
 def place(source: Source | None) -> str:
@@ -145,11 +155,7 @@ def _profile(schedule: Schedule) -> Profile:
         metrics=metrics(schedule, ordered),
         lines=ordered,
         critical=critical,
-        binding="; ".join(
-            filter(
-                None, (binding(schedule, critical, ordered), uncalibrated(schedule.program.core))
-            )
-        ),
+        binding="; ".join([binding(schedule, critical, ordered), *doubts(schedule.program)]),
         spills=spill_words(schedule),
     )
 
