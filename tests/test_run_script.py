@@ -151,3 +151,26 @@ def test_the_file_that_a_contest_lacks_is_named(tmp_path):
     )
     assert ended.returncode == 1 and "FileNotFoundError" in ended.stderr
     assert ended.stderr.endswith("prompt_data_trn3.csv of aws-neuron/nki-moe to this name.\n")
+
+
+def test_an_undefined_hook_of_an_adapter_is_none(tmp_path):
+    """NxDI 0.7 to 0.9: the adapter hands on what nothing defines, and the model refuses it."""
+    package = tmp_path / "neuronx_distributed_inference"
+    for name, text in (
+        ("__init__", ""), ("utils/__init__", ""), ("models/__init__", ""),
+        ("utils/hf_adapter", "def hand():\n    return tensor_capture_hook\n"),
+        ("models/model_base",
+         "class NeuronBaseForCausalLM:\n    def forward(self, ids):\n        return ids\n"),
+    ):  # fmt: skip
+        path = package / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "script.py").write_text(
+        "import sys; sys.path.insert(0, '.')\n"
+        "from neuronx_distributed_inference.utils import hf_adapter\n"
+        "from neuronx_distributed_inference.models import model_base\n"
+        "model = model_base.NeuronBaseForCausalLM()\n"
+        "print(model.forward(3, tensor_capture_hook=hf_adapter.hand()))\n"
+    )
+    done = run("script.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr

@@ -5,12 +5,16 @@ arguments, its own folder first on `sys.path`, `__name__ == "__main__"`. Process
 get the names as well.
 """
 
+import functools
+import importlib.util
 import os
 import runpy
 import sys
 import types
 from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 from .. import ROOTS, install
 from ..errors import UsageError
@@ -40,6 +44,7 @@ def run(arguments: Sequence[str]) -> None:
     # Who calls this asks for the stand-in, installed SDK or not. Its line goes where the script's
     # own output does not.
     print(install(), file=sys.stderr)
+    sys.meta_path.insert(0, _HookTaken())
     _forget_launcher()
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
@@ -47,6 +52,37 @@ def run(arguments: Sequence[str]) -> None:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         _run_file(Path(arguments[0]), arguments[1:])
+
+
+class _HookTaken(MetaPathFinder):
+    """NxDI 0.7 to 0.9 hand on a hook that their adapter does not define and their models do not
+    take (v0.7.14366, utils/hf_adapter.py). Where the adapter is imported, both learn of it."""
+
+    adapter, hook = "neuronx_distributed_inference.utils.hf_adapter", "tensor_capture_hook"
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.adapter:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        if spec is not None:
+            load = spec.loader.exec_module
+            spec.loader.exec_module = lambda module: self._teach(module, load(module))
+        return spec
+
+    def _teach(self, adapter: Any, _: None) -> None:
+        from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM as model
+
+        if hasattr(adapter, self.hook):
+            return
+        forward: Any = model.forward
+
+        @functools.wraps(forward)
+        def without(*args: Any, **given: Any) -> Any:
+            given.pop(self.hook, None)
+            return forward(*args, **given)
+
+        adapter.tensor_capture_hook, model.forward = None, without
 
 
 def _run_file(script: Path, arguments: Sequence[str]) -> None:
