@@ -88,6 +88,11 @@ def check(settings: Settings) -> None:
             f"--prefix-buckets must be at most --max-context-length "
             f"{settings.max_context_length}, got {found.prefixes[-1]}."
         )
+    if not found.chunks and settings.seq_len < 128:
+        raise UserError(
+            f"--seq-len must be at least 128 with --is-prefix-caching, as NxDI reads a sequence in "
+            f"128 parts, got {settings.seq_len}; raise it."
+        )
     least = settings.seq_len // found.size + (1 if found.chunks else 0)
     if found.number is not None and found.number < least:
         raise UserError(

@@ -65,8 +65,6 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     settings = asked.neuron_config()
     if role in BASELINES and sdk.platform().estimates and sdk.real_libraries() is None:
         settings["save_sharded_checkpoint"] = False  # `load` reads the checkpoint itself
-    if "kv_cache_quant" in settings and hasattr(config_classes, "KVQuantizationConfig"):
-        settings["kv_quant_config"] = {}  # without it NxDI 0.8 and 0.9 ignore the option
     if role in (Role.SHADOW, Role.PRECISE):
         settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
     for name in ("torch_dtype", "rpl_reduce_dtype"):
@@ -84,7 +82,10 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     path = str(_model_path(host, role))
     model_class = host.model_class
     try:
-        neuron_config = model_class.get_neuron_config_cls()(**settings)
+        of_neuron = model_class.get_neuron_config_cls()
+        if "kv_cache_quant" in settings and hasattr(of_neuron(), "kv_quant_config"):
+            settings["kv_quant_config"] = {}  # without it NxDI 0.8 and 0.9 ignore the option
+        neuron_config = of_neuron(**settings)
         config = model_class.get_config_cls()(
             neuron_config,
             load_config=load_pretrained_config(path),

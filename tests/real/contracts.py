@@ -29,7 +29,7 @@ RELEASES = {
     "0.5": ("c63420c", "v0.5.9230"),
     "0.6": ("fecfe75", "v0.6.10598"),
 }
-# Later ones, whose names the imitation has for models with experts: not compared themselves.
+# Later ones, which the imitation follows for models with experts.
 LATER = {"0.7": ("v2.27.0", "v0.7.14366"), "0.9": ("fbac349", "c63afe0")}
 Function = ast.FunctionDef
 
@@ -280,9 +280,10 @@ def _value(source: str) -> Any:
 
 def everything(folder: Path) -> Dict[Difference, List[str]]:
     """Differences from every release, and which these are."""
-    releases = {name: checkout(folder, commits) for name, commits in RELEASES.items()}
+    every = RELEASES | LATER
+    releases = {name: checkout(folder, commits) for name, commits in every.items()}
     ours, ever = imitation(), Ever()
-    for library in (*releases.values(), *(checkout(folder, c) for c in LATER.values())):
+    for library in releases.values():
         ever.note(library)
     found: Dict[Difference, List[str]] = {}
     for name, library in releases.items():

@@ -12,6 +12,7 @@ LATER = (
 CHECKED = "takes keywords of later releases; refuse_others() refuses unknown ones and features"
 BASES = "called by keywords in the library and in models for it"
 NOTHING = "what a file gets is the same"
+ADAPTERS = "of 0.7 and later, whose adapters run over the real libraries alone"
 
 ACCEPTED = [
     ("*", "*", "*of another release", LATER),
@@ -61,5 +62,32 @@ ACCEPTED = [
     ("read", "*NeuronQwen3MoeModel.*", "*", "of drafts and Medusa, which are the library's alone"),
     ("read", "*NeuronBaseModel.*", "*", "by a closed kernel only, which is refused"),
     ("read", "*NeuronAttentionBase.inv_freqs", "*", "by a closed kernel only, which is refused"),
-    ("read", "*HuggingFaceGenerationAdapter.config", "*", "set by transformers' class"),
+    ("read", "*HuggingFaceGenerationAdapter.*", "*", "set by transformers' class"),
+    ("read", "*._get_captured_tensors_offset", "*", "only where 0.7 and later capture tensors"),
+    ("signature", "*Qwen3MoeDecoderLayer.forward", "argument 5 is *", BASES),
+    ("signature", "*Qwen3MoeForCausalLM.enable_*", "takes any keywords", NOTHING),
+    ("signature", "*LoraServingConfig.__init__", "* by default, not *", ADAPTERS),
+    ("signature", "*LoraServingConfig.__init__", "argument 3 is *", ADAPTERS),
+]
+
+EXPERTS = "inside of the experts, whose parts no file replaces one by one"
+NUMBERS = "0.9 gives adapters' numbers to models without any"
+# The same of what is seen from below (`seams.differences`).
+SEAMS = [
+    ("parameters", "*", "rank_ordering is nothing, not None", "a tag that says nothing"),
+    ("calls", "*: Sampler", "rank_id is *", "no file has a sampler of its own"),
+    ("calls", "*: Sampler", "result is int32*", "a device has no 64 bits"),
+    ("calls", "on device: NeuronLlamaModel", "result is ?'int32*", "a device has no 64 bits"),
+    ("calls", "lora: *Lora*", "*", "own parts of the imitation, which add up one product"),
+    ("calls", "*: Expert*", "*", EXPERTS),
+    ("calls", "*: RouterTopK", "*", EXPERTS),
+    ("calls", "*: MoE", "is_speculative_decoding is *", EXPERTS),
+    ("parameters", "*: *expert_mlps*", "is not there", EXPERTS),
+    ("parameters", "*: *linear_router*", "sequence_parallel_enabled is *", "concerns gradients"),
+    ("calls", "*: ModuleMarker*Wrapper", "is not there", "marks for the compiler alone"),
+    ("calls", "*Attention", "is*there", "the name of NxDI is that of no model here"),
+    ("*", "vocabulary parallel: *", "*", "NxDI ignores the option for experts"),
+    ("calls", "prefix caching: *", "adapter_ids is NoneType, not int32*", NUMBERS),
+    ("calls", "prefix caching: NeuronQwen3MoeModel", "argument 6 is *", NUMBERS),
+    ("inputs", "prefix caching: *", "* not *'float32?0?', 'int32?[12]?', 'float32?0?'*", NUMBERS),
 ]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -10,8 +13,9 @@ import pytest
 from neuronx_distributed_inference.models import config as config_module
 from neuronx_distributed_inference.models.llama import modeling_llama
 
-from tests.real import contracts
-from tests.real.differences import ACCEPTED
+from neuron_cpu import libraries
+from tests.real import contracts, releases, seams
+from tests.real.differences import ACCEPTED, SEAMS
 
 FOLDER = os.environ.get("PUBLIC", "")
 checkouts = pytest.mark.skipif(
@@ -85,6 +89,31 @@ def test_configurations_have_the_fields_of_their_release(release, name):
         if key in own and own[key] != value and key not in DERIVED
     }
     assert not wrong
+
+
+@checkouts
+@pytest.mark.parametrize(
+    ("version", "model"),
+    [("0.1", "llama"), ("0.3", "llama"), ("0.6", "llama")]
+    + [("0.7", "Qwen3-MoE"), ("0.9", "Qwen3-MoE")],  # what the imitation has of these releases
+)
+def test_inputs_parameters_calls_and_refusals_are_those_of_the_release(version, model, tmp_path):
+    real = releases.environment(releases.RELEASES[version], Path(FOLDER))
+    own = {**os.environ, libraries.VARIABLE: libraries.NONE, "NEURON_CPU_NXDI": version}
+    found = []
+    for environment in (own, real):
+        command = [sys.executable, "-W", "ignore", seams.__file__, model]
+        run = subprocess.run(
+            command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, check=True
+        )
+        found.append(json.loads(run.stdout))
+    told = set(seams.differences(*found))
+    unknown = [one for one in told if not any(_fits(one, row[:3]) for row in SEAMS)]
+    assert not unknown, "\n".join(map(str, sorted(unknown)))
+
+
+def _fits(given: seams.Difference, row: tuple[str, ...]) -> bool:
+    return all(map(fnmatchcase, given, row))
 
 
 # --- The comparison itself ------------------------------------------------------------------------

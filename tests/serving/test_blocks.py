@@ -241,7 +241,7 @@ def test_any_answers_over_few_blocks_are_right(asked_of, leaves):
 def options_of(model: Path, *more: str) -> list[str]:
     """fp32, so that equal texts are no chance."""
     return [
-        *["--model-path", str(model), "--seq-len", "64", "--batch-size", "3", "--torch-dtype"],
+        *["--model-path", str(model), "--seq-len", "128", "--batch-size", "3", "--torch-dtype"],
         *["float32", "--pa-block-size", "16", *more],
     ]
 
@@ -275,7 +275,8 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     served = Served(
         *options_of(tiny_model, "--is-prefix-caching"),
-        *["--context-encoding-buckets", "16", "48", "--prefix-buckets", "32", "48"],
+        *["--max-context-length", "48", "--context-encoding-buckets", "16", "48"],
+        *["--prefix-buckets", "32", "48"],
     )
     try:
         assert [text(served, body) for body in bodies] == expected
@@ -283,7 +284,7 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
         assert number(served, "nki_prefix_found_tokens_total") == 4 * 32 + 16
         assert together(served, bodies) == expected
         kept, free = (number(served, f'nki_cache_blocks{{state="{n}"}}') for n in ("kept", "free"))
-        assert kept + free == 12 and kept >= 4
+        assert kept + free == 24 and kept >= 4
     finally:
         served.close()
 
@@ -297,8 +298,9 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
         ("0.6", ["--is-block-kv-layout"], "needs --is-prefix-caching or --is-chunked-prefill"),
         ("0.6", ["--is-prefix-caching", "--is-chunked-prefill"], "one of them alone; got both"),
         ("0.6", ["--is-prefix-caching", "--pa-block-size", "24"], "power of two, got 24"),
-        ("0.6", ["--is-prefix-caching", "--pa-num-blocks", "3"], "at least 4"),
+        ("0.6", ["--is-prefix-caching", "--pa-num-blocks", "3"], "at least 8"),
         ("0.6", ["--is-prefix-caching", "--seq-len", "72"], "whole blocks of 16"),
+        ("0.6", ["--is-prefix-caching", "--seq-len", "64"], "at least 128 with"),
         ("0.6", ["--is-prefix-caching", "--async-mode", "--on-device-sampling"], "--async-mode"),
         ("0.6", ["--prefix-buckets", "32"], "needs --is-prefix-caching or"),
         ("0.6", ["--is-chunked-prefill", "--kernel-q-tile-size", "48"], "must divide"),

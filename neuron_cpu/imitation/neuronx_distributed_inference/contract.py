@@ -13,7 +13,7 @@ import sys
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Iterator, Tuple
+from typing import Dict, Iterator, Optional
 
 from neuron_cpu.errors import StandInError
 
@@ -54,6 +54,7 @@ _FIELDS = {
     "chunked_prefill_config": (4, _LAST),
     "cp_degree": (4, _LAST),
     "prefix_buckets": (4, _LAST),
+    "kv_quant_config": (8, _LAST),
 }
 
 
@@ -212,14 +213,16 @@ class Contract:
         return self.minor >= 3
 
     @property
-    def layer_inputs(self) -> Tuple[str, ...]:
-        """Inputs of a graph that every layer gets, None where the graph has none of them."""
+    def layer_inputs(self) -> Dict[str, Optional[int]]:
+        """Inputs of a graph that every layer gets, with what they are where it has none of them."""
         chunks = ("cache_mask", "cache_reordered_idx", "current_reordered_idx")
         tiles = ("tile_q_indices", "tile_block_tables", "tile_masks")
         blocks = ("active_block_table", "num_queries", "scatter_index", "kv_active_mask")
         if self.minor < 3:
-            return chunks if self.minor == 2 else ()
-        return (*blocks, "kvcache_buffer", *(chunks if self.minor == 3 else tiles))
+            return dict.fromkeys(chunks if self.minor == 2 else ())
+        given = dict.fromkeys((*blocks, "kvcache_buffer", *(chunks if self.minor == 3 else tiles)))
+        later = {"padding_mask": None, "windowed_context_encoding_window_idx": -1}
+        return given | (later if self.minor >= 7 else {})
 
     @property
     def passes_local_mask(self) -> bool:

@@ -166,6 +166,8 @@ class NeuronConfig:
         reduce_dtype = take("rpl_reduce_dtype", default_reduce)
         self.rpl_reduce_dtype = None if reduce_dtype is None else _as_dtype(reduce_dtype)
         self._optional(take, "cast_type", "config")
+        if getattr(self, "cast_type", "config") not in ("config", "as-declared"):
+            raise ValueError(f"cast_type is {self.cast_type!r}, expected config or as-declared.")
         self.max_context_length = take("max_context_length", self.seq_len)
         new_tokens = take("max_new_tokens", self.seq_len - self.max_context_length)
         self.max_new_tokens = new_tokens or None
@@ -243,6 +245,7 @@ class NeuronConfig:
         self.quantization_type = take("quantization_type", "per_tensor_symmetric")
         self.quantization_dtype = take("quantization_dtype", "int8")
         self.kv_cache_quant = take("kv_cache_quant", False)
+        self._optional(take, "kv_quant_config", None)  # without which kv_cache_quant does nothing
         self._optional(take, "modules_to_not_convert", None)
         self._optional(take, "quantize_clamp_bound", float("inf"))
         self._optional(take, "activation_quantization_type", None)
@@ -394,6 +397,8 @@ class MoENeuronConfig(NeuronConfig):
         router.dtype = _as_dtype(router.dtype)
         self.router_config = router
         super().__init__(**kwargs)
+        if self.attn_block_tkg_nki_kernel_enabled and not self.qkv_kernel_enabled:
+            raise AssertionError("attn_block_tkg_nki_kernel_enabled needs qkv_kernel_enabled.")
 
 
 class InferenceConfig:

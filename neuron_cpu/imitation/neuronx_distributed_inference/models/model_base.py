@@ -181,7 +181,7 @@ class NeuronBaseModel(nn.Module):
         """
         rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
         if self.is_block_kv_layout:
-            places = slot_mapping, active_block_table
+            places = slot_mapping, active_block_table, num_queries
             return self._forward_blocks(rows, _none_if_empty(adapter_ids), *places)
         adapter_ids = _none_if_empty(adapter_ids)
         prefill = self._is_context_encoding(input_ids)
@@ -212,15 +212,15 @@ class NeuronBaseModel(nn.Module):
         return torch.argsort(seq_ids) if continuous and self.contract.graph_sorts_rows else None
 
     def _forward_blocks(
-        self, inputs: Any, adapter_ids: Optional[torch.Tensor], slots: Any, table: Any
+        self, inputs: Any, adapter_ids: Optional[torch.Tensor], slots: Any, table: Any, new: Any
     ) -> List[torch.Tensor]:
         """`forward` over a cache of blocks: a prompt behind its prefix, or a step."""
         input_ids, attention_mask, position_ids, seq_ids, sampling_params = inputs
-        prefill, active_mask = input_ids.shape[-1] > 1, None
+        prefill, active_mask = input_ids.shape[-1] > 1, among_new(input_ids)
         if prefill and table.dim() == 1:  # no prefix: nothing is read
-            mask, table = self._create_context_attn_mask(attention_mask), None
+            mask = self._create_context_attn_mask(attention_mask)
         elif prefill:
-            mask, active_mask = attention_mask, among_new(attention_mask, input_ids.shape[-1])
+            mask = attention_mask
         else:
             mask = self._create_prior_mask(attention_mask, 1)
             slots = generate_tokengen_slot_mapping(
@@ -237,6 +237,7 @@ class NeuronBaseModel(nn.Module):
             seq_ids=seq_ids,
             scatter_index=slots,
             active_block_table=table,
+            num_queries=new,
         )
         if prefill:
             hidden = self._last_token(hidden, position_ids)
@@ -368,7 +369,7 @@ class NeuronBaseModel(nn.Module):
         length = hidden.shape[1]
         position_ids = position_ids.view(-1, length).long()
         prefill = is_for_context_encoding
-        if self.is_block_kv_layout and active_block_table is not None:
+        if active_block_table is not None and active_block_table.dim() > 1:
             past_key_values = self.kv_mgr.get_cache(
                 seq_len=self.n_positions,
                 active_block_table=active_block_table,
@@ -386,7 +387,7 @@ class NeuronBaseModel(nn.Module):
             active_mask=active_mask,
             adapter_ids=adapter_ids,
         )
-        common.update(dict.fromkeys(self.contract.layer_inputs))
+        common.update(self.contract.layer_inputs)
         common.update(self._later_keywords(rotary_position_ids, seq_ids, prefill))
         if self.contract.passes_residual:
             common.update(

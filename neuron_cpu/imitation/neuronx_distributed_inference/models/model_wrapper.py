@@ -282,17 +282,17 @@ class ModelWrapper(nn.Module):
     def _with_empties(self, inputs: Tensors) -> Tuple[torch.Tensor, ...]:
         """The five, six empty ones, one of which may be adapter ids, and those of the blocks."""
         at = 5 + (self.neuron_config.lora_config is not None)
-        empties = [torch.empty(0, dtype=torch.int32)] * 5
+        empties = [torch.empty(0)] * 5
         ids = inputs[5:at] or empties[:1]
         return (*inputs[:5], torch.empty(0), *ids, *empties[1:], *inputs[at:])
 
     def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
-        """From NxDI 0.2 on, empty tensors stand for the previous hidden state and adapter ids.
+        """From NxDI 0.2 on, zeros int32 (B) stand for the previous hidden state and adapter ids.
         `inputs` are the five, and ids where there are adapters."""
         if not self.contract.passes_dummies:
             return inputs
-        ids = inputs[5:] or (torch.empty(0, dtype=torch.int32),)
-        return (*inputs[:5], torch.empty(0), *ids)
+        none = torch.zeros(len(inputs[0]), dtype=torch.int32)
+        return (*inputs[:5], none, *(inputs[5:] or (none,)))
 
     def forward(
         self, *args: Optional[torch.Tensor], blocks: Optional[block_inputs.BlockArguments] = None

@@ -3,10 +3,11 @@
 import torch
 
 
-def among_new(attention_mask: torch.Tensor, new: int) -> torch.Tensor:
-    """The triangle of new tokens with each other, bool (B, 1, new, new)."""
-    active = torch.ones((new, new), dtype=torch.bool, device=attention_mask.device).tril()
-    return active[None, None].expand(len(attention_mask), 1, new, new)
+def among_new(input_ids: torch.Tensor) -> torch.Tensor:
+    """The triangle of new tokens (B, new) with each other, bool (B, 1, new, new)."""
+    rows, new = input_ids.shape
+    active = torch.ones((new, new), dtype=torch.bool, device=input_ids.device).tril()
+    return active[None, None].expand(rows, 1, new, new)
 
 
 def of_prefix(attention_mask: torch.Tensor) -> torch.Tensor:

@@ -324,7 +324,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         super().__init__()
         self.hidden_size = config.hidden_size
         self.window = window_of(config)
-        own = config.neuron_config
+        own, self.contract = config.neuron_config, config.neuron_config.contract
         several = own.speculation_length or getattr(own, "is_block_kv_layout", False)
         if self.window is not None and several:
             raise NotImplementedError(
@@ -348,6 +348,10 @@ class NeuronLlamaDecoderLayer(nn.Module):
         queries = keys[None] if past_key_value is None else position_ids
         return mask & (queries[:, None, :, None] - keys < self.window)
 
+    def mlp_output(self, normed: torch.Tensor, adapter_ids: Any, _given: Any) -> torch.Tensor:
+        norm = None if self.contract.passes_residual else self.post_attention_layernorm
+        return self.mlp(normed, rmsnorm=norm, adapter_ids=adapter_ids)[0]
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -359,7 +363,6 @@ class NeuronLlamaDecoderLayer(nn.Module):
     ) -> Tuple[Any, ...]:
         """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
         with_residual = "residual" in kwargs
-        passed = {k: kwargs.get(k) for k in ("active_mask", "cos_cache", "sin_cache")}
         if self.window is not None and attention_mask is not None:
             given = of_prefix(attention_mask), position_ids, past_key_value
             attention_mask = self._within_window(*given)
@@ -370,14 +373,14 @@ class NeuronLlamaDecoderLayer(nn.Module):
             position_ids=position_ids,
             past_key_value=past_key_value,
             adapter_ids=adapter_ids,
-            **passed,
+            rmsnorm=None if self.contract.attention_takes_config else self.input_layernorm,
+            **kwargs,
         )
-        hidden_states, present_key_value, cos_cache, sin_cache = attention
+        hidden_states, present_key_value, cos_cache, sin_cache = attention[:4]
         hidden_states = residual + hidden_states
         residual = hidden_states
         normed = self.post_attention_layernorm(hidden_states)
-        adapters = {} if adapter_ids is None else {"adapter_ids": adapter_ids}  # experts take none
-        hidden_states = self.mlp(normed, **adapters)[0]
+        hidden_states = self.mlp_output(normed, adapter_ids, kwargs)
         hidden_states = residual + hidden_states
         outputs = (hidden_states, present_key_value, cos_cache, sin_cache)
         return (*outputs, None) if with_residual else outputs

@@ -3,7 +3,7 @@
 The names are those of NxDI's module for this type of model, which came with 0.5.
 """
 
-from typing import Dict, List, Type
+from typing import Any, Dict, List, Type
 
 import torch
 
@@ -56,6 +56,9 @@ class NeuronQwen3MoeDecoderLayer(NeuronLlamaDecoderLayer):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
         self.mlp = initialize_moe_module(config)
+
+    def mlp_output(self, normed: torch.Tensor, _adapter_ids: Any, given: Any) -> torch.Tensor:
+        return self.mlp(normed, given.get("padding_mask"))[0]
 
 
 class NeuronQwen3MoeModel(NeuronLlamaModel):

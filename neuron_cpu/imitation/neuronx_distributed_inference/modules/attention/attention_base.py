@@ -269,7 +269,9 @@ class NeuronAttentionBase(nn.Module):
         Returns (Q, K, V, cos, sin), from NxDI 0.3 on with the residual behind them.
         """
         projections = self.get_qkv_proj()
-        Q, K, V = projections(hidden_states, rmsnorm=rmsnorm, adapter_ids=adapter_ids)[:3]
+        given = {"residual": residual} if self.contract.passes_residual else {}
+        given |= {"hidden_states": hidden_states, "rmsnorm": rmsnorm, "adapter_ids": adapter_ids}
+        Q, K, V = projections(**given)[:3]
         batch, length, _ = Q.shape  # the whole sequence, also under sequence parallelism
         layout = (batch, length)
         Q = move_heads_front(Q, *layout, self.num_heads, self.head_dim, self.q_layernorm)
@@ -438,7 +440,7 @@ class NeuronAttentionBase(nn.Module):
             position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
         )[:5]
         batch, _, length, _ = Q.shape
-        prefixed = active_mask is not None and self.is_prefix_caching
+        prefixed = length > 1 and self.is_prefix_caching
         if past_key_value is None or prefixed:
             prefix = (past_key_value, active_mask) if self.contract.attention_takes_config else ()
             output, K, V = self.attention_context_encode(

@@ -111,7 +111,6 @@ def generate_tokengen_slot_mapping(
 
     Rows whose given slot is -1 keep it.
     """
-    places = position_ids.long()
-    block = torch.gather(block_table.long(), 1, places // block_size)
-    slots = block * block_size + places % block_size
+    block = torch.gather(block_table, 1, (position_ids // block_size).long())
+    slots = block * block_size + position_ids % block_size
     return torch.where(slot_mapping >= 0, slots, -1)

@@ -22,9 +22,9 @@ _QUANTIZED_DTYPE = torch.float8_e4m3fn
 class KVCacheManager(nn.Module):
     """Caches K0, V0, K1, V1, ... as `past_key_values`, zeros of the model's dtype.
 
-    With `kv_cache_quant` they are stored as fp8 (e4m3), by a cast without a scale, and read as
-    `dequant_dtype`, the model's; new keys and values take part unrounded in the call that makes
-    them.
+    With `kv_cache_quant`, from 0.8 on `kv_quant_config`, they are stored as fp8 (e4m3), by a cast
+    without a scale, and read as `dequant_dtype`, the model's; new keys and values take part
+    unrounded in the call that makes them.
     """
 
     def __init__(self, config: Any, num_kv_head: int, global_rank: Any = None, **_later: Any):
@@ -34,7 +34,8 @@ class KVCacheManager(nn.Module):
         self.is_continuous_batching = neuron_config.is_continuous_batching
         self.k_cache_transposed = getattr(neuron_config, "k_cache_transposed", False)
         self.num_kv_head = num_kv_head
-        self.quant = neuron_config.kv_cache_quant
+        asked = getattr(neuron_config, "kv_quant_config", neuron_config.kv_cache_quant or None)
+        self.quant = asked is not None
         self.quant_dtype, self.dequant_dtype = _QUANTIZED_DTYPE, neuron_config.torch_dtype
         self._init_kv_shape(config)
         stored = self.quant_dtype if self.quant else neuron_config.torch_dtype
