@@ -1,5 +1,6 @@
 """What every submission's process needs and what takes seconds to import, imported once."""
 
+import contextlib
 import importlib
 import logging
 import os
@@ -16,4 +17,5 @@ for name in (
     "neuronx_distributed_inference.models.llama.modeling_llama",
     "neuronx_distributed_inference.utils.hf_adapter",
 ):
-    importlib.import_module(name)
+    with contextlib.suppress(Exception):  # a file of a checkout may be damaged: its user is told
+        importlib.import_module(name)

@@ -147,7 +147,7 @@ IMPORTS = {
     "neuronxcc.nki.compiler": "skip_middle_end_transformations",
     "neuronxcc.nki.isa": "nc_matmul",
     "neuronxcc.nki.language": "nc par_dim",
-    "neuronxcc.nki.typing": "tensor",
+    "neuronxcc.nki.typing": "mutable tensor",
     "neuronxcc.starfish.penguin.targets.nki.private_api": "vnc",
     "torch_neuronx.pyhlo.hlo_pb2": "HloModuleProto",
     "torch_neuronx.testing.validation": "logit_validation",

@@ -366,7 +366,6 @@ class NeuronLlamaDecoderLayer(nn.Module):
         if self.window is not None and attention_mask is not None:
             given = of_prefix(attention_mask), position_ids, past_key_value
             attention_mask = self._within_window(*given)
-        residual = hidden_states
         attention = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),
             attention_mask=attention_mask,
@@ -376,13 +375,10 @@ class NeuronLlamaDecoderLayer(nn.Module):
             rmsnorm=None if self.contract.attention_takes_config else self.input_layernorm,
             **kwargs,
         )
-        hidden_states, present_key_value, cos_cache, sin_cache = attention[:4]
-        hidden_states = residual + hidden_states
-        residual = hidden_states
-        normed = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp_output(normed, adapter_ids, kwargs)
-        hidden_states = residual + hidden_states
-        outputs = (hidden_states, present_key_value, cos_cache, sin_cache)
+        output, present_key_value, cos_cache, sin_cache = attention[:4]
+        residual = hidden_states + output
+        output = self.mlp_output(self.post_attention_layernorm(residual), adapter_ids, kwargs)
+        outputs = (residual + output, present_key_value, cos_cache, sin_cache)
         return (*outputs, None) if with_residual else outputs
 
 

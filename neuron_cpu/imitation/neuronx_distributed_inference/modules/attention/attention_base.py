@@ -269,9 +269,9 @@ class NeuronAttentionBase(nn.Module):
         Returns (Q, K, V, cos, sin), from NxDI 0.3 on with the residual behind them.
         """
         projections = self.get_qkv_proj()
-        given = {"residual": residual} if self.contract.passes_residual else {}
-        given |= {"hidden_states": hidden_states, "rmsnorm": rmsnorm, "adapter_ids": adapter_ids}
-        Q, K, V = projections(**given)[:3]
+        later = {"residual": residual} if self.contract.passes_residual else {}
+        given = {"rmsnorm": rmsnorm, "adapter_ids": adapter_ids, **later}
+        Q, K, V = projections(hidden_states=hidden_states, **given)[:3]
         batch, length, _ = Q.shape  # the whole sequence, also under sequence parallelism
         layout = (batch, length)
         Q = move_heads_front(Q, *layout, self.num_heads, self.head_dim, self.q_layernorm)

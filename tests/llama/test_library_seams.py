@@ -1,0 +1,37 @@
+"""What NxDI's base class asks of `llama.py` and its own model lacks, without NxDI beside it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from torch import nn
+
+import llama
+import llama_cached
+
+
+def test_the_model_says_how_long_a_tree_is(monkeypatch):
+    """The base reads `medusa_speculation_length` of the model, whose Medusa ended there."""
+    monkeypatch.setattr(llama.NeuronLlamaModel, "setup_attr_for_model", lambda self, config: None)
+    model = llama_cached.CachedModel.__new__(llama_cached.CachedModel)
+    nn.Module.__init__(model)
+    asked = SimpleNamespace(medusa_speculation_length=5)
+    model.setup_attr_for_model(SimpleNamespace(neuron_config=asked))
+    assert model.medusa_speculation_length == 5
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_kernels_get_caches_of_fp8_as_they_lie(monkeypatch, later):
+    """NxDI 0.8 and later read caches by a method, earlier ones by a type."""
+    monkeypatch.setattr(llama.NeuronLlamaModel, "init_inference_optimization", lambda *_: None)
+    model = llama_cached.CachedModel.__new__(llama_cached.CachedModel)
+    nn.Module.__init__(model)
+    as_it_was = {"_dequantize_cache": None} if later else {"quant_dtype": "fp8"}
+    model.kv_mgr = SimpleNamespace(**as_it_was)
+    asked = SimpleNamespace(nki_enabled=True, kv_cache_quant=True, torch_dtype=None)
+    model.init_inference_optimization(SimpleNamespace(neuron_config=asked))
+    if later:
+        assert model.kv_mgr._dequantize_cache("as it lies", 0, is_key=True) == "as it lies"
+    else:
+        assert model.kv_mgr.dequant_dtype == "fp8"
