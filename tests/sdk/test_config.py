@@ -101,6 +101,14 @@ def test_a_logical_core_has_two_physical_ones_from_0_7_on_where_the_chip_has(mon
     assert set(found.values()) == {1, 2}
 
 
+def test_a_graph_for_the_best_token_takes_it_unless_0_1_compiled_it(monkeypatch):
+    found = {}
+    for version in ("0.1", "0.2", "0.6"):
+        monkeypatch.setenv("NEURON_CPU_NXDI", version)
+        found[version] = contract().samples_above_top_1_only
+    assert found == {"0.1": True, "0.2": False, "0.6": False}
+
+
 def test_derived_values():
     config = NeuronConfig(
         seq_len=256, max_context_length=100, tp_degree=4, ep_degree=2, torch_dtype="float32"

@@ -254,3 +254,8 @@ def test_chunks_only_where_prompts_may_need_them(tiny):
 def test_sizes_that_cannot_be(tiny, more):
     with pytest.raises(UserError, match="--prefill-chunk|--max-context-length"):
         settings_of(tiny, *more)
+
+
+def test_a_long_cache_has_a_graph_for_each_sixteenth() -> None:
+    assert chunks.cache_buckets(512, 8192) == [128, 256, *range(512, 8192, 512), 8192]
+    assert chunks.cache_buckets(2048, 1000) == [*range(128, 1000, 128), 1000]
