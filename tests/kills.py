@@ -31,6 +31,9 @@ sys.path[:0] = [str(REPOSITORY)]
 
 from tests.tiny_model import write_tiny_model  # noqa: E402 - after the path
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as of what a shell has in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 PAGE = REPOSITORY / "docs" / "strangers.md"
 BLOCK = 4  # kills between two runs to the end
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -210,7 +213,10 @@ class Killed:
         running = process.poll() is None
         process.send_signal(how)
         started = time.monotonic()
-        status = process.wait(ORDERLY_SECONDS)
+        try:
+            status = process.wait(ORDERLY_SECONDS)
+        finally:
+            process.kill()
         told = (self.folder / "told").read_text()
         assert "Traceback" not in told, told[-2000:]
         self._all_ended()

@@ -59,7 +59,7 @@ def answers(seed: int, number: int, mine: Path) -> list[tuple[str, str, bool]]:
     return made
 
 
-@pytest.mark.skipif(bool(limits.missing()), reason="this system confines not all")
+@pytest.mark.skipif(not limits._has_filter(), reason="this system has no filter of system calls")
 @pytest.mark.parametrize(
     ("seed", "number"), [(0, 6), *(pytest.param(n, 20, marks=pytest.mark.full) for n in range(10))]
 )
@@ -71,6 +71,7 @@ def test_hostile_answers_get_their_word_and_hurt_nobody(
     before = mine.stat()
     shared = set(os.listdir("/dev/shm"))
     drawn = answers(seed, number, mine)
+    closed = not limits.missing()  # without Landlock it may write all files that one may
     for first in range(0, number, 6):
         folder, figures = tmp_path / f"answers{first}", tmp_path / "figures.json"
         folder.mkdir()
@@ -86,11 +87,10 @@ def test_hostile_answers_get_their_word_and_hurt_nobody(
             assert word == "failed" or (follows and word == "correct"), (word, text)
         assert status == (0 if all(one["outcome"] == "correct" for one in found.values()) else 1)
         shutil.rmtree(folder)
-    after = mine.stat()
-    assert mine.read_text() == "precious" and sorted(os.listdir(tmp_path)) == [
-        "figures.json",
-        "mine",
-    ]
-    assert (before.st_mode, before.st_mtime) == (after.st_mode, after.st_mtime)
+    if closed:
+        after = mine.stat()
+        assert mine.read_text() == "precious"
+        assert sorted(os.listdir(tmp_path)) == ["figures.json", "mine"]
+        assert (before.st_mode, before.st_mtime) == (after.st_mode, after.st_mtime)
     assert os.getpriority(os.PRIO_PROCESS, 0) == os.getpriority(os.PRIO_PROCESS, os.getpid()) < 19
-    assert not {name for name in os.listdir("/dev/shm") if "hostile" in name} - shared
+    assert not closed or not {n for n in os.listdir("/dev/shm") if "hostile" in n} - shared

@@ -196,26 +196,39 @@ def outcome(act: Callable[[Reach], object], reach: Reach) -> str:
     return "done"
 
 
-def _without_namespaces() -> None:
-    """What a container without user namespaces refuses, by a filter around all that follows."""
-    library, allow, refuse = ctypes.CDLL("libseccomp.so.2"), 0x7FFF0000, 0x00050000 | errno.EPERM
+NAMESPACES = "unshare", "setns", "clone3", "mount", "pivot_root", "chroot"
+LANDLOCK = "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"
+
+
+def without(calls: tuple[str, ...], number: int = errno.EPERM) -> None:
+    """What a container or an older system refuses, by a filter around all that follows."""
+    library, allow, refuse = ctypes.CDLL("libseccomp.so.2"), 0x7FFF0000, 0x00050000 | number
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(allow)))
-    for name in (b"unshare", b"setns", b"clone3", b"mount", b"pivot_root", b"chroot"):
-        number = library.seccomp_syscall_resolve_name(name)
-        assert library.seccomp_rule_add(context, ctypes.c_uint32(refuse), number, 0) == 0
+    for name in calls:
+        call = library.seccomp_syscall_resolve_name(name.encode())
+        assert library.seccomp_rule_add(context, ctypes.c_uint32(refuse), call, 0) == 0
     assert library.seccomp_load(context) == 0
+
+
+def elsewhere(how: str) -> None:
+    """Put this process, and all that it starts, into another place: words of `how`, by commas."""
+    if "namespaces" in how:
+        without(NAMESPACES)
+    if "landlock" in how:
+        without(LANDLOCK, errno.ENOSYS)
+    if "nobody" in how:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
 
 
 def main(scratch: str, precious: str, victim: str, *how: str) -> None:
     from neuron_cpu.processes import limits
 
-    if "nobody" in how:
-        os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+    elsewhere("nobody" if "nobody" in how else "")
     if "without user namespaces" in how:
-        _without_namespaces()
+        without(NAMESPACES)
     if "without Landlock" in how:
         limits._landlock_version = lambda: 0
     if "without the filter" in how:

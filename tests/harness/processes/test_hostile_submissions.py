@@ -62,13 +62,14 @@ def submissions(seed: int, number: int, mine: Path) -> list[str]:
     return made
 
 
-@pytest.mark.skipif(bool(limits.missing()), reason="this system confines not all")
+@pytest.mark.skipif(not limits._has_filter(), reason="this system has no filter of system calls")
 @pytest.mark.parametrize(
     ("seed", "number"), [(0, 2), *(pytest.param(n, 20, marks=pytest.mark.full) for n in range(10))]
 )
 def test_hostile_submissions_get_a_verdict_and_hurt_nobody(
     seed: int, number: int, run_main: Callable, tiny_model: Path, tmp_path: Path
 ) -> None:
+    closed = not limits.missing()  # without Landlock it may write all files that one may
     (tmp_path / "own").mkdir()
     mine = tmp_path / "own" / "mine"
     mine.write_text("precious")
@@ -88,10 +89,11 @@ def test_hostile_submissions_get_a_verdict_and_hurt_nobody(
             assert done.stdout == honest.stdout, text
         else:
             assert done.returncode == 2 and "main.py: " in done.stderr, (done.stderr, text)
-        assert sorted(os.listdir(tmp_path)) == ["c", "entry.py", "own"], text
+        assert not closed or sorted(os.listdir(tmp_path)) == ["c", "entry.py", "own"], text
         assert not [name for name in os.listdir(tmp_path / "c") if name.startswith(".")], text
-    after = mine.stat()
-    assert mine.read_text() == "precious" and os.listdir(mine.parent) == ["mine"]
-    assert (before.st_mode, before.st_mtime) == (after.st_mode, after.st_mtime)
+    if closed:
+        after = mine.stat()
+        assert mine.read_text() == "precious" and os.listdir(mine.parent) == ["mine"]
+        assert (before.st_mode, before.st_mtime) == (after.st_mode, after.st_mtime)
     assert os.getpriority(os.PRIO_PROCESS, 0) < 19
-    assert not {name for name in os.listdir("/dev/shm") if "hostile" in name} - shared
+    assert not closed or not {n for n in os.listdir("/dev/shm") if "hostile" in n} - shared
