@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -105,9 +104,9 @@ def test_no_package_is_proposed_that_a_stranger_could_publish(suffix: str) -> No
     assert files and [one for one in commands if any(map(PROPOSED, one[1].split()))] == []
 
 
-PAGE = REPOSITORY / "docs" / "architecture.md"
-
-
-def _functions(file: Path) -> set[str]:
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+def test_each_test_that_the_page_names_is_there() -> None:
+    page = (REPOSITORY / "docs" / "strangers.md").read_text(encoding="utf-8")
+    tests = "".join(file.read_text(encoding="utf-8") for file in REPOSITORY.glob("tests/**/*.py"))
+    named = set(re.findall(r"`(test_\w+)`", page))
+    assert len(named) > 50
+    assert [name for name in sorted(named) if f"def {name}(" not in tests] == []

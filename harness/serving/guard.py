@@ -100,6 +100,10 @@ class Guard:
         name = request.headers.get("host")  # HTTP/1.0 may have none, a browser always has one
         if name is not None and not _names(name.lower(), self._limits.host):
             raise ApiError(403, "The Host header names another server than this one.")
+        if {"content-length", "transfer-encoding"} <= set(request.headers):
+            # a proxy in front may take the other one, and what follows for another client's
+            told = "Content-Length and Transfer-Encoding exclude each other; send one of them."
+            raise ApiError(400, told, headers={"Connection": "close"})
         if self._limits.key is None or request.url.path in OPEN_PATHS:
             return
         given = request.headers.get("authorization", "").encode()

@@ -281,6 +281,15 @@ def test_what_is_no_http_is_refused_in_openai_s_form(server):
     assert json.loads(content)["error"]["type"] == "invalid_request_error"
 
 
+def test_a_request_of_two_lengths_hides_no_other(server):
+    """One of a proxy's clients could put a request in front of another one's."""
+    lengths = b"Content-Length: 4\r\nTransfer-Encoding: chunked"
+    first = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n0\r\n\r\n" % lengths
+    found = raw(server, first + b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 400 ") and found.count(b"HTTP/1.1") == 1
+    assert b"exclude each other" in found
+
+
 def test_http_1_0_and_head(server):
     assert raw(server, b"GET /health HTTP/1.0\r\n\r\n").endswith(b'{"status":"ok"}')
     for path in (b"/", b"/status", b"/metrics"):
