@@ -47,6 +47,40 @@ def test_lines_of_prose_and_tables_fit():
         assert [line for line in text.splitlines() if len(line) > 120] == [], page.name
 
 
+# Pages for those who measure: long sentences of numbers are fewer there, and not none.
+TECHNICAL = "cost_model decode_step device_report libraries library mutation oracle porting "
+TECHNICAL += "qwen3_moe simulator"
+
+
+def sentences(page: str) -> list[str]:
+    """Sentences of a page's own prose: without tables, headings, quotations and what is made."""
+    begin = r"<!-- (?:generated|make real|[\w ]+: begin)"
+    made = rf"^```.*?^```|^{begin}.*?<!-- [\w ]*:? ?end|^\[[^]]+\]: .*?$"
+    page = re.sub(made, "", page, flags=re.DOTALL | re.MULTILINE)
+    found = []
+    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", page):
+        lines = (line.strip() for line in block.splitlines())
+        text = " ".join(line for line in lines if not line.startswith(("|", "#", ">", "<!--")))
+        text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "Code", text))
+        found += re.split(r"^(?:[-*]|\d+\.) |(?<=[.!?])[\"*)]*\s+(?=[\"*(A-Z0-9])", text)
+    return found
+
+
+def test_sentences_are_short_and_no_page_begins_with_a_table():
+    """At most 30 words on the pages that everybody reads, and 40 but for one in a hundred on the
+    technical ones; a name in code is one word."""
+    technical: list[str] = []
+    for path in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
+        text = path.read_text(encoding="utf-8")
+        if path.stem in TECHNICAL.split():
+            technical += sentences(text)
+        else:
+            assert [one for one in sentences(text) if len(one.split()) > 30] == [], path.name
+        first = next(line for line in text.splitlines() if line and not line.startswith("#"))
+        assert not first.startswith("|"), path.name
+    assert sum(len(one.split()) > 40 for one in technical) <= len(technical) / 100
+
+
 def test_names_on_the_kernels_page_are_those_of_the_submission():
     page = (REPOSITORY / "docs" / "kernels.md").read_text(encoding="utf-8")
     source = "".join(file.read_text(encoding="utf-8") for file in REPOSITORY.glob("llama*.py"))

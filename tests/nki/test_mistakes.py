@@ -37,7 +37,11 @@ def told(language: str, name: str, folder: Path) -> tuple[str, str]:
             said, last = "", str(path)
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
-            last = traceback.extract_tb(error.__traceback__)[-1].filename
+            frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+            last = frames[-1].f_code.co_filename
+            # what a notebook shows beside the user's own: nothing
+            shown = {f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals}
+            assert shown <= {__file__, str(path)}
         finally:
             del sys.modules[path.stem]
     return said + "".join(f"; {one.message}" for one in warned), last

@@ -149,6 +149,7 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.active() is not None:  # called by another kernel: inlined into its program
             return self.function(*args, **kwargs)
+        __tracebackhide__ = True  # notebooks and pytest leave this entry out
         try:
             return self._called(args, kwargs)
         except NkiError as error:
