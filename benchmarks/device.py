@@ -100,8 +100,9 @@ def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     lines = []
     first, second = (
         results.measured(report, *TIMED)
-        | {n: c["value"] for n, c in report["fit"]["constants"].items() if c["told"]}
+        | {n: c["value"] for n, c in constants.items() if c["told"]}
         for report in (one, other)
+        for constants in [(report.get("fit") or {}).get("constants", {})]
     )
     for name in first.keys() & second.keys():
         ratio = second[name] / (first[name] or math.inf)

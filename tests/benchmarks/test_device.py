@@ -84,6 +84,10 @@ def test_two_devices_are_compared(report, tmp_path, capsys):
     results.write(tmp_path / "other.json", other)
     assert run(report, "--against", tmp_path / "other.json") == 0
     assert capsys.readouterr().out.splitlines()[2:] == ["| small decode-640 | 60 | 90 | 1.50 |"]
+    del other["fit"]  # of too few times
+    results.write(tmp_path / "other.json", other)
+    assert run(report, "--against", tmp_path / "other.json") == 0
+    assert "| small decode-640 | 60 | 90 | 1.50 |" in capsys.readouterr().out
 
 
 def test_a_rehearsal_is_no_device(report, capsys):
