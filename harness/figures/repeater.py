@@ -104,7 +104,7 @@ class Twin:
 
     module: Any
     counterparts: dict[int, Any]
-    in_fp32: bool
+    dtype: torch.dtype
 
     def run(self, arguments: tuple, settings: dict, earlier: Sequence[Twin]) -> Any:
         """Run on the NKI module's arguments, after those of `earlier` modules."""
@@ -114,14 +114,15 @@ class Twin:
         return self.module(*arguments, **settings)
 
     def _own(self, value: Any) -> Any:
-        """The same arguments with modules of this model, and in fp32 where it is the shadow.
+        """The same arguments with modules of this model; what is in fp32 becomes the model's type.
 
         Hidden states in a layout of the submission's own have a method ``rows`` for [B, S, H].
         """
         if id(value) in self.counterparts:
             return self.counterparts[id(value)]
         if isinstance(value, torch.Tensor):
-            return value.float() if self.in_fp32 and value.is_floating_point() else value
+            wide = value.is_floating_point() and torch.float32 in (value.dtype, self.dtype)
+            return value.to(self.dtype) if wide else value
         if isinstance(value, dict):
             return {key: self._own(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
@@ -149,7 +150,7 @@ def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
         def keep(phase: str, rank: int, name: str, _: Any, kept: dict = kept) -> Callable:
             def hook(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
                 handed_on = arguments and _hands_on(arguments[0], output)
-                if rank == 0 and phase == PREFILL_PHASE and not handed_on:
+                if rank == 0 and phase == PREFILL_PHASE and _grows(name) and not handed_on:
                     kept[name] = _rows(_first(output), len(ids)).clone()
 
             return hook
@@ -157,8 +158,7 @@ def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
         with _hooks(host, role, (), keep):
             _run(host, role, ids, 1)
         outputs.append(kept)
-    names = [name for name in outputs[0] if all(name in kept for kept in outputs)]
-    chosen = [name for name in names if _grows(name)]
+    chosen = [name for name in outputs[0] if all(name in kept for kept in outputs)]
     return [error_of(PREFILL_PHASE, name, *(kept[name] for kept in outputs)) for name in chosen]
 
 
@@ -191,7 +191,7 @@ def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> It
             for name, part in modules.items():
                 if _is_comparable(name, phase) and all(name in theirs for theirs in others_modules):
                     twins = [
-                        Twin(theirs[name], mapping, other == Role.SHADOW)
+                        Twin(theirs[name], mapping, host.models[other].neuron_config.torch_dtype)
                         for theirs, mapping, other in zip(others_modules, counterparts, others)
                     ]
                     hook = make(phase, rank, name, twins)
