@@ -59,10 +59,19 @@ def convert(gguf_path: Path, folder: Path, on_tensor: Callable[[int, int], None]
     Raises:
         UserError: the file is none of a Llama model, or has what is not read here.
     """
+    import numpy as np
     from gguf import GGUFReader
 
+    class Reader(GGUFReader):
+        """Theirs reads empty values behind the end of a file, as many as a header says."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, *a: Any, **order: Any) -> Any:
+            if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+                raise ValueError("it ends before what its header says")
+            return super()._get(offset, dtype, count, *a, **order)
+
     try:
-        reader = GGUFReader(str(gguf_path))
+        reader = Reader(str(gguf_path))
         config = _config(reader)
         _write_json(folder / "config.json", config)
         _write_json(folder / "generation_config.json", _generation_config(reader, config))
@@ -70,12 +79,15 @@ def convert(gguf_path: Path, folder: Path, on_tensor: Callable[[int, int], None]
         _write_weights(reader, config, folder, on_tensor)
     except _Unread as error:
         raise UserError(f"{gguf_path} cannot be converted: {error}.") from error
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+    except (*_WRONG, RecursionError) as error:
         reason = " ".join(str(error).split()).rstrip(".")[:120]
         raise UserError(
             f"{gguf_path} is no whole GGUF file of a Llama model ({type(error).__name__}: "
             f"{reason}); download it again."
         ) from error
+
+
+_WRONG = ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 
 
 class _Unread(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,6 +324,21 @@ def test_files_cut_short_are_one_sentence(kept: int, write: Callable, tiny_model
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(UserError, match="tiny.gguf .*(no whole GGUF file|cannot be converted)"):
         converted(path)
+
+
+ONE_KEY = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<I", 9)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [struct.pack("<IQ", 4, 1 << 60), struct.pack("<IQ", 9, 1) * 100_000, struct.pack("<IQ", 8, 9)],
+    ids=["an endless array", "arrays of arrays", "an array of nothing"],
+)
+def test_a_header_that_says_more_than_there_is(rest: bytes, tmp_path: Path) -> None:
+    """Their reader would take all memory for the first one, and a minute."""
+    (tmp_path / "tiny.gguf").write_bytes(ONE_KEY + rest)
+    with pytest.raises(UserError, match="no whole GGUF file"):
+        converted(tmp_path / "tiny.gguf")
 
 
 def test_another_file_is_no_model(tmp_path: Path) -> None:
