@@ -28,6 +28,11 @@ class Closed:
     def __call__(self, *_args: Any, **_kwargs: Any) -> Closed:
         if self.__name__.rpartition(".")[2][:1].isupper():
             return Closed(self.__name__)
+        if self.__name__.startswith("nkilib."):
+            raise NotImplementedError(
+                f"{self.__name__} is a kernel of nki-library, which is not installed; put the "
+                "folder of aws-neuron/nki-library that holds `nkilib` on PYTHONPATH."
+            )
         raise NotImplementedError(
             f"{self.__name__} is a closed kernel of the Neuron SDK and does not exist in "
             "neuron_cpu; switch off the NeuronConfig option that asks for it, write a kernel of "
