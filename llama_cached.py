@@ -936,8 +936,9 @@ class CachedAttention(AnyAttention):
                     return llama.attention_prefill_kernel(*inputs, rank, batch, bias)
             return attention_prefill_kernel(*inputs, rank, batch, bias, *operands, window=cut)
         sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
-        one = active_mask is None and len(past) < 4
-        decode = one and is_decode_step(*sizes, named=len(past) == 3)
+        named = len(past) == 3  # there NxDI masks one new token, too, which sees itself
+        one = active_mask is None or (named and active_mask.shape[-1] == 1)
+        decode = one and len(past) < 4 and is_decode_step(*sizes, named)
         *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
         if decode:
             return attention_decode_kernel(*inputs, *cache, rank, *operands, rows_hbm=rows)
