@@ -1,8 +1,8 @@
 """What a graph runs on data, held against what was traced and is counted.
 
-A submission can tell tracing from execution. So MACs and estimates count only where every call of
-the accuracy check, and the warm-up of every graph, ran the kernels and products that were traced,
-with their shapes, and of other operators none more often or on more elements.
+A submission can tell tracing from execution. So MACs and estimates count only where graphs ran the
+kernels and products that were traced, with their shapes, in every call of the accuracy check and
+in the warm-up. No other operator may have run more often or on more elements.
 """
 
 from collections import Counter

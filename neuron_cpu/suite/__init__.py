@@ -1,9 +1,9 @@
 """Thirty operators of three levels that kernels, and who writes them, can be measured on.
 
 In the manner of KernelBench (Ouyang et al., arXiv:2502.10517): single operators, operators to be
-fused, blocks of models. Each file below `level1` to `level3` says what the operator computes, and
-has its CASES (the first of odd sizes, the last one timed), a PyTorch `reference` and a naive
-`kernel`, which is legal and right and what others are to be faster than.
+fused, blocks of models. Each file below `level1` to `level3` says what the operator computes. It
+has CASES (the first of odd sizes, the last one timed), a PyTorch `reference` and a naive `kernel`.
+The kernel is legal and right, and others are to be faster.
 """
 
 import functools

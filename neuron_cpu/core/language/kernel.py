@@ -1,8 +1,8 @@
 """Calling kernels: specialise, trace once, verify, then replay on every further call.
 
-What a call costs: the first one of a specialisation runs the Python body and all checks (about 25
-to 50 us an instruction for tracing alone), every further one flattens its arguments, looks up the
-Program and replays a plan on the new data.
+The first call of a specialisation runs the Python body and all checks; tracing alone takes about
+25 to 50 us an instruction. Every further call flattens its arguments, looks up the Program and
+replays a plan on the new data.
 """
 
 from __future__ import annotations
