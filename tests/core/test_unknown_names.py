@@ -87,6 +87,7 @@ CALLS = {
     "//": (lambda nl, nisa, x: x // 2, "nl.floor"),
     "%": (lambda nl, nisa, x: x % 2, "nl.mod"),
     "divmod": (lambda nl, nisa, x: divmod(x, 2), "nl.floor"),
+    "size": (lambda nl, nisa, x: x.size(0), "tile.shape"),
     "abs": (lambda nl, nisa, x: abs(x), "nl.abs"),
     "len": (lambda nl, nisa, x: len(x), "shape[0]"),
     "format": (lambda nl, nisa, x: f"{x:.2f}", "nl.device_print"),

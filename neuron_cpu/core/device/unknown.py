@@ -100,6 +100,18 @@ OPERATORS = {
 _NO_VALUES = "values, which a tile has none of while a kernel is traced"
 
 
+class Size(int):
+    """Elements of a tile, which numpy reads and PyTorch calls."""
+
+    def __call__(self, *axes: Any) -> NoReturn:
+        raise ForeignCall(
+            "sim_foreign_call",
+            f"size() of a tile is called, expected the number {int(self)} without a call; use "
+            f"tile.shape or tile.shape[{axes[0] if axes else 0}]",
+            current_place(),
+        )
+
+
 class Foreign:
     """What tiles answer to attributes, operators and functions that other libraries have."""
 
@@ -107,6 +119,10 @@ class Foreign:
     current_language = False
 
     label: Callable[[], str]
+
+    @property
+    def size(self) -> int:
+        return Size(super().size)  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
