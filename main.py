@@ -11,16 +11,21 @@ import traceback
 from collections.abc import Sequence
 from typing import NoReturn, Optional
 
-import neuron_cpu
-from harness import console
-from harness.errors import is_refusal
-from harness.inputs import command_line
-from harness.processes import ranks
-from neuron_cpu import libraries
-from neuron_cpu.console import streams
-from neuron_cpu.processes import torchrun
-from neuron_cpu.processes.torchrun import Place
+_on_interrupt = signal.getsignal(signal.SIGINT)
+if _on_interrupt is signal.default_int_handler:  # no traceback out of the imports below
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import neuron_cpu  # noqa: E402
+from harness import console  # noqa: E402
+from harness.errors import is_refusal  # noqa: E402
+from harness.inputs import command_line  # noqa: E402
+from harness.processes import ranks  # noqa: E402
+from neuron_cpu import libraries  # noqa: E402
+from neuron_cpu.console import streams  # noqa: E402
+from neuron_cpu.processes import torchrun  # noqa: E402
+from neuron_cpu.processes.torchrun import Place  # noqa: E402
+
+signal.signal(signal.SIGINT, _on_interrupt)
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 READER_GONE = 141  # what it reports where `| head` has closed the pipe
 TERMINATED = 143  # what it reports for a process ended by SIGTERM

@@ -195,16 +195,23 @@ def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
     assert "No space left on device" in run.stderr
 
 
+TUNE = ["-m", "neuron_cpu", "tune", "neuron_cpu/suite/level1/gelu.py:kernel", "--space", "WIDTH=1"]
+
+
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="looks at the process's signals")
-@pytest.mark.parametrize("seconds", [0, 0.5, pytest.param(2.0, marks=pytest.mark.full)])
-def test_ctrl_c_while_the_tools_are_imported(seconds: float, tmp_path: Path) -> None:
-    kernel = REPOSITORY / "neuron_cpu" / "suite" / "level1" / "gelu.py"
+@pytest.mark.parametrize(
+    "command,seconds",
+    [(TUNE, 0), (TUNE, 0.5), pytest.param(TUNE, 2.0, marks=pytest.mark.full),
+     (["main.py", "--mode", "cache"], 0)],
+)  # fmt: skip
+def test_ctrl_c_while_the_tools_are_imported(command: list[str], seconds: float) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "neuron_cpu", "tune", f"{kernel}:kernel", "--space", "WIDTH=1"],
+        [sys.executable, *command],
         cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while caught(process.pid):  # until the program's own code begins, and sets it aside
         time.sleep(0.01)
+    assert process.poll() is None, "it has ended and never set it aside"
     time.sleep(seconds)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
@@ -215,7 +222,8 @@ def caught(process: int) -> bool:
     """Whether Python still waits for its first own code: SIGINT has no handler, or Python's."""
     text = Path(f"/proc/{process}/status").read_text()
     mask = int(text.partition("SigCgt:")[2].split()[0], 16)
-    begun = Path(f"/proc/{process}/cmdline").read_bytes().count(b"neuron_cpu") > 0
+    line = Path(f"/proc/{process}/cmdline").read_bytes()
+    begun = b"neuron_cpu" in line or b"main.py" in line
     handled = bool(mask & 1 << signal.SIGINT - 1)
     _had_handler[process] = _had_handler.get(process, False) or handled
     return handled or not begun or not _had_handler[process]
