@@ -93,6 +93,8 @@ def _row(name: str, entry: Mapping[str, Any]) -> Sequence[object]:
         for side in ("device", "simulator"):
             if f"{side} to fp32" in entry:
                 note += f", {side} to fp32 {entry[f'{side} to fp32']:.1e}"
+        if "no fp32" in entry:
+            note += f", not compared with fp32 ({entry['no fp32']})"
     for phase, expected in entry.get("expected", {}).items():
         note += f" {phase}: {expected or math.nan:.0f} µs estimated without the host"
     us, estimate = entry.get("us"), entry.get("estimate")

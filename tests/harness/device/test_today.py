@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from harness.device import calls, model, plan, timing
+from harness.device import calls, model, page, plan, timing
 from harness.device.rows import ROWS
 from tests.warned import allows
 
@@ -53,6 +53,23 @@ def test_a_kernel_runs_on_numpy_s_arrays_and_both_sides_are_compared_with_fp32(t
     found = calls.compare(call, str(tmp_path / "out.pt"))
     assert found["equal"] == 1 and found["error"] == 0
     assert 0 < found["device to fp32"] == found["simulator to fp32"] < 0.1
+
+
+def test_a_kernel_that_takes_no_fp32_says_why_it_is_not_compared_with_it(tmp_path, monkeypatch):
+    call = plan.of_row(ROWS["product-chain-16"], today=True).call
+    calls.run(call, str(tmp_path / "out.pt"))
+    computed = calls.computed
+
+    def narrow(call, tensor):
+        if tensor(torch.Size([1]), "bf16").dtype == torch.float32:
+            raise ValueError("tiles of fp32 have no room")
+        return computed(call, calls.Seeded())
+
+    monkeypatch.setattr(calls, "computed", narrow)
+    found = calls.compare(call, str(tmp_path / "out.pt"))
+    assert found["error"] == 0 and found["no fp32"] == "ValueError: tiles of fp32 have no room"
+    *_, told = page._row("a kernel", found | {"status": "measured", "exact": False})
+    assert "not compared with fp32 (ValueError: tiles of fp32 have no room)" in told
 
 
 def test_an_estimate_is_for_the_chip_that_is_measured(monkeypatch):
