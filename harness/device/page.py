@@ -1,6 +1,5 @@
 """A report as one page of Markdown: what it says, in three sentences and then in tables."""
 
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -96,7 +95,8 @@ def _row(name: str, entry: Mapping[str, Any]) -> Sequence[object]:
         if "no fp32" in entry:
             note += f", not compared with fp32 ({entry['no fp32']})"
     for phase, expected in entry.get("expected", {}).items():
-        note += f" {phase}: {expected or math.nan:.0f} µs estimated without the host"
+        told = f"{expected:.0f} µs estimated without the host" if expected else "no estimate"
+        note += f" {phase}: {told}"
     us, estimate = entry.get("us"), entry.get("estimate")
     told = ", ".join(f"{p} {t:.1f} µs" for p, t in us.items()) if us else entry["status"]
     if not us or not estimate:
