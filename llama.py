@@ -804,19 +804,18 @@ def negated_maximum(scores_sb, scale):
 #         | 64 features of B  |              |        |        |
 #     127 +-------------------+    token 127 +--------+--------+
 #
-# SequenceKeys keeps keys and values by head. Augmented rows stand behind the features of keys,
+# SequenceKeys keeps keys and values by head. An augmented row stands behind the features of keys,
 # where TensorE has idle rows, and a column of ones behind those of values. Of head A:
 #
 #     k_sb                         q_sb                         v_sb
 #     0   +---- 128 keys -----+    0   +--- 128 queries ---+    key 0   +-------------+-+
 #         | 64 features of A  |        | 64 features of A  |            | 64 features |1|
 #     64  +-------------------+    64  +-------------------+            | of A        |1|
-#         | mask: 0 or -large |        |  1    1  ..    1  |            |             |1|
-#     65  |  1    1  ..    1  |    65  | -maximum of each  |    key 127 +-------------+-+
+#         |  1    1  ..    1  |        | -maximum of each  |    key 127 +-------------+-+
 #         +-------------------+        +-------------------+
 #
 # First pass: queries are stationary and keys move. Scores have queries on partitions, so VectorE
-# finds the maximum of each. A product with the identity brings the maxima to row 65 of q_sb.
+# finds the maximum of each. A product with the identity brings the maxima to row 64 of q_sb.
 #
 #     scores_sb, q k               maxima_sb        maxima, transposed
 #     query 0   +- 128 keys -+     +--+             +--------- 128 queries --------+
@@ -824,7 +823,7 @@ def negated_maximum(scores_sb, scale):
 #     query 127 | s s s .. s |     |m |             +------------------------------+
 #               +------------+     +--+
 #
-# Second pass: keys are stationary and queries move, augmented rows included. The product is the
+# Second pass: keys are stationary and queries move, augmented row included. The product is the
 # transposed score less its query's maximum. So exp leaves weights with keys on partitions, where
 # the product with values contracts them; its column of ones gives the sum of the weights.
 #
@@ -848,29 +847,23 @@ def negated_maximum(scores_sb, scale):
 # of other tokens. So the steps of all that is under way take turns, a bank of PSUM at a time.
 
 GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
-AUGMENTED = 1 + GROUP_HEADS  # rows behind the features of keys: the mask, and ones for each head
 LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
 PROMPT_BYTES = 154 * 1024  # SBUF for what stays of a prompt: steps need some 20 KiB more
 
 
 class PromptConstants(NamedTuple):
     """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity [128, 128]; the triangle
-    [128, 128], MASKED where a key (column) is behind a query (row), else 0; head_rows_sb
-    [AUGMENTED, GROUP_HEADS], ones where a row is the mask's or that of a head's own maxima."""
+    [128, 128], MASKED where a key (column) is behind a query (row), else 0."""
 
     zero_sb: Sbuf
     eye_sb: Sbuf
     triangle_sb: Sbuf
-    head_rows_sb: Sbuf
 
     @classmethod
     def of(cls, layer):
         """Made on chip: a constant would take its turn in the queues of DMA."""
-        row, head = nl.arange(AUGMENTED)[:, None], nl.arange(GROUP_HEADS)[None, :]
-        dtype, zero_sb = layer.x_hbm.dtype, nisa.memset((P_MAX, 1), 0.0, nl.float32)
-        head_rows_sb = select_equal(row, head + 1, (AUGMENTED, GROUP_HEADS), dtype)
-        head_rows_sb[0:1, :] = nisa.memset((1, GROUP_HEADS), 1.0, dtype)
-        return cls(zero_sb, layer.identity_sb, causal_mask(P_MAX, dtype), head_rows_sb)
+        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+        return cls(zero_sb, layer.identity_sb, causal_mask(P_MAX, layer.x_hbm.dtype))
 
 
 def contraction(rows):
@@ -880,34 +873,30 @@ def contraction(rows):
 
 class SequenceKeys(NamedTuple):
     """Keys and values of a sequence @ SBUF, filled block by block: k_sb [128, kv_heads, keys] and
-    v_sb [128, keys / 128, kv_heads, D + 1], whole tiles of 128 keys. Augmented rows [AUGMENTED, 1
-    or kv_heads, keys] are the same for all heads: part of k_sb where D is 64, a tile of their own
-    where it is 128. ``padded``: their first row hides keys."""
+    v_sb [128, keys / 128, kv_heads, D + 1], whole tiles of 128 keys. Augmented rows, ones
+    [GROUP_HEADS, 1 or kv_heads, keys], are part of k_sb where D is 64, a tile of their own where it
+    is 128."""
 
     heads: HeadShape
     k_sb: Sbuf
     v_sb: Sbuf
     augmented_sb: Sbuf
-    padded: bool
 
     @classmethod
-    def of(cls, length, heads, dtype, bias_hbm):
-        """bias [1, length] @ HBM is MASKED for keys of left padding, else 0; None: no padding."""
+    def of(cls, length, heads, dtype):
+        """Room for a sequence of so many tokens."""
         d, kv_heads, keys = heads.head_dim, heads.kv_heads, whole_tiles(length) * P_MAX
         k_sb = nl.ndarray((P_MAX, kv_heads, keys), dtype)
         v_sb = nl.ndarray((P_MAX, keys // P_MAX, kv_heads, d + 1), dtype)
         v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, keys // P_MAX, kv_heads, 1), 1.0, dtype)
         if length < keys:  # the second pass takes whole tiles
             k_sb[:, :, length:keys] = nisa.memset((P_MAX, kv_heads, keys - length), 0.0, dtype)
-        idle = d < P_MAX  # rows of the array behind the features
-        augmented_sb = k_sb[d : d + AUGMENTED] if idle else nl.ndarray((AUGMENTED, 1, keys), dtype)
+        if d < P_MAX:  # rows of the array behind the features are idle
+            augmented_sb = k_sb[d : d + GROUP_HEADS]
+        else:
+            augmented_sb = nl.ndarray((GROUP_HEADS, 1, keys), dtype)
         augmented_sb[...] = nisa.memset(augmented_sb.shape, 1.0, dtype)
-        mask_sb = augmented_sb[0:1]
-        mask_sb[...] = nisa.memset(mask_sb.shape, 0.0, dtype)
-        if bias_hbm is not None:
-            for head in nl.affine_range(mask_sb.shape[1]):
-                mask_sb[:, head, 0:length] = nl.load(bias_hbm)
-        return cls(heads, k_sb, v_sb, augmented_sb, bias_hbm is not None)
+        return cls(heads, k_sb, v_sb, augmented_sb)
 
     def append(self, position, tokens, qk_sb, column, v_sb):
         """Keep up to 128 tokens, the sequence's from ``position`` on: keys from a column of qk_sb
@@ -956,7 +945,7 @@ class GroupAttention(NamedTuple):
         """``part``: its column, position and tokens; the count of heads is that of rows_sb."""
         (_, position, tokens), (_, count, _), dtype = part, rows_sb.shape, rows_sb.dtype
         d, passes = keys.heads.head_dim, len(spans(position + tokens, MOVING_MAX))
-        q_sb = nl.ndarray((P_MAX, len(contraction(d + AUGMENTED)), count, tokens), dtype)
+        q_sb = nl.ndarray((P_MAX, len(contraction(d + GROUP_HEADS)), count, tokens), dtype)
         maxima_sb = nl.ndarray((tokens, count, passes), dtype)
         banks = spans(count, MOVING_MAX // (d + 1))
         sums = [psum_zeros((tokens, heads, d + 1)) for _, heads in banks]
@@ -979,10 +968,6 @@ class GroupAttention(NamedTuple):
         d, (_, lanes) = self.keys.heads.head_dim, self.keys.heads.place(self.head)
         queries_sb = self.part(lanes)
         self.q_sb[0:d, 0, :, :] = nisa.tensor_copy(queries_sb, engine=nisa.vector_engine)
-        if self.keys.padded:  # the first pass contracts the mask, too
-            slot, row = divmod(d, P_MAX)
-            ones_sb = nisa.memset((1, self.count, self.tokens), 1.0, self.q_sb.dtype)
-            self.q_sb[row : row + 1, slot, :, :] = ones_sb
 
     def first_pass(self):
         """Steps: (query head, number of a span of up to 512 visible keys, its start, its keys)."""
@@ -992,10 +977,9 @@ class GroupAttention(NamedTuple):
     def score(self, step):
         """Scores of a query head with a span of keys [tokens, keys], and their maxima."""
         (at, n, start, keys), tokens, c = step, self.tokens, self.constants
-        scores_psum = psum_zeros((tokens, keys))
-        for slot, rows in contraction(self.keys.heads.head_dim + int(self.keys.padded)):
-            k_sb = self.keys.operand(self.head, slot, rows, start, keys)
-            scores_psum[...] += nisa.nc_matmul(self.q_sb[0:rows, slot, at, :], k_sb)
+        d, scores_psum = self.keys.heads.head_dim, psum_zeros((tokens, keys))
+        k_sb = self.keys.operand(self.head, 0, d, start, keys)
+        scores_psum[...] += nisa.nc_matmul(self.q_sb[0:d, 0, at, :], k_sb)
         last = start + keys == self.visible
         if last:  # 128 columns of TensorE: its own keys, of which a token sees those up to itself
             scores_psum[:, nl.ds(keys - tokens, tokens)] += nisa.nc_matmul(
@@ -1009,22 +993,20 @@ class GroupAttention(NamedTuple):
             self.augment()
 
     def augment(self):
-        """Augmented rows of the queries: ones, and for each head the negated maxima of its own."""
-        tokens, count, dtype = self.tokens, self.count, self.q_sb.dtype
-        columns_sb = nisa.memset((tokens, 1 + count), 1.0, dtype)
-        columns_sb[:, nl.ds(1, count)] = nisa.tensor_reduce(
-            nl.max, self.maxima_sb, axis=2, negate=True
-        )
-        # the same in rows [1 + count, tokens]: 128 columns of TensorE for all heads
-        eye_sb = self.constants.eye_sb[0:tokens, 0:tokens]
-        rows_sb = nisa.tensor_copy(nisa.nc_matmul(columns_sb, eye_sb), dtype=dtype)
-        row, head = nl.arange(1 + count)[:, None, None], nl.arange(count)[None, :, None]
+        """Augmented rows of the queries: of each head the negated maxima, zero for the others."""
+        tokens, count, eye_sb = self.tokens, self.count, self.constants.eye_sb
+        columns_sb = nisa.tensor_reduce(nl.max, self.maxima_sb, axis=2, negate=True)
+        # the same in rows [count, tokens]: 128 columns of TensorE for all heads
+        rows_psum = nisa.nc_matmul(columns_sb, eye_sb[0:tokens, 0:tokens])
+        rows_sb = nisa.tensor_copy(rows_psum, dtype=self.q_sb.dtype)
+        row, head = nl.arange(count)[:, None, None], nl.arange(count)[None, :, None]
         query = nl.arange(tokens)[None, None, :]
-        every_sb = rows_sb[row, 0 * head + query]  # the rows again for each head
-        mine_sb = self.constants.head_rows_sb[row, head + 0 * query]
+        # all rows for every head, times one where the row is its own
         slot, begin = divmod(self.keys.heads.head_dim, P_MAX)
-        augmented_sb = self.q_sb[begin : begin + 1 + count, slot, :, :]
-        augmented_sb[...] = nisa.tensor_tensor(every_sb, mine_sb, nl.multiply)
+        augmented_sb = self.q_sb[begin : begin + count, slot, :, :]
+        augmented_sb[...] = nisa.tensor_tensor(
+            rows_sb[row, 0 * head + query], eye_sb[row, head + 0 * query], nl.multiply
+        )
 
     def second_pass(self):
         """Steps: numbers of tiles of 128 visible keys."""
@@ -1035,7 +1017,7 @@ class GroupAttention(NamedTuple):
         the sums; behind the last tile contexts leave them."""
         d, start, count, tokens = self.keys.heads.head_dim, tile * P_MAX, self.count, self.tokens
         scores_psum = psum_zeros((P_MAX, count, tokens))
-        for slot, rows in contraction(d + 1 + count):
+        for slot, rows in contraction(d + count):
             k_sb = self.keys.operand(self.head, slot, rows, start, P_MAX)
             scores_psum[...] += nisa.nc_matmul(k_sb, self.q_sb[0:rows, slot, :, :])
         weights_sb = nisa.activation(
@@ -1261,13 +1243,12 @@ class PromptPlan(NamedTuple):
 
 class PromptAttention(NamedTuple):
     """What the blocks of a prompt share: layer, plan, constants, the SequenceKeys of each sequence
-    by its number; @ HBM the bias of left padding [B, S] or None, new keys and values in rows."""
+    by its number; new keys and values in rows @ HBM."""
 
     layer: AttentionLayer
     plan: PromptPlan
     constants: PromptConstants
     sequences: Dict[int, SequenceKeys]
-    bias_hbm: Hbm
     keys_hbm: Hbm
     values_hbm: Hbm
 
@@ -1301,8 +1282,7 @@ class PromptAttention(NamedTuple):
         shape = rows.block.length, rows.p.heads, rows.qk_sb.dtype
         for (sequence, position, column, tokens), v_sb in zip(rows.block.parts(), rows.v_sb):
             if position == 0:
-                bias_hbm = None if self.bias_hbm is None else self.bias_hbm[nl.ds(sequence, 1), :]
-                self.sequences[sequence] = SequenceKeys.of(*shape, bias_hbm)
+                self.sequences[sequence] = SequenceKeys.of(*shape)
             self.sequences[sequence].append(position, tokens, rows.qk_sb, column, v_sb)
 
     def attend(self, rows, before, behind, waiting):
@@ -1757,14 +1737,13 @@ def multiply_rows(x_hbm, linear, norm, out_hbm):
 
 @nki.jit
 def attention_prefill_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch, bias_hbm=None
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch
 ):
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
 
-    bias [B, S] hides left padding. -> partial output [H, B * S], rotated keys and values [B * S,
-    kv_heads * D], and x + delta. Weights that fit stay in SBUF, others are read for every block of
-    tokens.
+    -> partial output [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta.
+    Weights that fit stay in SBUF, others are read for every block of tokens.
     """
     (_, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
@@ -1774,7 +1753,7 @@ def attention_prefill_kernel(
     hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
     layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
     plan, constants = PromptPlan.of(layer, tokens // batch), PromptConstants.of(layer)
-    PromptAttention(layer, plan, constants, {}, bias_hbm, keys_hbm, values_hbm).run()
+    PromptAttention(layer, plan, constants, {}, keys_hbm, values_hbm).run()
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -1868,6 +1847,7 @@ class LlamaInferenceConfig(InferenceConfig):
         """ValueError for what this file alone does not have."""
         asked = [name for name in self.elsewhere if option(self, name)]
         asked += ["cp_degree"] if option(self, "cp_degree", 1) > 1 else []
+        asked += ["left padding"] if option(self, "padding_side") == "left" else []
         kind = getattr(self, "model_type", "llama")
         if asked or kind != "llama" or getattr(self, "attention_bias", False):
             raise ValueError(
@@ -2231,9 +2211,7 @@ class NeuronLlamaAttention(nn.Module):
         weights = self.qkv_proj.weight, self.o_proj.weight
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         if past is None:
-            padded = option(self.config, "padding_side") == "left"
-            bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
-            return attention_prefill_kernel(*inputs, rank, batch, bias)
+            return attention_prefill_kernel(*inputs, rank, batch)
         bias = _mask_bias(mask[:, 0, 0], dtype)
         cache = cache_in_runs(*past, bias, P_MAX // past[0].shape[1])
         return attention_decode_kernel(*inputs, *cache, rank)

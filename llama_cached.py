@@ -27,7 +27,7 @@ from torch import nn
 import llama
 from llama import (
     CACHE_BYTES, CHUNK_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, Block, CachedSequences, Columns,
-    Hbm, HeadShape, NeuronLlamaModel, PromptPlan, Sbuf, Sizes, _mask_bias, cache_in_runs,
+    Hbm, HeadShape, NeuronLlamaModel, Sbuf, Sizes, _mask_bias, cache_in_runs,
     cache_runs, cached_sequences, causal_mask, decode_bytes, decode_scores, decode_step,
     grouped, is_nki_enabled, key_rows, masked, negated_maximum, option, project_qkv, psum_tile,
     psum_zeros, residual_sum, room_for_keys, score_scales, spans, stack_keys, store_product,
@@ -44,9 +44,7 @@ from llama_queries import (
 from llama_layers import AnyAttention, attention_prefill_kernel, layer_of
 
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
-FEW_ROW_BYTES = (
-    4096  # the same of few queries, whose keys need no augmented rows and values no ones
-)
+FEW_ROW_BYTES = 4096  # the same of few queries: keys without augmented rows, values without ones
 NAMED_BYTES = 64 * 1024  # SBUF for sequences of a decode step whose rows a table names
 DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
 QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
@@ -930,10 +928,6 @@ class CachedAttention(AnyAttention):
             padded = option(self.config, "padding_side") == "left"
             bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
-            if all(given is None for given in (cut, *operands)) and rank.head_dim in (64, P_MAX):
-                (features, tokens), length = hidden.stream.shape, mask.shape[-1]
-                if PromptPlan.fitting(features, rank, tokens, length, dtype.itemsize):
-                    return llama.attention_prefill_kernel(*inputs, rank, batch, bias)
             return attention_prefill_kernel(*inputs, rank, batch, bias, *operands, window=cut)
         sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
         named = len(past) == 3  # there NxDI masks one new token, too, which sees itself

@@ -248,17 +248,12 @@ def prompt_plans(layer, length):
     (features, tokens), itemsize, heads = layer.x_hbm.shape, layer.x_hbm.itemsize, layer.heads
     if heads.head_dim not in (64, P_MAX):
         return []
-    plans, k_tiles = (
-        PromptPlan.fitting(features, heads, tokens, length, itemsize),
-        features // P_MAX,
-    )
-    gained = 0 if layer.qkv.gain is None else 2 * itemsize * k_tiles
-    extra = ADAPTER_BYTES if layer.out.added else 0
+    k_tiles, most = features // P_MAX, PROMPT_BYTES - (ADAPTER_BYTES if layer.out.added else 0)
+    gained = 0 if layer.qkv.gain is None else 2 * itemsize * k_tiles  # of each token of a block
     return [
         plan
-        for plan in plans
-        if plan.bytes(k_tiles, heads, itemsize) + gained * plan.blocks[0].count + extra
-        <= PROMPT_BYTES
+        for plan in PromptPlan.fitting(features, heads, tokens, length, itemsize)
+        if plan.bytes(k_tiles, heads, itemsize) + gained * plan.blocks[0].count <= most
     ]
 
 
@@ -329,13 +324,12 @@ def attention_prefill_kernel(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
-    length, given = tokens // batch, (bias_hbm, keys_hbm, values_hbm)
-    plans = prompt_plans(layer, length) if window is None else []
+    length, rows_hbm = tokens // batch, (keys_hbm, values_hbm)
+    plans = prompt_plans(layer, length) if window is None and bias_hbm is None else []
     if plans:
-        PromptAttention(layer, plans[0], PromptConstants.of(layer), {}, *given).run()
+        PromptAttention(layer, plans[0], PromptConstants.of(layer), {}, *rows_hbm).run()
     else:
-        blocks = token_blocks(features, tokens, length)
-        attend_prompt(layer, blocks, bias_hbm, window, (keys_hbm, values_hbm))
+        attend_prompt(layer, token_blocks(features, tokens, length), bias_hbm, window, rows_hbm)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 

@@ -652,23 +652,19 @@ def negated_maximum(scores_sb, scale):
 # llama.py under the same heading.
 
 GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
-AUGMENTED = 1 + GROUP_HEADS  # rows behind the features of keys: the mask, and ones for each head
 LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
 
 
 class PromptConstants(nl.NKIObject):
     """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity and the triangle [128,
-    128]; head_rows_sb [AUGMENTED, GROUP_HEADS] fp32, ones where a row is the
-    mask's or that of a head's own maxima."""
+    128]; head_rows_sb [GROUP_HEADS, GROUP_HEADS] fp32, ones where a row is that of a head."""
 
     layer: AttentionLayer
 
     def __post_init__(self):
         self.zero_sb, self.eye_sb = self.layer.zero_sb, self.layer.identity_sb
         self.triangle_sb = causal_mask(P_MAX, self.layer.x_hbm.dtype)
-        shape, pattern = (AUGMENTED, GROUP_HEADS), [[-1, GROUP_HEADS]]
-        self.head_rows_sb = select_equal(pattern, -1, shape, FP32)
-        nisa.memset(dst=self.head_rows_sb[0:1, :], value=1.0)
+        self.head_rows_sb = nl.shared_identity_matrix(GROUP_HEADS, dtype=FP32)
 
 
 def contraction(rows):
@@ -681,33 +677,26 @@ def contraction(rows):
 
 class SequenceKeys(nl.NKIObject):
     """Keys and values of a sequence @ SBUF, filled block by block: k_sb [128, kv_heads, keys] and
-    v_sb [128, keys / 128, kv_heads, D + 1], whole tiles of 128 keys. Augmented rows [AUGMENTED, 1
-    or kv_heads, keys] are part of k_sb where D is 64, a tile of their own where it is 128.
-    ``padded``: their first row hides keys, where bias [1, length] @ HBM, of left padding, is not
-    None."""
+    v_sb [128, keys / 128, kv_heads, D + 1], whole tiles of 128 keys. Augmented rows, ones
+    [GROUP_HEADS, 1 or kv_heads, keys], are part of k_sb where D is 64, else a tile of their own."""
 
     heads: HeadShape
     length: int
     dtype: type
-    bias_hbm: nl.NkiTensor
 
     def __post_init__(self):
-        length, dtype, self.padded = self.length, self.dtype, self.bias_hbm is not None
+        length, dtype = self.length, self.dtype
         d, kv_heads, keys = self.heads.head_dim, self.heads.kv_heads, whole_tiles(length) * P_MAX
         self.k_sb = tile_of((P_MAX, kv_heads, keys), dtype)
         self.v_sb = tile_of((P_MAX, keys // P_MAX, kv_heads, d + 1), dtype)
         nisa.memset(dst=self.v_sb[:, :, :, d : d + 1], value=1.0)
         if length < keys:  # the second pass takes whole tiles
             nisa.memset(dst=self.k_sb[:, :, length:keys], value=0.0)
-        if d < P_MAX:  # rows of the array behind the features
-            self.augmented_sb = self.k_sb[d : d + AUGMENTED]
+        if d < P_MAX:  # rows of the array behind the features are idle
+            self.augmented_sb = self.k_sb[d : d + GROUP_HEADS]
         else:
-            self.augmented_sb = tile_of((AUGMENTED, 1, keys), dtype)
+            self.augmented_sb = tile_of((GROUP_HEADS, 1, keys), dtype)
         nisa.memset(dst=self.augmented_sb, value=1.0)
-        nisa.memset(dst=self.augmented_sb[0:1], value=0.0)
-        if self.padded:
-            for head in range(self.augmented_sb.shape[1]):
-                nisa.dma_copy(dst=self.augmented_sb[0:1, head, 0:length], src=self.bias_hbm)
 
     def append(self, position, tokens, qk_sb, column, v_sb):
         """Keep up to 128 tokens, the sequence's from ``position`` on: keys from a column of qk_sb
@@ -745,7 +734,7 @@ class GroupAttention(nl.NKIObject):
 
     def __post_init__(self):
         heads, dtype, self.visible = self.keys.heads, self.qk_sb.dtype, self.position + self.tokens
-        self.count, slots = self.rows_sb.shape[1], len(contraction(heads.head_dim + AUGMENTED))
+        self.count, slots = self.rows_sb.shape[1], len(contraction(heads.head_dim + GROUP_HEADS))
         passes = len(spans(self.visible, MOVING_MAX))
         self.q_sb = tile_of((P_MAX, slots, self.count, self.tokens), dtype)
         self.maxima_sb = tile_of((self.tokens, self.count, passes), dtype)
@@ -762,9 +751,6 @@ class GroupAttention(nl.NKIObject):
         d, lanes = self.keys.heads.head_dim, self.keys.heads.place(self.head)[1]
         queries_sb, engine = self.part(lanes), nisa.vector_engine
         nisa.tensor_copy(dst=self.q_sb[0:d, 0, :, :], src=queries_sb, engine=engine)
-        if self.keys.padded:  # the first pass contracts the mask, too
-            slot, row = divmod(d, P_MAX)
-            nisa.memset(dst=self.q_sb[row : row + 1, slot, :, :], value=1.0)
 
     def first_pass(self):
         """Steps: (query head, number of a span of up to 512 visible keys, its start, its keys)."""
@@ -779,11 +765,9 @@ class GroupAttention(nl.NKIObject):
         at, n, start, keys = step
         tokens, c, dtype = self.tokens, self.constants, self.q_sb.dtype
         scores_psum, scores_sb = psum_of((tokens, keys)), tile_of((tokens, keys), dtype)
-        for part in contraction(self.keys.heads.head_dim + int(self.keys.padded)):
-            slot, rows = part
-            q_sb = self.q_sb[0:rows, slot, at, :]
-            k_sb = self.keys.operand(self.head, slot, rows, start, keys)
-            nisa.nc_matmul(dst=scores_psum, stationary=q_sb, moving=k_sb)
+        d = self.keys.heads.head_dim
+        q_sb, k_sb = self.q_sb[0:d, 0, at, :], self.keys.operand(self.head, 0, d, start, keys)
+        nisa.nc_matmul(dst=scores_psum, stationary=q_sb, moving=k_sb)
         last = start + keys == self.visible
         if last:  # its own keys, of which a token sees those up to itself
             diagonal_psum = scores_psum[:, keys - tokens : keys]
@@ -794,9 +778,8 @@ class GroupAttention(nl.NKIObject):
         maximum_sb = self.maxima_sb[:, at, nl.ds(n, 1)]
         nisa.tensor_reduce(dst=maximum_sb, op=nl.maximum, data=scores_sb, axis=1)
         if last and at + 1 == self.count:
-            columns_sb = filled((tokens, 1 + self.count), 1.0, dtype)
-            lowest_sb, maxima_sb = columns_sb[:, nl.ds(1, self.count)], self.maxima_sb
-            nisa.tensor_reduce(dst=lowest_sb, op=nl.maximum, data=maxima_sb, axis=2, negate=True)
+            columns_sb, maxima_sb = tile_of((tokens, self.count), dtype), self.maxima_sb
+            nisa.tensor_reduce(dst=columns_sb, op=nl.maximum, data=maxima_sb, axis=2, negate=True)
             self.augmented = self.later.leave(self, ("augment", 0, columns_sb))
 
     def finish(self, rest):
@@ -810,9 +793,9 @@ class GroupAttention(nl.NKIObject):
             self.transpose(left_sb)
 
     def augment(self, columns_sb):
-        """Augmented rows of the queries, of columns [tokens, 1 + count]: ones, and for each head
-        the negated maxima of its own. TensorE brings them to rows, 128 columns for all heads;
-        ScalarE copies these to each head's queries, zeros for those of others."""
+        """Augmented rows of the queries, of negated maxima in columns [tokens, count]. TensorE
+        brings them to rows, 128 columns for all heads; ScalarE copies these to each head's queries,
+        zeros for those of others."""
         tokens, rows, c = columns_sb.shape[0], columns_sb.shape[1], self.constants
         rows_psum, rows_sb = psum_of((rows, tokens)), tile_of((rows, tokens), self.q_sb.dtype)
         eye_sb = c.eye_sb[0:tokens, 0:tokens]
@@ -837,7 +820,7 @@ class GroupAttention(nl.NKIObject):
         d, start = self.keys.heads.head_dim, tile * P_MAX
         shape = (P_MAX, self.count, self.tokens)
         scores_psum, weights_sb = psum_of(shape), tile_of(shape, self.q_sb.dtype)
-        for part in contraction(d + 1 + self.count):
+        for part in contraction(d + self.count):
             slot, rows = part
             k_sb, q_sb = self.keys.operand(self.head, slot, rows, start, P_MAX), self.q_sb
             nisa.nc_matmul(dst=scores_psum, stationary=k_sb, moving=q_sb[0:rows, slot, :, :])
@@ -1059,12 +1042,11 @@ def take_turns(group, ready, work):
 
 
 class PromptAttention(nl.NKIObject):
-    """What the blocks of a prompt share: layer; @ HBM the bias of left padding [B, S] or None, new
-    keys and values in rows. ``sequences`` are the SequenceKeys, by number, and ``kept`` the
-    WeightPieces of both weights where these fit in SBUF."""
+    """What the blocks of a prompt share: layer; new keys and values in rows @ HBM. ``sequences``
+    are the SequenceKeys, by number, and ``kept`` the WeightPieces of both weights where these fit
+    in SBUF."""
 
     layer: AttentionLayer
-    bias_hbm: nl.NkiTensor
     keys_hbm: nl.NkiTensor
     values_hbm: nl.NkiTensor
 
@@ -1105,11 +1087,7 @@ class PromptAttention(nl.NKIObject):
         for n in range(len(parts)):
             sequence, position, column, tokens = parts[n]
             if position == 0:
-                bias_hbm = self.bias_hbm
-                if bias_hbm is not None:
-                    bias_hbm = bias_hbm[nl.ds(sequence, 1), :]
-                keys = SequenceKeys(self.layer.heads, length, rows.qk_sb.dtype, bias_hbm)
-                self.sequences.append(keys)
+                self.sequences.append(SequenceKeys(self.layer.heads, length, rows.qk_sb.dtype))
             self.sequences[sequence].append(position, tokens, rows.qk_sb, column, rows.v_sb[n])
 
     def attend(self, rows, before, behind, waiting):
@@ -1517,13 +1495,12 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
 
 @nki.jit
 def attention_prefill_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch, bias_hbm=None
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch
 ):
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
 
-    bias [B, S] hides left padding. -> partial output [H, B * S], rotated keys and values [B * S,
-    kv_heads * D], and x + delta.
+    -> partial output [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     assert tokens == batch * length, f"{tokens} tokens are no {batch} sequences of one length"
@@ -1533,7 +1510,7 @@ def attention_prefill_kernel(
     hidden = x_hbm, delta_hbm, stream_of(x_hbm, delta_hbm), out_hbm
     weights, tables = (qkv_w_hbm, out_w_hbm), (cos_hbm, sin_hbm)
     layer = AttentionLayer(hidden, norm, heads, weights, tables)
-    prompt = PromptAttention(layer, bias_hbm, keys_hbm, values_hbm)
+    prompt = PromptAttention(layer, keys_hbm, values_hbm)
     prompt.run(token_blocks(x_hbm.shape[0], tokens, length))
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else results + (layer.stream_hbm,)

@@ -82,6 +82,7 @@ def covering(path: Path, settings: Settings, config: Mapping[str, Any]) -> Path:
     asked = settings.neuron_config()
     plain = config["model_type"] == "llama" and not config.get("attention_bias")
     plain &= not any(asked.get(name) for name in _EXTENDED) and (asked.get("cp_degree") or 1) == 1
+    plain &= asked.get("padding_side") != "left"
     if plain and not (settings.enable_nki and _lacks_kernels(settings, config)):
         return path
     return REPOSITORY / "llama_extended.py"

@@ -196,7 +196,7 @@ class Plain:
         return llama.from_blocks(out, length)[:, : self.width], *new
 
     def prefill(self, qkv, pair, batch, bias=None, kernel=None):
-        more = pair, self.heads, batch, bias
+        more = pair, self.heads, batch, *([] if bias is None else [bias])
         kernel = kernel or llama.attention_prefill_kernel
         return self.call(kernel, qkv, len(qkv) // batch, *more)
 

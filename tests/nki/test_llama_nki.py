@@ -58,13 +58,9 @@ def attention(q, kv, d, tokens, hidden=HIDDEN, delta=True, dtype=BF16):
     return [((x, added, norm, *common), h) for norm, h in zip(norms(hidden - 6), heads)]
 
 
-def prefill(q, kv, d, length, batch=1, padding=0, **more):
-    bias = None
-    if padding:
-        bias = torch.zeros(batch, length, dtype=BF16)
-        bias[-1, :padding] = llama.MASKED
+def prefill(q, kv, d, length, batch=1, **more):
     sides = attention(q, kv, d, batch * length, **more)
-    return "attention_prefill_kernel", *[(*a, heads, batch, bias) for a, heads in sides]
+    return "attention_prefill_kernel", *[(*a, heads, batch) for a, heads in sides]
 
 
 def decode(q, kv, d, past, batch=1, live=None, dtype=BF16, **more):
@@ -109,9 +105,9 @@ CASES = {
     "prompt of 64 heads": lambda: prefill(9, 3, 64, 130),
     "tiles of uneven queries": lambda: prefill(9, 3, 64, 192),
     "prompts of 5": lambda: prefill(4, 1, 64, 5, batch=3),
-    "prompts with padding": lambda: prefill(4, 2, 64, 140, batch=2, padding=57, delta=False),
+    "prompts of two blocks": lambda: prefill(4, 2, 64, 140, batch=2, delta=False),
     "prompt of 128 heads": lambda: prefill(2, 2, 128, 300),
-    "padding of 128 heads": lambda: prefill(2, 1, 128, 200, padding=30),
+    "group of 128 heads": lambda: prefill(2, 1, 128, 200),
     "prompt of three blocks": lambda: prefill(3, 1, 64, 640),
     "decode of 64 heads": lambda: decode(9, 3, 64, 237, batch=3, live=101),
     "decode over one key": lambda: decode(4, 2, 64, 1, batch=8, delta=False),
@@ -214,7 +210,7 @@ def test_no_tile_has_several_sums_on_gen2(name, target):
         getattr(llama_nki, kernel).trace(*args)
 
 
-@pytest.mark.parametrize("name", ["prompts with padding", "prompt of 128 heads",
+@pytest.mark.parametrize("name", ["prompts of two blocks", "prompt of 128 heads",
                                   "decode of 64 heads", "MLP of half a block",
                                   "head of many tokens"])  # fmt: skip
 def test_later_chips_agree(name, target):
