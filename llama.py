@@ -28,7 +28,7 @@ What calls what, phase by phase:
     take_turns                   GroupAttention.begin, GroupAttention.score, run_all beside them
     PromptBlock.run              Projection.project, PromptBlock.store_output
     project_qkv                  Projection.project
-    Projection.project           Projection.rotate for queries and keys, Projection.values
+    Projection.project           Projection.project_heads, Projection.project_values
 
     attention_for_kernels        HeadShape.order, layouts_of_ranks
     mlp_for_kernels              layouts_of_ranks
@@ -67,20 +67,15 @@ import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import torch
-from neuronx_distributed.parallel_layers.layers import (
-    ColumnParallelLinear,
-    ParallelEmbedding,
-    RowParallelLinear,
-)
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, ParallelEmbedding
 from neuronx_distributed.parallel_layers.mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
-from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
+from neuronx_distributed_inference.models.llama import modeling_llama
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.activations import ACT2FN
+from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # --- Limits of a NeuronCore-v2 (aws-neuron-sdk v2.21.1, general/nki/programming_model.rst) --------
@@ -122,8 +117,8 @@ MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 #   tensor                 shape per rank               partition axis   written by
 #   hidden states (HBM)    [H, T], in token_blocks()    -                in_blocks(), the kernels
 #   hidden states (SBUF)   [128, H/128, T]              128 runs of H    residual_sum()
-#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  Projection.rotate()
-#   V (SBUF)               [tokens, kv heads * D]       tokens           Projection.values()
+#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  project_heads()
+#   V (SBUF)               [tokens, kv heads * D]       tokens           project_values()
 #   context (SBUF)         [128, tiles, T]              heads of a tile  attention of any kind
 #   HF weight              [N, K]                       -                checkpoint
 #   kernel weight (HBM)    [128, N/128 * K/128 * 128]   contraction      kernel_layout(), once
@@ -213,8 +208,7 @@ class HeadShape(NamedTuple):
 
     Tile s * group + g of the queries holds the g-th query head of each KV head of stack s; tile s
     of the keys the KV heads of stack s. Where the last stack is not full, its lanes are zero, and
-    so are those that ``depth`` has beyond D. A head of 256 has two tiles, a half each: those of all
-    first halves come before those of all second ones, as if these were stacks of their own.
+    so are those that ``depth`` has beyond D.
     """
 
     q_heads: int
@@ -484,21 +478,21 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(linear, passed, out_hbm):
-    """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
+def store_product(linear, inputs, out_hbm):
+    """``W @ x`` of ``inputs``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
     over the weights. Features lie in runs, so that each partition stores contiguous rows."""
-    count = passed[0][1].count
+    count = inputs[0][1].count
     for group in stored_together(linear.pieces(count, last=True), count):
         begin, size = group[0][0], sum(tiles for _, tiles in group)
-        outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
+        outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in inputs]
         for first, tiles in group:
             piece = linear.load(first, tiles)
-            for (x_sb, block), out_sb in zip(passed, outs):
+            for (x_sb, block), out_sb in zip(inputs, outs):
                 for part in psum_parts(tiles, block.count):
                     tile, together, at, tokens = part
                     rows, columns = nl.ds(first - begin + tile, together), nl.ds(at, tokens)
                     out_sb[:, rows, columns] = nisa.tensor_copy(piece.product(part, x_sb, block))
-        for (_, block), out_sb in zip(passed, outs):
+        for (_, block), out_sb in zip(inputs, outs):
             nl.store(block_part(out_hbm, block, begin, size), out_sb)
 
 
@@ -698,18 +692,19 @@ class Projection(NamedTuple):
         span of tokens, rotated, of values all tokens."""
         tile = at - piece.first
         if at < self.heads.qk_tiles:
-            self.rotate(piece, tile, span, qk_sb[:, at, nl.ds(*span)], at < self.heads.q_tiles)
+            out_sb, of_queries = qk_sb[:, at, nl.ds(*span)], at < self.heads.q_tiles
+            self.project_heads(piece, tile, span, out_sb, of_queries)
         else:
-            self.values(piece, tile, (at - self.heads.qk_tiles) * P_MAX, v_sb)
+            self.project_values(piece, tile, (at - self.heads.qk_tiles) * P_MAX, v_sb)
 
-    def rotate(self, piece, tile, span, out_sb, of_queries):
+    def project_heads(self, piece, tile, span, out_sb, of_queries):
         """A tile of query or key heads of a span of tokens, rotated, into out_sb [128, size]."""
         # W x [128, size] @ PSUM, H/128 passes of its columns
         x_psum = piece.product((tile, 1, *span), self.x_sb, self.block)
-        self.turn(x_psum[:, 0, :], nl.ds(*span), out_sb, of_queries)
+        self.rope(x_psum[:, 0, :], nl.ds(*span), out_sb, of_queries)
 
-    def turn(self, x, columns, out_sb, of_queries):
-        """The rotation itself, of x [128, size] at these columns of the tables.
+    def rope(self, x, columns, out_sb, of_queries):
+        """The rotary embedding of x [128, size] at these columns of the tables, into out_sb.
 
         VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
         halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
@@ -726,7 +721,7 @@ class Projection(NamedTuple):
         zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
         out_sb[...] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
 
-    def values(self, piece, tile, start, v_sb):
+    def project_values(self, piece, tile, start, v_sb):
         """A tile of features of V of every tile of tokens into the columns from ``start`` on.
 
         Tokens are stationary here: they land on partitions, where the sums over keys contract them.
@@ -741,13 +736,13 @@ class Projection(NamedTuple):
             rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
 
 
-def project_qkv(p):
+def project_qkv(projection):
     """Q, K and V of a few tokens -> the tiles of ``Projection.tiles``."""
-    tokens, (qk_sb, v_sb) = p.x_sb.shape[2], p.tiles()
-    for first, count in p.layer.qkv.pieces(tokens):
-        piece = p.layer.qkv.load(first, count)
+    qkv, tokens, (qk_sb, v_sb) = projection.layer.qkv, projection.x_sb.shape[2], projection.tiles()
+    for first, count in qkv.pieces(tokens):
+        piece = qkv.load(first, count)
         for at in range(first, first + count):
-            p.project(piece, at, (0, tokens), qk_sb, v_sb)
+            projection.project(piece, at, (0, tokens), qk_sb, v_sb)
     return qk_sb, v_sb
 
 
@@ -1101,7 +1096,7 @@ class PromptBlock(NamedTuple):
     ``Projection.tiles`` has them, and the WeightPieces of both linear layers."""
 
     block: Block
-    p: Projection
+    projection: Projection
     qk_sb: Sbuf
     v_sb: List[Sbuf]
     qkv: WeightPieces
@@ -1113,13 +1108,13 @@ class PromptBlock(NamedTuple):
         weights[0].piece(layer.heads.q_tiles)
         x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
-        p = layer.projection(x_sb, block, parts)
-        return cls(block, p, *p.tiles(), *weights)
+        projection = layer.projection(x_sb, block, parts)
+        return cls(block, projection, *projection.tiles(), *weights)
 
     @property
     def context_sb(self) -> Sbuf:
         """[128, q_tiles, count]: contexts take the place of their queries."""
-        return self.qk_sb[:, 0 : self.p.heads.q_tiles, :]
+        return self.qk_sb[:, 0 : self.projection.heads.q_tiles, :]
 
     def projections(self):
         """Work: a tile of keys, values or queries at a time, H/128 passes of the block's tokens."""
@@ -1135,14 +1130,14 @@ class PromptBlock(NamedTuple):
         """A tile of queries, keys or values of all tokens, or two of the output."""
         if at < self.qkv.linear.tiles:
             span = 0, self.block.count
-            self.p.project(self.qkv.piece(at), at, span, self.qk_sb, self.v_sb)
+            self.projection.project(self.qkv.piece(at), at, span, self.qk_sb, self.v_sb)
         else:
             self.store_output(at - self.qkv.linear.tiles)
 
     def store_output(self, first):
         """Two tiles of the output [128, 2, count], a pass of all tokens for each tile of contexts,
         stored together; of few tokens all tiles."""
-        out, out_hbm, count = self.out.linear, self.p.layer.out_hbm, self.block.count
+        out, out_hbm, count = self.out.linear, self.projection.layer.out_hbm, self.block.count
         if self.block.start + count <= P_MAX:
             store_product(out, [(self.context_sb, self.block)], out_hbm)
             return
@@ -1158,7 +1153,7 @@ class PromptBlock(NamedTuple):
     def groups(self, sequences, constants):
         """GroupAttention of all its queries; KV heads of a tile of qk_sb follow each other.
         ``sequences`` are the SequenceKeys by number."""
-        heads, found = self.p.heads, []
+        heads, found = self.projection.heads, []
         for sequence, position, column, tokens in self.block.parts():
             of_part = sequences[sequence], constants, self.qk_sb, (column, position, tokens)
             for begin, stacked in spans(heads.kv_heads, heads.stack):
@@ -1172,10 +1167,11 @@ class PromptBlock(NamedTuple):
 
     def store_keys(self, keys_hbm, values_hbm):
         """New keys and values into rows @ HBM."""
-        for (column, size), rows_sb in zip(self.p.parts, self.v_sb):
+        heads = self.projection.heads
+        for (column, size), rows_sb in zip(self.projection.parts, self.v_sb):
             rows = nl.ds(self.block.start + column, size)
             nl.store(values_hbm[rows, :], rows_sb)
-            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
+            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, heads))
 
 
 def run_all(work):
@@ -1260,14 +1256,14 @@ class PromptAttention(NamedTuple):
 
     def run_blocks(self, blocks, weights):
         """Blocks that overlap; beside the first projections and the last output is nothing."""
-        rows, before, waiting = self.start(blocks[0], weights), None, []
-        run_all(rows.projections())
+        current, before, waiting = self.start(blocks[0], weights), None, []
+        run_all(current.projections())
         for block in [*blocks[1:], None]:
-            self.keep_keys(rows)
+            self.keep_keys(current)
             behind = None if block is None else self.start(block, weights)
-            waiting = self.attend(rows, before, behind, waiting)
-            rows.store_keys(self.keys_hbm, self.values_hbm)
-            before, rows = rows, behind
+            waiting = self.attend(current, before, behind, waiting)
+            current.store_keys(self.keys_hbm, self.values_hbm)
+            before, current = current, behind
         run_all([(group, tile) for group in waiting for tile in group.second_pass()])
         run_all(before.outputs())
 
@@ -1277,19 +1273,20 @@ class PromptAttention(NamedTuple):
             weights = prompt_weights(self.layer, block.count)
         return PromptBlock.of(block, self.layer, weights)
 
-    def keep_keys(self, rows):
+    def keep_keys(self, current):
         """Keys and values of a PromptBlock, for its own queries and those behind it."""
-        shape = rows.block.length, rows.p.heads, rows.qk_sb.dtype
-        for (sequence, position, column, tokens), v_sb in zip(rows.block.parts(), rows.v_sb):
+        block, qk_sb = current.block, current.qk_sb
+        shape = block.length, current.projection.heads, qk_sb.dtype
+        for (sequence, position, column, tokens), v_sb in zip(block.parts(), current.v_sb):
             if position == 0:
                 self.sequences[sequence] = SequenceKeys.of(*shape)
-            self.sequences[sequence].append(position, tokens, rows.qk_sb, column, v_sb)
+            self.sequences[sequence].append(position, tokens, qk_sb, column, v_sb)
 
-    def attend(self, rows, before, behind, waiting):
+    def attend(self, current, before, behind, waiting):
         """Attention of a PromptBlock, but for the second pass of its last groups, which come back;
         ``waiting`` are those of the block ``before``. In turns with it the output of that one and
         the projections of the one ``behind``, each None where there is none."""
-        groups = rows.groups(self.sequences, self.constants)
+        groups = current.groups(self.sequences, self.constants)
         projections = [] if behind is None else behind.projections()
         outputs = [] if before is None else before.outputs()
         lead = max(1, min(LEAD, len(groups) // 2))
@@ -1651,28 +1648,28 @@ def gated_mlp(hidden, norm, linears, length, most):
     the output @ HBM. One pass over the weights for every ``most`` tokens."""
     (x_hbm, delta_hbm, stream_hbm, out_hbm), (gate, up, down) = hidden, linears
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    for some in grouped(token_blocks(*x_hbm.shape, length or x_hbm.shape[1]), most):
+    for blocks in grouped(token_blocks(*x_hbm.shape, length or x_hbm.shape[1]), most):
         # the first pieces of gate and up [128, tiles, H/128, 128] go before the hidden states [128,
         # H/128, count] of each block, whose first features then are multiplied while the others
         # arrive
-        pieces = gate.pieces(some[0].count)
-        loaded, passed = [linear.load(*pieces[0]) for linear in (gate, up)], []
-        for block in some:
+        pieces = gate.pieces(blocks[0].count)
+        loaded, inner = [linear.load(*pieces[0]) for linear in (gate, up)], []
+        for block in blocks:
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
             along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
             inner_sb = nl.ndarray((P_MAX, down.k_tiles, block.count), x_hbm.dtype)
-            passed.append(InnerTokens(block, x_sb, along_sb, inner_sb))
+            inner.append(InnerTokens(block, x_sb, along_sb, inner_sb))
         # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
         # and VectorE and ScalarE finish the bank before
         for first, size in pieces:
             if first > 0:
                 loaded = [linear.load(first, size) for linear in (gate, up)]
-            for rows in passed:
-                for part in psum_parts(size, rows.block.count):
-                    rows.gate(*loaded, part, zero_sb)
+            for tokens in inner:
+                for part in psum_parts(size, tokens.block.count):
+                    tokens.gate(*loaded, part, zero_sb)
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
-        store_product(down, [(rows.inner_sb, rows.block) for rows in passed], out_hbm)
+        store_product(down, [(tokens.inner_sb, tokens.block) for tokens in inner], out_hbm)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -1830,7 +1827,7 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
-class LlamaInferenceConfig(InferenceConfig):
+class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
     """The Hugging Face configuration's attributes and a NeuronConfigNKI."""
 
     elsewhere = ELSEWHERE
@@ -1873,13 +1870,6 @@ class LlamaInferenceConfig(InferenceConfig):
             (self.hidden_act != "silu", f"hidden_act {self.hidden_act}"),
         ]
 
-    def get_required_attributes(self) -> List[str]:
-        return [
-            "hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
-            "pad_token_id", "vocab_size", "max_position_embeddings", "rope_theta",
-            "rms_norm_eps", "hidden_act",
-        ]  # fmt: skip
-
     @classmethod
     def get_neuron_config_cls(cls) -> Type[NeuronConfigNKI]:
         return NeuronConfigNKI
@@ -1895,49 +1885,29 @@ def check_kernels(config: LlamaInferenceConfig) -> None:
             )
 
 
-class Sizes(NamedTuple):
-    """Sizes of all ranks that modules and checkpoint conversion share.
+def check_degree(config: InferenceConfig, *names: str) -> None:
+    """ValueError unless the tensor-parallel degree divides these numbers of the configuration."""
+    tp = config.neuron_config.tp_degree
+    for name in names:
+        if getattr(config, name) % tp:
+            raise ValueError(
+                f"{name} {getattr(config, name)} is not divisible by the tensor-parallel degree "
+                f"{tp}; choose a degree that divides it (llama_extended.py takes any of heads)."
+            )
 
-    Each KV head is replicated as often as the degree holds their number, and a replica serves its
-    part of the head's queries, as in NxDI. What the degree still does not divide is padded with
-    zero heads (and zero query heads), which changes no result: a zero head's output meets zero
-    columns of the output weight.
-    """
+
+class Sizes(NamedTuple):
+    """The tensor-parallel degree, and the heads of each rank; modules and weights share them."""
 
     tp: int
-    head_dim: int
-    replicas: int
-    group: int  # query heads per replica of a KV head
-    kv_heads: int  # replicas and zero heads included
+    of_rank: HeadShape
 
     @classmethod
-    def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> Sizes:
-        """Of as many ranks as split the heads, all by default."""
-        tp = ranks or config.neuron_config.tp_degree
-        heads, kv = config.num_attention_heads, config.num_key_value_heads
-        for name in ("intermediate_size", "vocab_size"):
-            size = getattr(config, name)
-            if size % tp:
-                raise ValueError(
-                    f"{name} {size} is not divisible by the tensor-parallel degree {tp}; choose a "
-                    "degree that divides it."
-                )
-        replicas = max(1, tp // kv)
-        return cls(
-            tp=tp,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            replicas=replicas,
-            group=math.ceil(heads // kv / replicas),
-            kv_heads=math.ceil(kv * replicas / tp) * tp,
-        )
-
-    @property
-    def q_heads(self) -> int:
-        return self.kv_heads * self.group
-
-    @property
-    def of_rank(self) -> HeadShape:
-        return HeadShape(self.q_heads // self.tp, self.kv_heads // self.tp, self.head_dim)
+    def of(cls, config: InferenceConfig) -> Sizes:
+        check_degree(config, "num_key_value_heads", "intermediate_size", "vocab_size")
+        tp, heads = config.neuron_config.tp_degree, config.num_attention_heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return cls(tp, HeadShape(heads // tp, config.num_key_value_heads // tp, dim))
 
 
 def option(config: InferenceConfig, name: str, default: Any = False) -> Any:
@@ -1952,8 +1922,8 @@ def is_nki_enabled(config: InferenceConfig) -> bool:
 
 # --- Modules --------------------------------------------------------------------------------------
 #
-# Classes that a module makes others of are its attributes, and what another model may do in another
-# way is a method: llama_extended.py says which.
+# Without kernels NxDI's own layers run. Classes that a module makes others of are its attributes,
+# and what another model may do in another way is a method: llama_extended.py says which.
 
 
 class Columns(NamedTuple):
@@ -1995,19 +1965,6 @@ class SumOfColumns(nn.Module):
         return columns.rows()
 
 
-class NeuronLlamaRMSNorm(nn.Module):
-    """RMSNorm over the last axis; fp32 inside, one rounding to the input's type."""
-
-    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(hidden_size)), eps
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        x = hidden.to(torch.float32)
-        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
-
-
 class KernelWeight(ColumnParallelLinear):
     """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
 
@@ -2021,51 +1978,21 @@ class KernelWeight(ColumnParallelLinear):
         super().__init__(row, P_MAX * tp_degree, **given)
 
 
-def column_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
-    """Plain column-parallel layer in the model's type; its output stays sharded."""
-    dtype = config.neuron_config.torch_dtype
-    return ColumnParallelLinear(k, n, gather_output=False, dtype=dtype, **{"bias": False, **more})
-
-
-def row_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
-    """Plain row-parallel layer: sharded input, output summed over the ranks."""
-    dtype = config.neuron_config.torch_dtype
-    reduced = option(config, "rpl_reduce_dtype") or dtype
-    given = dict(input_is_parallel=True, dtype=dtype, reduce_dtype=reduced)
-    return RowParallelLinear(k, n, **given, **{"bias": False, **more})
-
-
 class NeuronLlamaMLP(nn.Module):
-    """SwiGLU MLP: one kernel per rank and an all-reduce, or three parallel layers."""
+    """SwiGLU MLP in one kernel per rank, and an all-reduce."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         hidden, inner = config.hidden_size, config.intermediate_size
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
-        self.nki_enabled = is_nki_enabled(config)
-        if self.nki_enabled:
-            self.gate_proj = KernelWeight(inner // tp, hidden, tp, dtype)
-            self.up_proj = KernelWeight(inner // tp, hidden, tp, dtype)
-            self.down_proj = KernelWeight(hidden, inner // tp, tp, dtype)
-            return
-        bias, self.act_fn = bool(getattr(config, "mlp_bias", False)), ACT2FN[config.hidden_act]
-        self.gate_proj = column_linear(config, hidden, inner, bias=bias)
-        self.up_proj = column_linear(config, hidden, inner, bias=bias)
-        self.down_proj = row_linear(config, inner, hidden, bias=bias)
+        self.gate_proj = KernelWeight(inner // tp, hidden, tp, dtype)
+        self.up_proj = KernelWeight(inner // tp, hidden, tp, dtype)
+        self.down_proj = KernelWeight(hidden, inner // tp, tp, dtype)
 
-    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Any:
-        """hidden + MLP(norm(hidden)): [B, S, H], or Columns with kernels; ``given`` as to the
-        decoder layer."""
-        if not self.nki_enabled:
-            normed = norm(hidden)
-            gate, up = (self.product(p, normed, given) for p in (self.gate_proj, self.up_proj))
-            return hidden + self.product(self.down_proj, self.act_fn(gate) * up, given)
+    def forward(self, hidden: Columns, norm: Norm, given: Dict[str, Any]) -> Columns:
+        """hidden + MLP(norm(hidden)); ``given`` as to the decoder layer."""
         partial, *stream = self.kernel_results(hidden, norm)
         return hidden.after(partial, stream)
-
-    def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
-        """What one of the parallel layers makes of x."""
-        return layer(x)
 
     def kernel_results(self, hidden: Columns, norm: Norm) -> Tuple[torch.Tensor, ...]:
         """The kernel's partial output and, where there is a delta, the sum."""
@@ -2073,6 +2000,13 @@ class NeuronLlamaMLP(nn.Module):
         x = hidden.stream, hidden.delta
         results = swiglu_mlp_kernel(*x, norm, *weights, hidden.shape[1])
         return (results,) if hidden.delta is None else results
+
+
+class PlainMLP(modeling_llama.NeuronLlamaMLP):
+    """NxDI's MLP, called as that of the kernels is: [B, S, H] and a norm that is a module."""
+
+    def forward(self, hidden: torch.Tensor, norm: nn.Module, given: Dict[str, Any]) -> torch.Tensor:
+        return hidden + super().forward(norm(hidden))[0]
 
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -2093,25 +2027,17 @@ class LlamaRotaryEmbedding(nn.Module):
     beyond the positions that the model was trained for, which no cache here reaches.
     """
 
-    def __init__(self, config: InferenceConfig) -> None:
+    def __init__(self, config: InferenceConfig, head_dim: int) -> None:
         super().__init__()
-        self.head_dim = Sizes.of(config).head_dim
-        self.inv_freq, self.amplitude = rope_frequencies(config, self.head_dim)
-        self.nki_enabled = is_nki_enabled(config)
+        self.head_dim = head_dim
+        self.inv_freq, self.amplitude = rope_frequencies(config, head_dim)
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
-        """position_ids [B, S] -> cos, sin [B, S, D / 2] in ``dtype``, angles in fp32.
-
-        For the kernels [128, B * S], one row per lane of a tile of heads: the second half of each
-        head takes its frequencies again, with the negative sine.
-        """
+        """position_ids [B, S] -> cos, sin [128, B * S] in ``dtype``, angles in fp32: a row for each
+        lane of a tile of heads. The second half of a head has the same angles, negative."""
         inv_freq = torch.tensor(self.inv_freq, dtype=torch.float32, device=position_ids.device)
-        positions = position_ids.to(torch.float32)
-        if self.nki_enabled:
-            lanes = in_lanes(torch.cat((inv_freq, -inv_freq)), self.head_dim)
-            angles = lanes[:, None] * positions.reshape(1, -1)
-        else:
-            angles = positions[:, :, None] * inv_freq
+        lanes = in_lanes(torch.cat((inv_freq, -inv_freq)), self.head_dim)
+        angles = lanes[:, None] * position_ids.to(torch.float32).reshape(1, -1)
         cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
         return cos.to(dtype), sin.to(dtype)
 
@@ -2139,126 +2065,65 @@ def rope_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], fl
     return frequencies.tolist(), amplitude
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE of [B, heads, S, D] with cos, sin [B, S, D / 2]."""
-    low, high = x.chunk(2, dim=-1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
-
-
 class NeuronLlamaAttention(nn.Module):
     """Grouped-query attention; returns the new tokens' K and V for the base class's cache."""
 
-    def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
-        """``ranks`` that split the heads, and their group as layers take it; None: all."""
+    def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.config, self.sizes = config, Sizes.of(config, ranks)
-        self.nki_enabled = is_nki_enabled(config)
-        self.rotary_emb = LlamaRotaryEmbedding(config)
-        if self.nki_enabled:
-            self.make_kernel_weights(group)
-        else:
-            self.make_layers(group)
+        self.config, self.sizes = config, Sizes.of(config)
+        self.rotary_emb = LlamaRotaryEmbedding(config, self.sizes.of_rank.head_dim)
+        self.make_kernel_weights()
 
-    def make_kernel_weights(self, group: Dict[str, Any]) -> None:
+    def make_kernel_weights(self, **group: Any) -> None:
         hidden, rank = self.config.hidden_size, self.sizes.of_rank
         shared = self.sizes.tp, self.config.neuron_config.torch_dtype
         tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
         self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, *shared, **group)
         self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, *shared, **group)
 
-    def make_layers(self, group: Dict[str, Any], bias: bool = False) -> None:
-        """``bias``: whether Q, K and V have one."""
-        config, hidden, dim = self.config, self.config.hidden_size, self.sizes.head_dim
-        q_size, kv_size = self.sizes.q_heads * dim, self.sizes.kv_heads * dim
-        self.q_proj = column_linear(config, hidden, q_size, bias=bias, **group)
-        self.k_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
-        self.v_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
-        of_output = bool(getattr(config, "attention_bias", False))
-        self.o_proj = row_linear(config, q_size, hidden, bias=of_output, **group)
-
-    def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
-        """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
-        dim = self.sizes.head_dim
-        return rows.reshape(batch, -1, rows.shape[-1] // dim, dim).transpose(1, 2)
-
-    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
-        """hidden + attention(norm(hidden)), [B, S, H] or Columns, then (K, V), cos and sin.
+    def forward(self, hidden: Columns, norm: Norm, given: Dict[str, Any]) -> Tuple[Any, ...]:
+        """hidden + attention(norm(hidden)), then (K, V), cos and sin.
 
         ``given`` by the base class: position_ids [B, S]; attention_mask and active_mask, True where
         keys count; past_key_value, two [B, kv_rank, L, D], and cos_cache and sin_cache of the layer
         before. All but the first two may be None.
         """
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
-        # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
-        if cos is None or (cos.dim() == 2) != self.nki_enabled:
-            dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
-            cos, sin = self.rotary_emb(given["position_ids"], dtype)
-        attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
+        if cos is None:
+            cos, sin = self.rotary_emb(given["position_ids"], hidden.stream.dtype)
         cached = given.get("past_key_value"), given["attention_mask"], given.get("active_mask")
-        output, present = attend(hidden, norm, *cached, (cos, sin), given)
-        return output, present, cos, sin
+        # residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce
+        partial, k, v, *stream = self.kernel_results(hidden, norm, *cached, (cos, sin))
+        present = tuple(self.heads(rows, hidden.shape[0]) for rows in (k, v))
+        return hidden.after(partial, stream), present, cos, sin
 
-    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
-        """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
-        results = self.kernel_results(hidden, norm, past, mask, active_mask, tables)
-        (partial, k, v, *stream), batch = results, hidden.shape[0]
-        return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+    def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
+        """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
+        dim = self.sizes.of_rank.head_dim
+        return rows.reshape(batch, -1, rows.shape[-1] // dim, dim).transpose(1, 2)
 
     def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
         """Those of the kernel for a prompt, or for a token over the cache ``past``."""
-        batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
-        weights = self.qkv_proj.weight, self.o_proj.weight
+        rank, weights = self.sizes.of_rank, (self.qkv_proj.weight, self.o_proj.weight)
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         if past is None:
-            return attention_prefill_kernel(*inputs, rank, batch)
-        bias = _mask_bias(mask[:, 0, 0], dtype)
+            return attention_prefill_kernel(*inputs, rank, hidden.shape[0])
+        bias = _mask_bias(mask[:, 0, 0], hidden.stream.dtype)
         cache = cache_in_runs(*past, bias, P_MAX // past[0].shape[1])
         return attention_decode_kernel(*inputs, *cache, rank)
 
-    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
-        """The same in PyTorch, rounding where the device's reference rounds."""
-        q, k, v = self.project(norm(hidden), tables, given)
-        visible = [(k, v, mask)]
-        if past is not None:
-            if active_mask is None:
-                active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
-            # a comparison of both paths hands the kernels' cache, which may be fp8, to this one
-            visible = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
-        merged = self.attend(q, visible).transpose(1, 2).flatten(2)
-        return hidden + self.product(self.o_proj, merged, given), (k, v)
 
-    product = NeuronLlamaMLP.product
+class PlainAttention(modeling_llama.NeuronLlamaAttention):
+    """NxDI's attention, called as that of the kernels is: [B, S, H] and a norm that is a module."""
 
-    def project(self, normed, tables, given) -> Tuple[torch.Tensor, ...]:
-        """[B, S, H] -> queries, keys, both rotated, and values [B, heads, S, D]."""
-        q, k, v = (
-            self.heads(self.product(layer, normed, given), len(normed))
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return rotate(q, *tables), rotate(k, *tables), v
-
-    def attend(
-        self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]], softmax: Any = torch.softmax
-    ) -> torch.Tensor:
-        """One softmax over all (keys, values, mask) that are ``visible``: the cache and new tokens.
-
-        Keys and values [B, kv_rank, keys, D], each KV head for its group of queries, mask bool
-        [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32.
-        """
-        group, root = q.shape[1] // visible[0][0].shape[1], math.sqrt(self.sizes.head_dim)
-        scores = []
-        for keys, _, mask in visible:
-            product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
-            hidden = torch.finfo(product.dtype).min
-            scores.append(torch.where(mask, product, hidden).to(torch.float32))
-        weights = softmax(torch.cat(scores, dim=-1), -1).to(q.dtype)
-        parts = weights.split([part.shape[-1] for part in scores], dim=-1)
-        context, *more = (
-            torch.matmul(part, values.repeat_interleave(group, dim=1))
-            for part, (_, values, _) in zip(parts, visible)
-        )
-        return context + more[0] if more else context
+    def forward(self, hidden: Any, norm: nn.Module, given: Dict[str, Any]) -> Tuple[Any, ...]:
+        names = ["attention_mask", "position_ids", "past_key_value", "active_mask"]
+        cos = given.get("cos_cache")
+        if cos is not None and cos.dim() > 2:  # a comparison of both paths hands on the kernels'
+            names += ["cos_cache", "sin_cache"]
+        known = {name: given.get(name) for name in names}
+        output, *results = super().forward(norm(hidden), **known)
+        return hidden + output, *results
 
 
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -2291,18 +2156,19 @@ class NeuronLlamaDecoderLayer(nn.Module):
 
     attention_cls: Type[nn.Module] = NeuronLlamaAttention
     mlp_cls: Type[nn.Module] = NeuronLlamaMLP
+    plain_cls: Tuple[Type[nn.Module], ...] = PlainAttention, PlainMLP
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.config, self.nki_enabled = config, is_nki_enabled(config)
         if self.nki_enabled:
             check_kernels(config)
-        self.self_attn = self.attention_cls(config)
-        self.mlp = self.mlp_cls(config)
         # the kernels find the gains in their weights
-        norm, size = Norm if self.nki_enabled else NeuronLlamaRMSNorm, config.hidden_size
-        self.input_layernorm = norm(size, config.rms_norm_eps)
-        self.post_attention_layernorm = norm(size, config.rms_norm_eps)
+        kinds = (self.attention_cls, self.mlp_cls) if self.nki_enabled else self.plain_cls
+        norm_cls = Norm if self.nki_enabled else modeling_llama.get_rmsnorm_cls()
+        self.self_attn, self.mlp = (kind(config) for kind in kinds)
+        self.input_layernorm = norm_cls(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = norm_cls(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, hidden_states: Any, **given: Any) -> Tuple[Any, ...]:
         """Hidden states, (K, V), cos, sin; a fifth item where the base passes ``residual``.
@@ -2345,21 +2211,11 @@ class NeuronLlamaHead(KernelWeight):
         return linear_kernel(columns, self.weight, self.norm)
 
 
-class NeuronLlamaModel(NeuronBaseModel):
+class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):
     """Embedding, decoder layers, final norm and head, as the NxDI base class calls them."""
 
     layer_cls: Type[nn.Module] = NeuronLlamaDecoderLayer
     head_cls: Type[nn.Module] = NeuronLlamaHead
-
-    def setup_attr_for_model(self, config: InferenceConfig) -> None:
-        neuron_config = config.neuron_config
-        self.on_device_sampling = neuron_config.on_device_sampling_config is not None
-        self.tp_degree = neuron_config.tp_degree
-        self.hidden_size = config.hidden_size
-        self.num_attention_heads = Sizes.of(config).q_heads
-        self.num_key_value_heads = Sizes.of(config).kv_heads
-        self.max_batch_size = neuron_config.max_batch_size
-        self.buckets = neuron_config.buckets
 
     def init_model(self, config: InferenceConfig) -> None:
         neuron_config = config.neuron_config
@@ -2392,43 +2248,12 @@ class NeuronLlamaModel(NeuronBaseModel):
         """What stands behind the last layer; the head's kernel normalises."""
         if is_nki_enabled(config):
             return SumOfColumns()
-        return NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        return modeling_llama.get_rmsnorm_cls()(config.hidden_size, config.rms_norm_eps)
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
 
 StateDict = Dict[str, torch.Tensor]
-
-
-def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
-    """Query heads along ``dim`` in the order of the replicas of their ``kv`` KV heads."""
-    per_head = sizes.replicas * sizes.group * sizes.head_dim
-    padded = [pad_to(group, dim, per_head) for group in weight.chunk(kv, dim=dim)]
-    return pad_to(torch.cat(padded, dim=dim), dim, sizes.q_heads * sizes.head_dim)
-
-
-def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-    """Rows of KV heads, each head once per replica."""
-    heads = weight.unflatten(0, (-1, sizes.head_dim))
-    replicated = heads.repeat_interleave(sizes.replicas, dim=0).flatten(0, 1)
-    return pad_to(replicated, 0, sizes.kv_heads * sizes.head_dim)
-
-
-def spread_heads(
-    state: StateDict, attention: str, kv: int, sizes: Sizes,
-    kinds: Sequence[Sequence[str]] = (("weight",), ("weight",)),
-) -> None:  # fmt: skip
-    """Tensors of one layer's attention for replicated and padded heads: of Q, K and V those
-    ``kinds`` that have a row for each feature of a head, of the output those with a column."""
-    for name in ATTENTION_TARGETS:
-        dim = 1 if name == "o_proj" else 0
-        for key in (f"{attention}{name}.{kind}" for kind in kinds[dim]):
-            if key not in state or state[key].numel() == 1:  # one number for all rows
-                continue
-            if name in ("k_proj", "v_proj"):
-                state[key] = spread_kv(state[key], sizes)
-            else:
-                state[key] = spread_queries(state[key], kv, sizes, dim)
 
 
 def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -2447,7 +2272,7 @@ def attention_for_kernels(
 ) -> None:
     """What the attention kernels read of one layer, behind a norm with this ``gain``."""
     *qkv, out = (state.pop(f"{attention}{name}.weight") for name in ATTENTION_TARGETS)
-    rank, tp, group = sizes.of_rank, sizes.tp, sizes.group
+    rank, tp, group = sizes.of_rank, sizes.tp, sizes.of_rank.group
     state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
         in_runs(torch.cat((rank.order(q, group), rank.order(k, 1), v)), 1)
         for q, k, v in zip(*(times_gain(weight, gain).chunk(tp) for weight in qkv))
@@ -2482,14 +2307,10 @@ def add_ranks(state: StateDict, config: InferenceConfig) -> None:
         state["embed_tokens.rank_util.rank"] = ranks.clone()
 
 
-class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
+class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
     """What the driver compiles, loads and generates with."""
 
     _model_cls = NeuronLlamaModel
-
-    @staticmethod
-    def load_hf_model(model_path: str, **kwargs: Any) -> PreTrainedModel:
-        return AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(
@@ -2500,21 +2321,20 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         Runs before the SDK ties the head to the embedding, so a tied head is made here: for the
         kernels it has its own layout.
         """
-        state, sizes, nki_enabled = dict(state_dict), Sizes.of(config), is_nki_enabled(config)
-        if nki_enabled and config.neuron_config.torch_dtype is torch.float32:
+        state, convert = dict(state_dict), modeling_llama.NeuronLlamaForCausalLM
+        if not is_nki_enabled(config):
+            return convert.convert_hf_to_neuron_state_dict(state, config)
+        if config.neuron_config.torch_dtype is torch.float32:
             # a norm's gain times a weight in bf16 has more digits than that
             state = {name: tensor.float() for name, tensor in state.items()}
+        sizes = Sizes.of(config)
         for layer in (f"layers.{number}." for number in range(config.num_hidden_layers)):
-            attention = f"{layer}self_attn."
-            spread_heads(state, attention, config.num_key_value_heads, sizes)
-            if nki_enabled:
-                gain = state.pop(f"{layer}input_layernorm.weight")
-                attention_for_kernels(state, attention, gain, sizes)
-                gain = state.pop(f"{layer}post_attention_layernorm.weight")
-                mlp_for_kernels(state, f"{layer}mlp.", gain, sizes.tp)
-        if nki_enabled:
-            state.setdefault("lm_head.weight", state["embed_tokens.weight"])
-            head_for_kernels(state, "lm_head", state.pop("norm.weight"), sizes.tp)
+            gain = state.pop(f"{layer}input_layernorm.weight")
+            attention_for_kernels(state, f"{layer}self_attn.", gain, sizes)
+            gain = state.pop(f"{layer}post_attention_layernorm.weight")
+            mlp_for_kernels(state, f"{layer}mlp.", gain, sizes.tp)
+        state.setdefault("lm_head.weight", state["embed_tokens.weight"])
+        head_for_kernels(state, "lm_head", state.pop("norm.weight"), sizes.tp)
         add_ranks(state, config)
         return state
 

@@ -163,8 +163,8 @@ class AdaptedMLP(NeuronLlamaMLP):
 class AdaptedAttention(NeuronLlamaAttention):
     """The same."""
 
-    def make_kernel_weights(self, group: Dict[str, Any]) -> None:
-        super().make_kernel_weights(group)
+    def make_kernel_weights(self, **group: Any) -> None:
+        super().make_kernel_weights(**group)
         hidden, rank = self.config.hidden_size, self.sizes.of_rank
         tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
         n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_features, hidden]

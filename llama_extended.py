@@ -20,11 +20,13 @@ from typing import Any, List, Tuple, Type
 import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
 from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import llama
 import llama_cached
 import llama_ranks
-from llama import P_MAX, Sizes, is_nki_enabled, option
+from llama import P_MAX, is_nki_enabled, option
+from llama_weights import Sizes
 from llama_adapters import (
     AdaptedLayer, adapter_ranks, add_adapters, add_idle_layer, check_adapters, keep_numbers,
 )  # fmt: skip
@@ -32,7 +34,7 @@ from llama_families import (
     NormOfColumns, add_heads, attention_biases, has_head_norms, shows_hidden_states,
 )  # fmt: skip
 from llama_quantised import as_integers, as_quantised, quantise_kernel_weights
-from llama_layers import AnyHead, AnyMLP, convert_heads, convert_mlp
+from llama_layers import AnyHead, convert_heads, convert_mlp
 from llama_cached import NeuronConfigNKI, window_of
 
 
@@ -94,8 +96,6 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
 class NeuronLlamaDecoderLayer(AdaptedLayer, llama_ranks.SharedLayer):
     """With every attention and MLP."""
 
-    mlp_cls: Type[nn.Module] = AnyMLP
-
 
 class NeuronLlamaModel(llama_ranks.SharedModel, llama_cached.CachedModel):
     """With further heads, quantised weights, adapters, and caches of blocks."""
@@ -125,6 +125,10 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
     """What the driver compiles, loads and generates with."""
 
     _model_cls = NeuronLlamaModel
+
+    @staticmethod
+    def load_hf_model(model_path: str, **kwargs: Any) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
 
     def enable_speculation(self, *args: Any, **kwargs: Any) -> None:
         """With the single-token graph, which NxDI 0.2 and later leave out: generation needs it."""

@@ -1,25 +1,29 @@
 """The wider family of Llama for llama.py: what Qwen, EAGLE and Medusa have beside it.
 
 Biases on queries, keys and values (Qwen2.5), norms over query and key heads (Qwen3), and heads that
-guess further tokens (Medusa, EAGLE).
+guess further tokens (Medusa, EAGLE). And layers in PyTorch, rounded where the device's reference
+rounds: NxDI's, which llama.py alone has without kernels, know none of what stands beside it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Tuple
+import math
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import torch
-from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
 from neuronx_distributed_inference.models.config import InferenceConfig
 from torch import nn
+from transformers.activations import ACT2FN
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, Hbm, HeadShape, NeuronLlamaAttention, NeuronLlamaRMSNorm, Sbuf,
-    Sizes, StateDict, depth_of, in_lanes, option, pad_tiles, rotate, whole_tiles,
+    ATTENTION_TARGETS, P_MAX, Hbm, HeadShape, LlamaRotaryEmbedding, NeuronLlamaAttention,
+    NeuronLlamaMLP, Sbuf, StateDict, depth_of, in_lanes, is_nki_enabled, option, pad_tiles,
+    whole_tiles,
 )  # fmt: skip
-from llama_weights import KernelRows, heads_in_tiles
+from llama_weights import KernelRows, Sizes, heads_in_tiles
 
 
 # --- In kernels -----------------------------------------------------------------------------------
@@ -113,11 +117,104 @@ def shows_hidden_states(config: InferenceConfig) -> bool:
     return bool(option(config, "enable_eagle_speculation")) or medusa_heads(config) > 0
 
 
-class FamilyAttention(NeuronLlamaAttention):
-    """With biases, and norms over heads."""
+class NeuronLlamaRMSNorm(nn.Module):
+    """RMSNorm over the last axis; fp32 inside, one rounding to the input's type."""
 
-    def make_kernel_weights(self, group: Dict[str, Any]) -> None:
-        super().make_kernel_weights(group)
+    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(hidden_size)), eps
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        x = hidden.to(torch.float32)
+        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
+
+
+def column_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
+    """Plain column-parallel layer in the model's type; its output stays sharded."""
+    dtype = config.neuron_config.torch_dtype
+    return ColumnParallelLinear(k, n, gather_output=False, dtype=dtype, **{"bias": False, **more})
+
+
+def row_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
+    """Plain row-parallel layer: sharded input, output summed over the ranks."""
+    dtype = config.neuron_config.torch_dtype
+    reduced = option(config, "rpl_reduce_dtype") or dtype
+    given = dict(input_is_parallel=True, dtype=dtype, reduce_dtype=reduced)
+    return RowParallelLinear(k, n, **given, **{"bias": False, **more})
+
+
+class FamilyMLP(NeuronLlamaMLP):
+    """SwiGLU MLP: one kernel per rank and an all-reduce, or three parallel layers."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        nki_enabled = is_nki_enabled(config)
+        if nki_enabled:
+            super().__init__(config)
+        else:
+            nn.Module.__init__(self)
+            self.make_layers(config)
+        self.nki_enabled = nki_enabled
+
+    def make_layers(self, config: InferenceConfig) -> None:
+        hidden, inner = config.hidden_size, config.intermediate_size
+        bias, self.act_fn = bool(getattr(config, "mlp_bias", False)), ACT2FN[config.hidden_act]
+        self.gate_proj = column_linear(config, hidden, inner, bias=bias)
+        self.up_proj = column_linear(config, hidden, inner, bias=bias)
+        self.down_proj = row_linear(config, inner, hidden, bias=bias)
+
+    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Any:
+        """hidden + MLP(norm(hidden)): [B, S, H], or Columns with kernels."""
+        if self.nki_enabled:
+            return super().forward(hidden, norm, given)
+        normed = norm(hidden)
+        gate, up = (self.product(p, normed, given) for p in (self.gate_proj, self.up_proj))
+        return hidden + self.product(self.down_proj, self.act_fn(gate) * up, given)
+
+    def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
+        """What one of the parallel layers makes of x."""
+        return layer(x)
+
+
+class FamilyRotaryEmbedding(LlamaRotaryEmbedding):
+    """That of llama.py; for layers in PyTorch cos, sin [B, S, D / 2]."""
+
+    def __init__(self, config: InferenceConfig, head_dim: int) -> None:
+        super().__init__(config, head_dim)
+        self.nki_enabled = is_nki_enabled(config)
+
+    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
+        if self.nki_enabled:
+            return super().forward(position_ids, dtype)
+        inv_freq = torch.tensor(self.inv_freq, dtype=torch.float32, device=position_ids.device)
+        angles = position_ids.to(torch.float32)[:, :, None] * inv_freq
+        cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        return cos.to(dtype), sin.to(dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE of [B, heads, S, D] with cos, sin [B, S, D / 2]."""
+    low, high = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+class FamilyAttention(NeuronLlamaAttention):
+    """With biases, and norms over heads; without kernels in PyTorch."""
+
+    def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
+        """``ranks`` that split the heads, and their group as layers take it; None: all."""
+        nn.Module.__init__(self)
+        self.config, self.sizes = config, Sizes.of(config, ranks)
+        self.nki_enabled = is_nki_enabled(config)
+        self.rotary_emb = FamilyRotaryEmbedding(config, self.sizes.head_dim)
+        if self.nki_enabled:
+            self.make_kernel_weights(**group)
+        else:
+            self.make_layers(group)
+
+    def make_kernel_weights(self, **group: Any) -> None:
+        super().make_kernel_weights(**group)
         rank, dtype = self.sizes.of_rank, self.config.neuron_config.torch_dtype
         size = (rank.qk_tiles + whole_tiles(rank.kv_features)) * P_MAX
         biased, _ = attention_biases(self.config)
@@ -126,20 +223,81 @@ class FamilyAttention(NeuronLlamaAttention):
         gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
         self.register_parameter("head_gains", gains if has_head_norms(self.config) else None)
 
-    def make_layers(self, group: Dict[str, Any], bias: bool = False) -> None:
-        super().make_layers(group, attention_biases(self.config)[0])
+    def make_layers(self, group: Dict[str, Any]) -> None:
+        config, hidden, dim = self.config, self.config.hidden_size, self.sizes.head_dim
+        q_size, kv_size = self.sizes.q_heads * dim, self.sizes.kv_heads * dim
+        bias, out_bias = attention_biases(config)
+        self.q_proj = column_linear(config, hidden, q_size, bias=bias, **group)
+        self.k_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
+        self.v_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
+        self.o_proj = row_linear(config, q_size, hidden, bias=out_bias, **group)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        if has_head_norms(self.config):
-            dim, eps = self.sizes.head_dim, self.config.rms_norm_eps
+        if has_head_norms(config):
+            eps = config.rms_norm_eps
             self.q_norm, self.k_norm = NeuronLlamaRMSNorm(dim, eps), NeuronLlamaRMSNorm(dim, eps)
 
-    def project(self, normed, tables, given):
+    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
+        """hidden + attention(norm(hidden)), [B, S, H] or Columns, then (K, V), cos and sin."""
+        cos, sin = given.get("cos_cache"), given.get("sin_cache")
+        # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
+        if cos is None or (cos.dim() == 2) != self.nki_enabled:
+            dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
+            cos, sin = self.rotary_emb(given["position_ids"], dtype)
+        attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
+        cached = given.get("past_key_value"), given["attention_mask"], given.get("active_mask")
+        output, present = attend(hidden, norm, *cached, (cos, sin), given)
+        return output, present, cos, sin
+
+    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
+        """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
+        results = self.kernel_results(hidden, norm, past, mask, active_mask, tables)
+        (partial, k, v, *stream), batch = results, hidden.shape[0]
+        return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+
+    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
+        """The same in PyTorch, rounding where the device's reference rounds."""
+        q, k, v = self.project(norm(hidden), tables, given)
+        visible = [(k, v, mask)]
+        if past is not None:
+            if active_mask is None:
+                active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
+            # a comparison of both paths hands the kernels' cache, which may be fp8, to this one
+            visible = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
+        merged = self.attend(q, visible).transpose(1, 2).flatten(2)
+        return hidden + self.product(self.o_proj, merged, given), (k, v)
+
+    product = FamilyMLP.product
+
+    def project(self, normed, tables, given) -> Tuple[torch.Tensor, ...]:
+        """[B, S, H] -> queries, keys, both rotated, and values [B, heads, S, D]."""
         q, k, v = (
             self.heads(self.product(layer, normed, given), len(normed))
             for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
         return rotate(self.q_norm(q), *tables), rotate(self.k_norm(k), *tables), v
+
+    def attend(
+        self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]], softmax: Any = torch.softmax
+    ) -> torch.Tensor:
+        """One softmax over all (keys, values, mask) that are ``visible``: the cache and new tokens.
+
+        Keys and values [B, kv_rank, keys, D], each KV head for its group of queries, mask bool
+        [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32.
+        """
+        group, root = q.shape[1] // visible[0][0].shape[1], math.sqrt(self.sizes.head_dim)
+        scores = []
+        for keys, _, mask in visible:
+            product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
+            hidden = torch.finfo(product.dtype).min
+            scores.append(torch.where(mask, product, hidden).to(torch.float32))
+        weights = softmax(torch.cat(scores, dim=-1), -1).to(q.dtype)
+        parts = weights.split([part.shape[-1] for part in scores], dim=-1)
+        context, *more = (
+            torch.matmul(part, values.repeat_interleave(group, dim=1))
+            for part, (_, values, _) in zip(parts, visible)
+        )
+        return context + more[0] if more else context
 
 
 class ResBlock(nn.Module):

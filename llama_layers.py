@@ -32,7 +32,7 @@ from llama_adapters import (
     AdaptedAttention, AdaptedMLP, Adapters, add_terms, convert_adapters, split_adapters,
 )  # fmt: skip
 from llama_families import (
-    FamilyAttention, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states,
+    FamilyAttention, FamilyMLP, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states,
     slots_of,
 )  # fmt: skip
 from llama_quantised import (
@@ -158,13 +158,13 @@ class AnyProjection(NamedTuple):
     head_norm: Optional[HeadNorm]
     added: List[Tuple[List[Any], List[Any]]]
 
-    heads, tiles, turn = Projection.heads, Projection.tiles, Projection.turn
+    heads, tiles, rope = Projection.heads, Projection.tiles, Projection.rope
 
     def project(self, piece, at, span, qk_sb, v_sb):
         """As that of Projection."""
         heads, tile = self.heads, at - piece.first
         if at >= heads.qk_tiles:
-            self.values(piece, tile, (at - heads.qk_tiles) * P_MAX, v_sb)
+            self.project_values(piece, tile, (at - heads.qk_tiles) * P_MAX, v_sb)
             return
         which, columns = int(at >= heads.q_tiles), nl.ds(*span)
         first, tiles = (heads.q_tiles, heads.stacks) if which else (0, heads.q_tiles)
@@ -175,13 +175,13 @@ class AnyProjection(NamedTuple):
             along_sb = self.scales.along_sb[:, columns]
             x = self.head_norm.normed(x, along_sb, which, self.x_sb.dtype)
         if slots_of(heads) == 1:
-            self.turn(x, columns, qk_sb[:, at, columns], not which)
+            self.rope(x, columns, qk_sb[:, at, columns], not which)
             return
         half, second = tiles // 2, at - first >= tiles // 2
         other = qk_sb[:, at - half if second else at + half, columns]
-        self.turn_half(x, columns, qk_sb[:, at, columns], other, second, not which)
+        self.rope_half(x, columns, qk_sb[:, at, columns], other, second, not which)
 
-    def turn_half(self, x, columns, half, other, second, of_queries):
+    def rope_half(self, x, columns, half, other, second, of_queries):
         """Rotation of a head of two tiles, x of one [128, size] into its ``half`` and the
         ``other``: the first leaves x cos and x sin in both; the ``second``, which comes later, adds
         its own."""
@@ -196,8 +196,8 @@ class AnyProjection(NamedTuple):
             sum_sb = nisa.tensor_tensor(part, term_sb, op, dtype=nl.float32)
             part[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
 
-    def values(self, piece, tile, start, v_sb):
-        """As those of Projection, times the scales of their features."""
+    def project_values(self, piece, tile, start, v_sb):
+        """As that of Projection, times the scales of their features."""
         layer, heads, x_sb = self.layer, self.heads, self.x_sb
         gained_sb = x_sb if layer.qkv.gain is None else layer.qkv.gain.of(x_sb, self.block)
         width = min(P_MAX, heads.kv_features - start)
@@ -364,7 +364,7 @@ def swiglu_mlp_kernel(
 # --- Modules --------------------------------------------------------------------------------------
 
 
-class AnyMLP(AdaptedMLP, QuantisedMLP):
+class AnyMLP(AdaptedMLP, QuantisedMLP, FamilyMLP):
     """The MLP with adapters and scales."""
 
     def kernel_results(self, hidden, norm):

@@ -306,24 +306,24 @@ def stored_together(pieces, tokens):
     return groups
 
 
-def store_product(linear, passed, out_hbm):
-    """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
+def store_product(linear, inputs, out_hbm):
+    """``W @ x`` of ``inputs``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
     over the weights. Features lie in runs, so that each partition stores contiguous rows."""
-    count = passed[0][1].count
+    count = inputs[0][1].count
     for group in stored_together(linear.pieces(count, last=True), count):
         begin, size, outs = group[0][0], group[-1][0] + group[-1][1] - group[0][0], []
-        for rows in passed:
+        for rows in inputs:
             outs.append(tile_of((P_MAX, size, rows[1].count), out_hbm.dtype))
         for span in group:
             piece = linear.load(span[0], span[1])
-            for n in range(len(passed)):
-                for part in psum_parts(span[1], passed[n][1].count):
+            for n in range(len(inputs)):
+                for part in psum_parts(span[1], inputs[n][1].count):
                     tile, together, at, tokens = part
                     rows, columns = nl.ds(span[0] - begin + tile, together), nl.ds(at, tokens)
-                    out_psum = piece.product(part, passed[n][0])
+                    out_psum = piece.product(part, inputs[n][0])
                     nisa.tensor_copy(dst=outs[n][:, rows, columns], src=out_psum)
-        for n in range(len(passed)):
-            nl.store(block_part(out_hbm, passed[n][1], begin, size), outs[n])
+        for n in range(len(inputs)):
+            nl.store(block_part(out_hbm, inputs[n][1], begin, size), outs[n])
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
@@ -553,11 +553,11 @@ class Projection(nl.NKIObject):
         is left of its rotation."""
         heads = self.layer.heads
         if at < heads.qk_tiles:
-            return later.leave(self, self.rotate(piece, at, qk_sb))
-        self.values(piece, at - piece.first, (at - heads.qk_tiles) * P_MAX, v_sb)
+            return later.leave(self, self.project_heads(piece, at, qk_sb))
+        self.project_values(piece, at - piece.first, (at - heads.qk_tiles) * P_MAX, v_sb)
         return 0
 
-    def rotate(self, piece, at, qk_sb):
+    def project_heads(self, piece, at, qk_sb):
         """Tile ``at`` of query or key heads times cos and times sin [128, 2, T] @ SBUF, the terms
         of its rotation: VectorE multiplies whole rows. -> what ``finish`` takes."""
         terms_sb = tile_of((P_MAX, 2, self.x_sb.shape[2]), self.x_sb.dtype)
@@ -578,7 +578,7 @@ class Projection(nl.NKIObject):
         out_sb, zero_sb = qk_sb[:, at, :], layer.zero_sb
         nisa.activation(dst=out_sb, op=nl.copy, data=rotated_psum, bias=zero_sb, scale=scale)
 
-    def values(self, piece, tile, start, v_sb):
+    def project_values(self, piece, tile, start, v_sb):
         """A tile of features of V of every tile of tokens into the columns from ``start`` on.
         Tokens are stationary: they land on partitions, where sums over keys contract them."""
         width = min(P_MAX, self.layer.heads.kv_features - start)
@@ -912,7 +912,7 @@ SUM, LENGTHS, SCALES = -3, -2, -1  # work of a PromptBlock before its first tile
 
 
 class PromptBlock(nl.NKIObject):
-    """A Block under way: its Residual, until that is a Projection ``p``; what is projected of it @
+    """A Block under way: its Residual, until that is a Projection; what is projected of it @
     SBUF, qk_sb and v_sb of ``qkv_tiles``; and the WeightPieces of both linear layers. Contexts take
     the place of their queries. ``rotated`` is the number of what is left of its last rotation."""
 
@@ -924,7 +924,8 @@ class PromptBlock(nl.NKIObject):
     later: Later
 
     def __post_init__(self):
-        heads, self.parts, self.lengths, self.p, self.rotated = self.layer.heads, [], [], None, 0
+        heads, self.parts, self.lengths, self.rotated = self.layer.heads, [], [], 0
+        self.projection = None
         for part in self.block.parts():
             self.parts.append((part[2], part[3]))
         dtype = self.layer.x_hbm.dtype
@@ -956,7 +957,8 @@ class PromptBlock(nl.NKIObject):
         if at < 0:
             self.prepare(at)
         elif at < tiles:
-            left = self.p.project(self.qkv.piece(at), at, self.qk_sb, self.v_sb, self.later)
+            piece = self.qkv.piece(at)
+            left = self.projection.project(piece, at, self.qk_sb, self.v_sb, self.later)
             self.rotated = max(self.rotated, left)
         else:
             self.store_output(at - tiles)
@@ -971,7 +973,7 @@ class PromptBlock(nl.NKIObject):
             self.lengths = [] if layer.norm is None else squared_lengths(given.x_sb, parts)
         else:
             scales = scales_of(self.lengths, layer.norm, parts, count)
-            self.p = layer.projection(given.x_sb, self.block, scales, parts)
+            self.projection = layer.projection(given.x_sb, self.block, scales, parts)
 
     def store_output(self, first):
         """Two tiles of the output [128, 2, count], a pass of all tokens for each tile of contexts,
@@ -1059,14 +1061,14 @@ class PromptAttention(nl.NKIObject):
         columns = self.layer.qkv.weight_hbm.shape[1] + self.layer.out.weight_hbm.shape[1]
         if 2 * columns <= WEIGHT_BYTES:
             self.kept = prompt_weights(self.layer, blocks[0].count)
-        rows, before, waiting = self.start(blocks[0]), None, []
-        run_all(rows.projections())
+        current, before, waiting = self.start(blocks[0]), None, []
+        run_all(current.projections())
         for n in range(len(blocks)):
-            self.keep_keys(rows)
+            self.keep_keys(current)
             behind = self.start(blocks[n + 1]) if n + 1 < len(blocks) else None
-            waiting = self.attend(rows, before, behind, waiting)
-            rows.store_keys(self.keys_hbm, self.values_hbm)
-            before, rows = rows, behind
+            waiting = self.attend(current, before, behind, waiting)
+            current.store_keys(self.keys_hbm, self.values_hbm)
+            before, current = current, behind
         for group in waiting:
             run_all(group.second_pass())
         run_all(before.outputs())
@@ -1080,21 +1082,22 @@ class PromptAttention(nl.NKIObject):
         given = Residual(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         return PromptBlock(block, layer, given, weights[0], weights[1], self.later)
 
-    def keep_keys(self, rows):
+    def keep_keys(self, current):
         """Keys and values of a PromptBlock, for its own queries and those behind it."""
-        self.later.settle(rows.rotated)
-        parts, length = rows.block.parts(), rows.block.length
+        self.later.settle(current.rotated)
+        parts, qk_sb = current.block.parts(), current.qk_sb
         for n in range(len(parts)):
             sequence, position, column, tokens = parts[n]
             if position == 0:
-                self.sequences.append(SequenceKeys(self.layer.heads, length, rows.qk_sb.dtype))
-            self.sequences[sequence].append(position, tokens, rows.qk_sb, column, rows.v_sb[n])
+                keys = SequenceKeys(self.layer.heads, current.block.length, qk_sb.dtype)
+                self.sequences.append(keys)
+            self.sequences[sequence].append(position, tokens, qk_sb, column, current.v_sb[n])
 
-    def attend(self, rows, before, behind, waiting):
+    def attend(self, current, before, behind, waiting):
         """Attention of a PromptBlock, but for the second pass of its last groups, which come back;
         ``waiting`` are those of the block ``before``. In turns with it the output of that one and
         the projections of the one ``behind``, each None where there is none."""
-        groups = rows.groups(self.sequences, self.constants)
+        groups = current.groups(self.sequences, self.constants)
         projections = [] if behind is None else behind.projections()
         outputs, count = [] if before is None else before.outputs(), len(groups)
         lead = max(1, min(LEAD, count // 2))
@@ -1428,13 +1431,13 @@ def gated_mlp(hidden, norm, gate, up, down, length):
     x_hbm, delta_hbm, stream_hbm, out_hbm = hidden
     zero_sb, dtype = filled((P_MAX, 1), 0.0, FP32), x_hbm.dtype
     most = token_chunk(bytes_of(dtype) * (gate.tiles + gate.k_tiles))  # silu(gate) * up and x stay
-    for some in grouped(token_blocks(x_hbm.shape[0], x_hbm.shape[1], length), most):
+    for blocks in grouped(token_blocks(x_hbm.shape[0], x_hbm.shape[1], length), most):
         # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
         # [128, H/128, count] of each block, whose first features then are multiplied while the
         # others arrive
-        pieces, passed, inner = gate.pieces(some[0].count), [], []
+        pieces, passed, inner = gate.pieces(blocks[0].count), [], []
         gate_piece, up_piece = gate.load(0, pieces[0][1]), up.load(0, pieces[0][1])
-        for block in some:
+        for block in blocks:
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
             along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
             inner_sb = tile_of((P_MAX, gate.tiles, block.count), dtype)
@@ -1446,9 +1449,9 @@ def gated_mlp(hidden, norm, gate, up, down, length):
         for span in pieces:
             if span[0] > 0:
                 gate_piece, up_piece = gate.load(span[0], span[1]), up.load(span[0], span[1])
-            for rows in passed:
-                for part in psum_parts(span[1], rows.block.count):
-                    rows.gate(gate_piece, up_piece, part, zero_sb)
+            for tokens in passed:
+                for part in psum_parts(span[1], tokens.block.count):
+                    tokens.gate(gate_piece, up_piece, part, zero_sb)
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
         store_product(down, inner, out_hbm)
 

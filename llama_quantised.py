@@ -138,8 +138,8 @@ class QuantisedMLP(NeuronLlamaMLP):
 class QuantisedAttention(NeuronLlamaAttention):
     """The same."""
 
-    def make_kernel_weights(self, group: Dict[str, Any]) -> None:
-        super().make_kernel_weights(group)
+    def make_kernel_weights(self, **group: Any) -> None:
+        super().make_kernel_weights(**group)
         rank, hidden = self.sizes.of_rank, whole_tiles(self.config.hidden_size)
         with_scales(self.o_proj, rank.qk_tiles + rank.kv_features + 2 * hidden)
 

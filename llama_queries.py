@@ -666,14 +666,14 @@ class TokenBlock(NamedTuple):
     takes the place of its queries."""
 
     block: Block
-    p: Projection
+    projection: Projection
     qk_sb: Sbuf
     v_sb: List[Sbuf]
 
     @property
     def context_sb(self) -> Any:
         """[128, q_tiles, count]."""
-        return self.qk_sb[:, 0 : self.p.heads.q_tiles, :]
+        return self.qk_sb[:, 0 : self.projection.heads.q_tiles, :]
 
     def part_values(self, n, values_hbm):
         """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts, those of all
@@ -686,8 +686,8 @@ class TokenBlock(NamedTuple):
 
     def store_keys(self, keys_hbm, values_hbm):
         """New keys and values into rows @ HBM."""
-        heads = self.p.heads
-        for (column, size), rows_sb in zip(self.p.parts, self.v_sb):
+        heads = self.projection.heads
+        for (column, size), rows_sb in zip(self.projection.parts, self.v_sb):
             rows = nl.ds(self.block.start + column, size)
             nl.store(values_hbm[rows, :], rows_sb)
             given = self.qk_sb, column, size, heads
@@ -705,14 +705,14 @@ def project_blocks(blocks, layer):
         x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
         parts = value_parts(parts, block.count, layer.heads, layer.x_hbm.itemsize)
-        p = layer.projection(x_sb, block, parts)
-        passed.append(TokenBlock(block, p, *p.tiles()))
+        projection = layer.projection(x_sb, block, parts)
+        passed.append(TokenBlock(block, projection, *projection.tiles()))
     for first, count in pieces:
         loaded = layer.qkv.load(first, count) if first else loaded
         for at in range(first, first + count):
             for rows in passed:
                 span = 0, rows.block.count
-                rows.p.project(loaded, at, span, rows.qk_sb, rows.v_sb)
+                rows.projection.project(loaded, at, span, rows.qk_sb, rows.v_sb)
     return passed
 
 

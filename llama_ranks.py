@@ -26,15 +26,15 @@ from torch import nn
 from torch_xla.core import xla_model as xm
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, Columns, NeuronLlamaDecoderLayer, NeuronLlamaModel,
-    NeuronLlamaRMSNorm, Sizes, StateDict, SumOfColumns, _mask_bias, cache_in_runs, causal_mask,
-    from_blocks, grouped, in_blocks, is_nki_enabled, option, spans, spread_heads, store_product,
-    token_blocks, token_chunk,
+    ATTENTION_TARGETS, P_MAX, Columns, NeuronLlamaDecoderLayer, NeuronLlamaModel, StateDict,
+    SumOfColumns, _mask_bias, cache_in_runs, causal_mask, from_blocks, grouped, in_blocks,
+    is_nki_enabled, option, spans, store_product, token_blocks, token_chunk,
 )  # fmt: skip
-from llama_families import convert_terms
+from llama_families import NeuronLlamaRMSNorm, convert_terms
+from llama_weights import Sizes, spread_heads
 from llama_quantised import SOFTMAX_TURNS
 from llama_queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
-from llama_layers import Projections, layer_of
+from llama_layers import AnyMLP, Projections, layer_of
 from llama_cached import (
     AnyCache, CachedAttention, attend_few_and_many, cache_blocks, chunk_tokens, query_spans,
     store_weights,
@@ -361,6 +361,8 @@ class SharedLayer(WholeSequence):
     """A prompt of which groups of ranks have parts has an attention of its own."""
 
     attention_cls: Type[nn.Module] = SharedAttention
+    mlp_cls: Type[nn.Module] = AnyMLP
+    plain_cls = SharedAttention, AnyMLP
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
@@ -373,12 +375,13 @@ class SharedLayer(WholeSequence):
 
 
 class SharedModel(NeuronLlamaModel):
-    """Whose prompts ranks share."""
+    """Whose heads and prompts ranks share."""
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         super().setup_attr_for_model(config)
-        if parts_of_prompt(config) > 1:  # whose replicas the cache's manager counts by itself
-            self.num_key_value_heads = config.num_key_value_heads
+        if parts_of_prompt(config) == 1:  # else the cache's manager counts replicas by itself
+            sizes = Sizes.of(config)
+            self.num_attention_heads, self.num_key_value_heads = sizes.q_heads, sizes.kv_heads
 
     def final_norm(self, config: InferenceConfig) -> nn.Module:
         if not option(config, "sequence_parallel_enabled"):

@@ -6,16 +6,89 @@ they belong to; ``Projections`` says how.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
+from neuronx_distributed_inference.models.config import InferenceConfig
 
 from llama import (
-    ATTENTION_TARGETS, MLP_TARGETS, Sizes, StateDict, in_runs, layouts_of_ranks, times_gain,
+    ATTENTION_TARGETS, MLP_TARGETS, HeadShape, StateDict, check_degree, in_runs, layouts_of_ranks,
+    pad_to, times_gain,
 )  # fmt: skip
 
 OfRanks = Sequence[torch.Tensor]  # what each tensor-parallel rank has of something, in their order
+
+
+class Sizes(NamedTuple):
+    """How ranks share heads, for a degree that does not divide them, too.
+
+    Each KV head is replicated as often as the degree holds their number, and a replica serves its
+    part of the head's queries, as in NxDI. What the degree still does not divide is padded with
+    zero heads (and zero query heads), which changes no result: a zero head's output meets zero
+    columns of the output weight.
+    """
+
+    tp: int
+    head_dim: int
+    replicas: int
+    group: int  # query heads per replica of a KV head
+    kv_heads: int  # replicas and zero heads included
+
+    @classmethod
+    def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> Sizes:
+        """Of as many ranks as split the heads, all by default."""
+        check_degree(config, "intermediate_size", "vocab_size")
+        tp = ranks or config.neuron_config.tp_degree
+        heads, kv = config.num_attention_heads, config.num_key_value_heads
+        replicas = max(1, tp // kv)
+        return cls(
+            tp=tp,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            replicas=replicas,
+            group=math.ceil(heads // kv / replicas),
+            kv_heads=math.ceil(kv * replicas / tp) * tp,
+        )
+
+    @property
+    def q_heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def of_rank(self) -> HeadShape:
+        return HeadShape(self.q_heads // self.tp, self.kv_heads // self.tp, self.head_dim)
+
+
+def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
+    """Query heads along ``dim`` in the order of the replicas of their ``kv`` KV heads."""
+    per_head = sizes.replicas * sizes.group * sizes.head_dim
+    padded = [pad_to(group, dim, per_head) for group in weight.chunk(kv, dim=dim)]
+    return pad_to(torch.cat(padded, dim=dim), dim, sizes.q_heads * sizes.head_dim)
+
+
+def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    """Rows of KV heads, each head once per replica."""
+    heads = weight.unflatten(0, (-1, sizes.head_dim))
+    replicated = heads.repeat_interleave(sizes.replicas, dim=0).flatten(0, 1)
+    return pad_to(replicated, 0, sizes.kv_heads * sizes.head_dim)
+
+
+def spread_heads(
+    state: StateDict, attention: str, kv: int, sizes: Sizes,
+    kinds: Sequence[Sequence[str]] = (("weight",), ("weight",)),
+) -> None:  # fmt: skip
+    """Tensors of one layer's attention for replicated and padded heads: of Q, K and V those
+    ``kinds`` that have a row for each feature of a head, of the output those with a column."""
+    for name in ATTENTION_TARGETS:
+        dim = 1 if name == "o_proj" else 0
+        for key in (f"{attention}{name}.{kind}" for kind in kinds[dim]):
+            if key not in state or state[key].numel() == 1:  # one number for all rows
+                continue
+            if name in ("k_proj", "v_proj"):
+                state[key] = spread_kv(state[key], sizes)
+            else:
+                state[key] = spread_queries(state[key], kv, sizes, dim)
 
 
 class KernelRows(ColumnParallelLinear):

@@ -92,11 +92,12 @@ def _lacks_kernels(settings: Settings, config: Mapping[str, Any]) -> bool:
     """Whether heads or the cache of a decode step are none that the kernels of llama.py take."""
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     dim, itemsize = config.get("head_dim") or config["hidden_size"] // heads, 2
-    if dim not in (64, 128) or settings.seq_len > 2048:
+    degree = settings.tp_degree or 1
+    if dim not in (64, 128) or settings.seq_len > 2048 or kv % degree:
         return True
     if settings.torch_dtype == "float32":
         itemsize = 4
-    of_rank, keys = -(-kv // (settings.tp_degree or 1)), -(-settings.seq_len // 128) * 128
+    of_rank, keys = kv // degree, -(-settings.seq_len // 128) * 128
     # keys turned in tiles of 128 lanes and a row of the mask; values twice, on 128 partitions
     kept = keys * (-(-of_rank * dim // 128) + 1) + 2 * -(-keys * of_rank // 128) * (dim + 1)
     if itemsize * kept > (96 if settings.batch_size == 1 else 32) * 1024:

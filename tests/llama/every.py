@@ -13,7 +13,7 @@ FILES = [
     importlib.import_module(name)
     for name in (
         "llama_extended", "llama_ranks", "llama_cached", "llama_layers", "llama_families",
-        "llama_quantised", "llama_adapters", "llama_queries", "llama",
+        "llama_quantised", "llama_adapters", "llama_queries", "llama_weights", "llama",
     )
 ]  # fmt: skip
 

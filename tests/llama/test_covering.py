@@ -21,6 +21,7 @@ CASES = {
     "a batch": (["--batch-size", "4"], {}, True),
     "prompts padded on the left": (["--padding-side", "left", "--batch-size", "2"], {}, False),
     "left padding of heads of 80": (["--padding-side", "left"], dict(head_dim=80), False),
+    "a degree that does not divide the heads": (["--tp-degree", "16"], {}, False),
     "sequence parallel": (["--sequence-parallel-enabled"], {}, False),
     "heads of 128": ([], dict(head_dim=128), True),
     "PyTorch's heads of 80": (None, dict(head_dim=80), True),
