@@ -19,7 +19,6 @@ import neuronxcc.nki.language as nl
 import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
 from neuronx_distributed_inference.modules.checkpoint import load_file
-from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
 
 from llama import (
@@ -146,18 +145,14 @@ class KernelAdapters(nn.Module):
 
 
 class AdaptedMLP(NeuronLlamaMLP):
-    """With adapters, of layers in PyTorch those that NxDI has wrapped."""
+    """With adapters."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
-        if self.nki_enabled:
-            hidden = config.hidden_size
-            inner = config.intermediate_size // config.neuron_config.tp_degree
-            tiles = [whole_tiles(hidden)] * 2 + [whole_tiles(inner)]
-            self.adapters = KernelAdapters(config, MLP_TARGETS, tiles, [inner, inner, hidden])
-
-    def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
-        return layer(x, given.get("adapter_ids")) if is_lora_module(layer) else layer(x)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        inner //= config.neuron_config.tp_degree
+        tiles = [whole_tiles(hidden)] * 2 + [whole_tiles(inner)]
+        self.adapters = KernelAdapters(config, MLP_TARGETS, tiles, [inner, inner, hidden])
 
 
 class AdaptedAttention(NeuronLlamaAttention):
@@ -169,8 +164,6 @@ class AdaptedAttention(NeuronLlamaAttention):
         tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
         n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_features, hidden]
         self.adapters = KernelAdapters(self.config, ATTENTION_TARGETS, tiles, n)
-
-    product = AdaptedMLP.product
 
 
 class AdaptedLayer(NeuronLlamaDecoderLayer):

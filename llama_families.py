@@ -7,21 +7,23 @@ rounds: NxDI's, which llama.py alone has without kernels, know none of what stan
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import torch
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
 from neuronx_distributed_inference.models.config import InferenceConfig
+from neuronx_distributed_inference.models.llama import modeling_llama
+from neuronx_distributed_inference.modules.custom_calls import CustomRMSNorm
+from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
-from transformers.activations import ACT2FN
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, Hbm, HeadShape, LlamaRotaryEmbedding, NeuronLlamaAttention,
-    NeuronLlamaMLP, Sbuf, StateDict, depth_of, in_lanes, is_nki_enabled, option, pad_tiles,
-    whole_tiles,
+    ATTENTION_TARGETS, P_MAX, Hbm, HeadShape, LlamaRotaryEmbedding, NeuronLlamaAttention, PlainMLP,
+    Sbuf, StateDict, depth_of, in_lanes, is_nki_enabled, option, pad_tiles, whole_tiles,
 )  # fmt: skip
 from llama_weights import KernelRows, Sizes, heads_in_tiles
 
@@ -117,79 +119,18 @@ def shows_hidden_states(config: InferenceConfig) -> bool:
     return bool(option(config, "enable_eagle_speculation")) or medusa_heads(config) > 0
 
 
-class NeuronLlamaRMSNorm(nn.Module):
-    """RMSNorm over the last axis; fp32 inside, one rounding to the input's type."""
-
-    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(hidden_size)), eps
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        x = hidden.to(torch.float32)
-        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
-
-
-def column_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
-    """Plain column-parallel layer in the model's type; its output stays sharded."""
-    dtype = config.neuron_config.torch_dtype
-    return ColumnParallelLinear(k, n, gather_output=False, dtype=dtype, **{"bias": False, **more})
-
-
-def row_linear(config: InferenceConfig, k: int, n: int, **more: Any) -> nn.Module:
-    """Plain row-parallel layer: sharded input, output summed over the ranks."""
-    dtype = config.neuron_config.torch_dtype
-    reduced = option(config, "rpl_reduce_dtype") or dtype
-    given = dict(input_is_parallel=True, dtype=dtype, reduce_dtype=reduced)
-    return RowParallelLinear(k, n, **given, **{"bias": False, **more})
-
-
-class FamilyMLP(NeuronLlamaMLP):
-    """SwiGLU MLP: one kernel per rank and an all-reduce, or three parallel layers."""
+class FamilyMLP(PlainMLP):
+    """NxDI's MLP with adapters, of a whole sequence, where NxDI's would be sharded."""
 
     def __init__(self, config: InferenceConfig) -> None:
-        nki_enabled = is_nki_enabled(config)
-        if nki_enabled:
-            super().__init__(config)
-        else:
-            nn.Module.__init__(self)
-            self.make_layers(config)
-        self.nki_enabled = nki_enabled
+        whole = copy.copy(config)
+        whole.neuron_config = copy.copy(config.neuron_config)
+        whole.neuron_config.sequence_parallel_enabled = False
+        super().__init__(whole)
 
-    def make_layers(self, config: InferenceConfig) -> None:
-        hidden, inner = config.hidden_size, config.intermediate_size
-        bias, self.act_fn = bool(getattr(config, "mlp_bias", False)), ACT2FN[config.hidden_act]
-        self.gate_proj = column_linear(config, hidden, inner, bias=bias)
-        self.up_proj = column_linear(config, hidden, inner, bias=bias)
-        self.down_proj = row_linear(config, inner, hidden, bias=bias)
-
-    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Any:
-        """hidden + MLP(norm(hidden)): [B, S, H], or Columns with kernels."""
-        if self.nki_enabled:
-            return super().forward(hidden, norm, given)
-        normed = norm(hidden)
-        gate, up = (self.product(p, normed, given) for p in (self.gate_proj, self.up_proj))
-        return hidden + self.product(self.down_proj, self.act_fn(gate) * up, given)
-
-    def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
-        """What one of the parallel layers makes of x."""
-        return layer(x)
-
-
-class FamilyRotaryEmbedding(LlamaRotaryEmbedding):
-    """That of llama.py; for layers in PyTorch cos, sin [B, S, D / 2]."""
-
-    def __init__(self, config: InferenceConfig, head_dim: int) -> None:
-        super().__init__(config, head_dim)
-        self.nki_enabled = is_nki_enabled(config)
-
-    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
-        if self.nki_enabled:
-            return super().forward(position_ids, dtype)
-        inv_freq = torch.tensor(self.inv_freq, dtype=torch.float32, device=position_ids.device)
-        angles = position_ids.to(torch.float32)[:, :, None] * inv_freq
-        cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
-        return cos.to(dtype), sin.to(dtype)
+    def forward(self, hidden: torch.Tensor, norm: nn.Module, given: Dict[str, Any]) -> torch.Tensor:
+        product = modeling_llama.NeuronLlamaMLP.forward
+        return hidden + product(self, norm(hidden), adapter_ids=given.get("adapter_ids"))[0]
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -207,7 +148,7 @@ class FamilyAttention(NeuronLlamaAttention):
         nn.Module.__init__(self)
         self.config, self.sizes = config, Sizes.of(config, ranks)
         self.nki_enabled = is_nki_enabled(config)
-        self.rotary_emb = FamilyRotaryEmbedding(config, self.sizes.head_dim)
+        self.rotary_emb = LlamaRotaryEmbedding(config, self.sizes.head_dim)
         if self.nki_enabled:
             self.make_kernel_weights(**group)
         else:
@@ -224,24 +165,28 @@ class FamilyAttention(NeuronLlamaAttention):
         self.register_parameter("head_gains", gains if has_head_norms(self.config) else None)
 
     def make_layers(self, group: Dict[str, Any]) -> None:
-        config, hidden, dim = self.config, self.config.hidden_size, self.sizes.head_dim
-        q_size, kv_size = self.sizes.q_heads * dim, self.sizes.kv_heads * dim
-        bias, out_bias = attention_biases(config)
-        self.q_proj = column_linear(config, hidden, q_size, bias=bias, **group)
-        self.k_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
-        self.v_proj = column_linear(config, hidden, kv_size, bias=bias, **group)
-        self.o_proj = row_linear(config, q_size, hidden, bias=out_bias, **group)
-        self.q_norm: nn.Module = nn.Identity()
-        self.k_norm: nn.Module = nn.Identity()
-        if has_head_norms(config):
-            eps = config.rms_norm_eps
-            self.q_norm, self.k_norm = NeuronLlamaRMSNorm(dim, eps), NeuronLlamaRMSNorm(dim, eps)
+        """Parallel layers, and norms over heads or none."""
+        config, neuron_config, dim = self.config, self.config.neuron_config, self.sizes.head_dim
+        columns = dict(gather_output=False, dtype=neuron_config.torch_dtype, **group)
+        columns["bias"], out_bias = attention_biases(config)
+        kv_size, q_size = self.sizes.kv_heads * dim, self.sizes.q_heads * dim
+        self.q_proj = ColumnParallelLinear(config.hidden_size, q_size, **columns)
+        self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size, **columns)
+        self.v_proj = ColumnParallelLinear(config.hidden_size, kv_size, **columns)
+        self.o_proj = RowParallelLinear(
+            q_size, config.hidden_size, bias=out_bias, input_is_parallel=True,
+            dtype=neuron_config.torch_dtype, **group,
+            reduce_dtype=option(config, "rpl_reduce_dtype") or neuron_config.torch_dtype,
+        )  # fmt: skip
+        normed = has_head_norms(config)
+        self.q_norm, self.k_norm = (
+            CustomRMSNorm(dim, config.rms_norm_eps) if normed else nn.Identity() for _ in "qk"
+        )
 
     def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
         """hidden + attention(norm(hidden)), [B, S, H] or Columns, then (K, V), cos and sin."""
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
-        # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
-        if cos is None or (cos.dim() == 2) != self.nki_enabled:
+        if cos is None:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
             cos, sin = self.rotary_emb(given["position_ids"], dtype)
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
@@ -257,7 +202,7 @@ class FamilyAttention(NeuronLlamaAttention):
 
     def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
         """The same in PyTorch, rounding where the device's reference rounds."""
-        q, k, v = self.project(norm(hidden), tables, given)
+        q, k, v = self.project(norm(hidden), self.halves(tables, len(hidden)), given)
         visible = [(k, v, mask)]
         if past is not None:
             if active_mask is None:
@@ -267,7 +212,14 @@ class FamilyAttention(NeuronLlamaAttention):
         merged = self.attend(q, visible).transpose(1, 2).flatten(2)
         return hidden + self.product(self.o_proj, merged, given), (k, v)
 
-    product = FamilyMLP.product
+    def halves(self, tables: Sequence[torch.Tensor], batch: int) -> Tuple[torch.Tensor, ...]:
+        """cos and sin as kernels take them [128, B * S] -> [B, S, D / 2]."""
+        rows = (table[: self.sizes.head_dim // 2].t() for table in tables)
+        return tuple(x.reshape(batch, -1, x.shape[1]) for x in rows)
+
+    def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
+        """What one of the parallel layers, which NxDI may have wrapped for adapters, makes of x."""
+        return layer(x, given.get("adapter_ids")) if is_lora_module(layer) else layer(x)
 
     def project(self, normed, tables, given) -> Tuple[torch.Tensor, ...]:
         """[B, S, H] -> queries, keys, both rotated, and values [B, heads, S, D]."""
@@ -319,7 +271,7 @@ class DraftInput(ColumnParallelLinear):
         return self.forward(x)
 
 
-class NormOfColumns(NeuronLlamaRMSNorm):
+class NormOfColumns(CustomRMSNorm):
     """The final norm where hidden states are read besides the head: Columns -> [B, S, H]."""
 
     def forward(self, columns: Any) -> torch.Tensor:

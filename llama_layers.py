@@ -22,9 +22,9 @@ from neuronx_distributed_inference.models.config import InferenceConfig
 
 import llama_weights
 from llama import (
-    PIECE_BYTES, PROMPT_BYTES, P_MAX, Block, Columns, Hbm, HeadShape, Linear, Norm, NormScales,
-    Projection, PromptAttention, PromptConstants, PromptPlan, Sbuf, StateDict, gated_mlp,
-    is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products, psum_zeros,
+    PIECE_BYTES, PROMPT_BYTES, P_MAX, AttentionLayer, Block, Columns, Hbm, HeadShape, Linear,
+    NormScales, Projection, PromptAttention, PromptConstants, PromptPlan, Sbuf, StateDict,
+    gated_mlp, is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products, psum_zeros,
     score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk, weight_pieces,
     whole_tiles,
 )  # fmt: skip
@@ -32,7 +32,7 @@ from llama_adapters import (
     AdaptedAttention, AdaptedMLP, Adapters, add_terms, convert_adapters, split_adapters,
 )  # fmt: skip
 from llama_families import (
-    FamilyAttention, FamilyMLP, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states,
+    FamilyAttention, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states,
     slots_of,
 )  # fmt: skip
 from llama_quantised import (
@@ -49,7 +49,8 @@ class AnyLinear(NamedTuple):
     norm before it its hidden states. Adapters are ``added``, whose inputs are ``made`` once for
     each Block, by its first token. Integers are converted in ``turns``, see ``in_bfloat16``;
     ``itemsize`` is that of the weight, or of one that is loaded in step with it; in ``room_sb``
-    [128, n], if any, stands what of the weight has so much room there.
+    [128, n], if any, stands what of the weight has so much room there. ``head_gains`` and ``terms``
+    are those of an AnyLayer.
     """
 
     weight_hbm: Hbm
@@ -61,6 +62,8 @@ class AnyLinear(NamedTuple):
     turns: str = EVEN_TURNS
     itemsize: int = 2
     room_sb: Optional[Sbuf] = None
+    head_gains: Optional[HeadGains] = None
+    terms: Optional[QkvTerms] = None
 
     tiles = Linear.tiles
 
@@ -112,35 +115,20 @@ class AnyPiece(NamedTuple):
         return times_features(out_psum, linear.scale_sb[:, nl.ds(self.first + tile, tiles)])
 
 
-class AnyLayer(NamedTuple):
-    """An AttentionLayer of llama.py with AnyLinears, norms over heads or None, and what is
-    ``added`` to queries, keys and values."""
-
-    x_hbm: Hbm
-    delta_hbm: Optional[Hbm]
-    stream_hbm: Hbm
-    out_hbm: Hbm
-    norm: Optional[Norm]
-    heads: HeadShape
-    qkv: AnyLinear
-    out: AnyLinear
-    cos_hbm: Hbm
-    sin_hbm: Hbm
-    head_gains: Optional[HeadGains]
-    added: QkvTerms
-    identity_sb: Sbuf
-    swap_sb: Optional[Sbuf]
+class AnyLayer(AttentionLayer):
+    """An AttentionLayer of llama.py with AnyLinears: that of Q, K and V has norms over heads or
+    None, and what is added to all three."""
 
     def projection(self, x_sb, block, parts):
         """The AnyProjection of a Block's tokens."""
         scales, columns = norm_scales(x_sb, self.norm, parts), nl.ds(block.start, x_sb.shape[2])
         tables = [nl.load(table_hbm[:, columns]) for table_hbm in (self.cos_hbm, self.sin_hbm)]
-        gains, heads, head_norm = self.head_gains, self.heads, None
+        gains, heads, head_norm = self.qkv.head_gains, self.heads, None
         if gains is None:
             tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
         else:
             head_norm = gains.loaded(self.norm, heads)
-        terms = self.added.of_tokens(x_sb, scales, block.start)
+        terms = self.qkv.terms.of_tokens(x_sb, scales, block.start)
         return AnyProjection(self, block, x_sb, scales, *tables, parts, head_norm, terms)
 
 
@@ -273,15 +261,14 @@ def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, 
     gain = None if gain_sb is None else Gain(gain_sb, {})
     qkv = weights[0], k_tiles, qkv_scale_sb, gain, (), {}
     out = weights[1], heads.q_tiles, out_scale_sb, None, of_out, {}, turns
-    linears = [AnyLinear(*each, itemsize=itemsize_of(each[0])) for each in (qkv, out)]
+    qkv, out = (AnyLinear(*each, itemsize=itemsize_of(each[0])) for each in (qkv, out))
     head_gains = None if gains_hbm is None else HeadGains(gains_hbm)
-    added = QkvTerms(of_qkv, bias_hbm, heads)
+    qkv = qkv._replace(head_gains=head_gains, terms=QkvTerms(of_qkv, bias_hbm, heads))
     dtype, swap_sb = hidden[0].dtype, None
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
     if slots_of(heads) == 1:
         swap_sb = swapped_halves(heads.head_dim, dtype)
-    given = *linears, *tables, head_gains, added, identity_sb, swap_sb
-    return AnyLayer(*hidden, norm, heads, *given)
+    return AnyLayer(*hidden, norm, heads, qkv, out, *tables, identity_sb, swap_sb)
 
 
 # --- Kernels --------------------------------------------------------------------------------------
@@ -364,7 +351,7 @@ def swiglu_mlp_kernel(
 # --- Modules --------------------------------------------------------------------------------------
 
 
-class AnyMLP(AdaptedMLP, QuantisedMLP, FamilyMLP):
+class AnyMLP(AdaptedMLP, QuantisedMLP):
     """The MLP with adapters and scales."""
 
     def kernel_results(self, hidden, norm):

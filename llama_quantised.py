@@ -130,9 +130,8 @@ class QuantisedMLP(NeuronLlamaMLP):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
-        if self.nki_enabled:
-            inner = whole_tiles(config.intermediate_size // config.neuron_config.tp_degree)
-            with_scales(self.down_proj, 2 * (inner + whole_tiles(config.hidden_size)))
+        inner = whole_tiles(config.intermediate_size // config.neuron_config.tp_degree)
+        with_scales(self.down_proj, 2 * (inner + whole_tiles(config.hidden_size)))
 
 
 class QuantisedAttention(NeuronLlamaAttention):

@@ -21,6 +21,7 @@ from neuronx_distributed.parallel_layers.mappings import (
     reduce_from_tensor_model_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig
+from neuronx_distributed_inference.modules.custom_calls import CustomRMSNorm
 from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
 from torch import nn
 from torch_xla.core import xla_model as xm
@@ -30,7 +31,7 @@ from llama import (
     SumOfColumns, _mask_bias, cache_in_runs, causal_mask, from_blocks, grouped, in_blocks,
     is_nki_enabled, option, spans, store_product, token_blocks, token_chunk,
 )  # fmt: skip
-from llama_families import NeuronLlamaRMSNorm, convert_terms
+from llama_families import FamilyMLP, convert_terms
 from llama_weights import Sizes, spread_heads
 from llama_quantised import SOFTMAX_TURNS
 from llama_queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
@@ -289,6 +290,7 @@ class PromptAttention(SharedAttention):
 
     def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
         """A part's queries over the keys of all parts; its output joins the others'."""
+        tables = self.halves(tables, len(hidden))
         cos, sin = (self.part_of_rank(table, 1) for table in tables)
         q, *new = self.project(norm(self.part_of_rank(hidden, 1)), (cos, sin), given)
         keys, values = self.exchanged(torch.stack(new), 3)
@@ -350,7 +352,7 @@ class ShareOfColumns(SumOfColumns):
         return rows_of_rank(super().forward(columns))
 
 
-class ShareOfNorm(NeuronLlamaRMSNorm):
+class ShareOfNorm(CustomRMSNorm):
     """The same in PyTorch."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -362,7 +364,7 @@ class SharedLayer(WholeSequence):
 
     attention_cls: Type[nn.Module] = SharedAttention
     mlp_cls: Type[nn.Module] = AnyMLP
-    plain_cls = SharedAttention, AnyMLP
+    plain_cls = SharedAttention, FamilyMLP
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
