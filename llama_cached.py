@@ -947,7 +947,7 @@ class CachedAttention(AnyAttention):
     def cache_operands(self, past, mask, active_mask, dtype, decode) -> Tuple[Any, ...]:
         """Keys, values, bias and, where a table names them, rows, as the kernels take them: of
         ``past`` keys and values, and of a cache of blocks the table."""
-        by_query = self.window is not None and active_mask is not None
+        by_query = self.window is not None and active_mask is not None and not decode
         bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
         if len(past) > 2:
             heads_first = option(self.config, "is_chunked_prefill")

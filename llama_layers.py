@@ -24,9 +24,9 @@ import llama_weights
 from llama import (
     PIECE_BYTES, PROMPT_BYTES, P_MAX, AttentionLayer, Block, Columns, Hbm, HeadShape, Linear,
     NormScales, Projection, PromptAttention, PromptConstants, PromptPlan, Sbuf, StateDict,
-    gated_mlp, is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products, psum_zeros,
-    score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk, weight_pieces,
-    whole_tiles,
+    gated_mlp, is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products,
+    psum_zeros, score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk,
+    weight_pieces, whole_tiles,
 )  # fmt: skip
 from llama_adapters import (
     AdaptedAttention, AdaptedMLP, Adapters, add_terms, convert_adapters, split_adapters,

@@ -425,7 +425,6 @@ class StepConfig(llama.LlamaInferenceConfig):
         )
         return [
             *super().lacking(),
-            (llama.option(self, "padding_side") == "left", "left padding"),
             (llama.option(self, "is_continuous_batching"), "continuous batching"),
             (llama.option(self, "output_logits"), "output_logits"),
             (given.vocab_parallel, "vocab_parallel"),

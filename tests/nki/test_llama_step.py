@@ -42,7 +42,8 @@ class Case(NamedTuple):
 
     @property
     def sizes(self):
-        return llama.Sizes(self.ranks, self.d, 1, self.q // self.kv, self.kv)
+        shares = self.q // self.ranks, self.kv // self.ranks
+        return llama.Sizes(self.ranks, llama.HeadShape(*shares, self.d))
 
 
 def drawn(seed, *shape, scale=1.0):
