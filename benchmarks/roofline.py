@@ -218,7 +218,8 @@ def application(
                 speculation_length=call.tokens,
                 prompt_in_chunks=True,
             )
-        module = module or (llama if row.length <= LONGEST_PREFILL else llama_extended)
+        alone = row.length <= LONGEST_PREFILL and config["num_key_value_heads"] % degree == 0
+        module = module or (llama if alone else llama_extended)
         neuron_config = module.NeuronConfigNKI(
             enable_nki=True,
             tp_degree=degree,
