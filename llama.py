@@ -388,12 +388,16 @@ def psum_tile(shape):
     return nl.ndarray(shape, nl.float32, buffer=nl.psum)
 
 
-def causal_mask(tokens, dtype):
-    """[tokens, tokens] @ SBUF: 0 where a token (row) sees one, itself and those before, else
-    MASKED."""
-    row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
+def select_mask(visible, tokens, dtype):
+    """[tokens, tokens] @ SBUF: 0 where a comparison of row and column holds, else MASKED."""
     mask_sb = nisa.memset((tokens, tokens), 0.0, dtype)
-    return nisa.affine_select(row >= column, mask_sb, on_false_value=masked(dtype))
+    return nisa.affine_select(visible, mask_sb, on_false_value=masked(dtype))
+
+
+def causal_mask(tokens, dtype):
+    """The same where a token (row) sees one, itself and those before."""
+    row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
+    return select_mask(row >= column, tokens, dtype)
 
 
 Hbm = Any  # a tensor in HBM, or a part of one
@@ -626,7 +630,7 @@ class AttentionLayer(NamedTuple):
     """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
     the partial output; the norm; the Linears of Q, K and V together and of the output; tables of
     cos and sin @ HBM; the identity and the permutation that swaps the halves of each head in a tile
-    [128, 128] @ SBUF."""
+    [128, 128], and zeros [128, 1] fp32 @ SBUF."""
 
     x_hbm: Hbm
     delta_hbm: Optional[Hbm]
@@ -640,6 +644,7 @@ class AttentionLayer(NamedTuple):
     sin_hbm: Hbm
     identity_sb: Sbuf
     swap_sb: Sbuf
+    zero_sb: Sbuf
 
     @classmethod
     def of(cls, hidden, norm, heads, weights, tables):
@@ -649,7 +654,8 @@ class AttentionLayer(NamedTuple):
         linears = qkv, Linear(weights[1], heads.q_tiles)
         identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
         swap_sb = swapped_halves(heads.head_dim, dtype)
-        return cls(*hidden, norm, heads, *linears, *tables, identity_sb, swap_sb)
+        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+        return cls(*hidden, norm, heads, *linears, *tables, identity_sb, swap_sb, zero_sb)
 
     def projection(self, x_sb, block, parts):
         """The Projection of a Block's tokens x_sb [128, H/128, T], tiles ``parts`` of them."""
@@ -717,8 +723,8 @@ class Projection(NamedTuple):
         rotated_psum = psum_zeros(x.shape)
         rotated_psum[...] += nisa.nc_matmul(self.layer.identity_sb, terms_sb[:, 0, :])
         rotated_psum[...] += nisa.nc_matmul(self.layer.swap_sb, terms_sb[:, 1, :])
-        scale = score_scales(self.heads.head_dim)[0] if of_queries else 1.0
-        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+        scale, zero_sb = score_scales(self.heads.head_dim)[0], self.layer.zero_sb
+        scale = scale if of_queries else 1.0
         out_sb[...] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
 
     def project_values(self, piece, tile, start, v_sb):
@@ -846,21 +852,6 @@ LEAD = 2  # groups between their two passes: no engine waits for what another on
 PROMPT_BYTES = 154 * 1024  # SBUF for what stays of a prompt: steps need some 20 KiB more
 
 
-class PromptConstants(NamedTuple):
-    """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity [128, 128]; the triangle
-    [128, 128], MASKED where a key (column) is behind a query (row), else 0."""
-
-    zero_sb: Sbuf
-    eye_sb: Sbuf
-    triangle_sb: Sbuf
-
-    @classmethod
-    def of(cls, layer):
-        """Made on chip: a constant would take its turn in the queues of DMA."""
-        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-        return cls(zero_sb, layer.identity_sb, causal_mask(P_MAX, layer.x_hbm.dtype))
-
-
 def contraction(rows):
     """(slot, rows) of the products that contract so many rows of features and augmented ones."""
     return [(start // P_MAX, size) for start, size in spans(rows, P_MAX)]
@@ -922,7 +913,8 @@ class GroupAttention(NamedTuple):
     """
 
     keys: SequenceKeys
-    constants: PromptConstants
+    layer: AttentionLayer
+    triangle_sb: Sbuf
     qk_sb: Sbuf
     column: int
     position: int
@@ -936,7 +928,7 @@ class GroupAttention(NamedTuple):
     sums: List[Sbuf]
 
     @classmethod
-    def of(cls, keys, constants, qk_sb, part, head, first, rows_sb):
+    def of(cls, keys, layer, triangle_sb, qk_sb, part, head, first, rows_sb):
         """``part``: its column, position and tokens; the count of heads is that of rows_sb."""
         (_, position, tokens), (_, count, _), dtype = part, rows_sb.shape, rows_sb.dtype
         d, passes = keys.heads.head_dim, len(spans(position + tokens, MOVING_MAX))
@@ -945,7 +937,7 @@ class GroupAttention(NamedTuple):
         banks = spans(count, MOVING_MAX // (d + 1))
         sums = [psum_zeros((tokens, heads, d + 1)) for _, heads in banks]
         tiles = rows_sb, q_sb, maxima_sb, sums
-        return cls(keys, constants, qk_sb, *part, head, first, count, *tiles)
+        return cls(keys, layer, triangle_sb, qk_sb, *part, head, first, count, *tiles)
 
     @property
     def visible(self) -> int:
@@ -971,16 +963,16 @@ class GroupAttention(NamedTuple):
 
     def score(self, step):
         """Scores of a query head with a span of keys [tokens, keys], and their maxima."""
-        (at, n, start, keys), tokens, c = step, self.tokens, self.constants
+        (at, n, start, keys), tokens = step, self.tokens
         d, scores_psum = self.keys.heads.head_dim, psum_zeros((tokens, keys))
         k_sb = self.keys.operand(self.head, 0, d, start, keys)
         scores_psum[...] += nisa.nc_matmul(self.q_sb[0:d, 0, at, :], k_sb)
         last = start + keys == self.visible
         if last:  # 128 columns of TensorE: its own keys, of which a token sees those up to itself
             scores_psum[:, nl.ds(keys - tokens, tokens)] += nisa.nc_matmul(
-                c.eye_sb[0:tokens, 0:tokens], c.triangle_sb[0:tokens, 0:tokens]
+                self.layer.identity_sb[0:tokens, 0:tokens], self.triangle_sb[0:tokens, 0:tokens]
             )
-        zero_sb, dtype = c.zero_sb[0:tokens, :], self.q_sb.dtype
+        zero_sb, dtype = self.layer.zero_sb[0:tokens, :], self.q_sb.dtype
         scores_sb = nisa.activation(nl.copy, scores_psum, bias=zero_sb, dtype=dtype)
         # VectorE compares two bf16 numbers a cycle in SBUF
         self.maxima_sb[:, at, nl.ds(n, 1)] = nisa.tensor_reduce(nl.max, scores_sb, axis=1)
@@ -989,10 +981,10 @@ class GroupAttention(NamedTuple):
 
     def augment(self):
         """Augmented rows of the queries: of each head the negated maxima, zero for the others."""
-        tokens, count, eye_sb = self.tokens, self.count, self.constants.eye_sb
+        tokens, count, identity_sb = self.tokens, self.count, self.layer.identity_sb
         columns_sb = nisa.tensor_reduce(nl.max, self.maxima_sb, axis=2, negate=True)
         # the same in rows [count, tokens]: 128 columns of TensorE for all heads
-        rows_psum = nisa.nc_matmul(columns_sb, eye_sb[0:tokens, 0:tokens])
+        rows_psum = nisa.nc_matmul(columns_sb, identity_sb[0:tokens, 0:tokens])
         rows_sb = nisa.tensor_copy(rows_psum, dtype=self.q_sb.dtype)
         row, head = nl.arange(count)[:, None, None], nl.arange(count)[None, :, None]
         query = nl.arange(tokens)[None, None, :]
@@ -1000,7 +992,7 @@ class GroupAttention(NamedTuple):
         slot, begin = divmod(self.keys.heads.head_dim, P_MAX)
         augmented_sb = self.q_sb[begin : begin + count, slot, :, :]
         augmented_sb[...] = nisa.tensor_tensor(
-            rows_sb[row, 0 * head + query], eye_sb[row, head + 0 * query], nl.multiply
+            rows_sb[row, 0 * head + query], identity_sb[row, head + 0 * query], nl.multiply
         )
 
     def second_pass(self):
@@ -1016,7 +1008,7 @@ class GroupAttention(NamedTuple):
             k_sb = self.keys.operand(self.head, slot, rows, start, P_MAX)
             scores_psum[...] += nisa.nc_matmul(k_sb, self.q_sb[0:rows, slot, :, :])
         weights_sb = nisa.activation(
-            nl.exp, scores_psum, bias=self.constants.zero_sb, scale=score_scales(d)[1],
+            nl.exp, scores_psum, bias=self.layer.zero_sb, scale=score_scales(d)[1],
             dtype=self.q_sb.dtype,
         )  # fmt: skip
         last = start + P_MAX >= self.visible
@@ -1150,19 +1142,20 @@ class PromptBlock(NamedTuple):
             out_sb[:, nl.ds(n, 1), :] = nisa.tensor_copy(out_psum)
         nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
 
-    def groups(self, sequences, constants):
+    def groups(self, sequences, triangle_sb):
         """GroupAttention of all its queries; KV heads of a tile of qk_sb follow each other.
         ``sequences`` are the SequenceKeys by number."""
         heads, found = self.projection.heads, []
         for sequence, position, column, tokens in self.block.parts():
-            of_part = sequences[sequence], constants, self.qk_sb, (column, position, tokens)
+            shared = sequences[sequence], self.projection.layer, triangle_sb, self.qk_sb
+            part = column, position, tokens
             for begin, stacked in spans(heads.kv_heads, heads.stack):
                 for first, count in spans(heads.group, GROUP_HEADS):
                     rows_sb = nl.ndarray((tokens, count, P_MAX), self.qk_sb.dtype)
                     if stacked < heads.stack:  # lanes without a head
                         rows_sb[...] = nisa.memset(rows_sb.shape, 0.0, rows_sb.dtype)
                     some = [(begin + at, first, rows_sb) for at in range(stacked)]
-                    found += [GroupAttention.of(*of_part, *each) for each in some]
+                    found += [GroupAttention.of(*shared, part, *each) for each in some]
         return found
 
     def store_keys(self, keys_hbm, values_hbm):
@@ -1238,12 +1231,13 @@ class PromptPlan(NamedTuple):
 
 
 class PromptAttention(NamedTuple):
-    """What the blocks of a prompt share: layer, plan, constants, the SequenceKeys of each sequence
-    by its number; new keys and values in rows @ HBM."""
+    """What the blocks of a prompt share: layer and plan; the triangle [128, 128] @ SBUF, MASKED
+    where a key (column) is behind a query (row), else 0; the SequenceKeys of each sequence by its
+    number; new keys and values in rows @ HBM."""
 
     layer: AttentionLayer
     plan: PromptPlan
-    constants: PromptConstants
+    triangle_sb: Sbuf
     sequences: Dict[int, SequenceKeys]
     keys_hbm: Hbm
     values_hbm: Hbm
@@ -1286,7 +1280,7 @@ class PromptAttention(NamedTuple):
         """Attention of a PromptBlock, but for the second pass of its last groups, which come back;
         ``waiting`` are those of the block ``before``. In turns with it the output of that one and
         the projections of the one ``behind``, each None where there is none."""
-        groups = current.groups(self.sequences, self.constants)
+        groups = current.groups(self.sequences, self.triangle_sb)
         projections = [] if behind is None else behind.projections()
         outputs = [] if before is None else before.outputs()
         lead = max(1, min(LEAD, len(groups) // 2))
@@ -1749,8 +1743,8 @@ def attention_prefill_kernel(
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
     layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
-    plan, constants = PromptPlan.of(layer, tokens // batch), PromptConstants.of(layer)
-    PromptAttention(layer, plan, constants, {}, keys_hbm, values_hbm).run()
+    plan, triangle_sb = PromptPlan.of(layer, tokens // batch), causal_mask(P_MAX, dtype)
+    PromptAttention(layer, plan, triangle_sb, {}, keys_hbm, values_hbm).run()
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 

@@ -23,8 +23,8 @@ from torch import nn
 
 from llama import (
     ATTENTION_TARGETS, MLP_TARGETS, MOVING_MAX, P_MAX, Columns, Hbm, NeuronLlamaAttention,
-    NeuronLlamaDecoderLayer, NeuronLlamaMLP, StateDict, pad_tiles, psum_zeros, spans,
-    times_gain, whole_tiles,
+    NeuronLlamaDecoderLayer, NeuronLlamaMLP, StateDict, pad_tiles, psum_zeros, spans, times_gain,
+    whole_tiles,
 )  # fmt: skip
 from llama_weights import KernelRows, OfRanks, Projections
 

@@ -26,21 +26,21 @@ from torch import nn
 
 import llama
 from llama import (
-    CACHE_BYTES, CHUNK_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, Block, CachedSequences, Columns,
-    Hbm, HeadShape, NeuronLlamaModel, Sbuf, _mask_bias, cache_in_runs,
-    cache_runs, cached_sequences, causal_mask, decode_bytes, decode_scores, decode_step,
-    grouped, is_nki_enabled, key_rows, masked, negated_maximum, option, project_qkv, psum_tile,
-    psum_zeros, residual_sum, room_for_keys, score_scales, spans, stack_keys, store_product,
-    token_blocks, token_chunk, transposed_tiles, whole_tiles,
+    CACHE_BYTES, CHUNK_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, Block, CachedSequences, Columns, Hbm,
+    HeadShape, NeuronLlamaModel, Sbuf, _mask_bias, cache_in_runs, cache_runs, cached_sequences,
+    causal_mask, decode_bytes, decode_scores, decode_step, grouped, is_nki_enabled, key_rows,
+    masked, negated_maximum, option, project_qkv, psum_tile, psum_zeros, residual_sum,
+    room_for_keys, score_scales, spans, stack_keys, store_product, token_blocks, token_chunk,
+    transposed_tiles, whole_tiles,
 )  # fmt: skip
 from llama_families import model_type, slots_of
 from llama_weights import Sizes
 from llama_quantised import SOFTMAX_TURNS
 from llama_queries import (
     AUGMENTED, RESIDENT_BYTES, Constants, KeyTiles, QueryGroup, Window, attend_groups,
-    attention_constants, bank_queries, contraction, heads_of, key_bytes, key_spans,
-    load_constant, load_transposed, new_keys, project_blocks, score_banks, score_tile,
-    store_transposed, value_parts,
+    attention_constants, bank_queries, contraction, heads_of, key_bytes, key_spans, load_constant,
+    load_transposed, new_keys, project_blocks, score_banks, score_tile, store_transposed,
+    value_parts,
 )  # fmt: skip
 from llama_layers import AnyAttention, attention_prefill_kernel, layer_of
 

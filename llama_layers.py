@@ -23,21 +23,20 @@ from neuronx_distributed_inference.models.config import InferenceConfig
 import llama_weights
 from llama import (
     PIECE_BYTES, PROMPT_BYTES, P_MAX, AttentionLayer, Block, Columns, Hbm, HeadShape, Linear,
-    NormScales, Projection, PromptAttention, PromptConstants, PromptPlan, Sbuf, StateDict,
-    gated_mlp, is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products,
-    psum_zeros, score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk,
-    weight_pieces, whole_tiles,
+    NormScales, Projection, PromptAttention, PromptPlan, Sbuf, StateDict, causal_mask, gated_mlp,
+    is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products, psum_zeros,
+    score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk, weight_pieces,
+    whole_tiles,
 )  # fmt: skip
 from llama_adapters import (
     AdaptedAttention, AdaptedMLP, Adapters, add_terms, convert_adapters, split_adapters,
 )  # fmt: skip
 from llama_families import (
-    FamilyAttention, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states,
-    slots_of,
+    FamilyAttention, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states, slots_of,
 )  # fmt: skip
 from llama_quantised import (
-    EVEN_TURNS, Gain, QuantisedAttention, QuantisedHead, QuantisedMLP, convert_scales,
-    in_bfloat16, quantised_pieces, scale_columns, times_features,
+    EVEN_TURNS, Gain, QuantisedAttention, QuantisedHead, QuantisedMLP, convert_scales, in_bfloat16,
+    quantised_pieces, scale_columns, times_features,
 )  # fmt: skip
 from llama_queries import ADAPTER_BYTES, attend_prompt
 
@@ -177,7 +176,7 @@ class AnyProjection(NamedTuple):
             half[...] = nisa.tensor_tensor(x, self.cos_sb[:, columns], nl.multiply)
             other[...] = nisa.tensor_tensor(x, self.sin_sb[:, columns], nl.multiply)
             return
-        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+        zero_sb = self.layer.zero_sb
         scale = score_scales(self.heads.head_dim)[0] if of_queries else 1.0
         for part, table_sb, op in ((other, self.sin_sb, nl.subtract), (half, self.cos_sb, nl.add)):
             term_sb = nisa.tensor_tensor(x, table_sb[:, columns], nl.multiply, dtype=half.dtype)
@@ -268,7 +267,8 @@ def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, 
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
     if slots_of(heads) == 1:
         swap_sb = swapped_halves(heads.head_dim, dtype)
-    return AnyLayer(*hidden, norm, heads, qkv, out, *tables, identity_sb, swap_sb)
+    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+    return AnyLayer(*hidden, norm, heads, qkv, out, *tables, identity_sb, swap_sb, zero_sb)
 
 
 # --- Kernels --------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def attention_prefill_kernel(
     length, rows_hbm = tokens // batch, (keys_hbm, values_hbm)
     plans = prompt_plans(layer, length) if window is None and bias_hbm is None else []
     if plans:
-        PromptAttention(layer, plans[0], PromptConstants.of(layer), {}, *rows_hbm).run()
+        PromptAttention(layer, plans[0], causal_mask(P_MAX, dtype), {}, *rows_hbm).run()
     else:
         attend_prompt(layer, token_blocks(features, tokens, length), bias_hbm, window, rows_hbm)
     results = out_hbm, keys_hbm, values_hbm

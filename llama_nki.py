@@ -655,18 +655,6 @@ GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each 
 LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
 
 
-class PromptConstants(nl.NKIObject):
-    """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity and the triangle [128,
-    128]; head_rows_sb [GROUP_HEADS, GROUP_HEADS] fp32, ones where a row is that of a head."""
-
-    layer: AttentionLayer
-
-    def __post_init__(self):
-        self.zero_sb, self.eye_sb = self.layer.zero_sb, self.layer.identity_sb
-        self.triangle_sb = causal_mask(P_MAX, self.layer.x_hbm.dtype)
-        self.head_rows_sb = nl.shared_identity_matrix(GROUP_HEADS, dtype=FP32)
-
-
 def contraction(rows):
     """(slot, rows) of the products that contract so many rows of features and augmented ones."""
     found = []
@@ -722,7 +710,8 @@ class GroupAttention(nl.NKIObject):
     count, 128] @ SBUF; sums, each [tokens, heads, D + 1] @ PSUM, of heads that share a tile."""
 
     keys: SequenceKeys
-    constants: PromptConstants
+    layer: AttentionLayer
+    triangle_sb: nl.NkiTensor
     later: Later
     qk_sb: nl.NkiTensor
     column: int
@@ -763,7 +752,7 @@ class GroupAttention(nl.NKIObject):
     def score(self, step):
         """Scores of a query head with a span of keys [tokens, keys], and their maxima."""
         at, n, start, keys = step
-        tokens, c, dtype = self.tokens, self.constants, self.q_sb.dtype
+        tokens, layer, dtype = self.tokens, self.layer, self.q_sb.dtype
         scores_psum, scores_sb = psum_of((tokens, keys)), tile_of((tokens, keys), dtype)
         d = self.keys.heads.head_dim
         q_sb, k_sb = self.q_sb[0:d, 0, at, :], self.keys.operand(self.head, 0, d, start, keys)
@@ -771,9 +760,10 @@ class GroupAttention(nl.NKIObject):
         last = start + keys == self.visible
         if last:  # its own keys, of which a token sees those up to itself
             diagonal_psum = scores_psum[:, keys - tokens : keys]
-            eye_sb, triangle_sb = c.eye_sb[0:tokens, 0:tokens], c.triangle_sb[0:tokens, 0:tokens]
+            eye_sb, triangle_sb = layer.identity_sb, self.triangle_sb[0:tokens, 0:tokens]
+            eye_sb = eye_sb[0:tokens, 0:tokens]
             nisa.nc_matmul(dst=diagonal_psum, stationary=eye_sb, moving=triangle_sb)
-        zero_sb = c.zero_sb[0:tokens, :]
+        zero_sb = layer.zero_sb[0:tokens, :]
         nisa.activation(dst=scores_sb, op=nl.copy, data=scores_psum, bias=zero_sb)
         maximum_sb = self.maxima_sb[:, at, nl.ds(n, 1)]
         nisa.tensor_reduce(dst=maximum_sb, op=nl.maximum, data=scores_sb, axis=1)
@@ -793,19 +783,19 @@ class GroupAttention(nl.NKIObject):
             self.transpose(left_sb)
 
     def augment(self, columns_sb):
-        """Augmented rows of the queries, of negated maxima in columns [tokens, count]. TensorE
-        brings them to rows, 128 columns for all heads; ScalarE copies these to each head's queries,
-        zeros for those of others."""
-        tokens, rows, c = columns_sb.shape[0], columns_sb.shape[1], self.constants
-        rows_psum, rows_sb = psum_of((rows, tokens)), tile_of((rows, tokens), self.q_sb.dtype)
-        eye_sb = c.eye_sb[0:tokens, 0:tokens]
+        """Augmented rows of the queries, of negated maxima in columns [tokens, count]: of each head
+        its own, zero for the others. TensorE brings them to rows, 128 columns for all heads."""
+        (tokens, count), identity_sb = columns_sb.shape, self.layer.identity_sb
+        rows_psum, rows_sb = psum_of((count, tokens)), tile_of((count, tokens), self.q_sb.dtype)
+        eye_sb = identity_sb[0:tokens, 0:tokens]
         nisa.nc_matmul(dst=rows_psum, stationary=columns_sb, moving=eye_sb)
         nisa.tensor_copy(dst=rows_sb, src=rows_psum)
+        # all rows for every head, times one where the row is its own
         slot, begin = divmod(self.keys.heads.head_dim, P_MAX)
-        for at in range(self.count):
-            augmented_sb = self.q_sb[begin : begin + rows, slot, at, :]
-            zero_sb, mine_sb = c.zero_sb[0:rows, :], c.head_rows_sb[0:rows, nl.ds(at, 1)]
-            nisa.activation(dst=augmented_sb, op=nl.copy, data=rows_sb, bias=zero_sb, scale=mine_sb)
+        augmented_sb = self.q_sb[begin : begin + count, slot, :, :]
+        every_sb = rows_sb.expand_dim(1).broadcast(1, count)
+        mine_sb = identity_sb[0:count, 0:count].expand_dim(2).broadcast(2, tokens)
+        nisa.tensor_tensor(dst=augmented_sb, data1=every_sb, data2=mine_sb, op=nl.multiply)
 
     def second_pass(self):
         """Work: tiles of 128 visible keys."""
@@ -824,7 +814,7 @@ class GroupAttention(nl.NKIObject):
             slot, rows = part
             k_sb, q_sb = self.keys.operand(self.head, slot, rows, start, P_MAX), self.q_sb
             nisa.nc_matmul(dst=scores_psum, stationary=k_sb, moving=q_sb[0:rows, slot, :, :])
-        zero_sb, scale = self.constants.zero_sb, score_scales(d)[1]
+        zero_sb, scale = self.layer.zero_sb, score_scales(d)[1]
         nisa.activation(dst=weights_sb, op=nl.exp, data=scores_psum, bias=zero_sb, scale=scale)
         if start + P_MAX >= self.visible:  # weights of keys behind a token may be infinite
             pattern = [[0, self.count], [1, self.tokens]]  # token - key against 0
@@ -992,7 +982,7 @@ class PromptBlock(nl.NKIObject):
             nisa.tensor_copy(dst=out_sb[:, n, :], src=out_psum)
         nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
 
-    def groups(self, sequences, constants):
+    def groups(self, sequences, triangle_sb):
         """GroupAttention of all its queries; KV heads of a tile of qk_sb follow each other.
         ``sequences`` are the SequenceKeys by number."""
         heads, found = self.layer.heads, []
@@ -1005,8 +995,8 @@ class PromptBlock(nl.NKIObject):
                         nisa.memset(dst=rows_sb, value=0.0)
                     for head in range(stacked[0], stacked[0] + stacked[1]):
                         group = GroupAttention(
-                            sequences[sequence], constants, self.later, self.qk_sb, column,
-                            position, tokens, head, members[0], rows_sb,
+                            sequences[sequence], self.layer, triangle_sb, self.later,
+                            self.qk_sb, column, position, tokens, head, members[0], rows_sb,
                         )  # fmt: skip
                         found.append(group)
         return found
@@ -1053,7 +1043,7 @@ class PromptAttention(nl.NKIObject):
     values_hbm: nl.NkiTensor
 
     def __post_init__(self):
-        self.constants = PromptConstants(self.layer)
+        self.triangle_sb = causal_mask(P_MAX, self.layer.x_hbm.dtype)
         self.later, self.sequences, self.kept = Later(), [], []
 
     def run(self, blocks):
@@ -1097,7 +1087,7 @@ class PromptAttention(nl.NKIObject):
         """Attention of a PromptBlock, but for the second pass of its last groups, which come back;
         ``waiting`` are those of the block ``before``. In turns with it the output of that one and
         the projections of the one ``behind``, each None where there is none."""
-        groups = current.groups(self.sequences, self.constants)
+        groups = current.groups(self.sequences, self.triangle_sb)
         projections = [] if behind is None else behind.projections()
         outputs, count = [] if before is None else before.outputs(), len(groups)
         lead = max(1, min(LEAD, count // 2))

@@ -20,9 +20,9 @@ import neuronxcc.nki.language as nl
 import numpy as np
 
 from llama import (
-    BLOCK_PIECE_BYTES, MOVING_MAX, P_MAX, Block, Hbm, HeadShape, Projection, Sbuf, causal_mask,
-    depth_of, key_rows, masked, psum_tile, psum_zeros, residual_sum, score_scales, select_equal,
-    shifted_identity, spans, step_share, store_product, whole_tiles,
+    BLOCK_PIECE_BYTES, MOVING_MAX, P_MAX, Block, Hbm, HeadShape, Projection, PromptBlock, Sbuf,
+    causal_mask, contraction, depth_of, key_rows, psum_tile, psum_zeros, residual_sum, score_scales,
+    select_equal, select_mask, shifted_identity, spans, step_share, store_product, whole_tiles,
 )  # fmt: skip
 from llama_families import slots_of, tiles_of
 
@@ -138,11 +138,6 @@ def heads_of(banks):
     return banks[0].head, banks[-1].head + banks[-1].heads - banks[0].head
 
 
-def contraction(depth):
-    """(slot, rows) of the products that contract so many features and augmented rows."""
-    return [(start // P_MAX, rows) for start, rows in spans(depth, P_MAX)]
-
-
 class KeyTiles(NamedTuple):
     """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF.
 
@@ -189,12 +184,6 @@ class KeyTiles(NamedTuple):
         return self.v_sb[0 : self.lanes, self.before + tile, self.head + head, :]
 
 
-def mask_of(visible, tokens, dtype):
-    """[tokens, tokens] @ SBUF: 0 where a comparison of row and column holds, else MASKED."""
-    mask_sb = nisa.memset((tokens, tokens), 0.0, dtype)
-    return nisa.affine_select(visible, mask_sb, on_false_value=masked(dtype))
-
-
 def load_constant(values, dtype):
     """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
     return nl.load(nl.shared_constant(values, dtype=dtype))
@@ -216,7 +205,7 @@ class Window(NamedTuple):
         back = (window + P_MAX - 2) // P_MAX
         row, column = nl.arange(P_MAX)[:, None], nl.arange(P_MAX)[None, :]
         masks = [
-            (tiles, mask_of(column + window - 1 >= row + tiles * P_MAX, P_MAX, dtype))
+            (tiles, select_mask(column + window - 1 >= row + tiles * P_MAX, P_MAX, dtype))
             for tiles in [*range(back + 1)][-2:]
             if (tiles + 1) * P_MAX > window
         ]
@@ -670,10 +659,7 @@ class TokenBlock(NamedTuple):
     qk_sb: Sbuf
     v_sb: List[Sbuf]
 
-    @property
-    def context_sb(self) -> Any:
-        """[128, q_tiles, count]."""
-        return self.qk_sb[:, 0 : self.projection.heads.q_tiles, :]
+    context_sb = PromptBlock.context_sb
 
     def part_values(self, n, values_hbm):
         """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts, those of all
