@@ -1,11 +1,12 @@
 """Llama for AWS Trainium: NKI kernels, and the NxD-Inference modules that call them.
 
-One file to upload, complete by itself: prompts and a token at a time, bf16 or fp32, any degree. It
-imports numpy, torch, transformers and the Neuron SDK, nothing else. What other models and servers
-ask for stands beside it and is composed by llama_extended.py, for which some layers and modules
-here have a place where something is added. From top to bottom: limits of the core and choices,
-layouts, sizes known while tracing, tile helpers, the parts of attention, kernels in model order,
-configuration, modules, and how a Hugging Face checkpoint becomes the weights of this model.
+One file to upload, complete by itself: prompts and a token at a time, bf16 or fp32, of any degree
+that divides the KV heads. It imports torch, transformers and the Neuron SDK, nothing else. What
+other models and servers ask for stands beside it and is composed by llama_extended.py, for which
+some layers and modules here have a place where something is added. From top to bottom: limits of
+the core and choices, layouts, sizes known while tracing, tile helpers, the parts of attention,
+kernels in model order, configuration, modules (without kernels NxD Inference's own), and how a
+Hugging Face checkpoint becomes the weights of the kernels.
 
 To learn the language, read in this order: "Layouts"; ``linear_kernel`` and ``swiglu_mlp_kernel``
 with what they call; ``attention_decode_kernel``; then "Attention of a prompt", whose example shows
@@ -84,7 +85,7 @@ P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array
 QUADRANT = 32  # partitions: an operand begins at one of four
 MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp32
 
-# --- Choices of these kernels ---------------------------------------------------------------------
+# --- Choices of these kernels: how much of a weight, or of the tokens, is on chip at once ---------
 
 PIECE_BYTES = 16384  # per partition of a weight, loaded at once: four pieces take 64 KiB
 BLOCK_PIECE_BYTES = 8192  # of attention, beside several blocks of tokens
@@ -98,16 +99,6 @@ SHORT_FEATURES = 2048
 HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, of tokens of one pass over its weight
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
-CACHE_BYTES = 96 * 1024  # SBUF for the caches of a decode step, which come before the weights
-KEY_BYTES = 64 * 1024  # for their keys on the way, before these are transposed
-DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
-MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
-MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
-
-
-ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # projections, by their names
-MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
-
 # --- Layouts --------------------------------------------------------------------------------------
 #
 # Features lie on partitions from end to end: every product keeps its weights stationary and lets up
@@ -370,6 +361,10 @@ def grouped(blocks, most):
 #
 # Instructions return their tile. nl.ndarray makes one, in SBUF if it names no buffer, where several
 # instructions fill it, or where a result takes another type than its operands.
+
+
+MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
+MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 
 
 def masked(dtype):
@@ -1285,6 +1280,7 @@ class PromptAttention(NamedTuple):
         outputs = [] if before is None else before.outputs()
         lead = max(1, min(LEAD, len(groups) // 2))
         for n, group in enumerate(groups):
+            # the last ``lead`` groups, this one among them, wait for their second pass
             ready = waiting[: max(0, len(waiting) - lead + 1)]
             waiting = [*waiting[len(ready) :], group]
             work = step_share(projections, n, len(groups))
@@ -1327,6 +1323,11 @@ class PromptAttention(NamedTuple):
 #
 # New keys and values have a product of their own. Rows divided by their sums are transposed to
 # context_sb, a column for each head, where the output's weight contracts them.
+
+
+CACHE_BYTES = 96 * 1024  # SBUF for the caches of a step, which come before the weights
+KEY_BYTES = 64 * 1024  # for their keys on the way, before these are transposed
+DECODE_KEYS = 2048  # cached keys up to which a step has them all in SBUF at once
 
 
 def cache_runs(length, most=P_MAX):
@@ -2248,6 +2249,8 @@ class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
 
 StateDict = Dict[str, torch.Tensor]
+ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # projections, by their names
+MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 
 
 def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
