@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ _HELD: dict[str, Callable[[Any], Any]] = {
     "list": list, "set": set, "dict": dict, "slice": lambda parts: slice(*parts),
     "bytes": base64.b64decode, "Path": Path,
 }  # fmt: skip
+
+_AS_THEY_ARE = frozenset((bool, int, float, str, type(None)))
 
 
 @functools.cache
@@ -55,41 +57,48 @@ class Form:
     def dumps(self, value: Any) -> bytes:
         """One line of JSON; a TypeError about a value of another class."""
         writer = _Writer(self)
-        whole = writer.plain(value)
-        rows = [[writer.plain(getattr(o, n)) for n in _fields(type(o))] for o in writer.met]
-        names = [_name(type(one)) for one in writer.met]  # as many as the fields have shown
-        return json.dumps([whole, names, rows]).encode()
+        whole, batches = writer.plain(value), []
+        while writer.new:
+            kind, numbers = writer.new.popitem()
+            met = [writer.met[n] for n in numbers]
+            fields = [writer.column([getattr(o, name) for o in met]) for name in _fields(kind)]
+            batches.append([_name(kind), numbers, fields])
+        return json.dumps([whole, batches]).encode()
 
     def loads(self, data: bytes) -> Any:
         """What was written; a ValueError about anything else."""
         try:
-            whole, names, rows = json.loads(data)
-            reader = _Reader(self, names)
-            for one, values in zip(reader.met, rows, strict=True):
-                for name, value in zip(_fields(type(one)), values, strict=True):
-                    object.__setattr__(one, name, reader.made(value))
-            return reader.made(whole)
+            whole, batches = json.loads(data)
+            return _Reader(self, batches).made(whole)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError) as error:
             raise ValueError(f"no record ({type(error).__name__}: {error})") from error
 
 
 class _Writer:
-    """Instances are numbered as they are met, and their fields follow in that order."""
+    """Instances are numbered as they are met; those of a class follow together, field by field.
+
+    Attributes:
+        new: numbers by class of instances whose fields are to be written.
+    """
 
     def __init__(self, form: Form) -> None:
         self._form, self.met, self._numbers = form, list[Any](), dict[int, int]()
+        self.new: dict[type, list[int]] = {}
+        self._objects: dict[type, bool] = {}
 
     def plain(self, value: Any) -> Any:
         kind = type(value)
-        if value is None or kind in (bool, int, float, str):
+        if kind in _AS_THEY_ARE:
             return value
         if kind is tuple:
-            return [self.plain(one) for one in value]
+            return self.sequence(value)
+        if self._is_object(kind):
+            return {"object": self._number(value)}
         for word, (of, _) in self._form.named.items():
             if isinstance(value, of):
                 return {word: value.name}  # type: ignore[attr-defined]
         if kind in (list, set):
-            return {kind.__name__: [self.plain(one) for one in value]}
+            return {kind.__name__: self.sequence(tuple(value))}
         if kind is dict:
             return {"dict": [[self.plain(k), self.plain(v)] for k, v in value.items()]}
         if kind is slice:
@@ -106,12 +115,38 @@ class _Writer:
             raise TypeError(f"a {kind.__name__} is no plain value")
         if isinstance(value, Enum):
             return {"of": [_name(kind), value.name]}
-        if isinstance(value, tuple):
-            return {"of": [_name(kind), *map(self.plain, value)]}
-        if id(value) not in self._numbers:
-            self._numbers[id(value)] = len(self.met)
+        return {"of": [_name(kind), *map(self.plain, value)]}
+
+    def sequence(self, values: Sequence[Any]) -> Any:
+        """What a tuple becomes: numbers of instances, or its values."""
+        kinds = {*map(type, values)}
+        if kinds <= _AS_THEY_ARE:
+            return list(values)
+        if all(map(self._is_object, kinds)):
+            return {"objects": [self._number(one) for one in values]}
+        return [self.plain(one) for one in values]
+
+    def column(self, values: list[Any]) -> Any:
+        """One field of many instances: its few values and where each stands, or all of them."""
+        known = {id(one): one for one in values}
+        if 2 * len(known) > len(values):
+            return self.sequence(values)
+        places = {of: place for place, of in enumerate(known)}
+        few = self.sequence(tuple(known.values()))
+        return {"table": [few, [places[id(one)] for one in values]]}
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers.setdefault(id(value), len(self.met))
+        if number == len(self.met):
             self.met.append(value)
-        return {"object": self._numbers[id(value)]}
+            self.new.setdefault(type(value), []).append(number)
+        return number
+
+    def _is_object(self, kind: type) -> bool:
+        if kind not in self._objects:
+            apart = (tuple, Enum, np.generic, Path, *(of for of, _ in self._form.named.values()))
+            self._objects[kind] = not issubclass(kind, apart) and self._form.allowed(kind)
+        return self._objects[kind]
 
 
 def _text(data: bytes) -> str:
@@ -119,9 +154,27 @@ def _text(data: bytes) -> str:
 
 
 class _Reader:
-    def __init__(self, form: Form, names: list[str]) -> None:
+    def __init__(self, form: Form, batches: list[Any]) -> None:
         self._form = form
-        self.met = [object.__new__(self._kind(name)) for name in names]
+        order = [number for _, numbers, _ in batches for number in numbers]
+        if sorted(order) != list(range(len(order))):  # else one would get the fields of another
+            raise ValueError("instances that are not numbered")
+        self._met: list[Any] = [None] * len(order)
+        kinds = [self._kind(name) for name, _, _ in batches]
+        for kind, (_, numbers, _) in zip(kinds, batches):
+            for number in numbers:
+                self._met[number] = object.__new__(kind)
+        for kind, (_, numbers, columns) in zip(kinds, batches):
+            for name, column in zip(_fields(kind), columns, strict=True):
+                for number, value in zip(numbers, self._column(column), strict=True):
+                    object.__setattr__(self._met[number], name, value)
+
+    def _column(self, found: Any) -> Any:
+        if isinstance(found, dict) and "table" in found:
+            few, places = found["table"]
+            values = self.made(few)
+            return [values[place] for place in places]
+        return self.made(found)
 
     def _kind(self, name: str) -> Any:
         module, _, own = name.partition(":")
@@ -132,12 +185,16 @@ class _Reader:
 
     def made(self, found: Any) -> Any:
         if isinstance(found, list):
+            if {*map(type, found)} <= _AS_THEY_ARE:
+                return tuple(found)
             return tuple([self.made(one) for one in found])
         if not isinstance(found, dict):
             return found
         ((word, content),) = found.items()
         if word == "object":
-            return self.met[content]
+            return self._met[content]
+        if word == "objects":
+            return tuple([self._met[number] for number in content])
         if word in self._form.named:
             return self._form.named[word][1][content]
         if word == "array":

@@ -11,6 +11,7 @@ from typing import Any
 from ..core import Program
 from ..core.check import verify
 from ..core.device import dtypes
+from ..core.device.pause import without_garbage_collection
 from ..core.device.spec import GENERATIONS, NeuronCore, using
 from ..core.instructions import microscaling, ranks
 from ..core.instructions.entry import TABLE, OpSpec
@@ -40,6 +41,7 @@ _FORM = Form(
 )
 
 
+@without_garbage_collection()
 def dumped(content: dict[str, Any]) -> bytes:
     """A dictionary of words and programs."""
     return _FORM.dumps(
@@ -52,6 +54,7 @@ def dumped(content: dict[str, Any]) -> bytes:
     )
 
 
+@without_garbage_collection()
 def loaded(data: bytes) -> dict[str, Any]:
     """What `dumped` took; programs are still to be made of their fields by `program`.
 
@@ -64,6 +67,7 @@ def loaded(data: bytes) -> dict[str, Any]:
     return content
 
 
+@without_garbage_collection()
 def program(content: dict[str, Any]) -> Program:
     """The program of a dictionary, checked; an NkiError where the device would refuse it."""
     fields = content["program"]

@@ -106,7 +106,20 @@ STORAGE = "neuron_cpu.core.program.storage:Storage"
 )
 def test_data_makes_no_objects_but_a_programs(head: dict, names: list[str]) -> None:
     """Only instances of a program's own classes, with their own fields; nothing is called."""
-    refused(json.dumps([{"program": head}, names, [[] for _ in names]]).encode())
+    batches = [[name, [number], []] for number, name in enumerate(names)]
+    refused(json.dumps([{"dict": [["program", head]]}, batches]).encode())
+
+
+@pytest.mark.parametrize("numbers", [[0, 0], [1, 2], [-1, 0], [0, 10**12], ["a", 0], [True, None]])
+def test_no_instance_gets_the_fields_of_another(numbers: list) -> None:
+    source = "neuron_cpu.core.program.storage:Source"
+    columns = [["x", "y"], ["f", "g"], [1, 2]]  # file, function, line
+    held = {"dict": [["x", {"objects": [0, 1]}]]}
+    good = json.dumps([held, [[source, [0, 1], columns]]]).encode()
+    assert [one.line for one in plain.loaded(good)["x"]] == [1, 2]
+    bad = json.dumps([held, [[source, numbers, columns]]]).encode()
+    with pytest.raises(ValueError):
+        plain.loaded(bad)
 
 
 def test_a_record_changes_nothing_that_others_share() -> None:
@@ -114,10 +127,14 @@ def test_a_record_changes_nothing_that_others_share() -> None:
     operator = suite.operator("gelu")
     program = verdict.traced(operator.kernel, operator.cases[0], ())
     before, clock = vars(type(program.storages[0])).copy(), dict(program.core.clock_hz)
-    head, names, fields = json.loads(plain.dumped({"program": program}))
-    at = names.index(STORAGE)
-    for odd in ([], {"generation": "gen2"}, {"object": at}, {"set": [1]}, {"slice": [0, 1, 2]}):
-        with contextlib.suppress(Exception):
-            changed = [*fields[:at], [odd for _ in fields[at]], *fields[at + 1 :]]
-            plain.program(plain.loaded(json.dumps([head, names, changed]).encode()))
+    head, batches = json.loads(plain.dumped({"program": program}))
+    name, numbers, columns = next(one for one in batches if one[0] == STORAGE)
+    object_ = {"object": numbers[0]}
+    for odd in ([], {"generation": "gen2"}, object_, {"set": [1]}, {"slice": [0, 1, 2]}):
+        for column in range(len(columns)):
+            changed = [*columns[:column], [odd for _ in numbers], *columns[column + 1 :]]
+            others = [one for one in batches if one[0] != STORAGE]
+            with contextlib.suppress(Exception):
+                content = json.dumps([head, [*others, [name, numbers, changed]]]).encode()
+                plain.program(plain.loaded(content))
     assert vars(type(program.storages[0])) == before and program.core.clock_hz == clock

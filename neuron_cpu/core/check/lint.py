@@ -155,30 +155,35 @@ def _targets(node: ast.AST) -> Iterator[ast.Name]:
         yield from _targets(node.value)
 
 
-def _walk(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+def _walk(nodes: Sequence[ast.AST]) -> list[ast.AST]:
     """All nodes below, without those of nested functions."""
-    stack = list(nodes)[::-1]
-    while stack:
-        node = stack.pop()
-        yield node
-        if not isinstance(node, SCOPES):
-            stack.extend(list(ast.iter_child_nodes(node))[::-1])
+    return _below(tuple(nodes))[0]
 
 
 def _stores(nodes: Sequence[ast.AST]) -> dict[str, ast.AST]:
     """Names that statements bind, with the first node that does."""
+    return _below(tuple(nodes))[1]
+
+
+@functools.lru_cache(256)  # every name of a loop asks again
+def _below(nodes: tuple[ast.AST, ...]) -> tuple[list[ast.AST], dict[str, ast.AST]]:
+    stack, below = list(nodes)[::-1], []
     found: dict[str, ast.AST] = {}
-    for node in _walk(nodes):
+    while stack:
+        node = stack.pop()
+        below.append(node)
+        if not isinstance(node, SCOPES):
+            stack.extend(list(ast.iter_child_nodes(node))[::-1])
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.setdefault(node.id, node)
     # Variables of comprehensions live in a scope of their own: not stored where that was the first.
-    for node in _walk(nodes):
+    for node in below:
         if isinstance(node, COMPREHENSIONS):
             for generator in node.generators:
                 for name in _targets(generator.target):
                     if found.get(name.id) is name:
                         del found[name.id]
-    return found
+    return below, found
 
 
 def _reads(node: ast.AST | None, name: str) -> bool:

@@ -7,11 +7,15 @@ variables and program ids are plain ints here, because loops run while tracing.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ..device.errors import refuse
+
+
+_WHOLE = slice(None)
 
 
 def is_integer(value: Any) -> bool:
@@ -85,23 +89,16 @@ class Index:
     def __getitem__(self, key: Any) -> Index:
         """Insert axes: ``i[:, None]`` and friends; picking elements is not affine and refused."""
         keys = key if isinstance(key, tuple) else (key,)
-        coefs, shape, axis = [], [], 0  # axis: the next of our own
-        for k in keys:
-            if k is None:
-                coefs.append(0)
-                shape.append(1)
-            elif isinstance(k, slice) and k == slice(None):
-                coefs.append(self.coefs[axis])
-                shape.append(self.shape[axis])
-                axis += 1
-            else:
-                raise refuse(
-                    "sim_index_type",
-                    f"an index object is subscripted with {k!r}, expected ':' and None only; build "
-                    "the range you need with nl.arange(start, stop)",
-                )
-        coefs += self.coefs[axis:]
-        return Index(self.const, tuple(coefs), (*shape, *self.shape[axis:]), self.dense)
+        new = tuple([k is None for k in keys])
+        picks = [k for k in keys if k is not None and not (isinstance(k, slice) and k == _WHOLE)]
+        if picks or len(keys) - sum(new) > self.ndim:
+            raise refuse(
+                "sim_index_type",
+                f"an index object of {self.ndim} axes is subscripted with {key!r}, expected one "
+                "':' for each and None only; build the range you need with nl.arange(start, stop)",
+            )
+        coefs, shape = _opened(self.coefs, new, 0), _opened(self.shape, new, 1)
+        return Index(self.const, coefs, shape, self.dense)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise refuse(
@@ -224,6 +221,13 @@ class Index:
         return self._compare("ne", other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@functools.lru_cache(1 << 12)  # kernels repeat few of them
+def _opened(values: tuple[int, ...], new: tuple[bool, ...], fill: int) -> tuple[int, ...]:
+    """``values`` of the axes, with ``fill`` for each new one among them."""
+    own = iter(values)
+    return (*[fill if opens else next(own) for opens in new], *own)
 
 
 _COMPARE = {
@@ -380,6 +384,11 @@ def arange(*args: int) -> Index:
                 f"nl.arange got a {type(value).__name__}, expected integers known while tracing; "
                 "divide sizes with //",
             )
+    return _line(*args)
+
+
+@functools.lru_cache(1 << 12)
+def _line(*args: int) -> Index:
     start, stop, step = {1: (0, *args, 1), 2: (*args, 1), 3: args}[len(args)]
     size = max(0, -(-(int(stop) - int(start)) // int(step)))
     return Index(int(start), (int(step),), (size,))

@@ -7,6 +7,7 @@ where in the kernel something was recorded.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -127,7 +128,7 @@ class Storage:
         self.source: Source | None = None
         self.producer: Instruction | None = None
         self.followers = 0
-        self.parts: list[tuple[slice, ...]] = []
+        self.parts: Sequence[tuple[slice, ...]] = ()
         self.watcher: Watcher | None = None
         self.groups: Groups | None = None
         self.initial: float | None = None

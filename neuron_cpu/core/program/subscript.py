@@ -183,7 +183,46 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 
 
 # --- index grids ----------------------------------------------------------------------------------
+# By the view's form and the subscript's without its constants: the region's shape and strides, and
+# where the least and the greatest element lie behind the constant on each axis. Kernels repeat few.
+_layouts: dict[tuple, tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]] = {}
+
+
 def _advanced(view: V, keys: tuple[Any, ...]) -> V:
+    if view.oob is None and view.by_data is None:
+        form: list[Any] = [view.shape, view.strides, view.storage.buffer]
+        starts = []
+        for k in keys:
+            if type(k) is Index:
+                form += k.coefs, k.shape, k.dense
+                starts.append(k.const)
+            elif type(k) is int:
+                form.append(int)
+                starts.append(k)
+        if len(starts) == len(keys):
+            return _repeated(view, keys, starts, tuple(form))
+    return _resolved(view, keys)
+
+
+def _repeated(view: V, keys: tuple[Any, ...], starts: list[int], form: tuple) -> V:
+    """``view[keys]`` of numbers and index grids, by what is known of a subscript of this form."""
+    found = _layouts.get(form)
+    if found is None:
+        made = _resolved(view, keys)
+        if len(keys) == view.ndim and not made.oob:
+            ends = [k.bounds() if isinstance(k, Index) else (k, k) for k in keys]
+            reach = [(low - at, high - at) for (low, high), at in zip(ends, starts)]
+            _layouts[form] = made.shape, made.strides, reach
+        return made
+    offset, (shape, strides, reach) = view.offset, found
+    for at, (low, high), size, stride in zip(starts, reach, view.shape, view.strides):
+        if at + low < 0 or at + high >= size:
+            return _resolved(view, keys)
+        offset += at * stride
+    return type(view)(view.storage, offset, shape, strides, view.dt)
+
+
+def _resolved(view: V, keys: tuple[Any, ...]) -> V:
     keys, grid = _on_one_grid(view, keys)
     # Address of a grid point: the sum over the axes of expression times stride, affine again.
     # Axes without a subscript of their own follow the grid's, whole.

@@ -15,6 +15,7 @@ import torch
 from ..device import dtypes
 from ..device.dtypes import DType
 from ..device.errors import executing
+from ..device.pause import without_garbage_collection
 from ..program.program import Program
 from ..program.regions import place
 from ..program.storage import Storage
@@ -264,6 +265,7 @@ class Plan:
     and values of which sources leave open what becomes of them (doubts.py).
     """
 
+    @without_garbage_collection()
     def __init__(
         self,
         program: Program,
