@@ -14,7 +14,6 @@ import numpy as np
 
 from ..device.errors import refuse
 
-
 _WHOLE = slice(None)
 
 
