@@ -514,6 +514,12 @@ def test_local_gather(cores, width, seed):
         assert got.shape[1:] == ((3, 16, width) if count == 48 else (count, width))
 
 
+def test_local_gather_with_all_indices_named_has_the_shape_of_awss_test():
+    a, index = data(4, (16, 8)), np.zeros((16, 4), np.uint16)
+    assert run(lambda x, i: nisa.local_gather(x, i, 4, 64), a, index).shape == (16, 4, 16, 4)
+    assert run(lambda x, i: nisa.local_gather(x, i, 4, 63), a, index).shape == (16, 63, 4)
+
+
 def test_local_gather_sees_the_free_axes_as_one():
     a, index = data(3, (16, 3, 4)), np.arange(12, dtype=np.uint16)[::-1].copy().reshape(12, 1)
     index = np.concatenate([index, np.zeros((4, 1), np.uint16)])

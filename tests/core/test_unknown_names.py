@@ -15,7 +15,7 @@ from neuronxcc import nki as old_nki
 from neuronxcc.nki import isa as old_isa
 from neuronxcc.nki import language as old_language
 
-from neuron_cpu.core import NkiError
+from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.device import unknown
 
 LANGUAGES = {"neuronxcc": (old_nki, old_language, old_isa), "nki": (nki, nki.language, nki.isa)}
@@ -45,7 +45,7 @@ def told(language: str, body) -> str:
 
 
 def test_the_tables_have_many_names() -> None:
-    assert len({**unknown.ANSWERS, **unknown.ISA_ANSWERS}) >= 250
+    assert len({**unknown.ANSWERS, **unknown.ISA_ANSWERS}) >= 600
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -167,3 +167,102 @@ def test_a_cell_of_a_notebook_gets_the_sentence_too(language: str, cell: str) ->
     with pytest.raises(NkiError, match="nl.mean|nl.minimum") as caught:
         room["kernel"](np.ones((128, 64), np.float32))
     assert ":6)" in str(caught.value) and "Tensor" not in str(caught.value)
+
+
+# What a language model writes that knows CUDA, Triton, PyTorch and an older SDK: for both
+# languages, for the older one, for the newer one. `i` is an index grid, `m` a comparison of it.
+INVENTED = {
+    "both": {
+        "nl.outer_product(x, x)": "nisa.nc_matmul",
+        "nl.cast_to(x, nl.bfloat16)": "copy",
+        "nl.bitcast(x, nl.int32)": "tile.view(dtype)",
+        "nl.silu_and_mul(x, x)": "nl.silu",
+        "nl.apply_rotary_pos_emb(x, x, x)": "two products with cos and sin",
+        "nl.NUM_PARTITIONS": "nl.tile_size.pmax",
+        "nl.tile_size.partitions": "nl.tile_size.pmax",
+        "nl.hbm_tensor((128, 64))": "buffer=nl.sbuf",
+        "nl.sbuf.alloc((128, 64))": "buffer=nl.sbuf",
+        "nl.psum.tile((128, 64))": "buffer=nl.psum",
+        "nl.inf": "float('inf')",
+        "nl.newaxis": "None in subscripts",
+        "nl.dtype.float32": "nl.float32",
+        "nl.parallel(4)": "nl.affine_range",
+        "nl.unroll(4)": "Python's range",
+        "nl.program_ids()": "nl.program_id(axis)",
+        "nl.sync_cores()": "nothing",
+        "nl.prefetch(x)": "nisa.dma_copy",
+        "nl.all_gather(x)": "collective",
+        "nl.static_assert(1 == 1)": "Python's assert",
+        "nl.constexpr": "Python arguments of the kernel",
+        "nl.Engine.Vector": "engine=",
+        "nl.ALU.add": "op=nl.add",
+        "nl.dequantize(x, 0.1)": "nisa.tensor_scalar",
+        "nl.psum_to_sbuf(x)": "nisa.tensor_copy",
+        "nisa.partition_all_reduce(x, nl.add)": "nisa.tensor_partition_reduce",
+        "nisa.vector_add(x, x)": "nisa.tensor_scalar",
+        "nisa.load_weights(x)": "nisa.nc_matmul",
+        "nisa.reduce_max(x)": "nisa.tensor_reduce",
+        "nisa.max_pool(x, 2)": "nisa.tensor_reduce",
+        "nisa.dma_wait()": "nothing",
+        "x.fill_(0)": "0",
+        "x.numel()": "tile.size",
+        "x.contiguous()": "nothing",
+        "x.device": "nothing",
+        "x.stride(0)": "strides",
+        "x.store(x)": "nisa.dma_copy",
+        "x.expand(128, 64)": "nl.broadcast_to",
+        "x.relu_()": "tile[...] = nl.add(tile, y)",
+        "x[:, None]": "expand_dims",
+        "+x": "copy",
+    },
+    "neuronxcc": {
+        "i.T": "nisa.iota",
+        "i.astype(nl.float32)": "nisa.iota",
+        "i * 0.5": "integer multiples",
+        "m[:, 0]": "before they are compared",
+        "m | m": "joined by '&'",
+        "~m": "joined by '&'",
+        "nl.max(x, axis=1, keep_dims=True)": "keepdims=",
+        "nl.dropout(x, p=0.5)": "rate=",
+        "nl.scalar_register(0)": "nl.load of the number",
+        "x[:, [0, 2]]": "one slice at a time",
+        "nisa.partition_broadcast(x)": "nl.broadcast_to",
+        "nisa.dma_gather(x, x)": "rows that an index tile names",
+    },
+    "nki": {
+        "nisa.dma_copy(dest=x, source=x)": "dst=",
+        "nisa.activation(dst=x, op=np.exp, data=x)": "write nl.exp",
+        "nisa.activation(dst=x, op='gelu', data=x)": "write nl.gelu",
+        "nisa.activation(dst=x, func=nl.exp, data=x)": "op=",
+        "nisa.tensor_tensor(dst=x, lhs=x, data2=x, op=nl.add)": "data1=",
+        "nisa.tensor_scalar(dst=x, data=x, op=nl.add, operand0=1.0)": "op0=",
+        "nisa.nc_matmul(x, x, x, start=True)": "accumulate=",
+        "nisa.memset(dst=x, val=0.0)": "value=",
+        "nisa.memset(x)": "the rest by name",
+        "nisa.engine('vector')": "nisa.engine.vector",
+        "nisa.engine.vectr": "nisa.engine.vector",
+        "nisa.matmul_perf_mode.double_row_gen3": "nisa.matmul_perf_mode.double_row",
+        "nl.register(0)": "nisa.register_alloc",
+        "nisa.partition_broadcast(x)": "nisa.nc_stream_shuffle",
+        "nisa.dma_gather(x, x)": ".ap(vector_offset=...)",
+    },
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("form", ["both", "own"])
+def test_inventions_of_a_language_model_are_answered(language: str, form: str) -> None:
+    def body(nl, nisa, x):
+        grid = old_language.arange(128)[:, None]
+        names = {"nl": nl, "nisa": nisa, "x": x, "np": np, "i": grid, "m": grid < 100}
+        eval(compile(text, __file__, "eval"), names)
+
+    for text, expected in INVENTED[language if form == "own" else form].items():
+        message = told(language, body)
+        assert expected in message and "expected" in message, (text, message)
+
+
+def test_a_keyword_that_nothing_reads_is_told() -> None:
+    body = kernel_of("neuronxcc", lambda nl, _, x: nl.ndarray(x.shape, x.dtype, memory=nl.psum))
+    with pytest.warns(NkiWarning, match="memory=.*sim_ignored_keyword"):
+        body(np.ones((128, 64), np.float32))

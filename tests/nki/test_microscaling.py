@@ -207,6 +207,28 @@ def test_rows_beside_the_scales_are_zeros():
     assert (found[used] == 128).all() and (found[~used] == 0).all()
 
 
+def test_scales_of_four_operands_share_quadrants(recwarn):
+    """At offsets of 0, 4, 8 and 12 partitions (deep-dives/mxfp-matmul): nothing is told of it."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 8), nl.uint8, buffer=nl.shared_hbm)
+        scales = sb((128, 8), nl.uint8)
+        for k in range(4):
+            elements = sb((128, 8), "float8_e4m3fn_x4")
+            nisa.quantize_mx(elements, nl.load(x[:, 32 * k : 32 * k + 32]), scales[4 * k :, :])
+        acc = nl.ndarray((8, 8), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul_mx(acc, elements, elements, scales[12:], scales[12:])
+        nisa.dma_copy(out, scales)
+        return out
+
+    values = np.repeat(2.0 ** np.arange(6, 10), 32)[None].repeat(128, 0)
+    found = kernel(values.astype(BF16))
+    assert [str(one.message) for one in recwarn if "start_partition" in str(one.message)] == []
+    rows = found[:, 0].reshape(4, 32)
+    assert (rows[:, 16:] == 0).all() and (np.diff(rows[:, :16:4].astype(int)) == 1).all()
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_too_large_values_saturate(monkeypatch, kind):
     """Before 2.31 a scale left room up to twice the largest element."""

@@ -16,6 +16,7 @@ from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.alu import LATER
 from ..instructions.operators import named
+from ..language.labels import fitted
 from ..program.view import View
 from . import compute, copies, products, random
 from .creation import ndarray, new
@@ -38,6 +39,8 @@ def _result(x: View, dtype: Any, shape: Any = None) -> Any:
 def _expanded(function: Callable) -> Callable:
     """The same function with a warning that its intermediate tiles are this simulator's choice."""
 
+    fitting = fitted(function)
+
     @functools.wraps(function)
     def told(*args: Any, **kwargs: Any) -> Any:
         warn(
@@ -47,7 +50,7 @@ def _expanded(function: Callable) -> Callable:
             "are the shortest that compute it, in fp32",
             advice=True,
         )
-        return function(*args, **kwargs)
+        return fitting(*args, **kwargs)
 
     return told
 

@@ -6,11 +6,12 @@ from typing import Any
 from ..device.errors import refuse
 from ..device.spec import Engine, in_force
 from ..device.target import chosen
+from ..device.unknown import Listed
 from ..instructions.constants import dge_mode, nc_version, oob_mode  # noqa: F401 - as they are
 from ..program import trace
 
 
-class engine(Enum):
+class engine(Enum, metaclass=Listed):
     """Engines of a core; ``unknown`` leaves the choice to the compiler."""
 
     unknown = 0
@@ -36,7 +37,7 @@ _ENGINES: dict[engine, Engine | None] = {
 }
 
 
-class reduce_cmd(Enum):
+class reduce_cmd(Enum, metaclass=Listed):
     """What an instruction does with its engine's accumulators."""
 
     idle = 0
@@ -46,14 +47,14 @@ class reduce_cmd(Enum):
     load_reduce = 4
 
 
-class matmul_perf_mode(Enum):
+class matmul_perf_mode(Enum, metaclass=Listed):
     """Faster modes of TensorE."""
 
     none = "none"
     double_row = "double_row"
 
 
-class dma_engine(Enum):
+class dma_engine(Enum, metaclass=Listed):
     """Which DMA an exchange between cores uses."""
 
     dma = 1

@@ -162,10 +162,11 @@ def token(op: Any, what: str) -> str:
     """
     name = getattr(op, "nki_name", None)
     if name is None:
+        given = op if isinstance(op, str) else getattr(op, "__name__", type(op).__name__)
         raise refuse(
             "sim_unknown_operator",
-            f"{what} got operator {getattr(op, '__name__', type(op).__name__)}, expected a "
-            "function of nki.language such as nl.add",
+            f"{what} got operator {given}, expected a function of nki.language such as nl.add; "
+            f"write {given if given.startswith('nl.') else f'nl.{given}'} if nl has it",
         )
     if name in ("max", "min"):
         raise refuse(

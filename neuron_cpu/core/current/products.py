@@ -394,8 +394,13 @@ def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:
     for part in parts:
         window(used, part)[...] = True
     beside = ~(window(written, scale) | window(used, scale))
-    if beside.any():
-        record(MEMSET, (scale,), (), FillAttrs(value=0, mask=beside))
+    if beside.any():  # from partition 0 on, where engines may begin, whatever the scales' first row
+        start = scale.start_partition
+        shape = (start + scale.shape[0], scale.shape[1])
+        first = scale.offset - start * storage.free_size
+        rows = scale._with(first, shape, scale.strides, None, None)
+        mask = np.concatenate([np.zeros((start, shape[1]), bool), beside])
+        record(MEMSET, (rows,), (), FillAttrs(value=0, mask=mask))
 
 
 def nc_transpose(

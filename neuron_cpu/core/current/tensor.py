@@ -120,7 +120,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 raise refuse(
                     "sim_index_type",
                     f"subscript of type {type(k).__name__} of {self.label()}, expected int, slice, "
-                    "nl.ds or '...'; masks and index grids are gone, use .ap for other patterns",
+                    "nl.ds or '...'; use .ap for masks and grids, .expand_dims for None",
                 )
         while len(shape) < (2 if chip else 1):
             shape.append(1)

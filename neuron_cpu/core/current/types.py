@@ -12,7 +12,7 @@ from ..device.dtypes import DType
 from ..device.errors import refuse, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
-from ..device.unknown import not_callable
+from ..device.unknown import Memory, no_member
 
 TRANSPOSES_ON_TENSOR = "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"  # from gen3 on
 
@@ -51,7 +51,7 @@ def element_type(given: Any) -> DType:
     )
 
 
-class MemoryRegion(Enum):
+class MemoryRegion(Memory, Enum):
     """Where a tensor lies; the value is the kind of its storage."""
 
     sbuf = "sbuf"
@@ -64,9 +64,6 @@ class MemoryRegion(Enum):
 
     def __str__(self) -> str:
         return f"MemoryRegion.{self.name}"
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise not_callable(self)
 
 
 sbuf, psum = MemoryRegion.sbuf, MemoryRegion.psum
@@ -125,6 +122,9 @@ class _TileSize:
     psum_bank_fmax_bytes = psum_fmax_bytes = 2048
     gemm_stationary_fmax = 128
     bn_stats_fmax = 512
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise no_member("nl.tile_size", f".{name}", vars(type(self)))
 
     @property
     def gemm_moving_fmax(self) -> int:

@@ -9,7 +9,8 @@ import difflib
 import json
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from enum import EnumMeta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -89,11 +90,77 @@ def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[
     return missing
 
 
+class Listed(EnumMeta):
+    """An enumeration that answers names and values which it lacks with those it has."""
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise no_member(f"nisa.{cls.__name__}", f".{name}", cls.__members__)
+
+    def __call__(cls, *args: Any, **named: Any) -> Any:
+        try:
+            return super().__call__(*args, **named)
+        except ValueError:
+            raise no_member(f"nisa.{cls.__name__}", f"({args[0]!r})", cls.__members__) from None
+
+
+def no_member(owner: str, asked: str, members: Iterable[str]) -> UnknownName:
+    """The error of a name that an enumeration or a table of limits lacks."""
+    known = [one for one in members if not one.startswith("_")]
+    close = difflib.get_close_matches(asked, known, 3, 0.4) or known
+    return UnknownName(
+        "sim_unknown_name",
+        f"{owner}{asked} does not exist, expected one of its {len(known)} names; use "
+        + " or ".join(f"{owner}.{one}" for one in close),
+        current_place(),
+    )
+
+
+class Memory:
+    """What memories (``nl.sbuf``) answer to calls and to attributes: they are arguments."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise self._no_maker(ForeignCall, "sim_foreign_call", "is called")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise self._no_maker(UnknownName, "sim_unknown_name", f"has no .{name}")
+
+    def _no_maker(self, error: type[NkiError], identifier: str, what: str) -> NkiError:
+        return error(
+            identifier,
+            f"{self!r} {what}, expected it as an argument: it names a memory; use "
+            f"nl.ndarray(shape, dtype, buffer={self!r})",
+            current_place(),
+        )
+
+
+class Affine:
+    """What index expressions and masks answer to attributes that arrays have."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise UnknownName(
+            "sim_unknown_name",
+            f"index expressions and masks have no .{name}, expected integer arithmetic, "
+            "comparisons and [:, None]; use nisa.iota for a tile of the numbers, and give each "
+            "nl.arange its own axis",
+            current_place(),
+        )
+
+
 # Operators of Python that neither language has: how they are written, and whose answer they get.
 OPERATORS = {
     "matmul": ("@", "dot"), "floordiv": ("//", "floor_divide"), "mod": ("%", "remainder"),
     "divmod": ("divmod()", "floor_divide"), "abs": ("abs()", "absolute"),
-    "round": ("round()", "round"),
+    "round": ("round()", "round"), "pos": ("+", "copy"),
 }  # fmt: skip
 
 
@@ -129,8 +196,7 @@ class Foreign:
             raise AttributeError(name)
         use = answer(name, self.current_language) or _function(name)
         if use is None:
-            public = [known for known in dir(type(self)) if not known.startswith("_")]
-            close = difflib.get_close_matches(name, public, 1)
+            close = difflib.get_close_matches(name, [*vars(type(self)), "shape", "ndim"], 1, 0.75)
             use = f".{close[0]}" if close else "functions of nl and nisa"
         raise UnknownName(
             "sim_unknown_name",
@@ -138,6 +204,11 @@ class Foreign:
             f"slices, reshape); use {use}",
             current_place(),
         )
+
+    def expand(self, shape: Any, *more: Any) -> Any:
+        if more or not isinstance(shape, tuple):
+            raise self._refused("expand() with sizes", "repeat", "nothing: tiles have no expand()")
+        return super().expand(shape)  # type: ignore[misc]
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **_: Any) -> Any:
         python = getattr(operator, _PYTHON.get(ufunc.__name__, ufunc.__name__), None)
@@ -201,13 +272,3 @@ def _operator(symbol: str, name: str) -> Callable[..., NoReturn]:
 for _name, (_symbol, _asked) in OPERATORS.items():
     for _side in ("", "r"):  # __rabs__ is nothing to Python
         setattr(Foreign, f"__{_side}{_name}__", _operator(_symbol, _asked))
-
-
-def not_callable(memory: Any) -> ForeignCall:
-    """The error of ``nl.sbuf(...)``: a memory is an argument."""
-    return ForeignCall(
-        "sim_foreign_call",
-        f"{memory!r} is called, expected it as an argument: it names a memory; use "
-        f"nl.ndarray(shape, dtype, buffer={memory!r})",
-        current_place(),
-    )

@@ -6,6 +6,7 @@ import numpy as np
 
 from ..device import target
 from ..device.spec import CORE, Engine
+from ..device.unknown import Listed
 from ..program import trace
 
 unknown_engine = None
@@ -28,7 +29,7 @@ class engine:
     sync = Engine.DMA
 
 
-class nc_version(IntEnum):
+class nc_version(IntEnum, metaclass=Listed):
     """NeuronCore generations, in order."""
 
     gen2 = 2
@@ -36,7 +37,7 @@ class nc_version(IntEnum):
     gen4 = 4
 
 
-class reduce_cmd(Enum):
+class reduce_cmd(Enum, metaclass=Listed):
     """What an instruction does with ScalarE's running sums (SDK 2.22)."""
 
     idle = 0
@@ -45,7 +46,7 @@ class reduce_cmd(Enum):
     reset_reduce = 3
 
 
-class dge_mode(Enum):
+class dge_mode(Enum, metaclass=Listed):
     """Who makes the descriptors of a DMA: GpSimdE, a block of hardware, which NeuronCore-v2 lacks,
     or the host in advance (SDK 2.23)."""
 
@@ -55,7 +56,7 @@ class dge_mode(Enum):
     none = 3
 
 
-class oob_mode(Enum):
+class oob_mode(Enum, metaclass=Listed):
     """What a DMA does with run-time indices out of bounds (SDK 2.23)."""
 
     error = 0

@@ -283,6 +283,8 @@ def _check_start(op: OpSpec, view: View) -> bool:
     """Engines reach groups of partitions at multiples of the group's size only."""
     size, start = view.shape[0], view.start_partition
     legal = CORE.start_partitions(size)
+    if size <= 4 and op.name in ("quantize_mx", "nc_matmul_mx"):  # scales: deep-dives/mxfp-matmul
+        legal = tuple(first + k for first in legal for k in (0, 4, 8, 12))
     if start not in legal and not op.is_dma:
         warn(
             "sim_start_partition",

@@ -287,7 +287,7 @@ def local_gather(
     count, width = attrs.count, attrs.width
     found = fresh(LOCAL_GATHER, (data.shape[0], count, width), data.dt, (data, offsets), attrs)
     whole = (*offsets.shape, CORE.gpsimd_partitions, width)  # as AWS's test of the call has it
-    return found.reshape(whole) if num_valid_indices is None else found
+    return found.reshape(whole) if count == CORE.gpsimd_partitions * offsets.free_size else found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -1,11 +1,9 @@
 """Memories that kernels create tensors in: ``nl.sbuf``, ``nl.psum``, ``nl.hbm``, ``shared_hbm``."""
 
-from typing import Any, NoReturn
-
-from ..device.unknown import not_callable
+from ..device.unknown import Memory
 
 
-class Buffer:
+class Buffer(Memory):
     """A memory to create tensors in."""
 
     __slots__ = ("kind", "name")
@@ -15,9 +13,6 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"nl.{self.name}"
-
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise not_callable(self)
 
 
 sbuf = Buffer("sbuf", "sbuf")

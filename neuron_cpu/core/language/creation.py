@@ -76,8 +76,14 @@ def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> 
         )
 
 
-def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> View:
+def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **other: Any) -> View:
     """An uninitialised tensor in ``buffer`` (default SBUF)."""
+    if other:
+        warn(
+            "sim_ignored_keyword",
+            f"nl.ndarray got {', '.join(f'{word}=' for word in other)}, expected shape, dtype, "
+            "buffer= and name=: its **kwargs swallows the rest; name the memory with buffer=",
+        )
     tracer = trace.current("nl.ndarray")
     sizes, paxis = _shape(shape)
     dt = to_dtype(dtype)

@@ -1,6 +1,6 @@
 """Element types and limits of the kernel language (aws-neuron-sdk v2.21.1, nki/language)."""
 
-from typing import Any
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +8,7 @@ import numpy as np
 from ..device import dtypes
 from ..device.dtypes import to_dtype
 from ..device.spec import GEN2
+from ..device.unknown import no_member
 
 float32 = np.float32
 float16 = np.float16
@@ -20,7 +21,12 @@ uint32, uint16, uint8 = np.uint32, np.uint16, np.uint8
 bool_ = np.bool_
 
 
-class tile_size:
+class _Limits(type):
+    def __getattr__(cls, name: str) -> NoReturn:
+        raise no_member(f"nl.{cls.__name__}", f".{name}", vars(cls))
+
+
+class tile_size(metaclass=_Limits):
     """Tile limits of NeuronCore-v2 (nki/programming_model.rst)."""
 
     pmax = GEN2.partitions

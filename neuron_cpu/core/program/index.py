@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..device.errors import refuse
+from ..device.unknown import Affine
 
 _WHOLE = slice(None)
 
@@ -21,7 +22,7 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
-class Index:
+class Index(Affine):
     """Affine index expression ``const + sum(coefs[a] * i_a)`` over a grid of ``shape``.
 
     Attributes:
@@ -147,6 +148,8 @@ class Index:
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, Index):
             self._not_affine("*")
+        if isinstance(other, float):
+            self._not_affine("* of a fraction")
         if not is_integer(other):
             return NotImplemented
         k = int(other)
@@ -239,7 +242,7 @@ _COMPARE = {
 }
 
 
-class Mask:
+class Mask(Affine):
     """A conjunction of affine comparisons with zero: ``expr op 0 & ...``."""
 
     __slots__ = ("terms",)
@@ -255,6 +258,22 @@ class Mask:
         return NotImplemented
 
     __rand__ = __and__
+
+    def __getitem__(self, key: Any) -> NoReturn:
+        raise refuse(
+            "sim_mask_operator",
+            "a mask is subscripted, expected it whole; give its indices their axes before they are "
+            "compared, as in nl.arange(128)[:, None] < n",
+        )
+
+    def __or__(self, other: Any = None) -> NoReturn:
+        raise refuse(
+            "sim_mask_operator",
+            "masks are joined by '|' or negated, expected comparisons joined by '&'; write the "
+            "opposite comparison, or make two calls with one mask each",
+        )
+
+    __ror__ = __xor__ = __invert__ = __or__  # type: ignore[assignment]
 
     def __bool__(self) -> NoReturn:
         raise refuse(

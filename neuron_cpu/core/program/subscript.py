@@ -150,7 +150,7 @@ def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
     raise refuse(
         "sim_index_type",
         f"subscript of type {type(k).__name__}, expected int, slice, nl.ds, nl.arange, nl.mgrid "
-        "or an index tile",
+        "or an index tile; for None use nl.expand_dims(x, axis), for a list one slice at a time",
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ..device.dtypes import DType
+from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse
 from .storage import Storage
 
@@ -287,6 +287,7 @@ class View:
 
     def bitcast(self: V, dt: DType) -> V:
         """The same bits as another type of the same size."""
+        dt = to_dtype(dt)
         if dt.itemsize != self.dt.itemsize:
             raise refuse(
                 "sim_view_dtype",
