@@ -454,22 +454,6 @@ def _result(instruction: Instruction, sources: Maps, number: int) -> Map | None:
     return found.reshape(view.shape) if found.size == view.size else found
 
 
-def _elementwise(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """Element by element, operands broadcast."""
-    return _join(sources)
-
-
-def _kept(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """Element by element; those that are not kept become a constant."""
-    found = sources[0]
-    return None if found is None else np.where(KeepAttrs.of(instruction).keep, found, 0)
-
-
-def _copy(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """From the first operand only."""
-    return sources[0]
-
-
 def _reduce(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """One undefined element spoils the whole reduction over the last axes."""
     found = _join(sources)
@@ -491,24 +475,24 @@ def _matmul(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None
     return None if found is None else np.broadcast_to(found, size)
 
 
+def _of_first(spread: Callable[[Any, Map], Map]) -> Callable[[Instruction, Maps, Shape], Any]:
+    """The flow from the first operand alone: what ``spread`` makes of its map."""
+    return lambda i, sources, shape: None if sources[0] is None else spread(i, sources[0])
+
+
+def _by_rows(rows: Map | None, shape: Shape) -> Map | None:
+    """A value for each partition, on all of its elements."""
+    if rows is None:
+        return None
+    return np.broadcast_to(rows.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+
+
 def _columns(found: Map) -> Map:
     return found.reshape(found.shape[0], -1).max(axis=0)
 
 
 def _rows(found: Map) -> Map:
     return found.reshape(found.shape[0], -1).max(axis=1)
-
-
-def _transpose(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """Partitions against the flattened free axes."""
-    found = sources[0]
-    return None if found is None else found.reshape(found.shape[0], -1).T
-
-
-def _permute(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """Axes in another order."""
-    found = sources[0]
-    return None if found is None else found.transpose(PermuteAttrs.of(instruction).order)
 
 
 def _scan(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
@@ -525,16 +509,7 @@ def _all(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     rows = [None if s is None else _rows(s) for s in sources]
     if any(r is not None and r.size not in (1, shape[0]) for r in rows):
         rows = [None if r is None else r.max(keepdims=True) for r in rows]
-    found = _join(rows)
-    if found is None:
-        return None
-    return np.broadcast_to(found.reshape(-1, *(1,) * (len(shape) - 1)), shape)
-
-
-def _partitions(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """A reduction over partitions: one row from all."""
-    found = sources[0]
-    return None if found is None else found.max(axis=0, keepdims=True)
+    return _by_rows(_join(rows), shape)
 
 
 def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
@@ -555,16 +530,7 @@ def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     if index is not None:
         each = LocalGatherAttrs.of(instruction).each
         index = np.repeat(index.reshape(-1, each).max(axis=1), each)
-    found = _join([data, index])
-    if found is None:
-        return None
-    return np.broadcast_to(found.reshape(-1, *(1,) * (len(shape) - 1)), shape)
-
-
-def _first(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """From any element of the first operand to everything."""
-    found = sources[0]
-    return None if found is None else np.broadcast_to(found.max(), shape)
+    return _by_rows(_join([data, index]), shape)
 
 
 def _groups(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
@@ -573,8 +539,7 @@ def _groups(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None
     if found is None:
         return None
     each = CORE.gpsimd_partitions
-    rows = np.repeat(found.reshape(-1, each).max(axis=1), each)
-    return np.broadcast_to(rows.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+    return _by_rows(np.repeat(found.reshape(-1, each).max(axis=1), each), shape)
 
 
 def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
@@ -585,12 +550,6 @@ def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | Non
     return _join([*(s for k, s in enumerate(sources) if k != at), whole])
 
 
-def _random(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """From the seed to everything."""
-    seed = sources[0]
-    return None if seed is None else np.broadcast_to(seed.max(), shape)
-
-
 def _ranks(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """From anything that is sent to everything that comes."""
     sent = sources[: CollectiveAttrs.of(instruction).sent]
@@ -598,15 +557,17 @@ def _ranks(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     return np.broadcast_to(max(worst), shape) if worst else None
 
 
-def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """A constant."""
-    return None
-
-
 FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
-    "elementwise": _elementwise, "kept": _kept, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
-    "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
-    "partitions": _partitions, "lanes": _lanes, "cores": _cores, "groups": _groups, "first": _first,
-    "dropout": _dropout, "random": _random, "meeting": _elementwise,
-    "ranks": _ranks,
+    "elementwise": lambda i, sources, shape: _join(sources),
+    "meeting": lambda i, sources, shape: _join(sources),
+    "kept": _of_first(lambda i, x: np.where(KeepAttrs.of(i).keep, x, 0)),  # else a constant
+    "copy": _of_first(lambda i, x: x),
+    "transpose": _of_first(lambda i, x: x.reshape(x.shape[0], -1).T),
+    "permute": _of_first(lambda i, x: x.transpose(PermuteAttrs.of(i).order)),
+    "partitions": _of_first(lambda i, x: x.max(axis=0, keepdims=True)),  # one row from all
+    "first": _of_first(lambda i, x: np.broadcast_to(x.max(), i.dst[0].shape)),
+    "random": _of_first(lambda i, x: np.broadcast_to(x.max(), i.dst[0].shape)),  # from the seed
+    "fill": lambda i, sources, shape: None,
+    "reduce": _reduce, "matmul": _matmul, "scan": _scan, "all": _all, "lanes": _lanes,
+    "cores": _cores, "groups": _groups, "dropout": _dropout, "ranks": _ranks,
 }  # fmt: skip

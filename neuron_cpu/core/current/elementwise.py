@@ -155,27 +155,19 @@ def _unary(name: str, record: Callable[[Any, View], Any], summary: str) -> Calla
     return named(name, function)
 
 
-def _abs(made: Any, x: View) -> None:
-    compute.tensor_scalar(made, x, FUNCTIONS["abs"], 0.0)
+def _with_number(operator: str, value: float) -> Callable[[Any, View], Any]:
+    """One pass of VectorE with a number."""
+    return lambda made, x: compute.tensor_scalar(made, x, FUNCTIONS[operator], value)
+
+
+_abs = _with_number("abs", 0.0)
 
 
 def _rsqrt(made: Any, x: View) -> None:
     compute.tensor_scalar(made, x, FUNCTIONS["rsqrt"], 0.0, engine=engine.gpsimd)
 
 
-def _negative(made: Any, x: View) -> None:
-    compute.tensor_scalar(made, x, FUNCTIONS["multiply"], -1.0)
-
-
-def _invert(made: Any, x: View) -> None:
-    compute.tensor_scalar(made, x, FUNCTIONS["bitwise_xor"], (1 << 8 * x.dt.itemsize) - 1)
-
-
-def _logical_not(made: Any, x: View) -> None:
-    compute.tensor_scalar(made, x, FUNCTIONS["equal"], 0.0)
-
-
-def _whole(made: Any, x: View, compare: str, change: str) -> None:
+def _whole(made: Any, x: View, compare: str = "greater", change: str = "subtract") -> None:
     """To the next integer on one side: round to nearest, and go back where that was too far."""
     rounded, far = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
     _rounded(rounded, x)
@@ -200,19 +192,11 @@ def _rounded(made: Any, x: View) -> None:
     copies.tensor_copy_predicated(made, wide, large)
 
 
-def _floor(made: Any, x: View) -> None:
-    _whole(made, x, "greater", "subtract")
-
-
-def _ceil(made: Any, x: View) -> None:
-    _whole(made, x, "less", "add")
-
-
 def _trunc(made: Any, x: View) -> None:
     size, sign = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
     _abs(size, x)
     below = new(x.shape, FLOAT32, sbuf)
-    _floor(below, size)
+    _whole(below, size)
     compute.activation(sign, FUNCTIONS["sign"], x)
     compute.tensor_tensor(made, below, sign, FUNCTIONS["multiply"])
 
@@ -260,11 +244,19 @@ FUNCTIONS |= {
         ("abs", _abs, "Magnitudes"),
         ("rsqrt", _rsqrt, "1 / sqrt(x), on GpSimdE: no operand in PSUM"),
         ("reciprocal", compute.reciprocal, "1 / x, on VectorE"),
-        ("negative", _negative, "-x"),
-        ("invert", _invert, "All bits turned over"),
-        ("logical_not", _logical_not, "1 where x is zero"),
-        ("floor", _floor, "The largest integer that is not above x"),
-        ("ceil", _ceil, "The smallest integer that is not below x"),
+        ("negative", _with_number("multiply", -1.0), "-x"),
+        (
+            "invert",
+            lambda made, x: _with_number("bitwise_xor", (1 << 8 * x.dt.itemsize) - 1)(made, x),
+            "All bits turned over",
+        ),
+        ("logical_not", _with_number("equal", 0.0), "1 where x is zero"),
+        ("floor", _whole, "The largest integer that is not above x"),
+        (
+            "ceil",
+            lambda made, x: _whole(made, x, "less", "add"),
+            "The smallest integer that is not below x",
+        ),
         ("trunc", _trunc, "x without its fraction"),
         ("sin", _sin, "The sine, its argument reduced first"),
         ("cos", _cos, "The cosine, its argument reduced first"),

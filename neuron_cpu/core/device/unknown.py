@@ -51,6 +51,7 @@ _DATA = _read()
 ANSWERS: Mapping[str, Answer] = _DATA["names"]
 ISA_ANSWERS: Mapping[str, Answer] = _DATA["isa"]
 GONE: Mapping[str, Answer] = _DATA["gone"]
+KEYWORDS: Mapping[str, str] = _DATA["keywords"]  # of other languages: those of this one
 _SHARED = frozenset(_DATA["shared"].split())  # functions of both languages, methods elsewhere
 _AXIS = str(_DATA["answers"]["axis"])
 

@@ -34,31 +34,14 @@ def _softplus(x: torch.Tensor) -> torch.Tensor:
     return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))  # beyond 20 both round to x
 
 
-def _gelu(x: torch.Tensor) -> torch.Tensor:
-    return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
-
-
-def _gelu_apprx_tanh(x: torch.Tensor) -> torch.Tensor:
-    return 0.5 * x * (1.0 + torch.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
-
-
 def _gelu_dx(x: torch.Tensor) -> torch.Tensor:
     cdf = 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
     return cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
 
 
-def _gelu_apprx_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    return x * _sigmoid(1.702 * x)
-
-
-def _gelu_apprx_sigmoid_dx(x: torch.Tensor) -> torch.Tensor:
-    s = _sigmoid(1.702 * x)
-    return s * (1 + 1.702 * x * (1 - s))
-
-
-def _silu_dx(x: torch.Tensor) -> torch.Tensor:
-    s = _sigmoid(x)
-    return s * (1 + x * (1 - s))
+def _silu_dx(x: torch.Tensor, slope: float = 1.0) -> torch.Tensor:
+    s = _sigmoid(slope * x)
+    return s * (1 + slope * x * (1 - s))
 
 
 def _sin(x: torch.Tensor) -> torch.Tensor:
@@ -82,11 +65,13 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sigmoid": _sigmoid,
     "relu": torch.relu,
     "tanh": torch.tanh,
-    "gelu": _gelu,
+    "gelu": lambda x: 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0))),
     "gelu_dx": _gelu_dx,
-    "gelu_apprx_tanh": _gelu_apprx_tanh,
-    "gelu_apprx_sigmoid": _gelu_apprx_sigmoid,
-    "gelu_apprx_sigmoid_dx": _gelu_apprx_sigmoid_dx,
+    "gelu_apprx_tanh": lambda x: 0.5
+    * x
+    * (1.0 + torch.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x))),
+    "gelu_apprx_sigmoid": lambda x: x * _sigmoid(1.702 * x),
+    "gelu_apprx_sigmoid_dx": lambda x: _silu_dx(x, 1.702),
     "silu": lambda x: x * _sigmoid(x),
     "silu_dx": _silu_dx,
     "exp": _exp,

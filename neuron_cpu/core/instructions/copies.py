@@ -45,15 +45,10 @@ from .entry import (
 )
 from .recorder import ALIKE, ROWS, fresh, record, rows_only
 
-
 # --- copies ---------------------------------------------------------------------------------------
-def _copy_cycles(i: Instruction) -> float:
-    """An element a cycle of whichever engine copies (docstring)."""
-    return max(CORE.min_ii, free_elements(i) * stride_factor(i))
-
-
 TENSOR_COPY = OpSpec(
-    "tensor_copy", "copy", Attrs, first_operand, _copy_cycles,
+    "tensor_copy", "copy", Attrs, first_operand,
+    lambda i: max(CORE.min_ii, free_elements(i) * stride_factor(i)),  # an element a cycle
     serves_as_well=Engine.SCALAR,
     note="bit-exact between equal types on VectorE and GpSimdE, else through fp32",
 )  # fmt: skip
@@ -131,12 +126,8 @@ def _fill_cycles(i: Instruction) -> float:
     return max(CORE.min_ii, out.free_size / 2 if half else out.free_size)
 
 
-def _fill(attrs: FillAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor(attrs.value)
-
-
 MEMSET = OpSpec(
-    "memset", "fill", FillAttrs, _fill, _fill_cycles, reads=(),
+    "memset", "fill", FillAttrs, lambda attrs, _: torch.tensor(attrs.value), _fill_cycles, reads=(),
     note="N/2 cycles for zeros of 2-byte types",
 )  # fmt: skip
 
@@ -354,10 +345,6 @@ class SearchAttrs(Attrs):
     successive: bool = False
 
 
-def _max8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    return flat(xs[0], attrs.free_axes).topk(8, dim=-1).values
-
-
 def _find8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     data, values = flat(xs[0], attrs.free_axes), flat(xs[1], attrs.value_axes)
     if attrs.successive:
@@ -412,7 +399,10 @@ def _define_search(name: str, compute: Callable, note: str) -> OpSpec:
     )  # fmt: skip
 
 
-MAX8 = _define_search("max8", _max8, "SDK 2.22: the 8 largest per partition, descending")
+MAX8 = _define_search(
+    "max8", lambda attrs, xs: flat(xs[0], attrs.free_axes).topk(8, dim=-1).values,
+    "SDK 2.22: the 8 largest per partition, descending",
+)  # fmt: skip
 FIND8 = _define_search("nc_find_index8", _find8, "SDK 2.22: first index of each of 8 values")
 REPLACE8 = _define_search(
     "nc_match_replace8", _replace8, "SDK 2.22: replaces the first occurrence of each of 8 values"

@@ -48,13 +48,9 @@ class IotaAttrs(Attrs):
         return replace(self, values=self.values[box])
 
 
-def _iota(attrs: IotaAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    return torch.as_tensor(attrs.values.copy())
-
-
 IOTA = OpSpec(
-    "iota", "fill", IotaAttrs, _iota, lambda i: START_CYCLES + i.dst[0].free_size,
-    engine=Engine.GPSIMD, reads=(), writes=(SBUF,),
+    "iota", "fill", IotaAttrs, lambda attrs, _: torch.as_tensor(attrs.values.copy()),
+    lambda i: START_CYCLES + i.dst[0].free_size, engine=Engine.GPSIMD, reads=(), writes=(SBUF,),
     note="affine expression of aranges, int32 inside",
 )  # fmt: skip
 
@@ -490,13 +486,10 @@ def random_source(src: list[View], kind: Any = RandomAttrs, **more: Any) -> Any:
     return kind(count=count, seed=seed, **more)
 
 
-def _rand(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    return _uniform(attrs, xs, attrs.shape)
-
-
 RAND = OpSpec(
-    "rand", "random", RandomAttrs, _rand, lambda i: START_CYCLES + i.dst[0].free_size,
-    engine=Engine.GPSIMD, writes=(SBUF,), same_partitions=False,
+    "rand", "random", RandomAttrs, lambda attrs, xs: _uniform(attrs, xs, attrs.shape),
+    lambda i: START_CYCLES + i.dst[0].free_size, engine=Engine.GPSIMD, writes=(SBUF,),
+    same_partitions=False,
     note="nl.rand: uniform in [0, 1), reproducible from the seed",
 )  # fmt: skip
 

@@ -14,7 +14,6 @@ import torch
 from ..device.dtypes import FLOAT4_E2M1FN_X4, FLOAT8_E4M3FN_X4, FLOAT8_E5M2_X4, DType
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
-from ..program.program import Instruction
 from ..program.view import View
 from .entry import PSUM, SBUF, OpSpec
 
@@ -106,18 +105,11 @@ def _product(attrs: MicroscaledAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return values + xs[-1].to(torch.float32) if attrs.add else values
 
 
-def _product_cycles(i: Instruction) -> float:
-    """A moving column a cycle, four times the rows of a bf16 product (ARCH4)."""
-    return max(CORE.min_ii, i.src[1].free_size)
-
-
-def _product_macs(i: Instruction) -> int:
-    return i.src[0].shape[0] * VALUES * i.src[0].free_size * i.src[1].free_size
-
-
 NC_MATMUL_MX = OpSpec(
-    "nc_matmul_mx", "all", MicroscaledAttrs, _product, _product_cycles, engine=Engine.TENSOR,
-    writes=(PSUM,), same_partitions=False, macs=_product_macs,
+    "nc_matmul_mx", "all", MicroscaledAttrs, _product,
+    lambda i: max(CORE.min_ii, i.src[1].free_size),  # as bf16's, of four times the rows (ARCH4)
+    engine=Engine.TENSOR, writes=(PSUM,), same_partitions=False,
+    macs=lambda i: i.src[0].shape[0] * VALUES * i.src[0].free_size * i.src[1].free_size,
     note="NeuronCore-v4: products of packed fp8 or fp4 with a scale for each 8 x 4 values",
 )  # fmt: skip
 

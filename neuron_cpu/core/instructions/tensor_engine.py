@@ -93,15 +93,11 @@ def _matmul_cycles(i: Instruction) -> float:
     return rate * max(load, CORE.min_ii, stream)
 
 
-def _matmul_macs(i: Instruction) -> int:
-    stationary, moving = i.src
-    return stationary.shape[0] * stationary.free_size * moving.free_size
-
-
 NC_MATMUL = OpSpec(
     "nc_matmul", "matmul", MatmulAttrs, None, _matmul_cycles, engine=Engine.TENSOR, reads=(SBUF,),
     writes=(PSUM,), rules=_matmul_rules, same_partitions=False,
-    box_mend="mask the operands in their subscripts instead", multiplies=True, macs=_matmul_macs,
+    box_mend="mask the operands in their subscripts instead", multiplies=True,
+    macs=lambda i: i.src[0].shape[0] * i.src[0].free_size * i.src[1].free_size,
     moves=lambda i: MatmulAttrs.of(i).is_transpose,
     note="out[M, N] = stationary[K, M].T @ moving[K, N], accumulated in fp32 in PSUM",
 )  # fmt: skip

@@ -416,17 +416,13 @@ def scalar_tensor_tensor(
     return fresh(SCALAR_TENSOR_TENSOR, first.shape, dt, tuple(src), attrs, mask)
 
 
-def _reciprocal(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    return torch.reciprocal(xs[0])
-
-
 def _reciprocal_cycles(i: Instruction) -> float:
     """8N on VectorE, whose result is the more exact one, N on ScalarE (docstring)."""
     return streaming(1.0 if i.op.engine_of(i) is Engine.SCALAR else 8.0)(i)
 
 
 RECIPROCAL = OpSpec(
-    "reciprocal", "elementwise", Attrs, _reciprocal, _reciprocal_cycles,
+    "reciprocal", "elementwise", Attrs, lambda _, xs: torch.reciprocal(xs[0]), _reciprocal_cycles,
     serves_as_well=Engine.SCALAR, cycles_there=streaming(), note="VectorE 8N cycles, ScalarE N",
 )  # fmt: skip
 
@@ -755,10 +751,6 @@ def _bn_stats(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(parts, -1)
 
 
-def _bn_stats_rules(i: Instruction) -> None:
-    check_free_size("bn_stats", i.src[0], CORE.bn_stats_free_max)
-
-
 def _bn_aggr(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     triples = flat(xs[0], attrs.free_axes)
     count, mean, spread = triples[..., 0::3], triples[..., 1::3], triples[..., 2::3]
@@ -790,7 +782,7 @@ BN_STATS = _define_statistics(
     "bn_stats",
     _bn_stats,
     streaming(),
-    _bn_stats_rules,
+    lambda i: check_free_size("bn_stats", i.src[0], CORE.bn_stats_free_max),
     "count, mean and variance * count of the even elements, then of the odd ones",
 )
 BN_AGGR = _define_statistics(

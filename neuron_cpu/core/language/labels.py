@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from ..device.errors import NkiError, refuse
+from ..device.unknown import KEYWORDS
 from ..program.view import View
 
 
@@ -47,25 +48,13 @@ def fitted(function: Callable) -> Callable:
 
 
 _KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
-# PyTorch's keyword -> the kernel language's
-_KEYWORDS = {
-    "dim": "axis", "axes": "axis", "keepdim": "keepdims", "keep_dims": "keepdims", "p": "rate",
-    "out_dtype": "dtype", "out": "dst", "dest": "dst", "destination": "dst", "output": "dst",
-    "in_": "src", "input": "src", "inp": "src", "source": "src", "x": "data", "tensor": "data",
-    "lhs": "data1", "rhs": "data2", "a": "data1", "b": "data2", "func": "op", "act": "op",
-    "act_func": "op", "activation": "op", "val": "value", "fill_value": "value", "scalar":
-    "operand0", "lhsT": "stationary", "weights": "stationary", "accum": "accumulate",
-    "start": "accumulate", "acc": "accumulate", "transpose_lhs": "transpose_x",
-}  # fmt: skip
-_SECOND = {"input": "data", "in_": "data", "op": "op0", "lhs": "stationary", "rhs": "moving",
-           "out": "value", "x": "src", "start": "offset", "fill_value": "value"}  # fmt: skip
 
 
 def _misfit(function: Callable, error: TypeError) -> NkiError:
     """Arguments that a function does not take (the call itself failed, no line of the function)."""
     wrong = _KEYWORD.search(str(error))
     names = list(inspect.signature(function).parameters)
-    meant = [table.get(wrong[1]) for table in (_KEYWORDS, _SECOND)] if wrong else []
+    meant = KEYWORDS.get(wrong[1], "").split() if wrong else []
     right = next((one for one in meant if one in names), None)
     mend = f"the kernel language's keyword is {right}=" if right else "mend the call"
     if wrong and wrong[1] == "dst":
