@@ -221,7 +221,7 @@ INVENTED = {
         "i * 0.5": "integer multiples",
         "m[:, 0]": "before they are compared",
         "m | m": "joined by '&'",
-        "~m": "joined by '&'",
+        "~m": "[sim_mask_operator]",
         "nl.max(x, axis=1, keep_dims=True)": "keepdims=",
         "nl.dropout(x, p=0.5)": "rate=",
         "nl.scalar_register(0)": "nl.load of the number",

@@ -330,6 +330,140 @@ def barrier_of_a_tile(x, out):
     nisa.core_barrier(filled((4, 4)), (0, 1))  # here
 
 
+# --- twenty-one more ------------------------------------------------------------------------------
+def loaded(x):
+    tile = sb(x.shape, x.dtype)
+    nisa.dma_copy(tile, x)
+    return tile
+
+
+@planted("sim_shape_mismatch")
+def transpose_into_the_shape_it_had(x, out):
+    nisa.nc_transpose(ps((128, 64)), loaded(x))  # here
+
+
+@planted("sim_shuffle_mask")
+def shuffle_mask_of_16(x, out):
+    nisa.nc_stream_shuffle(dst=sb((128, 64)), src=loaded(x), shuffle_mask=[0] * 16)  # here
+
+
+@planted("sim_search_size")
+def eight_largest_of_four(x, out):
+    nisa.max8(sb((128, 8)), loaded(x)[:, 0:4])  # here
+
+
+@planted("sim_search_values")
+def search_for_seven(x, out):
+    nisa.nc_find_index8(dst=sb((128, 8), nl.uint32), data=loaded(x), vals=filled((128, 7)))  # here
+
+
+@planted("err_size_of_dimension_exceed_arch_limit")
+def statistics_of_too_many(x, out):
+    nisa.bn_stats(sb((128, 6)), filled((128, 600)))  # here
+
+
+@planted("sim_bn_aggr_size")
+def statistics_that_are_no_triples(x, out):
+    nisa.bn_aggr(sb((128, 2)), filled((128, 7)))  # here
+
+
+@planted("sim_shape_mismatch")
+def sums_on_into_a_part(x, out):
+    total, tile = ps((64, 64)), loaded(x)
+    nisa.nc_matmul(total, tile, tile)
+    nisa.nc_matmul(total[:, 0:32], tile, tile)  # here
+
+
+@planted("sim_undefined_data")
+def psum_that_no_product_wrote(x, out):
+    tile = sb((64, 64))
+    nisa.tensor_copy(tile, ps((64, 64)))
+    nisa.dma_copy(out[0:64, :], tile)  # here
+
+
+@planted("sim_psum_capacity")
+def nine_banks(x, out):
+    totals = [ps((128, 512)) for _ in range(9)]
+    for total in totals:
+        nisa.nc_matmul(total, filled((128, 128)), filled((128, 512)))  # here
+    for total in totals:
+        nisa.tensor_copy(sb((128, 512)), total)
+
+
+@planted("sim_vector_operand")
+def scan_from_a_whole_tile(x, out):
+    tile = loaded(x)
+    nisa.tensor_tensor_scan(tile, tile, tile, tile, nl.multiply, nl.add)  # here
+
+
+@planted("sim_shape_mismatch")
+def sums_with_room_for_two(x, out):
+    nisa.tensor_reduce(sb((128, 2)), nl.add, loaded(x), axis=1)  # here
+
+
+@planted("sim_reduce_axis")
+def sum_over_partitions(x, out):
+    nisa.tensor_reduce(sb((1, 64)), nl.add, loaded(x), axis=0)  # here
+
+
+@planted("err_num_partition_mismatch")
+def bias_that_is_a_row(x, out):
+    nisa.activation(sb((128, 64)), op=nl.exp, data=loaded(x), bias=filled((1, 64)))  # here
+
+
+@planted("sim_activation_range")
+def logarithm_of_negatives(x, out):
+    nisa.activation(sb((128, 64)), op=nl.log, data=loaded(x))  # here
+
+
+@planted("sim_undefined_data")
+def half_of_hbm_unwritten(x, out):
+    half = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(half[0:64], x[0:64])
+    nisa.dma_copy(out, loaded(half))  # here
+
+
+@planted("err_tensor_access_out_of_bound")
+def rows_that_data_choose_beyond_the_end(x, out):
+    rows, tile = sb((128, 1), nl.int32), sb((128, 64))
+    nisa.iota(rows, [[0, 1]], 1, 1)
+    nisa.dma_copy(tile, x.ap([[64, 128], [1, 64]], vector_offset=rows))  # here
+    nisa.dma_copy(out, tile)
+
+
+@planted("err_store_dst_shape_smaller_than_other_shape")
+def transfer_into_half(x, out):
+    nisa.dma_copy(sb((128, 32)), x)  # here
+
+
+@planted("sim_permute")
+def partitions_last(x, out):
+    loaded(x).permute((1, 0))  # here
+
+
+@planted("sim_allocation_overlap")
+def addresses_that_meet_by_half(x, out):
+    first = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf, address=(0, 0))
+    second = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf, address=(0, 128))
+    nisa.dma_copy(first, x)
+    nisa.memset(second, 0)
+    nisa.dma_copy(out, first)  # here
+
+
+@planted("sim_shape_mismatch", cores=2)
+def exchange_of_other_sizes(x, out):
+    other = 1 - nl.program_id()
+    nisa.sendrecv(loaded(x), sb((128, 32)), other, other, 0)  # here
+
+
+@planted("sim_core_barrier", cores=2)
+def one_core_waits(x, out):
+    shared = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(shared, x)
+    if nl.program_id() == 0:
+        nisa.core_barrier(shared, (0, 1))  # here
+
+
 def line_of(function):
     lines, first = inspect.getsourcelines(function)
     return first + next(k for k, line in enumerate(lines) if line.rstrip().endswith("# here"))
@@ -363,5 +497,5 @@ def test_a_planted_defect_is_told_at_its_line(name, target):
     assert any(f":{line}" in place or f"line {line}" in place for place in mine), (line, mine)
 
 
-def test_there_are_forty_kinds():
-    assert len(DEFECTS) >= 40
+def test_there_are_seventy_kinds():
+    assert len(DEFECTS) >= 70

@@ -8,7 +8,7 @@ one instruction of both cores, recorded by the second one to reach it.
 
 from typing import Any
 
-from ..device.errors import refuse, warn
+from ..device.errors import current_place, refuse, warn
 from ..device.target import needs
 from ..instructions.dma import EXCHANGE, ExchangeAttrs
 from ..instructions.recorder import record
@@ -60,6 +60,7 @@ def next_phase(what: str) -> trace.Tracer:
             "on nl.num_programs()",
         )
     phase = tracer.meetings.phase = tracer.meetings.phase + 1
+    tracer.meetings.last = current_place()
     loops = tracer.phase_loops
     if len(loops) < phase:
         loops.append(Loop(-1 - phase, "grid", len(CORES), tracer.place()))

@@ -131,14 +131,14 @@ class Kernel(calling.Kernel):
         program.cores = cores
         program.copies = True  # until one asks for its number
         loop = Loop(-1, "grid", cores, None)
-        phases = set()
+        phases: dict[int, str | None] = {}  # how often a core met the other, and where last
 
         def body(core: int) -> Any:
             tracer.grid_index = (core,)
             tracer.frame = Frame(loop, core, None)
             tracer.begin_instance()
             result = self.function(*bound_args, **bound_kwargs)
-            phases.add(tracer.meetings.phase)
+            phases[tracer.meetings.phase] = tracer.meetings.last
             return result
 
         if machine is None:
@@ -153,7 +153,7 @@ class Kernel(calling.Kernel):
                 "sim_core_barrier",
                 f"the cores of {self.name} meet {sorted(phases)} times, expected equally often; "
                 "call core_barrier and sendrecv on both",
-                self.name,
+                phases[max(phases)] or self.name,
             )
         tracer.frame = None
         for storage in program.storages:  # a core's own tiles outlive its phases

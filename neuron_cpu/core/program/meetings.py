@@ -14,12 +14,14 @@ class Meetings:
 
     Attributes:
         phase: meetings that the instance being traced has reached.
+        last: the kernel's line of the last of them.
         phases: phase of each instruction by id, where it is not 0.
         open: parts brought so far, by meeting and group of instances.
     """
 
     def __init__(self) -> None:
         self.phase = 0
+        self.last: str | None = None
         self.phases: dict[int, float] = {}
         self.open: dict[tuple, list[tuple[View, View]]] = {}
 

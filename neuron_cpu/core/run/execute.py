@@ -306,12 +306,11 @@ class Plan:
         if self.both is not None:
             step = self.both.watching(step, op, self.arena)
         # What nobody wrote has no value that one could judge: another tensor's lies there.
-        if not self.ranges or instruction.source in self.program.unwritten_at:
-            return step
-        doubtful = watched(step, op, self.arena, self.program.open_values)
-        if doubtful is None and (limited is None or not limited(op.attrs)):
-            return step
-        return _told(doubtful or step, place(self.program, instruction))
+        doubtful, told = None, any(ref.by_data is not None for ref in op.refs())  # may be outside
+        if self.ranges and instruction.source not in self.program.unwritten_at:
+            doubtful = watched(step, op, self.arena, self.program.open_values)
+            told |= doubtful is not None or (limited is not None and limited(op.attrs))
+        return _told(doubtful or step, place(self.program, instruction)) if told else step
 
     def _share_memory(self, kept: set[int]) -> None:
         """On-chip tensors that are never live together share memory, by type; ``kept`` do not.

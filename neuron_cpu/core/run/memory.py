@@ -12,7 +12,7 @@ import torch
 
 from ..device import dtypes
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
-from ..device.errors import NkiError
+from ..device.errors import refuse
 from ..program.storage import Storage
 from .merge import Memory, Ref
 
@@ -234,7 +234,7 @@ def _rows(ref: Ref, arena: Arena, skip: bool) -> torch.Tensor:
     if skip:
         rows = torch.where((rows + low < 0) | (rows + high >= length), -low, rows)
     elif wrong.numel():
-        raise NkiError(
+        raise refuse(
             "err_tensor_access_out_of_bound",
             f"indirect access to {ref.memory.storage.label()} with index {int(wrong[0])} at run "
             f"time, expected {-low} to {length - 1 - high}; correct the index tile or mask its "
