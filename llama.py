@@ -1043,9 +1043,15 @@ class GroupAttention(NamedTuple):
 #
 # A prompt passes in blocks of 256 tokens (384 of wide models). While one attends, TensorE
 # multiplies the contexts of the block before it with the output's weight and projects the block
-# behind it. Work is a list of steps, (what, number), in the order in which they are issued:
-# what.run(number) projects a tile of features, multiplies two tiles of the output, or weighs a tile
-# of keys.
+# behind it. Of 640 tokens, three blocks by their numbers, while time runs to the right:
+#
+#     projections    | 0 |   1   |   2   |       |
+#     first pass     |   |   0   |   1   |   2   |
+#     second pass    |   |     0 | 0   1 | 1   2 | 2        LEAD groups behind their first pass
+#     output         |   |       |   0   |   1   |   2
+#
+# Work is a list of steps, (what, number), in the order in which they are issued: what.run(number)
+# projects a tile of features, multiplies two tiles of the output, or weighs a tile of keys.
 
 
 class WeightPieces(NamedTuple):
@@ -1411,11 +1417,7 @@ def room_for_keys(bias_hbm, first, count, heads):
 
 def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
     """CachedSequences of a decode step, of keys and values @ HBM [B, kv_heads, L, D] and the bias
-    of keys [B, L].
-
-    TensorE takes fp8 as it is: keys leave PSUM in the type of x, which those of new tokens have,
-    values stay as they are.
-    """
+    of keys [B, L], in the type of x; values may have another one."""
     batch, kv_heads, length, d = keys_hbm.shape
     # KV heads share the partitions: a row of DMA is kv_heads times as long, and one product over
     # all partitions serves all heads

@@ -125,7 +125,8 @@ def logits(model, tokens=13, steps=6):
 def test_logits_equal_hugging_face(name, kernels, checkpoint):
     model, folder = checkpoint(name)
     found = logits(application(folder, enable_nki=kernels))
-    torch.testing.assert_close(found, logits(model), rtol=0, atol=1e-4)
+    atol = 2e-4 if kernels else 1e-4  # of logits up to 9; yarn's larger scores leave 1.5e-4
+    torch.testing.assert_close(found, logits(model), rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("name", ["bias", "head norms", "window"])
