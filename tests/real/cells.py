@@ -547,7 +547,7 @@ FEATURES: dict[str, Feature] = {
     "heads of 80": Feature({"head_dim": 80}, extended=True),
     "heads of 96": Feature({"head_dim": 96}, extended=True),
     "heads of 128": Feature({"head_dim": 128}),
-    "KV replication": Feature(OF_FOUR, ranks=4),
+    "KV replication": Feature(OF_FOUR, ranks=4, extended=True),
     "sequence parallel": Feature(settings={"sequence_parallel_enabled": True}, extended=True),
     "vocabulary parallel": Feature(settings={"vocab_parallel": True}),
     "continuous batching": Feature(
