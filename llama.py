@@ -1887,9 +1887,10 @@ def check_degree(config: InferenceConfig, *names: str) -> None:
     tp = config.neuron_config.tp_degree
     for name in names:
         if getattr(config, name) % tp:
+            other = ", or give llama_extended.py instead" if "heads" in name else ""
             raise ValueError(
                 f"{name} {getattr(config, name)} is not divisible by the tensor-parallel degree "
-                f"{tp}; choose a degree that divides it (llama_extended.py takes any of heads)."
+                f"{tp}; choose a degree that divides it{other}."
             )
 
 
