@@ -61,6 +61,22 @@ def test_tokens_of_hugging_face(
         assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
 
 
+@pytest.mark.parametrize(
+    ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2], VERSIONS)
+)
+def test_llama_py_alone(
+    tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki
+):
+    """As it is uploaded: with kernels, and without them in NxDI's own layers."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    heads = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2)
+    model, folder = tiny_llama(**SHAPE | heads)
+    given = dict(torch_dtype="float32", tp_degree=tp_degree, enable_nki=enable_nki)
+    got = generate(build(importlib.import_module("llama"), folder, **given), PROMPTS, 5)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
 @pytest.mark.parametrize(("batch", "kv_heads"), [(1, 4), (2, 4), (3, 2)])
 def test_decode_over_caches_that_several_heads_share(
     submission, tiny_llama, generate, reference, batch, kv_heads
@@ -97,11 +113,12 @@ def test_a_model_that_takes_prompts_in_chunks_decodes_as_well(
 
 def test_nothing_private_is_imported(submission):
     """Neither closed kernels nor the repository's own packages: the file is uploaded alone."""
-    source = Path(submission.__file__).read_text(encoding="utf-8")
-    for name in ("_private_kernels", "starfish", "neuron_cpu", "harness"):
-        assert f"import {name}" not in source
-        assert f"from {name}" not in source
-        assert f".{name}" not in source
+    for path in Path(submission.__file__).parent.glob("llama*.py"):
+        source = path.read_text(encoding="utf-8")
+        for name in ("_private_kernels", "starfish", "neuron_cpu", "harness"):
+            assert f"import {name}" not in source, path
+            assert f"from {name}" not in source, path
+            assert f".{name}" not in source, path
 
 
 @pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
