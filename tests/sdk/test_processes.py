@@ -242,6 +242,7 @@ def threads_logits(folder, degree):
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:`do_sample` is set to `False`")  # NxDI 0.1 goes by top_k
 @pytest.mark.parametrize("degree", [2, 8, 16, 32])
 def test_processes_give_the_logits_of_threads(wide_llama, tmp_path, degree):
     command = torchrun_command(
@@ -277,6 +278,7 @@ def two_agents(*script):
 
 
 @pytest.mark.full
+@pytest.mark.filterwarnings("ignore:`do_sample` is set to `False`")  # NxDI 0.1 goes by top_k
 def test_two_nodes_on_one_machine(wide_llama, tmp_path):
     """Two agents of torchrun that find each other by its rendezvous, two ranks each."""
     assert two_agents(SCRIPT, wide_llama, tmp_path / "compiled", tmp_path) == [0, 0]
