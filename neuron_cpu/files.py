@@ -19,6 +19,8 @@ from typing import Optional
 
 from .errors import UnwritableError
 
+MOST_FILES = 10_000  # of a folder that a stranger leaves; each is checked, synced and removed
+_ODD = stat.S_ISUID | stat.S_ISGID | stat.S_IRUSR  # of a plain file the last is set alone
 # A disk that is full or may not be written; every other OSError is somebody's mistake.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
@@ -54,20 +56,29 @@ def check_plain(folder: Path) -> None:
     """Refuse what a stranger left below `folder` that is neither a folder nor a file of its own.
 
     Raises:
-        ValueError: a link, a pipe, a device, a file with a second name, or nothing that opens.
+        ValueError: a link, a pipe, a device, a file with a second name, one that its owner may not
+            read or that runs as its owner; more than MOST_FILES; nothing that opens.
     """
 
     def refuse(error: OSError) -> None:
-        raise ValueError(f"{Path(error.filename).name!r:.80} cannot be read") from error
+        raise error
 
-    if not stat.S_ISDIR(os.lstat(folder).st_mode):
-        raise ValueError(f"{folder.name!r:.80} is no folder")
-    for root, folders, names in os.walk(folder, onerror=refuse):
-        for name in (*folders, *names):
-            found = os.lstat(os.path.join(root, name))
-            alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
-            if not (alone or stat.S_ISDIR(found.st_mode)):
-                raise ValueError(f"{name!r:.80} is no plain file")
+    number = 0
+    try:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):
+            raise ValueError(f"{folder.name!r:.80} is no folder")
+        for root, folders, names in os.walk(folder, onerror=refuse):
+            number += len(folders) + len(names)
+            if number > MOST_FILES:
+                raise ValueError(f"more than {MOST_FILES:,} files")
+            for name in (*folders, *names):
+                found = os.lstat(os.path.join(root, name))
+                alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+                if not (alone and found.st_mode & _ODD == 0o400 or stat.S_ISDIR(found.st_mode)):
+                    raise ValueError(f"{name!r:.80} is no plain file")
+    except OSError as error:
+        name = Path(error.filename or "").name
+        raise ValueError(f"{name!r:.80} cannot be read: {error.strerror}") from error
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes:

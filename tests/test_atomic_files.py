@@ -168,7 +168,13 @@ def test_a_file_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
 
 
 # --- what strangers leave -------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["symlink", "to a folder", "fifo", "second name", "itself"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("symlink", "to a folder", "fifo", "second name", "itself"),
+        *("runs as its owner", "runs as its group", "closed to its owner"),
+    ],
+)
 def test_only_plain_files_are_taken(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     (folder / "below").mkdir(parents=True)
@@ -183,11 +189,45 @@ def test_only_plain_files_are_taken(kind: str, tmp_path: Path) -> None:
         os.mkfifo(place)
     elif kind == "second name":
         place.hardlink_to(folder / "below" / "file")
+    elif kind != "itself":
+        place.touch()
+        place.chmod({"runs as its owner": 0o4755, "runs as its group": 0o2755}.get(kind, 0o077))
     else:
         (tmp_path / "odd").symlink_to(folder)
         folder = tmp_path / "odd"
     with pytest.raises(ValueError, match="is no (plain file|folder)"):
         files.check_plain(folder)
+
+
+def test_what_is_too_deep_or_too_much_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four thousand letters of a path are more than the system takes at once."""
+    monkeypatch.chdir(tmp_path)
+    os.mkdir("deep")
+    os.chdir("deep")
+    for _ in range(30):
+        os.mkdir("d" * 200)
+        os.chdir("d" * 200)
+    with pytest.raises(ValueError, match="d cannot be read: File name too long"):
+        files.check_plain(tmp_path / "deep")
+    files.remove_tree(tmp_path / "deep")
+    (tmp_path / "many" / "below").mkdir(parents=True)
+    files.check_plain(tmp_path / "many")
+    monkeypatch.setattr(files, "MOST_FILES", 3)
+    for name in ("a", "b", "below/c"):
+        (tmp_path / "many" / name).touch()
+    with pytest.raises(ValueError, match="more than 3 files"):
+        files.check_plain(tmp_path / "many")
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+    """To open one waits for whoever writes to it."""
+    made = "from neuron_cpu import files\nwith files.atomic_folder(files.Path('t')) as unfinished:"
+    made += "\n    files.os.mkfifo(unfinished / 'fifo')"
+    path = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([sys.executable, "-c", made], cwd=tmp_path, env=path, check=True, timeout=60)
+    assert stat.S_ISFIFO(os.stat(tmp_path / "t" / "fifo").st_mode)
 
 
 def test_a_strangers_file_is_read_as_it_is(tmp_path: Path) -> None:
@@ -239,6 +279,13 @@ def test_one_file_is_whole_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(target)
     files.write_text_atomically(tmp_path / "link", "2")
     assert target.read_text() == "2" and (tmp_path / "link").is_symlink()
+
+
+def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UnwritableError, match="folder: Is a directory"):
+        files.write_text_atomically(tmp_path / "folder", "1")
+    assert names(tmp_path) == ["folder"]
 
 
 def dead_process() -> int:

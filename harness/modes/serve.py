@@ -4,13 +4,13 @@ import socket
 from typing import Optional
 
 from harness import console, sdk
+from harness.errors import UserError
 from harness.files import read_key
 from harness.output import operators
 from harness.serving.app import Api, Served
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits, is_loopback
 from harness.serving.lines import LoadedLines
-from harness.serving.listening import bound
 from harness.serving.metrics import Metrics
 from harness.serving.scheduler import Scheduler
 from harness.serving.server import Server
@@ -85,8 +85,22 @@ def _served(session: Session) -> Served:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound before the model is built."""
-    listening = bound(host, port, "name others with --host and --port")
+    """A socket that is bound before the model is built: a port in use is refused at once."""
+    listening = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        if listening is not None:
+            listening.close()
+        raise UserError(
+            f"Cannot listen on {host} port {port}: {(error.strerror or str(error)).rstrip('.')}; "
+            "name others with --host and --port."
+        ) from error
     if not is_loopback(host):
         console.say(f"Others can reach this server: it listens on {host}, without encryption.")
     return listening

@@ -181,19 +181,14 @@ class OnEveryRank(Process):
         leader.order(Order(number, start=job))
         super().__init__(job)
 
-    def call(
-        self,
-        function: str,
-        what: str,
-        on_event: Optional[OnEvent] = None,
-        stop: Stop = lambda: False,
-        **arguments: Any,
+    def _call(
+        self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
     ) -> Answer:
         deadline = time.monotonic() + self._seconds
         order = Order(self._number, function=function, what=what, arguments=arguments)
         number = self._leader.order(order)
         try:
-            answer = super().call(function, what, on_event, stop, **arguments)
+            answer = super()._call(function, what, on_event, stop, arguments)
         except SubmissionFailed as error:
             if not str(error).startswith(CONSEQUENCE):
                 raise

@@ -125,6 +125,11 @@ class Worker:
         Once `stop`, asked after each event, is true, a generation ends with its current step.
         A UserError tells a refusal, a SubmissionFailed everything else that went wrong there.
         """
+        return self._call(function, what, on_event, stop, arguments)
+
+    def _call(
+        self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
+    ) -> Answer:
         raise NotImplementedError
 
     def close(self) -> None:
@@ -150,13 +155,8 @@ class InProcess(Worker):
         self._host = Host(job, lambda event: self._events(event), lambda: self._stop())
         self._finalizer = weakref.finalize(self, _remove_folder, job)
 
-    def call(
-        self,
-        function: str,
-        what: str,
-        on_event: Optional[OnEvent] = None,
-        stop: Stop = _never,
-        **arguments: Any,
+    def _call(
+        self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
     ) -> Answer:
         self._events, self._stop = on_event or (lambda _: None), stop
         try:
@@ -193,13 +193,8 @@ class Process(Worker):
         self._printer.start()
         self._finalizer = weakref.finalize(self, _end, self._process, job)
 
-    def call(
-        self,
-        function: str,
-        what: str,
-        on_event: Optional[OnEvent] = None,
-        stop: Stop = _never,
-        **arguments: Any,
+    def _call(
+        self, function: str, what: str, on_event: Optional[OnEvent], stop: Stop, arguments: dict
     ) -> Answer:
         assert self.job.limits is not None
         deadline = time.monotonic() + self.job.limits.wall_seconds

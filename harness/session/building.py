@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
+import time
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -193,7 +195,7 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
         loaded.call(f"{_MODEL}:compile", "The model cannot be compiled")
         _take(loaded.worker.job.scratch / loaded.role.value, target)
         _save_tokenizer(loaded.session.tokenizer, target)
-        manifest = inputs | {"files": _checksums(target)}
+        manifest = inputs | {"files": _checksums(target, loaded.session.settings.time_limit)}
         text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
         write_text_atomically(target / MANIFEST, text)
         if loaded.session.settings.compiled_model_path is None:
@@ -307,18 +309,32 @@ def _changed_inputs(folder: Path, inputs: dict[str, Any]) -> list[str]:
     return changed if whole else [*changed, "compiled files damaged"]
 
 
-def _checksums(folder: Path) -> dict[str, str]:
+def _checksums(folder: Path, seconds: float) -> dict[str, str]:
     """Relative path -> checksum of everything in a compiled folder but the manifest itself."""
-    return {name: _checksum(folder / name) for name in _file_sizes(folder)}
+    until = time.monotonic() + seconds
+    try:
+        return {name: _checksum(folder / name, until) for name in _file_sizes(folder)}
+    except TimeoutError as error:
+        raise SubmissionFailed(
+            f"What the submission leaves in its folder is not read within {seconds:g} s: "
+            f"{error} is too large; --time-limit changes that."
+        ) from error
 
 
-def _checksum(path: Path) -> str:
-    """Size and CRC-32 of a file, "" without one: damage shows, at 4 GB/s of one core (measured)."""
+def _checksum(path: Path, until: float = math.inf) -> str:
+    """Size and CRC-32 of a file, "" without one: damage shows, at 4 GB/s of one core (measured).
+
+    A TimeoutError at `until` (monotonic): a file with nothing in it may say any length.
+    """
     value, size = 0, 0
     try:
         with path.open("rb") as file:
             while part := file.read(1 << 22):
                 value, size = zlib.crc32(part, value), size + len(part)
+                if time.monotonic() > until:
+                    raise TimeoutError(f"{path.name!r:.80}")
+    except TimeoutError:
+        raise
     except OSError:
         return ""
     return f"{size} {value:08x}"

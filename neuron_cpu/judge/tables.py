@@ -17,15 +17,11 @@ EXPENDABLE = ("MACs", "SBUF", "RMS error", "same type", "bound by", "roofline")
 
 def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     """One row a case: legal, correct, how fast."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("arguments", overflow="fold")
-    table.add_column("verdict")
-    numbers = ("largest error", "same type", "RMS error", "µs", "on a device, µs")
-    for name in numbers:
-        table.add_column(name, justify="right")
-    table.add_column("bound by")
-    for name in ("roofline", "MACs", "SBUF"):
-        table.add_column(name, justify="right")
+    table = table_of(
+        "arguments|verdict|>largest error|>same type|>RMS error|>µs|>on a device, µs|bound by|"
+        ">roofline|>MACs|>SBUF",
+        title,
+    )
     for one in verdicts:
         table.add_row(one.case, word(one), *_errors(one), *_speed(one.speed))
     return table
@@ -33,13 +29,19 @@ def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
 
 def brief_table(verdicts: Sequence[Verdict]) -> Table:
     """One row a case, in few words: for somebody who learns."""
-    table = Table()
-    table.add_column("arguments", overflow="fold")
-    table.add_column("verdict")
-    table.add_column("largest error", justify="right")
-    table.add_column("µs", justify="right")
+    table = table_of("arguments|verdict|>largest error|>µs")
     for one in verdicts:
         table.add_row(one.case, word(one), _errors(one)[0], _speed(one.speed)[0])
+    return table
+
+
+def table_of(columns: str, title: Optional[str] = None) -> Table:
+    """An empty one; names of columns of numbers begin with >."""
+    table = Table(title=title, title_justify="left")
+    for name in columns.split("|"):
+        fold = "fold" if name in ("arguments", "source") else "ellipsis"
+        justify = "right" if name.startswith(">") else "left"
+        table.add_column(name.removeprefix(">"), justify=justify, overflow=fold)
     return table
 
 
@@ -128,13 +130,8 @@ def _wrong(verdict: Verdict) -> list[str]:
 
 def line_table(pairs: Sequence[Pair], before: str, after: str) -> Table:
     """Two kernels side by side: lines of equal text share a row."""
-    table = Table(
-        title=f"line by line: {before}, {after} (µs of the critical path)", title_justify="left"
-    )
-    for name in ("line", "before"):
-        table.add_column(name, justify="right")
-    table.add_column("after", justify="right")
-    table.add_column("source", overflow="fold")
+    title = f"line by line: {before}, {after} (µs of the critical path)"
+    table = table_of(">line|>before|>after|source", title)
     for pair in pairs:
         table.add_row(
             pair.place,

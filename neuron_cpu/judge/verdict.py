@@ -247,9 +247,20 @@ def hold(
     exact, plain = reference.exact(*arguments), reference.plain(*arguments)
     found.types = [] if plain is None else other_types(types, reference.types)
     found.mismatch = mismatch(got, exact)
-    if not found.mismatch:
-        answers = measured(types, got, reference, exact, plain, tolerance, nan)
-        found.results += [Result(number, *trial, *one) for number, one in enumerate(answers)]
+    if found.mismatch:
+        return
+    same = nan == "same"
+    for number, dtype in enumerate(types):
+        right, other = exact[number], None if plain is None else plain[number]
+        if other is not None and other.shape != right.shape:
+            other = None
+        # PyTorch sums in fp32 whatever the types; numpy in bf16, which excuses nothing.
+        excuse = other if reference.library == "torch" else None
+        mine = accuracy.measure(got[number], right, dtype, tolerance, excuse, same)
+        beside = None
+        if other is not None:
+            beside = accuracy.measure(other, right, dtype, tolerance, other, same)
+        found.results.append(Result(number, *trial, mine, beside))
 
 
 def types_of(program: Program) -> list[torch.dtype]:
@@ -323,39 +334,6 @@ def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]
                 f"{name} for these arguments; give it dtype=nl.{name}, or cast in the reference"
             )
     return said
-
-
-def measured(
-    types: Sequence[torch.dtype],
-    got: Sequence[torch.Tensor],
-    reference: Reference,
-    exact: Sequence[torch.Tensor],
-    plain: Optional[Sequence[torch.Tensor]],
-    tolerance: float,
-    nan: str,
-) -> list[tuple[accuracy.Accuracy, Optional[accuracy.Accuracy]]]:
-    """The kernel's accuracy and the plain reference's, result by result.
-
-    Args:
-        types: of the kernel's results.
-        got, exact, plain: results of the kernel, of the reference in float64 and in the arguments'
-            types (None where it cannot compute in them), all held in float64.
-        nan: as in `Settings`.
-    """
-    same = nan == "same"
-    found = []
-    for number, dtype in enumerate(types):
-        right, other = exact[number], None if plain is None else plain[number]
-        if other is not None and other.shape != right.shape:
-            other = None
-        # PyTorch sums in fp32 whatever the types; numpy in bf16, which excuses nothing.
-        excuse = other if reference.library == "torch" else None
-        mine = accuracy.measure(got[number], right, dtype, tolerance, excuse, same)
-        beside = None
-        if other is not None:
-            beside = accuracy.measure(other, right, dtype, tolerance, other, same)
-        found.append((mine, beside))
-    return found
 
 
 # --- where ----------------------------------------------------------------------------------------

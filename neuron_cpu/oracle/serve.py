@@ -52,8 +52,7 @@ class Oracle:
             self._idle.put(None)  # made when it is needed
         self._known: OrderedDict[str, Answer] = OrderedDict()
         self._turn = threading.Lock()
-        self._running: set[Any] = set()
-        self._closed = False
+        self.processes = forked.Processes(self._context)
 
     def submit(self, request: Request, done: Callable[[Answer], object]) -> None:
         """Give `done` the answer, from another thread, when it is known."""
@@ -70,11 +69,7 @@ class Oracle:
             return forms.answer(request.id, "failed", said)
 
     def close(self) -> None:
-        with self._turn:
-            self._closed = True
-            running = list(self._running)
-        for process in running:
-            forked.end(process)
+        self.processes.close()
         self._pool.shutdown(cancel_futures=True)
 
     def _one(self, request: Request) -> Answer:
@@ -102,26 +97,11 @@ class Oracle:
         return found
 
     # --- processes --------------------------------------------------------------------------------
-    def start(self, target: Callable, *arguments: Any) -> Any:
-        """A process that ends with the oracle."""
-        process = self._context.Process(target=target, args=arguments, daemon=True)
-        with self._turn:
-            if self._closed:
-                raise OSError("the oracle is closed")
-            forked.start(process)
-            self._running.add(process)
-        return process
-
-    def end(self, process: Any) -> None:
-        forked.end(process)
-        with self._turn:
-            self._running.discard(process)
-
     def _judged(self, request: Request, text: str, reference: Optional[str]) -> Answer:
         """Outcome and cases: of the first that is not passed, else of the last."""
         deadline = time.monotonic() + request.limits.seconds
         taken, sent = self._context.Pipe(duplex=False)
-        process = self.start(recorder.record, sent, text, request)
+        process = self.processes.start(recorder.record, sent, text, request)
         sent.close()
         found: list[Answer] = []
         try:
@@ -136,7 +116,7 @@ class Oracle:
                 if one["outcome"] != "passed":
                     break
         finally:
-            self.end(process)
+            self.processes.end(process)
             taken.close()
         shown = {name: found[-1][name] for name in TOLD if name in found[-1]}
         cached = all(one.get("cached", False) for one in found)
@@ -179,7 +159,9 @@ class _Judge:
         taken, self._jobs = context.Pipe(duplex=False)
         self._answers, sent = context.Pipe(duplex=False)
         self._oracle, self.jobs = oracle, 0
-        self.process = oracle.start(judge.serve, taken, sent, int(oracle.memory_gib * 2**30))
+        self.process = oracle.processes.start(
+            judge.serve, taken, sent, int(oracle.memory_gib * 2**30)
+        )
         taken.close()
         sent.close()
         self._to = Pipe(self._jobs, self.process.sentinel)
@@ -192,7 +174,7 @@ class _Judge:
         return json.loads(self._from.receive(LONGEST_ANSWER, deadline))
 
     def close(self) -> None:
-        self._oracle.end(self.process)
+        self._oracle.processes.end(self.process)
         self._jobs.close()
         self._answers.close()
 

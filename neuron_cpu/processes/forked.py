@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from multiprocessing import forkserver
 from typing import Any
 
@@ -49,6 +49,37 @@ def end(process: Any) -> None:
     with _turn:
         for orphan in set(limits.children(_server())) - _running:
             _quietly(os.kill, orphan)
+
+
+class Processes:
+    """Those of one owner; `close` ends all that run, and none begins any more."""
+
+    def __init__(self, context: Any) -> None:
+        self._context, self._turn = context, threading.Lock()
+        self._running: set[Any] = set()
+        self._closed = False
+
+    def start(self, target: Callable, *arguments: Any) -> Any:
+        """A process that does `target`; an OSError once they are closed."""
+        process = self._context.Process(target=target, args=arguments, daemon=True)
+        with self._turn:
+            if self._closed:
+                raise OSError("no process begins any more")
+            start(process)
+            self._running.add(process)
+        return process
+
+    def end(self, process: Any) -> None:
+        end(process)
+        with self._turn:
+            self._running.discard(process)
+
+    def close(self) -> None:
+        with self._turn:
+            self._closed = True
+            running = list(self._running)
+        for process in running:
+            end(process)
 
 
 def signal_name(number: int) -> str:

@@ -35,6 +35,7 @@ _TCP, _TCP_SINCE = (1 << 0) | (1 << 1), 4  # bind and connect
 _SIGNALS_AND_SOCKETS, _SCOPES_SINCE = (1 << 0) | (1 << 1), 6  # abstract sockets, signals
 _OF_FILES = (1 << 1) | (1 << 14)  # rights that a rule about one file may name
 _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 38, 1, 36
+_CAPABILITY_VERSION_3, _DAC_OVERRIDE = 0x20080522, 1 << 1
 _LINUX = sys.platform == "linux"
 WAITS = 6  # a busy machine gives a process a part of its time only
 _GRACE_SECONDS = 5  # from the signal that says why to the one that cannot be ignored
@@ -142,11 +143,22 @@ def confine(writable: Sequence[Path], connected: bool = False) -> None:
 
     What is `missing` here is left out. `connected`: sockets that are open already may be used.
     """
+    _drop_capabilities()
     if _landlock_version() > 0:
         _write_only_below(writable)
     if _has_filter():
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         syscalls.allow_only(syscalls.calls_of(os.getpid(), connected))
+
+
+def _drop_capabilities() -> None:
+    """Of root's powers leave the one over files, which may belong to others; the rest opens more
+    than files, such as the environment of other processes (CAP_PERFMON, since Linux 6.15)."""
+    if _LINUX:
+        for kept in (_DAC_OVERRIDE, 0):  # it may not have that one
+            sets = struct.pack("=6I", kept, kept, 0, 0, 0, 0)
+            if _libc().capset(struct.pack("=Ii", _CAPABILITY_VERSION_3, 0), sets) == 0:
+                break
 
 
 def missing() -> str:

@@ -35,10 +35,11 @@ capget uname sysinfo getrandom getcpu getrlimit
 """
 # Of processes that were connected before (ranks); nothing new is opened.
 CONNECTED = "sendto recvfrom sendmsg recvmsg shutdown getsockopt setsockopt getsockname getpeername"
-_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)  # no owners, signals, leases, sizes
+_FCNTL = (0, 1, 2, 3, 4, 1030, 1032)  # no locks, owners, signals, leases, sizes
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, how much is there
 _PRCTL = (2, 3, 15, 16, 21, 23, 0x53564D41)  # what is set, names of threads and memory
-_CLONE_THREAD, _MAP_SHARED, _MAP_ANONYMOUS = 0x10000, 1, 0x20
+_CLONE_THREAD, _CLONE_NEW = 0x10000, 0x7E020080  # all that begin namespaces
+_MAP_SHARED, _MAP_ANONYMOUS = 1, 0x20
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 _EQUAL, _MASKED = 4, 7  # comparisons
 _ALL_THREADS = 4  # attribute: threads that run already get the filter, too
@@ -99,7 +100,7 @@ def calls_of(process: int, connected: bool) -> list[Call]:
     low = (1 << 32) - 1
     return [
         *map(Call, names),
-        Call("clone", ((0, _CLONE_THREAD, _CLONE_THREAD),)),  # threads only
+        Call("clone", ((0, _CLONE_THREAD | _CLONE_NEW, _CLONE_THREAD),)),  # threads only
         Call("mmap", ((3, _MAP_SHARED, 0),)),
         Call("mmap", ((3, _MAP_SHARED | _MAP_ANONYMOUS, _MAP_SHARED),)),  # of files
         Call("kill", ((0, low, process),)),

@@ -134,7 +134,13 @@ def _answer(
     plan = Plan(program)
     for kind, seed in settings.trials():
         inputs = verdict.tensors_of(*case.values(kind, seed))
-        for result in verdict.run(program, plan, inputs):
+        try:
+            results = verdict.run(program, plan, inputs)
+        except NkiError as error:  # what only values tell
+            _send(replies, {"refusal": str(error)})
+            return True
+        _send(replies, {})
+        for result in results:
             replies.send_bytes(result.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return True
 

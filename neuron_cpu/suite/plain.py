@@ -4,6 +4,7 @@ Entries of the instruction table, types and generations go by their names. What 
 as the recorder checks it: by every entry's own rules, then whole.
 """
 
+import math
 from enum import Enum
 from types import SimpleNamespace
 from typing import Any
@@ -75,6 +76,7 @@ def program(content: dict[str, Any]) -> Program:
     if set(fields) != set(vars(made)) - _APART:
         raise ValueError("no program")
     vars(made).update(fields)
+    _check_memory(made)
     with using(made.core):
         for instruction in made:
             if type(instruction.attrs) is not instruction.op.attrs:
@@ -85,6 +87,23 @@ def program(content: dict[str, Any]) -> Program:
             instruction.op.check(instruction)
         verify.verify(made)
     return made
+
+
+def _check_memory(made: Program) -> None:
+    """What no instruction tells: all that is touched is known once and as large as it says, types
+    of the same bytes are one memory, and cores are those of the grid."""
+    known = set(made.storages)
+    touched = {*made.inputs, *made.outputs, *(v.storage for i in made for _, v in i.accesses())}
+    grounds = {storage.memory for storage in known}
+    apart = [alias for alias, base in made.aliases if alias.memory is not base.memory]
+    if not touched <= known or len({s.id for s in known}) < len(made.storages) or apart:
+        raise ValueError("storages of another program")
+    for storage in known | grounds:
+        whole = all(type(length) is int and length > 0 for length in storage.shape)
+        if not whole or math.prod(storage.shape) != storage.size:
+            raise ValueError(f"{storage.label()} of another size")
+    if made.cores != 1 and (made.core.number < 3 or made.grid[:1] != (made.cores,)):
+        raise ValueError(f"{made.cores} cores, expected those of the grid")
 
 
 def _check_inside(view: View) -> None:

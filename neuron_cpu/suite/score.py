@@ -6,7 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from ..core.report.tables import microseconds
-from ..judge.tables import sentences
+from ..judge.tables import sentences, table_of
 from .strangers import Outcome
 
 FASTER = (1.0, 2.0, 4.0)  # KernelBench's fast_p: right, and more than p times as fast
@@ -32,12 +32,11 @@ def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> Table:
     """One row an operator."""
-    table = Table(title="answers to the suite", title_justify="left")
-    table.add_column("operator")
-    table.add_column("level", justify="right")
-    table.add_column("verdict")
-    for name in ("largest error", "µs", "on a device, µs", "naive µs", "times as fast", "roofline"):
-        table.add_column(name, justify="right")
+    table = table_of(
+        "operator|>level|verdict|>largest error|>µs|>on a device, µs|>naive µs|>times as fast|"
+        ">roofline",
+        "answers to the suite",
+    )
     for one in outcomes:
         errors = [r.accuracy.largest for v in one.verdicts for r in v.results]
         speed = one.speed
@@ -56,13 +55,10 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
 
 def score_table(found: dict[str, Any]) -> Table:
     """Shares of all operators and of each level."""
-    table = Table(title="score: share of the operators, right and so fast", title_justify="left")
-    table.add_column("")
-    table.add_column("operators", justify="right")
     names = ("correct", *(f"fast_{factor:g}" for factor in FASTER))
-    heads = ("correct", *(f"over {factor:g} x" for factor in FASTER))
-    for head in heads:
-        table.add_column(head, justify="right")
+    heads = "|".join(f">over {factor:g} x" for factor in FASTER)
+    title = "score: share of the operators, right and so fast"
+    table = table_of(f"|>operators|>correct|{heads}", title)
     for group, shares in found.items():
         table.add_row(group, str(shares["operators"]), *(f"{shares[n]:.0%}" for n in names))
     return table

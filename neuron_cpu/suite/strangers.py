@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -129,9 +128,7 @@ class Judging:
         self.folder, self.settings, self.bounds = folder.resolve(), settings, bounds
         self._context = forked.context(child.__name__)
         self._pool = ThreadPoolExecutor(jobs)
-        self._running: set[Any] = set()
-        self._turn = threading.Lock()
-        self._closed = False
+        self._processes = forked.Processes(self._context)
 
     def judge(self, names: Sequence[str], done: Callable[[Outcome], object]) -> list[Outcome]:
         """The outcomes, in the order of `names`; `done` is told of each when it is known."""
@@ -145,11 +142,7 @@ class Judging:
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        with self._turn:
-            self._closed = True
-            running = list(self._running)
-        for process in running:
-            forked.end(process)
+        self._processes.close()
         self._pool.shutdown(cancel_futures=True)
 
     def one(self, name: str) -> Outcome:
@@ -175,17 +168,9 @@ class Judging:
         given = candidate.cases, candidate.settings, self.bounds
         core = candidate.like[-1].core.name if candidate.like else None
         processes = [
-            self._context.Process(target=child.record, args=(recorded, *file, *given), daemon=True),
-            self._context.Process(
-                target=child.serve, args=(taken, theirs, *given, core), daemon=True
-            ),
+            self._processes.start(child.record, recorded, *file, *given),
+            self._processes.start(child.serve, taken, theirs, *given, core),
         ]
-        with self._turn:
-            if self._closed:
-                return
-            for process in processes:
-                forked.start(process)
-                self._running.add(process)
         for end in (taken, recorded, theirs):
             end.close()
         judge = Pipe(ours, processes[1].sentinel)
@@ -198,9 +183,7 @@ class Judging:
             judged.failure = why(error, processes, self.bounds, "--time-limit")
         finally:
             for process in processes:
-                forked.end(process)
-            with self._turn:
-                self._running.difference_update(processes)
+                self._processes.end(process)
             ours.close()
 
 
@@ -212,13 +195,10 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
         ValueError: what it sent is not what it should be.
     """
     content, settings = line.message(), candidate.settings
-    if "failure" in content:
-        judged.failure = str(content["failure"])
-        return False
-    found = Verdict(str(case), refusal=str(content.get("refusal", "")))
-    judged.verdicts.append(found)
-    if found.refusal:
-        return True
+    found = Verdict(str(case))
+    judged.verdicts += [] if "failure" in content else [found]
+    if _is_refused(judged, found, content):
+        return not judged.failure
     found.speed = Speed(**content["speed"])
     if case is candidate.cases[-1] and found.speed.time_ns < candidate.least_ns:
         raise ValueError(
@@ -235,12 +215,23 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
     for kind, seed in settings.trials():
         if found.mismatch:
             return False  # what follows cannot be read
+        if _is_refused(judged, found, line.message()):
+            return not judged.failure
         got = [line.tensor(dtype, shape) for dtype, shape in zip(types, shapes)]
         arguments, trial = case.values(kind, seed), (kind, seed)
         verdict.hold(
             found, candidate.reference, arguments, types, got, tolerance, settings.nan, trial
         )
     return not found.mismatch
+
+
+def _is_refused(judged: Judged, found: Verdict, content: dict[str, Any]) -> bool:
+    """Whether a message says that a case, or the answer as a whole, comes to nothing."""
+    judged.failure = str(content.get("failure", ""))
+    found.refusal = str(content.get("refusal", ""))
+    if found.refusal:
+        found.speed = None
+    return bool(judged.failure or found.refusal)
 
 
 # --- the line to the child ------------------------------------------------------------------------

@@ -95,15 +95,17 @@ from neuron_cpu.core.instructions import entry
 entry.OpSpec.check = lambda *given: None
 verify.verify = lambda *given: None
 """
-# It records every other instruction, a generation with a faster clock, or matrices of no cycles.
-HALF = """
-from neuron_cpu.core.program import trace
-true = trace.Tracer.finish
-def finish(self):
-    true(self)
-    self.program.instructions[:] = self.program.instructions[1:]
-trace.Tracer.finish = finish
+# It records all but the first instruction, a generation with a faster clock, or tiles in HBM.
+TOLD = """
+from neuron_cpu.suite import plain
+true = plain.dumped
+def dumped(content):
+    program = content["program"]
+    {change}
+    return true(content)
+plain.dumped = dumped
 """
+HALF = TOLD.replace("{change}", "program.instructions.pop(0)")
 FASTER_CHIP = """
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.language.kernel import Kernel
@@ -113,18 +115,10 @@ CALLING = """
 from neuron_cpu.suite import plain
 plain.dumped = lambda content: b'[{"dict": [["program", {"object": 0}]]}, ["CALLED"], [[7]]]'
 """
-OUTSIDE = """
-from neuron_cpu.core.program.view import View
-from neuron_cpu.suite import plain
-true = plain.dumped
-def dumped(content):
-    program = content["program"]
-    for instruction in program:
-        for view in instruction.src:
-            view.offset += 1 << 40
-    return true(content)
-plain.dumped = dumped
-"""
+OUTSIDE = TOLD.replace(
+    "{change}",
+    "for view in (v for one in program for v in one.src):\n        view.offset += 1 << 40",
+)
 
 ANSWERS = {  # operators of which the suite's own kernels are small
     "state_space_scan": (FASTER, "correct", ""),

@@ -6,13 +6,17 @@ import contextlib
 import json
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from neuron_cpu import suite
-from neuron_cpu.judge import verdict
+from neuron_cpu.core import NkiError, Program
+from neuron_cpu.core.program.program import Instruction
+from neuron_cpu.judge import cases, verdict
 from neuron_cpu.judge.references import Reference
 from neuron_cpu.judge.verdict import Settings
 from neuron_cpu.processes.limits import Limits
@@ -73,6 +77,77 @@ def test_a_kernel_of_the_current_language_is_plain_data(judging: Judging, tmp_pa
     given = Candidate(path, "doubled", [case], Settings(), Reference(lambda x: x + x))
     judging.of(given, judged)
     assert judged.correct, (judged.failure, judged.verdicts)
+
+
+def _products(program: Program) -> list[Instruction]:
+    return [one for one in program if one.op.multiplies]
+
+
+def _set(of: Any, name: str, value: Any) -> None:
+    object.__setattr__(of, name, value)
+
+
+# What a record may leave out, or say otherwise: as random changes of records have found it.
+LESS = {
+    "storages of another program": lambda p: p.storages.pop(),
+    "storages of another .*": lambda p: p.storages.append(p.storages[0]),
+    ".* of another size": lambda p: _set(p.storages[-1], "shape", (-1, *p.storages[-1].shape[1:])),
+    "storages .*": lambda p: p.aliases.append((p.storages[0], p.storages[1])),
+    "2 cores, expected those of the grid": lambda p: _set(p, "cores", 2),
+    ".* with .*Attrs": lambda p: _set(_products(p)[0], "attrs", p.instructions[0].attrs),
+    ".*expected fp8 on gen3": lambda p: _set(_products(p)[0].attrs, "double_row", True),
+    ".*expected memory": lambda p: [_set(s, "buffer", "shared_hbm") for s in p.storages],
+    ".*no instruction wrote|.*undefined|.*never": lambda p: p.instructions.pop(0),
+}
+
+
+@pytest.mark.parametrize("told", LESS)
+def test_a_record_that_says_less_than_there_was_is_refused(told: str) -> None:
+    """The first seven made estimates of the same results 4 to 100 % shorter."""
+    operator = suite.operator("matmul")
+    traced = verdict.traced(operator.kernel, operator.cases[0], ())
+    program = plain.program(plain.loaded(plain.dumped({"program": traced})))
+    LESS[told](program)
+    with pytest.raises((ValueError, TypeError, NkiError), match=told):
+        plain.program(plain.loaded(plain.dumped({"program": program})))
+
+
+HINTED = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+
+@nki.jit
+def kernel(a, b):
+    out = nl.ndarray((a.shape[1], b.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
+    nl.store(out, nisa.nc_matmul(nl.load(a), nl.load(b), {hint}=True))
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    "hint", ["is_stationary_onezero", "is_moving_onezero", "is_transpose"]
+)  # fmt: skip
+def test_a_promise_of_ones_and_zeros_is_held(hint: str, judging: Judging, tmp_path: Path) -> None:
+    """It saves passes of TensorE, so whoever gives it without cause was faster for nothing."""
+    path, case = tmp_path / "hinted.py", cases.case("128x128:f32 128x128:f32")
+    path.write_text(HINTED.replace("{hint}", hint))
+    judged = Judged()
+    given = Candidate(path, "kernel", [case], Settings(), Reference(lambda a, b: a.T @ b))
+    judging.of(given, judged)
+    assert "whose hint says ones and zeros" in judged.verdicts[0].refusal and not judged.correct
+
+
+def test_an_estimate_below_what_data_alone_take_is_refused(judging: Judging, monkeypatch) -> None:
+    asked: list[Candidate] = []
+    monkeypatch.setattr(judging, "of", lambda candidate, judged: asked.append(candidate))
+    monkeypatch.setattr(judging, "folder", suite.operator("gelu").path.parent)
+    outcome = judging.one("gelu")
+    assert 0.1 * outcome.naive_ns < asked[0].least_ns < outcome.naive_ns
+    monkeypatch.undo()
+    judged = Judged()
+    judging.of(replace(asked[0], least_ns=1e9), judged)
+    assert "expected at least 1e+09, which its arguments" in judged.failure
 
 
 def refused(content: bytes) -> None:

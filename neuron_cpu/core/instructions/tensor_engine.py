@@ -67,6 +67,13 @@ def _matmul_rules(i: Instruction) -> None:
                 "sim_matmul_type",
                 f"nc_matmul got {view.label()}, expected a floating-point type; cast it first",
             )
+    both = all(view.dt.itemsize == 1 for view in i.src) and CORE.number >= 3
+    if MatmulAttrs.of(i).double_row and not both:
+        raise refuse(
+            "sim_double_row",
+            f"nc_matmul takes two rows at once of {stationary.dt} and {moving.dt}, expected fp8 "
+            "on gen3 and later; cast them, or leave out double_row",
+        )
     out = i.dst[0]
     # NeuronCore-v4 also rounds sums to bf16 (ISA32, nc_matmul)
     allowed = ("float32", "bfloat16") if CORE.number >= 4 else ("float32",)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from ..device.dtypes import FLOAT32
+from ..device.errors import refuse
 from .memory import DIRECT, Arena, widen
 from .merge import Op, Ref
 
@@ -203,7 +204,30 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def matmul_step(op: Op, arena: Arena) -> Step:
-    """One torch matmul, or a loop over batches and parts of K whose operands fit the cache."""
+    """One torch matmul, or a loop over batches and parts of K whose operands fit the cache; a
+    refusal of other operands than the kernel has promised, for which fewer passes count."""
+    step, attrs = _step(op, arena), op.instruction.attrs
+    words = ("stationary_onezero", 0), ("moving_onezero", 1), ("is_transpose", 1)
+    promised = [op.src[at] for word, at in words if getattr(attrs, word, False)]
+    if not promised:
+        return step
+    looks = [(arena.viewer(ref), ref) for ref in promised]
+
+    def run() -> None:
+        for look, ref in looks:
+            values = widen(look(), ref.dt, False)
+            if not ((values == 0) | (values == 1)).all():
+                raise refuse(
+                    "sim_onezero",
+                    f"nc_matmul got {ref.memory.storage.label()}, whose hint says ones and zeros, "
+                    "expected nothing else in it; leave out the hint",
+                )
+        step()
+
+    return run
+
+
+def _step(op: Op, arena: Arena) -> Step:
     product = _Product(op)
     axes = product.left_axes, product.right_axes
     left, right = (

@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -89,6 +90,24 @@ def _fork(_: Reach) -> None:
         os._exit(0)
 
 
+def _written(path: str) -> None:
+    handle = os.open(path, os.O_WRONLY)
+    os.write(handle, b"1")
+
+
+def _exchange(mine: Path, theirs: Path) -> None:
+    mine.write_text("x")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.renameat2(-100, bytes(mine), -100, bytes(theirs), 2) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def _lock(number: int) -> Callable[[Reach], object]:
+    """A lock for reading, which keeps others from writing: a database's, for example."""
+    whole = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0)
+    return _as_read(lambda handle: fcntl.fcntl(handle, number, whole))
+
+
 # Files: what Landlock keeps from it.
 FILES: dict[str, Callable[[Reach], object]] = {
     "write": lambda r: r.file.write_text("x"),
@@ -111,6 +130,16 @@ FILES: dict[str, Callable[[Reach], object]] = {
     ),
     "shared memory": lambda r: Path(f"/dev/shm/neuron_cpu.{os.getpid()}").write_text("x"),
     "own badness for the kernel": lambda r: Path("/proc/self/oom_score_adj").write_text("0"),
+    "environment of others": lambda r: Path(f"/proc/{r.victim}/environ").read_bytes(),
+    "addresses of others": lambda r: Path(f"/proc/{r.victim}/maps").read_bytes(),
+    "folder of others": lambda r: os.listdir(f"/proc/{r.victim}/cwd/"),
+    "badness of others for the kernel": lambda r: _written(f"/proc/{r.victim}/oom_score_adj"),
+    "name of others": lambda r: _written(f"/proc/{r.victim}/comm"),
+    "own memory through a file": lambda r: os.open("/proc/self/mem", os.O_RDWR),
+    "what a crash runs": lambda r: os.open("/proc/sys/kernel/core_pattern", os.O_WRONLY),
+    "terminal of its own": lambda r: os.open("/dev/ptmx", os.O_RDWR),
+    "file without a name": lambda r: os.open(r.precious, os.O_TMPFILE | os.O_RDWR),
+    "exchange": lambda r: _exchange(r.scratch / "exchanged", r.file),
     "memory of others": lambda r: os.open(f"/proc/{r.victim}/mem", os.O_RDONLY),
     "descriptors of others": lambda r: os.open(f"/proc/{r.victim}/fd/0", os.O_WRONLY),
 }
@@ -124,6 +153,16 @@ CALLS: dict[str, Callable[[Reach], object]] = {
     "attribute": lambda r: os.setxattr(r.file, "user.x", b"x"),
     "truncate": lambda r: os.truncate(r.file, 0),
     "lock": _as_read(lambda handle: fcntl.flock(handle, fcntl.LOCK_EX)),
+    "lock of a part": _lock(fcntl.F_SETLK),
+    "lock of an open file": _lock(37),
+    "notice of a folder": lambda r: fcntl.fcntl(os.open(r.precious, os.O_RDONLY), 1026, 1),
+    "signals of a pipe": _pipe(lambda end: fcntl.ioctl(end, 0x5452, struct.pack("i", 1))),
+    "flags of a file": _as_read(lambda handle: fcntl.ioctl(handle, 0x40086602, bytes(8))),
+    "blocks of a file": _as_read(lambda handle: fcntl.ioctl(handle, 0x40049409, handle)),
+    "file by its handle": lambda r: call("open_by_handle_at", 0, 0, 0),
+    "device": lambda r: os.mknod(r.scratch / "device", 0o020600, os.makedev(1, 1)),
+    "attribute of its own": lambda r: os.setxattr(r.scratch, "user.x", b"x"),
+    "a disk written out": lambda r: call("syncfs", 0),
     "lease": _as_read(lambda handle: fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)),
     "pipe in the file system": lambda r: os.mkfifo(r.scratch / "fifo"),
     "limits of others": lambda r: resource.prlimit(r.victim, resource.RLIMIT_CPU),
@@ -133,6 +172,29 @@ CALLS: dict[str, Callable[[Reach], object]] = {
     "signal to all": lambda r: os.kill(-r.victim, signal.SIGKILL),
     "signal to a thread": lambda r: call("tgkill", r.victim, r.victim, 9),
     "handle of a process": lambda r: os.pidfd_open(r.victim),
+    "signal by a handle": lambda r: call("pidfd_send_signal", 0, 9, 0, 0),
+    "signal with a value": lambda r: call("rt_sigqueueinfo", r.victim, 9, 0),
+    "signal to its group": lambda r: os.kill(0, 0),
+    "signal to everybody": lambda r: os.kill(-1, 0),
+    "descriptor by a handle": lambda r: call("pidfd_getfd", 0, 0, 0),
+    "advice on memory of others": lambda r: call("process_madvise", 0, 0, 0, 0, 0),
+    "write memory of others": lambda r: call("process_vm_writev", r.victim, 0, 0, 0, 0, 0),
+    "pages of others": lambda r: call("move_pages", r.victim, 0, 0, 0, 0, 0),
+    "compare with others": lambda r: call("kcmp", r.victim, r.victim, 0, 0, 0),
+    "disk before others": lambda r: call("ioprio_set", 1, r.victim, 0),
+    "time before others": lambda r: call("sched_setattr", 0, 0, 0),
+    "traced by anybody": lambda r: call("prctl", 0x59616D61, -1, 0, 0, 0),
+    "orphans of its own": lambda r: call("prctl", 36, 1, 0, 0, 0),
+    "another filter": lambda r: call("seccomp", 0, 0, 0),
+    "another character": lambda r: call("personality", 0x40000),
+    "pages that stay": lambda r: call("mlockall", 3),
+    "namespace of a thread": lambda r: call("clone", 0x10010900, 0, 0, 0, 0),
+    "pages between pipes": lambda r: call("vmsplice", 0, 0, 0, 0),
+    "messages": lambda r: call("mq_open", 0, 0, 0, 0),
+    "semaphores": lambda r: call("semget", 0, 1, 0o1600),
+    "secret memory": lambda r: call("memfd_secret", 0),
+    "watch of all files": lambda r: call("fanotify_init", 0, 0),
+    "clock of the machine": lambda r: call("clock_settime", 0, 0),
     "signal by a pipe": _pipe(lambda end: fcntl.fcntl(end, fcntl.F_SETOWN, os.getppid())),
     "nice others": lambda r: os.setpriority(os.PRIO_PROCESS, r.victim, 1),
     "processors of others": lambda r: os.sched_setaffinity(r.victim, {0}),

@@ -75,7 +75,7 @@ def process(store):
 
 
 def test_orders_are_written_in_turn_and_the_last_one_ends_the_run(store, monkeypatch):
-    monkeypatch.setattr(Process, "call", lambda *_, **__: Answer("done"))
+    monkeypatch.setattr(Process, "_call", lambda *_, **__: Answer("done"))
     with ranks.leading(PLACE):
         started = ranks.workers()._started(JOB)
         assert started.job.place == replace(PLACE, group="process 0", timeout_seconds=0.1)
@@ -94,7 +94,7 @@ def fails_with(monkeypatch, text):
     def call(*_, **__):
         raise SubmissionFailed(text)
 
-    monkeypatch.setattr(Process, "call", call)
+    monkeypatch.setattr(Process, "_call", call)
 
 
 def test_the_rank_that_failed_by_itself_gives_the_reason(process, store, monkeypatch):
@@ -122,7 +122,7 @@ def test_a_consequence_is_told_where_the_cause_is_mute(process, store, monkeypat
 def test_failures_and_silence_of_others_fail_a_call_that_went_well_here(
     process, store, monkeypatch
 ):
-    monkeypatch.setattr(Process, "call", lambda *_, **__: Answer(None))
+    monkeypatch.setattr(Process, "_call", lambda *_, **__: Answer(None))
     with pytest.raises(SubmissionFailed, match=r"a rank has not answered within 0.1 s; --time"):
         process.call("a:b", "It fails")
     store.update({(2, 1): None, (2, 2): "It fails: no folder."})

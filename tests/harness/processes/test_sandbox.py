@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -86,3 +88,23 @@ def test_without_the_filter_files_are_closed(place: Path) -> None:
     closed = set(acts.FILES) - {"shared memory"}
     assert {name: found[name] for name in closed if found[name] not in DENIED} == {}
     assert found["UDP"] == "done"
+
+
+FOREIGN = """
+import ctypes, mmap, sys
+from neuron_cpu.processes import limits
+limits.apply(limits.Limits(1 << 30, 60, 60))
+limits.confine([limits.Path(sys.argv[1])])
+code = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)
+code.write(bytes.fromhex(sys.argv[2]))
+print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(code)))())
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="its machine code")
+@pytest.mark.parametrize("code", ["b814000000cd80c3", "b8270000400f05c3"], ids=["i386", "x32"])
+def test_a_call_by_numbers_of_another_processor_ends_it(code: str, place: Path) -> None:
+    """getpid() there is writev() or setpgid() here, so the filter lets no such number in."""
+    command = [sys.executable, "-c", FOREIGN, str(place / "scratch"), code]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGSYS, (done.stdout, done.stderr)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +24,7 @@ from harness.session.building import Loaded, construct
 from harness.session.opening import open_session
 from neuron_cpu.processes import limits
 from neuron_cpu.processes.pipes import Pipe
+from tests.conftest import REPOSITORY
 
 WELL = (
     "from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM\n"
@@ -304,6 +307,15 @@ def test_a_message_is_no_longer_than_it_may_be(line) -> None:
         wire.receive(reader, soon())
 
 
+def test_what_comes_after_the_deadline_is_late_however_fast(line) -> None:
+    """Somebody who floods the pipe always has something there."""
+    reader, writer = line
+    wire.send(writer, 1, "event", None)
+    with pytest.raises(TimeoutError):
+        wire.receive(reader, time.monotonic())
+    assert wire.receive(reader, soon()).kind == "event"
+
+
 def test_whoever_does_not_read_is_waited_for_until_the_deadline() -> None:
     reader, writer = multiprocessing.Pipe(duplex=False)
     alive, end = os.pipe()
@@ -314,6 +326,28 @@ def test_whoever_does_not_read_is_waited_for_until_the_deadline() -> None:
     with pytest.raises(EOFError):
         to.send(b"1", soon())
     reader.close()
+
+
+ORPHAN = """
+import os, signal, time
+from neuron_cpu.processes import limits
+ready, tell = os.pipe()
+if os.fork() == 0:
+    limits.apply(limits.Limits(1 << 30, 60, 60))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(os.getpid(), flush=True)
+    os.write(tell, b"1")
+    time.sleep(300)
+os.read(ready, 1)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_process_ends_with_its_parent() -> None:
+    command = [sys.executable, "-c", ORPHAN]
+    done = subprocess.run(command, stdout=subprocess.PIPE, cwd=REPOSITORY, timeout=120)
+    assert done.returncode == -9 and _has_ended(int(done.stdout))
 
 
 def test_control_characters_are_left_out() -> None:

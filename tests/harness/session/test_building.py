@@ -16,7 +16,7 @@ from harness.errors import UserError
 from harness.files import locked_folder
 from harness.inputs import command_line, submission
 from harness.serving.lines import LoadedLines
-from harness.session import opening
+from harness.session import building, opening
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
@@ -194,6 +194,10 @@ LEFT = (
         ("import shutil; shutil.rmtree(path)", "No such file"),
         ("os.mkdir(path + '/tokenizer.json')", "a folder tokenizer.json, where"),
         ("open(path + '/tokenizer.json', 'w').write('0')", None),
+        ("os.umask(0); os.open(path + '/x', os.O_CREAT, 0o6777)", "'x' is no plain file"),
+        ("os.truncate(path + '/model.pt', 0)", "Operation not permitted"),
+        ("open(path + '/x', 'w').truncate(1 << 42)", "not read within 5 s: 'x' is too large"),
+        ("open(path + '/\\n\\x1b[2J\\u202e\\udcff', 'w')", None),
     ],
 )
 def test_what_a_submission_leaves_is_plain_or_refused(
@@ -208,9 +212,25 @@ def test_what_a_submission_leaves_is_plain_or_refused(
         assert (loaded.folder / "tokenizer.json").stat().st_size > 100
         return
     with pytest.raises(UserError, match=told):
-        compiled("--llama", entry)
+        compiled("--llama", entry, *(["--time-limit", "5"] if "read within" in told else []))
     assert mine.read_text() == "precious"
     assert not any(path.name.startswith(".") for path in (tmp_path / "c").glob("*"))
+
+
+def test_what_a_submission_changes_behind_the_look_is_seen(
+    compiled: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread of its own goes on; once the folder has moved, it reaches nothing there."""
+    rename = os.rename
+
+    def raced(source: Path, target: Path) -> None:
+        if Path(source).name == "torch" and ".work." in str(source):
+            (Path(source) / "late").symlink_to("/etc/passwd")
+        rename(source, target)
+
+    monkeypatch.setattr(building.os, "rename", raced)
+    with pytest.raises(UserError, match="'late' is no plain file"):
+        compiled()
 
 
 @pytest.mark.parametrize(
