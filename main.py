@@ -9,7 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import NoReturn, Optional
+from typing import Any, NoReturn, Optional
 
 _on_interrupt = signal.getsignal(signal.SIGINT)
 if _on_interrupt is signal.default_int_handler:  # no traceback out of the imports below
@@ -103,6 +103,7 @@ def script(argv: Optional[Sequence[str]] = None) -> int:
     signal.signal(signal.SIGTERM, _end)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
+    sys.unraisablehook = _told_unless_it_comes_again
     try:
         return main(argv)
     finally:  # nothing is left to interrupt
@@ -121,6 +122,12 @@ def _end(number: int, _: object) -> NoReturn:
     signal.signal(signal.SIGALRM, lambda *_: _end_again(end))
     signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS, AGAIN_SECONDS)
     raise end
+
+
+def _told_unless_it_comes_again(found: Any) -> None:
+    """An end inside of what the garbage collector calls is raised in vain."""
+    if not isinstance(found.exc_value, (SystemExit, KeyboardInterrupt)):
+        sys.__unraisablehook__(found)
 
 
 def _end_again(end: BaseException) -> None:

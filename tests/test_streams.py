@@ -231,6 +231,26 @@ def test_ctrl_c_while_the_driver_is_imported() -> None:
     assert (run.returncode, run.stderr) == (-signal.SIGINT, "")
 
 
+COLLECTED = """
+import os, signal, time, weakref
+import main
+def run(argv):
+    class Thing: pass
+    thing = Thing()
+    weakref.finalize(thing, os.kill, os.getpid(), signal.SIGTERM)
+    del thing
+    time.sleep(300)
+main.main = run
+raise SystemExit(main.script([]))
+"""
+
+
+def test_an_end_within_what_the_collector_calls_comes_again_without_a_word() -> None:
+    command = [sys.executable, "-c", COLLECTED]
+    run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (128 + signal.SIGTERM, "")
+
+
 def caught(process: int) -> bool:
     """Whether Python still waits for its first own code: SIGINT has no handler, or Python's."""
     text = Path(f"/proc/{process}/status").read_text()

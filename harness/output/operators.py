@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from rich.table import Table
-
 from harness import console
 from harness.figures import graphs
 from neuron_cpu.console import terminal
@@ -17,11 +15,7 @@ def print_operators(records: list[graphs.Graph]) -> None:
         title = f"\n{record.submodel}, bucket {record.sizes}: {share}"
         if record.instructions is not None:
             title += f", {record.instructions:,} instructions"
-        table = Table(title=title, title_justify="left")
-        table.add_column("operator")
-        table.add_column("ran in")
-        table.add_column("times", justify="right")
-        table.add_column("MACs", justify="right")
+        table = terminal.table_of("operator|ran in|>times|>MACs", title)
         for row in record.grouped():
             place = f"NKI kernel {row.name}" if row.in_kernel else f"PyTorch {row.name}"
             table.add_row(row.operator, place, str(row.count), f"{row.macs:,}" if row.macs else "")

@@ -127,9 +127,7 @@ def _calls(prompt: PromptEstimate) -> Table:
         f"\nprompt of {prompt.tokens:,} tokens in chunks of {prompt.chunk}: "
         f"TTFT {prompt.latency_ns / 1e6:,.3f} ms (estimated)"
     )
-    table = Table(title=title, title_justify="left")
-    for name in ("sub-model", "bucket", "times", "ms each", "total ms"):
-        table.add_column(name, justify="left" if name == "sub-model" else "right")
+    table = terminal.table_of("sub-model|>bucket|>times|>ms each|>total ms", title)
     for graph, count in prompt.calls:
         one, total = (f"{time / 1e6:,.3f}" for time in (graph.latency_ns, count * graph.latency_ns))
         table.add_row(graph.submodel, str(graph.bucket), str(count), one, total)
@@ -143,9 +141,7 @@ def _steps(step: StepEstimate) -> Table:
         f"\nspeculation ({step.method}): {step.latency_ns / 1e6:,.3f} ms for a step of "
         f"{step.length} tokens (estimated; {parts}); --mode evaluate measures the tokens a step"
     )
-    table = Table(title=title, title_justify="left")
-    for name in ("tokens accepted a step", "ms a token", "tokens/s"):
-        table.add_column(name, justify="right")
+    table = terminal.table_of(">tokens accepted a step|>ms a token|>tokens/s", title)
     for tokens, time in step.rows():
         table.add_row(str(tokens), f"{time / 1e6:,.3f}", f"{1e9 / time:,.1f}")
     return table
@@ -153,12 +149,8 @@ def _steps(step: StepEstimate) -> Table:
 
 def _operators(graph: GraphEstimate) -> Table:
     """Operators by their share of the graph's time."""
-    table = Table(title="\noperators of one rank", title_justify="left")
-    table.add_column("operator and module", overflow="fold")
-    table.add_column("runs as", overflow="fold")
-    for name in ("times", "µs each", "total µs", "share", "MB each", "GB/s", "MFU"):
-        table.add_column(name, justify="right")
-    table.add_column("bound by", overflow="fold")
+    columns = "~operator and module|~runs as|>times|>µs each|>total µs|>share|>MB each|>GB/s|>MFU|"
+    table = terminal.table_of(f"{columns}~bound by", "\noperators of one rank")
     ordered = sorted(graph.operators, key=lambda op: -op.total_ns)
     shown = [op for op in ordered if op.kind == KERNEL or op.total_ns > SMALL * graph.latency_ns]
     for op in shown:

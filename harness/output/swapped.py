@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
 from harness.figures.agreement import Agreement, Speed
 from harness.sources import Source
 from neuron_cpu.console import terminal
@@ -17,12 +15,11 @@ def print_table(
     title: str, rows: Sequence[tuple[str, Agreement, Speed]], prompts: int, times: Source
 ) -> None:
     """Accuracy and speed of each variant of the model."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("attention, norms, MLP by")
-    for name in ("MSE", "cosine", "least", "argmax"):
-        table.add_column(name, justify="right")
-    for name in ("compile s", "ms", "prompts/s", "estimated ms", "band ms", "est. prompts/s"):
-        table.add_column(name, justify="right")
+    table = terminal.table_of(
+        "attention, norms, MLP by|>MSE|>cosine|>least|>argmax|>compile s|>ms|>prompts/s|"
+        ">estimated ms|>band ms|>est. prompts/s",
+        title,
+    )
     for name, close, speed in rows:
         estimate, band, rate = "-", "-", "-"
         if speed.estimate_ms:

@@ -276,8 +276,10 @@ class Process(Worker):
 
 def _end(process: Any, job: Job) -> None:
     """End a process and what it left behind, and remove its folder."""
-    forked.end(process)
-    _remove_folder(job)
+    try:
+        forked.end(process)
+    finally:  # an end of the driver may interrupt it
+        _remove_folder(job)
 
 
 def _remove_folder(job: Job) -> None:

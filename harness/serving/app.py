@@ -101,9 +101,8 @@ class Api:
         asked = form.max_completion_tokens or form.max_tokens
         return await self._answer(request, form, [ids], asked, chat=True)
 
-    async def models(self, request: Request) -> Response:
+    async def models(self, _: Request) -> Response:
         """GET /v1/models and /v1/models/NAME."""
-        del request
         models = [self.served.listed(name) for name in self.served.models]
         return JSONResponse({"object": "list", "data": models})
 
@@ -230,9 +229,8 @@ class Api:
 
     # -- the page and monitoring -----------------------------------------------------------------
 
-    async def page(self, request: Request) -> Response:
+    async def page(self, _: Request) -> Response:
         """GET /: a page that needs nothing but this server."""
-        del request
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
@@ -243,20 +241,17 @@ class Api:
         headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
         return HTMLResponse(text, headers=headers)
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, _: Request) -> Response:
         """GET /health: 200, or 503 while the server ends."""
-        del request
         draining = self.scheduler.state()["draining"]
         return JSONResponse({"status": "draining" if draining else "ok"}, 503 if draining else 200)
 
-    async def show_metrics(self, request: Request) -> Response:
+    async def show_metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        del request
         return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    async def status(self, request: Request) -> Response:
+    async def status(self, _: Request) -> Response:
         """GET /status: the scheduler's state as events, while somebody listens."""
-        del request
         return EventStream(self._state(), self._states(), lambda: None)
 
     async def _states(self) -> AsyncGenerator[str, None]:
@@ -310,32 +305,20 @@ def application(api: Api) -> Starlette:
     return Starlette(
         routes=routes,
         middleware=[Middleware(Guard, limits=api.limits, note=note)],
-        exception_handlers={
-            ApiError: _told,
-            HTTPException: _told_of_starlette,
-            Exception: _told_of_a_bug,
-        },
+        exception_handlers=dict.fromkeys((ApiError, HTTPException, Exception), _told),
         lifespan=lifespan,
     )
 
 
-async def _told(request: Request, error: Exception) -> Response:
-    del request
-    assert isinstance(error, ApiError)
+async def _told(_: Request, error: Exception) -> Response:
+    """A refusal; paths and methods that there are none of; or a bug."""
+    if isinstance(error, HTTPException):
+        told = {404: "This server has no such path.", 405: "This path has another method."}
+        message = told.get(error.status_code, str(error.detail))
+        error = ApiError(error.status_code, message, headers=dict(error.headers or {}))
+    elif not isinstance(error, ApiError):
+        error = ApiError(500, f"The server has failed ({type(error).__name__}).")
     return error.response()
-
-
-async def _told_of_starlette(request: Request, error: Exception) -> Response:
-    """Paths and methods that there are none of."""
-    assert isinstance(error, HTTPException)
-    told = {404: "This server has no such path.", 405: "This path has another method."}
-    message = told.get(error.status_code, str(error.detail))
-    return ApiError(error.status_code, message, headers=dict(error.headers or {})).response()
-
-
-async def _told_of_a_bug(request: Request, error: Exception) -> Response:
-    del request
-    return ApiError(500, f"The server has failed ({type(error).__name__}).").response()
 
 
 def _seed(asked: int, number: int) -> int:

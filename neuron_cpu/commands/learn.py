@@ -5,8 +5,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from ..console import terminal
 from ..console.arguments import positive
 from ..errors import UsageError
@@ -74,10 +72,7 @@ def _show_progress(console: Any, book: Workbook) -> None:
     states = {lesson: book.state(lesson) for lesson in LESSONS}
     passed = sum(state.startswith(PASSED) for state in states.values())
     title = f"{passed} of {len(LESSONS)} lessons passed, in {book.folder.resolve()}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("", justify="right")
-    for name in ("lesson", "what it teaches", "state"):
-        table.add_column(name)
+    table = terminal.table_of(">|lesson|what it teaches|state", title)
     for lesson, state in states.items():
         table.add_row(str(lesson.number), lesson.title, lesson.teaches, state)
     terminal.print_table(console, table, (), "what it teaches")

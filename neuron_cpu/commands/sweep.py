@@ -99,10 +99,8 @@ def _at(text: str, name: str, size: int) -> str:
 def _table(name: str, rows: list[dict[str, Any]], kernel: str) -> Table:
     from ..core.report.tables import microseconds
 
-    table = Table(title=f"{kernel} over {name}", title_justify="left")
-    for column in (name, "µs", "on a device, µs", "bound, µs", "share"):
-        table.add_column(column, justify="right")
-    table.add_column("bound by")
+    columns = f">{name}|>µs|>on a device, µs|>bound, µs|>share|bound by"
+    table = terminal.table_of(columns, f"{kernel} over {name}")
     for row in rows:
         if "refusal" in row:
             table.add_row(str(row["size"]), "illegal", "", "", "", "")

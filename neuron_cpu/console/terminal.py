@@ -43,6 +43,16 @@ def written_to(file: TextIO, width: int, styled: bool) -> Console:
     return _Output(file=file, width=width, force_terminal=styled, markup=False, highlight=False)
 
 
+def table_of(columns: str, title: Optional[str] = None) -> Table:
+    """An empty one of columns between bars: > has numbers, ~ prose that is folded."""
+    table = Table(title=title, title_justify="left")
+    for name in columns.split("|"):
+        justify, fold = "right" if name[:1] == ">" else "left", name[:1] == "~"
+        overflow = "fold" if fold else "ellipsis"
+        table.add_column(name.lstrip(">~"), justify=justify, overflow=overflow)  # type: ignore
+    return table
+
+
 def print_table(
     out: Console,
     table: Table,

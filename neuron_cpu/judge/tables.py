@@ -6,6 +6,7 @@ from typing import Optional
 
 from rich.table import Table
 
+from ..console import terminal
 from ..core.report.tables import microseconds
 from .lines import Pair
 from .references import Reference
@@ -17,8 +18,8 @@ EXPENDABLE = ("MACs", "SBUF", "RMS error", "same type", "bound by", "roofline")
 
 def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     """One row a case: legal, correct, how fast."""
-    table = table_of(
-        "arguments|verdict|>largest error|>same type|>RMS error|>µs|>on a device, µs|bound by|"
+    table = terminal.table_of(
+        "~arguments|verdict|>largest error|>same type|>RMS error|>µs|>on a device, µs|bound by|"
         ">roofline|>MACs|>SBUF",
         title,
     )
@@ -29,19 +30,9 @@ def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
 
 def brief_table(verdicts: Sequence[Verdict]) -> Table:
     """One row a case, in few words: for somebody who learns."""
-    table = table_of("arguments|verdict|>largest error|>µs")
+    table = terminal.table_of("~arguments|verdict|>largest error|>µs")
     for one in verdicts:
         table.add_row(one.case, word(one), _errors(one)[0], _speed(one.speed)[0])
-    return table
-
-
-def table_of(columns: str, title: Optional[str] = None) -> Table:
-    """An empty one; names of columns of numbers begin with >."""
-    table = Table(title=title, title_justify="left")
-    for name in columns.split("|"):
-        fold = "fold" if name in ("arguments", "source") else "ellipsis"
-        justify = "right" if name.startswith(">") else "left"
-        table.add_column(name.removeprefix(">"), justify=justify, overflow=fold)
     return table
 
 
@@ -131,7 +122,7 @@ def _wrong(verdict: Verdict) -> list[str]:
 def line_table(pairs: Sequence[Pair], before: str, after: str) -> Table:
     """Two kernels side by side: lines of equal text share a row."""
     title = f"line by line: {before}, {after} (µs of the critical path)"
-    table = table_of(">line|>before|>after|source", title)
+    table = terminal.table_of(">line|>before|>after|~source", title)
     for pair in pairs:
         table.add_row(
             pair.place,

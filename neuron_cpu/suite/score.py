@@ -5,8 +5,9 @@ from typing import Any
 
 from rich.table import Table
 
+from ..console.terminal import table_of
 from ..core.report.tables import microseconds
-from ..judge.tables import sentences, table_of
+from ..judge.tables import sentences
 from .strangers import Outcome
 
 FASTER = (1.0, 2.0, 4.0)  # KernelBench's fast_p: right, and more than p times as fast

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from ..console.terminal import table_of
 from ..core.report.tables import microseconds
 from .search import Trial
 
@@ -20,12 +21,8 @@ def point_table(
 ) -> Table:
     """The kernel as it is, then the points that none beats in time and SBUF, fastest first; of few
     points the others, too."""
-    table = Table(title=f"{kernel}: time against SBUF", title_justify="left")
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right")
-    for name in ("µs", "times as fast", "SBUF"):
-        table.add_column(name, justify="right")
+    columns = ("", *names, "µs", "times as fast", "SBUF")
+    table = table_of("|>".join(columns), f"{kernel}: time against SBUF")
     current = [trial for trial in trials if trial.point == now.point]
     others = [trial for trial in trials if trial not in found and trial not in current]
     if not current or current[0] not in found:
