@@ -265,7 +265,8 @@ def generate(
     """
     settings = host.job.settings
     model = host.models[Role(role)]
-    tokens, mask = pad_batch(prompt_ids, host.job.pad_token_id, settings.padding_side)
+    whole = settings.seq_len if settings.padding_side == "left" else None
+    tokens, mask = pad_batch(prompt_ids, host.job.pad_token_id, whole)
     options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Observer(host)])}
     if settings.on_device_sampling:
         options["sampling_params"] = prepare_sampling_params(
@@ -398,14 +399,15 @@ class _Reader(LogitsProcessor):
 
 
 def pad_batch(
-    prompt_ids: Sequence[Sequence[int]], pad_token_id: int, padding_side: str
+    prompt_ids: Sequence[Sequence[int]], pad_token_id: int, whole: Optional[int] = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both [batch, longest prompt] int64, padded on the set side."""
-    width = max(len(ids) for ids in prompt_ids)
+    """Token ids and attention mask, both [batch, longest prompt] int64, padded on the right; or
+    [batch, whole] and on the left, where NxDI takes nothing shorter than a cache line."""
+    width = whole or max(len(ids) for ids in prompt_ids)
     tokens = torch.full((len(prompt_ids), width), pad_token_id, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
     for row, ids in enumerate(prompt_ids):
-        where = slice(0, len(ids)) if padding_side == "right" else slice(-len(ids), None)
+        where = slice(0, len(ids)) if whole is None else slice(-len(ids), None)
         tokens[row, where] = torch.tensor(list(ids))
         mask[row, where] = 1
     return tokens, mask

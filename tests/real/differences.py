@@ -51,6 +51,7 @@ ACCEPTED = [
     ("signature", "*:preprocess_checkpoint", "takes behind_hooks of none", INNER),
     ("signature", "*:GroupQueryAttention_QKV.__init__", "rms_norm_eps is *", NOTHING),
     ("signature", "*gqa.py:maybe_pad_*", "*", INNER),
+    ("signature", "*:validate_sampling_params", "takes zero of none", INNER),
     ("signature", "*CustomRMSNorm.__init__", "does without hidden_size", LATER),
     ("signature", "*:tiled_all_gather_matmul", "takes any *", "refused by name, whatever it gets"),
     ("signature", "*BlockKVCacheManager.*", "*", BASES),

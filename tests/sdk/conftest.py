@@ -27,7 +27,7 @@ DEFAULT_SHAPE = dict(
     num_hidden_layers=2,
     num_attention_heads=6,
     num_key_value_heads=2,
-    vocab_size=211,
+    vocab_size=208,
     max_position_embeddings=512,
     rms_norm_eps=1e-5,
     rope_theta=10000.0,
@@ -104,6 +104,8 @@ def generate() -> Callable[..., torch.Tensor]:
 
         adapter = adapter or HuggingFaceGenerationAdapter(app)
         width = max(len(prompt) for prompt in prompts)
+        if app.padding_side == "left":
+            width = app.neuron_config.max_length
         ids = torch.zeros((len(prompts), width), dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):

@@ -185,7 +185,7 @@ def test_hugging_face_config_becomes_attributes(tiny_llama):
     config = LlamaInferenceConfig(
         NeuronConfig(), load_config=load_pretrained_config(str(folder)), hidden_size=64
     )
-    assert (config.vocab_size, config.num_key_value_heads) == (211, 2)
+    assert (config.vocab_size, config.num_key_value_heads) == (208, 2)
     assert config.hidden_size == 64  # keywords win over the hook
     assert config.pad_token_id is None
     assert config.neuron_config.torch_dtype == torch.float32  # the checkpoint's

@@ -268,9 +268,8 @@ def test_on_device_sampling_with_top_k_1_is_greedy(
 ):
     """From 0.2 on the sampler draws whenever do_sample is set, among one candidate here."""
     model, folder = tiny_llama()
-    app = application(
-        folder, tp_degree=tp_degree, on_device_sampling_config={"do_sample": True, "top_k": 1}
-    )
+    config = {"do_sample": True, "top_k": 1, "global_topk": 64}
+    app = application(folder, tp_degree=tp_degree, on_device_sampling_config=config)
     got = generate(app, PROMPTS[:1], 8)[0].tolist()
     assert got == reference(model, PROMPTS[0], 8)[0].tolist()
 

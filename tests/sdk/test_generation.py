@@ -6,6 +6,9 @@ import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
+from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
+from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
+from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from harness.session.speculation import Draft, Guessing, Lookup
 from tests.crossed import crossed
@@ -40,19 +43,12 @@ def test_tensor_parallel_degrees(tiny_llama, application, generate, reference, t
         {"fused_qkv": True},
         {"vocab_parallel": True},
         {"sequence_parallel_enabled": True},
-        {"padding_side": "left"},
         {"padding_side": "left", "max_context_length": 48},
         {"rpl_reduce_dtype": "float32"},
         {"is_continuous_batching": True, "ctx_batch_size": 1},
         {
             "enable_bucketing": True,
             "context_encoding_buckets": [8, 16, 32],
-            "token_generation_buckets": [16, 24, 48],
-        },
-        {
-            "padding_side": "left",
-            "enable_bucketing": True,
-            "context_encoding_buckets": [16, 32],
             "token_generation_buckets": [16, 24, 48],
         },
     ],
@@ -167,7 +163,7 @@ def test_prompt_lookup_gives_the_greedy_tokens_in_fewer_calls(
     calls = []
     app.speculation_model.register_forward_hook(lambda *_: calls.append("speculate"))
     assert hasattr(app, "token_generation_model") == (version == "0.1")
-    unused = next(token for token in range(211) if token not in tokens)
+    unused = next(token for token in range(208) if token not in tokens)
     guessing = Guessing(app, Lookup(3, app.neuron_config.max_length))
     got = generate(app, [prompt], 30, adapter=guessing, eos_token_id=unused)
     assert got[0].tolist() == tokens.tolist()
@@ -192,7 +188,7 @@ def test_an_assistant_gives_the_greedy_tokens_to_the_end_of_the_cache(
     tokens, _ = reference(model, prompt, 40)
     calls = []
     app.speculation_model.register_forward_hook(lambda *_: calls.append(1))
-    unused = next(token for token in range(211) if token not in tokens)
+    unused = next(token for token in range(208) if token not in tokens)
     for _ in range(2):  # nothing is left of the first
         guessing = Guessing(app, Draft(draft))
         got = generate(app, [prompt], 40, adapter=guessing, eos_token_id=unused)
@@ -257,13 +253,13 @@ def test_several_tokens_over_the_cache_give_what_single_steps_give(
         ids[1] = ids[1].flip(0)
     app(
         input_ids=ids[:, :5],
-        attention_mask=torch.ones(rows, 5),
+        attention_mask=torch.ones(rows, 5, dtype=torch.int64),
         position_ids=torch.arange(5).expand(rows, 5),
     )
     for start in (5, 10):
         got = app(
             input_ids=ids[:, start : start + 5],
-            attention_mask=torch.ones(rows, start),
+            attention_mask=torch.ones(rows, start, dtype=torch.int64),
             position_ids=torch.arange(start, start + 5).expand(rows, 5),
         ).logits
     with torch.no_grad():
@@ -301,24 +297,51 @@ def test_streamer_gets_the_prompt_and_each_token(tiny_llama, application, genera
     assert streamer.ended
 
 
-def test_multinomial_draws_what_transformers_draws(tiny_llama, application, generate):
-    """The same processors and the same generator: with a seed, the same tokens."""
-    model, folder = tiny_llama()
+@pytest.mark.parametrize("version", ["0.1", "0.6"])
+def test_draws_are_those_of_the_librarys_own_sampler(
+    tiny_llama, application, generate, monkeypatch, version
+):
+    """It treats what transformers has treated: the temperature counts twice, and what passes top_p
+    goes. Later texts of an adapter are drawn as its first one was."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(vocab_size=256)
     app = application(folder)
-    options = dict(do_sample=True, top_k=20, top_p=0.9, temperature=1.3)
-    torch.manual_seed(11)
-    got = generate(app, PROMPTS[:1], 10, **options)[0]
-    torch.manual_seed(11)
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.full(shape, 0.8))
+    options = dict(do_sample=True, top_k=20, top_p=0.9, temperature=3.0)
+    adapter = HuggingFaceGenerationAdapter(app)
+    got = generate(app, PROMPTS[:1], 8, adapter=adapter, **options)[0].tolist()
     ids = torch.tensor(PROMPTS[:1])
-    expected = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=10,
-        eos_token_id=None,
-        pad_token_id=0,
-        **options,
-    )[0, ids.shape[1] :]
-    assert got.tolist() == expected.tolist()
+    for token in got:
+        scores = model(ids).logits[:, -1]
+        for warper in (TemperatureLogitsWarper(3.0), TopKLogitsWarper(20), TopPLogitsWarper(0.9)):
+            scores = warper(ids, scores)
+        scores, order = (scores / 3.0).sort(descending=True)
+        reached = scores.softmax(-1).cumsum(-1)
+        kept = scores.masked_fill((reached > 0.9) & (torch.arange(256) > 0), -3000)
+        at = int((kept.softmax(-1).cumsum(-1) < 0.8).sum())
+        assert token == int(order[0, at])
+        ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
+    later, first = (
+        generate(app, PROMPTS[:1], 8, adapter=one, top_k=20)[0].tolist()
+        for one in (adapter, HuggingFaceGenerationAdapter(app))
+    )
+    assert (later != first) == (version == "0.6")  # 0.1 draws both
+
+
+@pytest.mark.parametrize("version", ["0.2", "0.3"])
+def test_generate_names_the_draws_from_0_3_on(
+    tiny_llama, application, generate, monkeypatch, version
+):
+    """Whatever `sampling_params` it was given: top_k is that of the generation's configuration."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    _, folder = tiny_llama()
+    config = {"do_sample": True, "dynamic": True, "global_topk": 64}
+    app = application(folder, on_device_sampling_config=config)
+    seen = []
+    app.context_encoding_model.register_forward_pre_hook(lambda _, args: seen.append(args[4]))
+    params = prepare_sampling_params(1, [3], [0.5], [0.25])
+    generate(app, PROMPTS[:1], 2, sampling_params=params, top_k=7)
+    assert seen[0].tolist() == [[3, 0.5, 0.25] if version == "0.2" else [7, 1, 1]]
 
 
 def test_eos_fills_finished_rows_with_padding(tiny_llama, application, generate):
@@ -369,8 +392,6 @@ def test_on_device_dynamic_sampling_per_row(
     tiny_llama, application, generate, reference, tp_degree
 ):
     """Rows with top_k 1 stay greedy beside a row that samples, which must leave the greedy path."""
-    from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
-
     model, folder = tiny_llama()
     config = {"do_sample": True, "dynamic": True, "global_topk": 64}
     app = application(folder, batch_size=3, tp_degree=tp_degree, on_device_sampling_config=config)
@@ -381,6 +402,81 @@ def test_on_device_dynamic_sampling_per_row(
     assert got[0].tolist() == greedy[0]
     assert got[2].tolist() == greedy[2]
     assert got[1].tolist() != greedy[1]
+
+
+@pytest.mark.parametrize(("version", "hidden"), [("0.1", False), ("0.2", True)])
+def test_the_last_tokens_of_a_padded_vocabulary_are_hidden(
+    tiny_llama, application, monkeypatch, version, hidden
+):
+    """208 + 3 tokens on two ranks: one column of padding, and NxDI hides as many real ones."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(vocab_size=211)
+    app = application(folder, tp_degree=2)
+    ids = torch.tensor(PROMPTS[:1])
+    logits = app(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0, 0]
+    assert (float(logits[-1]) == torch.finfo(torch.float32).min) == hidden
+    torch.testing.assert_close(logits[:-1], model(ids).logits[0, -1, :-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("version", "least"), [("0.1", False), ("0.2", True)])
+def test_padding_of_a_sharded_head_wins_in_0_1(
+    tiny_llama, application, monkeypatch, version, least
+):
+    """Where all logits are below zero, the zeros of the padding are the largest."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(vocab_size=211)
+    app = application(folder, tp_degree=2, on_device_sampling_config={"top_k": 1})
+    head = app.models[0].model.modules[0].lm_head
+    monkeypatch.setattr(type(head), "forward", _below_zero(type(head).forward))
+    ids = torch.tensor(PROMPTS[:1])
+    token = app(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None]).tokens
+    assert (int(token) < 211) == least
+
+
+def _below_zero(forward):
+    def below(self, *args):
+        logits = forward(self, *args)
+        padding = logits == 0
+        return torch.where(padding, logits, -logits.abs() - 1)
+
+    return below
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"attention_mask": torch.ones(1, 7)}, "torch.float32.*casts none"),
+        ({"seq_ids": torch.zeros(1, 1, dtype=torch.int64)}, "seq_ids have 2 dimensions"),
+        ({"sampling_params": torch.ones(1, 3, dtype=torch.int64)}, "sampling_params torch.int64"),
+        ({"sampling_params": torch.ones(2, 3)}, "2 rows of sampling parameters.*expected 1"),
+    ],
+)
+def test_inputs_that_no_graph_takes_are_refused(tiny_llama, application, given, message):
+    _, folder = tiny_llama()
+    app = application(folder)
+    ids = torch.tensor(PROMPTS[:1])
+    with pytest.raises(ValueError, match=message):
+        app(input_ids=ids, position_ids=torch.arange(7)[None], **given)
+
+
+def test_a_prompt_of_a_batch_needs_its_own_sampling_parameters(tiny_llama, application):
+    """NxDI's default has a row for each of the batch, which a graph of one prompt does not take."""
+    _, folder = tiny_llama()
+    app = application(folder, batch_size=3, ctx_batch_size=1, is_continuous_batching=True)
+    inputs = dict(input_ids=torch.tensor(PROMPTS[:1]), position_ids=torch.arange(7)[None])
+    with pytest.raises(ValueError, match=r"3 rows .* sampling_params=prepare_sampling_params\(1\)"):
+        app(**inputs)
+    assert app(**inputs, sampling_params=prepare_sampling_params(1)).logits.shape == (1, 1, 208)
+
+
+def test_left_padding_takes_whole_prompts_only(tiny_llama, application):
+    _, folder = tiny_llama()
+    app = application(folder, padding_side="left", max_context_length=48)
+    ids = torch.tensor(PROMPTS[:1])
+    with pytest.raises(
+        ValueError, match="7 columns padded on the left, expected 48, the whole seq"
+    ):
+        app(input_ids=ids, position_ids=torch.arange(7)[None])
 
 
 def test_on_device_sampling_can_return_logits(tiny_llama, application):

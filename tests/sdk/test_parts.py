@@ -38,6 +38,9 @@ from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCac
 from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from neuronx_distributed_inference.utils.random import set_random_seed
 
+from neuron_cpu.errors import CompileError
+from neuron_cpu.runtime.ranks import Group, rank_context
+
 
 @pytest.mark.parametrize(
     ("longest", "buckets"),
@@ -124,11 +127,14 @@ def test_cache_right_padding():
 
 
 def test_cache_left_padding():
-    """Decode shifts by one; a bucket is read from the end."""
+    """A prompt is written from the start, so it has to be whole; decode shifts by one; a bucket is
+    read from the end."""
     manager = cache_manager("left")
     update(manager, True, [[0, 1, 2]] * 2, numbers([1, 2, 3], [0, 0, 4]))
+    assert written(manager) == [[1, 2, 3, 0, 0, 0], [0, 0, 4, 0, 0, 0]]
+    update(manager, True, [range(6)] * 2, numbers([9, 9, 9, 1, 2, 3], [9, 9, 9, 9, 9, 4]))
     update(manager, False, [[3], [1]], numbers([5], [6]))
-    assert written(manager) == [[0, 0, 1, 2, 3, 5], [0, 0, 0, 0, 4, 6]]
+    assert written(manager) == [[9, 9, 1, 2, 3, 5], [9, 9, 9, 9, 4, 6]]
     assert manager.get_cache(2)[0][0][:, 0, :, 0].tolist() == [[3, 5], [4, 6]]
 
 
@@ -149,53 +155,89 @@ def test_quantised_cache_is_fp8():
 
 
 def test_prepare_sampling_params():
-    params = prepare_sampling_params(3, [1, 2, 3], 0.5, [2.0])
+    params = prepare_sampling_params(3, [1, 2, 3], [0.5] * 3, [2.0] * 3)
     assert params.dtype == torch.float32
     assert params.tolist() == [[1, 0.5, 2], [2, 0.5, 2], [3, 0.5, 2]]
-    with pytest.raises(AssertionError, match="top_k has 2 values, expected 1 or one a row"):
-        prepare_sampling_params(3, [1, 2])
+    assert prepare_sampling_params(2, 5, 0.5, torch.tensor([2.0])).tolist() == [[5, 0.5, 2]] * 2
+    for top_k in ([1, 2], [1, 2, 3]):  # the library takes no list beside a single value either
+        with pytest.raises(AssertionError, match=r"\[\d, 1, 1\] values, expected one of each"):
+            prepare_sampling_params(3, top_k)
 
 
+ALL = 4.0  # top_k of the four tokens below
+
+
+@pytest.mark.parametrize("zero", [False, True])
 @pytest.mark.parametrize(
     ("params", "message"),
     [
         ((300, 1.0, 1.0), "top_k must be.*global_topk=256"),
-        ((0, 1.0, 1.0), "top_k must be"),
+        ((-2, 1.0, 1.0), "top_k must be"),
+        ((1.5, 1.0, 1.0), "a whole number"),
         ((1, 0.0, 1.0), "top_p must be above 0"),
         ((1, 1.5, 1.0), "top_p must be above 0"),
-        ((1, 1.0, -0.1), "temperature must not be negative"),
+        ((1, 1.0, -0.1), "temperature must"),
+        ((-1, 1.0, 0.0), "temperature"),
     ],
 )
-def test_validate_sampling_params(params, message):
+def test_validate_sampling_params(zero, params, message):
     config = NeuronConfig(on_device_sampling_config={}).on_device_sampling_config
     with pytest.raises(ValueError, match=message):
-        validate_sampling_params(torch.tensor([params]), config)
-    validate_sampling_params(torch.tensor([[-1, 1.0, 0.0], [256, 0.1, 3.0]]), config)
+        validate_sampling_params(torch.tensor([params]), config, zero)
+    validate_sampling_params(torch.tensor([[-1, 1.0, 0.1], [256, 0.1, 3.0]]), config, zero)
+    for row in ([1, 1.0, 0.0], [0, 1.0, 1.0]):
+        if zero:
+            validate_sampling_params(torch.tensor([row]), config, zero)
+            continue
+        with pytest.raises(ValueError, match="from 1 to|be above 0"):
+            validate_sampling_params(torch.tensor([row]), config, zero)
 
 
 def sampler(**config):
-    return Sampler(NeuronConfig(on_cpu=True, on_device_sampling_config=config))
+    given = {"global_topk": 4, **config}
+    return Sampler(NeuronConfig(on_cpu=True, on_device_sampling_config=given))
 
 
-def test_sampler_keeps_the_nucleus():
-    """Of 0.5, 0.3, 0.15, 0.05 top_p 0.7 keeps two and top_k 3 three, renormalised."""
-    logits = torch.log(torch.tensor([[0.05, 0.3, 0.5, 0.15]] * 3))
-    params = prepare_sampling_params(3, [-1, 3, 1], [0.7, 1.0, 1.0], [1.0, 1.0, 1.0])
+def test_sampler_keeps_what_top_p_holds():
+    """Of 0.5, 0.3, 0.15, 0.05 top_p 0.7 keeps one, as the second passes it, and top_k 3 three; -1
+    makes all four as likely. Hugging Face would keep the second."""
+    logits = torch.log(torch.tensor([[0.05, 0.3, 0.5, 0.15]] * 4))
+    params = prepare_sampling_params(4, [ALL, 3, 1, -1], [0.7, 1.0, 1.0, 1.0], [1.0] * 4)
     tokens, probabilities = sampler(dynamic=True)(logits, params, return_values=True)
-    assert tokens.tolist() == [[2, 1, 3, 0]] * 3
-    expected = torch.tensor(
-        [[0.625, 0.375, 0, 0], [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], [1, 0, 0, 0]]
-    )
-    torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=0)
+    assert tokens.tolist() == [[2, 1, 3, 0]] * 4
+    expected = [[1, 0, 0, 0], [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], [1, 0, 0, 0], [0.25] * 4]
+    torch.testing.assert_close(probabilities, torch.tensor(expected), atol=1e-5, rtol=0)
     tokens = sampler(dynamic=True)(logits, params)
     assert tokens.dtype == torch.int32
     assert int(tokens[2]) == 2
 
 
+def test_a_static_graph_knows_only_what_its_configuration_has():
+    """On the CPU the call's own values say what is done."""
+    logits = torch.log(torch.tensor([[0.05, 0.3, 0.5, 0.15]]))
+    params = prepare_sampling_params(1, [ALL], [0.7], [0.1])
+
+    def best(**config):
+        given = {"do_sample": True, "top_k": 2, "global_topk": 4, **config}
+        with rank_context(Group(0, 1)):
+            own = Sampler(NeuronConfig(on_device_sampling_config=given))
+            return float(own(logits, params, return_values=True)[1][0, 0])
+
+    assert best() == pytest.approx(0.5)
+    assert best(temperature=0.5) == pytest.approx(1 / (1 + 0.6**10 + 0.3**10 + 0.1**10))
+    assert best(top_p=0.9) == best(dynamic=True) == 1.0
+    assert float(sampler(do_sample=True)(logits, params, return_values=True)[1][0, 0]) == 1.0
+
+
+def test_more_candidates_than_a_rank_has_are_refused():
+    with pytest.raises(CompileError, match="global_topk is 5, expected at most 4"):
+        sampler(dynamic=True, global_topk=5)(torch.zeros(1, 4), prepare_sampling_params(1))
+
+
 def test_several_places_of_a_row_have_a_distribution_each():
     """(B, T, V) as T calls with (B, V), the parameters being a row's."""
     logits = torch.randn((2, 3, 5), generator=torch.Generator().manual_seed(0))
-    params = prepare_sampling_params(2, [-1, 2], [0.9, 1.0], [1.0, 0.5])
+    params = prepare_sampling_params(2, [ALL, 2], [0.9, 1.0], [1.0, 0.5])
     tokens, probabilities = sampler(dynamic=True)(logits, params, return_values=True)
     for place in range(3):
         alone = sampler(dynamic=True)(logits[:, place], params, return_values=True)
@@ -208,17 +250,17 @@ def test_sampler_frequencies():
     torch.manual_seed(0)
     probabilities = torch.tensor([0.1, 0.2, 0.7])
     logits = torch.log(probabilities).expand(20000, 3)
-    tokens = sampler(dynamic=True)(logits, prepare_sampling_params(20000, [-1]))
+    tokens = sampler(dynamic=True, global_topk=3)(logits, prepare_sampling_params(20000, [3]))
     frequencies = torch.bincount(tokens, minlength=3) / 20000
     assert (frequencies - probabilities).abs().max() < 0.015
 
 
 def test_sampler_zero_temperature_and_determinism():
     logits = torch.tensor([[1.0, 3.0, 2.0]])
-    cold = prepare_sampling_params(1, [-1], [1.0], [0.0])
-    assert sampler(dynamic=True)(logits, cold).tolist() == [1]
-    middle = sampler(dynamic=True, deterministic=True)
-    warm = prepare_sampling_params(1, [-1], [1.0], [100.0])  # nearly uniform: the middle one
+    cold = prepare_sampling_params(1, [1], [1.0], [0.0])
+    assert sampler(dynamic=True, global_topk=3)(logits, cold).tolist() == [1]
+    middle = sampler(dynamic=True, deterministic=True, global_topk=3)
+    warm = prepare_sampling_params(1, [3], [1.0], [100.0])  # nearly uniform: the middle one
     assert {int(middle(logits, warm)) for _ in range(20)} == {2}
 
 

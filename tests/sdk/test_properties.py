@@ -75,9 +75,12 @@ def test_logits_agree(tiny_llama, application, generate, reference, drawn, run, 
             torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
     run = dict(run)
-    run["context_encoding_buckets"] = [*run["context_encoding_buckets"], 21]
+    longest = 21 if run["padding_side"] == "right" else SEQ_LEN  # NxDI pads on the left to no less
+    run["context_encoding_buckets"] = [*run["context_encoding_buckets"], longest]
     run["token_generation_buckets"] = [*run["token_generation_buckets"], SEQ_LEN]
-    app = application(folder, batch_size=len(rows), seq_len=SEQ_LEN, max_context_length=21, **run)
+    app = application(
+        folder, batch_size=len(rows), seq_len=SEQ_LEN, max_context_length=longest, **run
+    )
     generator = torch.Generator().manual_seed(sum(rows))
     prompts = [
         torch.randint(1, shape["vocab_size"], (length,), generator=generator).tolist()

@@ -194,7 +194,8 @@ def test_more_ranks_than_kv_heads(
 def test_float16_with_left_padding(submission, tiny_llama, generate, reference):
     """Rows of padding stay finite in every layer, where twice a bf16 mask would be infinite."""
     model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
-    app = build(submission, folder, torch_dtype="float16", enable_nki=True, padding_side="left")
+    more = dict(torch_dtype="float16", enable_nki=True, max_context_length=48)
+    app = build(submission, folder, padding_side="left", **more)
     got = generate(app, PROMPTS, 4)
     for row, prompt in enumerate(PROMPTS):
         assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()

@@ -255,6 +255,26 @@ class Contract:
         return self.minor == 1
 
     @property
+    def generate_names_draws(self) -> bool:
+        """`generate` hands on its configuration's top_k, top_p and temperature, whatever
+        `sampling_params` it was given."""
+        return self.minor >= 3
+
+    @property
+    def takes_zeros(self) -> bool:
+        """Sampling parameters may be a temperature of 0 or a `top_k` of 0."""
+        return self.minor >= 6
+
+    @property
+    def masks_padded_vocabulary(self) -> bool:
+        """The last columns of the logits, as many as pad a sharded head, are the least number.
+
+        That is the padding where each rank has its own columns. Where they are gathered and cut,
+        real tokens are hidden. 0.1 hides nothing, so zeros of the padding may be chosen.
+        """
+        return self.minor >= 2
+
+    @property
     def samples_above_top_1_only(self) -> bool:
         """A graph compiled for top_k = 1 takes the arg-maximum, though `do_sample` is set."""
         return self.minor == 1

@@ -59,7 +59,11 @@ class SPMDModel:
 
     def initialize(self, states: List[Tensors], weights: List[Tensors], start_rank: int) -> None:
         """Take the ranks' tensors; CheckpointError names what a rank's weights lack."""
-        del start_rank  # all ranks are here
+        if start_rank:
+            raise StandInError(
+                f"A model begins at rank {start_rank}, expected 0, because several machines are "
+                "not modelled; leave start_rank_id out."
+            )
         for rank, own in enumerate(weights):
             missing = [name for name in self.tape.weights if name not in own]
             if missing:

@@ -47,6 +47,8 @@ _UNSUPPORTED = (
     "quantized_mlp_kernel_enabled",
     "activation_quantization_type",
 )
+# What has one value here; None: the number of all ranks.
+_ONLY = {"pp_degree": 1, "ep_degree": 1, "start_rank_id": 0, "local_ranks_size": None}
 StateDict = Dict[str, torch.Tensor]
 PathLike = Union[str, os.PathLike]
 
@@ -482,11 +484,18 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     _refuse_batches(neuron_config)
     if neuron_config.sequence_parallel_enabled:
         _refuse_with_sequence_parallelism(neuron_config)
-    for name in ("pp_degree", "ep_degree"):
-        if getattr(neuron_config, name) != 1:
+    for name, only in _ONLY.items():
+        only = neuron_config.world_size if only is None else only
+        if getattr(neuron_config, name) != only:
             raise NotImplementedError(
-                f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
-                "neuron_cpu has tensor parallelism only; raise tp_degree instead."
+                f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected {only}, because "
+                "neuron_cpu has tensor parallelism only, on one machine; leave it out."
+            )
+    for name in ("output_logits", "async_mode"):
+        if getattr(neuron_config, name) and neuron_config.on_device_sampling_config is None:
+            raise ValueError(
+                f"NeuronConfig.{name} needs on_device_sampling_config, because NxDI reads the "
+                "first output as tokens; leave it out."
             )
 
 

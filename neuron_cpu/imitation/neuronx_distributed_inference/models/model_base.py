@@ -308,24 +308,24 @@ class NeuronBaseModel(nn.Module):
         return torch.gather(candidates, 1, index // shard)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V or V/tp) in fp32; padding of a sharded vocabulary never wins."""
+        """Logits (B, T, V or V/tp) in fp32; what is hidden of a padded vocabulary, see Contract."""
         head, logits = self.lm_head, self.lm_head(hidden).float()
-        pad_size = getattr(head, "pad_size", 0)
-        if pad_size and not head.gather_output:
-            group = head.tensor_parallel_group
-            width = logits.shape[-1]
+        padding = getattr(head, "pad_size", 0) if self.contract.masks_padded_vocabulary else 0
+        if padding:
+            group, width = head.tensor_parallel_group, logits.shape[-1]
             rank = self.rank_util.get_rank().to(torch.int64) % group.size()
-            column = torch.arange(width, device=logits.device) + rank * width
-            padding = column >= width * group.size() - pad_size
-            logits = logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+            last = torch.ones_like(rank, dtype=torch.bool)
+            last = last if head.gather_output else rank == group.size() - 1
+            hidden = (torch.arange(width, device=logits.device) >= width - padding) & last
+            logits = logits.masked_fill(hidden, torch.finfo(logits.dtype).min)
         return logits
 
     def _choose(
         self, logits: torch.Tensor, sampling_params: torch.Tensor, speculation: bool
     ) -> List[torch.Tensor]:
-        """The first outputs: logits, or the tokens that the device chose (and gathered logits)."""
+        """Logits, or the tokens that the device chose and, where asked for, gathered logits."""
         if not self.on_device_sampling:
-            return [logits, logits] if self.neuron_config.output_logits else [logits]
+            return [logits]
         if speculation:
             rows = [
                 self.sampler(logits[:, step, :], sampling_params) for step in range(logits.shape[1])
@@ -706,12 +706,26 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         if attention_mask is None:
             attention_mask = self._infer_attention_mask(position_ids)
         if sampling_params is None:
-            sampling_params = prepare_sampling_params(rows)
+            sampling_params = self.default_sampling_params  # of the whole batch
         elif self.on_device_sampling:
-            validate_sampling_params(sampling_params, self.neuron_config.on_device_sampling_config)
+            config = self.neuron_config
+            validate_sampling_params(
+                sampling_params, config.on_device_sampling_config, config.contract.takes_zeros
+            )
         self._check_prompt(input_ids, attention_mask, position_ids)
-        indices = [t.to(torch.int32) for t in (input_ids, attention_mask, position_ids, seq_ids)]
-        return [*indices, sampling_params.float()]
+        given = [input_ids, attention_mask, position_ids, seq_ids]
+        types = [t.dtype for t in given]
+        if {*types} - {torch.int32, torch.int64} or sampling_params.dtype != torch.float32:
+            raise ValueError(
+                f"input_ids, attention_mask, position_ids and seq_ids are {types}, and "
+                f"sampling_params {sampling_params.dtype}, expected integers of 32 or 64 bits and "
+                "float32, because graphs take no other and NxDI casts none; cast them."
+            )
+        if seq_ids.dim() != 1:
+            raise ValueError(
+                f"seq_ids have {seq_ids.dim()} dimensions, expected one, (batch,); flatten them."
+            )
+        return [*(t.to(torch.int32) for t in given), sampling_params]
 
     def _adapter_rows(self, ids: Optional[torch.Tensor], rows: int) -> Optional[torch.Tensor]:
         """int32 (B,) where the model has adapters, the base model's unasked; else None."""
@@ -789,11 +803,11 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def _construct_output(self, outputs: Any) -> CausalLMOutputWithPast:
         """Logits or tokens in the shape that callers of Hugging Face models expect."""
         first, logits = outputs if isinstance(outputs, list) else (outputs, None)
-        if self.on_device_sampling:
-            result = CausalLMOutputWithPast(logits=logits, hidden_states=first)
-            result.tokens = first
-            return result
-        result = CausalLMOutputWithPast(logits=first, hidden_states=first)
+        if not self.on_device_sampling:
+            logits, hidden = first, first
+        else:
+            hidden = first if logits is None else []
+        result = CausalLMOutputWithPast(logits=logits, hidden_states=hidden)
         result.tokens = first
         return result
 

@@ -315,21 +315,27 @@ class ModelWrapper(nn.Module):
         # compiled batch.
         given = args[:5] if ids is None else (*args[:5], ids)
         inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in given]
-        if self.neuron_config.lora_config is not None and ids is None:
-            inputs.append(torch.zeros(len(inputs[0]), dtype=torch.int32))
-        if blocks is not None:
-            return self._over_blocks(inputs, blocks)
-        bucket, inputs = self._pad_to_bucket(inputs)
-        batch = self.neuron_config.batch_size
-        rows = inputs[0].shape[0]
-        if rows == batch:
-            self._note_lines(inputs)
-            return self.model(bucket, *self._with_dummies(tuple(inputs)))
+        rows, batch, drawn = len(inputs[0]), self.neuron_config.batch_size, len(inputs[4])
         if rows > batch and not self.neuron_config.is_continuous_batching:
             raise ValueError(
                 f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "
                 f"{batch}; compile for a larger batch or turn is_continuous_batching on."
             )
+        if drawn < rows or (drawn > rows == batch):
+            raise ValueError(
+                f"{self.tag} got {drawn} rows of sampling parameters (NxDI's default has one for "
+                f"each of the batch), expected {rows}, one a prompt; pass "
+                f"sampling_params=prepare_sampling_params({rows})."
+            )
+        inputs[4] = inputs[4][:rows]
+        if self.neuron_config.lora_config is not None and ids is None:
+            inputs.append(torch.zeros(len(inputs[0]), dtype=torch.int32))
+        if blocks is not None:
+            return self._over_blocks(inputs, blocks)
+        bucket, inputs = self._pad_to_bucket(inputs)
+        if rows == batch:
+            self._note_lines(inputs)
+            return self.model(bucket, *self._with_dummies(tuple(inputs)))
         # Fewer rows than the batch, or several batches of a continuous one: cache lines belong to
         # sequence ids, not to rows, so the parts may run one after the other.
         parts = [
@@ -429,18 +435,22 @@ class ModelWrapper(nn.Module):
         return filled
 
     def _pad_to_bucket(self, inputs: List[torch.Tensor]) -> Tuple[int, List[torch.Tensor]]:
-        """Choose the bucket and bring the 2-D inputs to its width."""
+        """Choose the bucket and bring the 2-D inputs to its width, on the right."""
         input_ids, mask, positions, *rest = inputs
+        longest, left = self.neuron_config.max_length, self.neuron_config.padding_side == "left"
+        if left and mask.shape[1] != longest:
+            raise ValueError(
+                f"{self.tag} got {mask.shape[1]} columns padded on the left, expected {longest}, "
+                "the whole seq_len, because NxDI fills up to a bucket on the right whatever "
+                "padding_side says, and answers from the last column; pad every prompt to "
+                f"{longest}, with max_context_length as long."
+            )
         bucket = self.choose_bucket(input_ids, mask, positions)
-        left = self.neuron_config.padding_side == "left"
 
         def fit(tensor: torch.Tensor, value: int) -> torch.Tensor:
-            extra = bucket - tensor.shape[1]
-            if extra == 0:
-                return tensor
-            if extra < 0:  # only masks and padding lie outside the bucket (see choose_bucket)
-                return tensor[:, -bucket:] if left else tensor[:, :bucket]
-            return F.pad(tensor, (extra, 0) if left else (0, extra), value=value)
+            # only masks and padding lie outside the bucket (see choose_bucket)
+            kept = tensor[:, -bucket:] if left else tensor[:, :bucket]
+            return F.pad(kept, (0, bucket - kept.shape[1]), value=value)
 
         # A decode step has one token whatever the bucket; its mask alone has the bucket's width.
         if self.is_prefill:
@@ -483,7 +493,7 @@ class ModelWrapper(nn.Module):
         if self.contract.pads_to_bucket:
             return buckets[bucket_above(width, buckets)]
         chosen = buckets[context_encoder_bucket(input_ids, buckets, self.config.pad_token_id)]
-        # Columns that some row needs: all of them with left padding, else up to the last 1.
+        # Columns that some row needs: up to the last 1, or all of them with left padding.
         needed = int(mask.sum(dim=1).max()) if self.neuron_config.padding_side == "right" else width
         if chosen < needed:
             fitting = next(bucket for bucket in buckets if bucket >= needed)

@@ -15,13 +15,13 @@ from transformers.generation import (
     GenerationMixin,
     LogitsProcessorList,
     StoppingCriteriaList,
-    TopKLogitsWarper,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from ..contract import contract
-from ..models.config import InferenceConfig, to_dict
+from ..models.config import InferenceConfig, NeuronConfig, OnDeviceSamplingConfig, to_dict
 from ..models.config import to_torch_dtype as _to_torch_dtype
+from ..modules.generation.sampling import Sampler, prepare_sampling_params
 
 SampleOutput = Union[GenerateDecoderOnlyOutput, torch.LongTensor]
 
@@ -57,8 +57,8 @@ def load_pretrained_config(
 class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
     """Makes `generate` drive a Neuron application.
 
-    Greedy and multinomial decoding, streamers, stopping criteria and logits processors are those
-    of transformers; under on-device sampling the application's tokens are taken as they are.
+    Streamers, stopping criteria and logits processors are those of transformers; under on-device
+    sampling the application's tokens are taken as they are.
     """
 
     main_input_name = "input_ids"
@@ -71,7 +71,8 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         self.neuron_config = model.config.neuron_config
         self.on_device_sampling = model.on_device_sampling
         self.padding_side = self.neuron_config.padding_side
-        self._always_draws = contract().samples_by_default
+        self.sampler: Optional[Sampler] = None
+        self._contract = contract()
         self.generation_config = self.generation_config or GenerationConfig()
 
     @property
@@ -123,6 +124,14 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
                     f"{input_ids.shape[0]} prompts; id '0' is the base model."
                 )
             model_kwargs["adapter_ids"] = self.neuron_model.adapter_indices(names)
+        drawn = prepare_sampling_params(
+            len(input_ids),
+            generation_config.top_k,
+            generation_config.top_p,
+            generation_config.temperature,
+        )
+        if self._contract.generate_names_draws:
+            model_kwargs["sampling_params"] = drawn
         collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
         pad_token_id = _pad_token(generation_config)
         unfinished = torch.ones(input_ids.shape[0], dtype=torch.bool)
@@ -131,15 +140,16 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             prefill = not self.neuron_model.kv_cache_populated
             inputs = self.prepare_inputs_for_generation(input_ids, **model_kwargs)
             outputs = self(**inputs, return_dict=True)
-            if self.on_device_sampling:
-                next_tokens = outputs.tokens.reshape(-1).long()
-            else:
+            if outputs.logits is not None:
                 logits = outputs.logits[:, -1, :]
                 scores = logits_processor(input_ids, logits.clone())
                 if logits_warper is not None:
                     scores = logits_warper(input_ids, scores)
                 self._collect(generation_config, collected, scores, logits)
-                next_tokens = self._choose_token(scores, generation_config)
+            if self.on_device_sampling:
+                next_tokens = outputs.tokens.reshape(-1).long()
+            else:
+                next_tokens = self._sampler_for(generation_config)(scores, drawn).long()
             # Rows that are finished go on as padding, until all are.
             if pad_token_id is not None:
                 next_tokens = torch.where(unfinished, next_tokens, pad_token_id)
@@ -234,30 +244,29 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
     ) -> Dict[str, Any]:
         """Extend the mask by the token that the step has cached; prefill has cached no new one.
 
-        Right padding: a one in front, so that ones stay together. Left padding: a one behind.
+        Right padding: a one in front, so that ones stay together. Left padding: a one behind, and
+        the first column goes, as caches of left-padded prompts move up.
         """
         del outputs, is_encoder_decoder
         mask = model_kwargs.get("attention_mask")
         if mask is not None and is_for_token_generation:
             one = mask.new_ones((mask.shape[0], 1))
-            parts = [one, mask] if self.padding_side == "right" else [mask, one]
+            parts = [one, mask] if self.padding_side == "right" else [mask[:, 1:], one]
             model_kwargs["attention_mask"] = torch.cat(parts, dim=-1)
         return model_kwargs
 
-    def _choose_token(
-        self, scores: torch.Tensor, generation_config: GenerationConfig
-    ) -> torch.Tensor:
-        """(B,) int64: the arg-maximum, or a draw from the processed scores (B, V).
+    def _sampler_for(self, generation_config: GenerationConfig) -> Sampler:
+        """What chooses among the processed scores: NxDI's own sampler, as the first text wants it.
 
-        The adapter of NxDI 0.1 draws among the best `top_k` even where `do_sample` is False
-        (v0.1.0, utils/hf_adapter.py: its sampler is made without it, and samples by default).
+        It applies temperature and top_p once more to scores that transformers has treated, and
+        that of 0.1 draws even where `do_sample` is False (v0.1.0 and later, utils/hf_adapter.py).
         """
-        draws = generation_config.do_sample or self._always_draws
-        if not draws or generation_config.top_k == 1:
-            return torch.argmax(scores, dim=-1)
-        if not generation_config.do_sample:
-            scores = TopKLogitsWarper(generation_config.top_k)(scores, scores)
-        return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+        if self.sampler is None:
+            config = OnDeviceSamplingConfig(top_k=generation_config.top_k)
+            draws = None if self._contract.samples_by_default else generation_config.do_sample
+            own = NeuronConfig(on_device_sampling_config=config, on_cpu=True)
+            self.sampler = Sampler(own, do_sample=draws)
+        return self.sampler
 
 
 def _hf_config(config: InferenceConfig) -> PretrainedConfig:

@@ -4,7 +4,7 @@ On the device logits are sharded over the vocabulary, so the candidates are foun
 operators; on the CPU (`on_cpu`) the whole row is at hand. Both share the arithmetic.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
 from neuronx_distributed.operators.argmax import argmax as nxd_argmax
@@ -13,7 +13,7 @@ from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.mappings import _broadcast
 from torch import nn
 
-from neuron_cpu.errors import StandInError
+from neuron_cpu.errors import CompileError, StandInError
 from neuron_cpu.runtime.ranks import is_tracing
 
 from ...contract import contract
@@ -27,39 +27,51 @@ _REJECTED = -3000.0
 def prepare_sampling_params(
     batch_size: int, top_k: Values = (1,), top_p: Values = (1.0,), temperature: Values = (1.0,)
 ) -> torch.Tensor:
-    """fp32 (batch_size, 3) of top_k, top_p, temperature; lists of one are broadcast."""
-    columns = []
-    for name, value in (("top_k", top_k), ("top_p", top_p), ("temperature", temperature)):
-        given: List[float] = list(value) if isinstance(value, (list, tuple)) else [value]
-        if len(given) not in (1, batch_size):
-            raise AssertionError(
-                f"{name} has {len(given)} values, expected 1 or one a row ({batch_size})."
-            )
-        column = torch.tensor(given, dtype=torch.float32)
-        columns.append(column.expand(batch_size))
-    return torch.stack(columns, dim=1).contiguous()
+    """fp32 (batch_size, 3) of top_k, top_p, temperature: one value of each, or one a row."""
+    given = [torch.as_tensor(value).reshape(-1).float() for value in (top_k, top_p, temperature)]
+    lengths = [len(value) for value in given]
+    if lengths not in ([1] * 3, [batch_size] * 3):
+        raise AssertionError(
+            f"top_k, top_p and temperature have {lengths} values, expected one of each, or of each "
+            f"one a row ({batch_size})."
+        )
+    return torch.stack([value.expand(batch_size) for value in given], dim=1)
 
 
-def validate_sampling_params(params: torch.Tensor, on_device_sampling_config: Any) -> None:
-    """Refuse rows of (top_k, top_p, temperature) outside what the sampler can do."""
-    limit = on_device_sampling_config.global_topk
+def validate_sampling_params(
+    params: torch.Tensor, on_device_sampling_config: Any, zero: bool = False
+) -> None:
+    """Refuse rows of (top_k, top_p, temperature) outside what the sampler can do.
+
+    `zero` says that a top_k and a temperature may be 0 (Contract.takes_zeros).
+    """
+    limit, least = on_device_sampling_config.global_topk, 0 if zero else 1
     top_k, top_p, temperature = params.unbind(dim=1)
-    if bool((top_k > limit).any()) or bool(((top_k < 1) & (top_k != -1)).any()):
+    off = (top_k > limit) | ((top_k < least) & (top_k != -1)) | (top_k != top_k.floor())
+    if bool(off.any()):
         raise ValueError(
-            f"top_k must be -1 or between 1 and global_topk={limit}, got {top_k.tolist()}."
+            f"top_k must be -1 or a whole number from {least} to global_topk={limit}, got "
+            f"{top_k.tolist()}."
         )
     if bool(((top_p <= 0) | (top_p > 1)).any()):
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p.tolist()}.")
-    if bool((temperature < 0).any()):
-        raise ValueError(f"temperature must not be negative, got {temperature.tolist()}.")
+    if bool((temperature < 0).any()) or (not zero and bool((temperature == 0).any())):
+        raise ValueError(
+            f"temperature must {'not be negative' if zero else 'be above 0'}, got "
+            f"{temperature.tolist()}."
+        )
+    if bool(((temperature == 0) & (top_k < 1)).any()):
+        raise ValueError("temperature 0 takes the best token, expected top_k 1 with it.")
 
 
 class Sampler(nn.Module):
     """Tokens from logits. `forward(logits (B, V or V/tp), params (B, 3))` -> (B,) int32 tokens.
 
-    Greedy rows take the first maximum. Others keep at most `global_topk` candidates, of those the
-    `top_k` best, of those the smallest set with probability `top_p`, and draw one at the row's
-    temperature. `deterministic` draws always at the middle of the distribution.
+    Greedy rows take the first maximum. Others keep `global_topk` candidates, of those the `top_k`
+    best (none: all are as likely), of those as many as have a probability of at most `top_p`
+    together, and draw one at the row's temperature. A graph that is not `dynamic` knows `top_p`
+    and temperatures only where its configuration has some; on the CPU the call's own count.
+    `deterministic` draws always at the middle of the distribution.
     """
 
     def __init__(self, neuron_config: Any, do_sample: Optional[bool] = None) -> None:
@@ -71,6 +83,8 @@ class Sampler(nn.Module):
         self.on_device_sampling = config.on_device_sampling_config
         self.do_sample = config.do_sample if do_sample is None else do_sample
         self.dynamic = config.dynamic
+        self.divides = config.temperature != 1.0
+        self.cuts = config.top_p < 1.0
         self.deterministic = config.deterministic
         self.global_topk = config.global_topk
         self.top_k = config.top_k
@@ -126,27 +140,29 @@ class Sampler(nn.Module):
 
     def _candidates(self, logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """The `global_topk` largest logits (B, k), sorted, and their tokens."""
-        shards = parallel_state.get_tensor_model_parallel_size() if self._sharded() else 1
-        k = min(self.global_topk, logits.shape[-1] * shards)
+        k = self.global_topk
+        if k > logits.shape[-1]:
+            raise CompileError(
+                f"global_topk is {k}, expected at most {logits.shape[-1]}, the tokens that a rank "
+                "has, because each rank brings as many; lower it in on_device_sampling_config."
+            )
         if self._sharded():
             return nxd_topk(logits, k, dim=-1, gather_dim=-1)
-        values, indices = torch.topk(logits, k, dim=-1)
-        return values, indices
+        return tuple(torch.topk(logits, k, dim=-1))
 
     def _distribution(self, values: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
-        """Probabilities (..., k) of sorted candidates after temperature, top-k and top-p."""
+        """Probabilities (..., k) of sorted candidates after top-k, temperature and top-p."""
         shape = (-1, *[1] * (values.dim() - 1))
         top_k, top_p, temperature = (params[:, i].to(values.dtype).view(shape) for i in range(3))
-        count = values.shape[-1]
-        top_k = torch.where(top_k < 1, torch.full_like(top_k, count), top_k)
-        greedy = temperature == 0
-        scores = values / torch.where(greedy, torch.ones_like(temperature), temperature)
-        rank = torch.arange(count, device=values.device)
-        rejected = (rank >= top_k) | (greedy & (rank > 0))
-        probabilities = torch.softmax(scores.masked_fill(rejected, _REJECTED), dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        outside = (before >= top_p) & (rank > 0)  # the set that reaches top_p includes its last
-        return torch.softmax(scores.masked_fill(rejected | outside, _REJECTED), dim=-1)
+        rank = torch.arange(values.shape[-1], device=values.device)
+        values = values.masked_fill(rank >= top_k, _REJECTED)
+        if self.dynamic or (bool((temperature != 1).any()) if self.on_cpu else self.divides):
+            values = values / temperature
+        if self.dynamic or (bool((top_p < 1).any()) if self.on_cpu else self.cuts):
+            reached = torch.softmax(values, dim=-1).cumsum(dim=-1)
+            outside = (reached > torch.maximum(reached.min(), top_p)) & (rank > 0)
+            values = values.masked_fill(outside, _REJECTED)
+        return torch.softmax(values, dim=-1)
 
     def draw(self, probabilities: torch.Tensor) -> torch.Tensor:
         """Indices (..., 1) drawn by inverting the cumulative distribution, the same on every rank;

@@ -125,12 +125,11 @@ class KVCacheManager(nn.Module):
         return caches
 
     def _write_prefix(self, cache: torch.Tensor, new: torch.Tensor, seq_ids: torch.Tensor) -> None:
-        """Prefill: `new` (B, H, S, D) becomes the head of the cache, its tail for left padding.
+        """Prefill: `new` (B, H, S, D) becomes the head of the cache.
 
         With continuous batching row b goes to cache line `seq_ids[b]`.
         """
-        start = 0 if self.padding_side == "right" else cache.shape[2] - new.shape[2]
-        region = cache.narrow(2, start, new.shape[2])
+        region = cache.narrow(2, 0, new.shape[2])
         if self.is_continuous_batching:
             region.index_copy_(0, seq_ids.long(), new)
         else:
