@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 from safetensors.torch import load_file, save_file
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -81,7 +82,11 @@ def continued(
     def call(lines: list[int], ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         adapters = app.adapter_indices([names[line] for line in lines])
         return app(
-            input_ids=ids, position_ids=positions, seq_ids=torch.tensor(lines), adapter_ids=adapters
+            input_ids=ids,
+            position_ids=positions,
+            seq_ids=torch.tensor(lines),
+            sampling_params=prepare_sampling_params(len(lines)),
+            adapter_ids=adapters,
         ).logits[:, -1]
 
     def told(lines: list[int], logits: torch.Tensor) -> Iterator[Any]:

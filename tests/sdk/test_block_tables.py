@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
 from tests.sdk.test_submission import SHAPE, build
 
@@ -46,6 +47,7 @@ class Blocks:
             block_table=self.padded(row),
             full_context_lens=torch.tensor([[len(prompt)]]),
             computed_context_lens=torch.tensor([[computed]]),
+            sampling_params=prepare_sampling_params(1),
         )
         self.tokens[row] = [*prompt, int(output.logits[0, -1].argmax())]
         return output.logits[0, -1]
@@ -210,7 +212,9 @@ def test_calls_that_would_read_or_write_elsewhere_are_refused(blocks):
     for changes, message in WRONG_CALLS:
         tensors = {k: None if v is None else torch.tensor(v) for k, v in (given | changes).items()}
         with pytest.raises(ValueError, match=message):
-            live.app(input_ids=ids, position_ids=torch.arange(40)[None], **tensors)
+            params = prepare_sampling_params(1)
+            places = torch.arange(40)[None]
+            live.app(input_ids=ids, position_ids=places, sampling_params=params, **tensors)
 
 
 @pytest.mark.parametrize(
@@ -261,7 +265,9 @@ def test_a_cache_of_fp8_blocks_gives_the_text_of_fp8_lines(blocks, tiny_llama, a
     for at in (0, *range(40, 48)):
         ids = text[at:]
         output = lines(
-            input_ids=torch.tensor([ids]), position_ids=torch.arange(at, len(text))[None]
+            input_ids=torch.tensor([ids]),
+            position_ids=torch.arange(at, len(text))[None],
+            sampling_params=prepare_sampling_params(1),
         )
         text.append(int(output.logits[0, -1].argmax()))
     assert live.tokens[0] == text
@@ -291,6 +297,7 @@ def test_arguments_as_vllm_pads_them(blocks):
         block_table=table,
         full_context_lens=torch.tensor([[40]]),
         computed_context_lens=torch.tensor([[32]]),
+        sampling_params=prepare_sampling_params(1),
     )
     torch.testing.assert_close(output.logits[0, -1], wanted, rtol=1e-4, atol=1e-4)
     live.start(1, prompt_of(20, 1))

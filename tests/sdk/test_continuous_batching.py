@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from neuronx_distributed_inference.contract import VERSIONS
+from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77], [12, 100]]
 
@@ -25,6 +26,7 @@ class Requests:
             input_ids=torch.tensor([prompt]),
             position_ids=torch.arange(len(prompt))[None],
             seq_ids=torch.tensor([line]),
+            sampling_params=prepare_sampling_params(1),
         )
         self.tokens[line] = [*prompt, int(output.logits[0, -1].argmax())]
 
