@@ -157,16 +157,15 @@ def _check_batching(settings: Settings) -> None:
                 raise UserError(f"{flag} needs --is-continuous-batching.")
     elif settings.padding_side == "left":
         raise UserError("--is-continuous-batching needs --padding-side right.")
-    if settings.padding_side == "left" and settings.max_context_length != settings.seq_len:
-        raise UserError(
-            f"--padding-side left needs --max-context-length {settings.seq_len}, the whole "
-            "--seq-len, because NxDI fills shorter prompts up on the right; got "
-            f"{settings.max_context_length}."
-        )
 
 
 def _check_chunks(settings: Settings) -> None:
     chunk, longest = settings.prefill_chunk, settings.max_context_length
+    if settings.padding_side == "left" and chunk is None and longest != settings.seq_len:
+        raise UserError(
+            f"--padding-side left needs --max-context-length {settings.seq_len}, the whole "
+            f"--seq-len, because NxDI fills shorter prompts up on the right; got {longest}."
+        )
     if longest > MOST_PREFILL:
         raise UserError(
             f"--max-context-length must be at most {MOST_PREFILL}, got {longest}; a longer prompt "

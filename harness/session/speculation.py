@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
+from neuronx_distributed_inference.modules.generation.sampling import (
+    Sampler,
+    prepare_sampling_params,
+)
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
@@ -69,7 +74,7 @@ class Speculative(PromptInChunks):
         warp = logits_warper or (lambda _, scores: scores)
         scores: list[torch.Tensor] = []
         guesses: list[int] = []
-        rows = self._prefill(input_ids)
+        rows, choose = self._prefill(input_ids), _chooser(generation_config)
         while True:
             agreed = 0
             check_numbers(rows)
@@ -78,7 +83,7 @@ class Speculative(PromptInChunks):
                 if not score.isfinite().any():  # of a graph without logits: its only token
                     score = row[None]
                 scores.append(score)
-                token = _chosen(score, generation_config)
+                token = choose(score)
                 input_ids = torch.cat([input_ids, token[:, None]], dim=-1)
                 agreed += int(token) == guess
                 stop = bool(torch.as_tensor(stopping_criteria(input_ids, tuple(scores))).all())
@@ -192,11 +197,16 @@ class InGraph(Speculative):
         return taken, outputs[-1][0, :count]
 
 
-def _chosen(scores: torch.Tensor, generation_config: Any) -> torch.Tensor:
-    """(1,) int64: the arg-maximum, or a draw from the processed scores [1, V]."""
+def _chooser(generation_config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Processed scores [1, V] -> int64 (1,): the arg-maximum, or a draw of the library's sampler,
+    which the adapter of plain decoding takes."""
     if not generation_config.do_sample or generation_config.top_k == 1:
-        return scores.argmax(-1)
-    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+        return lambda scores: scores.argmax(-1)
+    config = NeuronConfig(on_device_sampling_config=OnDeviceSamplingConfig(top_k=2))
+    config.on_cpu = True
+    sampler, asked = Sampler(config, do_sample=True), generation_config
+    draw = prepare_sampling_params(1, [asked.top_k], [asked.top_p], [asked.temperature])
+    return lambda scores: sampler(scores, draw).long()
 
 
 class Lookup:

@@ -12,6 +12,7 @@ import torch
 from neuronx_distributed_inference import artifacts
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
+from neuronx_distributed_inference.modules.checkpoint import load_state_dict, without_sharing
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch_neuronx.pyhlo import hlo_pb2
@@ -440,18 +441,6 @@ def test_a_work_folder_that_cannot_be_written_is_named(tiny_llama, application, 
         application(folder, load=False)
 
 
-def test_shards_can_be_written_again(tiny_llama, application, generate, reference):
-    """shard_weights refreshes a compiled folder's weights, here from a changed checkpoint."""
-    _, folder = tiny_llama()
-    app = application(folder, load=False, tp_degree=2)
-    other, source = tiny_llama(seed=5)
-    shutil.copy(source / "model.safetensors", folder / "model.safetensors")
-    app.shard_weights(folder / "compiled")
-    app.load(folder / "compiled")
-    prompt = [5, 6, 7]
-    assert generate(app, [prompt], 4)[0].tolist() == reference(other, prompt, 4)[0].tolist()
-
-
 def test_automatic_buckets(tiny_llama, application):
     _, folder = tiny_llama()
     app = application(
@@ -476,16 +465,11 @@ def test_model_instance_declares_caches_as_aliases(tiny_llama, application):
     assert [aliases[cache] for cache in module.kv_mgr.past_key_values] == [1, 2, 3, 4]
 
 
-def test_state_dict_can_be_saved_and_read(tiny_llama, tmp_path):
-    from neuronx_distributed_inference.modules.checkpoint import (
-        load_state_dict,
-        save_state_dict_safetensors,
-    )
-
+def test_tensors_that_share_memory_are_written_apart(tmp_path):
     tensor = torch.arange(6.0).view(2, 3)
     shared = {"a": tensor, "b": tensor, "c": tensor[1], "d": tensor.T}
-    save_state_dict_safetensors(shared, tmp_path / "saved")
-    loaded = load_state_dict(tmp_path / "saved")
+    save_file(without_sharing(shared), tmp_path / "model.safetensors")
+    loaded = load_state_dict(tmp_path)
     assert {k: v.tolist() for k, v in loaded.items()} == {k: v.tolist() for k, v in shared.items()}
 
 
@@ -494,8 +478,6 @@ def test_a_pickle_that_runs_code_is_refused_without_advice_to_allow_it(archive, 
     class Code:
         def __reduce__(self):
             return (print, ("ran",))
-
-    from neuronx_distributed_inference.modules.checkpoint import load_state_dict
 
     path = tmp_path / "pytorch_model.bin"
     torch.save({"weight": Code()}, path, _use_new_zipfile_serialization=archive)

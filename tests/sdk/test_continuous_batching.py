@@ -87,7 +87,7 @@ def test_each_request_gets_its_text_alone(requests, reference, version):
 
 visits = st.lists(  # a prompt, tokens of its answer, rounds before it comes
     st.tuples(
-        st.lists(st.integers(3, 210), min_size=2, max_size=20), st.integers(1, 7), st.integers(0, 6)
+        st.lists(st.integers(3, 207), min_size=2, max_size=20), st.integers(1, 7), st.integers(0, 6)
     ),
     min_size=1,
     max_size=7,

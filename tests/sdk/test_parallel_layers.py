@@ -17,7 +17,7 @@ from neuronx_distributed.parallel_layers.utils import (
     get_padding_length,
     set_tensor_model_parallel_attributes,
 )
-from neuronx_distributed.quantization.quantization_config import QuantizationType, QuantizedDtype
+from neuronx_distributed.quantization.quantization_config import QuantizationType
 from neuronx_distributed.trace.trace import (
     create_local_weight,
     get_sharded_checkpoint,
@@ -241,8 +241,6 @@ def test_padding_refuses_training():
 
 def test_quantised_names():
     assert QuantizationType("per_channel_symmetric") is QuantizationType.PER_CHANNEL_SYMMETRIC
-    assert QuantizedDtype.get_dtype(torch.int8) is QuantizedDtype.INT8
-    assert not QuantizedDtype.has_dtype(torch.bfloat16)
 
 
 def test_divide():

@@ -20,8 +20,7 @@ from neuronx_distributed.quantization.quantization_layers import QuantizedColumn
 from neuronx_distributed.quantization.quantization_utils import (
     quantize_fp8_per_channel,
     quantize_fp8_per_tensor,
-    quantize_int8_per_channel,
-    quantize_int8_per_tensor,
+    quantize_int8,
 )
 from neuronx_distributed.quantization.quantize import convert, direct_cast_quantize
 from neuronx_distributed_inference.contract import VERSIONS
@@ -50,8 +49,8 @@ IN_FULL = [
     if (*scheme, version) not in BY_DEFAULT
 ]
 WEIGHT_LIKE = {
-    ("int8", PER_TENSOR): quantize_int8_per_tensor,
-    ("int8", PER_CHANNEL): quantize_int8_per_channel,
+    ("int8", PER_TENSOR): lambda weight: quantize_int8(weight, per_channel=False),
+    ("int8", PER_CHANNEL): lambda weight: quantize_int8(weight, per_channel=True),
     ("f8e4m3", PER_TENSOR): lambda weight: quantize_fp8_per_tensor(weight, FP8),
     ("f8e4m3", PER_CHANNEL): lambda weight: quantize_fp8_per_channel(weight, FP8, 0),
 }
@@ -62,7 +61,7 @@ def test_int8_weights_of_one_scale():
     (weight,) = tensors((19, 23))
     precise = weight.numpy().astype(np.float64)
     step = np.abs(precise).max() / 127.5
-    quantised, scale = quantize_int8_per_tensor(weight)
+    quantised, scale = quantize_int8(weight, per_channel=False)
     assert scale.shape == (1,) and float(scale) == pytest.approx(step, rel=1e-6)
     assert quantised.tolist() == np.rint(precise / step).clip(-128, 127).tolist()
 
@@ -71,7 +70,7 @@ def test_weights_are_within_half_a_step():
     (weight,) = tensors((19, 23))
     weight[3] *= 100
     weight[5] = 0
-    quantised, scale = quantize_int8_per_channel(weight)
+    quantised, scale = quantize_int8(weight, per_channel=True)
     assert scale.shape == (19, 1)
     assert bool(((weight - quantised.float() * scale).abs() <= scale / 2 * 1.0001).all())
     quantised, scale = quantize_fp8_per_channel(weight, FP8, 0)

@@ -29,20 +29,6 @@ class QuantizedDtype(Enum):
     F8E4M3 = torch.float8_e4m3fn
     F8E5M2 = torch.float8_e5m2
 
-    @classmethod
-    def has_dtype(cls, dtype_string: torch.dtype) -> bool:
-        return any(member.value is dtype_string for member in cls)
-
-    @classmethod
-    def get_dtype(cls, dtype_string: torch.dtype) -> QuantizedDtype:
-        """The member of a torch dtype; ValueError for any other."""
-        for member in cls:
-            if member.value is dtype_string:
-                return member
-        raise ValueError(
-            f"{dtype_string} is no quantised dtype, expected one of {[m.value for m in cls]}."
-        )
-
 
 class DtypeBound:
     """The values that quantised weights may take."""
@@ -84,12 +70,8 @@ def get_default_per_channel_custom_qconfig_dict() -> QConfig:
 def qconfig_of(quantization_type: Union[str, QuantizationType], dtype: QuantizedDtype) -> QConfig:
     """The conversion's settings for a type and a dtype."""
     per_channel = QuantizationType(quantization_type) is QuantizationType.PER_CHANNEL_SYMMETRIC
-    made = (
-        get_default_per_channel_custom_qconfig_dict
-        if per_channel
-        else get_default_custom_qconfig_dict
-    )()
-    return made | {"quantized_dtype": dtype}
+    whole, channels = get_default_custom_qconfig_dict, get_default_per_channel_custom_qconfig_dict
+    return (channels if per_channel else whole)() | {"quantized_dtype": dtype}
 
 
 NEURON_CONFIG_DTYPES = {"int8": QuantizedDtype.INT8, "f8e4m3": QuantizedDtype.F8E4M3}

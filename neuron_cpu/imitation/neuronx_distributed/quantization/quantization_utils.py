@@ -25,25 +25,14 @@ Weights = Tuple[torch.Tensor, torch.Tensor]  # quantised [out, in], and fp32 sca
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _to_int8(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """PyTorch multiplies by the reciprocal, which decides ties."""
-    return (weight * (1.0 / scale)).round().clamp(-128, 127).to(torch.int8)
-
-
-def quantize_int8_per_tensor(weight: torch.Tensor) -> Weights:
-    """[out, in] -> int8 and scale (1,)."""
+def quantize_int8(weight: torch.Tensor, per_channel: bool) -> Weights:
+    """[out, in] -> int8 and scale (1,) or (out, 1); PyTorch multiplies by the reciprocal, which
+    decides ties."""
     weight = weight.to(torch.float32)
-    floor = torch.finfo(torch.float32).eps
-    scale = (weight.abs().amax() / INT8_STEPS_PER_TENSOR).clamp_min(floor).reshape(1)
-    return _to_int8(weight, scale), scale
-
-
-def quantize_int8_per_channel(weight: torch.Tensor) -> Weights:
-    """[out, in] -> int8 and scale (out, 1)."""
-    weight = weight.to(torch.float32)
-    floor = torch.finfo(torch.float32).eps
-    scale = (weight.abs().amax(dim=1, keepdim=True) / 127.0).clamp_min(floor)
-    return _to_int8(weight, scale), scale
+    amax = weight.abs().amax(dim=1, keepdim=True) if per_channel else weight.abs().amax().reshape(1)
+    steps = 127.0 if per_channel else INT8_STEPS_PER_TENSOR
+    scale = (amax / steps).clamp_min(torch.finfo(torch.float32).eps)
+    return (weight * (1.0 / scale)).round().clamp(-128, 127).to(torch.int8), scale
 
 
 def _to_fp8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -118,7 +107,7 @@ def quantize_pytorch_model_per_tensor_symmetric(
     def quantise(weight: torch.Tensor) -> Weights:
         if dtype in _FLOAT8:
             return quantize_fp8_per_tensor(weight, dtype)
-        return quantize_int8_per_tensor(weight)
+        return quantize_int8(weight, per_channel=False)
 
     return _replace_linears(float_model, quantise, [])
 
@@ -137,6 +126,6 @@ def quantize_pytorch_model_per_channel_symmetric(
     def quantise(weight: torch.Tensor) -> Weights:
         if dtype in _FLOAT8:
             return quantize_fp8_per_channel(weight, dtype, 0, floor=floor)
-        return quantize_int8_per_channel(weight)
+        return quantize_int8(weight, per_channel=True)
 
     return _replace_linears(float_model, quantise, modules_to_not_convert or [])

@@ -79,21 +79,11 @@ def create_local_weight(
 
 def _fused_qkv_slice(full: torch.Tensor, parameter: torch.Tensor, rank: int) -> torch.Tensor:
     """Rank's rows q, k, v out of the fused matrix (q then k then v), each sliced by itself."""
-    size = parameter.num_partitions
+    size, dim = parameter.num_partitions, parameter.partition_dim
     query_rows = parameter.num_attention_heads * parameter.head_dim
     key_rows = parameter.num_key_value_heads * parameter.head_dim
-    parts = torch.split(full, [query_rows, key_rows, key_rows], dim=parameter.partition_dim)
-    return torch.cat(
-        [
-            part.narrow(
-                parameter.partition_dim,
-                rank * (part.shape[parameter.partition_dim] // size),
-                part.shape[parameter.partition_dim] // size,
-            )
-            for part in parts
-        ],
-        dim=parameter.partition_dim,
-    )
+    parts = torch.split(full, [query_rows, key_rows, key_rows], dim=dim)
+    return torch.cat([part.chunk(size, dim)[rank] for part in parts], dim=dim)
 
 
 def _local_tensor(

@@ -318,13 +318,6 @@ class NeuronApplicationBase(nn.Module):
     def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
         """Hook: fill in the weights that the checkpoint leaves out because they are tied."""
 
-    def shard_weights(self, compiled_model_path: PathLike) -> None:
-        """Write the ranks' weight files into an existing compiled folder."""
-        on_first_rank(
-            self.neuron_config.tp_degree,
-            lambda: self._shard(self._build(self.models[0]), Path(compiled_model_path)),
-        )
-
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
         """The full checkpoint after the hooks, and sentences about keys nobody reads."""
         checkpoint = dict(self.checkpoint_loader_fn())

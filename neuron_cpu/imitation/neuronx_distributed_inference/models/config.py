@@ -36,6 +36,22 @@ _REAL_ONLY = (
     "chunked_prefill_config",
     "is_chunked_prefill",
 )
+# Fields with a default that is a constant; a version may lack some (contract.py).
+_CONSTANT = {
+    "on_cpu output_logits is_continuous_batching enable_bucketing bucket_n_active_tokens "
+    "vocab_parallel fused_qkv sequence_parallel_enabled qk_layernorm flash_decoding_enabled "
+    "is_chunked_prefill quantized kv_cache_quant enable_eagle_speculation is_eagle_draft "
+    "enable_eagle_draft_input_norm is_medusa qkv_kernel_enabled mlp_kernel_enabled "
+    "mlp_kernel_fuse_residual_add quantized_mlp_kernel_enabled "
+    "rmsnorm_quantize_kernel_enabled apply_seq_ids_mask allow_input_truncation "
+    "is_paged_attention is_block_kv_layout is_prefix_caching k_cache_transposed "
+    "attn_tkg_builtin_kernel_enabled qkv_kernel_fuse_residual_add fused_rmsnorm_skip_gamma": False,
+    "speculation_length medusa_speculation_length num_medusa_heads start_rank_id "
+    "kv_cache_padding_size cp_max_num_seqs cp_num_active_blocks": 0,
+    "batch_size tp_degree pp_degree ep_degree cp_degree": 1,
+    "quantized_checkpoints_path medusa_tree target is_prefill_stage chunked_prefill_config "
+    "modules_to_not_convert activation_quantization_type token_tree_config kv_quant_config": None,
+}
 logger = logging.getLogger("Neuron")
 
 _DTYPES = {
@@ -102,6 +118,9 @@ class NeuronConfig:
     def __init__(self, **kwargs: Any) -> None:
         take = kwargs.pop
         self.contract = contract()
+        for names, default in _CONSTANT.items():
+            for name in names.split():
+                self._optional(take, name, default)
         self._set_shapes(take)
         self._set_buckets(take)
         self._set_features(take)
@@ -152,13 +171,10 @@ class NeuronConfig:
 
     def _set_shapes(self, take: Callable[..., Any]) -> None:
         """Batch, lengths and number formats."""
-        self.batch_size = take("batch_size", 1)
         self.padding_side = take("padding_side", "right")
         self.seq_len = take("seq_len", 128)
         self.n_active_tokens = take("n_active_tokens", self.seq_len)
         self.n_positions = take("n_positions", self.seq_len)
-        self.on_cpu = take("on_cpu", False)
-        self.output_logits = take("output_logits", False)
         dtype = take("torch_dtype", None)
         self.overrides_torch_dtype = take("overrides_torch_dtype", dtype is not None)
         self.torch_dtype = torch.bfloat16 if dtype is None else _as_dtype(dtype)
@@ -175,17 +191,11 @@ class NeuronConfig:
         self.ctx_batch_size = take("ctx_batch_size", self.batch_size)
         self.tkg_batch_size = take("tkg_batch_size", self.batch_size)
         self.max_batch_size = take("max_batch_size", self.batch_size)
-        self.is_continuous_batching = take("is_continuous_batching", False)
         self._optional(take, "kv_cache_batch_size", self.max_batch_size)
-        self._optional(take, "kv_cache_padding_size", 0)
-        self._optional(take, "apply_seq_ids_mask", False)
-        self._optional(take, "allow_input_truncation", False)
 
     def _set_buckets(self, take: Callable[..., Any]) -> None:
         """Sequence lengths for which graphs are built."""
-        self.enable_bucketing = take("enable_bucketing", False)
         self.buckets = take("buckets", [self.seq_len])
-        self.bucket_n_active_tokens = take("bucket_n_active_tokens", False)
         self.context_encoding_buckets = self._bucket_list(
             take("context_encoding_buckets", None), self.max_context_length, "max_context_length"
         )
@@ -205,9 +215,6 @@ class NeuronConfig:
 
     def _set_features(self, take: Callable[..., Any]) -> None:
         """Model-wide switches."""
-        self.vocab_parallel = take("vocab_parallel", False)
-        self.fused_qkv = take("fused_qkv", False)
-        self.sequence_parallel_enabled = take("sequence_parallel_enabled", False)
         self.attn_cls = take("attn_cls", "NeuronLlamaAttention")
         sampling = take("on_device_sampling_config", None)
         if isinstance(sampling, dict):
@@ -215,69 +222,39 @@ class NeuronConfig:
         self.on_device_sampling_config = sampling
         self.async_mode = take(self.contract.async_keyword, False)
         take("async_mode", None)  # 0.1 saves this name but reads the other
-        self.qk_layernorm = take("qk_layernorm", False)
-        self.flash_decoding_enabled = take("flash_decoding_enabled", False)
         self.lora_config = as_lora_config(take("lora_config", None))
-        self._optional(take, "is_paged_attention", False)
         self._optional(take, "trace_tokengen_model", True)
-        self._optional(take, "is_prefill_stage", None)
 
     def _set_blocks(self, take: Callable[..., Any]) -> None:
         """Caches of blocks, and what is only possible with them."""
         self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
         self.pa_block_size = take("pa_block_size", self.seq_len)
-        for name in ("is_block_kv_layout", "is_prefix_caching"):
-            self._optional(take, name, False)
-        for name in ("cp_max_num_seqs", "cp_num_active_blocks"):
-            self._optional(take, name, 0)
-        self.is_chunked_prefill = take("is_chunked_prefill", False)
         if not self.contract.has_field("chunked_prefill_config"):
             return
         self.prefix_buckets = self._bucket_list(
             take("prefix_buckets", None), self.max_context_length, "max_context_length"
         )
-        self.chunked_prefill_config = take("chunked_prefill_config", None)
 
     def _set_quantization(self, take: Callable[..., Any]) -> None:
         """Weight and cache quantisation."""
-        self.quantized = take("quantized", False)
-        self.quantized_checkpoints_path = take("quantized_checkpoints_path", None)
         self.quantization_type = take("quantization_type", "per_tensor_symmetric")
         self.quantization_dtype = take("quantization_dtype", "int8")
-        self.kv_cache_quant = take("kv_cache_quant", False)
-        self._optional(take, "kv_quant_config", None)  # without which kv_cache_quant does nothing
-        self._optional(take, "modules_to_not_convert", None)
         self._optional(take, "quantize_clamp_bound", float("inf"))
-        self._optional(take, "activation_quantization_type", None)
 
     def _set_speculation(self, take: Callable[..., Any]) -> None:
         """Several tokens a step."""
-        self.speculation_length = take("speculation_length", 0)
         self.spec_batch_size = take("spec_batch_size", self.batch_size)
-        self.enable_eagle_speculation = take("enable_eagle_speculation", False)
         self.enable_fused_speculation = (
             take("enable_fused_speculation", False) or self.enable_eagle_speculation
         )
-        self.is_eagle_draft = take("is_eagle_draft", False)
-        self.enable_eagle_draft_input_norm = take("enable_eagle_draft_input_norm", False)
-        self._optional(take, "token_tree_config", None)
         if self.contract.has_field("token_tree_config"):
             self.enable_token_tree = self.token_tree_config is not None
             take("enable_token_tree", None)  # derived, but part of a saved file
-        self.is_medusa = take("is_medusa", False)
-        self.medusa_speculation_length = take("medusa_speculation_length", 0)
-        self.num_medusa_heads = take("num_medusa_heads", 0)
-        self.medusa_tree = take("medusa_tree", None)
 
     def _set_parallelism(self, take: Callable[..., Any]) -> None:
         """Ranks, and what is written for them."""
-        self.tp_degree = take("tp_degree", 1)
-        self._optional(take, "cp_degree", 1)
-        self.pp_degree = take("pp_degree", 1)
-        self.ep_degree = take("ep_degree", 1)
         world_size = take("world_size", None)
         self.world_size = world_size or self.tp_degree * self.pp_degree * self.ep_degree
-        self.start_rank_id = take("start_rank_id", 0)
         self.local_ranks_size = take("local_ranks_size", None) or self.world_size
         self.save_sharded_checkpoint = take(
             "save_sharded_checkpoint", self.contract.saves_sharded_checkpoint
@@ -290,18 +267,6 @@ class NeuronConfig:
         self.attn_kernel_enabled = take(
             "attn_kernel_enabled", None if self.contract.leaves_attention_kernel_open else False
         )
-        for name in (
-            "qkv_kernel_enabled",
-            "mlp_kernel_enabled",
-            "mlp_kernel_fuse_residual_add",
-            "quantized_mlp_kernel_enabled",
-            "rmsnorm_quantize_kernel_enabled",
-        ):
-            setattr(self, name, take(name, False))
-        self._optional(take, "k_cache_transposed", False)
-        self._optional(take, "attn_tkg_builtin_kernel_enabled", False)
-        self._optional(take, "qkv_kernel_fuse_residual_add", False)
-        self._optional(take, "fused_rmsnorm_skip_gamma", False)
         self._optional(take, "quantized_kernel_lower_bound", 1200.0)
         asked = os.environ.get("NEURON_LOGICAL_NC_CONFIG") or self.contract.physical_cores
         cores = take("logical_neuron_cores", int(asked))
@@ -310,7 +275,6 @@ class NeuronConfig:
         else:
             self.logical_neuron_cores = cores
         self.cc_pipeline_tiling_factor = take("cc_pipeline_tiling_factor", 2)
-        self.target = take("target", None)
         self.weights_to_skip_layout_optimization = take("weights_to_skip_layout_optimization", [])
 
     def _check(self) -> None:

@@ -204,25 +204,10 @@ class ModelWrapper(nn.Module):
         self.priority_model_idx = priority_model_idx
         self.model_init_kwargs = model_init_kwargs or {}
         self.compiler_workdir = os.path.join(base_compile_work_dir(), tag)
-        self.compiler_args = compiler_args or self._default_compiler_args()
+        self.compiler_args = compiler_args or ""  # nothing here reads them
         self.contract = self.neuron_config.contract
         # which lines are in use: one record for all sub-models, where an application has several
         self.cache_lines = CacheLines(self.neuron_config)
-
-    def _default_compiler_args(self) -> str:
-        """The flags that NxDI hands to the compiler; recorded, nothing here reads them."""
-        cores = getattr(
-            self.neuron_config,
-            "logical_nc_config",
-            getattr(self.neuron_config, "logical_neuron_cores", 1),
-        )
-        tiling = self.neuron_config.cc_pipeline_tiling_factor
-        return (
-            "--auto-cast=none --model-type=transformer --tensorizer-options="
-            f"'--enable-ccop-compute-overlap --cc-pipeline-tiling-factor={tiling} "
-            "--vectorize-dge-dma --vectorize-strided-dma' -O1 "
-            f"--internal-num-neuroncores-per-sengine={cores}"
-        )
 
     @property
     def is_prefill(self) -> bool:

@@ -7,7 +7,7 @@ import zipfile
 from typing import Callable, Dict, Tuple, Union
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from neuron_cpu.errors import CheckpointError
 
@@ -83,12 +83,6 @@ def load_state_dict(state_dict_dir: Path) -> StateDict:
     raise FileNotFoundError(
         f"{state_dict_dir} holds no checkpoint, expected one of {names}; name a model folder."
     )
-
-
-def save_state_dict_safetensors(state_dict: StateDict, state_dict_dir: Path) -> None:
-    """Write `model.safetensors`; tensors that share memory are written apart."""
-    os.makedirs(state_dict_dir, exist_ok=True)
-    save_file(without_sharing(state_dict), os.path.join(state_dict_dir, SAFETENSORS_FILE))
 
 
 def without_sharing(state_dict: StateDict) -> StateDict:

@@ -145,7 +145,9 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
                 scores = logits_processor(input_ids, logits.clone())
                 if logits_warper is not None:
                     scores = logits_warper(input_ids, scores)
-                self._collect(generation_config, collected, scores, logits)
+                for name, one in (("scores", scores), ("logits", logits)):
+                    if getattr(generation_config, f"output_{name}"):
+                        collected[name].append(one)
             if self.on_device_sampling:
                 next_tokens = outputs.tokens.reshape(-1).long()
             else:
@@ -165,36 +167,10 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
                 break
         if streamer is not None:
             streamer.end()
-        return self._result(generation_config, input_ids, collected)
-
-    @staticmethod
-    def _collect(
-        generation_config: GenerationConfig,
-        collected: Dict[str, List[torch.Tensor]],
-        scores: torch.Tensor,
-        logits: torch.Tensor,
-    ) -> None:
-        """Keep what the caller asked to see."""
-        if not generation_config.return_dict_in_generate:
-            return
-        if generation_config.output_scores:
-            collected["scores"].append(scores)
-        if generation_config.output_logits:
-            collected["logits"].append(logits)
-
-    @staticmethod
-    def _result(
-        generation_config: GenerationConfig,
-        input_ids: torch.LongTensor,
-        collected: Dict[str, List[torch.Tensor]],
-    ) -> SampleOutput:
         if not generation_config.return_dict_in_generate:
             return input_ids
-        return GenerateDecoderOnlyOutput(
-            sequences=input_ids,
-            scores=tuple(collected["scores"]) or None,
-            logits=tuple(collected["logits"]) or None,
-        )
+        found = {name: tuple(each) or None for name, each in collected.items()}
+        return GenerateDecoderOnlyOutput(sequences=input_ids, **found)
 
     def prepare_inputs_for_generation(
         self,
