@@ -441,6 +441,19 @@ def test_a_work_folder_that_cannot_be_written_is_named(tiny_llama, application, 
         application(folder, load=False)
 
 
+def test_a_compiled_folder_is_a_model_from_0_3_on(
+    tiny_llama, application, generate, reference, monkeypatch
+):
+    """Its weights are read where the configuration came from, as the library's demo relies on."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    model, folder = tiny_llama()
+    application(folder, load=False)
+    app = NeuronLlamaForCausalLM(str(folder / "compiled"))
+    app.load(folder / "compiled")
+    prompt = [5, 6, 7]
+    assert generate(app, [prompt], 4)[0].tolist() == reference(model, prompt, 4)[0].tolist()
+
+
 def test_automatic_buckets(tiny_llama, application):
     _, folder = tiny_llama()
     app = application(

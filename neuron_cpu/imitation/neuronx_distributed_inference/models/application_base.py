@@ -230,7 +230,7 @@ class NeuronApplicationBase(nn.Module):
         if self.neuron_config.quantized:
             state_dict = self._quantized_state_dict()
         else:
-            state_dict = self.get_state_dict(self.model_path, self.config)
+            state_dict = self.get_state_dict(self._source, self.config)
         dtype = self.neuron_config.torch_dtype
         eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
         for key, tensor in state_dict.items():
@@ -239,6 +239,14 @@ class NeuronApplicationBase(nn.Module):
             if tensor.is_floating_point():
                 state_dict[key] = tensor.to(dtype)
         return state_dict
+
+    @property
+    def _source(self) -> PathLike:
+        """The folder of the weights: from 0.3 on, which saves none for a compiled model, the one
+        that the configuration came from."""
+        named = getattr(self.config, "_name_or_path", None)
+        saved = self.neuron_config.contract.saves_sharded_checkpoint
+        return self.model_path if saved or not named else named
 
     @classmethod
     def get_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> StateDict:
