@@ -994,7 +994,7 @@ class CachedModel(NeuronLlamaModel):
         narrow = config.neuron_config.torch_dtype is not torch.float32
         if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
             if hasattr(self.kv_mgr, "_dequantize_cache"):  # of NxDI 0.8 and later
-                self.kv_mgr._dequantize_cache = as_stored
+                self.kv_mgr._dequantize_cache = lambda cache, *_, **__: cache
             else:
                 self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
         if is_nki_enabled(config) and option(config, "is_block_kv_layout"):
@@ -1006,11 +1006,6 @@ class CachedModel(NeuronLlamaModel):
         caches = self.kv_mgr.past_key_values
         pairs = zip(caches[::2], caches[1::2])
         return [[keys, values, active_block_table] for keys, values in pairs]
-
-
-def as_stored(cache: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """A cache of fp8 as it lies, for kernels that take it so."""
-    return cache
 
 
 def window_of(config: InferenceConfig) -> Optional[int]:

@@ -47,7 +47,7 @@ class AnyLinear(NamedTuple):
     Scales [128, N/128] fp32 @ SBUF of a quantised weight multiply its products, and the Gain of the
     norm before it its hidden states. Adapters are ``added``, whose inputs are ``made`` once for
     each Block, by its first token. Integers are converted in ``turns``, see ``in_bfloat16``;
-    ``itemsize`` is that of the weight, or of one that is loaded in step with it; in ``room_sb``
+    ``itemsize`` is that of a weight that is loaded in step with it, or None; in ``room_sb``
     [128, n], if any, stands what of the weight has so much room there. ``head_gains`` and ``terms``
     are those of an AnyLayer.
     """
@@ -59,7 +59,7 @@ class AnyLinear(NamedTuple):
     added: Sequence[Adapters]
     made: Dict[int, List[Any]]
     turns: str = EVEN_TURNS
-    itemsize: int = 2
+    itemsize: Optional[int] = None
     room_sb: Optional[Sbuf] = None
     head_gains: Optional[HeadGains] = None
     terms: Optional[QkvTerms] = None
@@ -69,9 +69,10 @@ class AnyLinear(NamedTuple):
     def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
         """As those of Linear."""
         given = tiles or self.tiles, self.k_tiles, tokens, last
-        if self.itemsize == 1:
+        itemsize = self.itemsize or self.weight_hbm.itemsize
+        if itemsize == 1:
             return quantised_pieces(*given, row_bytes)
-        return weight_pieces(*given, self.itemsize, row_bytes)
+        return weight_pieces(*given, itemsize, row_bytes)
 
     def load(self, first, tiles):
         """The AnyPiece of some tiles, in a type that TensorE takes; in ``room_sb`` from the place
@@ -206,11 +207,6 @@ class AnyProjection(NamedTuple):
             )  # fmt: skip
 
 
-def itemsize_of(weight_hbm):
-    """Bytes of an element; None where a kernel has no such weight."""
-    return 2 if weight_hbm is None else weight_hbm.itemsize
-
-
 class QkvTerms(NamedTuple):
     """What is added to queries, keys and values: of each the rows of adapters @ SBUF and the
     Adapters themselves, one or none, and the biases @ HBM."""
@@ -260,9 +256,9 @@ def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, 
     gain = None if gain_sb is None else Gain(gain_sb, {})
     qkv = weights[0], k_tiles, qkv_scale_sb, gain, (), {}
     out = weights[1], heads.q_tiles, out_scale_sb, None, of_out, {}, turns
-    qkv, out = (AnyLinear(*each, itemsize=itemsize_of(each[0])) for each in (qkv, out))
     head_gains = None if gains_hbm is None else HeadGains(gains_hbm)
-    qkv = qkv._replace(head_gains=head_gains, terms=QkvTerms(of_qkv, bias_hbm, heads))
+    terms = QkvTerms(of_qkv, bias_hbm, heads)
+    qkv, out = AnyLinear(*qkv, head_gains=head_gains, terms=terms), AnyLinear(*out)
     dtype, swap_sb = hidden[0].dtype, None
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
     if slots_of(heads) == 1:
@@ -284,8 +280,8 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
     out_hbm = nl.ndarray(shape, x_hbm.dtype, buffer=nl.shared_hbm)
     scale_sb, gain_sb = scale_columns(scales_hbm, (tiles, k_tiles))
     gain = None if gain_sb is None else Gain(gain_sb, {})
-    given = weight_hbm, k_tiles, scale_sb, gain, (), {}
-    multiply_rows(x_hbm, AnyLinear(*given, itemsize=weight_hbm.itemsize), norm, out_hbm)
+    linear = AnyLinear(weight_hbm, k_tiles, scale_sb, gain, (), {})
+    multiply_rows(x_hbm, linear, norm, out_hbm)
     return out_hbm
 
 
@@ -339,8 +335,7 @@ def swiglu_mlp_kernel(
     gain = None if gain_sb is None else Gain(gain_sb, {})
     each = zip(weights, contracted, (gate_sb, up_sb, down_sb), (gain, gain, None), added)
     inner = min(gate_hbm.itemsize, up_hbm.itemsize)  # they are loaded in step
-    sizes = inner, inner, down_hbm.itemsize
-    linears = [AnyLinear(*given, {}, itemsize=size) for given, size in zip(each, sizes)]
+    linears = [AnyLinear(*given, {}, itemsize=n) for given, n in zip(each, (inner, inner, None))]
     # of each token silu(gate) * up, x, and x times the gain
     kept = tiles + k_tiles * (1 if gain is None else 2)
     most = token_chunk(x_hbm.itemsize * kept)

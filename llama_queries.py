@@ -355,15 +355,6 @@ def key_spans(bank, tiles):
     return spans(tiles, MOVING_MAX // (bank.rows * bank.tokens))
 
 
-def zero_sums(bank, head_dim):
-    """Zeros for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM, as many tiles
-    of queries as share a bank."""
-    return [
-        psum_zeros((bank.queries, tiles, head_dim + 1))
-        for _, tiles in spans(len(bank.tiles()), MOVING_MAX // (head_dim + 1))
-    ]
-
-
 def sum_of(sums, at, queries):
     """The ``at``-th tile of so many queries among those of a bank [queries, D + 1]; of reciprocals
     [queries, 1]."""
@@ -538,7 +529,11 @@ class WeightsPass(NamedTuple):
         (part, n, span, begins, ends), group = step, self.first.group
         keys, bank = group.keys(part, n, self.held, True), group.banks[n]
         if begins:
-            self.sums[n] = zero_sums(bank, group.head_dim)
+            columns = group.head_dim + 1  # of as many tiles of queries as share a bank
+            self.sums[n] = [
+                psum_zeros((bank.queries, tiles, columns))
+                for _, tiles in spans(len(bank.tiles()), MOVING_MAX // columns)
+            ]
         self.add_weighted(n, keys, span)
         if not ends:
             return
