@@ -497,6 +497,22 @@ def test_gen2_accumulates_in_fp32_only():
         run(body, (8, 8), data(1, (8, 8)))
 
 
+@pytest.mark.parametrize("hint", ["is_stationary_onezero", "is_moving_onezero", "is_transpose"])
+def test_an_operand_that_is_promised_to_hold_ones_and_zeros(hint):
+    """Fewer passes count then, so the promise is looked at where the kernel runs."""
+
+    def body(d, x, eye):
+        psum = nl.ndarray((8, 8), nl.float32, buffer=nl.psum)
+        operands = (eye, x) if hint == "is_stationary_onezero" else (x, eye)
+        nisa.nc_matmul(psum, *operands, **{hint: True})
+        nisa.tensor_copy(d, psum)
+
+    x, eye = data(1, (8, 8)), np.eye(8, dtype=np.float32)
+    run(body, (8, 8), x, eye)
+    with pytest.raises(Exception, match="sim_onezero"):
+        run(body, (8, 8), eye, x)
+
+
 def test_double_rows(target):
     target("trn2")
     kind = np.dtype(ml_dtypes.float8_e4m3)
