@@ -109,7 +109,7 @@ def live_spans(program: Program) -> Spans:
     for block, (start, entered) in first.items():
         end, left = last[block]
         storage = block[0]
-        if storage.paxis and _one_iteration(entered, left):
+        if storage.paxis and entered is left is not None:  # one iteration
             spans[block] = (start, end)
             continue
         begun = _outermost(entered, storage.frame)
@@ -119,11 +119,6 @@ def live_spans(program: Program) -> Spans:
             end if ended is None else extents[ended][1],
         )
     return spans
-
-
-def _one_iteration(a: Frame | None, b: Frame | None) -> bool:
-    """True where two places stand in the same iteration of the same innermost loop."""
-    return a is b and a is not None
 
 
 def _note_loops(extents: dict[Loop, list[int]], frame: Frame | None, k: int) -> None:

@@ -211,10 +211,10 @@ class _Walk:
 
     def _without_other_core(self, storage: Storage, flat: Map) -> Map:
         """The map without what another core writes at known places: it may have done so by now."""
-        own, flat = _core(self.program.instructions[self.at]), flat.copy()
+        own, flat = self.program.instructions[self.at].core, flat.copy()
         for instruction in self.program.instructions:
             for view in instruction.dst:
-                if view.storage is storage and view.by_data is None and _core(instruction) != own:
+                if view.storage is storage and view.by_data is None and instruction.core != own:
                     window(flat, view)[...] = 0
         return flat
 
@@ -394,12 +394,6 @@ class _Walk:
             if any(v.storage.memory is storage for v in (*instruction.dst, *instruction.src)):
                 return str(instruction.source)
         return "an unknown line"
-
-
-def _core(instruction: Instruction) -> int | None:
-    """The core that an instruction was recorded for."""
-    path = instruction.frame.path() if instruction.frame is not None else []
-    return path[0].i if path else None
 
 
 def _onto_itself(instruction: Instruction) -> bool:

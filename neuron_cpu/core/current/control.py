@@ -14,7 +14,6 @@ from ..device.errors import refuse, type_name, warn
 from ..device.spec import CORE
 from ..program import trace
 from ..program.index import is_integer
-from ..program.program import Instruction
 from ..program.view import View
 from .registers import VirtualRegister
 
@@ -132,13 +131,8 @@ def no_reorder() -> Iterator[None]:
     finally:
         tracer.in_order -= 1
     core = tracer.grid_index
-    own = [i for i in program.instructions[first:] if not core or _core_of(i) in (core[0], None)]
+    own = [i for i in program.instructions[first:] if not core or i.core in (core[0], None)]
     program.edges += pairwise(own)
-
-
-def _core_of(instruction: Instruction) -> int | None:
-    """The core that an instruction belongs to; None for those of both."""
-    return None if instruction.frame is None else instruction.frame.path()[0].i
 
 
 # --- launch ---------------------------------------------------------------------------------------

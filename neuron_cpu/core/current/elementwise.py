@@ -469,12 +469,10 @@ def _over_partitions(row: Any, partitions: int) -> Any:
     lanes = [0] * CORE.quadrant_partitions
     for start in range(0, partitions, CORE.quadrant_partitions):
         stop = min(partitions, start + CORE.quadrant_partitions)
-        copies.nc_stream_shuffle(made[start:stop], _rows_of(row, stop - start), lanes)
+        shape, steps = (stop - start, *row.shape[1:]), (0, *row.strides[1:])
+        rows = row._with(row.offset, shape, steps, None, None)
+        copies.nc_stream_shuffle(made[start:stop], rows, lanes)
     return made
-
-
-def _rows_of(row: Any, count: int) -> Any:
-    return row._with(row.offset, (count, *row.shape[1:]), (0, *row.strides[1:]), None, None)
 
 
 def gather_flattened(data: Any, indices: Any, axis: int = 0, dtype: Any = None) -> Any:

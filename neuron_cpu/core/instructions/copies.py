@@ -4,6 +4,7 @@ Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 "SDK 2.2x" came after 2.21; using one is a warning, because the kernel does not compile on 2.21.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -478,10 +479,15 @@ class ShuffleAttrs(Attrs):
 
         One that keeps its own takes partition 0, which nobody looks at.
         """
-        rows = np.arange(self.rows or given)
-        picked = np.array(self.lanes)[rows % CORE.quadrant_partitions]
-        keep = picked == KEEP_LANE
-        return np.where(keep, 0, rows - rows % CORE.quadrant_partitions + picked), keep
+        return _taken(self.lanes, self.rows or given)
+
+
+@functools.cache
+def _taken(lanes: tuple[int, ...], count: int) -> tuple[np.ndarray, np.ndarray]:
+    rows = np.arange(count)
+    picked = np.array(lanes)[rows % CORE.quadrant_partitions]
+    keep = picked == KEEP_LANE
+    return np.where(keep, 0, rows - rows % CORE.quadrant_partitions + picked), keep
 
 
 def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:

@@ -119,12 +119,8 @@ def _emit(
     if not op.multiplies:  # products keep their own account of what they accumulate into
         for view in dst:
             if view.storage.groups is not None:
-                view.storage.groups.written(view, zeros=_fills_zeros(attrs))
+                view.storage.groups.written(view, zeros=getattr(attrs, "value", None) == 0)
     return made
-
-
-def _fills_zeros(attrs: Attrs) -> bool:
-    return getattr(attrs, "value", None) == 0
 
 
 def _cut(

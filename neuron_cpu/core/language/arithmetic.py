@@ -67,16 +67,6 @@ def _in_place(name: str) -> Callable[[Tile, Any], View]:
     return apply
 
 
-def _broadcast_to(self: Tile, *sizes: Any, shape: Any = None) -> View:
-    """numpy broadcasting; from one partition to many it is a ones-matmul on the device."""
-    return memory.broadcast_to(self, shape=sizes_of(sizes, shape))
-
-
-def _astype(self: Tile, dtype: Any) -> View:
-    """A copy with another element type."""
-    return memory.copy(self, dtype=dtype)
-
-
 def attach() -> None:
     """Give ``Tile`` its operators."""
     for name, symbol in BINARY.items():
@@ -89,8 +79,10 @@ def attach() -> None:
     methods = {
         "__neg__": lambda self: elementwise.negative(self),
         "__invert__": lambda self: elementwise.invert(self),
-        "broadcast_to": _broadcast_to,
-        "astype": _astype,
+        "broadcast_to": lambda self, *sizes, shape=None: memory.broadcast_to(
+            self, shape=sizes_of(sizes, shape)
+        ),
+        "astype": lambda self, dtype: memory.copy(self, dtype=dtype),
         "reshape": fitted(Tile.reshape),
         "view": fitted(Tile.view),
         "as_tile": lambda self: self,  # public kernels call it; no document says what it does

@@ -20,7 +20,7 @@ class Groups:
     Attributes:
         zeroed: the tile begins as zeros, so a read of what nothing wrote needs them.
         needs_zeros: there was such a read.
-        others: elements that something else than a matmul wrote, once there are any.
+        others: elements that something else than a matmul wrote; True: all, False: none.
         only_zeros: everything that no matmul wrote was a fill with zeros.
         sums: regions of more than one product, by key.
     """
@@ -34,14 +34,15 @@ class Groups:
         self.only_zeros = True
         # Most tiles have one group, all of the tile; the map is made for the first smaller one.
         self.flat: np.ndarray | None = None
-        self.others: np.ndarray | None = None
+        self.others: np.ndarray | bool = False
         self.sums: dict[tuple, View] = {}
 
     def refine(self, parts: int) -> None:
         """Count every element as several: the memory is read as a narrower type, too."""
         self.size *= parts
         self.flat = None if self.flat is None else self.flat.repeat(parts)
-        self.others = None if self.others is None else self.others.repeat(parts)
+        if not isinstance(self.others, bool):
+            self.others = self.others.repeat(parts)
         if self.keys:  # regions are named otherwise now; without a map they are all of the tile
             self.keys = {WHOLE}
         self.sums.clear()
@@ -73,9 +74,11 @@ class Groups:
         """
         view = view.grounded()
         self.only_zeros &= by_matmul or zeros
-        if not by_matmul and self.others is None:
-            self.others = np.zeros(self.size, bool)
-        if self.others is not None:
+        if view.is_full():
+            self.others = not by_matmul
+        elif self.others is not False or not by_matmul:
+            if isinstance(self.others, bool):
+                self.others = np.full(self.size, self.others)
             window(self.others, view)[...] = not by_matmul
         if self.zeroed:
             self.begin(view)
@@ -86,7 +89,9 @@ class Groups:
 
     def holds_other(self, view: View) -> bool:
         """True where something else than a matmul wrote an element of the region."""
-        return self.others is not None and bool(window(self.others, view.grounded()).any())
+        if isinstance(self.others, bool):
+            return self.others
+        return bool(window(self.others, view.grounded()).any())
 
     def sums_beside(self, view: View) -> bool:
         """Note that a product adds to ``view``; True where products add to another part, too."""

@@ -63,6 +63,11 @@ class Instruction:
                 yield False, view.by_data[0]
 
     @property
+    def core(self) -> int | None:
+        """The core, or the instance of a launch grid, that it belongs to; None for all."""
+        return None if self.frame is None else self.frame.path()[0].i
+
+    @property
     def moves_only(self) -> bool:
         """Whether TensorE only moves data with it, as in a transpose."""
         return self.op.moves is not None and self.op.moves(self)

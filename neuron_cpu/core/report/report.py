@@ -176,7 +176,9 @@ def metrics(schedule: Schedule, lines: Sequence[Line]) -> dict[str, float]:
     figures["transpose_flops"] = 2 * moved
     figures["mfu_estimated_percent"] = 100 * macs / peak
     figures["hfu_estimated_percent"] = 100 * (macs + moved) / peak
-    figures["transpose_time_percent"] = 100 * _transpose_time(schedule) / total
+    pairs = zip(schedule.engine, schedule.busy, schedule.program.instructions)
+    turning = sum(time for number, time, i in pairs if number == TENSOR and i.moves_only)
+    figures["transpose_time_percent"] = 100 * turning / total
     figures.update(_dma_metrics(schedule, total))
     figures["sbuf_high_water_bytes"] = schedule.high_water("sbuf")
     figures["psum_high_water_banks"] = schedule.high_water("psum")
@@ -224,11 +226,6 @@ def _dma_metrics(schedule: Schedule, total: float) -> dict[str, float]:
         "dma_transfer_average_bytes": size / rows if rows else 0.0,
         "dma_throughput_gb_per_s": size / total,
     }
-
-
-def _transpose_time(schedule: Schedule) -> float:
-    pairs = zip(schedule.engine, schedule.busy, schedule.program.instructions)
-    return sum(time for number, time, i in pairs if number == TENSOR and i.moves_only)
 
 
 def _lines(schedule: Schedule) -> dict[Source | None, Line]:

@@ -49,7 +49,8 @@ def watched(step: Step, op: Op, arena: Arena, today: bool) -> Step | None:
 def _look(op: Op, arena: Arena) -> tuple[Step | None, bool]:
     """What to look at, and whether before the step instead of behind it."""
     name = op.instruction.op.name
-    if any(_chooses_rows(ref, op) for ref in op.dst):
+    tiles = [ref.by_data[0] for ref in op.dst if ref.by_data is not None]
+    if any(math.prod(tile.shape[op.batch :]) > 1 for tile in tiles):
         return lambda: _look_at_rows(op, arena), True
     if name == "nc_matmul_mx":
         return lambda: _look_at_scales(op, arena), True
@@ -87,10 +88,6 @@ def _look_at_integers(op: Op, arena: Arena) -> None:
 
 
 # --- duplicate rows -------------------------------------------------------------------------------
-def _chooses_rows(ref: Ref, op: Op) -> bool:
-    return ref.by_data is not None and math.prod(ref.by_data[0].shape[op.batch :]) > 1
-
-
 def _look_at_rows(op: Op, arena: Arena) -> None:
     for ref in op.dst:
         if ref.by_data is None:

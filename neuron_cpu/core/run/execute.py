@@ -117,13 +117,15 @@ def make_step(op: Op, arena: Arena) -> Step:
     keep = None if mask is None else torch.from_numpy(np.array(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
     if _rearranges(op):  # copies and transposes return views of their input
-        inputs = [_cloned(read) for read in inputs]
+        inputs = [lambda read=read: read().clone() for read in inputs]  # type: ignore[misc]
     if any(r.by_data is not None for r in op.dst) or attrs.accumulate:
         return _scatter_step(op, arena, inputs, raw, bits)
     # Everything above is decided once; what follows runs at every call, so one result, the usual
     # case, has a function without a loop.
     outs = [(arena.viewer(r), arena.kept(r)) for r in op.dst]
-    if any(0 in r.strides for r in op.dst) and any(map(_is_sink, op.dst)):
+    if any(0 in r.strides for r in op.dst) and any(
+        n > 1 and not s for ref in op.dst for n, s in zip(ref.shape, ref.strides)
+    ):
         return _sinking_step(op, arena, inputs, raw)
     if len(outs) == 1:
         out, dt = outs[0]
@@ -152,10 +154,6 @@ def _told(step: Step, line: str) -> Step:
             step()
 
     return told
-
-
-def _cloned(read: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    return lambda: read().clone()
 
 
 def _copy(out: torch.Tensor, values: torch.Tensor) -> None:
@@ -195,11 +193,6 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
             scatter(flat, at, values if raw else dtypes.encode(values, dt))
 
     return scattered
-
-
-def _is_sink(ref: Ref) -> bool:
-    """Whether several elements are one and the same."""
-    return any(n > 1 and not s for n, s in zip(ref.shape, ref.strides))
 
 
 def _sinking_step(op: Op, arena: Arena, inputs: list, raw: bool) -> Step:
@@ -287,6 +280,8 @@ class Plan:
         self.ops = merge.lower(program, merging, self.arena.wide)
         if merging:
             self.ops = join_repeats(self.ops, program)
+        if self.rows is not None:
+            self.rows.prepare(self.ops)
         self.external: dict[int, merge.Memory] = {}
         for op in self.ops:
             for ref in op.refs():

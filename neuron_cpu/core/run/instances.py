@@ -8,7 +8,8 @@ since a device runs it, and the result is that of whoever comes last.
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -24,12 +25,24 @@ NOBODY, SEVERAL = 0, -1
 
 
 class InstanceRows:
-    """Who touched which element of the tensors whose rows data choose, during one run."""
+    """Who touched which element of the tensors whose rows data choose, during one run.
+
+    What is noted of a tensor is blocks: as many neighbours as every access takes whole.
+    """
 
     def __init__(self, watched: frozenset[Storage]) -> None:
         self.watched = watched
+        self.blocks = {storage: storage.size for storage in watched}
         self.marks: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
         self.open: list[tuple[Ref, torch.Tensor, torch.Tensor, Callable[[], None]]] = []
+
+    def prepare(self, ops: Iterable[Op]) -> None:
+        """Size the blocks by what the operations of the program touch."""
+        for op in ops:
+            for ref in (*op.dst, *op.src):
+                storage = ref.memory.storage
+                if storage in self.watched:
+                    self.blocks[storage] = math.gcd(self.blocks[storage], _block(op, ref))
 
     def start(self) -> None:
         """Forget the last run."""
@@ -47,14 +60,14 @@ class InstanceRows:
     def settle(self, arena: Arena) -> None:
         """After the operation: what it wrote over another instance's, if that changed it."""
         for ref, at, before, tell in self.open:
-            if not torch.equal(arena.of(ref.memory)[at], before):
+            if not torch.equal(self._values(ref, arena)[at], before):
                 tell()
         self.open.clear()
 
     def _meet(
         self, op: Op, ref: Ref, frame: Frame, writes: bool, arena: Arena, program: Program
     ) -> None:
-        at = _elements(op, ref, arena)
+        at = _elements(op, _in_blocks(ref, self.blocks[ref.memory.storage]), arena)
         writers, readers = self._marks(frame.loop, ref.memory.storage)
         own = frame.i + 1
         found = [(writers[at], "write")]
@@ -68,7 +81,8 @@ class InstanceRows:
                 if not writes:
                     tell()
                 else:  # the same value again is no race
-                    self.open.append((ref, at[foreign], arena.of(ref.memory)[at[foreign]], tell))
+                    lost = at[foreign]
+                    self.open.append((ref, lost, self._values(ref, arena)[lost], tell))
                 break
         table = writers if writes else readers
         mine = table[at]
@@ -77,9 +91,32 @@ class InstanceRows:
     def _marks(self, loop: Loop, storage: Storage) -> tuple[torch.Tensor, torch.Tensor]:
         key = (loop.id, storage.id)
         if key not in self.marks:
-            zeros = torch.zeros(storage.size, dtype=torch.int8)
+            zeros = torch.zeros(storage.size // self.blocks[storage], dtype=torch.int8)
             self.marks[key] = (zeros, zeros.clone())
         return self.marks[key]
+
+    def _values(self, ref: Ref, arena: Arena) -> torch.Tensor:
+        storage = ref.memory.storage
+        return arena.of(ref.memory)[: storage.size].view(-1, self.blocks[storage])
+
+
+def _block(op: Op, ref: Ref) -> int:
+    """How many neighbours an access takes at once, from a multiple of their number on."""
+    if op.attrs.mask is not None or not ref.shape or ref.strides[-1] != 1:
+        return 1
+    steps = [step for size, step in zip(ref.shape[:-1], ref.strides) if size > 1]
+    steps += [] if ref.by_data is None else [ref.by_data[1]]
+    return math.gcd(ref.offset, ref.shape[-1], *steps)
+
+
+def _in_blocks(ref: Ref, block: int) -> Ref:
+    """The numbers of the blocks that an access takes, as an access to them."""
+    if block == 1:
+        return ref
+    shape = (*ref.shape[:-1], ref.shape[-1] // block)
+    strides = (*(step // block for step in ref.strides[:-1]), 1)
+    data = ref.by_data and (ref.by_data[0], ref.by_data[1] // block, *ref.by_data[2:])
+    return Ref(ref.memory, ref.offset // block, shape, strides, ref.dt, data)
 
 
 @dataclass

@@ -254,15 +254,11 @@ def most_joined(ops: list[Op], is_local: IsLocal) -> int:
     loaded = {
         id(op.dst[0].memory)
         for op in ops
-        if op.spec.is_dma and op.spec.is_copy and _repeats_input(op)
+        if op.spec.is_dma and op.spec.is_copy and op.attrs.raw and op.src[0].memory.constant
     }
     own = local_memories(ops, is_local)
     elements = sum(memory.size for memory in own if id(memory) not in loaded)
     return max(1, JOINED_ELEMENTS // max(1, elements))
-
-
-def _repeats_input(op: Op) -> bool:
-    return op.attrs.raw and op.src[0].memory.constant
 
 
 def describe(ops: list[Op], is_local: IsLocal) -> tuple[tuple, tuple, np.ndarray]:
