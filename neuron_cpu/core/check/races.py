@@ -347,16 +347,11 @@ def _conflict_of_copies(group: _Group, program: Program) -> tuple[_Access, _Acce
                 others = (a for a in group.reads.values() if a.iteration != late.iteration)
                 return late, next(a for a in others if a.view.key() == access.view.key())
         elif access.kind != "write":
-            return _partner_of_copy(group, access), access
+            found = (w for w in group.writes.values() if w.iteration != access.iteration)
+            return next(w for w in found if w.view.key() == access.view.key()), access
         else:
             maps.put(so_far, access, 1)
     return None
-
-
-def _partner_of_copy(group: _Group, access: _Access) -> _Access:
-    """The same write in another instance."""
-    found = (w for w in group.writes.values() if w.iteration != access.iteration)
-    return next(w for w in found if w.view.key() == access.view.key())
 
 
 def _tell_copies(program: Program, group: _Group) -> None:

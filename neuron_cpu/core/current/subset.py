@@ -112,7 +112,9 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
         if isinstance(node, ast.FunctionDef):
             inner = INNER_BODY if node.name in bodies else "a function in a function"
             yield Finding(line, inner, "move it to the module")
-        elif any(map(_is_negative, _divisors(node))):
+        elif any(
+            isinstance(by, ast.UnaryOp) and isinstance(by.op, ast.USub) for by in _divisors(node)
+        ):
             yield Finding(line, NEGATIVE_DIVISOR, "")
         elif type(node) in REFUSED:
             what, mend = REFUSED[type(node)]
@@ -125,7 +127,9 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "a format in an f-string", "use str(x)")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             yield Finding(line, "the operator @", "use nisa.nc_matmul")
-        elif isinstance(node, ast.Dict) and not all(map(_is_string, node.keys)):
+        elif isinstance(node, ast.Dict) and any(
+            isinstance(key, ast.Constant) and not isinstance(key.value, str) for key in node.keys
+        ):
             yield Finding(line, "a dictionary with other keys than strings", "use a list")
         elif isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords):
             yield Finding(line, "**keywords in a call", "write the keywords out")
@@ -138,16 +142,6 @@ def _divisors(node: ast.AST) -> list[ast.expr]:
     ):
         return [node.right if isinstance(node, ast.BinOp) else node.value]
     return node.args[1:] if isinstance(node, ast.Call) and _calls(node) == "divmod" else []
-
-
-def _is_string(node: ast.expr | None) -> bool:
-    """Whether a key is written as a string; names may be one."""
-    return not isinstance(node, ast.Constant) or isinstance(node.value, str)
-
-
-def _is_negative(node: ast.expr) -> bool:
-    """Whether an expression is written as the negative of something."""
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
 def _loop_bodies(tree: ast.FunctionDef) -> set[str]:

@@ -205,11 +205,6 @@ class SelectAttrs(Attrs):
     reverse: bool = False
 
 
-def _predicated(attrs: SelectAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    chosen = xs[0].to(torch.int64) != 0
-    return torch.where(~chosen if attrs.reverse else chosen, xs[1], xs[2])
-
-
 def _predicated_cycles(i: Instruction) -> float:
     """N with an operand in PSUM, else 2N (docstring)."""
     n = i.dst[0].free_size
@@ -218,7 +213,9 @@ def _predicated_cycles(i: Instruction) -> float:
 
 
 COPY_PREDICATED = OpSpec(
-    "tensor_copy_predicated", "elementwise", SelectAttrs, _predicated, _predicated_cycles,
+    "tensor_copy_predicated", "elementwise", SelectAttrs,
+    lambda attrs, xs: torch.where((xs[0].to(torch.int64) != 0) ^ attrs.reverse, xs[1], xs[2]),
+    _predicated_cycles,
     rules=one_psum_operand,
     note="SDK 2.22: copies where an integer predicate is nonzero, keeps the rest",
 )  # fmt: skip
