@@ -39,24 +39,29 @@ from .processes import run_script  # noqa: E402
 
 signal.signal(signal.SIGINT, _on_interrupt)
 COMMANDS = {
+    "learn": learn,
+    "check": check,
     "profile": profile,
     "compare": compare,
-    "check": check,
-    "judge": judge,
-    "tune": tune,
     "sweep": sweep,
+    "tune": tune,
+    "judge": judge,
     "oracle": oracle,
-    "learn": learn,
 }
 INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog=_name(), description=__doc__.splitlines()[0])
+    title = __doc__.splitlines()[0].replace("``", "")
+    top = argparse.ArgumentParser(prog=_name(), description=title)
     top.add_argument("--version", action="version", version=f"neuron_cpu {__version__}")
-    commands = top.add_subparsers(dest="command", required=True)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        command.declare(commands.add_parser(name, help=command.HELP))
+        made = commands.add_parser(name, help=command.HELP, description=command.HELP)
+        command.declare(made)
+        # options are listed below: a usage line that repeats them pushes them off the screen
+        words = [action.metavar or action.dest.upper() for action in made._get_positional_actions()]
+        made.usage = " ".join(["%(prog)s", *map(str, words), "[options]"])
     commands.add_parser("run", help=f"run a script without the SDK: {run_script.USAGE}")
     return top
 

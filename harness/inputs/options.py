@@ -39,7 +39,7 @@ MODES = {
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
     "device-report": "what an hour on a Trainium can settle, in one file",
-    "cache": "what earlier runs have left on the disk, and a way to clear it",
+    "cache": "what earlier runs have left on the disk; --clear removes it",
 }
 ALIASES = {"evaluate_single": "evaluate", "device-report": "device_report"}
 
@@ -420,6 +420,7 @@ EXAMPLES = """examples:
   main.py --mode profile --enable-nki --profile-model llama-3.2-1b --seq-len 640
 """
 HELP = ("-h", "--help")
+SCREEN = 40  # lines that a help may have
 EXPERIMENTS, CONTEST = "experiments", "contest"
 
 
@@ -442,11 +443,11 @@ def help_of_all(width: int) -> str:
     modes = list(MODES.items())
     topics = [(name, topic.title) for name, topic in TOPICS.items()]
     lines = [
-        *("usage: main.py --mode MODE [--enable-nki] [options]", ""),
-        *("Compile Llama for Neuron and run it.", "", "modes:", *_columns(modes, width), ""),
+        "usage: main.py --mode MODE [--enable-nki] [options]",
+        *("Compile Llama for Neuron and run it.", "modes:", *_columns(modes, width)),
         *("main.py --mode MODE --help tells its options, main.py --help TOPIC those of",),
         *_columns([*topics, (CONTEST, "what is refused of the contest's arguments")], width),
-        *("", EXAMPLES.rstrip()),
+        EXAMPLES.rstrip(),
     ]
     return "\n".join(lines)
 
@@ -465,11 +466,11 @@ def help_of_mode(mode: str, width: int) -> str:
                 f"{name}: {flags}", width, initial_indent="  ", subsequent_indent="    ",
                 break_on_hyphens=False,
             )  # fmt: skip
-    lines = [
-        *(f"--mode {mode}: {MODES[mode]}", *_columns(shown, width)),
-        *("others, which main.py --help TOPIC explains:", *named),
-    ]
-    return "\n".join(lines)
+    own = "\n".join([f"--mode {mode}: {MODES[mode]}", *_columns(shown, width)]).splitlines()
+    if len(own) + 1 + len(named) > SCREEN:
+        topics = ", ".join(line.split(":")[0].strip() for line in named if ":" in line)
+        named = textwrap.wrap(topics, width, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([*own, "others, which main.py --help TOPIC explains:", *named])
 
 
 def help_of_topic(name: str, width: int) -> str:

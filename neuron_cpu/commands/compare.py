@@ -2,6 +2,7 @@
 
 import argparse
 
+from ..console import terminal
 from ..console.arguments import at_least_zero, seed
 from . import kernels
 
@@ -35,4 +36,5 @@ def run(args: argparse.Namespace) -> int:
     with kernels.bounded(args):
         program = kernels.trace(kernels.load_kernel(args.kernel), args, args.seed)
     inputs = tensors_of(*kernels.case_of(args).values("random", args.seed))
-    return 0 if comparison.report(program, inputs, args.tolerance, args.against) else 1
+    say = terminal.output(kernels.PIPED_WIDTH).print
+    return 0 if comparison.report(program, inputs, args.tolerance, args.against, say) else 1

@@ -251,7 +251,9 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
     path = Path(target.rpartition(":")[0])
     try:
         yield
-    except (NkiError, UsageError):
+    except (NkiError, UsageError) as error:
+        if isinstance(error, TypeError):  # the call itself, not the kernel's body
+            raise UsageError(f"{error}; correct --arg.") from error
         raise
     except KeyboardInterrupt as error:
         raise _interrupted(error, path) from error

@@ -169,9 +169,12 @@ def parse_value(text: str) -> Argument:
         try:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
+            mend = "quote strings"
+            if TENSOR.fullmatch(f"{text.replace(',', 'x')}:bf16"):
+                mend = f"a tensor names its type, too: {text.replace(',', 'x')}:bf16"
             raise UsageError(
                 f"--arg {text} is neither a tensor nor a Python literal, expected for example "
-                "128x512:bf16, 1e-5, True or \"'text'\"; quote strings."
+                f"128x512:bf16, 1e-5, True or \"'text'\"; {mend}."
             ) from None
     shape = tuple(int(n) for n in match[1].split("x"))
     dtype = parse_dtype(match[2], f"--arg {text}")

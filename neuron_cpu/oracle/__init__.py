@@ -6,5 +6,6 @@ try:
     import pydantic  # noqa: F401
 except ImportError as error:
     raise UsageError(
-        "the oracle needs pydantic, which is not installed; pip install pydantic."
+        "tune and the oracle check requests with pydantic, which is not installed; "
+        "pip install pydantic."
     ) from error

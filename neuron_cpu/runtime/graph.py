@@ -23,7 +23,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-from torch_neuronx.pyhlo import hlo_pb2
 
 from neuron_cpu.core import observe_kernel_calls
 from neuron_cpu.errors import CompileError
@@ -110,6 +109,8 @@ class _HloGraph:
     """
 
     def __init__(self, tag: str, bucket: Any) -> None:
+        from torch_neuronx.pyhlo import hlo_pb2  # protobuf, which a kernel alone does without
+
         sizes = [bucket] if isinstance(bucket, int) else bucket
         self._module = hlo_pb2.HloModuleProto(
             name="_".join([tag, *map(str, sizes)]),

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .search import Trial
+
+if TYPE_CHECKING:  # a sweep draws without what a search needs
+    from .search import Trial
 
 LABELLED = 12  # points of the front whose values stand in the legend
 
 
 def plot(
-    found: Sequence[Trial], trials: Sequence[Trial], now: Trial, title: str, path: Path
+    found: "Sequence[Trial]", trials: "Sequence[Trial]", now: "Trial", title: str, path: Path
 ) -> None:
     """All legal points, the front as a line with its values, the kernel as it is."""
     pyplot, figure, axes = _figure()
@@ -72,6 +74,6 @@ def _save(pyplot: Any, figure: Any, axes: Any, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _places(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
+def _places(trials: "Sequence[Trial]") -> tuple[list[float], list[float]]:
     ordered = sorted(trials, key=lambda trial: trial.sbuf_bytes)
     return [t.sbuf_bytes / 1024 for t in ordered], [t.time_ns / 1e3 for t in ordered]

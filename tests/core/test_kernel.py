@@ -263,7 +263,5 @@ def test_an_argument_of_another_type_is_named_with_the_kernels_line(library):
     line = scaled.__code__.co_firstlineno
     fine = torch.zeros(8, 8)
     for arguments, keywords in (((fine, [value]), {}), ((fine,), {"others": [value]})):
-        with pytest.raises(
-            TypeError, match=rf"argument others of scaled \(.*:{line}\): dtype .*64"
-        ):
+        with pytest.raises(TypeError, match=rf"scaled \(.*:{line}\): argument others: dtype .*64"):
             nki.jit(scaled)(*arguments, **keywords)

@@ -366,7 +366,7 @@ def test_command_shows_both_releases_where_they_differ(tmp_path, capsys, columns
         ),
         (["{file}"], "expected FILE:KERNEL"),
         (["nowhere.py:scale"], "kernel file nowhere.py does not exist"),
-        (["{file}:scale"], "does not trace with these arguments (TypeError"),
+        (["{file}:scale"], "missing a required argument: 'x'), expected scale(x, factor=1.0)"),
         (["{file}:scale", "--arg", "129x4:bf16"], "129"),
         (["{file}:scale", "--arg", "128x4:b16"], "names dtype 'b16'"),
         (["{file}:scale", "--arg", "128by4"], "neither a tensor nor a Python literal"),

@@ -7,13 +7,16 @@ import re
 import sys
 import textwrap
 import traceback
+import types
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.nki.mistakes import HEADS, NEW, OLD
+from neuron_cpu.core.device import errors
+from neuron_cpu.core.device.errors import NkiSyntaxError
+from tests.nki.mistakes import CALLS, HEADS, NEW, OLD
 
 CASES = [("neuronxcc", name) for name in OLD] + [("nki", name) for name in NEW]
 # Messages that tell the fault and not what mends it: at most one of ten.
@@ -56,5 +59,46 @@ def test_the_message_mends_and_the_last_entry_is_the_users(language, name, tmp_p
     assert bool(mends) != ((language, name) in TELLS), said
 
 
+@pytest.mark.parametrize("language", HEADS)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_call_ends_at_lines_of_the_users(language, name, tmp_path) -> None:
+    call, words = CALLS[name]
+    path, (head, tail) = tmp_path / "called.py", HEADS[language]
+    path.write_text(head + tail.replace("r)", "x)").replace("=r)", "=x)"))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.o = np.ones((128, 64), np.float32)
+    with pytest.raises(Exception, match=words) as raised:
+        eval(compile(call, str(path), "eval"), vars(module))
+    frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    shown = {f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals}
+    assert shown <= {__file__, str(path)} and frames[-1].f_code.co_filename == str(path)
+
+
+def test_pythons_own_error_in_a_kernel_shows_no_line_of_the_simulator(tmp_path) -> None:
+    path, (head, tail) = tmp_path / "own.py", HEADS["neuronxcc"]
+    path.write_text(head.replace("nl.load(x_hbm)", "x_hbm.shape(0)") + tail)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with pytest.raises(TypeError, match="not callable") as raised:
+        module.kernel(*[np.ones((128, 64), np.float32)] * 2)
+    frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
+    shown = [f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals]
+    assert shown == [__file__, str(path)]
+
+
+def test_a_notebook_shows_the_lines_of_a_size_violation() -> None:
+    """IPython shows a SyntaxError without them, so its shell gets another kind of error."""
+    shown = []
+    shell = types.SimpleNamespace(showtraceback=lambda error, **_: shown.append(error))
+    error = NkiSyntaxError("err_num_partition_exceed_arch_limit", "256 exceed 128", "k (cell:4)")
+    errors._in_a_cell(shell, type(error), error, None)
+    kind, value, _ = shown[0]
+    assert kind.__name__ == "NkiSyntaxError" and not issubclass(kind, SyntaxError)
+    assert str(value) == str(error)
+
+
 def test_nine_of_ten_mend() -> None:
-    assert len(CASES) >= 87 and len(TELLS) <= len(CASES) / 10
+    assert len(CASES) + 2 * len(CALLS) >= 150 and len(TELLS) <= len(CASES) / 10

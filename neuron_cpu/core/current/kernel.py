@@ -17,7 +17,7 @@ from ..device.spec import NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
 from ..language import kernel as calling
 from ..language.results import add_output, adopt_results, check_writable, hand_back
-from ..language.specialisation import constant_key, is_tensor, shape_of, to_torch
+from ..language.specialisation import constant_key, is_tensor, line_of, shape_of, to_torch
 from ..program import trace
 from ..program.program import Program
 from ..program.storage import Frame, Loop, Storage
@@ -57,7 +57,11 @@ class Kernel(calling.Kernel):
 
     def _called(self, args: tuple, kwargs: dict) -> Any:
         if not args and not kwargs:
-            raise refuse("sim_no_arguments", f"kernel {self.name} is called without arguments")
+            raise refuse(
+                "sim_no_arguments",
+                f"kernel {self.name} is called without arguments, expected its tensors; pass them",
+                line_of(self.function),
+            )
         try:
             return super()._called(args, kwargs)
         except NeedsValues:  # executed while it is recorded, as far as there are values

@@ -146,9 +146,10 @@ def to_dtype(spec: Any) -> DType:
             as_numpy = None
         if as_numpy is not None and as_numpy in _BY_NUMPY:
             return _BY_NUMPY[as_numpy]
+    spec = spec.name if isinstance(spec, np.dtype) else repr(spec)
     raise UnknownType(
         "sim_dtype",
-        f"dtype {spec!r} is not an NKI type, expected one of {', '.join(t.name for t in ALL)}; "
+        f"dtype {spec} is not an NKI type, expected one of {', '.join(t.name for t in ALL)}; "
         "cast to a type of 32 bits or fewer",
         current_place(),
     )

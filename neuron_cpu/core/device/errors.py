@@ -38,6 +38,17 @@ class NkiSyntaxError(NkiError, SyntaxError):
         return str(self.args[0])
 
 
+def _in_a_cell(shell: Any, kind: type, error: Any, at: Any, tb_offset: Any = None) -> None:
+    """Show a size violation as any NkiError: IPython leaves out the lines of a SyntaxError."""
+    shown = NkiError(error.identifier, error.message, error.source)
+    shell.showtraceback((type(kind.__name__, (NkiError,), {}), shown, at), tb_offset=tb_offset)
+
+
+_shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+if _shell is not None:
+    _shell.set_custom_exc((NkiSyntaxError,), _in_a_cell)
+
+
 class NkiWarning(UserWarning):
     """A rule whose breach the device accepts, or about which public sources disagree."""
 
@@ -169,6 +180,14 @@ def users_frames(error: BaseException) -> TracebackType | None:
             kept = TracebackType(kept, at.tb_frame, at.tb_lasti, at.tb_lineno)
     place = _PLACE.fullmatch(getattr(error, "source", None) or "")
     return kept if kept is not None or place is None else _entry(place["file"], int(place["line"]))
+
+
+def from_users_line(error: BaseException) -> TracebackType | None:
+    """The traceback of Python's own error from the first line of the user's on, or all of it."""
+    at = error.__traceback__
+    while at is not None and is_internal(at.tb_frame.f_code.co_filename):
+        at = at.tb_next
+    return error.__traceback__ if at is None else at
 
 
 def _entry(file: str, line: int) -> TracebackType | None:

@@ -22,7 +22,7 @@ import torch
 
 from ..check import lint, verify
 from ..device import release
-from ..device.errors import NkiError, refuse, strict, users_frames
+from ..device.errors import NkiError, from_users_line, refuse, strict, users_frames
 from ..device.pause import without_garbage_collection
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
@@ -34,7 +34,7 @@ from ..run.eager import Machine
 from ..run.execute import Plan
 from . import annotation
 from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
-from .specialisation import flatten, is_tensor, shape_of, to_torch
+from .specialisation import check_call, flatten, is_tensor, name_argument, shape_of, to_torch
 from .tensor import Tile
 
 _local = threading.local()
@@ -154,10 +154,12 @@ class Kernel:
             return self._called(args, kwargs)
         except NkiError as error:
             raise error.with_traceback(users_frames(error)) from error.__cause__
+        except Exception as error:
+            raise error.with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays
 
     def _called(self, args: tuple, kwargs: dict) -> Any:
         """A call that is not inlined: the results of the specialisation's Program."""
-        tensors, key = self._flatten(args, kwargs)
+        tensors, key = self._keyed(args, kwargs)
         only_shapes = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
         eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")
         if eager and not only_shapes:
@@ -177,23 +179,19 @@ class Kernel:
         return self._returned(program, outputs)
 
     def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
-        """Tensors and key of a call; a TypeError names the argument whose type there is not."""
+        return flatten(args, kwargs)
+
+    def _keyed(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
+        """Tensors and key of a call; an unknown type is told with the name of its argument."""
         try:
-            return flatten(args, kwargs)
-        except TypeError as error:
-            code = getattr(self.function, "__code__", None)
-            names = [] if code is None else code.co_varnames[: code.co_argcount]
-            for name, value in [*zip(names, args), *kwargs.items()]:
-                try:
-                    flatten((value,), {})
-                except TypeError:
-                    place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
-                    raise TypeError(f"argument {name} of {self.name}{place}: {error}") from error
+            return self._flatten(args, kwargs)
+        except TypeError:
+            name_argument(self.function, self._flatten, args, kwargs)
             raise
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The verified Program for these arguments (only shapes, types and constants count)."""
-        return self._specialised(self._flatten(args, kwargs)[1], args, kwargs)
+        return self._specialised(self._keyed(args, kwargs)[1], args, kwargs)
 
     def _specialised(self, key: Any, args: tuple, kwargs: dict) -> Program:
         """The Program of the arguments that ``key`` stands for, traced where there is none."""
@@ -206,6 +204,7 @@ class Kernel:
             with self.lock:
                 found = self.programs.get(key)
                 if found is None:
+                    check_call(self.function, args, kwargs)
                     with without_garbage_collection():
                         found = self._record(args, kwargs)
                         self._check(found)

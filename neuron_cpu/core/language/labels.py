@@ -41,7 +41,7 @@ def fitted(function: Callable) -> Callable:
             return function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise _misfit(function, error) from None
+                raise _misfit(function, error, kwargs) from None
             raise
 
     return call
@@ -50,7 +50,7 @@ def fitted(function: Callable) -> Callable:
 _KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
-def _misfit(function: Callable, error: TypeError) -> NkiError:
+def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
     """Arguments that a function does not take (the call itself failed, no line of the function)."""
     wrong = _KEYWORD.search(str(error))
     names = list(inspect.signature(function).parameters)
@@ -59,7 +59,11 @@ def _misfit(function: Callable, error: TypeError) -> NkiError:
     mend = f"the kernel language's keyword is {right}=" if right else "mend the call"
     if wrong and wrong[1] == "dst":
         mend = "this language returns the result, so assign it to a name"
-    elif "missing" in str(error) and names[:1] == ["dst"]:
+    elif wrong and wrong[1] == "mask" and not right:
+        mend = "leave elements out by slices of both sides"
+    elif "missing" in str(error) and names[:2] == ["dst", "value"]:
+        mend = "a store takes a tensor in HBM and the tile that goes there"
+    elif "missing" in str(error) and names[:1] == ["dst"] and "dst" not in given:
         mend = "nothing is returned: give a tile of nl.ndarray as dst=, and the rest by name"
     return refuse(
         "sim_arguments",

@@ -4,15 +4,17 @@ Shapes, element types and every constant select the Program; the data of tensors
 """
 
 import dataclasses
+import inspect
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..device import dtypes
-from ..device.errors import refuse
+from ..device.errors import NkiError, refuse
 
 
 def is_tensor(value: Any) -> bool:
@@ -60,6 +62,49 @@ class _Itself:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class WrongArguments(NkiError, TypeError):
+    """A call that the parameters of a kernel do not take."""
+
+
+def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
+    """Refuse a call that names too few, too many or unknown arguments.
+
+    Raises:
+        WrongArguments: the kernel's parameters do not take the call.
+    """
+    taken = inspect.signature(function, follow_wrapped=False)
+    try:
+        taken.bind(*args, **kwargs)
+    except TypeError as error:
+        raise WrongArguments(
+            "sim_arguments",
+            f"a call does not fit the parameters ({error}), expected {function.__name__}{taken}; "
+            "pass each of them once",
+            line_of(function),
+        ) from None
+
+
+def name_argument(function: Callable, key: Callable, args: tuple, kwargs: dict) -> None:
+    """Refuse the first argument that ``key`` finds no type for.
+
+    Raises:
+        WrongArguments: there is one; its sentence names the parameter.
+    """
+    names = function.__code__.co_varnames
+    for name, value in [*zip(names, args), *kwargs.items()]:
+        try:
+            key((value,), {})
+        except dtypes.UnknownType as error:
+            said = f"argument {name}: {error.message}"
+            raise WrongArguments(error.identifier, said, line_of(function)) from None
+
+
+def line_of(function: Callable) -> str:
+    """``kernel (file:line)`` of its definition."""
+    code = function.__code__
+    return f"{function.__name__} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
