@@ -251,9 +251,7 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
     path = Path(target.rpartition(":")[0])
     try:
         yield
-    except (NkiError, UsageError) as error:
-        if isinstance(error, TypeError):  # the call itself, not the kernel's body
-            raise UsageError(f"{error}; correct --arg.") from error
+    except (NkiError, UsageError):
         raise
     except KeyboardInterrupt as error:
         raise _interrupted(error, path) from error

@@ -34,7 +34,15 @@ from ..run.eager import Machine
 from ..run.execute import Plan
 from . import annotation
 from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
-from .specialisation import check_call, flatten, is_tensor, name_argument, shape_of, to_torch
+from .specialisation import (
+    WrongArguments,
+    check_call,
+    flatten,
+    is_tensor,
+    name_argument,
+    shape_of,
+    to_torch,
+)
 from .tensor import Tile
 
 _local = threading.local()
@@ -152,7 +160,7 @@ class Kernel:
         __tracebackhide__ = True  # notebooks and pytest leave this entry out
         try:
             return self._called(args, kwargs)
-        except NkiError as error:
+        except (NkiError, WrongArguments) as error:
             raise error.with_traceback(users_frames(error)) from error.__cause__
         except Exception as error:
             raise error.with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays

@@ -61,7 +61,7 @@ def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
         mend = "this language returns the result, so assign it to a name"
     elif wrong and wrong[1] == "mask" and not right:
         mend = "leave elements out by slices of both sides"
-    elif "missing" in str(error) and names[:2] == ["dst", "value"]:
+    elif "missing" in str(error) and function.__name__ == "store":
         mend = "a store takes a tensor in HBM and the tile that goes there"
     elif "missing" in str(error) and names[:1] == ["dst"] and "dst" not in given:
         mend = "nothing is returned: give a tile of nl.ndarray as dst=, and the rest by name"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..device import dtypes
-from ..device.errors import NkiError, refuse
+from ..device.errors import refuse
 
 
 def is_tensor(value: Any) -> bool:
@@ -64,8 +64,12 @@ class _Itself:
         return id(self.value)
 
 
-class WrongArguments(NkiError, TypeError):
-    """A call that the parameters of a kernel do not take."""
+class WrongArguments(TypeError):
+    """A call that the parameters of a kernel do not take, which says nothing of its body."""
+
+    def __init__(self, identifier: str, message: str, source: str) -> None:
+        super().__init__(f"{source}: {message} [{identifier}]")
+        self.source = source
 
 
 def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
