@@ -268,16 +268,10 @@ def survivor_list() -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "instructions": instruction_list,
-    "language": language_list,
-    "isa": isa_list,
-    "missing": missing_list,
-    "examples": examples,
-    "identifiers": identifier_list,
-    "releases": release_table,
-    "mutants": mutant_table,
-    "survivors": survivor_list,
-}
+    "instructions": instruction_list, "language": language_list, "isa": isa_list,
+    "missing": missing_list, "examples": examples, "identifiers": identifier_list,
+    "releases": release_table, "mutants": mutant_table, "survivors": survivor_list,
+}  # fmt: skip
 
 
 def filled(text: str) -> str:

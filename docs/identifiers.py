@@ -12,15 +12,9 @@ from pathlib import Path
 
 IDENTIFIER = re.compile(r"(?:err|sim)_[a-z0-9_]+")
 WORDS = {
-    "dst": "result",
-    "src": "operand",
-    "self": "tensor",
-    "dt": "type",
-    "lineno": "line",
-    "paxis": "axis",
-    "ndim": "rank",
-    "id": "name",
-}
+    "dst": "result", "src": "operand", "self": "tensor", "dt": "type", "lineno": "line",
+    "paxis": "axis", "ndim": "rank", "id": "name",
+}  # fmt: skip
 
 
 @dataclass

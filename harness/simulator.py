@@ -13,21 +13,7 @@ from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, Schedule, check_order, schedules
 
 __all__ = [
-    "COMPILER_ORDER",
-    "Engine",
-    "KernelCall",
-    "NeuronCore",
-    "NkiError",
-    "Program",
-    "Schedule",
-    "bands",
-    "check_order",
-    "cost",
-    "observe_kernel_calls",
-    "origin_of_nonfinite",
-    "provenance",
-    "report",
-    "schedules",
-    "spec",
-    "tables",
-]
+    "COMPILER_ORDER", "Engine", "KernelCall", "NeuronCore", "NkiError", "Program", "Schedule",
+    "bands", "check_order", "cost", "observe_kernel_calls", "origin_of_nonfinite", "provenance",
+    "report", "schedules", "spec", "tables",
+]  # fmt: skip

@@ -39,15 +39,9 @@ from .processes import run_script  # noqa: E402
 
 signal.signal(signal.SIGINT, _on_interrupt)
 COMMANDS = {
-    "learn": learn,
-    "check": check,
-    "profile": profile,
-    "compare": compare,
-    "sweep": sweep,
-    "tune": tune,
-    "judge": judge,
-    "oracle": oracle,
-}
+    "learn": learn, "check": check, "profile": profile, "compare": compare, "sweep": sweep,
+    "tune": tune, "judge": judge, "oracle": oracle,
+}  # fmt: skip
 INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
 
 

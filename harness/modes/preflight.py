@@ -30,16 +30,9 @@ SAMPLE_TOKENS = 8
 STRICT_VARIABLE = "NKI_CPU_STRICT"
 # What a submission may import besides the standard library: all of it is in the SDK's environment.
 ALLOWED_ROOTS = {
-    "torch",
-    "numpy",
-    "transformers",
-    "neuronxcc",
-    "nki",
-    "neuronx_distributed",
-    "neuronx_distributed_inference",
-    "torch_neuronx",
-    "torch_xla",
-}
+    "torch", "numpy", "transformers", "neuronxcc", "nki", "neuronx_distributed",
+    "neuronx_distributed_inference", "torch_neuronx", "torch_xla",
+}  # fmt: skip
 ACCURATE = "accurate on a sample of prompts"
 LEAST_SHARE = 0.5  # of the MACs in kernels, below which the item is no "ok": the score counts it
 _OWN_NAMES = ("neuron_cpu", "harness")

@@ -12,14 +12,6 @@ from .language.kernel import (
 from .program.program import Program
 
 __all__ = [
-    "Kernel",
-    "KernelCall",
-    "NkiError",
-    "NkiWarning",
-    "Program",
-    "kernels_run_by",
-    "observe_kernel_calls",
-    "on_ranks",
-    "release_thread",
-    "silence",
-]
+    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "kernels_run_by",
+    "observe_kernel_calls", "on_ranks", "release_thread", "silence",
+]  # fmt: skip

@@ -15,16 +15,9 @@ import torch
 from ..errors import UsageError
 
 SHORT_DTYPES = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "fp16": "float16",
-    "f32": "float32",
-    "fp32": "float32",
-    "i8": "int8",
-    "i32": "int32",
-    "u8": "uint8",
-    "u32": "uint32",
-}
+    "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "fp32": "float32",
+    "i8": "int8", "i32": "int32", "u8": "uint8", "u32": "uint32",
+}  # fmt: skip
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
 NAN = "nan"  # and those with a NaN among them, where somebody asks for them

@@ -12,14 +12,9 @@ from .spec import GEN2, GEN3, GEN4, NeuronCore, in_force
 
 ENVIRONMENT_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
 TARGETS = {
-    "trn1": GEN2,
-    "inf2": GEN2,
-    "gen2": GEN2,
-    "trn2": GEN3,
-    "gen3": GEN3,
-    "trn3": GEN4,
+    "trn1": GEN2, "inf2": GEN2, "gen2": GEN2, "trn2": GEN3, "gen3": GEN3, "trn3": GEN4,
     "gen4": GEN4,
-}
+}  # fmt: skip
 DEFAULT, DEFAULT_BEFORE = "trn3", "trn1"  # of `nki`, of `neuronxcc.nki`
 
 

@@ -32,17 +32,9 @@ from ..program.program import Program
 from ..program.storage import Frame, Loop
 from ..run.eager import Machine
 from ..run.execute import Plan
-from . import annotation
+from . import annotation, specialisation
 from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
-from .specialisation import (
-    WrongArguments,
-    check_call,
-    flatten,
-    is_tensor,
-    name_argument,
-    shape_of,
-    to_torch,
-)
+from .specialisation import WrongArguments, is_tensor, shape_of, to_torch
 from .tensor import Tile
 
 _local = threading.local()
@@ -187,14 +179,14 @@ class Kernel:
         return self._returned(program, outputs)
 
     def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
-        return flatten(args, kwargs)
+        return specialisation.flatten(args, kwargs)
 
     def _keyed(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
         """Tensors and key of a call; an unknown type is told with the name of its argument."""
         try:
             return self._flatten(args, kwargs)
         except TypeError:
-            name_argument(self.function, self._flatten, args, kwargs)
+            specialisation.name_argument(self.function, self._flatten, args, kwargs)
             raise
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
@@ -212,7 +204,7 @@ class Kernel:
             with self.lock:
                 found = self.programs.get(key)
                 if found is None:
-                    check_call(self.function, args, kwargs)
+                    specialisation.check_call(self.function, args, kwargs)
                     with without_garbage_collection():
                         found = self._record(args, kwargs)
                         self._check(found)

@@ -15,19 +15,9 @@ from neuron_cpu.core.language.tensor import Tile as tensor
 from . import compiler, isa, language, typing
 
 __all__ = [
-    "FrameworkKernel",
-    "baremetal",
-    "benchmark",
-    "compiler",
-    "isa",
-    "jit",
-    "language",
-    "profile",
-    "simulate_kernel",
-    "tensor",
-    "trace",
-    "typing",
-]
+    "FrameworkKernel", "baremetal", "benchmark", "compiler", "isa", "jit", "language", "profile",
+    "simulate_kernel", "tensor", "trace", "typing",
+]  # fmt: skip
 
 FrameworkKernel = Kernel
 
