@@ -204,7 +204,7 @@ INVENTED = {
         "nisa.reduce_max(x)": "nisa.tensor_reduce",
         "nisa.max_pool(x, 2)": "nisa.tensor_reduce",
         "nisa.dma_wait()": "nothing",
-        "x.fill_(0)": "nisa.memset",
+        "x.fill_(0)": "; use n",
         "x.numel()": "tile.size",
         "x.contiguous()": "nothing",
         "x.device": "nothing",
