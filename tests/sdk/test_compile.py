@@ -387,7 +387,7 @@ def test_features_that_would_not_happen_are_refused(tiny_llama, application, opt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"output_logits": True}, "output_logits needs on_device_sampling_config"),
+        ({"output_logits": True}, "output_logits makes a list in NxDI 0.1"),
         ({"async_mode": True, "async": True}, "async_mode needs on_device_sampling_config"),
         ({"start_rank_id": 1}, "start_rank_id is 1, expected 0"),
         ({"local_ranks_size": 1, "tp_degree": 2}, "local_ranks_size is 1, expected 2"),

@@ -479,11 +479,13 @@ def test_left_padding_takes_whole_prompts_only(tiny_llama, application):
         app(input_ids=ids, position_ids=torch.arange(7)[None])
 
 
-def test_on_device_sampling_can_return_logits(tiny_llama, application):
+def test_on_device_sampling_can_return_logits(tiny_llama, application, monkeypatch):
     model, folder = tiny_llama()
-    app = application(
-        folder, tp_degree=2, output_logits=True, on_device_sampling_config={"top_k": 1}
-    )
+    options = {"output_logits": True, "on_device_sampling_config": {"top_k": 1}}
+    with pytest.raises(ValueError, match="output_logits makes a list in NxDI 0.1"):
+        application(folder, load=False, **options)
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.4")
+    app = application(folder, tp_degree=2, **options)
     ids = torch.tensor(PROMPTS[:1])
     output = app(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None])
     expected = model(ids).logits[:, -1:]

@@ -261,6 +261,11 @@ class Contract:
         return self.minor >= 3
 
     @property
+    def gives_tokens_and_logits(self) -> bool:
+        """`output_logits` gives both; before they are a list, which nothing reads."""
+        return self.minor >= 4
+
+    @property
     def takes_zeros(self) -> bool:
         """Sampling parameters may be a temperature of 0 or a `top_k` of 0."""
         return self.minor >= 6

@@ -492,6 +492,11 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
                 f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected {only}, because "
                 "neuron_cpu has tensor parallelism only, on one machine; leave it out."
             )
+    if neuron_config.output_logits and not neuron_config.contract.gives_tokens_and_logits:
+        raise ValueError(
+            f"NeuronConfig.output_logits makes a list in NxDI {neuron_config.contract.version}, "
+            "which its adapter cannot read, expected 0.4 or later; leave it out."
+        )
     for name in ("output_logits", "async_mode"):
         if getattr(neuron_config, name) and neuron_config.on_device_sampling_config is None:
             raise ValueError(
