@@ -32,7 +32,7 @@ from ..suite import child, plain
 from .forms import Request, Tolerance
 from .recorder import module_of
 
-MOST_ANSWERS = 10_000
+MOST_ANSWERS, MOST_WARNINGS = 10_000, 20
 SPARE = 2  # times as much memory as a candidate has: its program, values, float64 references
 KEPT = 0.5  # as much again for inputs and references' results that are kept
 Answer = dict[str, Any]
@@ -122,6 +122,7 @@ class Judge:
             self._answers.move_to_end(key)
             return self._answers[key] | {"cached": True, "spent_ms": self._spent}
         found: Answer = {"outcome": "passed", "sentence": "", "digest": name}
+        found["warnings"] = [str(one)[:1000] for one in program.warnings[:MOST_WARNINGS]]
         with self._phase("estimate"):
             found["estimate"] = estimate(program, request)
         if reference is not None:

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import types
+import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,10 @@ def _recorded(kernel: Any, case: cases.Case, request: Request) -> dict[str, Any]
     """The case's program, and one for each trial where control flow is data; or the refusal."""
     settings = request.settings()
     try:
-        found: dict[str, Any] = {"program": verdict.traced(kernel, case, settings.grid)}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found: dict[str, Any] = {"program": verdict.traced(kernel, case, settings.grid)}
+        found["program"].warnings = [f"line {w.lineno}: {w.message}" for w in told]
         if found["program"].for_values:
             for kind, seed in settings.trials():
                 found[f"{kind} {seed}"] = verdict.traced(kernel, case, settings.grid, kind, seed)

@@ -37,6 +37,7 @@ def kernel(x):
     nl.store(out, nl.add(tile, 1.0))
     return out
 """
+NISA = "import neuronxcc.nki.isa as nisa\n@nki"
 REFERENCE = "def reference(x):\n    return x + 1\n"
 
 
@@ -75,6 +76,20 @@ def test_a_right_kernel_passes_with_its_estimate(oracle: serve.Oracle) -> None:
     assert {"record", "check", "digest", "estimate", "run", "measure"} <= set(case["spent_ms"])
     again = asked(oracle, asking(id="b", seeds=[0, 1, 2]))
     assert again == told | {"id": "b", "cached": True}
+
+
+def test_what_a_devices_compiler_refused_is_a_warning_with_its_source(oracle: serve.Oracle) -> None:
+    row, i = "nisa.dma_copy(src=x[i * 0, j], dst=tile[i, j])", "nl.arange(128)[:, None]"
+    lines = f"tile = nl.ndarray((128, 64), x.dtype)\n    i, j = {i}, nl.arange(64)[None, :]\n    {row}"
+    source = KERNEL.replace("tile = nl.load(x)", lines).replace("@nki", NISA)
+    told = asked(oracle, asking(source, cases=["128x64:bf16"], reference=None))
+    (warned,) = told["cases"][0]["warnings"]
+    assert warned.startswith("line 11: kernel: dma_copy repeats one row") and "kda-for-trainium" in warned
+    turned = KERNEL.replace("nl.load(x)", "nisa.dma_transpose(x)").replace("@nki", NISA)
+    turned = turned.replace("x.shape, dtype", "x.shape[::-1], dtype")
+    for dtype, count in (("bf16", 0), ("f32", 1)):
+        told = asked(oracle, asking(turned, cases=[f"128x64:{dtype}"], reference=None))
+        assert (told["outcome"], len(told["cases"][0]["warnings"])) == ("passed", count)
 
 
 def test_equal_candidates_are_told(oracle: serve.Oracle) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.program import Instruction
@@ -138,7 +138,17 @@ def dma_copy(
             "sim_rmw_operator",
             f"dma_copy with dst_rmw_op '{operator}', expected add; combine the values on chip",
         )
+    if target.on_chip and source.shape[0] > 1 and not source.strides[0]:
+        warn(
+            "sim_refused_on_device",
+            f"dma_copy repeats one row of {source.label()} over {source.shape[0]} partitions, which "
+            f"a device's compiler could not lower ({_TRIED}, mamba_v3b); load the row and repeat "
+            "it with nl.broadcast_to or a product with ones",
+        )
     move(target, source, mask, accumulate=operator is not None)
+
+
+_TRIED = "Jerry2423/kda-for-trainium 90770f2"
 
 
 # --- transposes -----------------------------------------------------------------------------------
@@ -196,5 +206,12 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {rows} exceeds architecture limitation of "
             f"{CORE.partitions} in dma_transpose of {source.label()}; transpose in blocks",
+        )
+    if source.dt.itemsize > 2:
+        warn(
+            "sim_refused_on_device",
+            f"dma_transpose of {source.label()}, expected a 2-byte type: of fp32 a device's "
+            f"compiler ended with an internal error ({_TRIED}, rmsnorm_matmul_probe_dmatranspose_v2)"
+            "; use nisa.nc_transpose",
         )
     return transposed(source, order, dtype, mask)

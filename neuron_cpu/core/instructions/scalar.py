@@ -243,7 +243,12 @@ def _running_sums(
     The registers outlive the iteration of a loop in which they were last reset, so the tile's scope
     grows to the innermost loop body that holds all its uses.
     """
-    warn("sim_newer_api", "activation(reduce_cmd=) needs SDK 2.22 or newer; use activation_reduce")
+    warn(
+        "sim_newer_api",
+        "activation(reduce_cmd=) needs SDK 2.22 or newer, and a device's compiler computed twice "
+        "what it sums over several instructions (Jerry2423/kda-for-trainium 90770f2, "
+        "gqa_full_v7b_fused_rowsum); use activation_reduce",
+    )
 
     def column() -> View:
         return tracer.whole(tracer.storage((data.shape[0], 1), FLOAT32, SBUF))

@@ -108,6 +108,7 @@ class Program:
         today: a kernel of `nki` (SDK 2.29 and later), whose compiler keeps the writer's order.
         open_values: values of which sources leave open what becomes of them are told (the current
             language's, run/doubts.py).
+        warnings: of tracing, where whoever traced it keeps them (oracle/recorder.py).
         unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
         plans: what replays it, by the object that stands for the thread: a plan ends with either.
     """
