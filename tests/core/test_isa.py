@@ -594,6 +594,30 @@ def test_dma_transpose(shape, order):
     assert np.array_equal(wide(kernel(a)), wide(a).transpose(order))
 
 
+def test_transfers_that_a_devices_compiler_refused_are_warnings():
+    i, j = nl.arange(128)[:, None], nl.arange(8)[None, :]
+
+    @nki.jit
+    def repeated(x):
+        out, tile = (
+            nl.ndarray((128, 8), x.dtype, buffer=nl.shared_hbm),
+            nl.ndarray((128, 8), x.dtype),
+        )
+        nisa.dma_copy(src=x[i * 0, j], dst=tile[i, j])
+        nl.store(out, tile)
+        return out
+
+    @nki.jit
+    def turned(x):
+        out = nl.ndarray(x.shape[::-1], x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nisa.dma_transpose(x))
+        return out
+
+    for kernel in (repeated, turned):
+        with pytest.warns(UserWarning, match="kda-for-trainium.*sim_refused_on_device"):
+            kernel(data(1, (1, 8)))
+
+
 def test_dma_copy_adds_where_asked():
     a = data(1, (130, 4))
 

@@ -79,12 +79,14 @@ def test_a_right_kernel_passes_with_its_estimate(oracle: serve.Oracle) -> None:
 
 
 def test_what_a_devices_compiler_refused_is_a_warning_with_its_source(oracle: serve.Oracle) -> None:
-    row, i = "nisa.dma_copy(src=x[i * 0, j], dst=tile[i, j])", "nl.arange(128)[:, None]"
-    lines = f"tile = nl.ndarray((128, 64), x.dtype)\n    i, j = {i}, nl.arange(64)[None, :]\n    {row}"
+    rows = "i, j = nl.arange(128)[:, None], nl.arange(64)[None, :]"
+    copy = "nisa.dma_copy(src=x[i * 0, j], dst=tile[i, j])"
+    lines = "\n    ".join(["tile = nl.ndarray((128, 64), x.dtype)", rows, copy])
     source = KERNEL.replace("tile = nl.load(x)", lines).replace("@nki", NISA)
     told = asked(oracle, asking(source, cases=["128x64:bf16"], reference=None))
     (warned,) = told["cases"][0]["warnings"]
-    assert warned.startswith("line 11: kernel: dma_copy repeats one row") and "kda-for-trainium" in warned
+    assert warned.startswith("line 11: kernel: dma_copy repeats one row"), warned
+    assert "kda-for-trainium" in warned and warned.endswith("[sim_refused_on_device]")
     turned = KERNEL.replace("nl.load(x)", "nisa.dma_transpose(x)").replace("@nki", NISA)
     turned = turned.replace("x.shape, dtype", "x.shape[::-1], dtype")
     for dtype, count in (("bf16", 0), ("f32", 1)):

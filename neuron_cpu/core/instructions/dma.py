@@ -141,8 +141,8 @@ def dma_copy(
     if target.on_chip and source.shape[0] > 1 and not source.strides[0]:
         warn(
             "sim_refused_on_device",
-            f"dma_copy repeats one row of {source.label()} over {source.shape[0]} partitions, which "
-            f"a device's compiler could not lower ({_TRIED}, mamba_v3b); load the row and repeat "
+            f"dma_copy repeats one row of {source.label()} over {source.shape[0]} partitions: "
+            f"a device's compiler could not lower that ({_TRIED}, mamba_v3b); load the row, repeat "
             "it with nl.broadcast_to or a product with ones",
         )
     move(target, source, mask, accumulate=operator is not None)
@@ -211,7 +211,7 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
         warn(
             "sim_refused_on_device",
             f"dma_transpose of {source.label()}, expected a 2-byte type: of fp32 a device's "
-            f"compiler ended with an internal error ({_TRIED}, rmsnorm_matmul_probe_dmatranspose_v2)"
-            "; use nisa.nc_transpose",
+            f"compiler ended with an internal error ({_TRIED}, rmsnorm_matmul's probe); use "
+            "nisa.nc_transpose",
         )
     return transposed(source, order, dtype, mask)

@@ -108,3 +108,24 @@ def test_the_compiler_s_words_are_told(sdk_of_today):
     sdk_of_today("python", "echo 'error: no such engine' >&2; exit 70")
     with pytest.raises(RuntimeError, match="python: error: no such engine"):
         timing.profiled(plan.of_row(ROWS["small"], today=True).call)
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        '{"n0": {"total_time": 0.017, "event_count": 3}}',
+        'read profile.ntff\n{"summary": [{"event_count": 3, "total_time": 0.017}]}\ndone',
+        '[{"total_time": 0.017}]',
+        '{"total_time": 0.017}',
+    ],
+)
+def test_a_profilers_summary_may_nest_its_time_in_any_way(summary: str) -> None:
+    assert timing.seconds_of(summary) == 0.017
+
+
+@pytest.mark.parametrize(
+    "summary", ["", "{", "no profile", '{"n0": {"time": 1}}', '{"total_time": "x"}']
+)
+def test_a_summary_without_a_time_is_told(summary: str) -> None:
+    with pytest.raises(ValueError, match="has no total_time"):
+        timing.seconds_of(summary)
