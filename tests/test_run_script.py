@@ -106,6 +106,7 @@ def test_a_module_such_as_pytest(tmp_path):
         ((), "run names no script, expected run SCRIPT"),
         (("-m",), "run names no script"),
         (("absent.py",), "script absent.py does not exist, expected a Python file; correct it."),
+        (("x" * 5000,), "x does not exist, expected a Python file; correct it."),
     ],
 )
 def test_what_cannot_be_run(arguments, sentence, tmp_path):

@@ -86,7 +86,7 @@ class _HookTaken(MetaPathFinder):
 
 
 def _run_file(script: Path, arguments: Sequence[str]) -> None:
-    if not script.is_file():
+    if not os.path.isfile(script):  # whatever name it has
         raise UsageError(f"script {script} does not exist, expected a Python file; correct it.")
     sys.path.insert(0, str(script.resolve().parent))
     sys.argv = [str(script), *arguments]

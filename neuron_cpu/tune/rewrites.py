@@ -55,7 +55,7 @@ class Rewrites:
                     code["source"] = str(json.loads(line)["source"])
             if script.returncode:
                 raise ValueError(f"and ended with status {script.returncode}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise UsageError(
                 f"--rewrite {self.command} wrote {line[:80]!r} ({error}), expected lines "
                 '{"source": ...} of JSON; correct the script.'

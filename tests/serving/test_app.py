@@ -7,6 +7,7 @@ import dataclasses
 import json
 import signal
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -288,6 +289,54 @@ def test_a_request_of_two_lengths_hides_no_other(server):
     found = raw(server, first + b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert found.startswith(b"HTTP/1.1 400 ") and found.count(b"HTTP/1.1") == 1
     assert b"exclude each other" in found
+
+
+SMUGGLED = {
+    "twice in chunks": (b"Transfer-Encoding: chunked, chunked", 400),
+    "zipped in chunks": (b"Transfer-Encoding: gzip, chunked", 400),
+    "a name with a space": (b"Transfer-Encoding : chunked", 400),
+    "a tab before the value": (b"Transfer-Encoding:\x0bchunked", 400),
+    "two other lengths": (b"Content-Length: 0\r\nContent-Length: 5", 400),
+    "a length with a sign": (b"Content-Length: +0", 400),
+    "a length of other digits": (b"Content-Length: \xd9\xa0", 400),
+    "a length without an end": (b"Content-Length: " + b"9" * 5000, 400),
+    "another server as well": (b"Host: evil.example", 400),
+    "a zero byte": (b"X: a\0b", 400),
+    "a socket of the web": (b"Upgrade: websocket\r\nConnection: Upgrade, close", 415),
+    "an older protocol's successor": (b"Upgrade: h2c\r\nConnection: Upgrade, close", 415),
+}
+
+
+@pytest.mark.parametrize("name", SMUGGLED)
+def test_a_head_of_two_meanings_has_one_answer(name: str, server: Running) -> None:
+    """What follows it is not read as another request."""
+    lines, status = SMUGGLED[name]
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n" % lines
+    found = raw(server, head + b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert found.startswith(b"HTTP/1.1 %d " % status) and found.count(b"HTTP/1.1 ") == 1, found
+
+
+@pytest.mark.parametrize("url", [b"http://evil.example/v1/models", b"evil.example:80", b"*"])
+def test_a_whole_address_is_no_path(url: str, server: Running) -> None:
+    head = b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % url
+    assert raw(server, head).startswith(b"HTTP/1.1 404 ")
+
+
+def test_floods_hold_nobody_off(server: Running) -> None:
+    """Requests in a row, readers that do not read, and streams whose clients are gone at once."""
+    text = json.dumps(body("hello", max_tokens=50, stream=True)).encode()
+    sent = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    sent = sent % COMPLETIONS.encode() + b"Content-Length: %d\r\n\r\n" % len(text) + text
+    slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(40)]
+    for number, one in enumerate(slow):
+        one.sendall(sent if number else b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500)
+    assert server.ask("/health")[0] == 200
+    for one in slow:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.close()
+    state = server.server._scheduler.state
+    server.until(lambda: not state()["running"] and not state()["waiting"])
+    assert server.ask(COMPLETIONS, body())[0] == 200 and state()["failures"] == 0
 
 
 def test_http_1_0_and_head(server):
