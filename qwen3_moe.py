@@ -28,6 +28,7 @@ parts, which the all-reduce of the ranks takes as they are.
 from typing import Any, Dict, Tuple, Type
 
 import nki
+import nki.collectives as ncc
 import nki.isa as nisa
 import nki.language as nl
 import torch
@@ -43,7 +44,7 @@ from torch import nn
 FP32 = nl.float32
 P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array; also the head dimension
 MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
-HEAD_COLUMNS = 1024  # of the head's weight, loaded at once: rows of 2 KiB
+HEAD_TILES = 12  # of the head's weight, loaded at once: rows of 3 KiB
 BLOCK = 128  # tokens of one expert that are multiplied together
 BEST = 8  # what VectorE finds at once: the most experts of a token
 BY_TURNS = nisa.vector_engine, nisa.scalar_engine  # where copies of a chain wait for each other
@@ -107,8 +108,8 @@ def loaded(x_hbm):
 
 
 def loaded_column(x_hbm):
-    """One token [1, H] @ HBM -> [128, H/128] @ SBUF."""
-    return loaded(x_hbm.reshape((P_MAX, x_hbm.shape[1] // P_MAX)))
+    """One token [1, H] or a gain [H] @ HBM -> [128, H/128, 1] @ SBUF."""
+    return loaded(x_hbm.reshape((P_MAX, x_hbm.shape[-1] // P_MAX, 1)))
 
 
 def scaled(dst, data, factor, op=None, other=None):
@@ -130,6 +131,20 @@ def multiply(dst, data1, data2):
 def product(dst, stationary, moving, first=True):
     """dst [M, N] @ PSUM = stationary [K, M].T @ moving [K, N] where ``first``, else added to it."""
     nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, accumulate=not first)
+
+
+def contract(dst, stationary, moving):
+    """dst [M, N] @ PSUM = the sum over K of stationary [128, K/128, M] and moving [128, K/128, N] @
+    SBUF: K/128 passes of TensorE."""
+    for k in range(moving.shape[1]):
+        product(dst, stationary[:, k, :], moving[:, k, :], first=k == 0)
+
+
+def add_columns(acc_psum, weight_sb, column_sb, first):
+    """A column [P, 1] times a weight [P, H] @ SBUF, strided, into acc [128, H/128] @ PSUM."""
+    for tile in range(acc_psum.shape[1]):
+        own_sb = weight_sb[:, tile * P_MAX : (tile + 1) * P_MAX]
+        product(acc_psum[:, tile : tile + 1], own_sb, column_sb, first)
 
 
 def turn(dst, data, engine=nisa.engine.unknown):
@@ -155,41 +170,42 @@ def strided_tiles(rows_sb, first, tiles):
 # --- Norm and router ------------------------------------------------------------------------------
 
 
-def summed(op, x, low_sb=None):
-    """Sums of op(x + low) of rows [P, F] @ SBUF or PSUM -> [P, 1] fp32."""
+def summed(op, x, low_sb=None, scale=1.0):
+    """Sums of op(x * scale + low) of rows [P, F] @ SBUF or PSUM -> [P, 1] fp32."""
     made_sb, sums_sb = tile_of(x.shape, FP32), tile_of((x.shape[0], 1), FP32)
     nisa.activation_reduce(
-        dst=made_sb, op=op, data=x, bias=low_sb, reduce_op=nl.add, reduce_res=sums_sb
+        dst=made_sb, op=op, data=x, bias=low_sb, scale=scale, reduce_op=nl.add, reduce_res=sums_sb
     )
     return sums_sb
 
 
 def inverse_roots(sums, features, eps):
-    """1 / rms from sums of squares over ``features``, fp32 @ SBUF (Zhang and Sennrich 2019)."""
-    roots_sb, eps_sb = tile_of(sums.shape, FP32), filled((sums.shape[0], 1), eps, FP32)
-    nisa.activation(dst=roots_sb, op=nl.rsqrt, data=sums, bias=eps_sb, scale=1.0 / features)
+    """1 / rms from sums of squares over ``features``, fp32 @ SBUF (Zhang and Sennrich 2019); eps is
+    a number or [P, 1] fp32 @ SBUF."""
+    roots_sb = tile_of(sums.shape, FP32)
+    nisa.activation(dst=roots_sb, op=nl.rsqrt, data=sums, bias=eps, scale=1.0 / features)
     return roots_sb
 
 
-def normed(x_sb, root_sb, gain_sb):
-    """x [P, F] @ SBUF by its scale [P, 1] and the gain [P, F] -> the same, rounded once."""
-    made_sb = tile_of(x_sb.shape, x_sb.dtype)
-    scaled(made_sb, x_sb, root_sb, nl.multiply, gain_sb)
-    return made_sb
-
-
 def column_norm(x_sb, gain_sb, eps):
-    """RMSNorm of one token [128, H/128] @ SBUF; a product with ones adds the partitions up."""
+    """RMSNorm of one token [128, H/128, 1] @ SBUF in two parts: x * gain, rounded once, of which
+    products are made at once; and 1 / rms [128, 1] fp32, which scales what they give. The third
+    result is eps * rms ** 2 [128, 1]: eps of a norm behind such a product that nothing scaled."""
     total_psum, ones_sb = psum_of((P_MAX, 1)), filled((P_MAX, P_MAX), 1.0, FP32)
-    product(total_psum, ones_sb, summed(nl.square, x_sb))
-    return normed(x_sb, inverse_roots(total_psum, P_MAX * x_sb.shape[1], eps), gain_sb)
+    gained_sb, eps_sb = tile_of(x_sb.shape, x_sb.dtype), tile_of((P_MAX, 1), FP32)
+    multiply(gained_sb, x_sb, gain_sb)
+    product(total_psum, ones_sb, summed(nl.square, x_sb))  # adds the partitions up
+    size = P_MAX * x_sb.shape[1]
+    nisa.tensor_scalar(eps_sb, total_psum, nl.multiply, eps / size, op1=nl.add, operand1=eps**2)
+    return gained_sb, inverse_roots(total_psum, size, eps), eps_sb
 
 
 def row_norm(x_sb, gain_sb, eps):
-    """RMSNorm of rows [T, H] @ SBUF, the gain in each of [128, H]."""
-    tokens, hidden = x_sb.shape
+    """RMSNorm of rows [T, H] @ SBUF, the gain in each of [128, H], rounded once."""
+    made_sb, (tokens, hidden) = tile_of(x_sb.shape, x_sb.dtype), x_sb.shape
     roots_sb = inverse_roots(summed(nl.square, x_sb), hidden, eps)
-    return normed(x_sb, roots_sb, gain_sb[0:tokens, :])
+    scaled(made_sb, x_sb, roots_sb, nl.multiply, gain_sb[0:tokens, :])
+    return made_sb
 
 
 def as_columns(x_sb):
@@ -201,21 +217,22 @@ def as_columns(x_sb):
     return made_sb
 
 
-def routed(x_sb, router_sb, each, normalized):
+def routed(x_sb, router_sb, each, normalized, root_sb=None):
     """x [128, H/128, T], router [128, H/128, E] @ SBUF -> numbers (int32) and weights (fp32) of the
     best 8 experts [T, 8]; weights are a softmax over the best ``each`` where ``normalized``, else
-    over all. Products of bf16 add up in fp32: the router's logits are those of one in fp32."""
+    over all. Products of bf16 add up in fp32: the router's logits are those of one in fp32. Of one
+    token whose norm's scale is to come they are ``root_sb`` [128, 1] times the products."""
     tokens, experts = x_sb.shape[2], router_sb.shape[2]
     logits_psum = psum_of((tokens, experts))
-    for k in range(x_sb.shape[1]):
-        product(logits_psum, x_sb[:, k, :], router_sb[:, k, :], first=k == 0)
+    contract(logits_psum, x_sb, router_sb)
     best_sb, number_sb = tile_of((tokens, BEST), FP32), tile_of((tokens, BEST), nl.uint32)
     nisa.max8(dst=best_sb, src=logits_psum)
     nisa.nc_find_index8(dst=number_sb, data=logits_psum, vals=best_sb)
     low_sb, weights_sb = tile_of((tokens, 1), FP32), tile_of((tokens, BEST), FP32)
-    scaled(low_sb, best_sb[:, 0:1], -1.0)
-    sums_sb = summed(nl.exp, best_sb[:, 0:each] if normalized else logits_psum, low_sb)
-    nisa.activation(dst=weights_sb, op=nl.exp, data=best_sb, bias=low_sb)
+    scale = 1.0 if root_sb is None else root_sb[0:tokens, :]
+    nisa.tensor_scalar(low_sb, best_sb[:, 0:1], nl.multiply, -1.0, op1=nl.multiply, operand1=scale)
+    sums_sb = summed(nl.exp, best_sb[:, 0:each] if normalized else logits_psum, low_sb, scale)
+    nisa.activation(dst=weights_sb, op=nl.exp, data=best_sb, bias=low_sb, scale=scale)
     nisa.reciprocal(dst=sums_sb, data=sums_sb)
     scaled(weights_sb, weights_sb, sums_sb)
     return number_sb.view(nl.int32), weights_sb
@@ -238,16 +255,20 @@ class Heads(nl.NKIObject):
         self.own = self.group // cores
         self.first = self.own * nl.program_id(0)
 
-    def load(self, weight_hbm, kv_head):
-        """What a core needs of a KV head, of QKV [kv_heads * (group + 2) * H, D] @ HBM: value, key
-        and its own queries, [128, own + 2, H/128, D] @ SBUF, one after another."""
-        tiles = weight_hbm.shape[0] // (self.kv_heads * (self.group + 2) * P_MAX)
-        heads_hbm = weight_hbm.reshape((self.kv_heads, self.group + 2, P_MAX, tiles, P_MAX))
-        made_sb = tile_of((P_MAX, self.own + 2, tiles, P_MAX), weight_hbm.dtype)
+    def room(self, tiles, dtype):
+        """For what a core needs of each KV head: value, key and its own queries, one after another,
+        [128, own + 2, H/128, D] @ SBUF."""
+        made = []
+        for _ in range(self.kv_heads):
+            made.append(tile_of((P_MAX, self.own + 2, tiles, P_MAX), dtype))
+        return made
+
+    def load(self, made_sb, weight_hbm, kv_head):
+        """Fill that of a KV head from QKV [kv_heads * (group + 2) * H, D] @ HBM."""
+        shape = self.kv_heads, self.group + 2, P_MAX, made_sb.shape[2], P_MAX
         for n in range(self.own + 2):
-            head = n if n < 2 else n + self.first
-            nisa.dma_copy(dst=made_sb[:, n, :, :], src=heads_hbm[kv_head, head, :, :, :])
-        return made_sb
+            head_hbm = weight_hbm.reshape(shape)[kv_head, n if n < 2 else n + self.first]
+            nisa.dma_copy(dst=made_sb[:, n, :, :], src=head_hbm)
 
     def place(self, kv_head):
         """Of the core's first query of a KV head, among all query heads of the rank."""
@@ -328,65 +349,51 @@ def context_of(scores, values, dtype):
     return context_sb
 
 
-@nki.jit
-def attention_decode_kernel(
-    x_hbm, gain_hbm, qkv_hbm, head_gains_hbm, out_w_hbm, cos_hbm, sin_hbm, k_hbm, v_hbm, bias_hbm,
-    kv_heads, group, eps,
-):  # fmt: skip
-    """Attention of one new token over a cache and itself, from the residual stream to the output.
+def attend_token(step, x_sb, weights, caches):
+    """Attention of one new token over a cache and itself, of the stream x [128, H/128, 1] @ SBUF.
 
-    x [1, H], gain [1, H], qkv [kv_heads * (group + 2) * H, D], gains of a key and its group's
-    queries [group + 1, D], cos and sin [1, D] fp32, out_w [kv_heads * group * D, H] strided, cache
-    [kv_heads, L, D] twice, bias [1, L + 1]: 0 for keys that count, the token's own last -> each
-    core's part of the output [cores, 128, H/128] fp32, new key and value [kv_heads, 1, D].
+    ``weights`` @ HBM are a gain [H], QKV [kv_heads * (group + 2) * H, D], gains of a key and its
+    group's queries [group + 1, D], output [kv_heads * group * D, H] strided; ``caches`` of keys and
+    values [1, kv_heads, room, D] @ HBM -> this core's part of the output [128, H/128] @ PSUM, and
+    the new (key, value) of each KV head, rows [1, D] @ SBUF.
     """
-    heads, dtype, tiles = Heads(kv_heads, group), x_hbm.dtype, x_hbm.shape[1] // P_MAX
-    out_hbm = result_of((nl.num_programs(0), P_MAX, tiles), FP32)
-    new_shape = (kv_heads, 1, P_MAX)
-    new_k_hbm, new_v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
-    # a few KiB first, then the weights in the order of their use
-    x_sb, gain_sb, acc_psum = loaded_column(x_hbm), loaded_column(gain_hbm), psum_of((P_MAX, tiles))
-    count, length, parts = heads.own + 1, k_hbm.shape[1], spans(k_hbm.shape[1], P_MAX)
-    cos_sb, sin_sb = loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count))
-    gains_sb, bias_sb = loaded(head_gains_hbm[0:count, :]), loaded(bias_hbm)
-    normed_sb, tables = column_norm(x_sb, gain_sb, eps), gained(gains_sb, cos_sb, sin_sb)
-    for kv_head in range(kv_heads):
-        weight_sb, keys, values = heads.load(qkv_hbm, kv_head), [], []
-        for cached in ((keys, k_hbm), (values, v_hbm)):
+    heads, dtype, tiles, length = step.heads, x_sb.dtype, x_sb.shape[1], step.length
+    count, parts, new, acc_psum = heads.own + 1, spans(length, P_MAX), [], psum_of((P_MAX, tiles))
+    gain_sb, gains_sb = loaded_column(weights[0]), loaded(weights[2][0:count, :])
+    tables = gained(gains_sb, step.cos_sb, step.sin_sb)
+    gained_sb, root_sb, eps_sb = column_norm(x_sb, gain_sb, step.eps)
+    heads_hbm = weights[3].reshape((heads.kv_heads * heads.group, P_MAX, tiles * P_MAX))
+    for kv_head in range(heads.kv_heads):
+        weight_sb, first, keys, values = step.qkv[kv_head], heads.place(kv_head), [], []
+        heads.load(weight_sb, weights[1], kv_head)
+        for cached in ((keys, caches[0]), (values, caches[1])):
             for part in parts:
-                cached[0].append(loaded(cached[1][kv_head, nl.ds(part[0], part[1]), :]))
-        first, out_w_sb = heads.place(kv_head), tile_of((P_MAX, heads.own, tiles * P_MAX), dtype)
-        for head in range(heads.own):
-            own_hbm = out_w_hbm[nl.ds((first + head) * P_MAX, P_MAX), :]
-            nisa.dma_copy(dst=out_w_sb[:, head, :], src=own_hbm)
-        # the value as a row [1, D]; the key and queries [D, own + 1], a column of PSUM each
-        qk_psum, v_psum = psum_of((P_MAX, count)), psum_of((1, P_MAX))
-        for k in range(tiles):
-            product(v_psum, normed_sb[:, k : k + 1], weight_sb[:, 0, k, :], first=k == 0)
-        values.append(copied(v_psum, dtype))
-        for n in range(count):
-            for k in range(tiles):
-                column = qk_psum[:, n : n + 1]
-                product(column, weight_sb[:, n + 1, k, :], normed_sb[:, k : k + 1], k == 0)
-        qk_sb, k_sb = tile_of((P_MAX, count), dtype), tile_of((P_MAX, length + 1), dtype)
-        rotated(qk_sb, qk_psum, tables, eps)
-        # meanwhile TensorE turns the cached keys; the new one gets the last column
+                cached[0].append(loaded(cached[1][0, kv_head, nl.ds(part[0], part[1]), :]))
+        out_w_sb = loaded(heads_hbm[first : first + heads.own].permute((1, 0, 2)))
+        # TensorE turns the cached keys while the stream is awaited; the new one comes last
+        k_sb = tile_of((P_MAX, length + 1), dtype)
         for n in range(len(parts)):
             turn(k_sb[:, nl.ds(parts[n][0], parts[n][1])], keys[n], BY_TURNS[n % 2])
+        # key and queries [D, own + 1], a column of PSUM each, are normed by themselves: the scale
+        # of the stream's norm counts beside their epsilon alone
+        qk_psum, qk_sb = psum_of((P_MAX, count)), tile_of((P_MAX, count), dtype)
+        for n in range(count):
+            contract(qk_psum[:, n : n + 1], weight_sb[:, n + 1], gained_sb)
+        rotated(qk_sb, qk_psum, tables, eps_sb)
         nisa.tensor_copy(dst=k_sb[:, length : length + 1], src=qk_sb[:, 0:1])
-        context_sb = context_of(scores_of(qk_sb[:, 1:count], k_sb, bias_sb), values, dtype)
-        for head in range(heads.own):
-            for tile in range(tiles):
-                own_sb = out_w_sb[:, head, tile * P_MAX : (tile + 1) * P_MAX]
-                column, begins = context_sb[:, head : head + 1], kv_head + head == 0
-                product(acc_psum[:, tile : tile + 1], own_sb, column, begins)
-        if nl.program_id(0) == 0:
-            key_sb = tile_of((1, P_MAX), dtype)
-            turn(key_sb, qk_sb[:, 0:1], nisa.scalar_engine)
-            nisa.dma_copy(dst=new_k_hbm[kv_head], src=key_sb)
-            nisa.dma_copy(dst=new_v_hbm[kv_head], src=values[-1])
-    nisa.dma_copy(dst=out_hbm[nl.program_id(0)], src=copied(acc_psum, FP32))
-    return out_hbm, new_k_hbm, new_v_hbm
+        scores = scores_of(qk_sb[:, 1:count], k_sb, step.bias_sb)
+        # the value, a row [1, D], while other engines are at the scores
+        v_psum, v_sb = psum_of((1, P_MAX)), tile_of((1, P_MAX), dtype)
+        contract(v_psum, gained_sb, weight_sb[:, 0])
+        scaled(v_sb, v_psum, root_sb[0:1, :])
+        values.append(v_sb)
+        context_sb = context_of(scores, values, dtype)
+        for n in range(heads.own):
+            add_columns(acc_psum, out_w_sb[:, n, :], context_sb[:, n : n + 1], kv_head + n == 0)
+        key_sb = tile_of((1, P_MAX), dtype)
+        turn(key_sb, qk_sb[:, 0:1], nisa.scalar_engine)
+        new.append((key_sb, v_sb))
+    return acc_psum, new
 
 
 @nki.jit
@@ -404,10 +411,10 @@ def attention_prefill_kernel(
     new_shape = (kv_heads, tokens, P_MAX)
     k_hbm, v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
     context_hbm = result_of((P_MAX, kv_heads * group, tokens), dtype)
-    gain_sb, weights = loaded(gain_hbm.broadcast(0, P_MAX)), []
+    gain_sb, weights = loaded(gain_hbm.broadcast(0, P_MAX)), heads.room(tiles, dtype)
     gains_sb = loaded(head_gains_hbm[0:2, :].expand_dim(0).broadcast(0, P_MAX))
     for kv_head in range(kv_heads):
-        weights.append(heads.load(qkv_hbm, kv_head))
+        heads.load(weights[kv_head], qkv_hbm, kv_head)
     # queries and keys of all tokens with features on partitions, values in rows: what scores take
     q_sb = tile_of((P_MAX, kv_heads * heads.own, tokens), dtype)
     k_sb, values = tile_of((P_MAX, kv_heads, tokens), dtype), []
@@ -422,13 +429,11 @@ def attention_prefill_kernel(
         for kv_head in range(kv_heads):
             weight_sb, value_sb = weights[kv_head], values[-1][:, kv_head, :]
             v_psum, key_sb = psum_of((size, P_MAX)), tile_of((size, P_MAX), dtype)
-            for k in range(tiles):
-                product(v_psum, normed_sb[:, k, :], weight_sb[:, 0, k, :], first=k == 0)
+            contract(v_psum, normed_sb, weight_sb[:, 0])
             nisa.tensor_copy(dst=value_sb, src=v_psum)
             for n in range(heads.own + 1):
                 head_psum, place = psum_of((P_MAX, size)), kv_head * heads.own + n - 1
-                for k in range(tiles):
-                    product(head_psum, weight_sb[:, n + 1, k, :], normed_sb[:, k, :], first=k == 0)
+                contract(head_psum, weight_sb[:, n + 1], normed_sb)
                 head_sb = q_sb[:, place, own] if n else k_sb[:, kv_head, own]
                 rotated(head_sb, head_psum, tables[min(n, 1)], eps)
             turn(key_sb, k_sb[:, kv_head, own])
@@ -476,20 +481,17 @@ def project_rows(context_hbm, out_w_hbm, out_hbm, parts):
     their places in rows [T, H] @ HBM."""
     heads, hidden, tiles = context_hbm.shape[1], out_hbm.shape[1], out_hbm.shape[1] // P_MAX
     own = own_share(list(range(tiles)))
-    columns, some = nl.ds(own[0] * P_MAX, len(own) * P_MAX), nl.ds(own[0], len(own))
+    some, width = nl.ds(own[0], len(own)), len(own) * P_MAX
     heads_hbm = out_w_hbm.reshape((heads, P_MAX, hidden)).permute((1, 0, 2))
-    weight_sb = loaded(heads_hbm[:, :, columns])
+    weight_sb = loaded(heads_hbm[:, :, nl.ds(own[0] * P_MAX, width)])
     for part in parts:
         start, size = part
         context_sb = loaded(context_hbm[:, :, start : start + size])
-        out_sb = tile_of((size, len(own) * P_MAX), out_hbm.dtype)
-        for part in spans(len(own) * P_MAX, MOVING_MAX):
-            at, width = part
-            out_psum = psum_of((size, width))
-            for head in range(heads):
-                moving_sb = weight_sb[:, head, at : at + width]
-                product(out_psum, context_sb[:, head, :], moving_sb, first=head == 0)
-            store_strided(out_psum, out_sb, at)
+        out_sb = tile_of((size, width), out_hbm.dtype)
+        for part in spans(width, MOVING_MAX):
+            out_psum = psum_of((size, part[1]))
+            contract(out_psum, context_sb, weight_sb[:, :, nl.ds(part[0], part[1])])
+            store_strided(out_psum, out_sb, part[0])
         rows_hbm = out_hbm[start : start + size, :].reshape((size, P_MAX, tiles))
         nisa.dma_copy(dst=rows_hbm[:, :, some], src=out_sb.reshape((size, P_MAX, len(own))))
 
@@ -529,9 +531,10 @@ def expert_weights(gate_up_hbm, down_hbm, number_sb, pieces=1):
     return gate_up_sb, downs
 
 
-def inner_features(x_sb, gate_up_sb, weight):
+def inner_features(x_sb, gate_up_sb, weight, root_sb=None):
     """silu(gate) * up * weight of x [128, H/128, T] @ SBUF, the tiles of [I, T], rounded once
-    (Shazeer 2020). weight [128, T] fp32 @ SBUF or PSUM, or None for 1."""
+    (Shazeer 2020). weight [128, T] fp32 @ SBUF or PSUM, or None for 1; ``root_sb`` [128, 1] scales
+    what silu takes."""
     (_, tiles, tokens), inner, made = x_sb.shape, gate_up_sb.shape[2] // 2, []
     for pair in spans(inner, 2 * P_MAX):
         parts, both = spans(pair[1], P_MAX), []
@@ -545,7 +548,8 @@ def inner_features(x_sb, gate_up_sb, weight):
         for both_psum in both:
             size, gate_psum, up_psum = both_psum.shape[0], both_psum[:, 0, :], both_psum[:, 1, :]
             gate_sb, inner_sb = tile_of((size, tokens), FP32), tile_of((size, tokens), x_sb.dtype)
-            nisa.activation(dst=gate_sb, op=nl.silu, data=gate_psum)
+            scale = 1.0 if root_sb is None else root_sb[0:size, :]
+            nisa.activation(dst=gate_sb, op=nl.silu, data=gate_psum, scale=scale)
             if weight is not None:
                 multiply(gate_sb, gate_sb, weight[0:size, :])
             multiply(inner_sb, gate_sb, up_psum)
@@ -562,45 +566,31 @@ def expert_rows(inners, downs, rows, begins):
             product(rows[m], inners[n], downs[n][:, columns], first=begins and n == 0)
 
 
-@nki.jit
-def experts_decode_kernel(
-    x_hbm, delta_hbm, gain_hbm, router_hbm, gate_up_hbm, down_hbm, each, normalized, eps
-):
-    """Residual sum, norm, router and the chosen experts of one token.
+def run_chosen(step, x_sb, weights):
+    """Norm, router and the chosen experts of one token, of the stream x [128, H/128, 1] @ SBUF.
 
-    x [1, H], delta [1, H] fp32 that attention adds, gain [1, H], router [H, E], gate_up [E, H, 2
-    I], down [E, I, H] strided -> each core's part of the output [cores, 128, H/128] fp32, and x +
-    delta [1, H].
+    ``weights`` @ HBM are a gain [H], router [H, E], gate and up [E, H, 2 I], down [E, I, H] strided
+    -> this core's part of what they add [128, H/128] @ PSUM. Experts are best whatever scales their
+    scores, so the norm's scale goes into their weights and into what the activation takes.
     """
-    dtype, tiles = x_hbm.dtype, x_hbm.shape[1] // P_MAX
-    out_hbm = result_of((nl.num_programs(0), P_MAX, tiles), FP32)
-    stream_hbm = result_of(x_hbm.shape, dtype)
-    x_sb, delta_sb = loaded_column(x_hbm), loaded_column(delta_hbm)
-    sum_sb = tile_of((P_MAX, tiles), dtype)
-    nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=delta_sb, op=nl.add)
-    gain_sb, router_sb = loaded_column(gain_hbm), loaded(by_partition(router_hbm))
-    if nl.program_id(0) == 0:
-        nisa.dma_copy(dst=stream_hbm.reshape((P_MAX, tiles)), src=sum_sb)
-    normed_sb = column_norm(sum_sb, gain_sb, eps).expand_dim(2)
-    number_sb, weights_sb = routed(normed_sb, router_sb, each, normalized)
-    # the weights of the experts [1, 8] on every partition: a product with ones
+    acc_psum = psum_of(x_sb.shape[0:2])
+    gain_sb, router_sb = loaded_column(weights[0]), loaded(by_partition(weights[1]))
+    gained_sb, root_sb, _ = column_norm(x_sb, gain_sb, step.eps)
+    number_sb, shares_sb = routed(gained_sb, router_sb, step.each, step.normalized, root_sb)
+    # the experts' shares [1, 8], scaled, on every partition: a product with ones
     ones_sb, spread_psum = filled((1, P_MAX), 1.0, FP32), psum_of((P_MAX, BEST))
-    product(spread_psum, ones_sb, weights_sb)
+    scaled(shares_sb, shares_sb, root_sb[0:1, :])
+    product(spread_psum, ones_sb, shares_sb)
     spread_sb = copied(spread_psum, FP32)
     # 2.4 MB an expert; its products take TensorE less than DMA needs for the next one's weights
-    acc_psum, begins = psum_of((P_MAX, tiles)), True
-    choices = own_share(list(range(each)))
+    choices = own_share(list(range(step.each)))
     for choice in choices:
         own, pieces = nl.ds(choice, 1), 4 if choice == choices[-1] else 2
-        gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number_sb[:, own], pieces)
-        inners = inner_features(normed_sb, gate_up_sb, spread_sb[:, own])
+        gate_up_sb, downs = expert_weights(weights[2], weights[3], number_sb[:, own], pieces)
+        inners = inner_features(gained_sb, gate_up_sb, spread_sb[:, own], root_sb)
         for n in range(len(inners)):
-            for tile in range(tiles):
-                weight_sb = downs[n][:, tile * P_MAX : (tile + 1) * P_MAX]
-                product(acc_psum[:, tile : tile + 1], weight_sb, inners[n], first=begins)
-            begins = False
-    nisa.dma_copy(dst=out_hbm[nl.program_id(0)], src=copied(acc_psum, FP32))
-    return out_hbm, stream_hbm
+            add_columns(acc_psum, downs[n], inners[n], choice == choices[0] and n == 0)
+    return acc_psum
 
 
 @nki.jit
@@ -699,36 +689,121 @@ def gathered(rows_hbm, number_sb):
     return loaded(rows_hbm.ap(pattern, offset=0, vector_offset=number_sb))
 
 
+# --- A decode step --------------------------------------------------------------------------------
+
+
+class Step(nl.NKIObject):
+    """What all layers of a decode step share: the ranks that add up (a ReplicaGroup or None); cos
+    and sin [own + 1, D] fp32, the bias of ``length`` cached keys and the new one [1, length + 1],
+    the new one's place in the caches [1, 1] int32, ``room`` for QKV's weights @ SBUF; how many
+    experts are chosen and whether their weights add up to 1; epsilon."""
+
+    heads: Heads
+    ranks: ncc.ReplicaGroup
+    cos_sb: nl.NkiTensor
+    sin_sb: nl.NkiTensor
+    bias_sb: nl.NkiTensor
+    place_sb: nl.NkiTensor
+    qkv: list
+    length: int
+    each: int
+    normalized: bool
+    eps: float
+
+    def keep(self, row_sb, cache_hbm, kv_head):
+        """A new key or value [1, D] to its place in the cache, whose address is data."""
+        place_hbm = cache_hbm.ap(
+            pattern=[[P_MAX, 1], [1, P_MAX]], offset=kv_head * cache_hbm.shape[2] * P_MAX,
+            scalar_offset=self.place_sb, indirect_dim=2,
+        )  # fmt: skip
+        nisa.dma_copy(dst=place_hbm, src=row_sb)
+
+    def added(self, x_sb, part_psum):
+        """The stream x [128, H/128, 1] @ SBUF behind what the cores of all ranks add in parts, fp32
+        @ PSUM. They travel as H/128 rows of 512 bytes. Both cores add the same two, in PSUM."""
+        shape, sum_psum = (x_sb.shape[1], P_MAX), psum_of((P_MAX, x_sb.shape[1]))
+        sum_sb = tile_of(x_sb.shape, x_sb.dtype)
+        parts, one_sb = [tile_of(shape, FP32)], nl.shared_identity_matrix(shape[0], dtype=FP32)
+        turn(parts[0], copied(part_psum, FP32))
+        if self.ranks is not None:
+            parts.append(tile_of(shape, FP32))
+            ncc.all_reduce(srcs=parts[:1], dsts=parts[1:], replica_group=self.ranks, op=nl.add)
+            parts = parts[1:]
+        if nl.num_programs(0) > 1:
+            other = 1 - nl.program_id(0)
+            parts.append(tile_of(shape, FP32))
+            nisa.sendrecv(parts[0], parts[1], send_to_rank=other, recv_from_rank=other, pipe_id=0)
+        for n in range(len(parts)):
+            product(sum_psum, parts[n], one_sb, first=n == 0)
+        nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=sum_psum.expand_dim(2), op=nl.add)
+        return sum_sb
+
+
+@nki.jit
+def decode_step_kernel(
+    x_hbm, weights, caches, cos_hbm, sin_hbm, bias_hbm, place_hbm, kv_heads, group, each,
+    normalized, eps, groups=None,
+):  # fmt: skip
+    """All layers of a decode step, of one token.
+
+    x [1, H], embedded. ``weights`` has eight tensors a layer, those of ``attend_token`` and of
+    ``run_chosen``; ``caches`` its keys and values [1, kv_heads, room, D], updated in place at place
+    [1, 1] int32. cos and sin [1, D] fp32; bias [1, L + 1]: 0 for cached keys that count, the
+    token's own last. ``groups`` lists the ranks that add up (None: one rank) -> the stream behind
+    the last layer [1, H], and the caches.
+    """
+    heads, tiles, ranks = Heads(kv_heads, group), x_hbm.shape[1] // P_MAX, None
+    out_hbm, count = result_of(x_hbm.shape, x_hbm.dtype), heads.own + 1
+    if groups is not None:
+        ranks = ncc.ReplicaGroup(groups)
+    x_sb = loaded_column(x_hbm)
+    # QKV's weights have one place: the next layer's come while softmax and a collective run, and
+    # leave the DMA queues before the experts
+    step = Step(
+        heads, ranks, loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count)),
+        loaded(bias_hbm), loaded(place_hbm), heads.room(tiles, x_hbm.dtype), bias_hbm.shape[1] - 1,
+        each, normalized, eps,
+    )  # fmt: skip
+    for n in range(len(caches) // 2):
+        attention, experts = weights[8 * n : 8 * n + 4], weights[8 * n + 4 : 8 * n + 8]
+        cached = caches[2 * n : 2 * n + 2]
+        part_psum, new = attend_token(step, x_sb, attention, cached)
+        x_sb = step.added(x_sb, part_psum)
+        if nl.program_id(0) == 0:  # behind an exchange: both cores have read the caches
+            for kv_head in range(kv_heads):
+                step.keep(new[kv_head][0], cached[0], kv_head)
+                step.keep(new[kv_head][1], cached[1], kv_head)
+        x_sb = step.added(x_sb, run_chosen(step, x_sb, experts))
+    if nl.program_id(0) == 0:
+        nisa.dma_copy(dst=out_hbm.reshape((P_MAX, tiles, 1)), src=x_sb)
+    return out_hbm, caches
+
+
 # --- Head -----------------------------------------------------------------------------------------
 
 
 @nki.jit
 def head_kernel(x_hbm, gain_hbm, weight_hbm, eps):
-    """Norm and logits of one token: x [1, H], gain [1, H], weight [H, V] -> [1, V], type of x."""
-    dtype, (hidden, vocabulary) = x_hbm.dtype, weight_hbm.shape
-    tiles, out_hbm = hidden // P_MAX, result_of((1, vocabulary), dtype)
-    x_sb, gain_sb = loaded_column(x_hbm), loaded_column(gain_hbm)
-    normed_sb = column_norm(x_sb, gain_sb, eps)
-    for part in own_share(spans(vocabulary, HEAD_COLUMNS)):
-        first, columns = part
-        weight_sb = loaded(by_partition(weight_hbm)[:, :, first : first + columns])
-        parts = spans(columns, P_MAX)
-        logits_psum = psum_of((P_MAX, len(parts)))
-        for part in parts:
-            start, size = part
-            column = logits_psum[0:size, start // P_MAX : start // P_MAX + 1]
-            for k in range(tiles):
-                stationary_sb = weight_sb[:, k, start : start + size]
-                product(column, stationary_sb, normed_sb[:, k : k + 1], first=k == 0)
-        # 128 logits lie on partitions; turned, they are a row of the result. The last may be fewer
-        whole, rest = divmod(columns, P_MAX)
-        for piece in ((whole, P_MAX, 0), (min(rest, 1), rest, whole)):
-            count, size, at = piece
-            if count == 0:
-                continue
-            rows_sb, own = tile_of((count, size), dtype), nl.ds(first + at * P_MAX, count * size)
-            turn(rows_sb, copied(logits_psum[0:size, at : at + count], dtype))
-            nisa.dma_copy(dst=out_hbm[:, own].reshape((count, size)), src=rows_sb)
+    """Norm and logits of one token: x [1, H], gain [1, H], weight [H, V] strided -> [1, V], type of
+    x. A partition has V/128 logits that follow each other."""
+    dtype, vocabulary = x_hbm.dtype, weight_hbm.shape[1]
+    tiles, out_hbm = vocabulary // P_MAX, result_of((1, vocabulary), dtype)
+    gained_sb, root_sb, _ = column_norm(loaded_column(x_hbm), loaded_column(gain_hbm), eps)
+    own = own_share(list(range(tiles)))
+    logits_sb = tile_of((P_MAX, len(own)), dtype)
+    for part in spans(len(own), HEAD_TILES):
+        start, count = part
+        columns, logits_psum = (
+            nl.ds((own[0] + start) * P_MAX, count * P_MAX),
+            psum_of((P_MAX, count)),
+        )
+        weight_sb = loaded(by_partition(weight_hbm)[:, :, columns])
+        for n in range(count):
+            stationary_sb = weight_sb[:, :, n * P_MAX : (n + 1) * P_MAX]
+            contract(logits_psum[:, n : n + 1], stationary_sb, gained_sb)
+        scaled(logits_sb[:, start : start + count], logits_psum, root_sb)
+    own_hbm = out_hbm.reshape((P_MAX, tiles))[:, nl.ds(own[0], len(own))]
+    nisa.dma_copy(dst=own_hbm, src=logits_sb)
     return out_hbm
 
 
@@ -794,6 +869,14 @@ def reduced(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return reduce_from_tensor_model_parallel_region(partial).to(dtype)
 
 
+def rotation(position_ids: torch.Tensor, config: InferenceConfig) -> Tuple[torch.Tensor, ...]:
+    """cos and sin [B, T, D] of positions [B, T], fp32; both halves of a head turn alike."""
+    powers = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / -config.head_dim
+    angles = position_ids.to(torch.float32)[:, :, None] * config.rope_theta**powers
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos(), angles.sin()
+
+
 class RankWeight(ColumnParallelLinear):
     """The weight [K, N] of one rank; the checkpoint has the ranks' weights one below another.
 
@@ -823,23 +906,17 @@ class Qwen3MoeAttention(nn.Module):
         self.qkv = RankWeight(self.kv_heads * (self.group + 2) * hidden, P_MAX, config)
         self.out = RankWeight(self.kv_heads * self.group * P_MAX, hidden, config)
 
-    def forward(self, x: torch.Tensor, mask: Any, past: Any, tables: Any) -> Tuple[Any, ...]:
-        """Stream [1, T, H], cos and sin [1, T, D] -> what attention adds, of one new token in
-        fp32, and keys and values [1, kv_heads, T, D]."""
-        inputs = self.gain[None], self.qkv.weight, self.head_gains, self.out.weight
-        inputs = x[0], *inputs, *(table[0].contiguous() for table in tables)
+    def weights(self) -> Tuple[torch.Tensor, ...]:
+        return self.gain, self.qkv.weight, self.head_gains, self.out.weight
+
+    def forward(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Tuple[Any, ...]:
+        """Stream [1, T, H] of a prompt, cos and sin [1, T, D] -> what attention adds, and keys and
+        values [1, kv_heads, T, D]."""
+        gain, *weights = self.weights()
+        inputs = x[0], gain[None], *weights, cos[0], sin[0]
         sizes = {"kv_heads": self.kv_heads, "group": self.group, "eps": self.eps}
-        if past is None:
-            out, *cached = attention_prefill_kernel[self.config.cores](*inputs, **sizes)
-            out = reduced(out[None], x.dtype)
-        else:
-            hidden = ~nn.functional.pad(mask[0, 0], (0, 1), value=True)
-            bias = torch.zeros_like(hidden, dtype=x.dtype)
-            bias = bias.masked_fill(hidden, torch.finfo(x.dtype).min / 2)
-            inputs = *inputs, past[0][0], past[1][0], bias
-            out, *cached = attention_decode_kernel[self.config.cores](*inputs, **sizes)
-            out = reduced(out.reshape(-1, 1, x.shape[2]), torch.float32).sum(0, keepdim=True)
-        return out, (cached[0][None], cached[1][None])
+        out, keys, values = attention_prefill_kernel[self.config.cores](*inputs, **sizes)
+        return reduced(out[None], x.dtype), (keys[None], values[None])
 
 
 class Qwen3MoeExperts(nn.Module):
@@ -856,16 +933,16 @@ class Qwen3MoeExperts(nn.Module):
         self.gate_up = RankWeight(self.experts * self.hidden, 2 * self.inner, config)
         self.down = RankWeight(self.experts * self.inner, self.hidden, config)
 
-    def forward(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
-        """Stream and what attention adds, [1, T, H] -> the stream behind the experts."""
+    def weights(self) -> Tuple[torch.Tensor, ...]:
         gate_up = self.gate_up.weight.reshape(self.experts, self.hidden, 2 * self.inner)
         down = self.down.weight.reshape(self.experts, self.inner, self.hidden)
-        given, cores = (x[0], delta[0], self.gain[None], self.router), self.config.cores
+        return self.gain, self.router, gate_up, down
+
+    def forward(self, x: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+        """Stream of a prompt, what attention adds, [1, T, H] -> the stream behind the experts."""
+        gain, router, gate_up, down = self.weights()
+        given, cores = (x[0], delta[0], gain[None], router), self.config.cores
         kept = {"each": self.each, "normalized": self.normalized, "eps": self.eps}
-        if x.shape[1] == 1:
-            out, stream = experts_decode_kernel[cores](*given, gate_up, down, **kept)
-            out = reduced(out.reshape(-1, self.hidden), torch.float32).sum(0, keepdim=True)
-            return (stream.to(torch.float32) + out).to(x.dtype)[None]
         rows, stream, number, weight = router_kernel[cores](*given, **kept)
         chosen, weights = number[:, : self.each].to(torch.int64), weight[:, : self.each]
         if x.shape[1] <= P_MAX:
@@ -904,43 +981,35 @@ class Qwen3MoeExperts(nn.Module):
 
 
 class Qwen3MoeDecoderLayer(nn.Module):
-    """Attention and experts, each with its norm in front of it."""
+    """Attention and experts of a prompt, each with its norm in front of it."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.attention, self.experts = Qwen3MoeAttention(config), Qwen3MoeExperts(config)
-        self.frequencies = [
-            config.rope_theta ** (-2 * i / config.head_dim) for i in range(config.head_dim // 2)
-        ]
+        self.config = config
 
     def forward(self, hidden_states: torch.Tensor, **given: Any) -> Tuple[Any, ...]:
-        """Stream [B, T, H] -> the same, (K, V), cos, sin; a fifth item where ``residual`` is
-        passed, as NxDI 0.3 and later do."""
+        """Stream [1, T, H] -> the same, (K, V), cos, sin, and the residual, which is in the
+        stream."""
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
         if cos is None:
-            places = given["position_ids"].to(torch.float32)[:, :, None]
-            angles = places * torch.tensor(self.frequencies, dtype=torch.float32)
-            cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
-            sin = torch.cat((angles.sin(), angles.sin()), dim=-1)
-        mask, past = given.get("attention_mask"), given.get("past_key_value")
-        delta, cached = self.attention(hidden_states, mask, past, (cos, sin))
-        hidden = self.experts(hidden_states, delta)
-        return hidden, cached, cos, sin, *([None] if "residual" in given else [])
+            cos, sin = rotation(given["position_ids"], self.config)
+        delta, cached = self.attention(hidden_states, cos, sin)
+        return self.experts(hidden_states, delta), cached, cos, sin, None
 
 
 class Qwen3MoeHead(RankWeight):
     """Norm and LM head, sharded over the vocabulary; gathered unless the device samples."""
 
     def __init__(self, config: InferenceConfig, gathers: bool) -> None:
-        super().__init__(
-            config.hidden_size, config.vocab_size // config.neuron_config.tp_degree, config
-        )
+        self.vocabulary = config.vocab_size // config.neuron_config.tp_degree
+        super().__init__(config.hidden_size, -(-self.vocabulary // P_MAX) * P_MAX, config)
         self.config, self.gathers, self.gain = config, gathers, gain_of(config.hidden_size, config)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
         """Stream [1, 1, H] -> logits [1, 1, V] (of this rank where the device samples)."""
         inputs = x[0], self.gain[None], self.weight, self.config.rms_norm_eps
-        logits = head_kernel[self.config.cores](*inputs)[None]
+        logits = head_kernel[self.config.cores](*inputs)[None, :, : self.vocabulary]
         return gather_from_tensor_model_parallel_region(logits) if self.gathers else logits
 
 
@@ -957,6 +1026,26 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
         self.layers = nn.ModuleList(Qwen3MoeDecoderLayer(config) for _ in layers)
         self.norm = nn.Identity()  # the head's
         self.lm_head = Qwen3MoeHead(config, gathers=not self.on_device_sampling)
+
+    def get_model_output(self, input_ids: Any = None, **given: Any) -> Tuple[Any, Any]:
+        """Hidden states and caches: a decode step is one kernel, which updates the caches."""
+        if input_ids.shape[1] > 1:
+            return super().get_model_output(input_ids=input_ids, **given)
+        x, first, config = self.embed_tokens(input_ids), self.layers[0], self.config
+        places, caches = given["position_ids"], tuple(self.kv_mgr.past_key_values)
+        hidden = ~nn.functional.pad(given["attention_mask"][0, 0], (0, 1), value=True)
+        bias = torch.zeros_like(hidden, dtype=x.dtype)
+        bias = bias.masked_fill(hidden, torch.finfo(x.dtype).min / 2)
+        weights = [layer.attention.weights() + layer.experts.weights() for layer in self.layers]
+        cos, sin = (table[0] for table in rotation(places, config))
+        tp = config.neuron_config.tp_degree
+        out, caches = decode_step_kernel[config.cores](
+            x[0], tuple(part for layer in weights for part in layer), caches, cos, sin, bias,
+            places.to(torch.int32), first.attention.kv_heads, first.attention.group,
+            first.experts.each, first.experts.normalized, config.rms_norm_eps,
+            groups=(tuple(range(tp)),) if tp > 1 else None,
+        )  # fmt: skip
+        return out[None], list(caches)
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
@@ -1022,7 +1111,11 @@ class NeuronQwen3MoeForCausalLM(sdk.NeuronQwen3MoeForCausalLM):
             old = {name[len(prefix) :]: state_dict.pop(name) for name in names}
             made |= {prefix + name: part for name, part in convert_layer(old, config).items()}
         made["embed_tokens.weight"] = state_dict["embed_tokens.weight"]
-        made["lm_head.weight"] = by_ranks(state_dict["lm_head.weight"].t(), tp, 1)
+        heads = [
+            strided(nn.functional.pad(part.t(), (0, -part.shape[0] % P_MAX)))
+            for part in state_dict["lm_head.weight"].chunk(tp)
+        ]
+        made["lm_head.weight"] = torch.cat(heads)
         made["lm_head.gain"] = state_dict["norm.weight"]
         made["rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
         return made

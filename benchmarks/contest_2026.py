@@ -3,7 +3,8 @@
     python benchmarks/contest_2026.py [--target trn2 trn3] [--entry FILE ...] [--write]
 
 Nothing is measured. The graphs of the stand-in's baseline, of qwen3_moe.py and of each --entry (the
-winner's upload is one) are traced from shapes and scheduled; a layer is traced and counts 48 times.
+winner's upload is one) are traced from shapes and scheduled, with two and with four layers; each of
+the 48 takes half of the difference, so that a kernel of all layers counts as it would.
 A prompt's graph is that of its bucket. The floor is the bytes that a graph has to read over the
 share of HBM's rate that a logical core has: weights of attention, of the router, of the chosen
 experts (of a prompt all) and of the head. Scores are the contest's formula of these estimates and
@@ -41,6 +42,7 @@ from neuron_cpu.core.device.spec import GEN3, GEN4, NeuronCore, using  # noqa: E
 from neuron_cpu.core.time import cost  # noqa: E402
 
 DEGREE, CORES, LAYERS, LENGTH = 4, 2, 48, 640
+TRACED = 2, 4  # layers
 CONFIG: dict[str, Any] = dict(
     model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], hidden_size=2048,
     intermediate_size=6144, moe_intermediate_size=768, num_attention_heads=32,
@@ -82,8 +84,8 @@ def floor_ns(core: NeuronCore, submodel: str) -> float:
     return read / (CORES * core.hbm_bytes_per_ns)
 
 
-def application(module: Any, folder: str) -> Any:
-    """A model of one layer on the meta device, as the contest's driver configures it."""
+def application(module: Any, folder: str, layers: int) -> Any:
+    """A model of so many layers on the meta device, as the contest's driver configures it."""
     model_cls = module.NeuronQwen3MoeForCausalLM
     config_cls = model_cls.get_config_cls()
     neuron_config = config_cls.get_neuron_config_cls()(
@@ -92,7 +94,7 @@ def application(module: Any, folder: str) -> Any:
         blockwise_matmul_config={"use_torch_block_wise": True},
     )  # fmt: skip
     config = config_cls(neuron_config, load_config=load_pretrained_config(folder))
-    config.num_hidden_layers = 1
+    config.num_hidden_layers = layers
     return model_cls(folder, config)
 
 
@@ -113,34 +115,46 @@ class Estimate(NamedTuple):
     share: float
 
 
+def whole(few: float, more: float) -> float:
+    """What all layers take, from what the TRACED ones do."""
+    return few + (more - few) * (LAYERS - TRACED[0]) / (TRACED[1] - TRACED[0])
+
+
+def traced(module: Any, folder: str, layers: int) -> list[tuple[float, ...]]:
+    """Of a model of so many layers: (nanoseconds of a graph, of which collectives) of each row, and
+    (MACs, of which in kernels) of the first bucket of both sub-models."""
+    costs, found, macs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0), [], [0, 0]
+    model = application(module, folder, layers)
+    wrappers = {wrapper.tag: wrapper for wrapper in model.models}
+
+    def events(submodel: str, bucket: int) -> Any:
+        return events_of(tracing.record(model, wrappers[submodel], bucket, Path(folder)))
+
+    for submodel, bucket, _ in ROWS:
+        estimator = Estimator(cost.DEFAULT_PROFILE, costs, DEGREE)
+        graph = estimator.graph(submodel, bucket, 1, events(submodel, bucket))
+        together = sum(time for kind, _, _, time in graph.steps if kind == COLLECTIVE)
+        for made in graph.schedules:  # those inside of kernels
+            code = zip(made.program.instructions, made.busy)
+            together += sum(time for i, time in code if i.op.name == "collective")
+        found.append((graph.latency_ns, together))
+    for submodel in (PREFILL, DECODE):
+        for _, event in events(submodel, wrappers[submodel].neuron_config.buckets[0]):
+            macs[0] += event.macs
+            macs[1] += event.macs * (event.kind == KERNEL)
+    return [*found, tuple(macs)]
+
+
 def estimate(path: Optional[Path], core: NeuronCore) -> Estimate:
     """Of an entry's file; None is the baseline."""
-    found, macs, inside = [], 0, 0
     with tempfile.TemporaryDirectory() as name, using(core):
-        costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
         (Path(name) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         # an entry may put a constructor of its own into the SDK's class
         with mock.patch.object(MoENeuronConfig, "__init__", MoENeuronConfig.__init__):
-            model = application(modeling_qwen3_moe if path is None else imported(path), name)
-        wrappers = {wrapper.tag: wrapper for wrapper in model.models}
-        for submodel, bucket, _ in ROWS:
-            record = tracing.record(model, wrappers[submodel], bucket, Path(name))
-            estimator = Estimator(cost.DEFAULT_PROFILE, costs, DEGREE)
-            graph = estimator.graph(submodel, bucket, 1, events_of(record))
-            total, together = costs.graph_ns, 0.0
-            for kind, _, where, time in graph.steps:
-                time *= LAYERS if where.startswith("layers.") else 1
-                total += time
-                together += time if kind == COLLECTIVE else 0.0
-            found.append((total, together))
-        for submodel in (PREFILL, DECODE):
-            bucket = wrappers[submodel].neuron_config.buckets[0]
-            record = tracing.record(model, wrappers[submodel], bucket, Path(name))
-            for where, event in events_of(record):
-                macs += event.macs * (LAYERS if where.startswith("layers.") else 1)
-                if event.kind == KERNEL:
-                    inside += event.macs * (LAYERS if where.startswith("layers.") else 1)
-    return Estimate(found, inside / macs)
+            module = modeling_qwen3_moe if path is None else imported(path)
+            few, more = (traced(module, name, layers) for layers in TRACED)
+    *rows, (macs, inside) = [tuple(map(whole, *pair)) for pair in zip(few, more)]
+    return Estimate(rows, inside / macs)
 
 
 def score(target: str, entry: Estimate) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from ..program.attributes import RAW
 from ..program.program import Instruction, Program
 from ..program.storage import Frame
-from .dma import DMA_COPY, EXCHANGE, ExchangeAttrs
+from .dma import DMA_COPY, EXCHANGE
 from .ranks import COLLECTIVE, CollectiveAttrs
 
 
@@ -36,8 +36,8 @@ def _of_core(program: Program, core: int) -> Program:
 def _part(instruction: Instruction, core: int) -> Instruction | None:
     """What ``core`` does of an instruction, outside of the loop over the cores."""
     if instruction.op is EXCHANGE:
-        sender = ExchangeAttrs.of(instruction).senders[core]
-        views = (instruction.dst[core],), (instruction.src[sender],)
+        # the other core comes to the meeting as late as this one, whose tile is of the same shape
+        views = (instruction.dst[core],), (instruction.src[core],)
         return Instruction(DMA_COPY, *views, RAW, None, instruction.source)
     if instruction.op is COLLECTIVE:  # of both cores, or of the one that it names
         whose = CollectiveAttrs.of(instruction).core
