@@ -128,23 +128,24 @@ def multiply(dst, data1, data2):
     nisa.tensor_tensor(dst=dst, data1=data1, data2=data2, op=nl.multiply)
 
 
-def product(dst, stationary, moving, first=True):
-    """dst [M, N] @ PSUM = stationary [K, M].T @ moving [K, N] where ``first``, else added to it."""
-    nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving, accumulate=not first)
+def product(dst, stationary, moving):
+    """stationary [K, M].T @ moving [K, N] into dst [M, N] @ PSUM: on top of what products of the
+    same tile have put there."""
+    nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving)
 
 
 def contract(dst, stationary, moving):
-    """dst [M, N] @ PSUM = the sum over K of stationary [128, K/128, M] and moving [128, K/128, N] @
-    SBUF: K/128 passes of TensorE."""
+    """The sum over K of stationary [128, K/128, M] and moving [128, K/128, N] @ SBUF into dst [M,
+    N] @ PSUM: K/128 passes of TensorE."""
     for k in range(moving.shape[1]):
-        product(dst, stationary[:, k, :], moving[:, k, :], first=k == 0)
+        product(dst, stationary[:, k, :], moving[:, k, :])
 
 
-def add_columns(acc_psum, weight_sb, column_sb, first):
+def add_columns(acc_psum, weight_sb, column_sb):
     """A column [P, 1] times a weight [P, H] @ SBUF, strided, into acc [128, H/128] @ PSUM."""
     for tile in range(acc_psum.shape[1]):
         own_sb = weight_sb[:, tile * P_MAX : (tile + 1) * P_MAX]
-        product(acc_psum[:, tile : tile + 1], own_sb, column_sb, first)
+        product(acc_psum[:, tile : tile + 1], own_sb, column_sb)
 
 
 def turn(dst, data, engine=nisa.engine.unknown):
@@ -305,16 +306,19 @@ def rotated(dst, heads_psum, tables, eps):
     multiply(dst, own_sb, inverse_roots(sums_psum, P_MAX, eps))
 
 
-def scores_of(q_sb, k_sb, bias_sb):
-    """q . k of queries [D, R] and keys [D, keys] @ SBUF -> tiles [R, up to 512] @ PSUM. Where there
-    is a bias [1, keys], a product with ones has put it there before queries come."""
-    scores, ones_sb = [], filled((1, q_sb.shape[1]), 1.0, q_sb.dtype)
+def scores_of(q_sb, k_sb, by_sb, bias_sb):
+    """q . k of queries [D, R] and keys [D, keys] @ SBUF, and to the last n of the keys by.T @ bias,
+    of [B, R] and [B, n] @ SBUF, in tiles [R, up to 512] @ PSUM. A product puts the bias there
+    before queries come."""
+    scores, before = [], k_sb.shape[1] - bias_sb.shape[1]
     for part in spans(k_sb.shape[1], MOVING_MAX):
-        seen = nl.ds(part[0], part[1])
-        scores.append(psum_of((q_sb.shape[1], part[1])))
-        if bias_sb is not None:
-            product(scores[-1], ones_sb, bias_sb[:, seen])
-        product(scores[-1], q_sb, k_sb[:, seen], first=bias_sb is None)
+        start, size = part
+        first, end = max(start, before), start + size
+        scores.append(psum_of((q_sb.shape[1], size)))
+        if first < end:
+            own_sb = bias_sb[:, first - before : end - before]
+            product(scores[-1][:, first - start : size], by_sb, own_sb)
+        product(scores[-1], q_sb, k_sb[:, start:end])
     return scores
 
 
@@ -340,9 +344,9 @@ def context_of(scores, values, dtype):
         turn(turned[-1], weights_sb[:, at : at + count], BY_TURNS[len(turned) % 2])
         at += count
     for n in range(len(values)):
-        product(sums_psum, ones_sb[0 : values[n].shape[0], :], turned[n], first=n == 0)
+        product(sums_psum, ones_sb[0 : values[n].shape[0], :], turned[n])
     for n in range(len(values)):
-        product(context_psum, values[n], turned[n], first=n == 0)
+        product(context_psum, values[n], turned[n])
     shares_sb, context_sb = tile_of((P_MAX, rows), FP32), tile_of((P_MAX, rows), dtype)
     nisa.reciprocal(dst=shares_sb, data=sums_psum)
     multiply(context_sb, context_psum, shares_sb)
@@ -360,7 +364,7 @@ def attend_token(step, x_sb, weights, caches):
     heads, dtype, tiles, length = step.heads, x_sb.dtype, x_sb.shape[1], step.length
     count, parts, new, acc_psum = heads.own + 1, spans(length, P_MAX), [], psum_of((P_MAX, tiles))
     gain_sb, gains_sb = loaded_column(weights[0]), loaded(weights[2][0:count, :])
-    tables = gained(gains_sb, step.cos_sb, step.sin_sb)
+    tables, ones_sb = gained(gains_sb, step.cos_sb, step.sin_sb), filled((1, heads.own), 1.0, dtype)
     gained_sb, root_sb, eps_sb = column_norm(x_sb, gain_sb, step.eps)
     heads_hbm = weights[3].reshape((heads.kv_heads * heads.group, P_MAX, tiles * P_MAX))
     for kv_head in range(heads.kv_heads):
@@ -381,7 +385,7 @@ def attend_token(step, x_sb, weights, caches):
             contract(qk_psum[:, n : n + 1], weight_sb[:, n + 1], gained_sb)
         rotated(qk_sb, qk_psum, tables, eps_sb)
         nisa.tensor_copy(dst=k_sb[:, length : length + 1], src=qk_sb[:, 0:1])
-        scores = scores_of(qk_sb[:, 1:count], k_sb, step.bias_sb)
+        scores = scores_of(qk_sb[:, 1:count], k_sb, ones_sb, step.bias_sb)
         # the value, a row [1, D], while other engines are at the scores
         v_psum, v_sb = psum_of((1, P_MAX)), tile_of((1, P_MAX), dtype)
         contract(v_psum, gained_sb, weight_sb[:, 0])
@@ -389,7 +393,7 @@ def attend_token(step, x_sb, weights, caches):
         values.append(v_sb)
         context_sb = context_of(scores, values, dtype)
         for n in range(heads.own):
-            add_columns(acc_psum, out_w_sb[:, n, :], context_sb[:, n : n + 1], kv_head + n == 0)
+            add_columns(acc_psum, out_w_sb[:, n, :], context_sb[:, n : n + 1])
         key_sb = tile_of((1, P_MAX), dtype)
         turn(key_sb, qk_sb[:, 0:1], nisa.scalar_engine)
         new.append((key_sb, v_sb))
@@ -451,28 +455,22 @@ def attention_prefill_kernel(
 def store_contexts(q_sb, k_sb, values, heads, parts, context_hbm):
     """Causal attention of queries [D, heads, T] over keys [D, kv_heads, T] and values, a tile [up
     to 128, kv_heads, D] for each of the ``parts`` -> their places in contexts [D, heads, T] @ HBM.
-    All scores of a part fit in SBUF at once."""
+    All scores of a part fit in PSUM at once."""
+    dtype, one_sb = q_sb.dtype, nl.shared_identity_matrix(P_MAX, dtype=q_sb.dtype)
+    seen_sb, zeros_sb = tile_of((P_MAX, P_MAX), dtype), filled((P_MAX, P_MAX), 0.0, dtype)
+    nisa.affine_select(  # of the part itself only keys that are no later
+        dst=seen_sb, pattern=[[-1, P_MAX]], channel_multiplier=1, on_true_tile=zeros_sb,
+        on_false_value=NEVER, cmp_op=nl.greater_equal,
+    )  # fmt: skip
     for n in range(len(parts)):
-        own, keys = nl.ds(parts[n][0], parts[n][1]), sum(parts[n])
+        (start, size), keys = parts[n], sum(parts[n])
+        own, by_sb, bias_sb = nl.ds(start, size), one_sb[0:size, 0:size], seen_sb[0:size, 0:size]
         for head in range(q_sb.shape[1]):
-            kv_head, place = divmod(head, heads.own)
-            scores_sb, at = tile_of((parts[n][1], keys), FP32), 0
-            for scores_psum in scores_of(q_sb[:, head, own], k_sb[:, kv_head, 0:keys], None):
-                some = nl.ds(at, scores_psum.shape[1])
-                nisa.tensor_copy(dst=scores_sb[:, some], src=scores_psum)
-                at += scores_psum.shape[1]
-            nisa.affine_select(  # of the part itself only keys that are no later
-                dst=scores_sb[:, own],
-                pattern=[[-1, parts[n][1]]],
-                channel_multiplier=1,
-                on_true_tile=scores_sb[:, own],
-                on_false_value=NEVER,
-                cmp_op=nl.greater_equal,
-            )
-            seen = []
+            (kv_head, place), seen = divmod(head, heads.own), []
+            scores = scores_of(q_sb[:, head, own], k_sb[:, kv_head, 0:keys], by_sb, bias_sb)
             for m in range(n + 1):
                 seen.append(values[m][:, kv_head, :])
-            context_sb = context_of([scores_sb], seen, q_sb.dtype)
+            context_sb = context_of(scores, seen, dtype)
             nisa.dma_copy(dst=context_hbm[:, heads.place(kv_head) + place, own], src=context_sb)
 
 
@@ -544,7 +542,7 @@ def inner_features(x_sb, gate_up_sb, weight, root_sb=None):
             for n in range(2 * len(parts)):
                 start, size = parts[n // 2]
                 own_sb = gate_up_sb[:, k, nl.ds(pair[0] + start + n % 2 * inner, size)]
-                product(both[n // 2][:, n % 2, :], own_sb, x_sb[:, k, :], first=k == 0)
+                product(both[n // 2][:, n % 2, :], own_sb, x_sb[:, k, :])
         for both_psum in both:
             size, gate_psum, up_psum = both_psum.shape[0], both_psum[:, 0, :], both_psum[:, 1, :]
             gate_sb, inner_sb = tile_of((size, tokens), FP32), tile_of((size, tokens), x_sb.dtype)
@@ -557,13 +555,13 @@ def inner_features(x_sb, gate_up_sb, weight, root_sb=None):
     return made
 
 
-def expert_rows(inners, downs, rows, begins):
-    """Inner features, tiles of [I, T], times down, tiles of [I, H] -> ``rows``, tiles [T, up to
-    512] @ PSUM, on top of what is there unless they ``begin``."""
+def expert_rows(inners, downs, rows):
+    """Inner features, tiles of [I, T], times down, tiles of [I, H], into ``rows``, tiles [T, up to
+    512] @ PSUM."""
     for n in range(len(inners)):
         for m in range(len(rows)):
             columns = nl.ds(m * MOVING_MAX, rows[m].shape[1])
-            product(rows[m], inners[n], downs[n][:, columns], first=begins and n == 0)
+            product(rows[m], inners[n], downs[n][:, columns])
 
 
 def run_chosen(step, x_sb, weights):
@@ -589,7 +587,7 @@ def run_chosen(step, x_sb, weights):
         gate_up_sb, downs = expert_weights(weights[2], weights[3], number_sb[:, own], pieces)
         inners = inner_features(gained_sb, gate_up_sb, spread_sb[:, own], root_sb)
         for n in range(len(inners)):
-            add_columns(acc_psum, downs[n], inners[n], choice == choices[0] and n == 0)
+            add_columns(acc_psum, downs[n], inners[n])
     return acc_psum
 
 
@@ -626,15 +624,14 @@ def experts_dense_kernel(normed_hbm, weight_hbm, gate_up_hbm, down_hbm):
     nisa.iota(dst=number_sb, pattern=[[1, experts]])
     for part in spans(hidden, MOVING_MAX):
         rows.append(psum_of((tokens, part[1])))
-    own = own_share(list(range(experts)))
-    for expert in own:
+    for expert in own_share(list(range(experts))):
         number = number_sb[:, expert : expert + 1]
         gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number)
         # the expert's row of weights on every partition: a product with a column of the identity
         spread_psum, column_sb = psum_of((P_MAX, tokens)), one_sb[0:experts, expert : expert + 1]
         product(spread_psum, column_sb.broadcast(1, P_MAX), weight_sb)
         inners = inner_features(normed_sb, gate_up_sb, spread_psum)
-        expert_rows(inners, downs, rows, begins=expert == own[0])
+        expert_rows(inners, downs, rows)
     rows_sb = tile_of((tokens, hidden), dtype)
     for m in range(len(rows)):
         store_strided(rows[m], rows_sb, m * MOVING_MAX)
@@ -664,7 +661,7 @@ def experts_block_kernel(
         made_sb, rows = tile_of((BLOCK, hidden), dtype), []
         for part in spans(hidden, MOVING_MAX):
             rows.append(psum_of((BLOCK, part[1])))
-        expert_rows(inner_features(x_sb, gate_up_sb, None), downs, rows, begins=True)
+        expert_rows(inner_features(x_sb, gate_up_sb, None), downs, rows)
         for m in range(len(rows)):
             store_strided(rows[m], made_sb, m * MOVING_MAX)
         nisa.dma_copy(dst=made_hbm[block * BLOCK : (block + 1) * BLOCK, :], src=made_sb)
@@ -734,7 +731,7 @@ class Step(nl.NKIObject):
             parts.append(tile_of(shape, FP32))
             nisa.sendrecv(parts[0], parts[1], send_to_rank=other, recv_from_rank=other, pipe_id=0)
         for n in range(len(parts)):
-            product(sum_psum, parts[n], one_sb, first=n == 0)
+            product(sum_psum, parts[n], one_sb)
         nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=sum_psum.expand_dim(2), op=nl.add)
         return sum_sb
 
