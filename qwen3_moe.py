@@ -271,9 +271,12 @@ class Heads(nl.NKIObject):
             head_hbm = weight_hbm.reshape(shape)[kv_head, n if n < 2 else n + self.first]
             nisa.dma_copy(dst=made_sb[:, n, :, :], src=head_hbm)
 
-    def place(self, kv_head):
-        """Of the core's first query of a KV head, among all query heads of the rank."""
-        return kv_head * self.group + self.first
+    def output(self, weight_hbm, kv_head):
+        """The output weights of its own queries, of [kv_heads * group * D, H] @ HBM -> [128, own,
+        H] @ SBUF."""
+        heads_hbm = weight_hbm.reshape((self.kv_heads, self.group, P_MAX, weight_hbm.shape[1]))
+        own_hbm = heads_hbm[kv_head, self.first : self.first + self.own]
+        return loaded(own_hbm.permute((1, 0, 2)))
 
 
 def gained(gains_sb, cos_sb, sin_sb):
@@ -366,14 +369,13 @@ def attend_token(step, x_sb, weights, caches):
     gain_sb, gains_sb = loaded_column(weights[0]), loaded(weights[2][0:count, :])
     tables, ones_sb = gained(gains_sb, step.cos_sb, step.sin_sb), filled((1, heads.own), 1.0, dtype)
     gained_sb, root_sb, eps_sb = column_norm(x_sb, gain_sb, step.eps)
-    heads_hbm = weights[3].reshape((heads.kv_heads * heads.group, P_MAX, tiles * P_MAX))
     for kv_head in range(heads.kv_heads):
-        weight_sb, first, keys, values = step.qkv[kv_head], heads.place(kv_head), [], []
+        weight_sb, keys, values = step.qkv[kv_head], [], []
         heads.load(weight_sb, weights[1], kv_head)
         for cached in ((keys, caches[0]), (values, caches[1])):
             for part in parts:
                 cached[0].append(loaded(cached[1][0, kv_head, nl.ds(part[0], part[1]), :]))
-        out_w_sb = loaded(heads_hbm[first : first + heads.own].permute((1, 0, 2)))
+        out_w_sb = heads.output(weights[3], kv_head)
         # TensorE turns the cached keys while the stream is awaited; the new one comes last
         k_sb = tile_of((P_MAX, length + 1), dtype)
         for n in range(len(parts)):
@@ -414,7 +416,6 @@ def attention_prefill_kernel(
     out_hbm = result_of((tokens, hidden), dtype)
     new_shape = (kv_heads, tokens, P_MAX)
     k_hbm, v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
-    context_hbm = result_of((P_MAX, kv_heads * group, tokens), dtype)
     gain_sb, weights = loaded(gain_hbm.broadcast(0, P_MAX)), heads.room(tiles, dtype)
     gains_sb = loaded(head_gains_hbm[0:2, :].expand_dim(0).broadcast(0, P_MAX))
     for kv_head in range(kv_heads):
@@ -444,61 +445,78 @@ def attention_prefill_kernel(
             if nl.program_id(0) == 0:
                 nisa.dma_copy(dst=k_hbm[kv_head, own, :], src=key_sb)
                 nisa.dma_copy(dst=v_hbm[kv_head, own, :], src=value_sb)
-    store_contexts(q_sb, k_sb, values, heads, parts, context_hbm)
-    # contexts of all heads meet in HBM; each core makes its half of the columns of all tokens
-    if nl.num_programs(0) > 1:
-        nisa.core_barrier(context_hbm, (0, 1))
-    project_rows(context_hbm, out_w_hbm, out_hbm, parts)
+    outs = []
+    for kv_head in range(kv_heads):
+        out_w_sb = heads.output(out_w_hbm, kv_head)
+        for n in range(heads.own):
+            outs.append(out_w_sb[:, n, :])
+    for n in range(len(parts)):
+        start, size = parts[n]
+        rows = row_tiles(size, hidden)
+        add_rows(causal_contexts(q_sb, k_sb, values, heads, parts, n), outs, rows)
+        store_rows(rows, out_hbm[nl.ds(start, size), :])
     return out_hbm, k_hbm, v_hbm
 
 
-def store_contexts(q_sb, k_sb, values, heads, parts, context_hbm):
-    """Causal attention of queries [D, heads, T] over keys [D, kv_heads, T] and values, a tile [up
-    to 128, kv_heads, D] for each of the ``parts`` -> their places in contexts [D, heads, T] @ HBM.
-    All scores of a part fit in PSUM at once."""
-    dtype, one_sb = q_sb.dtype, nl.shared_identity_matrix(P_MAX, dtype=q_sb.dtype)
-    seen_sb, zeros_sb = tile_of((P_MAX, P_MAX), dtype), filled((P_MAX, P_MAX), 0.0, dtype)
+def causal_contexts(q_sb, k_sb, values, heads, parts, n):
+    """Causal attention of the n-th of the ``parts`` of tokens, queries [D, heads, T] over keys [D,
+    kv_heads, T] and values, a tile [up to 128, kv_heads, D] of each part -> of each head [D, up to
+    128] @ SBUF. All scores of a part fit in PSUM at once."""
+    (start, size), dtype, contexts = parts[n], q_sb.dtype, []
+    seen_sb, one_sb = filled((size, size), 0.0, dtype), nl.shared_identity_matrix(size, dtype=dtype)
     nisa.affine_select(  # of the part itself only keys that are no later
-        dst=seen_sb, pattern=[[-1, P_MAX]], channel_multiplier=1, on_true_tile=zeros_sb,
+        dst=seen_sb, pattern=[[-1, size]], channel_multiplier=1, on_true_tile=seen_sb,
         on_false_value=NEVER, cmp_op=nl.greater_equal,
     )  # fmt: skip
-    for n in range(len(parts)):
-        (start, size), keys = parts[n], sum(parts[n])
-        own, by_sb, bias_sb = nl.ds(start, size), one_sb[0:size, 0:size], seen_sb[0:size, 0:size]
-        for head in range(q_sb.shape[1]):
-            (kv_head, place), seen = divmod(head, heads.own), []
-            scores = scores_of(q_sb[:, head, own], k_sb[:, kv_head, 0:keys], by_sb, bias_sb)
-            for m in range(n + 1):
-                seen.append(values[m][:, kv_head, :])
-            context_sb = context_of(scores, seen, dtype)
-            nisa.dma_copy(dst=context_hbm[:, heads.place(kv_head) + place, own], src=context_sb)
+    for head in range(q_sb.shape[1]):
+        kv_head, seen = head // heads.own, []
+        for m in range(n + 1):
+            seen.append(values[m][:, kv_head, :])
+        own_sb, keys_sb = q_sb[:, head, nl.ds(start, size)], k_sb[:, kv_head, 0 : start + size]
+        contexts.append(context_of(scores_of(own_sb, keys_sb, one_sb, seen_sb), seen, dtype))
+    return contexts
 
 
-def project_rows(context_hbm, out_w_hbm, out_hbm, parts):
-    """Contexts [D, heads, T] times this core's tiles of columns of out_w [heads * D, H] strided ->
-    their places in rows [T, H] @ HBM."""
-    heads, hidden, tiles = context_hbm.shape[1], out_hbm.shape[1], out_hbm.shape[1] // P_MAX
-    own = own_share(list(range(tiles)))
-    some, width = nl.ds(own[0], len(own)), len(own) * P_MAX
-    heads_hbm = out_w_hbm.reshape((heads, P_MAX, hidden)).permute((1, 0, 2))
-    weight_sb = loaded(heads_hbm[:, :, nl.ds(own[0] * P_MAX, width)])
-    for part in parts:
-        start, size = part
-        context_sb = loaded(context_hbm[:, :, start : start + size])
-        out_sb = tile_of((size, width), out_hbm.dtype)
-        for part in spans(width, MOVING_MAX):
-            out_psum = psum_of((size, part[1]))
-            contract(out_psum, context_sb, weight_sb[:, :, nl.ds(part[0], part[1])])
-            store_strided(out_psum, out_sb, part[0])
-        rows_hbm = out_hbm[start : start + size, :].reshape((size, P_MAX, tiles))
-        nisa.dma_copy(dst=rows_hbm[:, :, some], src=out_sb.reshape((size, P_MAX, len(own))))
+def row_tiles(tokens, features):
+    """Tiles [T, up to 512] @ PSUM for rows of so many features, strided."""
+    rows = []
+    for part in spans(features, MOVING_MAX):
+        rows.append(psum_of((tokens, part[1])))
+    return rows
 
 
-def store_strided(rows_psum, rows_sb, at):
-    """Strided columns from ``at`` on [T, columns] @ PSUM -> rows @ SBUF in the features' order."""
-    tokens, tiles = rows_psum.shape[0], rows_psum.shape[1] // P_MAX
-    apart_sb = strided_tiles(rows_sb, at // P_MAX, tiles)
-    nisa.tensor_copy(dst=apart_sb, src=rows_psum.reshape((tokens, tiles, P_MAX)))
+def add_rows(columns, weights, rows):
+    """Columns, tiles of [K, T], times a weight, tiles of [K, H] strided @ SBUF, into ``rows``."""
+    for n in range(len(columns)):
+        for m in range(len(rows)):
+            some = nl.ds(m * MOVING_MAX, rows[m].shape[1])
+            product(rows[m], columns[n], weights[n][:, some])
+
+
+def in_order(rows, dtype):
+    """``row_tiles`` -> [T, H] @ SBUF with features in their order."""
+    tokens, done = rows[0].shape[0], 0
+    rows_sb = tile_of((tokens, len(rows) * MOVING_MAX - MOVING_MAX + rows[-1].shape[1]), dtype)
+    for part in rows:
+        tiles = part.shape[1] // P_MAX
+        own_sb = strided_tiles(rows_sb, done, tiles)
+        nisa.tensor_copy(dst=own_sb, src=part.reshape((tokens, tiles, P_MAX)))
+        done += tiles
+    return rows_sb
+
+
+def store_rows(rows, out_hbm):
+    """``row_tiles``, of which each core has a part, added up -> out [T, H] @ HBM. Of two cores each
+    sends the other one its half of the features, adds in fp32 and stores its own half."""
+    rows_sb, core, cores = in_order(rows, FP32), nl.program_id(0), nl.num_programs(0)
+    width = out_hbm.shape[1] // cores
+    own, shape = nl.ds(core * width, width), (out_hbm.shape[0], width)
+    sum_sb, theirs_sb = tile_of(shape, out_hbm.dtype), filled(shape, 0.0, FP32)
+    if cores > 1:
+        sent_sb, other = rows_sb[:, nl.ds((1 - core) * width, width)], 1 - core
+        nisa.sendrecv(sent_sb, theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    nisa.tensor_tensor(dst=sum_sb, data1=rows_sb[:, own], data2=theirs_sb, op=nl.add)
+    nisa.dma_copy(dst=out_hbm[:, own], src=sum_sb)
 
 
 # --- Experts --------------------------------------------------------------------------------------
@@ -555,15 +573,6 @@ def inner_features(x_sb, gate_up_sb, weight, root_sb=None):
     return made
 
 
-def expert_rows(inners, downs, rows):
-    """Inner features, tiles of [I, T], times down, tiles of [I, H], into ``rows``, tiles [T, up to
-    512] @ PSUM."""
-    for n in range(len(inners)):
-        for m in range(len(rows)):
-            columns = nl.ds(m * MOVING_MAX, rows[m].shape[1])
-            product(rows[m], inners[n], downs[n][:, columns])
-
-
 def run_chosen(step, x_sb, weights):
     """Norm, router and the chosen experts of one token, of the stream x [128, H/128, 1] @ SBUF.
 
@@ -616,14 +625,12 @@ def router_kernel(x_hbm, delta_hbm, gain_hbm, router_hbm, each, normalized, eps)
 @nki.jit
 def experts_dense_kernel(normed_hbm, weight_hbm, gate_up_hbm, down_hbm):
     """All experts on up to 128 tokens: normed [T, H], weights [E, T] fp32, 0 for experts that a
-    token has not chosen -> each core's part of the output [cores, T, H]."""
+    token has not chosen -> [T, H]."""
     (tokens, hidden), dtype, experts = normed_hbm.shape, normed_hbm.dtype, weight_hbm.shape[0]
-    out_hbm, rows = result_of((nl.num_programs(0), tokens, hidden), dtype), []
+    out_hbm, rows = result_of((tokens, hidden), dtype), row_tiles(tokens, hidden)
     normed_sb, weight_sb = as_columns(loaded(normed_hbm)), loaded(weight_hbm)
     number_sb, one_sb = tile_of((1, experts), nl.int32), nl.shared_identity_matrix(P_MAX, FP32)
     nisa.iota(dst=number_sb, pattern=[[1, experts]])
-    for part in spans(hidden, MOVING_MAX):
-        rows.append(psum_of((tokens, part[1])))
     for expert in own_share(list(range(experts))):
         number = number_sb[:, expert : expert + 1]
         gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number)
@@ -631,11 +638,8 @@ def experts_dense_kernel(normed_hbm, weight_hbm, gate_up_hbm, down_hbm):
         spread_psum, column_sb = psum_of((P_MAX, tokens)), one_sb[0:experts, expert : expert + 1]
         product(spread_psum, column_sb.broadcast(1, P_MAX), weight_sb)
         inners = inner_features(normed_sb, gate_up_sb, spread_psum)
-        expert_rows(inners, downs, rows)
-    rows_sb = tile_of((tokens, hidden), dtype)
-    for m in range(len(rows)):
-        store_strided(rows[m], rows_sb, m * MOVING_MAX)
-    nisa.dma_copy(dst=out_hbm[nl.program_id(0)], src=rows_sb)
+        add_rows(inners, downs, rows)
+    store_rows(rows, out_hbm)
     return out_hbm
 
 
@@ -658,13 +662,10 @@ def experts_block_kernel(
     for block in own_share(list(range(blocks))):
         gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, expert_sb[:, block : block + 1])
         x_sb = as_columns(gathered(normed_hbm, loaded(token_hbm[block])))
-        made_sb, rows = tile_of((BLOCK, hidden), dtype), []
-        for part in spans(hidden, MOVING_MAX):
-            rows.append(psum_of((BLOCK, part[1])))
-        expert_rows(inner_features(x_sb, gate_up_sb, None), downs, rows)
-        for m in range(len(rows)):
-            store_strided(rows[m], made_sb, m * MOVING_MAX)
-        nisa.dma_copy(dst=made_hbm[block * BLOCK : (block + 1) * BLOCK, :], src=made_sb)
+        rows = row_tiles(BLOCK, hidden)
+        add_rows(inner_features(x_sb, gate_up_sb, None), downs, rows)
+        own_hbm = made_hbm[block * BLOCK : (block + 1) * BLOCK, :]
+        nisa.dma_copy(dst=own_hbm, src=in_order(rows, dtype))
     if nl.num_programs(0) > 1:
         nisa.core_barrier(made_hbm, (0, 1))
     for part in own_share(spans(tokens, P_MAX)):
@@ -946,7 +947,7 @@ class Qwen3MoeExperts(nn.Module):
             none = torch.zeros((x.shape[1], self.experts), dtype=weight.dtype, device=x.device)
             spread = none.scatter(1, chosen, weights).t().contiguous()
             out = experts_dense_kernel[cores](rows, spread, gate_up, down)
-            out = reduced(out, x.dtype).sum(0)
+            out = reduced(out, x.dtype)
         else:
             inputs = rows, *self.blocks(chosen), weight, gate_up, down
             out = reduced(experts_block_kernel[cores](*inputs, each=self.each), x.dtype)
