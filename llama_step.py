@@ -7,8 +7,9 @@ Hidden states never leave the chip. It is built from the tile helpers of llama_n
 axis letters, layouts and names; docs/decode_step.md draws one layer. The modules behind it call the
 kernel once a step and llama_nki.py's kernels for prompts (`main.py --llama llama_step.py`).
 
-On the two physical cores of a logical one each core makes half of the tiles of every product and
-sends them to the other. Python is what the compiler's parser takes, but for the modules.
+Of the two physical cores of a logical one each makes half of the inner features and of the logits,
+and contracts half of the context and of the inner features: behind each collective they exchange
+and add what they have. Python is what the compiler's parser takes, but for the modules.
 """
 
 import math
@@ -23,7 +24,7 @@ from torch import nn
 
 import llama
 from llama_nki import (
-    FP32, P_MAX, HeadShape, InnerTokens, Later, Linear, Norm, Projection, attend_cached,
+    FP32, P_MAX, HeadShape, InnerTokens, Later, Linear, Norm, Piece, Projection, attend_cached,
     attention_prefill_kernel, bytes_of, cache_runs, cached_sequences, filled, hidden_tiles,
     key_rows, linear_kernel, linear_of, moved, norm_scales, psum_of, psum_parts, qkv_tiles,
     sequences_at_once, spans, swapped_halves, swiglu_mlp_kernel, tile_of, times_scales,
@@ -69,61 +70,50 @@ class Step(nl.NKIObject):
 # --- Two physical cores ---------------------------------------------------------------------------
 
 
-def tiles_of_core(tiles):
-    """(first, count) of the tiles that this physical core makes: all of them, or of two cores the
-    first or last half. Both make the middle one of an odd number."""
-    if nl.num_programs() == 1:
-        return 0, tiles
-    half = math.ceil(tiles / 2)
-    return nl.program_id(0) * (tiles - half), half
+def own_tiles(tiles):
+    """(first, count) of the tiles that are this physical core's: of a single tile one has none."""
+    return (spans(tiles, math.ceil(tiles / nl.num_programs())) + [(tiles, 0)])[nl.program_id(0)]
 
 
-def exchange(x_sb, core_tiles):
-    """Fill the tiles of x_sb [128, tiles, T] that the other core has made, its ``core_tiles``."""
-    first, count = core_tiles
-    missing = x_sb.shape[1] - count
-    if missing == 0:
-        return
-    other, begin = 1 - nl.program_id(0), 0 if first else count
-    theirs_sb = tile_of((P_MAX, count, x_sb.shape[2]), x_sb.dtype)
-    sent_sb = x_sb[:, nl.ds(first, count), :]
-    nisa.sendrecv(src=sent_sb, dst=theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0)
-    wanted_sb = theirs_sb[:, nl.ds(0 if first else count - missing, missing), :]
-    nisa.tensor_copy(dst=x_sb[:, nl.ds(begin, missing), :], src=wanted_sb)
+def received(x_sb):
+    """The other core's tile of the same shape @ SBUF."""
+    other, theirs_sb = 1 - nl.program_id(0), tile_of(x_sb.shape, x_sb.dtype)
+    nisa.sendrecv(src=x_sb, dst=theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0)
+    return theirs_sb
 
 
-def reduced(x_sb, core_tiles, ranks):
-    """Partial results [128, tiles, T] @ SBUF, ``core_tiles`` of them this core's, summed over the
-    ranks: all tiles, on both cores."""
+def reduced(x_sb, ranks):
+    """Parts of a result [128, tiles, T] @ SBUF, summed over ranks and cores."""
     if ranks is not None:
         partial_sb, x_sb = x_sb, tile_of(x_sb.shape, x_sb.dtype)
-        tiles, flat = nl.ds(core_tiles[0], core_tiles[1]), (P_MAX, core_tiles[1] * x_sb.shape[2])
-        sources, results = partial_sb[:, tiles, :].reshape(flat), x_sb[:, tiles, :].reshape(flat)
+        flat = P_MAX, x_sb.shape[1] * x_sb.shape[2]
+        sources, results = partial_sb.reshape(flat), x_sb.reshape(flat)
         ncc.all_reduce(srcs=[sources], dsts=[results], replica_group=ranks, op=nl.add)
-    exchange(x_sb, core_tiles)
-    return x_sb
+    return x_sb if nl.num_programs() == 1 else added(x_sb, received(x_sb))
 
 
 # --- Products that stay on chip -------------------------------------------------------------------
 
 
-def pieces_of_core(core_tiles, k_tiles, tokens, last=False):
-    """(first, count) of the pieces in which DMA brings a core's own tiles of a weight; the last
-    weight of the step ends with small ones."""
-    pieces = spans(core_tiles[1], max(1, STEP_PIECE_BYTES // (2 * k_tiles * P_MAX)))
-    if last:
-        pieces = weight_pieces(core_tiles[1], k_tiles, tokens, last)
-    return moved(pieces, core_tiles[0])
+def pieces_of(tiles, k_tiles):
+    """(first, count) of the pieces in which DMA brings some of a weight's tiles, (first, count)."""
+    pieces = spans(tiles[1], max(1, STEP_PIECE_BYTES // (2 * k_tiles * P_MAX)))
+    return moved(pieces, tiles[0])
 
 
-def multiply(weight_hbm, x_sb, core_tiles):
-    """``W @ x`` for x_sb [128, K/128, T] -> [128, N/128, T] @ SBUF, this core's ``core_tiles``."""
+def multiply(weight_hbm, x_sb, k_tiles):
+    """``W @ x`` -> [128, N/128, T] @ SBUF for x_sb [128, K/128, T], of which ``k_tiles`` (first,
+    count) are this core's: its part of the sum, zeros where it has none."""
     linear, tokens = Linear(weight_hbm, x_sb.shape[1]), x_sb.shape[2]
-    out_sb = tile_of((P_MAX, linear.tiles, tokens), x_sb.dtype)
-    for span in pieces_of_core(core_tiles, linear.k_tiles, tokens):
-        piece = linear.load(span[0], span[1])
+    own = nl.ds(k_tiles[0], k_tiles[1])
+    tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, linear.k_tiles, P_MAX))
+    if k_tiles[1] == 0:
+        return filled((P_MAX, linear.tiles, tokens), 0.0, x_sb.dtype)
+    out_sb, own_sb = tile_of((P_MAX, linear.tiles, tokens), x_sb.dtype), x_sb[:, own]
+    for span in pieces_of((0, linear.tiles), k_tiles[1]):
+        piece = Piece(span[0], nl.load(tiled_hbm[:, nl.ds(span[0], span[1]), own]))
         for part in psum_parts(span[1], tokens):
-            out_psum = piece.product(part, x_sb)
+            out_psum = piece.product(part, own_sb)
             rows = nl.ds(span[0] + part[0], part[1])
             nisa.tensor_copy(dst=out_sb[:, rows, nl.ds(part[2], part[3])], src=out_psum)
     return out_sb
@@ -131,17 +121,15 @@ def multiply(weight_hbm, x_sb, core_tiles):
 
 def project(p, qkv_hbm):
     """Queries and keys [128, tiles, T], rotated, and values, [tokens, kv_heads * D] for each of the
-    parts. Both cores make all values where they cannot halve their tiles."""
-    qkv, tokens, heads = Linear(qkv_hbm, p.x_sb.shape[1]), p.x_sb.shape[2], p.layer.heads
-    qk_sb, v_sb = qkv_tiles(heads, tokens, p.parts, p.x_sb.dtype)
-    core_tiles, later = tiles_of_core(heads.qk_tiles), Later()
-    for tiles in (core_tiles, (heads.qk_tiles, qkv.tiles - heads.qk_tiles)):
-        for span in pieces_of_core(tiles, qkv.k_tiles, tokens):
+    parts, on each core."""
+    qkv, heads, later = Linear(qkv_hbm, p.x_sb.shape[1]), p.layer.heads, Later()
+    qk_sb, v_sb = qkv_tiles(heads, p.x_sb.shape[2], p.parts, p.x_sb.dtype)
+    for tiles in ((0, heads.qk_tiles), (heads.qk_tiles, qkv.tiles - heads.qk_tiles)):
+        for span in pieces_of(tiles, qkv.k_tiles):
             piece = qkv.load(span[0], span[1])
             for at in range(span[0], span[0] + span[1]):
                 p.project(piece, at, qk_sb, v_sb, later)
     later.settle_all()
-    exchange(qk_sb, core_tiles)
     return qk_sb, v_sb
 
 
@@ -154,11 +142,10 @@ def keep(step, n, rows_sb, cache_hbm):
     batch, kv_heads, room, d = cache_hbm.shape
     first, count = step.sequences(n)
     for b in range(count):
+        pattern, begin = [[d, step.each], [room * d, kv_heads], [1, d]], (first + b) * room * d
+        at_sb = step.starts_sb[:, nl.ds(first + b, 1)]
         place_hbm = cache_hbm.ap(
-            pattern=[[d, step.each], [room * d, kv_heads], [1, d]],
-            offset=(first + b) * kv_heads * room * d,
-            scalar_offset=step.starts_sb[:, nl.ds(first + b, 1)],
-            indirect_dim=2,
+            pattern, offset=begin * kv_heads, scalar_offset=at_sb, indirect_dim=2
         )
         rows_of_step_sb = rows_sb[nl.ds(b * step.each, step.each), :]
         nisa.dma_copy(dst=place_hbm, src=rows_of_step_sb.reshape((step.each, kv_heads, d)))
@@ -184,14 +171,14 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
         if n + 1 < len(step.parts):
             caches.append(load_cache(step, n + 1, keys_hbm, values_hbm, bias_hbm))
         attend_cached(qk_sb, v_sb[n], caches[n], heads, context_sb)
-    for n in range(len(step.parts)):
+    delta_sb = reduced(multiply(out_hbm, context_sb, own_tiles(heads.q_tiles)), step.ranks)
+    for n in range(len(step.parts)):  # behind an exchange: both cores have read the caches
         if nl.program_id(0) == 0:
             start, tokens = step.parts[n]
             keep(step, n, key_rows(qk_sb, start, tokens, heads), keys_hbm)
         if nl.program_id(0) == nl.num_programs() - 1:
             keep(step, n, v_sb[n], values_hbm)
-    core_tiles = tiles_of_core(x_sb.shape[1])
-    return reduced(multiply(out_hbm, context_sb, core_tiles), core_tiles, step.ranks)
+    return delta_sb
 
 
 def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
@@ -199,16 +186,14 @@ def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
     k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
     gate, up = Linear(gate_hbm, k_tiles), Linear(up_hbm, k_tiles)
     inner_sb = tile_of((P_MAX, gate.tiles, tokens), x_sb.dtype)
-    core_tiles = tiles_of_core(gate.tiles)
+    tiles = own_tiles(gate.tiles)
     along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
     passed = InnerTokens(None, x_sb, along_sb, inner_sb)
-    for span in pieces_of_core(core_tiles, k_tiles, tokens):
+    for span in pieces_of(tiles, k_tiles):
         gate_piece, up_piece = gate.load(span[0], span[1]), up.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             passed.gate(gate_piece, up_piece, part, step.zero_sb)
-    exchange(inner_sb, core_tiles)
-    core_tiles = tiles_of_core(k_tiles)
-    return reduced(multiply(down_hbm, inner_sb, core_tiles), core_tiles, step.ranks)
+    return reduced(multiply(down_hbm, inner_sb, tiles), step.ranks)
 
 
 def added(x_sb, delta_sb):
@@ -227,16 +212,15 @@ def head_rows(step, x_sb, head_hbm, core_tiles):
     head, tokens = Linear(head_hbm, x_sb.shape[1]), x_sb.shape[2]
     along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
     rows_sb = tile_of((P_MAX, tokens, core_tiles[1]), x_sb.dtype)
-    for span in pieces_of_core(core_tiles, head.k_tiles, tokens, last=True):
+    # the step ends with small pieces
+    pieces = weight_pieces(core_tiles[1], head.k_tiles, tokens, last=True)
+    for span in moved(pieces, core_tiles[0]):
         piece = head.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             out_psum = piece.product((part[0], part[1], 0, tokens), x_sb)
-            nisa.tensor_tensor(
-                dst=rows_sb[:, :, nl.ds(span[0] - core_tiles[0] + part[0], part[1])],
-                data1=out_psum.permute((0, 2, 1)),
-                data2=along_sb.expand_dim(2).broadcast(2, part[1]),
-                op=nl.multiply,
-            )
+            rows = rows_sb[:, :, nl.ds(span[0] - core_tiles[0] + part[0], part[1])]
+            scales, data = along_sb.expand_dim(2).broadcast(2, part[1]), out_psum.permute((0, 2, 1))
+            nisa.tensor_tensor(dst=rows, data1=data, data2=scales, op=nl.multiply)
     return rows_sb
 
 
@@ -263,14 +247,10 @@ def best_of_partitions(rows_sb, core_tiles, tiles, vocabulary):
     for token in range(tokens):
         logits_sb = tile_of((P_MAX, size), FP32)
         nisa.affine_select(  # behind the vocabulary are zeros
-            dst=logits_sb,
-            pattern=[[1, size]],
-            offset=core_tiles[0] - vocabulary,
-            channel_multiplier=tiles,
-            on_true_tile=rows_sb[:, token, :],
-            on_false_value=-3.0e38,
+            dst=logits_sb, pattern=[[1, size]], offset=core_tiles[0] - vocabulary,
+            channel_multiplier=tiles, on_true_tile=rows_sb[:, token, :], on_false_value=-3.0e38,
             cmp_op=nl.less,
-        )
+        )  # fmt: skip
         nisa.tensor_copy(dst=pairs_sb[:, token, :], src=best(logits_sb, order_sb))
     identity_sb = nl.shared_identity_matrix(P_MAX, dtype=FP32)
     for which in range(2):
@@ -287,13 +267,9 @@ def greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks):
     found_sb, size = best_of_partitions(rows_sb, core_tiles, tiles, vocabulary), 1
     tokens = found_sb.shape[0]
     if nl.num_programs() > 1:
-        other, both_sb = 1 - nl.program_id(0), tile_of((tokens, 2, 2), FP32)
-        theirs_sb = tile_of((tokens, 2), FP32)
-        nisa.sendrecv(
-            src=found_sb, dst=theirs_sb, send_to_rank=other, recv_from_rank=other, pipe_id=0
-        )
+        both_sb = tile_of((tokens, 2, 2), FP32)
         nisa.tensor_copy(dst=both_sb[:, 0, :], src=found_sb)
-        nisa.tensor_copy(dst=both_sb[:, 1, :], src=theirs_sb)
+        nisa.tensor_copy(dst=both_sb[:, 1, :], src=received(found_sb))
         found_sb = best(both_sb[:, :, 0], both_sb[:, :, 1])
     if ranks is not None:
         size = ranks.size
@@ -305,11 +281,8 @@ def greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks):
                   channel_multiplier=0)  # fmt: skip
         nisa.tensor_tensor(dst=order_sb, data1=order_sb, data2=all_sb[:, :, 1], op=nl.add)
         found_sb = best(all_sb[:, :, 0], order_sb)
-    token_sb = tile_of((tokens, 1), nl.int32)
-    given_sb, last = found_sb[:, 1:2], float(size * vocabulary)
-    nisa.tensor_scalar(
-        dst=token_sb, data=given_sb, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=last
-    )
+    token_sb, last = tile_of((tokens, 1), nl.int32), float(size * vocabulary)
+    nisa.tensor_scalar(token_sb, found_sb[:, 1:2], nl.multiply, -1.0, op1=nl.add, operand1=last)
     return token_sb
 
 
@@ -394,7 +367,7 @@ def decode_step_kernel(
         x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
     tiles, cores = Linear(head_hbm, k_tiles).tiles, nl.num_programs()
     assert tiles >= cores, f"a head of {tiles} tiles of 128, expected one for each of {cores} cores"
-    core_tiles = spans(tiles, math.ceil(tiles / cores))[nl.program_id(0)]
+    core_tiles = own_tiles(tiles)
     rows_sb = head_rows(step, x_sb, head_hbm, core_tiles)
     if vocabulary is not None:
         result_hbm = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.shared_hbm)
@@ -493,26 +466,21 @@ class NeuronStepModel(llama.NeuronLlamaModel):
             mask = nn.functional.pad(mask, (0, whole - mask.shape[1]))
         runs = cache_runs(mask.shape[1], P_MAX // heads.kv_heads)
         bias = llama._mask_bias(mask, dtype).unflatten(1, runs).transpose(1, 2).reshape(mask.shape)
-        cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", 0)) or llama.option(
-            config, "logical_nc_config", 1
-        )
-        return decode_step_kernel[cores](
-            llama.in_blocks(hidden.reshape(-1, hidden.shape[-1]), 1),
-            Norm(config.hidden_size, config.rms_norm_eps),
+        logical = llama.option(config, "logical_nc_config", 1)
+        cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", 0)) or logical
+        weights = (
             tuple(attention.qkv_proj.weight for attention in attentions),
             tuple(attention.o_proj.weight for attention in attentions),
             *(tuple(getattr(mlp, name).weight for mlp in mlps) for name in llama.MLP_TARGETS),
-            self.lm_head.weight,
-            *attentions[0].rotary_emb(position_ids, dtype),
-            tuple(caches[::2]),
-            tuple(caches[1::2]),
-            position_ids[:, :1].reshape(1, -1).to(torch.int32),
-            bias,
-            heads,
-            input_ids.shape[0],
+        )
+        return decode_step_kernel[cores](
+            llama.in_blocks(hidden.reshape(-1, hidden.shape[-1]), 1),
+            Norm(config.hidden_size, config.rms_norm_eps), *weights, self.lm_head.weight,
+            *attentions[0].rotary_emb(position_ids, dtype), tuple(caches[::2]), tuple(caches[1::2]),
+            position_ids[:, :1].reshape(1, -1).to(torch.int32), bias, heads, input_ids.shape[0],
             (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
             self.lm_head.vocabulary if self.on_device_sampling else None,
-        )
+        )  # fmt: skip
 
 
 class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):

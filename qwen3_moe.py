@@ -45,7 +45,6 @@ FP32 = nl.float32
 P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array; also the head dimension
 MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
 HEAD_TILES = 12  # of the head's weight, loaded at once: rows of 3 KiB
-BLOCK = 128  # tokens of one expert that are multiplied together
 BEST = 8  # what VectorE finds at once: the most experts of a token
 BY_TURNS = nisa.vector_engine, nisa.scalar_engine  # where copies of a chain wait for each other
 NEVER = -1.0e30  # the score of a key that a query does not see
@@ -112,15 +111,9 @@ def loaded_column(x_hbm):
     return loaded(x_hbm.reshape((P_MAX, x_hbm.shape[-1] // P_MAX, 1)))
 
 
-def scaled(dst, data, factor, op=None, other=None):
-    """dst = data * factor, a number or one for each partition [P, 1] fp32; then ``op`` of another
-    tile, where there is one."""
-    if op is None:
-        nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor)
-    else:
-        nisa.scalar_tensor_tensor(
-            dst=dst, data=data, op0=nl.multiply, operand0=factor, op1=op, operand1=other
-        )
+def scaled(dst, data, factor):
+    """dst = data * factor, a number or one for each partition [P, 1] fp32."""
+    nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor)
 
 
 def multiply(dst, data1, data2):
@@ -154,11 +147,6 @@ def turn(dst, data, engine=nisa.engine.unknown):
     turned_psum = nl.ndarray(dst.shape, dtype=data.dtype, buffer=nl.psum)
     nisa.nc_transpose(dst=turned_psum, data=data)
     nisa.tensor_copy(dst=dst, src=turned_psum, engine=engine)
-
-
-def by_partition(x_hbm):
-    """[H, N] @ HBM -> [128, H/128, N]: partition p has the rows from p * H/128 on."""
-    return x_hbm.reshape((P_MAX, x_hbm.shape[0] // P_MAX, x_hbm.shape[1]))
 
 
 def strided_tiles(rows_sb, first, tiles):
@@ -205,7 +193,8 @@ def row_norm(x_sb, gain_sb, eps):
     """RMSNorm of rows [T, H] @ SBUF, the gain in each of [128, H], rounded once."""
     made_sb, (tokens, hidden) = tile_of(x_sb.shape, x_sb.dtype), x_sb.shape
     roots_sb = inverse_roots(summed(nl.square, x_sb), hidden, eps)
-    scaled(made_sb, x_sb, roots_sb, nl.multiply, gain_sb[0:tokens, :])
+    gain_sb = gain_sb[0:tokens, :]
+    nisa.scalar_tensor_tensor(made_sb, x_sb, nl.multiply, roots_sb, nl.multiply, gain_sb)
     return made_sb
 
 
@@ -256,16 +245,9 @@ class Heads(nl.NKIObject):
         self.own = self.group // cores
         self.first = self.own * nl.program_id(0)
 
-    def room(self, tiles, dtype):
-        """For what a core needs of each KV head: value, key and its own queries, one after another,
-        [128, own + 2, H/128, D] @ SBUF."""
-        made = []
-        for _ in range(self.kv_heads):
-            made.append(tile_of((P_MAX, self.own + 2, tiles, P_MAX), dtype))
-        return made
-
     def load(self, made_sb, weight_hbm, kv_head):
-        """Fill that of a KV head from QKV [kv_heads * (group + 2) * H, D] @ HBM."""
+        """A KV head's value, key and own queries, of QKV [kv_heads * (group + 2) * H, D] @ HBM,
+        into [128, own + 2, H/128, D] @ SBUF."""
         shape = self.kv_heads, self.group + 2, P_MAX, made_sb.shape[2], P_MAX
         for n in range(self.own + 2):
             head_hbm = weight_hbm.reshape(shape)[kv_head, n if n < 2 else n + self.first]
@@ -287,7 +269,8 @@ def gained(gains_sb, cos_sb, sin_sb):
     multiply(own_sb, gains_sb, cos_sb)
     for to in (0, half):
         part, other, sign = nl.ds(to, half), nl.ds(half - to, half), 1.0 if to else -1.0
-        scaled(other_sb[:, part], gains_sb[:, other], sign, nl.multiply, sin_sb[:, part])
+        gain_sb, sines = gains_sb[:, other], sin_sb[:, part]
+        nisa.scalar_tensor_tensor(other_sb[:, part], gain_sb, nl.multiply, sign, nl.multiply, sines)
     for table_sb in (own_sb, other_sb):
         made.append(tile_of((P_MAX, rows), FP32))
         turn(made[-1], table_sb)
@@ -416,9 +399,10 @@ def attention_prefill_kernel(
     out_hbm = result_of((tokens, hidden), dtype)
     new_shape = (kv_heads, tokens, P_MAX)
     k_hbm, v_hbm = result_of(new_shape, dtype), result_of(new_shape, dtype)
-    gain_sb, weights = loaded(gain_hbm.broadcast(0, P_MAX)), heads.room(tiles, dtype)
+    gain_sb, weights, outs = loaded(gain_hbm.broadcast(0, P_MAX)), [], []
     gains_sb = loaded(head_gains_hbm[0:2, :].expand_dim(0).broadcast(0, P_MAX))
     for kv_head in range(kv_heads):
+        weights.append(tile_of((P_MAX, heads.own + 2, tiles, P_MAX), dtype))
         heads.load(weights[kv_head], qkv_hbm, kv_head)
     # queries and keys of all tokens with features on partitions, values in rows: what scores take
     q_sb = tile_of((P_MAX, kv_heads * heads.own, tokens), dtype)
@@ -445,7 +429,6 @@ def attention_prefill_kernel(
             if nl.program_id(0) == 0:
                 nisa.dma_copy(dst=k_hbm[kv_head, own, :], src=key_sb)
                 nisa.dma_copy(dst=v_hbm[kv_head, own, :], src=value_sb)
-    outs = []
     for kv_head in range(kv_heads):
         out_w_sb = heads.output(out_w_hbm, kv_head)
         for n in range(heads.own):
@@ -535,13 +518,11 @@ def expert_weights(gate_up_hbm, down_hbm, number_sb, pieces=1):
     tiles, downs = hidden // P_MAX, []
     gate_up_sb = tile_of((P_MAX, tiles, double), gate_up_hbm.dtype)
     for part in spans(tiles, -(-tiles // pieces)):
-        start, size = part
-        pattern, first = [[tiles * double, P_MAX], [double, size], [1, double]], start * double
+        pattern, first = [[tiles * double, P_MAX], [double, part[1]], [1, double]], part[0] * double
         own_hbm = gate_up_hbm.ap(pattern, offset=first, scalar_offset=number_sb, indirect_dim=0)
-        nisa.dma_copy(dst=gate_up_sb[:, start : start + size, :], src=own_hbm)
+        nisa.dma_copy(dst=gate_up_sb[:, nl.ds(part[0], part[1]), :], src=own_hbm)
     for part in spans(inner, P_MAX):
-        start, size = part
-        pattern, first = [[hidden, size], [1, hidden]], start * hidden
+        pattern, first = [[hidden, part[1]], [1, hidden]], part[0] * hidden
         own_hbm = down_hbm.ap(pattern, offset=first, scalar_offset=number_sb, indirect_dim=0)
         downs.append(loaded(own_hbm))
     return gate_up_sb, downs
@@ -581,7 +562,10 @@ def run_chosen(step, x_sb, weights):
     scores, so the norm's scale goes into their weights and into what the activation takes.
     """
     acc_psum = psum_of(x_sb.shape[0:2])
-    gain_sb, router_sb = loaded_column(weights[0]), loaded(by_partition(weights[1]))
+    gain_sb, router_sb = (
+        loaded_column(weights[0]),
+        loaded(weights[1].reshape((P_MAX, x_sb.shape[1], -1))),
+    )
     gained_sb, root_sb, _ = column_norm(x_sb, gain_sb, step.eps)
     number_sb, shares_sb = routed(gained_sb, router_sb, step.each, step.normalized, root_sb)
     # the experts' shares [1, 8], scaled, on every partition: a product with ones
@@ -605,9 +589,12 @@ def router_kernel(x_hbm, delta_hbm, gain_hbm, router_hbm, each, normalized, eps)
     """Residual sum, norm and router of a prompt, x and delta [T, H] -> the norm's result and x +
     delta [T, H], numbers (int32) and weights (fp32) of the best 8 experts [T, 8]."""
     tokens, dtype = x_hbm.shape[0], x_hbm.dtype
-    normed_hbm, stream_hbm = result_of(x_hbm.shape, dtype), result_of(x_hbm.shape, dtype)
-    number_hbm, weight_hbm = result_of((tokens, BEST), nl.int32), result_of((tokens, BEST), FP32)
-    gain_sb, router_sb = loaded(gain_hbm.broadcast(0, P_MAX)), loaded(by_partition(router_hbm))
+    results = result_of(x_hbm.shape, dtype), result_of(x_hbm.shape, dtype)
+    results += result_of((tokens, BEST), nl.int32), result_of((tokens, BEST), FP32)
+    gain_sb, router_sb = (
+        loaded(gain_hbm.broadcast(0, P_MAX)),
+        loaded(router_hbm.reshape((P_MAX, x_hbm.shape[1] // P_MAX, -1))),
+    )
     for part in own_share(spans(tokens, P_MAX // nl.num_programs(0))):
         start, size = part
         own = nl.ds(start, size)
@@ -615,11 +602,10 @@ def router_kernel(x_hbm, delta_hbm, gain_hbm, router_hbm, each, normalized, eps)
         nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=loaded(delta_hbm[own, :]), op=nl.add)
         normed_sb = row_norm(sum_sb, gain_sb, eps)
         number_sb, weights_sb = routed(as_columns(normed_sb), router_sb, each, normalized)
-        nisa.dma_copy(dst=stream_hbm[own, :], src=sum_sb)
-        nisa.dma_copy(dst=normed_hbm[own, :], src=normed_sb)
-        nisa.dma_copy(dst=number_hbm[own, :], src=number_sb)
-        nisa.dma_copy(dst=weight_hbm[own, :], src=weights_sb)
-    return normed_hbm, stream_hbm, number_hbm, weight_hbm
+        made = normed_sb, sum_sb, number_sb, weights_sb
+        for n in range(len(made)):
+            nisa.dma_copy(dst=results[n][own, :], src=made[n])
+    return results
 
 
 @nki.jit
@@ -654,28 +640,25 @@ def experts_block_kernel(
     count. Places of a block that no token has are computed and never read -> [T, H].
     """
     (tokens, hidden), dtype, blocks = normed_hbm.shape, normed_hbm.dtype, token_hbm.shape[0]
-    out_hbm, made_hbm = (
-        result_of((tokens, hidden), dtype),
-        result_of((blocks * BLOCK, hidden), dtype),
-    )
+    made_hbm = result_of((blocks * P_MAX, hidden), dtype)
+    out_hbm = result_of(normed_hbm.shape, dtype)
     expert_sb = loaded(expert_hbm)
     for block in own_share(list(range(blocks))):
         gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, expert_sb[:, block : block + 1])
         x_sb = as_columns(gathered(normed_hbm, loaded(token_hbm[block])))
-        rows = row_tiles(BLOCK, hidden)
+        rows = row_tiles(P_MAX, hidden)
         add_rows(inner_features(x_sb, gate_up_sb, None), downs, rows)
-        own_hbm = made_hbm[block * BLOCK : (block + 1) * BLOCK, :]
+        own_hbm = made_hbm[block * P_MAX : (block + 1) * P_MAX, :]
         nisa.dma_copy(dst=own_hbm, src=in_order(rows, dtype))
     if nl.num_programs(0) > 1:
         nisa.core_barrier(made_hbm, (0, 1))
     for part in own_share(spans(tokens, P_MAX)):
-        start, size = part
-        own, sum_sb = nl.ds(start, size), filled((size, hidden), 0.0, FP32)
+        own, sum_sb = nl.ds(part[0], part[1]), filled((part[1], hidden), 0.0, FP32)
         place_sb, weight_sb = loaded(place_hbm[own, :]), loaded(weight_hbm[own, :])
         for choice in range(each):
             at = nl.ds(choice, 1)
             made_sb, by = gathered(made_hbm, place_sb[:, at]), weight_sb[:, at]
-            scaled(sum_sb, made_sb, by, nl.add, sum_sb)
+            nisa.scalar_tensor_tensor(sum_sb, made_sb, nl.multiply, by, nl.add, sum_sb)
         nisa.dma_copy(dst=out_hbm[own, :], src=copied(sum_sb, dtype))
     return out_hbm
 
@@ -693,7 +676,7 @@ def gathered(rows_hbm, number_sb):
 class Step(nl.NKIObject):
     """What all layers of a decode step share: the ranks that add up (a ReplicaGroup or None); cos
     and sin [own + 1, D] fp32, the bias of ``length`` cached keys and the new one [1, length + 1],
-    the new one's place in the caches [1, 1] int32, ``room`` for QKV's weights @ SBUF; how many
+    the new one's place in the caches [1, 1] int32, room for QKV's weights @ SBUF; how many
     experts are chosen and whether their weights add up to 1; epsilon."""
 
     heads: Heads
@@ -754,12 +737,14 @@ def decode_step_kernel(
     out_hbm, count = result_of(x_hbm.shape, x_hbm.dtype), heads.own + 1
     if groups is not None:
         ranks = ncc.ReplicaGroup(groups)
-    x_sb = loaded_column(x_hbm)
+    x_sb, qkv = loaded_column(x_hbm), []
+    for _ in range(kv_heads):
+        qkv.append(tile_of((P_MAX, heads.own + 2, tiles, P_MAX), x_hbm.dtype))
     # QKV's weights have one place: the next layer's come while softmax and a collective run, and
     # leave the DMA queues before the experts
     step = Step(
         heads, ranks, loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count)),
-        loaded(bias_hbm), loaded(place_hbm), heads.room(tiles, x_hbm.dtype), bias_hbm.shape[1] - 1,
+        loaded(bias_hbm), loaded(place_hbm), qkv, bias_hbm.shape[1] - 1,
         each, normalized, eps,
     )  # fmt: skip
     for n in range(len(caches) // 2):
@@ -795,7 +780,7 @@ def head_kernel(x_hbm, gain_hbm, weight_hbm, eps):
             nl.ds((own[0] + start) * P_MAX, count * P_MAX),
             psum_of((P_MAX, count)),
         )
-        weight_sb = loaded(by_partition(weight_hbm)[:, :, columns])
+        weight_sb = loaded(weight_hbm.reshape((P_MAX, -1, vocabulary))[:, :, columns])
         for n in range(count):
             stationary_sb = weight_sb[:, :, n * P_MAX : (n + 1) * P_MAX]
             contract(logits_psum[:, n : n + 1], stationary_sb, gained_sb)
@@ -862,11 +847,6 @@ class Qwen3MoeInferenceConfig(sdk.Qwen3MoeInferenceConfig):
 # --- Modules --------------------------------------------------------------------------------------
 
 
-def reduced(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The ranks' partial results, summed in their own type."""
-    return reduce_from_tensor_model_parallel_region(partial).to(dtype)
-
-
 def rotation(position_ids: torch.Tensor, config: InferenceConfig) -> Tuple[torch.Tensor, ...]:
     """cos and sin [B, T, D] of positions [B, T], fp32; both halves of a head turn alike."""
     powers = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / -config.head_dim
@@ -882,9 +862,8 @@ class RankWeight(ColumnParallelLinear):
     """
 
     def __init__(self, k: int, n: int, config: InferenceConfig) -> None:
-        own = config.neuron_config
-        rows, kept = k * own.tp_degree, {"bias": False, "gather_output": False}
-        super().__init__(n, rows, dtype=own.torch_dtype, **kept)
+        own, kept = config.neuron_config, {"bias": False, "gather_output": False}
+        super().__init__(n, k * own.tp_degree, dtype=own.torch_dtype, **kept)
 
 
 def gain_of(size: int, config: InferenceConfig) -> nn.Parameter:
@@ -914,7 +893,7 @@ class Qwen3MoeAttention(nn.Module):
         inputs = x[0], gain[None], *weights, cos[0], sin[0]
         sizes = {"kv_heads": self.kv_heads, "group": self.group, "eps": self.eps}
         out, keys, values = attention_prefill_kernel[self.config.cores](*inputs, **sizes)
-        return reduced(out[None], x.dtype), (keys[None], values[None])
+        return reduce_from_tensor_model_parallel_region(out[None]), (keys[None], values[None])
 
 
 class Qwen3MoeExperts(nn.Module):
@@ -947,11 +926,10 @@ class Qwen3MoeExperts(nn.Module):
             none = torch.zeros((x.shape[1], self.experts), dtype=weight.dtype, device=x.device)
             spread = none.scatter(1, chosen, weights).t().contiguous()
             out = experts_dense_kernel[cores](rows, spread, gate_up, down)
-            out = reduced(out, x.dtype)
         else:
             inputs = rows, *self.blocks(chosen), weight, gate_up, down
-            out = reduced(experts_block_kernel[cores](*inputs, each=self.each), x.dtype)
-        return (stream + out)[None]
+            out = experts_block_kernel[cores](*inputs, each=self.each)
+        return (stream + reduce_from_tensor_model_parallel_region(out))[None]
 
     def blocks(self, number: torch.Tensor) -> Tuple[torch.Tensor, ...]:
         """Experts of each token [T, k] -> tokens of each block [blocks, 128, 1], the blocks'
@@ -961,20 +939,20 @@ class Qwen3MoeExperts(nn.Module):
         one for each 128 results and one more for each expert.
         """
         tokens, device = number.shape[0], number.device
-        most = number.numel() // BLOCK + self.experts
+        most = number.numel() // P_MAX + self.experts
         chosen = torch.zeros((tokens, self.experts), dtype=torch.int64, device=device)
         chosen = chosen.scatter(1, number, 1)
-        ends = ((chosen.sum(0) + BLOCK - 1) // BLOCK).cumsum(0)
-        firsts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1])) * BLOCK
+        ends = ((chosen.sum(0) + P_MAX - 1) // P_MAX).cumsum(0)
+        firsts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1])) * P_MAX
         places = (firsts + chosen.cumsum(0) - 1).gather(1, number)  # of a token's own experts
         rows = torch.arange(tokens, device=device)[:, None].expand(places.shape)
-        slots = torch.zeros(most * BLOCK, dtype=torch.int64, device=device)
+        slots = torch.zeros(most * P_MAX, dtype=torch.int64, device=device)
         slots = slots.scatter(0, places.reshape(-1), rows.reshape(-1))
         block = torch.arange(most, device=device)[:, None]
         owners = (ends[None] <= block).sum(1).clamp(max=self.experts - 1)[None]
         return tuple(
             made.to(torch.int32).contiguous()
-            for made in (slots.reshape(most, BLOCK, 1), owners, places)
+            for made in (slots.reshape(most, P_MAX, 1), owners, places)
         )
 
 
@@ -987,8 +965,7 @@ class Qwen3MoeDecoderLayer(nn.Module):
         self.config = config
 
     def forward(self, hidden_states: torch.Tensor, **given: Any) -> Tuple[Any, ...]:
-        """Stream [1, T, H] -> the same, (K, V), cos, sin, and the residual, which is in the
-        stream."""
+        """Stream [1, T, H] -> the same, (K, V), cos, sin, and no residual beside the stream."""
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
         if cos is None:
             cos, sin = rotation(given["position_ids"], self.config)
@@ -1031,14 +1008,15 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
             return super().get_model_output(input_ids=input_ids, **given)
         x, first, config = self.embed_tokens(input_ids), self.layers[0], self.config
         places, caches = given["position_ids"], tuple(self.kv_mgr.past_key_values)
-        hidden = ~nn.functional.pad(given["attention_mask"][0, 0], (0, 1), value=True)
-        bias = torch.zeros_like(hidden, dtype=x.dtype)
-        bias = bias.masked_fill(hidden, torch.finfo(x.dtype).min / 2)
-        weights = [layer.attention.weights() + layer.experts.weights() for layer in self.layers]
-        cos, sin = (table[0] for table in rotation(places, config))
-        tp = config.neuron_config.tp_degree
+        seen = nn.functional.pad(given["attention_mask"][0, 0], (0, 1), value=True)
+        bias = torch.zeros_like(seen, dtype=x.dtype).masked_fill(
+            ~seen, torch.finfo(x.dtype).min / 2
+        )
+        layers, tp = (), config.neuron_config.tp_degree
+        for layer in self.layers:
+            layers += layer.attention.weights() + layer.experts.weights()
         out, caches = decode_step_kernel[config.cores](
-            x[0], tuple(part for layer in weights for part in layer), caches, cos, sin, bias,
+            x[0], layers, caches, *(table[0] for table in rotation(places, config)), bias,
             places.to(torch.int32), first.attention.kv_heads, first.attention.group,
             first.experts.each, first.experts.normalized, config.rms_norm_eps,
             groups=(tuple(range(tp)),) if tp > 1 else None,

@@ -12,10 +12,8 @@ of its published base times. --write puts the table into docs/qwen3_moe.md.
 """
 
 import argparse
-import importlib.util
 import json
 import os
-import re
 import sys
 import tempfile
 from pathlib import Path
@@ -35,14 +33,15 @@ from neuronx_distributed_inference.models.config import MoENeuronConfig  # noqa:
 from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe  # noqa: E402
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
 
+from benchmarks import pages  # noqa: E402
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import COLLECTIVE, KERNEL, Estimator, events_of  # noqa: E402
 from harness.figures.graphs import DECODE, PREFILL  # noqa: E402
+from harness.inputs import submission  # noqa: E402
 from neuron_cpu.core.device.spec import GEN3, GEN4, NeuronCore, using  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 
-DEGREE, CORES, LAYERS, LENGTH = 4, 2, 48, 640
-TRACED = 2, 4  # layers
+DEGREE, CORES, LAYERS, TRACED, LENGTH = 4, 2, 48, (2, 4), 640
 CONFIG: dict[str, Any] = dict(
     model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], hidden_size=2048,
     intermediate_size=6144, moe_intermediate_size=768, num_attention_heads=32,
@@ -71,7 +70,6 @@ PROMPTS = {
     ),
 }  # fmt: skip
 DOCS = ROOT / "docs" / "qwen3_moe.md"
-MARKS = "<!-- benchmarks/contest_2026.py -->", "<!-- end of the table -->"
 
 
 def floor_ns(core: NeuronCore, submodel: str) -> float:
@@ -98,26 +96,12 @@ def application(module: Any, folder: str, layers: int) -> Any:
     return model_cls(folder, config)
 
 
-def imported(path: Path) -> Any:
-    """An entry's module."""
-    found = importlib.util.spec_from_file_location(re.sub(r"\W", "_", str(path)), path)
-    assert found is not None and found.loader is not None, f"{path} is no Python file"
-    module = sys.modules[found.name] = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    return module
-
-
 class Estimate(NamedTuple):
     """An entry: (nanoseconds of a graph, of which collectives) of each row, and the share of MACs
     in kernels that the contest's driver counts, of the first bucket of both sub-models."""
 
     rows: list[tuple[float, float]]
     share: float
-
-
-def whole(few: float, more: float) -> float:
-    """What all layers take, from what the TRACED ones do."""
-    return few + (more - few) * (LAYERS - TRACED[0]) / (TRACED[1] - TRACED[0])
 
 
 def traced(module: Any, folder: str, layers: int) -> list[tuple[float, ...]]:
@@ -151,9 +135,11 @@ def estimate(path: Optional[Path], core: NeuronCore) -> Estimate:
         (Path(name) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         # an entry may put a constructor of its own into the SDK's class
         with mock.patch.object(MoENeuronConfig, "__init__", MoENeuronConfig.__init__):
-            module = modeling_qwen3_moe if path is None else imported(path)
+            module = modeling_qwen3_moe if path is None else submission.load(path, "qwen3_moe")
             few, more = (traced(module, name, layers) for layers in TRACED)
-    *rows, (macs, inside) = [tuple(map(whole, *pair)) for pair in zip(few, more)]
+    times = (LAYERS - TRACED[0]) / (TRACED[1] - TRACED[0])  # the difference comes on top
+    pairs = [zip(*pair) for pair in zip(few, more)]
+    *rows, (macs, inside) = [tuple(a + (b - a) * times for a, b in pair) for pair in pairs]
     return Estimate(rows, inside / macs)
 
 
@@ -206,10 +192,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     made = table(args.target, args.entry)
     print(made)
     if args.write:
-        text = DOCS.read_text(encoding="utf-8")
-        before, rest = text.split(MARKS[0])
-        after = rest.split(MARKS[1])[1]
-        DOCS.write_text(f"{before}{MARKS[0]}\n\n{made}\n\n{MARKS[1]}{after}", encoding="utf-8")
+        pages.publish(DOCS, "times", made)
     return 0
 
 

@@ -87,11 +87,6 @@ def bound_ns(row: Row) -> float:
     return roofline.ITEM * whole / row.degree / plateau / row.cores
 
 
-def own_collective(row: Row) -> float:
-    """ns that a collective of the chip takes to start, by the model of time."""
-    return target.TARGETS[row.chip].collective_ns
-
-
 def graph_of(row: Row, module: Any) -> list[tuple[str, Any]]:
     """What one rank runs in a step of the model in ``module``."""
     os.environ[target.ENVIRONMENT_VARIABLE] = row.chip
@@ -104,19 +99,12 @@ def graph_of(row: Row, module: Any) -> list[tuple[str, Any]]:
     return events_of(tracing.record(model, wrapper, bucket, Path(tempfile.gettempdir())))
 
 
-class Times(NamedTuple):
-    """Nanoseconds of a step by what a kernel's call and a collective take, and its schedules."""
-
-    by_cost: dict[tuple[float, float], float]
-    kernels: int
-    schedules: list[Schedule]
-
-
-def times(row: Row, module: Any) -> Times:
-    """Of a step of the model in ``module``."""
-    events, found, schedules = graph_of(row, module), {}, []
+def times(row: Row, module: Any) -> tuple[dict[tuple[float, float], float], int, Schedule]:
+    """Of a step of the model in ``module``: nanoseconds by what a call and a collective take, the
+    chip's own last; how many kernels it has, and the schedule of the last one."""
+    events, found = graph_of(row, module), {}
     programs = [event.program for _, event in events if event.program is not None]
-    for collective in sorted({*COLLECTIVES, own_collective(row)}):
+    for collective in (*COLLECTIVES, target.TARGETS[row.chip].collective_ns):
         for program in programs:
             program.core = replace(program.core, collective_ns=collective)
         costs = cost.Overheads(
@@ -125,10 +113,9 @@ def times(row: Row, module: Any) -> Times:
         order: Any = None  # each language's own
         estimator = Estimator(cost.DEFAULT_PROFILE, costs, row.degree, order)
         made = estimator.graph(DECODE, row.keys, row.batch, events)
-        schedules = made.schedules
         for launch in LAUNCHES:
             found[launch, collective] = made.latency_ns + len(programs) * launch
-    return Times(found, len(programs), schedules)
+    return found, len(programs), made.schedules[-1]
 
 
 def table(rows: Sequence[Row], keep: bool) -> None:
@@ -138,17 +125,17 @@ def table(rows: Sequence[Row], keep: bool) -> None:
     lines = [f"| Step | bound | {' | '.join(heads)} | ratio |", "|---|" + "---:|" * 10]
     drawn: list[str] = []
     for row in rows:
-        bound, one = bound_ns(row), times(row, llama_step)
-        cells = [f"{one.by_cost[at] / 1e6:.2f}" for at in COSTS]
+        bound, (one, _, schedule) = bound_ns(row), times(row, llama_step)
+        cells = [f"{one[at] / 1e6:.2f}" for at in COSTS]
         if row.each == row.cores == row.batch == 1 and row.keys == 640:
-            many = times(row, llama)
-            cells += [f"{many.by_cost[at] / 1e6:.2f}" for at in COSTS]
+            many, _, _ = times(row, llama)
+            cells += [f"{many[at] / 1e6:.2f}" for at in COSTS]
         cells += [""] * (len(heads) - len(cells))
-        ratio = one.by_cost[LAUNCHES[0], own_collective(row)] / bound
+        ratio = one[LAUNCHES[0], target.TARGETS[row.chip].collective_ns] / bound
         lines.append(f"| {row.name} | {bound / 1e6:.2f} | {' | '.join(cells)} | {ratio:.3f} |")
         print(lines[-1], flush=True)
         if not drawn and row.keys == 640:
-            drawn = ["```text", *stream(one.schedules[-1], 8), "```"]
+            drawn = ["```text", *stream(schedule, 8), "```"]
         if keep:
             pages.publish(PAGE, "times", "\n".join(lines))
             pages.publish(PAGE, "stream", "\n".join(drawn))
@@ -172,36 +159,27 @@ def letter(instruction: Any, layer: int) -> str:
 def stream(made: Schedule, layer: int) -> list[str]:
     """A layer in columns of 4 µs: what arrives, which collective runs, how busy engines are."""
     code = made.program.instructions
-    meetings = [at for at, i in enumerate(code) if i.op.name == "collective"]
+    names = ["=" if i.op.name == "collective" else ENGINES[e] for i, e in zip(code, made.engine)]
+    meetings = [at for at, name in enumerate(names) if name == "="]
     begin, end = made.end[meetings[2 * layer - 1]], made.end[meetings[2 * layer + 1]]
     columns = int((end - begin) / COLUMN_NS) + 1
-    arriving: list[dict[str, float]] = [{} for _ in range(columns)]
-    busy = {engine: [0.0] * columns for engine in spec.Engine if engine is not spec.Engine.DMA}
-    running = [" "] * columns
 
-    def share(first: float, last: float) -> list[tuple[int, float]]:
-        reach = range(max(0, int((first - begin) / COLUMN_NS)), columns)
-        parts = [(n, begin + n * COLUMN_NS) for n in reach]
-        return [(n, min(last, at + COLUMN_NS) - max(first, at)) for n, at in parts if at < last]
+    def shares(spans: Any) -> list[dict[Any, float]]:
+        found: list[dict[Any, float]] = [{} for _ in range(columns)]
+        for key, first, last in spans:
+            reach = (int((time - begin) / COLUMN_NS) for time in (first, last))
+            for n in range(max(0, next(reach)), min(columns - 1, next(reach)) + 1):
+                time = min(last - begin, (n + 1) * COLUMN_NS) - max(first - begin, n * COLUMN_NS)
+                found[n][key] = found[n].get(key, 0.0) + max(0.0, time)
+        return found
 
-    for lane, at, first, last in made.lane_spans():
-        if lane == 0 and last > begin and code[at].op.name != "collective":
-            for n, time in share(first, last):
-                key = letter(code[at], layer)
-                arriving[n][key] = arriving[n].get(key, 0.0) + time
-    for at, i in enumerate(code):
-        if made.end[at] <= begin or made.start[at] >= end:
-            continue
-        engine = ENGINES[made.engine[at]]
-        for n, time in share(made.start[at], made.end[at]):
-            if i.op.name == "collective":
-                running[n] = "="
-            elif engine in busy:
-                busy[engine][n] += time
+    lanes = [(at, *span) for lane, at, *span in made.lane_spans() if lane == 0 and names[at] != "="]
+    arriving = shares((letter(code[at], layer), *span) for at, *span in lanes)
+    busy = shares(zip(names, made.start, made.end))
     lines = ["arrives    " + "".join(max(a, key=a.__getitem__) if a else " " for a in arriving)]
-    lines.append("collective " + "".join(running))
-    for engine, shares in busy.items():
-        levels = [min(1.0, time / COLUMN_NS) for time in shares]
+    lines.append("collective " + "".join("=" if column.get("=") else " " for column in busy))
+    for engine in (engine for engine in spec.Engine if engine is not spec.Engine.DMA):
+        levels = [min(1.0, column.get(engine, 0.0) / COLUMN_NS) for column in busy]
         lines.append(f"{engine.value:10} " + "".join(SHADES[round(4 * n)] for n in levels))
     return [line.rstrip() for line in lines]
 

@@ -109,6 +109,24 @@ def test_addresses_are_each_cores_own():
     assert np.array_equal(kernel[2](x), x[::-1])
 
 
+def test_an_exchange_waits_for_what_is_sent():
+    @nki.jit
+    def kernel(x, late):
+        """What a core sends is there before or behind eight activations."""
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        me, other = 1 - nl.program_id(), nl.ndarray((64, 64), x.dtype)
+        sent = made = nl.load(x[(1 - me) * 64 : (2 - me) * 64, :])
+        for _ in range(8):
+            made = nl.exp(made)
+        nisa.sendrecv(made if late else sent, other, send_to_rank=me, recv_from_rank=me, pipe_id=0)
+        nl.store(out[(1 - me) * 64 : (2 - me) * 64, :], nl.add(other, made))
+        return out
+
+    x = np.zeros((128, 64), np.float32)
+    late, early = (schedule(kernel[2].trace(x, late)).total for late in (True, False))
+    assert late > early + 1000
+
+
 def test_a_barrier_protects_an_argument():
     @nki.jit
     def kernel(x):

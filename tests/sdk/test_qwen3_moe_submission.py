@@ -61,10 +61,11 @@ def test_error_of_bf16_is_no_larger_than_pytorch(qwen, generate, reference):
     errors = {"kernels": 0.0, "PyTorch": 0.0}
     for start in range(0, 60, 12):
         prompt = PROMPT[start : start + 9]
-        exact = model.to(torch.float64)(torch.tensor([prompt])).logits[0, -1]
-        half = model.to(torch.bfloat16)(torch.tensor([prompt])).logits[0, -1]
-        output = generate(app, [prompt], 1, return_dict_in_generate=True, output_logits=True)
-        for name, logits in (("kernels", output.logits[0][0]), ("PyTorch", half)):
+        output = generate(app, [prompt], 3, return_dict_in_generate=True, output_logits=True)
+        ids = output.sequences[:, :-1]  # a prompt's logits, then those of two steps
+        exact = model.to(torch.float64)(ids).logits[0, -3:]
+        half = model.to(torch.bfloat16)(ids).logits[0, -3:]
+        for name, logits in (("kernels", torch.cat(output.logits)), ("PyTorch", half)):
             errors[name] += (logits.double() - exact).square().mean().item()
     assert errors["kernels"] <= 1.1**2 * errors["PyTorch"], errors
 

@@ -49,11 +49,5 @@ def _part(instruction: Instruction, core: int) -> Instruction | None:
     if root is None or root.loop.kind != "grid" or root.i != core:
         return None
     kept = None if frame is root else frame
-    return Instruction(
-        instruction.op,
-        instruction.dst,
-        instruction.src,
-        instruction.attrs,
-        kept,
-        instruction.source,
-    )
+    made = instruction.op, instruction.dst, instruction.src, instruction.attrs
+    return Instruction(*made, kept, instruction.source)
