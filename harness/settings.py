@@ -345,7 +345,7 @@ class Settings:
         return dict(self.adapters.paths) if self.adapters is not None else {}
 
     def _quantisation(self) -> dict[str, Any]:
-        """Nothing where nothing is quantised, so that the SDK's defaults stand."""
+        """Options of quantisation; none without it, so that the SDK's defaults stand."""
         values: dict[str, Any] = {"kv_cache_quant": True} if self.kv_cache_quant else {}
         if self.quantized:
             names = "quantized quantization_type quantization_dtype modules_to_not_convert"

@@ -146,7 +146,7 @@ class Problem:
     def derivatives(
         self, variant: Variant, u: np.ndarray, at: np.ndarray, kept: Slopes, masks: Slopes
     ) -> Slopes:
-        """Of the logarithms of times, by constant; those in ``kept`` are not made anew.
+        """Derivatives of the logarithms of times, by constant; those in ``kept`` are not made anew.
 
         A row on which an engine's constant had no influence before (``masks``) has none now. Rows
         of DMA bend where one limit takes over from another, so these are all tried again.

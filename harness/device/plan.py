@@ -57,7 +57,7 @@ def of_row(row: Row, today: bool = False) -> Entry:
 
 
 def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Iterator[Entry]:
-    """All of them, the most valuable first; ``graphs`` as `model.graph` tells them, in `nki` or
+    """Every entry, the most valuable first; ``graphs`` as `model.graph` tells them, in `nki` or
     `neuronxcc.nki`.
 
     Launches of a kernel inside a graph decide whether a decode step should be one kernel

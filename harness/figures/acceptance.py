@@ -72,7 +72,7 @@ def checked(body: Any, length: int, tokens: int) -> Calls:
 
 
 def summed(method: str, length: int, generations: Sequence[tuple[Calls, int]]) -> Acceptance:
-    """Of several generations, each its calls and how many tokens it gave."""
+    """Acceptance over several generations: of each its calls and its number of tokens."""
     calls = [call for own, _ in generations for call in own]
     places = range(length - 1)
     return Acceptance(

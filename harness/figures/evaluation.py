@@ -13,7 +13,7 @@ from harness.figures.score import Score
 
 @dataclass(frozen=True)
 class Speeds:
-    """Of the submission: by the clock here, and by the cost model where there is one."""
+    """Speeds of the submission: by the clock here, and by the cost model where there is one."""
 
     measured: SpeedReport
     estimated: Optional[SpeedReport]

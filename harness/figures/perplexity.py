@@ -30,7 +30,7 @@ _FAILED = "The model fails while it reads the text"
 
 @dataclass(frozen=True)
 class Perplexity:
-    """Of one model on so many predicted tokens; `error` is the standard error of its logarithm."""
+    """Perplexity of one model on a number of tokens, and the standard error of its logarithm."""
 
     words: str  # what the weights and the cache are
     value: float
@@ -43,7 +43,7 @@ class Perplexity:
 
 
 def runs_of(ids: Sequence[int], length: int) -> list[list[int]]:
-    """As many runs of `length` tokens as the text has, at most MOST_RUNS."""
+    """Cut a text into runs of `length` tokens, MOST_RUNS at most."""
     count = min(MOST_RUNS, len(ids) // length)
     if not count:
         raise UserError(

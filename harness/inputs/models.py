@@ -175,7 +175,7 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
     if form is None:
         raise UserError(
             f"{path}/config.json must say one of the model_types {', '.join(schema.FORMS)}, got "
-            f"{kind!r}; only models of these types run here."
+            f"{kind!r}; models of other types take a kernel by --mode swap."
         )
     schema.checked(path / "config.json", form, config)
 

@@ -430,7 +430,7 @@ def default_seq_len(mode: str) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """All of them, those that are refused included."""
+    """Declare every option, those that are refused included."""
     parser.add_argument("--mode", choices=list(MODES), required=True, metavar="MODE")
     for option in OPTIONS.values():
         parser.add_argument(option.flag, *option.also, help=option.help, **option.form)

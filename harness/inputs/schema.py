@@ -29,7 +29,7 @@ class _Form(BaseModel):
 
 
 class RopeScaling(_Form):
-    """Of config.json, in the names of transformers 4.45 and before (`type`) or since."""
+    """`rope_scaling` of config.json; transformers 4.45 and before call its type `type`."""
 
     rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = Field(
         "default", alias="rope_type"

@@ -100,7 +100,7 @@ class Reply:
         }
 
     def leave(self, scheduler: Scheduler) -> None:
-        """Nothing of it runs on: it is whole, or nobody listens any more."""
+        """Stop what still runs: the answer is whole, or nobody listens any more."""
         for choice in self.choices:
             scheduler.leave(choice.answer, "left" if choice.finish is None else choice.finish)
 

@@ -322,7 +322,7 @@ async def _told(_: Request, error: Exception) -> Response:
 
 
 def _seed(asked: int, number: int) -> int:
-    """Of a choice: the first has the seed that was asked for, the others none of a neighbour's."""
+    """Seed of a choice: the first has the one that was asked for, no two choices share one."""
     if number == 0:
         return asked
     return int.from_bytes(hashlib.sha256(f"{asked} {number}".encode()).digest()[:7], "big")

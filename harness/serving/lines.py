@@ -32,7 +32,7 @@ class Lines(Protocol):
 
 
 class LoadedLines:
-    """Those of a loaded model; the submission's process is started anew where it ended."""
+    """Lines of a loaded model; the submission's process is started anew where it ended."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded

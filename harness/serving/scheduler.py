@@ -78,7 +78,7 @@ class Answer:
         return Row(self.line, self.tokens[-1], position, self.draw(), self.adapter, blocks)
 
     def part(self, most: int) -> Part:
-        """Of a chunk: the newest token, or at most `most` of a prompt that is not cached yet."""
+        """Part of a chunk: the newest token, or at most `most` of what the cache lacks."""
         assert self.lease is not None
         start = self.cached if self.cached < len(self.ids) else self.row().position
         tokens = self.tokens[-1:] if self.tokens else self.ids[start : start + most]

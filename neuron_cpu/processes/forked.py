@@ -52,7 +52,7 @@ def end(process: Any) -> None:
 
 
 class Processes:
-    """Those of one owner; `close` ends all that run, and none begins any more."""
+    """Processes of one owner; `close` ends all that run, and none begins any more."""
 
     def __init__(self, context: Any) -> None:
         self._context, self._turn = context, threading.Lock()

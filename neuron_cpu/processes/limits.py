@@ -152,7 +152,7 @@ def confine(writable: Sequence[Path], connected: bool = False) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Of root's powers leave the one over files, which may belong to others; the rest opens more
+    """Keep of root's powers the one over files, which may belong to others. The rest opens more
     than files, such as the environment of other processes (CAP_PERFMON, since Linux 6.15)."""
     if _LINUX:
         for kept in (_DAC_OVERRIDE, 0):  # it may not have that one

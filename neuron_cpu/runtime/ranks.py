@@ -260,7 +260,7 @@ class RankPool:
 
     @property
     def local_ranks(self) -> Sequence[int]:
-        """Those that live in this process."""
+        """Ranks that live in this process."""
         return range(self.size) if self._processes is None else [self._processes.rank]
 
     def first_of(

@@ -196,5 +196,5 @@ def alloc_tiles(
 
 
 def alloc_blocks(*, block_shape: Any, **what: Any) -> NkiBlockGrid:
-    """As ``alloc_tiles``, in coordinates of blocks of ``block_shape`` tiles."""
+    """Allocate tiles as ``alloc_tiles`` does, in coordinates of blocks of ``block_shape`` tiles."""
     return blocks(alloc_tiles(**what), block_shape=block_shape)

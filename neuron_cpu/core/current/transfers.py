@@ -121,7 +121,7 @@ def _reaches_next_row(view: View) -> bool:
 
 
 def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
-    """Both sides in one shape; the order of elements is row-major on either."""
+    """Bring both sides into one shape; the order of elements is row-major on either."""
     if dst.size != src.size:
         raise refuse(
             "err_store_dst_shape_smaller_than_other_shape",

@@ -111,7 +111,7 @@ def copy_written(source: View, dtype: Any) -> View:
 # --- constants ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class FillAttrs(Attrs):
-    """Of a constant.
+    """Attributes of a constant.
 
     Attributes:
         value: what every element becomes.
@@ -194,7 +194,7 @@ def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SelectAttrs(Attrs):
-    """Of a choice between two operands, element by element.
+    """Attributes of a choice between two operands, element by element.
 
     Attributes:
         on_false: what elements become that are not chosen, where no operand says so.
@@ -328,7 +328,7 @@ SEARCH_MIN, SEARCH_MAX = 8, 16384  # elements per partition that max8 and its ki
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SearchAttrs(Attrs):
-    """Of the search for the eight largest.
+    """Attributes of the search for the eight largest.
 
     Attributes:
         free_axes, value_axes: free axes of the data and of the values that are searched for.
@@ -457,7 +457,7 @@ KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ShuffleAttrs(Attrs):
-    """Of a permutation of partitions.
+    """Attributes of a permutation of partitions.
 
     Attributes:
         lanes: for each partition of a quadrant the one it takes, or KEEP_LANE.

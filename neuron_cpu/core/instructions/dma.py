@@ -59,7 +59,7 @@ DMA_SUM = OpSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ExchangeAttrs(Attrs):
-    """Of an exchange between cores.
+    """Attributes of an exchange between cores.
 
     Attributes:
         senders: whose tile each core receives.
@@ -157,7 +157,7 @@ TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PermuteAttrs(Attrs):
-    """Of a transpose by DMA.
+    """Attributes of a transpose by DMA.
 
     Attributes:
         order: the operand's axis that each axis of the result is.

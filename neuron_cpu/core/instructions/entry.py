@@ -380,7 +380,7 @@ def flat(x: torch.Tensor, free_axes: int) -> torch.Tensor:
 
 # --- cycle formulas -------------------------------------------------------------------------------
 def no_cycles(instruction: Instruction) -> float:
-    """Of what no engine computes: DMA takes time by bytes and rows."""
+    """Cycles of what no engine computes: DMA takes time by bytes and rows."""
     return 0.0
 
 

@@ -36,7 +36,7 @@ GATHER_MAX = 4096  # nisa.local_gather: indices of one processor
 # --- index patterns -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class IotaAttrs(Attrs):
-    """Of an index pattern.
+    """Attributes of an index pattern.
 
     Attributes:
         values: of every element of the result.
@@ -71,7 +71,7 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class KeepAttrs(Attrs):
-    """Of a choice that is known while tracing.
+    """Attributes of a choice that is known while tracing.
 
     Attributes:
         keep: which elements of the result are the operand's.
@@ -124,7 +124,7 @@ def affine_select(
 # --- reduction over partitions --------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PartitionReduceAttrs(Attrs):
-    """Of a reduction over partitions.
+    """Attributes of a reduction over partitions.
 
     Attributes:
         op: ALU operator.
@@ -178,7 +178,7 @@ def _out_of_row(what: str, index: torch.Tensor, size: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class LocalGatherAttrs(Attrs):
-    """Of a gather with one list of indices for 16 partitions.
+    """Attributes of a gather with one list of indices for 16 partitions.
 
     Attributes:
         free_axes: free axes of the data.
@@ -193,7 +193,7 @@ class LocalGatherAttrs(Attrs):
     each: int = CORE.gpsimd_partitions
 
     def offsets(self, index: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-        """Of each partition of ``data`` [..., P, n] the free offsets [..., P, count * width]."""
+        """Free offsets [..., P, count * width] in each partition of ``data`` [..., P, n]."""
         lead, rows = data.shape[:-2], data.shape[-2]
         lists = index.to(torch.int64).reshape(*lead, rows // self.each, self.each, -1)
         lists = lists.transpose(-1, -2).flatten(-2)[..., None, : self.count, None]
@@ -288,7 +288,7 @@ def local_gather(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class GatherAttrs(Attrs):
-    """Of a gather with indices for every element.
+    """Attributes of a gather with indices for every element.
 
     Attributes:
         free_axes, index_axes: free axes of the data and of the indices.
@@ -370,7 +370,7 @@ def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
 # --- search ---------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TopKAttrs(Attrs):
-    """Of the largest elements of each GpSimd core's partitions.
+    """Attributes of the largest elements of each GpSimd core's partitions.
 
     Attributes:
         n: elements of each core that count; element e lies in row e % 16, column e // 16.
@@ -403,7 +403,7 @@ TOPK = OpSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class NonzeroAttrs(Attrs):
-    """Of the places of nonzero elements.
+    """Attributes of the places of nonzero elements.
 
     Attributes:
         offset: added to every place.
@@ -436,7 +436,7 @@ NONZERO = OpSpec(
 # --- random numbers -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RandomAttrs(Attrs):
-    """Of random numbers.
+    """Attributes of random numbers.
 
     Attributes:
         count: random instructions since the seed was set.
@@ -452,7 +452,7 @@ class RandomAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DropoutAttrs(RandomAttrs):
-    """Of a random choice of zeros.
+    """Attributes of a random choice of zeros.
 
     Attributes:
         probability, probability_at: of an element to become zero, or which operand holds it.
@@ -501,7 +501,7 @@ def _random_bits(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class UniformAttrs(RandomAttrs):
-    """Of random numbers between two bounds.
+    """Attributes of random numbers between two bounds.
 
     Attributes:
         low, high: the bounds, where no operands are.

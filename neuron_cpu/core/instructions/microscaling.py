@@ -85,7 +85,7 @@ def _scaled(raw: torch.Tensor, dt: DType, parts: list[torch.Tensor]) -> torch.Te
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MicroscaledAttrs(Attrs):
-    """Of a microscaled product.
+    """Attributes of a microscaled product.
 
     Attributes:
         types: of the stationary and the moving operand.
@@ -116,7 +116,7 @@ NC_MATMUL_MX = OpSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class QuantizeAttrs(Attrs):
-    """Of a quantisation.
+    """Attributes of a quantisation.
 
     Attributes:
         type: of the packed elements.

@@ -26,7 +26,7 @@ COMBINE: dict[str, Callable] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CollectiveAttrs(Attrs):
-    """Of a collective as one rank takes part in it.
+    """Attributes of a collective as one rank takes part in it.
 
     Attributes:
         kind: which one.

@@ -31,7 +31,7 @@ from .vector import TENSOR_TENSOR, BinaryAttrs, StepsAttrs, steps_of
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ActivationAttrs(Attrs):
-    """Of a function of the scaled and shifted data.
+    """Attributes of a function of the scaled and shifted data.
 
     Attributes:
         op: name of the function.
@@ -86,7 +86,7 @@ ACTIVATION = OpSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Activation2Attrs(StepsAttrs):
-    """Of a function of what two steps make of the data.
+    """Attributes of a function of what two steps make of the data.
 
     Attributes:
         op: name of the function.
@@ -297,7 +297,7 @@ def activation_reduce(
     mask: Any = None,
     dtype: Any = None,
 ) -> View:
-    """As ``activation``; ``reduce_res`` [P, 1] receives the sum over the free axes."""
+    """Do what ``activation`` does; ``reduce_res`` [P, 1] receives the sum over the free axes."""
     return activation(
         op,
         data,

@@ -213,7 +213,7 @@ def multiply_into(
 # --- transposes -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TransposeAttrs(Attrs):
-    """Of a transpose on TensorE or VectorE.
+    """Attributes of a transpose on TensorE or VectorE.
 
     Attributes:
         free_axes: free axes of the operand, which become the result's partitions together.

@@ -58,7 +58,7 @@ INTEGER_OPERATORS = ("add", "subtract", "multiply")
 # --- two tensors ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class BinaryAttrs(Attrs):
-    """Of one ALU operator on two tensors.
+    """Attributes of one ALU operator on two tensors.
 
     Attributes:
         op: ALU operator.
@@ -232,7 +232,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StepsAttrs(Attrs):
-    """Of ALU steps on the data.
+    """Attributes of ALU steps on the data.
 
     Attributes:
         steps: one or two, in order.
@@ -438,7 +438,7 @@ def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = 
 # --- reductions -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ReduceAttrs(Attrs):
-    """Of a reduction of free axes.
+    """Attributes of a reduction of free axes.
 
     Attributes:
         op: ALU operator.
@@ -557,7 +557,7 @@ def _reduce_boxes(
 # --- scan -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ScanAttrs(Attrs):
-    """Of a scan along the free axis.
+    """Attributes of a scan along the free axis.
 
     Attributes:
         op0, op1: ALU operators; reverse0, reverse1 swap their arguments.
@@ -636,7 +636,7 @@ def tensor_tensor_scan(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class CumulativeAttrs(Attrs):
-    """Of a running reduction along the free axis.
+    """Attributes of a running reduction along the free axis.
 
     Attributes:
         step: what happens to each element first.
@@ -672,7 +672,7 @@ CUMULATIVE = OpSpec(
 # --- exponential ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ExponentialAttrs(Attrs):
-    """Of an exponential on VectorE.
+    """Attributes of an exponential on VectorE.
 
     Attributes:
         shift: what is subtracted first, where no operand is.
@@ -695,7 +695,7 @@ EXPONENTIAL = OpSpec(
 # --- range select ---------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RangeAttrs(Attrs):
-    """Of a choice by column number between two bounds of each partition.
+    """Attributes of a choice by column number between two bounds of each partition.
 
     Attributes:
         ops: comparisons of the number with the first and the second bound.
@@ -730,7 +730,7 @@ RANGE_SELECT = OpSpec(
 # --- statistics -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StatisticsAttrs(Attrs):
-    """Of the statistics of each partition.
+    """Attributes of the statistics of each partition.
 
     Attributes:
         free_axes: free axes of the operand.

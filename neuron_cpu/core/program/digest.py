@@ -54,7 +54,7 @@ def hashed(data: bytes) -> str:
 
 
 def of_program(program: Program) -> str:
-    """Of arguments, instructions, results and cores."""
+    """Digest of arguments, instructions, results and cores."""
     found = Digest()
     found.add([found.storage(s) for s in program.inputs], program.grid, program.cores)
     for each in program:

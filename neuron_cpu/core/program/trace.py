@@ -124,7 +124,7 @@ class Tracer:
         return made
 
     def whole(self, storage: Storage) -> View:
-        """All of a storage, as kernels see it."""
+        """View all of a storage, as kernels see it."""
         return self.view_type.whole(storage)
 
     def begin_instance(self) -> None:

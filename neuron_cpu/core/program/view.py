@@ -105,13 +105,13 @@ class View:
 
     @classmethod
     def whole(cls: type[V], storage: Storage) -> V:
-        """All of a storage."""
+        """View all of a storage."""
         shape = intern(storage.shape)
         return cls(storage, 0, shape, contiguous(shape), paxis=storage.paxis)
 
     @classmethod
     def blocks_last(cls: type[V], storage: Storage) -> V:
-        """All of an on-chip storage as one tile (P, blocks, F), or (P, F...) without block axes."""
+        """View an on-chip storage as one tile (P, blocks, F), or (P, F...) without block axes."""
         if not storage.paxis:
             return cls.whole(storage)
         partitions, free = storage.shape[storage.paxis], storage.free_size

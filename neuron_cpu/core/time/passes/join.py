@@ -57,7 +57,7 @@ def _same_loop(a: Frame | None, b: Frame | None) -> bool:
 
 
 def _iterations(frame: Frame | None) -> int:
-    """Of the affine loop that a frame belongs to; 0 where it is none."""
+    """Iterations of the affine loop that a frame belongs to; 0 where it belongs to none."""
     return frame.loop.n if frame is not None and frame.loop.kind == "affine" else 0
 
 

@@ -216,7 +216,7 @@ class _Rewriting:
 
     # --- where tiles lie --------------------------------------------------------------------------
     def _tile(self, key: Key) -> View:
-        """All of a tile."""
+        """View all of a tile."""
         storage = self.current.get(key)
         if storage is not None:
             return View.blocks_last(storage)
