@@ -322,6 +322,18 @@ def test_it_fits_and_follows_the_theme(one, width, scheme):
     assert one.pixels("--e0") > 20  # drawn anew in the colours of the theme
 
 
+def test_long_names_fit_a_telephone(shown, matmul, tmp_path):
+    """Two kernels whose names have no place to break a line at."""
+    names = [f"{kind}_rows_of_a_{'very_' * 20}long_name.py:kernel" for kind in ("one", "other")]
+    path = tmp_path / "long.html"
+    text = page_text(" beside ".join(names), [data.run(name, matmul) for name in names])
+    path.write_text(text, encoding="utf-8")
+    shown.open(path)
+    for width in (420, 900):
+        shown.page.set_viewport_size({"width": width, "height": 900})
+        assert shown.page.evaluate("() => document.documentElement.scrollWidth") <= width
+
+
 def long_run(run: dict, times: int) -> dict:
     """The run, again and again: as many instructions as a long kernel has."""
     found = copy.copy(run)
