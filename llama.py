@@ -2323,7 +2323,9 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
         """
         state, convert = dict(state_dict), modeling_llama.NeuronLlamaForCausalLM
         if not is_nki_enabled(config):
-            return convert.convert_hf_to_neuron_state_dict(state, config)
+            state = convert.convert_hf_to_neuron_state_dict(state, config)
+            add_ranks(state, config)  # which 0.1 numbers in int64 for the embedding
+            return state
         if config.neuron_config.torch_dtype is torch.float32:
             # a norm's gain times a weight in bf16 has more digits than that
             state = {name: tensor.float() for name, tensor in state.items()}
