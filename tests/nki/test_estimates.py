@@ -12,7 +12,7 @@ from neuronxcc.nki import jit as jit_2_21
 from neuronxcc.nki import language as nl_2_21
 
 from neuron_cpu.core.run.execute import Plan
-from neuron_cpu.core.time.lower import without_fills
+from neuron_cpu.core.time.lower import as_written
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, PROGRAM_ORDER, schedule
 
 LINKS = 32
@@ -105,7 +105,7 @@ def test_zeros_that_a_product_replaces_are_no_instruction(read_between: bool) ->
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal(s).astype(np.float32) for s in ((128, 128), (128, 64)))
     program = kernel.trace(a, b)
-    made = without_fills(program)
+    made = as_written(program)
     left = sum(i.op.name == "memset" for i in made.instructions)
     assert left == (2 if read_between else 0)
     found = Plan(made, merge_loops=False).run([torch.from_numpy(a), torch.from_numpy(b)])[0]

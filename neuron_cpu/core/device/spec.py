@@ -109,7 +109,8 @@ class NeuronCore:
         engine_start_cycles: of each engine beyond the documented cycles of an instruction.
         start_always: instructions of ``min_ii`` take them, too (not TensorE's).
         tensor_pace: cycles of TensorE that one documented cycle takes.
-        half_rows_pace: the same where fp32 products fill at most half of the array's rows.
+        half_rows_pace: the same where products fill at most half of the array's rows.
+        today_keeps: kernels of `nki` load once what their text loads again, if it fits.
         ramp_ns: TensorE runs at half rate unless it was used for half of that time; 0 for never.
         hbm_bytes_per_ns: the core's share of HBM.
         number: of the generation; later ones take what earlier ones do.
@@ -148,8 +149,9 @@ class NeuronCore:
     tensor_pace: float
     hbm_bytes_per_ns: float
     dma: Dma
-    half_rows_pace: float = 1.0
+    half_rows_pace: float = 1.125  # gen2's tensor_pace: no time there shows a throttle
     start_always: bool = False
+    today_keeps: bool = True
     ramp_ns: float = 0.0
     number: int = 2
     calibrated: bool = True
@@ -271,7 +273,7 @@ GEN3 = replace(
     tensor_pace=1.0,
     # Fitted: 8192 products of 64 rows and 512 columns keep TensorE active for 7.31 ms (3.5 at four
     # passes) in 17 of 22 variants of two operators, where profiles say that it is throttled; in two
-    # variants 4.1 ms. What releases the throttle is not known.
+    # variants 4.1 ms. In bf16 twelve times of six kernels say the same (docs/cost_model.md).
     half_rows_pace=2.0,
     # Documented (neuron-explorer, overview-summary-page.rst): TensorE runs at half rate after 3 us
     # in which it was used for less than half, and ramps up within as long.
@@ -282,6 +284,7 @@ GEN3 = replace(
     # Documented of VectorE (ARCH): 100 cycles where back-to-back instructions are far below 128
     # elements. Profiles of qwen-oproj have 0.16 to 0.21 us for each short one of both engines.
     start_always=True,
+    today_keeps=False,  # 46 profiles of SDK 2.34 have the text's own transfers (docs/cost_model.md)
     engine_start_cycles={
         Engine.TENSOR: 8,
         # Fitted: 768 sums of 2048 columns keep VectorE active for 1.73 ms, 1536 of 512 for 0.97;

@@ -362,7 +362,7 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
 def array_use(instruction: Instruction) -> float:
     """Share of TensorE's array and of its least time that an instruction fills.
 
-    0 for what is as slow as it can be already: fp32 products of half of the rows.
+    0 for what is as slow as it can be already: products of half of the rows.
     """
     if _half_rows(instruction):
         return 0.0
@@ -371,11 +371,10 @@ def array_use(instruction: Instruction) -> float:
 
 
 def _half_rows(instruction: Instruction) -> bool:
-    """Whether an fp32 product leaves half of the array's rows empty."""
+    """Whether a product leaves half of the array's rows empty."""
     if not instruction.op.multiplies or CORE.half_rows_pace == CORE.tensor_pace:
         return False
-    stationary = instruction.src[0]
-    return stationary.dt.itemsize == 4 and stationary.shape[0] <= CORE.partitions // 2
+    return instruction.src[0].shape[0] <= CORE.partitions // 2
 
 
 # Instructions of one tile that VectorE runs faster on 16-bit floats (ARCH3, performance modes):

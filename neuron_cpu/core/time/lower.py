@@ -15,6 +15,7 @@ published times show (docs/cost_model.md names the kernels):
 * ``keep``: what is loaded again stays on chip where all of it fits.
 """
 
+from ..device.spec import CORE
 from ..program.program import Program
 from .passes.broadcast import broadcast
 from .passes.fills import fills
@@ -38,8 +39,10 @@ def lower(program: Program, keeps: bool = True) -> Program:
     return work.finish()
 
 
-def without_fills(program: Program) -> Program:
-    """The program as it is written, but for zeros that the first product of a group overwrites."""
+def as_written(program: Program) -> Program:
+    """The program as it is written, but for zeros that the first product of a group overwrites and,
+    of `nki` on NeuronCore-v2, tiles that are loaded again while they fit."""
     work = Work(program)
-    work.instructions = fills(work)
+    for change in (fills, *([keep] if program.today and CORE.today_keeps else [])):
+        work.instructions = change(work)
     return work.finish()

@@ -31,7 +31,7 @@ from ..instructions.cores import by_core
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from . import cost, depend, memory
-from .lower import lower, without_fills
+from .lower import as_written, lower
 from .passes.spill import spill
 
 ENGINES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DMA)
@@ -554,7 +554,7 @@ def _lowered(
 ) -> dict[str, Schedule]:
     """One run under each of the profiles for which the compiler makes the same of the kernel."""
     compiled = order == COMPILER_ORDER
-    made = lower(program, keeps) if compiled else without_fills(program)
+    made = lower(program, keeps) if compiled else as_written(program)
     needs = depend.dependences(made)
     found = {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
     if not any(any(one.overcommitted) for one in found.values()):

@@ -7,6 +7,8 @@ kernel without loops (``skip_middle_end_transformations``) has no such lines lef
 loaded a short while ago is not loaded again, what was used last staying longest.
 """
 
+from itertools import accumulate
+
 from ...device.spec import CORE, Engine
 from ...program.program import Instruction
 from ...program.storage import Source, Storage
@@ -27,16 +29,20 @@ def keep(work: Work) -> list[Instruction]:
     room = CORE.sbuf_usable_bytes - LEFT
     if not work.program.skips_middle_end:
         loads = _of_lines_that_fit(loads, room)
+    last = {key(i): at for at, i in enumerate(loads)}
     kept: dict[Key, Storage] = {}  # by what was loaded, the one used longest ago first
     same: dict[int, Storage] = {}
-    for instruction in loads:
+    for at, instruction in enumerate(loads):
         what, target = key(instruction), instruction.dst[0].storage
         found = kept.pop(what, None)
         if found is not None:
-            kept[what] = same[target.id] = found
-            continue
-        kept[what] = target
-        room -= target.tile_bytes
+            same[target.id] = target = found
+        else:
+            room -= target.tile_bytes
+        if last[what] > at:
+            kept[what] = target
+        else:
+            room += target.tile_bytes
         while room < 0:
             room += kept.pop(next(iter(kept))).tile_bytes
     if not same:
@@ -46,15 +52,21 @@ def keep(work: Work) -> list[Instruction]:
 
 
 def _of_lines_that_fit(loads: list[Instruction], room: int) -> list[Instruction]:
-    """The loads of lines whose distinct tiles fit together, most repeated lines first."""
-    lines: dict[Source | None, dict[Key, list[Instruction]]] = {}
-    for instruction in loads:
-        tiles = lines.setdefault(instruction.source, {})
-        tiles.setdefault(key(instruction), []).append(instruction)
+    """The loads of lines whose tiles fit together, each from its first load to its last, most
+    repeated lines first."""
+    lines: dict[Source | None, dict[Key, list[int]]] = {}
+    for at, instruction in enumerate(loads):
+        lines.setdefault(instruction.source, {}).setdefault(key(instruction), []).append(at)
     found: set[Source | None] = set()
     repeats = {line: sum(map(len, own.values())) - len(own) for line, own in lines.items()}
     for line in sorted(lines, key=repeats.__getitem__, reverse=True):
-        size = sum(runs[0].dst[0].storage.tile_bytes for runs in lines[line].values())
+        steps = [
+            step
+            for runs in lines[line].values()
+            for size in (loads[runs[0]].dst[0].storage.tile_bytes,)
+            for step in ((runs[0], size), (runs[-1] + 0.5, -size))
+        ]  # fmt: skip
+        size = max(accumulate(change for _, change in sorted(steps)))
         if repeats[line] and size <= room:
             room -= size
             found.add(line)
