@@ -1,7 +1,7 @@
 """Published times of single instructions of a Trainium2 against the model's, as the page has them.
 
 `instruction_times.json` says where the times come from. An estimate is what the instruction
-occupies its engine for and, where the time runs until a result may be used, what follows until then.
+occupies its engine for and, where the time runs until a result may be used, what follows.
 """
 
 import json
@@ -9,11 +9,11 @@ import re
 import statistics
 from pathlib import Path
 
-import pytest
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import pytest
+
 from neuron_cpu.core.device.spec import Engine, using
 from neuron_cpu.core.time import cost
 
