@@ -310,8 +310,7 @@ def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     were sealed, and every ratio of today."""
     unmet = [(float(ratio), kind) for ratio, kind in UNMET.findall(DOCUMENT.read_text())]
     members = {bands.ALL: [ratio for ratio, _ in unmet]}
-    for kind in bands.CLASSES:
-        members[kind] = [ratio for ratio, other in unmet if other == kind]
+    members |= {k: [r for r, other in unmet if other == k] for k in bands.CLASSES}
     found = {}
     for kind, values in members.items():
         if len(values) > 1:

@@ -272,8 +272,7 @@ GEN3 = replace(
     # (9.339 at a column a cycle), 36864 in bf16 for 7.126 (7.004).
     tensor_pace=1.0,
     # Fitted: 8192 products of 64 rows and 512 columns keep TensorE active for 7.31 ms (3.5 at four
-    # passes) in 17 of 22 variants of two operators, where profiles say that it is throttled; in two
-    # variants 4.1 ms. In bf16 twelve times of six kernels say the same (docs/cost_model.md).
+    # passes) in 17 of 22 variants; in bf16 six kernels say the same (docs/cost_model.md).
     half_rows_pace=2.0,
     # Documented (neuron-explorer, overview-summary-page.rst): TensorE runs at half rate after 3 us
     # in which it was used for less than half, and ramps up within as long.

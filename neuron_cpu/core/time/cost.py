@@ -360,10 +360,7 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
 
 
 def array_use(instruction: Instruction) -> float:
-    """Share of TensorE's array and of its least time that an instruction fills.
-
-    0 for what is as slow as it can be already: products of half of the rows.
-    """
+    """Share of TensorE's array and least time that an instruction fills; 0 where always slow."""
     if _half_rows(instruction):
         return 0.0
     moved = instruction.src[min(1, len(instruction.src) - 1)]

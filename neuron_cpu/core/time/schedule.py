@@ -499,9 +499,8 @@ def check_order(order: str) -> None:
 def usual_order(today: bool) -> str:
     """The order that the compiler of a language leaves its kernels in.
 
-    ``neuronxcc.nki`` is rearranged. Kernels of ``nki`` keep the writer's order: published times of
-    twelve runs on trn1 fit that (docs/cost_model.md), and to write two independent chains side by
-    side pays there, which no compiler that rearranges would leave to do.
+    ``neuronxcc.nki`` is rearranged. Kernels of ``nki`` keep the writer's order, as published times
+    of two kernels say (docs/cost_model.md).
     """
     return PROGRAM_ORDER if today else COMPILER_ORDER
 
