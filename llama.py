@@ -2163,7 +2163,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
             check_kernels(config)
         # the kernels find the gains in their weights
         kinds = (self.attention_cls, self.mlp_cls) if self.nki_enabled else self.plain_cls
-        norm_cls = Norm if self.nki_enabled else modeling_llama.get_rmsnorm_cls()
+        norm_cls = Norm if self.nki_enabled else modeling_llama.CustomRMSNorm
         self.self_attn, self.mlp = (kind(config) for kind in kinds)
         self.input_layernorm = norm_cls(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = norm_cls(config.hidden_size, config.rms_norm_eps)
@@ -2246,7 +2246,7 @@ class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):
         """What stands behind the last layer; the head's kernel normalises."""
         if is_nki_enabled(config):
             return SumOfColumns()
-        return modeling_llama.get_rmsnorm_cls()(config.hidden_size, config.rms_norm_eps)
+        return modeling_llama.CustomRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
