@@ -978,7 +978,8 @@ class Qwen3MoeHead(RankWeight):
 
     def __init__(self, config: InferenceConfig, gathers: bool) -> None:
         self.vocabulary = config.vocab_size // config.neuron_config.tp_degree
-        super().__init__(config.hidden_size, -(-self.vocabulary // P_MAX) * P_MAX, config)
+        padded = self.vocabulary + -self.vocabulary % (P_MAX * config.cores)
+        super().__init__(config.hidden_size, padded, config)
         self.config, self.gathers, self.gain = config, gathers, gain_of(config.hidden_size, config)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -1087,11 +1088,9 @@ class NeuronQwen3MoeForCausalLM(sdk.NeuronQwen3MoeForCausalLM):
             old = {name[len(prefix) :]: state_dict.pop(name) for name in names}
             made |= {prefix + name: part for name, part in convert_layer(old, config).items()}
         made["embed_tokens.weight"] = state_dict["embed_tokens.weight"]
-        heads = [
-            strided(nn.functional.pad(part.t(), (0, -part.shape[0] % P_MAX)))
-            for part in state_dict["lm_head.weight"].chunk(tp)
-        ]
-        made["lm_head.weight"] = torch.cat(heads)
+        whole, head = P_MAX * config.cores, state_dict["lm_head.weight"].chunk(tp)
+        parts = [nn.functional.pad(part.t(), (0, -part.shape[0] % whole)) for part in head]
+        made["lm_head.weight"] = torch.cat([strided(part) for part in parts])
         made["lm_head.gain"] = state_dict["norm.weight"]
         made["rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
         return made
