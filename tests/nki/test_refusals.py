@@ -227,7 +227,7 @@ def copy(x):
 def test_refused_when_called(monkeypatch):
     x = np.zeros((4, 4), np.float32)
     calls = {
-        "sim_launch": lambda: copy[(1,)],
+        "sim_launch": lambda: copy[(1, 1)],
         "sim_list_argument": lambda: copy([x]),
         "sim_no_arguments": lambda: copy(),
         "sim_jit_option": lambda: nki.jit(copy, platform_target="trn9"),

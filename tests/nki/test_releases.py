@@ -151,3 +151,16 @@ def test_a_file_says_its_release(release, tmp_path, monkeypatch):
 def test_the_table_names_what_there_is():
     for name in (*releases.CAME, *releases.KEYWORDS, *releases.FORMER, *releases.ORDERS):
         assert any(hasattr(module, name) for module in (nisa, nl, ncc)), name
+
+
+def test_a_launch_of_one_number_in_a_tuple():
+    """As triton-viz's examples of 2.27 launch: kernel[(1,)]."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x)
+        return out
+
+    x = np.ones((4, 4), np.float32)
+    assert (kernel[(1,)](x) == x).all()

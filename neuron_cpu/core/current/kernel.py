@@ -45,6 +45,8 @@ class Kernel(calling.Kernel):
     today = True
 
     def __getitem__(self, cores: Any) -> Kernel:
+        if isinstance(cores, tuple) and len(cores) == 1:  # kernel[(2,)], as triton-viz launches
+            cores = cores[0]
         if cores not in CORES or isinstance(cores, bool):
             raise refuse(
                 "sim_launch",

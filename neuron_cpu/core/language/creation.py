@@ -78,10 +78,10 @@ def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> 
 
 def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **other: Any) -> View:
     """An uninitialised tensor in ``buffer`` (default SBUF)."""
-    if other:
+    if words := [f"{word}=" for word in other if word != "lazy_initialization"]:  # as AWS's have it
         warn(
             "sim_ignored_keyword",
-            f"nl.ndarray got {', '.join(f'{word}=' for word in other)}, expected shape, dtype, "
+            f"nl.ndarray got {', '.join(words)}, expected shape, dtype, "
             "buffer= and name=: its **kwargs swallows the rest; name the memory with buffer=",
         )
     tracer = trace.current("nl.ndarray")
