@@ -45,8 +45,7 @@ class Kernel(calling.Kernel):
     today = True
 
     def __getitem__(self, cores: Any) -> Kernel:
-        if isinstance(cores, tuple) and len(cores) == 1:  # kernel[(2,)], as triton-viz launches
-            cores = cores[0]
+        cores = cores[0] if isinstance(cores, tuple) and len(cores) == 1 else cores  # [(2,)]
         if cores not in CORES or isinstance(cores, bool):
             raise refuse(
                 "sim_launch",

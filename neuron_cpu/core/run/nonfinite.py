@@ -48,7 +48,9 @@ class _Traces:
         for ref in op.dst:
             values = self._values(ref)
             made = _kinds(values)
-            if inherited == _NOBODY and made and not _on_purpose(op, made, kinds):
+            # handed on as it was given, or a fill with infinity, as masks do
+            meant = made <= kinds or (not op.src and "nan" not in made)
+            if inherited == _NOBODY and made and not meant:
                 inherited = number
             if made or id(ref.memory) in self._origins:
                 self._note(ref, torch.where(values.isfinite(), _NOBODY, inherited))
@@ -97,8 +99,3 @@ def _kinds(values: torch.Tensor) -> set[str]:
     """Which of NaN, inf and -inf are among some values."""
     broken = values[~values.isfinite()]
     return {str(float(value)) for value in broken.unique()} if len(broken) else set()
-
-
-def _on_purpose(op: Op, made: set[str], given: set[str]) -> bool:
-    """Whether an operation hands on what it was given, or fills with infinity, as masks do."""
-    return made <= given or (not op.src and "nan" not in made)
