@@ -7,7 +7,7 @@ import torch
 from ..program.program import Instruction, Program
 from .execute import Plan
 from .memory import gather_index, widen
-from .merge import Op, Ref
+from .merge import Ref
 
 _NOBODY = -1  # the origin of what is finite, and of infinities that are there on purpose
 
