@@ -344,8 +344,7 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
 
     The documented cycles of an element-wise instruction count elements only; the pipeline's start
     comes on top, but none is shorter than the initiation interval (an instruction of three columns
-    takes 66 cycles, one of 384 took 437 in a published profile). TensorE is documented to take a
-    column a cycle; no published kernel reaches that.
+    takes 66 cycles, one of 384 took 437 in a published profile).
     """
     cycles = instruction.op.cycles_on(instruction, engine)
     if CORE.number > 2:
@@ -368,10 +367,11 @@ def array_use(instruction: Instruction) -> float:
 
 
 def _half_rows(instruction: Instruction) -> bool:
-    """Whether a product leaves half of the array's rows empty."""
+    """Whether a product of more than ``min_ii`` columns leaves half of the array's rows empty."""
     if not instruction.op.multiplies or CORE.half_rows_pace == CORE.tensor_pace:
         return False
-    return instruction.src[0].shape[0] <= CORE.partitions // 2
+    stationary, moving = instruction.src[:2]
+    return stationary.shape[0] <= CORE.partitions // 2 and moving.free_size > CORE.min_ii
 
 
 # Instructions of one tile that VectorE runs faster on 16-bit floats (ARCH3, performance modes):
