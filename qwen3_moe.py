@@ -1022,7 +1022,7 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
             first.experts.each, first.experts.normalized, config.rms_norm_eps,
             groups=(tuple(range(tp)),) if tp > 1 else None,
         )  # fmt: skip
-        return out[None], list(caches)
+        return self.norm(out[None]), list(caches)
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
