@@ -44,10 +44,15 @@ def sweep(name: str, rows: Sequence[dict[str, Any]], kernel: str, path: Path) ->
     axes.plot(sizes, bounds, "--", color="#dd8452", label="what the chip's limits alone take")
     for row, time in zip(rows, times):
         share = f"{row['roofline_percent']:.0f} %"
-        axes.annotate(share, (row["size"], time), xytext=(4, 6), textcoords="offset points")
+        axes.annotate(share, (row["size"], time), xytext=(4, -13), textcoords="offset points")
     axes.set(xlabel=name, ylabel="time, µs (estimated)", title=f"{kernel} over {name}")
     axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_locator(pyplot.LogLocator(subs=(2, 5)))
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.margins(x=0.08)
     _save(pyplot, figure, axes, path)
 
 
