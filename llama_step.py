@@ -12,6 +12,8 @@ and contracts half of the context and of the inner features: behind each collect
 and add what they have. Python is what the compiler's parser takes, but for the modules.
 """
 
+import inspect
+import linecache
 import math
 import os
 
@@ -327,7 +329,6 @@ def check_step(x_hbm, weights, caches, heads, tables, batch):
     )
 
 
-@nki.jit
 def decode_step_kernel(
     x_hbm, norm, qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm, head_hbm, cos_hbm, sin_hbm, keys,
     values, starts_hbm, bias_hbm, heads, batch, groups=None, vocabulary=None,
@@ -343,7 +344,8 @@ def decode_step_kernel(
     ``cache_runs``. ``groups`` lists the ranks that reduce together (None: one rank).
 
     -> logits [T, N], or the greedy tokens [T, 1] int32 where ``vocabulary``, a rank's share, is
-    given; and the caches. Two cores (``decode_step_kernel[2]``) share the work of a rank.
+    given; then keys and values layer by layer. Two cores share the work of a rank. A kernel is what
+    ``separated`` makes of it.
     """
     tokens, dtype = x_hbm.shape[1], x_hbm.dtype
     weights = qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm
@@ -360,8 +362,10 @@ def decode_step_kernel(
         nl.shared_identity_matrix(P_MAX, dtype=dtype), swapped_halves(heads.head_dim, dtype),
         filled((P_MAX, 1), 0.0, FP32), nl.load(starts_hbm), parts, each,
     )  # fmt: skip
+    updated = ()
     for n in range(len(keys)):
         caches = keys[n], values[n]
+        updated = updated + caches
         delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], caches[0], caches[1], bias_hbm)
         x_sb = added(x_sb, delta_sb)
         x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
@@ -374,11 +378,36 @@ def decode_step_kernel(
         token_sb = greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks)
         if nl.program_id(0) == 0:
             nisa.dma_copy(dst=result_hbm, src=token_sb)
-        return result_hbm, keys, values
+        return (result_hbm,) + updated
     result_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=dtype, buffer=nl.shared_hbm)
     by_partition_hbm = result_hbm.reshape((tokens, P_MAX, tiles)).permute((1, 0, 2))
     nisa.dma_copy(dst=by_partition_hbm[:, :, nl.ds(core_tiles[0], core_tiles[1])], src=rows_sb)
-    return result_hbm, keys, values
+    return (result_hbm,) + updated
+
+
+KERNELS = {}  # by their text
+
+
+def separated(body, arguments):
+    """``body`` as a kernel, and its ``arguments`` with each tensor of a tuple as one of its own.
+
+    A device's frontend gives tensors within tuples no place in HBM; the kernel of a whole step that
+    ran on one is generated, too (KevGomes1403/nki-moe-megakernel 621932e, transformer_qwen.py).
+    """
+    names, passed, given = [], [], []
+    for name, value in zip(inspect.signature(body).parameters, arguments):
+        several = isinstance(value, tuple) and isinstance(value[0], torch.Tensor)
+        own = [f"{name}_{n}" for n in range(len(value))] if several else [name]
+        names, given = names + own, [*given, *(value if several else [value])]
+        passed.append(f"({', '.join(own)},)" if several else name)
+    text = f"def {body.__name__}({', '.join(names)}):\n    return body({', '.join(passed)})\n"
+    if text not in KERNELS:
+        place = f"<{body.__name__} {len(KERNELS)}>"
+        linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
+        scope = {"__name__": body.__module__, "body": body}
+        exec(compile(text, place, "exec"), scope)
+        KERNELS[text] = nki.jit(scope[body.__name__])
+    return KERNELS[text], given
 
 
 # --- Modules of NxDI ------------------------------------------------------------------------------
@@ -445,8 +474,7 @@ class NeuronStepModel(llama.NeuronLlamaModel):
         several = input_ids.shape[-1] not in (1, self.neuron_config.speculation_length)
         if several or not llama.is_nki_enabled(self.config):
             return super().forward(input_ids, attention_mask, position_ids, *more, **later)
-        result, keys, values = self.step(input_ids, attention_mask, position_ids)
-        caches = [cache for pair in zip(keys, values) for cache in pair]
+        result, *caches = self.step(input_ids, attention_mask, position_ids)
         head, batch = self.lm_head, input_ids.shape[0]
         if self.on_device_sampling:
             return [result.reshape(input_ids.shape).squeeze(1), *caches]
@@ -473,7 +501,7 @@ class NeuronStepModel(llama.NeuronLlamaModel):
             tuple(attention.o_proj.weight for attention in attentions),
             *(tuple(getattr(mlp, name).weight for mlp in mlps) for name in llama.MLP_TARGETS),
         )
-        return decode_step_kernel[cores](
+        arguments = (
             llama.in_blocks(hidden.reshape(-1, hidden.shape[-1]), 1),
             Norm(config.hidden_size, config.rms_norm_eps), *weights, self.lm_head.weight,
             *attentions[0].rotary_emb(position_ids, dtype), tuple(caches[::2]), tuple(caches[1::2]),
@@ -481,6 +509,8 @@ class NeuronStepModel(llama.NeuronLlamaModel):
             (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
             self.lm_head.vocabulary if self.on_device_sampling else None,
         )  # fmt: skip
+        kernel, given = separated(decode_step_kernel, arguments)
+        return kernel[cores](*given)
 
 
 class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):

@@ -25,6 +25,8 @@ are divided; each core makes keys and values for itself. What both add up leaves
 parts, which the all-reduce of the ranks takes as they are.
 """
 
+import inspect
+import linecache
 from typing import Any, Dict, Tuple, Type
 
 import nki
@@ -720,7 +722,6 @@ class Step(nl.NKIObject):
         return sum_sb
 
 
-@nki.jit
 def decode_step_kernel(
     x_hbm, weights, caches, cos_hbm, sin_hbm, bias_hbm, place_hbm, kv_heads, group, each,
     normalized, eps, groups=None,
@@ -731,7 +732,7 @@ def decode_step_kernel(
     ``run_chosen``; ``caches`` its keys and values [1, kv_heads, room, D], updated in place at place
     [1, 1] int32. cos and sin [1, D] fp32; bias [1, L + 1]: 0 for cached keys that count, the
     token's own last. ``groups`` lists the ranks that add up (None: one rank) -> the stream behind
-    the last layer [1, H], and the caches.
+    the last layer [1, H], then the caches. ``separated`` makes a kernel of it.
     """
     heads, tiles, ranks = Heads(kv_heads, group), x_hbm.shape[1] // P_MAX, None
     out_hbm, count = result_of(x_hbm.shape, x_hbm.dtype), heads.own + 1
@@ -759,7 +760,32 @@ def decode_step_kernel(
         x_sb = step.added(x_sb, run_chosen(step, x_sb, experts))
     if nl.program_id(0) == 0:
         nisa.dma_copy(dst=out_hbm.reshape((P_MAX, tiles, 1)), src=x_sb)
-    return out_hbm, caches
+    return (out_hbm,) + caches
+
+
+KERNELS = {}  # by their text
+
+
+def separated(body, arguments):
+    """``body`` as a kernel, and its ``arguments`` with each tensor of a tuple as one of its own.
+
+    A device's frontend gives tensors within tuples no place in HBM; the kernel of a whole step that
+    ran on one is generated, too (KevGomes1403/nki-moe-megakernel 621932e, transformer_qwen.py).
+    """
+    names, passed, given = [], [], []
+    for name, value in zip(inspect.signature(body).parameters, arguments):
+        several = isinstance(value, tuple) and isinstance(value[0], torch.Tensor)
+        own = [f"{name}_{n}" for n in range(len(value))] if several else [name]
+        names, given = names + own, [*given, *(value if several else [value])]
+        passed.append(f"({', '.join(own)},)" if several else name)
+    text = f"def {body.__name__}({', '.join(names)}):\n    return body({', '.join(passed)})\n"
+    if text not in KERNELS:
+        place = f"<{body.__name__} {len(KERNELS)}>"
+        linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
+        scope = {"__name__": body.__module__, "body": body}
+        exec(compile(text, place, "exec"), scope)
+        KERNELS[text] = nki.jit(scope[body.__name__])
+    return KERNELS[text], given
 
 
 # --- Head -----------------------------------------------------------------------------------------
@@ -1016,13 +1042,15 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
         layers, tp = (), config.neuron_config.tp_degree
         for layer in self.layers:
             layers += layer.attention.weights() + layer.experts.weights()
-        out, caches = decode_step_kernel[config.cores](
+        arguments = (
             x[0], layers, caches, *(table[0] for table in rotation(places, config)), bias,
             places.to(torch.int32), first.attention.kv_heads, first.attention.group,
             first.experts.each, first.experts.normalized, config.rms_norm_eps,
-            groups=(tuple(range(tp)),) if tp > 1 else None,
+            (tuple(range(tp)),) if tp > 1 else None,
         )  # fmt: skip
-        return self.norm(out[None]), list(caches)
+        kernel, given = separated(decode_step_kernel, arguments)
+        out, *caches = kernel[config.cores](*given)
+        return self.norm(out[None]), caches
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------

@@ -144,16 +144,16 @@ def table(rows: Sequence[Row], keep: bool) -> None:
 
 # --- The stream of a layer ------------------------------------------------------------------------
 LETTERS = {"keys": "k", "values": "v", "qkv_hbm": "q", "out_hbm": "o", "gate_hbm": "g",
-           "up_hbm": "u", "down_hbm": "d", "head_hbm": "h"}  # fmt: skip
+           "up_hbm": "u", "down_hbm": "d", "head": "h"}  # fmt: skip
 COLUMN_NS = 4_000.0
 SHADES = " .:+#"
 
 
 def letter(instruction: Any, layer: int) -> str:
     """What a transfer brings: of the layer as a capital."""
-    name, _, number = instruction.src[0].storage.name.partition("[")
+    name, _, number = instruction.src[0].storage.name.rpartition("_")
     found = LETTERS.get(name, "-")
-    return found.upper() if number.rstrip("]") == str(layer) else found
+    return found.upper() if number == str(layer) else found
 
 
 def stream(made: Schedule, layer: int) -> list[str]:

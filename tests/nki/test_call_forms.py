@@ -538,6 +538,7 @@ def everything(
     return {"none": 1}["none"] and (out, [pair[1], (x, None)], 5)
 
 
+@pytest.mark.warns("sim_tensors_in_tuple")
 @pytest.mark.parametrize("kind", ["numpy", "torch", "kept programs"])
 def test_arguments_of_every_kind(kind):
     x, y, z = data(10, 4, B), data(11, 4, B), data(12, 2, 3)

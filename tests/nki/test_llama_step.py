@@ -172,13 +172,15 @@ def arguments(case, state, stacked=True, greedy=False):
     return found
 
 
+def separated(args):
+    return llama_step.separated(llama_step.decode_step_kernel, args)
+
+
 def run(case, state, **more):
     """Logits [B, S, V] (or tokens of each rank) and caches."""
-    kernel = llama_step.decode_step_kernel
-    if case.cores > 1:
-        kernel = kernel[case.cores]
-    results = on_ranks(kernel, arguments(case, state, **more))
-    caches = [[torch.cat([r[1 + k][n] for r in results], 1) for k in (0, 1)]
+    ranks = [separated(args) for args in arguments(case, state, **more)]
+    results = on_ranks(ranks[0][0][case.cores], [given for _, given in ranks])
+    caches = [[torch.cat([r[1 + 2 * n + k] for r in results], 1) for k in (0, 1)]
               for n in range(case.layers)]  # fmt: skip
     if more.get("greedy"):
         return [r[0] for r in results], caches
@@ -322,6 +324,5 @@ def test_what_does_not_fit_is_refused(message, target, monkeypatch):
     if "fewer" in given:
         args[10], args[11] = args[10][:1], args[11][:1]
     with pytest.raises(AssertionError, match=message):
-        (llama_step.decode_step_kernel[2] if case.cores > 1 else llama_step.decode_step_kernel)(
-            *args
-        )
+        kernel, given = separated(args)
+        kernel[case.cores](*given)

@@ -212,6 +212,7 @@ class Config(nl.NKIObject):
     tile: object = None
 
 
+@pytest.mark.warns("sim_tensors_in_tuple")
 def test_objects_and_tuples_carry_tensors():
     @nki.jit
     def kernel(config, pair):

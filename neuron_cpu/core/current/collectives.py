@@ -201,14 +201,9 @@ def all_reduce(
 
 
 def reduce_scatter(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    collective_dim: int,
-    op: Any,
-    priority: Any = None,
+    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, op: Any, priority: Any = None,
     name: str | None = None,
-) -> NkiInstruction | None:
+) -> NkiInstruction | None:  # fmt: skip
     """Element-wise reduction over the ranks, a part of axis 0 to each."""
     what = "reduce_scatter"
     _axis(what, collective_dim, _pairs(what, srcs, dsts)[0][0])
@@ -236,13 +231,9 @@ def _reduction(
 
 
 def all_gather(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    collective_dim: int,
-    priority: Any = None,
+    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
     name: str | None = None,
-) -> NkiInstruction | None:
+) -> NkiInstruction | None:  # fmt: skip
     """The ranks' tensors one behind the other along axis 0 (in SBUF also 1), to all of them."""
     what = "all_gather"
     sources, targets = _pairs(what, srcs, dsts)
@@ -256,13 +247,9 @@ def all_gather(
 
 
 def all_to_all(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    collective_dim: int,
-    priority: Any = None,
+    srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
     name: str | None = None,
-) -> NkiInstruction | None:
+) -> NkiInstruction | None:  # fmt: skip
     """Part k of axis 0 of every rank's tensor to rank k."""
     what = "all_to_all"
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
@@ -325,13 +312,9 @@ def _listed(given: Any) -> list[Any]:
 
 
 def collective_permute_implicit(
-    srcs_by_channel: Any,
-    dsts_by_channel: Any,
-    replica_group: Any,
-    channel_ids: Any = (0,),
-    priority: Any = None,
-    name: str | None = None,
-) -> NkiInstruction | None:
+    srcs_by_channel: Any, dsts_by_channel: Any, replica_group: Any, channel_ids: Any = (0,),
+    priority: Any = None, name: str | None = None,
+) -> NkiInstruction | None:  # fmt: skip
     """A step around the ring of the ranks: to the next one, from the one before (a guess)."""
     what = "collective_permute_implicit"
     srcs, dsts = _channels(what, channel_ids, srcs_by_channel, dsts_by_channel)
@@ -346,15 +329,9 @@ def collective_permute_implicit(
 
 
 def collective_permute_implicit_reduce(
-    srcs0_by_channel: Any,
-    srcs1_by_channel: Any,
-    dsts_by_channel: Any,
-    replica_group: Any,
-    op: Any,
-    channel_ids: Any = (0,),
-    priority: Any = None,
-    name: str | None = None,
-) -> NkiInstruction | None:
+    srcs0_by_channel: Any, srcs1_by_channel: Any, dsts_by_channel: Any, replica_group: Any,
+    op: Any, channel_ids: Any = (0,), priority: Any = None, name: str | None = None,
+) -> NkiInstruction | None:  # fmt: skip
     """A step around the ring that reduces two local tensors first and sends the result."""
     what = "collective_permute_implicit_reduce"
     code = _reducer(what, op)
@@ -384,15 +361,10 @@ def collective_permute_implicit_current_processing_rank_id(
 
 # --- parts whose sizes are data -------------------------------------------------------------------
 def all_gather_v(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    metadata_tensor: Any,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: Any = None,
+    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
+    recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
     name: str | None = None,
-) -> NkiInstruction | None:
+) -> NkiInstruction | None:  # fmt: skip
     """``all_gather`` of parts whose sizes are data, on two cores of each of four ranks.
 
     ``metadata_tensor`` uint32 (rows, ranks) in HBM or (1, rows, ranks) in SBUF: send counts and
@@ -412,15 +384,10 @@ def all_gather_v(
 
 
 def all_to_all_v(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    metadata_tensor: Any,
-    recv_counts_known: bool = False,
-    has_rdispls: bool = False,
-    priority: Any = None,
+    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
+    recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
     name: str | None = None,
-) -> NkiInstruction | None:
+) -> NkiInstruction | None:  # fmt: skip
     """``all_to_all`` of parts whose sizes are data; metadata as in ``all_gather_v``.
 
     With ``has_rdispls`` a fourth row of the metadata says where each part goes; without it parts

@@ -222,6 +222,13 @@ def _fields(value: Any) -> Any:
     return value
 
 
+def _tensors(value: Any) -> list[Any]:
+    """Those inside of an argument."""
+    found: list[Any] = []
+    _rebuilt(value, lambda tensor, _: found.append(tensor), "")
+    return found
+
+
 def _rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
     """``value`` with every tensor in it replaced by ``make(tensor, name)``."""
     if is_tensor(value):
@@ -261,6 +268,13 @@ def _bind(
             raise refuse(
                 "sim_list_argument",
                 f"argument {k} of {tracer.program.name} is a list, expected a tuple",
+            )
+        if isinstance(value, (tuple, dict)) and _tensors(value):
+            warn(  # KevGomes1403/nki-moe-megakernel 621932e, megakernels/qwen3_moe
+                "sim_tensors_in_tuple",
+                f"argument {k} of {tracer.program.name} has tensors inside of it, expected each as "
+                "an argument by itself: a device's frontend gave them no place in HBM",
+                line_of(function),
             )
     code = getattr(function, "__code__", None)
     names = code.co_varnames if code is not None else ()

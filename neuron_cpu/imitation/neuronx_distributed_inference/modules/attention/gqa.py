@@ -210,16 +210,9 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             tiling_factor=..., seq_len_threshold_for_cc_tiling=..., rank_ordering=None,
         )  # fmt: skip
         super().__init__(
-            hidden_size,
-            head_dim,
-            num_attention_heads,
-            num_key_value_heads,
-            tp_degree,
-            dtype,
-            bias,
-            desired_sharding_strategy,
-            tensor_model_parallel_group,
-        )
+            hidden_size, head_dim, num_attention_heads, num_key_value_heads, tp_degree, dtype,
+            bias, desired_sharding_strategy, tensor_model_parallel_group,
+        )  # fmt: skip
         if fused_qkv and gather_output:
             raise ValueError(
                 "Gathering states followed by fused qkv is not allowed; pass gather_output=False."
@@ -247,13 +240,9 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         if self.tensor_model_parallel_group is None:
             return nn.Linear(self.hidden_size, width, bias=self.bias, dtype=self.dtype)
         return ColumnParallelLinear(
-            self.hidden_size,
-            width,
-            bias=self.bias,
-            gather_output=self.gather_output,
-            dtype=self.dtype,
-            tensor_model_parallel_group=self.tensor_model_parallel_group,
-        )
+            self.hidden_size, width, bias=self.bias, gather_output=self.gather_output,
+            dtype=self.dtype, tensor_model_parallel_group=self.tensor_model_parallel_group,
+        )  # fmt: skip
 
     def _tag_fused(self, parameter: torch.Tensor) -> None:
         """Tell the sharder that the rows are q, k and v, to be sliced separately."""
@@ -372,16 +361,9 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
             tiling_factor=..., rank_ordering=None,
         )  # fmt: skip
         super().__init__(
-            hidden_size,
-            head_dim,
-            num_attention_heads,
-            num_key_value_heads,
-            tp_degree,
-            dtype,
-            bias,
-            desired_sharding_strategy,
-            tensor_model_parallel_group,
-        )
+            hidden_size, head_dim, num_attention_heads, num_key_value_heads, tp_degree, dtype,
+            bias, desired_sharding_strategy, tensor_model_parallel_group,
+        )  # fmt: skip
         self.layer_name = layer_name
         self.input_is_parallel = input_is_parallel
         self.sequence_parallel_enabled = sequence_parallel_enabled
@@ -392,16 +374,12 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
             self.o_proj: nn.Module = nn.Linear(width, hidden_size, bias=bias, dtype=dtype)
         else:
             self.o_proj = RowParallelLinear(
-                width,
-                hidden_size,
-                bias=bias,
-                input_is_parallel=input_is_parallel,
-                dtype=dtype,
+                width, hidden_size, bias=bias, input_is_parallel=input_is_parallel, dtype=dtype,
                 sequence_parallel_enabled=sequence_parallel_enabled,
                 sequence_dimension=sequence_dimension,
                 tensor_model_parallel_group=self.tensor_model_parallel_group,
                 reduce_dtype=rpl_reduce_dtype,
-            )
+            )  # fmt: skip
 
     def forward(
         self, attention_output: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
