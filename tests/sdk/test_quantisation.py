@@ -32,7 +32,7 @@ from torch import nn
 from neuron_cpu.errors import CheckpointError
 from neuron_cpu.runtime.ranks import Group, rank_context
 from tests.sdk.test_generation import PROMPTS, assert_same_as_reference
-from tests.sdk.test_parallel_layers import run_sharded, tensors
+from tests.sdk.test_parallel_layers import get_padding_length, run_sharded, tensors
 
 FP8 = torch.float8_e4m3fn
 PER_TENSOR, PER_CHANNEL = "per_tensor_symmetric", "per_channel_symmetric"
@@ -92,15 +92,16 @@ def test_layers_scale_the_product(kind, dtype, degree):
     quantised, scale = WEIGHT_LIKE[dtype, kind](weight)
     checkpoint = {"layer.weight": quantised, "layer.scale": scale, "layer.bias": bias}
     expected = F.linear(x, quantised.float() * scale, bias)
-    for build in (
-        lambda: ColumnParallelLinear(21, 19, pad=True),
-        lambda: RowParallelLinear(21, 19, pad=True),
+    parts = list(F.pad(x, (0, get_padding_length(21, degree))).chunk(degree, dim=-1))
+    for build, given in (
+        (lambda: ColumnParallelLinear(21, 19, pad=True), x),
+        (lambda: RowParallelLinear(21, 19, pad=True, input_is_parallel=True), parts),
     ):
 
         def converted(build=build):
             return convert(nn.ModuleList([build()]), config, inplace=True)[0]
 
-        for result in run_sharded(degree, converted, checkpoint, x):
+        for result in run_sharded(degree, converted, checkpoint, given):
             torch.testing.assert_close(result, expected)
 
 

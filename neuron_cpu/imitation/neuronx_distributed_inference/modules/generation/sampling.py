@@ -100,7 +100,7 @@ class Sampler(nn.Module):
     ) -> Any:
         """Tokens, or with `return_values` the candidates (..., k) and their probabilities."""
         del rank_id
-        if not is_tracing() and token_logits.isnan().any():
+        if not (self.on_cpu or is_tracing()) and token_logits.isnan().any():
             raise StandInError(
                 "The logits that the graph samples from are NaN, expected numbers, as a device "
                 "would take any token; look for NaN in the checkpoint, or for the kernel that "
