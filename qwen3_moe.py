@@ -2,9 +2,10 @@
 
 An entry for the contest of 2026 (MLSys, Qwen3-30B-A3B, batch 1), one file in today's kernel
 language (`nki`, SDK 2.28 and later). A layer is attention (norm, projections, norms of heads,
-rotation, softmax, output) and experts (norm, router, the best k of E MLPs), one kernel each in a
-decode step. Read it from top to bottom: tile helpers, norm and router, attention, experts, head;
-then configuration, modules and checkpoint. Without kernels the model is the SDK's own.
+rotation, softmax, output) and experts (norm, router, the best k of E MLPs). A prompt has kernels
+for each. A decode step is one kernel of all layers, collectives inside, and one of the head.
+Read the file from top to bottom: tile helpers, norm and router, attention, experts, head; then
+configuration, modules and checkpoint. Without kernels the model is the SDK's own.
 
 Axis letters:
 
@@ -21,8 +22,8 @@ them. In a decode step weights are stationary and one column moves, 64 cycles a 
 all of it takes TensorE half of the time that DMA takes for the weights.
 
 Two physical cores share a logical one (``kernel[2]``): query heads, experts, blocks and vocabulary
-are divided; each core makes keys and values for itself. What both add up leaves the kernel in two
-parts, which the all-reduce of the ranks takes as they are.
+are divided; each core makes keys and values for itself. A decode step's cores exchange what they
+have behind each collective; those of a prompt add it up before.
 """
 
 import functools
