@@ -213,7 +213,7 @@ def cell(
     try:
         return told(command, expected)
     except (ValueError, subprocess.TimeoutExpired) as error:
-        return f"fails: {error}".replace(str(model), model.name)
+        return f"fails: {error}".replace(str(model), model.name).replace(f"{REPOSITORY}/", "")
 
 
 def references(folder: Path) -> tuple[Path, Expected]:
