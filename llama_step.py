@@ -408,7 +408,7 @@ def kernel_of(layers):
 
 
 def __getattr__(name):
-    """Generated kernels by their names, as the device report asks for them."""
+    """Generated kernels by their names, as the device report and saved graphs ask for them."""
     body, _, layers = name.rpartition("_")
     if body != decode_step_kernel.__name__ or not layers.isdigit():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -99,3 +99,10 @@ def test_every_product_is_in_a_kernel(core, qwen, tmp_path, monkeypatch):
 def test_refusals(told, options, qwen):
     with pytest.raises(ValueError, match=told):
         qwen(load=False, **options)
+
+
+def test_generated_kernels_have_names():
+    """The real library saves a graph's kernels by their names."""
+    assert qwen3_moe.decode_step_kernel_3 is qwen3_moe.kernel_of(3)
+    with pytest.raises(AttributeError, match="decode_step_kernel_of"):
+        qwen3_moe.decode_step_kernel_of  # noqa: B018
