@@ -1,16 +1,17 @@
 """Llama for AWS Trainium: NKI kernels, and the NxD-Inference modules that call them.
 
-One file to upload, complete by itself: prompts and a token at a time, bf16 or fp32, of any degree
-that divides the KV heads. It imports torch, transformers and the Neuron SDK, nothing else. What
-other models and servers ask for stands beside it and is composed by llama_extended.py, for which
-some layers and modules here have a place where something is added. From top to bottom: limits of
-the core and choices, layouts, sizes known while tracing, tile helpers, the parts of attention,
-kernels in model order, configuration, modules (without kernels NxD Inference's own), and how a
-Hugging Face checkpoint becomes the weights of the kernels.
+This one file is a complete submission. It reads prompts and generates a token a step, in bf16 or
+fp32, at any tensor-parallel degree that divides the KV heads. It imports torch, transformers and
+the Neuron SDK, nothing else. Other models and servers need more: llama_extended.py composes that
+from the files beside this one, and some layers here leave a place for it.
 
-To learn the language, read in this order: "Layouts"; ``linear_kernel`` and ``swiglu_mlp_kernel``
-with what they call; ``attention_decode_kernel``; then "Attention of a prompt", whose example shows
-what lies where at each step.
+The file goes from the limits of the core to layouts, sizes known while tracing and tile helpers.
+Attention and the kernels follow in model order. Configuration, modules (NxD Inference's own run
+without kernels) and the conversion of a Hugging Face checkpoint come last.
+
+To learn the language, read "Layouts" first. Go on with ``linear_kernel`` and ``swiglu_mlp_kernel``
+and their helpers, then ``attention_decode_kernel``. "Attention of a prompt" comes last: its example
+draws every tile of one step.
 
 What calls what, phase by phase:
 
@@ -155,7 +156,7 @@ def pad_tiles(x: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def in_runs(weight: torch.Tensor, dim: int) -> torch.Tensor:
-    """Features along ``dim`` in the order of tiles whose partition p holds the p-th run of them."""
+    """Reorder the features along ``dim`` so that partition p of their tiles holds the p-th run."""
     padded = pad_tiles(weight, dim)
     runs = padded.unflatten(dim, (P_MAX, padded.shape[dim] // P_MAX))
     return runs.transpose(dim, dim + 1).flatten(dim, dim + 1)
@@ -189,17 +190,16 @@ def kernel_layout(weight: torch.Tensor) -> torch.Tensor:
 
 
 def depth_of(head_dim: int) -> int:
-    """Rows of a product that contracts a head: whole quadrants of 32, those behind its features
-    zeros, as operands may begin at no other partitions."""
+    """Rows of a product that contracts a head: whole quadrants of 32, since operands begin at no
+    other partition. Zeros fill the rows behind the head's features."""
     return math.ceil(head_dim / QUADRANT) * QUADRANT
 
 
 class HeadShape(NamedTuple):
     """Heads of one rank: ``group`` query heads share a KV head, ``stack`` KV heads a tile.
 
-    Tile s * group + g of the queries holds the g-th query head of each KV head of stack s; tile s
-    of the keys the KV heads of stack s. Where the last stack is not full, its lanes are zero, and
-    so are those that ``depth`` has beyond D.
+    Tile s * group + g of the queries holds the g-th query head of each KV head of stack s. Tile s
+    of the keys holds the KV heads of stack s. Lanes without a head or beyond D are zero.
     """
 
     q_heads: int
@@ -256,8 +256,8 @@ class HeadShape(NamedTuple):
 
 # --- Sizes known while tracing --------------------------------------------------------------------
 #
-# The compiler turns Python's range into a loop that it traces once; where a body needs real numbers
-# stand lists and nl.static_range.
+# The compiler turns Python's range into a loop that it traces once. Lists and nl.static_range stand
+# where a body needs real numbers.
 
 
 def spans(length, most):
@@ -275,17 +275,16 @@ def even_spans(length, most):
 
 
 def token_chunk(bytes_per_token):
-    """Tokens of one pass over a weight, of which each keeps so many bytes per partition."""
+    """Tokens of one pass over a weight; each token keeps ``bytes_per_token`` of a partition."""
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
 def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=PIECE_BYTES):
-    """(first, count) of the tiles of output features that are loaded at once, of many tokens in
-    rows of at most ``row_bytes``.
+    """(first, count) of the tiles of output features that are loaded at once: the pieces.
 
-    Many tokens begin with half a piece: their hidden states arrive behind it. The ``last`` weights
-    of a kernel end with LAST_PIECE_BYTES, and those before with at most half of the rest: TensorE
-    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
+    Many tokens take rows of at most ``row_bytes`` and begin with half a piece, since their hidden
+    states arrive behind it. The ``last`` weights of a kernel end with LAST_PIECE_BYTES, after
+    pieces of at most half of the rest: little is then left to multiply when the stream ends.
     """
     few, tile_bytes = tokens <= FEW_TOKENS, itemsize * k_tiles * P_MAX
     most = max(1, (LONG_PIECE_BYTES if few else row_bytes) // tile_bytes)
@@ -327,12 +326,12 @@ class Block(NamedTuple):
 
 
 def token_blocks(features, tokens, length):
-    """The Blocks of so many tokens, sequences of ``length``: several whole sequences, or whole
-    tiles of one, as equal as can be.
+    """Cut ``tokens`` of sequences of ``length`` into Blocks: several whole sequences each, or whole
+    tiles of one sequence, as equal as can be.
 
-    Rows of DMA are as long as a block is large, and what waits for a block waits for all of it.
-    Weights of more than 2048 features do not stay in SBUF: they are read again for each block, and
-    from 340 tokens on TensorE takes longer than DMA.
+    A larger block has longer rows of DMA, but its first reader waits for all of it. Weights of more
+    than 2048 features do not stay in SBUF: each block reads them again, and TensorE takes longer
+    than DMA from 340 tokens on.
     """
     most = SHORT_BLOCK if features <= SHORT_FEATURES else LONG_BLOCK
     if length < most:
@@ -368,13 +367,13 @@ MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 
 
 def masked(dtype):
-    """What is added to scores that do not count, in a type of the kernels or of PyTorch."""
+    """The number added to scores that do not count, for a type of the kernels or of PyTorch."""
     return MASKED_FP16 if dtype == nl.float16 or dtype is torch.float16 else MASKED
 
 
 def psum_zeros(shape):
-    """Zeros fp32 @ PSUM, to which products are added: that takes zeros, an affine loop and nothing
-    but products (known issues of SDK 2.22)."""
+    """Zeros fp32 @ PSUM that products are added to. An accumulation needs zeros, an affine loop
+    and nothing but products (known issues of SDK 2.22)."""
     return nl.zeros(shape, nl.float32, buffer=nl.psum)
 
 
@@ -390,7 +389,7 @@ def select_mask(visible, tokens, dtype):
 
 
 def causal_mask(tokens, dtype):
-    """The same where a token (row) sees one, itself and those before."""
+    """``select_mask`` in which each token (row) sees itself and the tokens before it."""
     row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
     return select_mask(row >= column, tokens, dtype)
 
@@ -411,7 +410,7 @@ class Linear(NamedTuple):
         return self.weight_hbm.shape[1] // (self.k_tiles * P_MAX)
 
     def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
-        """(first, count) of its tiles, or so many, loaded at once, see ``weight_pieces``."""
+        """(first, count) of its pieces, or of its first ``tiles``; see ``weight_pieces``."""
         itemsize = self.weight_hbm.itemsize
         return weight_pieces(tiles or self.tiles, self.k_tiles, tokens, last, itemsize, row_bytes)
 
@@ -430,8 +429,8 @@ class Piece(NamedTuple):
     weight_sb: Sbuf
 
     def product(self, part, x_sb, block):
-        """A part of ``psum_parts`` of W x [128, tiles, tokens] @ PSUM, of the tokens x_sb [128,
-        K/128, T] of a Block, for which an adapter would ask."""
+        """Multiply: a part of ``psum_parts`` of W x [128, tiles, tokens] @ PSUM, for the tokens
+        x_sb [128, K/128, T]. Adapters read their Block; this class does not."""
         tile, tiles, at, tokens = part
         return products(self.weight_sb, tile, tiles, x_sb, at, tokens)
 
@@ -441,7 +440,7 @@ def load_weight(linear, first, weight_sb):
     contiguous row each."""
     (_, tiles, k_tiles, _), weight_hbm = weight_sb.shape, linear.weight_hbm
     tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, k_tiles, P_MAX))
-    # a lone tile, the last of its weight, in rows of LAST_PIECE_BYTES: half is multiplied before
+    # the last tile of a weight, if alone, comes in rows of LAST_PIECE_BYTES: TensorE begins sooner
     halved = tiles == 1 and first + 1 == linear.tiles
     each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
     for at, size in spans(k_tiles, each):
@@ -465,10 +464,10 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
 
 
 def stored_together(pieces, tokens):
-    """Pieces of a weight, grouped by what is stored at once of their results.
+    """Group the pieces of a weight whose results are stored at once.
 
-    Of many tokens every piece; of up to 128 the last piece is alone, so that little is left to
-    store at the end; of up to 32 all at once: DMA takes as long for their rows as for 256 bytes.
+    Many tokens store each piece by itself. Up to 128 tokens store the last piece alone, so that
+    little is left at the end. Up to 32 store all at once: DMA takes as long as for 256 bytes.
     """
     if tokens > P_MAX:
         return [[piece] for piece in pieces]
@@ -478,8 +477,8 @@ def stored_together(pieces, tokens):
 
 
 def store_product(linear, inputs, out_hbm):
-    """``W @ x`` of ``inputs``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
-    over the weights. Features lie in runs, so that each partition stores contiguous rows."""
+    """Store ``W @ x`` of ``inputs``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM in
+    one pass over the weights. Features lie in runs: each partition stores contiguous rows."""
     count = inputs[0][1].count
     for group in stored_together(linear.pieces(count, last=True), count):
         begin, size = group[0][0], sum(tiles for _, tiles in group)
@@ -516,10 +515,10 @@ def block_part(x_hbm, block, tile, tiles):
 
 
 def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
-    """x + delta for a block of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
+    """Load and store x + delta of a block, [H, T] @ HBM -> [128, H/128, count] @ SBUF.
 
-    Without delta just x. Many tokens arrive in up to eight parts, so that what follows starts with
-    one, in rows of 4 KiB.
+    Without a delta, load x. Many tokens arrive in up to eight parts, in rows of 4 KiB, so that the
+    next engine starts with the first part.
     """
     k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
     x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype)
@@ -535,7 +534,7 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
 
 
 def squared_lengths(x_sb, start, tokens):
-    """Sums of squares of up to 128 tokens -> [T, T] fp32 @ SBUF, on the diagonal of zeros.
+    """Sums of squares of up to 128 tokens -> [T, T] fp32 @ SBUF, a diagonal among zeros.
 
     TensorE multiplies the tokens with themselves, exactly and in the columns of one product. The
     rest is selected away rather than multiplied by zero: other tokens' products may overflow.
@@ -622,10 +621,11 @@ def swapped_halves(head_dim, dtype):
 
 
 class AttentionLayer(NamedTuple):
-    """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
-    the partial output; the norm; the Linears of Q, K and V together and of the output; tables of
-    cos and sin @ HBM; the identity and the permutation that swaps the halves of each head in a tile
-    [128, 128], and zeros [128, 1] fp32 @ SBUF."""
+    """Tensors and constants that all passes of an attention kernel share.
+
+    @ HBM: hidden states x, delta, their sum, the partial output, the tables of cos and sin, and two
+    Linears (Q, K and V together; the output). @ SBUF: the identity and the permutation that swaps
+    the halves of each head in a tile [128, 128], and zeros [128, 1] fp32."""
 
     x_hbm: Hbm
     delta_hbm: Optional[Hbm]
@@ -643,8 +643,8 @@ class AttentionLayer(NamedTuple):
 
     @classmethod
     def of(cls, hidden, norm, heads, weights, tables):
-        """All @ HBM: ``hidden`` are x, delta, their sum and the output; ``weights`` those of Q, K
-        and V and of the output."""
+        """Take tensors @ HBM: ``hidden`` (x, delta, their sum, the output), ``weights`` (of Q, K
+        and V, and of the output), ``tables`` (cos, sin)."""
         qkv, dtype = Linear(weights[0], hidden[0].shape[0] // P_MAX), hidden[0].dtype
         linears = qkv, Linear(weights[1], heads.q_tiles)
         identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
@@ -663,10 +663,10 @@ class AttentionLayer(NamedTuple):
 
 
 class Projection(NamedTuple):
-    """What the projections to queries, keys and values read of a Block of tokens @ SBUF.
+    """Operands @ SBUF of a Block's projections to queries, keys and values.
 
     x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, and
-    ``parts``, (start, size) of the tiles of tokens.
+    ``parts``, (start, size) of its tiles of tokens.
     """
 
     layer: AttentionLayer
@@ -682,15 +682,15 @@ class Projection(NamedTuple):
         return self.layer.heads
 
     def tiles(self):
-        """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and v_sb,
-        one tile [tokens, kv_heads * D] of values per tile of tokens."""
+        """Make the tiles of the results @ SBUF: qk_sb [128, query tiles then key tiles, T], and
+        v_sb, one [tokens, kv_heads * D] of values per tile of tokens."""
         heads, dtype = self.heads, self.x_sb.dtype
         qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, self.x_sb.shape[2]), dtype)
         return qk_sb, [nl.ndarray((size, heads.kv_features), dtype) for _, size in self.parts]
 
     def project(self, piece, at, span, qk_sb, v_sb):
-        """Tile ``at`` of queries, keys and values by the Piece that holds it: of queries or keys a
-        span of tokens, rotated, of values all tokens."""
+        """Project tile ``at`` of queries, keys and values, which ``piece`` holds. Queries and keys
+        take a span of tokens and are rotated; values take all tokens."""
         tile = at - piece.first
         if at < self.heads.qk_tiles:
             out_sb, of_queries = qk_sb[:, at, nl.ds(*span)], at < self.heads.q_tiles
@@ -699,13 +699,13 @@ class Projection(NamedTuple):
             self.project_values(piece, tile, (at - self.heads.qk_tiles) * P_MAX, v_sb)
 
     def project_heads(self, piece, tile, span, out_sb, of_queries):
-        """A tile of query or key heads of a span of tokens, rotated, into out_sb [128, size]."""
+        """Project a tile of query or key heads for a span, rotated, into out_sb [128, size]."""
         # W x [128, size] @ PSUM, H/128 passes of its columns
         x_psum = piece.product((tile, 1, *span), self.x_sb, self.block)
         self.rope(x_psum[:, 0, :], nl.ds(*span), out_sb, of_queries)
 
     def rope(self, x, columns, out_sb, of_queries):
-        """The rotary embedding of x [128, size] at these columns of the tables, into out_sb.
+        """Write the rotary embedding of x [128, size], at these columns of the tables, to out_sb.
 
         VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
         halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
@@ -723,7 +723,7 @@ class Projection(NamedTuple):
         out_sb[...] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
 
     def project_values(self, piece, tile, start, v_sb):
-        """A tile of features of V of every tile of tokens into the columns from ``start`` on.
+        """Project a tile of V's features for all tiles of tokens, into columns from ``start`` on.
 
         Tokens are stationary here: they land on partitions, where the sums over keys contract them.
         """
@@ -766,10 +766,10 @@ def key_rows(qk_sb, start, tokens, heads):
 
 
 def score_scales(head_dim):
-    """(what queries are multiplied by, what scores are): together 1 / sqrt(D).
+    """(factor of the queries, factor of the scores): their product is 1 / sqrt(D).
 
-    A power of two (D = 64) rounds nothing and goes to the queries; others wait for the exponential,
-    whose argument is fp32.
+    A power of two (D = 64) rounds nothing and goes to the queries. Other factors wait for the
+    exponential, whose argument is fp32.
     """
     scale = 1.0 / math.sqrt(head_dim)
     return (scale, 1.0) if math.frexp(scale)[0] == 0.5 else (1.0, scale)
@@ -778,7 +778,7 @@ def score_scales(head_dim):
 def negated_maximum(scores_sb, scale):
     """The negated maximum of rows of scores [Q, keys] @ SBUF times ``scale`` -> [Q, 1].
 
-    VectorE compares two bf16 numbers a cycle where the result is bf16, too: it is one of them.
+    VectorE compares two bf16 numbers a cycle if the result is bf16, too; a maximum is.
     """
     neg_max_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
     if scale == 1.0:
@@ -899,12 +899,12 @@ class SequenceKeys(NamedTuple):
 
 
 class GroupAttention(NamedTuple):
-    """Attention of a group: ``tokens`` columns of qk_sb from ``column`` on, the sequence's tokens
-    from ``position`` on, in ``count`` query heads from ``first`` on of those of a KV ``head``.
+    """Attention of a group: ``tokens`` of a sequence from ``position`` on, which are the columns of
+    qk_sb from ``column`` on, in ``count`` query heads of a KV ``head`` from ``first`` on.
 
-    Tiles are named as in the example: q_sb [128, slots, count, tokens] and maxima_sb [tokens,
-    count, spans of keys] @ SBUF; sums, each [tokens, heads, D + 1] fp32 @ PSUM, of as many heads as
-    share a bank; rows_sb [tokens, count, 128] @ SBUF, one for the KV heads of a tile of qk_sb.
+    The example names the tiles @ SBUF: q_sb [128, slots, count, tokens], maxima_sb [tokens, count,
+    spans of keys], and rows_sb [tokens, count, 128], which the KV heads of a tile of qk_sb share.
+    Each of ``sums`` [tokens, heads, D + 1] fp32 @ PSUM has as many heads as a bank holds.
     """
 
     keys: SequenceKeys
@@ -924,7 +924,7 @@ class GroupAttention(NamedTuple):
 
     @classmethod
     def of(cls, keys, layer, triangle_sb, qk_sb, part, head, first, rows_sb):
-        """``part``: its column, position and tokens; the count of heads is that of rows_sb."""
+        """``part`` is (column, position, tokens); rows_sb tells the count of heads."""
         (_, position, tokens), (_, count, _), dtype = part, rows_sb.shape, rows_sb.dtype
         d, passes = keys.heads.head_dim, len(spans(position + tokens, MOVING_MAX))
         q_sb = nl.ndarray((P_MAX, len(contraction(d + GROUP_HEADS)), count, tokens), dtype)
@@ -940,13 +940,13 @@ class GroupAttention(NamedTuple):
         return self.position + self.tokens
 
     def part(self, lanes):
-        """These partitions of its tiles of qk_sb [lanes, count, tokens]."""
+        """The ``lanes`` of its tiles of qk_sb [lanes, count, tokens]."""
         (stack, _), group = self.keys.heads.place(self.head), self.keys.heads.group
         tiles = nl.ds(stack * group + self.first, self.count)
         return self.qk_sb[lanes, tiles, nl.ds(self.column, self.tokens)]
 
     def begin(self):
-        """Queries without the other head of their tiles, in the rows of its keys."""
+        """Copy the queries, without the other head of their tiles, to the rows of their keys."""
         d, (_, lanes) = self.keys.heads.head_dim, self.keys.heads.place(self.head)
         queries_sb = self.part(lanes)
         self.q_sb[0:d, 0, :, :] = nisa.tensor_copy(queries_sb, engine=nisa.vector_engine)
@@ -975,7 +975,7 @@ class GroupAttention(NamedTuple):
             self.augment()
 
     def augment(self):
-        """Augmented rows of the queries: of each head the negated maxima, zero for the others."""
+        """Fill the augmented rows: each has its head's negated maxima, zero for other heads."""
         tokens, count, identity_sb = self.tokens, self.count, self.layer.identity_sb
         columns_sb = nisa.tensor_reduce(nl.max, self.maxima_sb, axis=2, negate=True)
         # the same in rows [count, tokens]: 128 columns of TensorE for all heads
@@ -995,8 +995,8 @@ class GroupAttention(NamedTuple):
         return [*range(whole_tiles(self.visible))]
 
     def run(self, tile):
-        """exp(scale * (score - maximum)) of a tile of keys, times its values and ones, is added to
-        the sums; behind the last tile contexts leave them."""
+        """Add exp(scale * (score - maximum)) of a tile of keys, times its values and ones, to the
+        sums. The last tile finishes the contexts."""
         d, start, count, tokens = self.keys.heads.head_dim, tile * P_MAX, self.count, self.tokens
         scores_psum = psum_zeros((P_MAX, count, tokens))
         for slot, rows in contraction(d + count):
@@ -1020,8 +1020,8 @@ class GroupAttention(NamedTuple):
             self.finish()
 
     def finish(self):
-        """Divides by the sums of weights; behind the last head of a tile of qk_sb, transposes the
-        contexts of all that it holds, which take the place of their queries."""
+        """Divide by the sums of weights. The last head of a tile of qk_sb transposes the contexts
+        of all its heads, which take the place of their queries."""
         heads, d, each = self.keys.heads, self.keys.heads.head_dim, self.sums[0].shape[1]
         _, lanes = heads.place(self.head)
         for bank, sums_psum in enumerate(self.sums):
@@ -1055,8 +1055,8 @@ class GroupAttention(NamedTuple):
 
 
 class WeightPieces(NamedTuple):
-    """A Linear whose weight is loaded piece by piece, each where a tile of it is first asked for:
-    (first, count) of each in ``spans``, and the Pieces that are there."""
+    """A Linear that loads each piece of its weight when one of the piece's tiles is first asked
+    for: (first, count) of each piece in ``spans``, and the Pieces that are loaded."""
 
     linear: Linear
     spans: List[Tuple[int, int]]
@@ -1085,8 +1085,8 @@ def prompt_weights(layer, tokens):
 
 
 class PromptBlock(NamedTuple):
-    """A Block under way: what is projected of it @ SBUF, qk_sb [128, tiles, count] and v_sb as
-    ``Projection.tiles`` has them, and the WeightPieces of both linear layers."""
+    """A Block under way: its Projection, the results qk_sb and v_sb of ``Projection.tiles``, and
+    the WeightPieces of both linear layers."""
 
     block: Block
     projection: Projection
@@ -1128,8 +1128,8 @@ class PromptBlock(NamedTuple):
             self.store_output(at - self.qkv.linear.tiles)
 
     def store_output(self, first):
-        """Two tiles of the output [128, 2, count], a pass of all tokens for each tile of contexts,
-        stored together; of few tokens all tiles."""
+        """Store two tiles of the output [128, 2, count] together, each after a pass of all tokens
+        for each tile of contexts. Few tokens store all tiles."""
         out, out_hbm, count = self.out.linear, self.projection.layer.out_hbm, self.block.count
         if self.block.start + count <= P_MAX:
             store_product(out, [(self.context_sb, self.block)], out_hbm)
@@ -1169,7 +1169,7 @@ class PromptBlock(NamedTuple):
 
 
 def run_all(work):
-    """Steps of work that nothing else is beside."""
+    """Run the steps of ``work`` one after another."""
     for what, number in work:
         what.run(number)
 
@@ -1180,8 +1180,8 @@ def step_share(items, step, steps):
 
 
 def take_turns(group, ready, work):
-    """The first pass of a group; in turns with its steps the second pass of those that are
-    ``ready``, and work. PSUM is granted in the order in which its tiles are first used."""
+    """Run the first pass of a group, in turns with the second pass of the ``ready`` groups and with
+    ``work``. The compiler grants PSUM in the order in which its tiles are first used."""
     group.begin()
     steps, second = group.first_pass(), [(each, at) for each in ready for at in each.second_pass()]
     for n, step in enumerate(steps):
@@ -1199,7 +1199,7 @@ class PromptPlan(NamedTuple):
 
     @classmethod
     def fitting(cls, features, heads, tokens, length, itemsize):
-        """Those of these plans, fastest first, that fit."""
+        """The plans that fit into SBUF, fastest first."""
         blocks = token_blocks(features, tokens, length)
         plans = cls(blocks, True, True), cls(blocks, False, True), cls(blocks, False, False)
         sizes = features // P_MAX, heads, itemsize
@@ -1207,7 +1207,7 @@ class PromptPlan(NamedTuple):
 
     @classmethod
     def of(cls, layer, length):
-        """The fastest."""
+        """The fastest plan that fits."""
         (features, tokens), itemsize = layer.x_hbm.shape, layer.x_hbm.itemsize
         plans = cls.fitting(features, layer.heads, tokens, length, itemsize)
         assert plans, (
@@ -1217,9 +1217,9 @@ class PromptPlan(NamedTuple):
         return plans[0]
 
     def bytes(self, k_tiles, heads, itemsize):
-        """Bytes per partition of what stays in SBUF: weights, else four pieces of them; keys and
-        values of the sequences under way; where blocks overlap the hidden states of the one behind,
-        queries and keys of three."""
+        """Bytes per partition that stay in SBUF: the weights or four pieces of them, and keys and
+        values of the sequences under way. Overlapping blocks add the hidden states of the next
+        block, and queries and keys of three."""
         block, several = self.blocks[0], self.overlap and len(self.blocks) > 1
         rows = (heads.qk_tiles + whole_tiles(heads.kv_features) + heads.q_tiles) * k_tiles
         sequences = max(1, block.count // block.length)
@@ -1232,9 +1232,9 @@ class PromptPlan(NamedTuple):
 
 
 class PromptAttention(NamedTuple):
-    """What the blocks of a prompt share: layer and plan; the triangle [128, 128] @ SBUF, MASKED
-    where a key (column) is behind a query (row), else 0; the SequenceKeys of each sequence by its
-    number; new keys and values in rows @ HBM."""
+    """State that the blocks of a prompt share: the layer, the plan, the SequenceKeys of each
+    sequence by its number, and new keys and values in rows @ HBM. The triangle [128, 128] @ SBUF is
+    MASKED where a key (column) comes after a query (row), else 0."""
 
     layer: AttentionLayer
     plan: PromptPlan
@@ -1244,13 +1244,13 @@ class PromptAttention(NamedTuple):
     values_hbm: Hbm
 
     def run(self):
-        """All blocks, which overlap or follow each other."""
+        """Run all blocks, which overlap or follow each other."""
         blocks, weights = self.plan.blocks, prompt_weights(self.layer, self.plan.blocks[0].count)
         for some in [blocks] if self.plan.overlap else [[block] for block in blocks]:
             self.run_blocks(some, weights)
 
     def run_blocks(self, blocks, weights):
-        """Blocks that overlap; beside the first projections and the last output is nothing."""
+        """Run blocks that overlap. The first projections and the last output run alone."""
         current, before, waiting = self.start(blocks[0], weights), None, []
         run_all(current.projections())
         for block in [*blocks[1:], None]:
@@ -1269,7 +1269,7 @@ class PromptAttention(NamedTuple):
         return PromptBlock.of(block, self.layer, weights)
 
     def keep_keys(self, current):
-        """Keys and values of a PromptBlock, for its own queries and those behind it."""
+        """Keep the keys and values of a PromptBlock for its queries and for later blocks."""
         block, qk_sb = current.block, current.qk_sb
         shape = block.length, current.projection.heads, qk_sb.dtype
         for (sequence, position, column, tokens), v_sb in zip(block.parts(), current.v_sb):
@@ -1278,9 +1278,9 @@ class PromptAttention(NamedTuple):
             self.sequences[sequence].append(position, tokens, qk_sb, column, v_sb)
 
     def attend(self, current, before, behind, waiting):
-        """Attention of a PromptBlock, but for the second pass of its last groups, which come back;
-        ``waiting`` are those of the block ``before``. In turns with it the output of that one and
-        the projections of the one ``behind``, each None where there is none."""
+        """Run the attention of a PromptBlock, in turns with the output of the block ``before`` and
+        the projections of the block ``behind`` (None where there is none). ``waiting`` groups of
+        the block before get their second pass; this block's last groups wait and are returned."""
         groups = current.groups(self.sequences, self.triangle_sb)
         projections = [] if behind is None else behind.projections()
         outputs = [] if before is None else before.outputs()
@@ -1302,9 +1302,9 @@ class PromptAttention(NamedTuple):
 #
 # One new token per sequence has few rows of scores, and an instruction on 4 partitions takes as
 # long as one on 128. So the query heads of all sequences share the partitions of one tile of
-# scores: queries stand block by block in a stationary operand that is zero elsewhere (one slot of
-# the contraction per sequence and stack of KV heads), and the slots' products add up in PSUM, and
-# with them the mask: a selection of sequences times the bias of their keys.
+# scores. Queries stand block by block in a stationary operand that is zero elsewhere, with one slot
+# of the contraction per sequence and stack of KV heads. The slots' products add up in PSUM. One
+# more product adds the mask: a selection of sequences times the bias of their keys.
 #
 # The example again: one sequence, KV heads A and B of 64 features with two query heads each, 256
 # cached keys. Queries stand where the keys of their head do, and meet zeros of the other one:
@@ -1348,8 +1348,8 @@ def cache_runs(length, most=P_MAX):
 
 
 def decode_bytes(length, heads, itemsize):
-    """Bytes per partition that a sequence's cache takes in a decode step: keys transposed, a row
-    of the mask, and values."""
+    """Bytes per partition of a sequence's cache in a decode step: transposed keys, a row of the
+    mask, and values."""
     runs = cache_runs(length, P_MAX // heads.kv_heads)[1]
     return itemsize * (length * (heads.stacks + 1) + runs * (heads.head_dim + 1))
 
@@ -1357,10 +1357,10 @@ def decode_bytes(length, heads, itemsize):
 class CachedSequences(NamedTuple):
     """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens.
 
-    k_sb [128, slots, keys + count]: transposed keys, slot b * stacks + s has the heads of stack s
-    of sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
-    keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
-    of each head in turn, and a column of ones, which gives the sum of the weights.
+    k_sb [128, slots, keys + count] has transposed keys: slot b * stacks + s the heads of stack s of
+    sequence b. Its last columns take the new keys and are zero for other sequences. mask_sb [count,
+    keys + count] is added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1] has values, the
+    lanes of each head in turn, and a column of ones, which gives the sum of the weights.
     """
 
     first: int
@@ -1376,9 +1376,9 @@ class CachedSequences(NamedTuple):
 
 
 def stack_keys(k_sb, rows, first_slot, first_column, heads, first_head=0):
-    """Transpose keys into a sequence's slots of k_sb [128, slots, keys]. ``rows`` are tiles of
-    lanes keys, each [lanes, some heads, depth] @ SBUF, the first of which is ``first_head``. As
-    many tiles as share a PSUM bank are transposed, a stack of heads at once, and leave it together.
+    """Transpose keys into a sequence's slots of k_sb [128, slots, keys]. Each of ``rows`` [lanes,
+    heads, depth] @ SBUF has a tile of keys, for the heads from ``first_head`` on. TensorE
+    transposes a stack of heads at once; the tiles that share a PSUM bank leave it in one copy.
     """
     lanes, count, depth = rows[0].shape
     for head, stacked in spans(count, heads.stack):
@@ -1394,8 +1394,8 @@ def stack_keys(k_sb, rows, first_slot, first_column, heads, first_head=0):
 
 
 def room_for_keys(bias_hbm, first, count, heads):
-    """k_sb and mask_sb of CachedSequences, but for the cached keys: of new keys each token sees its
-    own."""
+    """Make k_sb and mask_sb of CachedSequences, without the cached keys. Each token sees its own
+    new key and no other."""
     length, dtype = bias_hbm.shape[1], bias_hbm.dtype
     shape = (P_MAX, count * heads.stacks, length + count)
     k_sb, new = nl.ndarray(shape, dtype), nl.ds(length, count)
@@ -1416,8 +1416,8 @@ def room_for_keys(bias_hbm, first, count, heads):
 
 
 def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
-    """CachedSequences of a decode step, of keys and values @ HBM [B, kv_heads, L, D] and the bias
-    of keys [B, L], in the type of x; values may have another one."""
+    """Load the CachedSequences of a decode step from keys and values @ HBM [B, kv_heads, L, D] and
+    the bias of keys [B, L]. Keys and bias have the type of x; values may have another one."""
     batch, kv_heads, length, d = keys_hbm.shape
     # KV heads share the partitions: a row of DMA is kv_heads times as long, and one product over
     # all partitions serves all heads
@@ -1436,8 +1436,8 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
                 rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, start + head, :, :, :])
             rows = [rows_sb[:, :, tile, :] for tile in range(tiles)]
             stack_keys(k_sb, rows, b * heads.stacks, 0, heads, start)
-    # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
-    # other in HBM; GpSimdE puts ones behind
+    # values come after the rows of keys have left SBUF, a load a sequence: heads and lanes follow
+    # each other in HBM; GpSimdE puts ones behind them
     v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
     for b in nl.affine_range(count):
         v_sb[:, b, :, 0:d] = nisa.tensor_copy(
@@ -1447,8 +1447,8 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
 
 
 def decode_queries(qk_sb, cache, heads):
-    """Queries of the sequences, block by block: [128, slots, rows] @ SBUF, and which rows are a
-    sequence's, [B, rows].
+    """Queries of the sequences, block by block [128, slots, rows] @ SBUF, and ones where a row is a
+    sequence's [B, rows].
 
     Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
     stack s of that sequence in its rows.
@@ -1492,10 +1492,10 @@ def decode_scores(qk_sb, cache, heads):
 
 
 def transposed_tiles(x_sb, tiles, width):
-    """``tiles`` times [Q, width] @ SBUF, side by side -> [width, tiles, Q]: transposed.
+    """Transpose ``tiles`` of [Q, width] @ SBUF that lie side by side -> [width, tiles, Q].
 
-    TensorE multiplies by the identity, into fp32 as all its results; as many as share a PSUM bank
-    are taken out by one copy.
+    TensorE multiplies by the identity, into fp32 as always. One copy takes all tiles of a PSUM bank
+    out of it.
     """
     queries = x_sb.shape[0]
     out_sb = nl.ndarray((width, tiles, queries), x_sb.dtype)
@@ -1534,8 +1534,8 @@ def spread_weights(weights_sb, cache, heads):
 
 
 def new_weights(weights_sb, cache, heads):
-    """Weights of the new keys [rows, B] @ SBUF, transposed -> [B, kv_heads, rows], zero for the
-    rows of other heads than the part's."""
+    """Transpose the weights of the new keys [rows, B] @ SBUF -> [B, kv_heads, rows]; a head's part
+    is zero in the rows of other heads."""
     kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.count, weights_sb.shape[0]
     transposed_psum = psum_tile((count, rows))
     transposed_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, count)])
@@ -1547,8 +1547,8 @@ def new_weights(weights_sb, cache, heads):
 
 
 def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
-    """Attention of some sequences' new tokens over their cache and themselves -> their columns of
-    context_sb [128, tiles, B]."""
+    """Attend from some sequences' new tokens to their cache and themselves, into these sequences'
+    columns of context_sb [128, tiles, B]."""
     count, d, group = cache.count, heads.head_dim, heads.group
     scale = score_scales(d)[1]
     # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
@@ -1584,8 +1584,8 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
 
 
 def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
-    """``attention_decode_kernel`` behind its residual sum x_sb [128, H/128, B], over the
-    CachedSequences of all. New keys and values into rows @ HBM."""
+    """Do the work of ``attention_decode_kernel`` after its residual sum x_sb [128, H/128, B], over
+    all CachedSequences. New keys and values go into rows @ HBM."""
     heads, batch, dtype = layer.heads, x_sb.shape[2], x_sb.dtype
     tokens = Block(0, batch, 1)
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
@@ -1608,9 +1608,9 @@ def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
 #
 # Gate and up multiply the same hidden states and leave inner features on partitions, 128 a tile. So
 # silu(gate) * up lies as down contracts it, and nothing is transposed. Weights are read once for up
-# to TOKEN_CHUNK tokens, whose inner features stay in SBUF: of a rank of Llama-3.2-1B at degree 2
-# these are 32 tiles, 64 bytes of a partition for each token, and its hidden states take 32 more. So
-# 1024 tokens take 96 KiB; wider models pass in chunks of fewer tokens.
+# to TOKEN_CHUNK tokens, whose inner features stay in SBUF. A rank of Llama-3.2-1B at degree 2 has
+# 32 tiles of them: 64 bytes of a partition for each token, beside 32 bytes of hidden states. 1024
+# tokens take 96 KiB; wider models pass in chunks of fewer tokens.
 
 
 class InnerTokens(NamedTuple):
@@ -1633,7 +1633,7 @@ class InnerTokens(NamedTuple):
         return out_sb
 
     def gate(self, gate, up, part, zero_sb):
-        """silu(gate) * up of that part of two Pieces."""
+        """Compute silu(gate) * up for a part of ``psum_parts`` of two Pieces."""
         tile, tiles, at, tokens = part
         silu_sb = nisa.activation(nl.silu, self.normed(gate, part), bias=zero_sb)
         inner = self.inner_sb[:, nl.ds(gate.first + tile, tiles), nl.ds(at, tokens)]
@@ -1641,14 +1641,13 @@ class InnerTokens(NamedTuple):
 
 
 def gated_mlp(hidden, norm, linears, length, most):
-    """``swiglu_mlp_kernel`` of Linears, gate, up and down; ``hidden`` are x, delta, their sum and
-    the output @ HBM. One pass over the weights for every ``most`` tokens."""
+    """Do the work of ``swiglu_mlp_kernel`` with the Linears gate, up and down; ``hidden`` has x,
+    delta, their sum and the output @ HBM. Each ``most`` tokens take a pass over the weights."""
     (x_hbm, delta_hbm, stream_hbm, out_hbm), (gate, up, down) = hidden, linears
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     for blocks in grouped(token_blocks(*x_hbm.shape, length or x_hbm.shape[1]), most):
-        # the first pieces of gate and up [128, tiles, H/128, 128] go before the hidden states [128,
-        # H/128, count] of each block, whose first features then are multiplied while the others
-        # arrive
+        # the first pieces of gate and up [128, tiles, H/128, 128] come before the hidden states
+        # [128, H/128, count] of each block: TensorE multiplies the first features while others come
         pieces = gate.pieces(blocks[0].count)
         loaded, inner = [linear.load(*pieces[0]) for linear in (gate, up)], []
         for block in blocks:
@@ -1671,7 +1670,7 @@ def gated_mlp(hidden, norm, linears, length, most):
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
 #
-# What several of them take, T tokens of B sequences:
+# Several kernels take these arguments, for T tokens of B sequences:
 #
 #   x_hbm, delta_hbm      [H, T]              hidden states, and what is added to them first; the
 #                                             first layer's delta is None, and no sum comes out
@@ -1682,9 +1681,9 @@ def gated_mlp(hidden, norm, linears, length, most):
 #   keys_hbm, values_hbm  [B, kv heads, L, D] the cache; new ones come out, [T, kv heads * D]
 #   bias_hbm              [B, keys]           type of x: 0 for keys that count, MASKED for others
 #
-# They come one by one: of SDK 2.21 nothing public shows tensors inside of tuples, dicts or classes
-# as arguments. Norm and HeadShape hold numbers, constants of a trace. Results @ HBM are made at
-# the top level of a kernel, since the compiler refuses those of helpers.
+# Tensors are arguments by themselves: nothing public shows tensors inside of tuples, dicts or
+# classes as arguments of SDK 2.21. Norm and HeadShape hold numbers, constants of a trace. A kernel
+# makes its results @ HBM at its top level, since the compiler refuses results that helpers made.
 
 
 @nki.jit
@@ -1701,7 +1700,7 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
 
 
 def multiply_rows(x_hbm, linear, norm, out_hbm):
-    """``linear_kernel`` of a Linear into out [T, N] @ HBM."""
+    """Do the work of ``linear_kernel`` with a Linear, into out [T, N] @ HBM."""
     tokens, dtype = x_hbm.shape[1], x_hbm.dtype
     rows_hbm = out_hbm.reshape((tokens, P_MAX, linear.tiles))
     for block in token_blocks(*x_hbm.shape, 1):
@@ -1733,8 +1732,8 @@ def multiply_rows(x_hbm, linear, norm, out_hbm):
 def attention_prefill_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch
 ):
-    """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
-    attention of all new tokens (Dao et al. 2022), output projection.
+    """Do everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal
+    flash attention of all new tokens (Dao et al. 2022), output projection.
 
     -> partial output [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta.
     Weights that fit stay in SBUF, others are read for every block of tokens.
@@ -1757,11 +1756,10 @@ def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     bias_hbm, heads,
 ):  # fmt: skip
-    """The same for one new token per sequence: attention over the cache and the token itself.
+    """Do the same for one new token per sequence: attention over the cache and the token itself.
 
-    bias [B, L], keys in the order of ``cache_runs`` over P_MAX // kv_heads
-    partitions. -> partial output [H, B], new keys (rotated)
-    and values [B, kv_heads * D], and x + delta.
+    bias [B, L] has keys in the order of ``cache_runs`` over P_MAX // kv_heads partitions.
+    -> partial output [H, B], new keys (rotated) and values [B, kv_heads * D], and x + delta.
     """
     (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
@@ -1785,8 +1783,8 @@ def attention_decode_kernel(
 def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
-    Kernel weights of gate and up [F, H] and of down [H, F], ``length`` tokens of a sequence if
-    there are several -> partial output [H, T], and x + delta.
+    Gate, up [F, H] and down [H, F] are kernel weights; several sequences have ``length`` tokens
+    each. -> partial output [H, T], and x + delta.
     """
     shape, dtype = x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
@@ -1838,7 +1836,7 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
         self.check_covered()
 
     def check_covered(self) -> None:
-        """ValueError for what this file alone does not have."""
+        """Raise ValueError if the configuration asks for more than this file has."""
         asked = [name for name in self.elsewhere if option(self, name)]
         asked += ["cp_degree"] if option(self, "cp_degree", 1) > 1 else []
         asked += ["left padding"] if option(self, "padding_side") == "left" else []
@@ -1873,7 +1871,7 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
 
 
 def check_kernels(config: LlamaInferenceConfig) -> None:
-    """ValueError for a model that the kernels do not cover."""
+    """Raise ValueError for a model that the kernels do not cover."""
     for wrong, what in config.lacking():
         if wrong:
             raise ValueError(
@@ -1883,7 +1881,7 @@ def check_kernels(config: LlamaInferenceConfig) -> None:
 
 
 def check_degree(config: InferenceConfig, *names: str) -> None:
-    """ValueError unless the tensor-parallel degree divides these numbers of the configuration."""
+    """Raise ValueError unless the degree divides these numbers of the configuration."""
     tp = config.neuron_config.tp_degree
     for name in names:
         if getattr(config, name) % tp:
@@ -1909,7 +1907,7 @@ class Sizes(NamedTuple):
 
 
 def option(config: InferenceConfig, name: str, default: Any = False) -> Any:
-    """A setting of NxDI; one that a release does not know yet has its default."""
+    """A setting of NxDI, or its default where the release does not know it."""
     return getattr(config.neuron_config, name, default)
 
 
@@ -1920,16 +1918,16 @@ def is_nki_enabled(config: InferenceConfig) -> bool:
 
 # --- Modules --------------------------------------------------------------------------------------
 #
-# Without kernels NxDI's own layers run. Classes that a module makes others of are its attributes,
-# and what another model may do in another way is a method: llama_extended.py says which.
+# Without kernels NxDI's own layers run. A module names the classes of its parts as attributes. It
+# has a method for each thing that another model does otherwise; llama_extended.py replaces both.
 
 
 class Columns(NamedTuple):
     """Hidden states between kernels: transposed, and the last partial result not yet added.
 
-    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S, H); ``chosen`` is for
-    extensions, None here. Layers of the base class hand it on as it is; it becomes [B, S, H] again
-    behind the last one (SumOfColumns).
+    ``stream`` is [H, T], ``delta`` [H, T] or None, ``shape`` (B, S, H). ``chosen`` is for
+    extensions, None here. The base class hands Columns from layer to layer; SumOfColumns makes
+    them [B, S, H] again behind the last one.
     """
 
     stream: torch.Tensor
@@ -1951,13 +1949,13 @@ class Columns(NamedTuple):
         return from_blocks(total, self.shape[1])[:, : self.shape[-1]].reshape(self.shape)
 
     def after(self, partial: torch.Tensor, stream: Sequence[torch.Tensor]) -> Columns:
-        """Behind a kernel: its result, to be reduced, and the sum that it stored, if any."""
+        """The Columns after a kernel: its result, reduced, and the sum that it stored, if any."""
         delta = reduce_from_tensor_model_parallel_region(partial)
         return self._replace(stream=stream[0] if stream else self.stream, delta=delta)
 
 
 class SumOfColumns(nn.Module):
-    """In the place of the final norm, which the head does: Columns -> [B, S, H]."""
+    """Columns -> [B, S, H], in the place of the final norm, which the head's kernel does."""
 
     def forward(self, columns: Columns) -> torch.Tensor:
         return columns.rows()
@@ -1966,8 +1964,8 @@ class SumOfColumns(nn.Module):
 class KernelWeight(ColumnParallelLinear):
     """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
 
-    It is a ColumnParallelLinear so that the SDK's loader cuts it for the ranks: the full tensor is
-    the ranks' one after another, whichever way the product itself is parallel.
+    It is a ColumnParallelLinear so that the SDK's loader cuts it for the ranks. The full tensor has
+    the ranks' parts one after another, whichever way the product itself is parallel.
     """
 
     def __init__(self, n: int, k: int, tp_degree: int, dtype: torch.dtype, **group: Any) -> None:
@@ -1988,7 +1986,7 @@ class NeuronLlamaMLP(nn.Module):
         self.down_proj = KernelWeight(hidden, inner // tp, tp, dtype)
 
     def forward(self, hidden: Columns, norm: Norm, given: Dict[str, Any]) -> Columns:
-        """hidden + MLP(norm(hidden)); ``given`` as to the decoder layer."""
+        """hidden + MLP(norm(hidden)); ``given`` has the keywords of the decoder layer."""
         partial, *stream = self.kernel_results(hidden, norm)
         return hidden.after(partial, stream)
 
@@ -2001,7 +1999,7 @@ class NeuronLlamaMLP(nn.Module):
 
 
 class PlainMLP(modeling_llama.NeuronLlamaMLP):
-    """NxDI's MLP, called as that of the kernels is: [B, S, H] and a norm that is a module."""
+    """NxDI's MLP, called as the kernels' MLP is: [B, S, H] and a norm that is a module."""
 
     def forward(self, hidden: torch.Tensor, norm: nn.Module, given: Dict[str, Any]) -> torch.Tensor:
         return hidden + super().forward(norm(hidden))[0]
@@ -2011,7 +2009,7 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 def in_lanes(of_head: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """Rows of one head [D, ..] -> those of the lanes of a tile of heads [128, ..]."""
+    """Repeat the rows of one head [D, ..] for all lanes of a tile of heads [128, ..]."""
     depth = depth_of(head_dim)
     of_heads = [pad_to(of_head, 0, depth)] * max(1, P_MAX // depth)
     return pad_tiles(torch.cat(of_heads), 0)[:P_MAX]  # of 256 the halves have the same frequencies
@@ -2041,8 +2039,8 @@ class LlamaRotaryEmbedding(nn.Module):
 
 
 def rope_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], float]:
-    """Frequencies of ``dim`` features, and what cos and sin are multiplied by, as ``rope_scaling``
-    says: those of transformers, in fp32 as its models have them."""
+    """Frequencies of ``dim`` features and the factor of cos and sin, for the configuration's
+    ``rope_scaling``. transformers computes them, in fp32 as for its own models."""
     scaling = getattr(config, "rope_scaling", None) or {"rope_type": "default"}
     scaling = dict(scaling) if isinstance(scaling, dict) else vars(scaling)
     kind = scaling.get("rope_type", scaling.get("type"))
@@ -2082,8 +2080,8 @@ class NeuronLlamaAttention(nn.Module):
     def forward(self, hidden: Columns, norm: Norm, given: Dict[str, Any]) -> Tuple[Any, ...]:
         """hidden + attention(norm(hidden)), then (K, V), cos and sin.
 
-        ``given`` by the base class: position_ids [B, S]; attention_mask and active_mask, True where
-        keys count; past_key_value, two [B, kv_rank, L, D], and cos_cache and sin_cache of the layer
+        The base class gives position_ids [B, S], attention_mask and active_mask (True where keys
+        count), past_key_value, two [B, kv_rank, L, D], and cos_cache and sin_cache of the layer
         before. All but the first two may be None.
         """
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
@@ -2101,7 +2099,7 @@ class NeuronLlamaAttention(nn.Module):
         return rows.reshape(batch, -1, rows.shape[-1] // dim, dim).transpose(1, 2)
 
     def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
-        """Those of the kernel for a prompt, or for a token over the cache ``past``."""
+        """Call the kernel for a prompt, or the kernel for a token over the cache ``past``."""
         rank, weights = self.sizes.of_rank, (self.qkv_proj.weight, self.o_proj.weight)
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         if past is None:
@@ -2112,7 +2110,7 @@ class NeuronLlamaAttention(nn.Module):
 
 
 class PlainAttention(modeling_llama.NeuronLlamaAttention):
-    """NxDI's attention, called as that of the kernels is: [B, S, H] and a norm that is a module."""
+    """NxDI's attention, called as the kernels' is: [B, S, H] and a norm that is a module."""
 
     def forward(self, hidden: Any, norm: nn.Module, given: Dict[str, Any]) -> Tuple[Any, ...]:
         names = ["attention_mask", "position_ids", "past_key_value", "active_mask"]
@@ -2132,11 +2130,11 @@ def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def cache_in_runs(
     keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, most: int = P_MAX
 ) -> Tuple[torch.Tensor, ...]:
-    """Cached keys and values [B, kv_heads, L, D] and bias [B, n], in the order of ``cache_runs``.
+    """Bring keys and values [B, kv_heads, L, D] and bias [B, n] to the order of ``cache_runs``.
 
-    The bias is permuted; keys behind the first n are not read. An n that would leave over half of
-    the partitions idle is padded, and the cache with it where it has no more, at the cost of a
-    copy; multiples of 128, and numbers up to 128, are not.
+    Only the bias is permuted; keys behind the first n are not read. An n that would leave over half
+    of the partitions idle is padded. A cache that has no more keys is padded with it, at the cost
+    of a copy. Multiples of 128, and numbers up to 128, need no padding.
     """
     length = bias.shape[1]
     if length > most and cache_runs(length, most)[0] < most / 2:
@@ -2243,7 +2241,7 @@ class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):
         )  # fmt: skip
 
     def final_norm(self, config: InferenceConfig) -> nn.Module:
-        """What stands behind the last layer; the head's kernel normalises."""
+        """The module behind the last layer: none normalises where the head's kernel does."""
         if is_nki_enabled(config):
             return SumOfColumns()
         return modeling_llama.CustomRMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -2262,15 +2260,15 @@ def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def times_gain(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
-    """A weight [N, H] behind a norm times the norm's gain [H]: one rounding of each element, where
-    PyTorch rounds each normed feature."""
+    """Multiply a weight [N, H] by the gain [H] of the norm before it. Each element is rounded once,
+    where PyTorch rounds each normed feature."""
     return (weight.to(torch.float32) * gain.to(torch.float32)).to(weight.dtype)
 
 
 def attention_for_kernels(
     state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
 ) -> None:
-    """What the attention kernels read of one layer, behind a norm with this ``gain``."""
+    """Replace a layer's projections in ``state`` by kernel weights, with the norm's ``gain``."""
     *qkv, out = (state.pop(f"{attention}{name}.weight") for name in ATTENTION_TARGETS)
     rank, tp, group = sizes.of_rank, sizes.tp, sizes.of_rank.group
     state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
@@ -2283,7 +2281,7 @@ def attention_for_kernels(
 
 
 def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> None:
-    """What the MLP's kernel reads of one layer, behind a norm with this ``gain``."""
+    """Replace a layer's MLP in ``state`` by kernel weights, with the ``gain`` of its norm."""
     for name in MLP_TARGETS:
         key = f"{mlp}{name}.weight"
         if name == "down_proj":
@@ -2294,13 +2292,13 @@ def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> 
 
 
 def head_for_kernels(state: StateDict, head: str, gain: torch.Tensor, tp: int) -> None:
-    """What the kernel of a head reads, behind a norm with this ``gain``."""
+    """Replace the head in ``state`` by its kernel weight, with the ``gain`` of the last norm."""
     shares = times_gain(state[f"{head}.weight"], gain).chunk(tp)
     state[f"{head}.weight"] = layouts_of_ranks(in_runs(in_runs(x, 0), 1) for x in shares)
 
 
 def add_ranks(state: StateDict, config: InferenceConfig) -> None:
-    """Numbers of the ranks, of which each gets its own."""
+    """Add the numbers of the ranks to ``state``; the loader gives each rank its own."""
     ranks = torch.arange(config.neuron_config.tp_degree, dtype=torch.int32)
     state["rank_util.rank"] = ranks
     if config.neuron_config.vocab_parallel:
@@ -2308,7 +2306,7 @@ def add_ranks(state: StateDict, config: InferenceConfig) -> None:
 
 
 class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
-    """What the driver compiles, loads and generates with."""
+    """The model that the driver compiles, loads and generates with."""
 
     _model_cls = NeuronLlamaModel
 
@@ -2324,7 +2322,7 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
         state, convert = dict(state_dict), modeling_llama.NeuronLlamaForCausalLM
         if not is_nki_enabled(config):
             state = convert.convert_hf_to_neuron_state_dict(state, config)
-            add_ranks(state, config)  # which 0.1 numbers in int64 for the embedding
+            add_ranks(state, config)  # NxDI 0.1 has int64 numbers for the embedding
             return state
         if config.neuron_config.torch_dtype is torch.float32:
             # a norm's gain times a weight in bf16 has more digits than that
