@@ -1,10 +1,10 @@
 """Low-rank adapters for llama.py (LoRA, Hu et al. 2021): W x + B A x, of several in one batch.
 
-For whoever serves one model to many: NxDI's ``lora_config`` names folders as PEFT saves them, and
-every row of a batch carries its adapter's number. The ranks of all adapters are rows that lie side
-by side: A x of all is one product, whose rows of others than a token's are set to zero, and B
-contracts all of them into the bank of PSUM that W x fills. So a token without an adapter has zeros,
-and adapters cost TensorE what their ranks together cost. R stands for the ranks of all adapters.
+A server of one model with many adapters needs this file. NxDI's ``lora_config`` names folders as
+PEFT saves them, and every row of a batch carries its adapter's number. The ranks of all adapters
+lie side by side as rows, R of them. One product makes A x of all; rows that are not the token's
+adapter's become zero. B contracts all rows into the bank of PSUM that W x fills. So a token without
+an adapter adds zeros, and TensorE pays for the ranks of all adapters together.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ IDLE_TARGET = "idle_adapter"  # what NxDI finds to change where the kernels' ada
 
 
 class Adapters(NamedTuple):
-    """Those of one projection @ HBM, a term of its Linear: A [128, K/128 * R] and B [R, N],
-    features in the orders of the weight, and which ranks are a token's [R, T], ones and zeros."""
+    """The adapters of one projection @ HBM, a term of its Linear: A [128, K/128 * R] and B [R, N],
+    features in the orders of the weight, and ones for a token's ranks [R, T], else zeros."""
 
     a_hbm: Hbm
     b_hbm: Hbm
     chosen_hbm: Hbm
 
     def inputs(self, x_sb, token):
-        """A x of tokens from number ``token`` on, x_sb [128, K/128, T] -> [ranks, T] @ SBUF, up to
-        128 ranks each, zero where they are not the token's."""
+        """A x of the tokens from number ``token`` on, x_sb [128, K/128, T] -> tiles [ranks, T] @
+        SBUF of up to 128 ranks, zero for ranks that are not the token's."""
         (_, k_tiles, tokens), found = x_sb.shape, []
         ranks = self.b_hbm.shape[0]
         a_sb = nl.load(self.a_hbm).reshape((P_MAX, k_tiles, ranks))
@@ -72,8 +72,8 @@ class Adapters(NamedTuple):
 
 
 def split_adapters(adapters, k_tiles, n_tiles):
-    """Adapters @ HBM of a kernel's projections, side by side in tensors of its own, or three Nones
-    -> of each projection, of so many tiles of K and of N, what is added to it: one or none."""
+    """Split the adapters @ HBM of a kernel's projections, which lie side by side (or three Nones):
+    for each projection of so many tiles of K and of N its Adapters, one or none."""
     if adapters[0] is None:
         return [()] * len(n_tiles)
     (a_hbm, b_hbm, chosen_hbm), found, a_start, b_start = adapters, [], 0, 0
@@ -140,12 +140,12 @@ class KernelAdapters(nn.Module):
         self.b = KernelRows(features, tp, dtype, ranks)
 
     def operands(self, columns: Columns) -> Tuple[Optional[torch.Tensor], ...]:
-        """What a kernel takes of them behind its other operands."""
+        """The operands that a kernel takes after its others."""
         return (self.a.weight, self.b.weight, columns.chosen) if self.present else (None,) * 3
 
 
 class AdaptedMLP(NeuronLlamaMLP):
-    """With adapters."""
+    """The MLP with adapters."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
@@ -197,8 +197,8 @@ def add_idle_layer(model: nn.Module, config: InferenceConfig) -> None:
 
 
 def keep_numbers(model: nn.Module) -> None:
-    """NxDI 0.7 keeps a sequence's adapters where its row of the batch is, and hands layers the row
-    in the place of the number, which the kernels choose by."""
+    """Make the layers choose adapters by number. NxDI 0.7 keeps a sequence's adapters at its row of
+    the batch, and hands layers the row instead of the number."""
     if hasattr(model, "lora_weight_manager"):
         model.lora_weight_manager.update_lora_adapter_ids = lambda numbers, rows: numbers
 
@@ -207,7 +207,7 @@ def keep_numbers(model: nn.Module) -> None:
 
 
 def peft_config(folder: str) -> Dict[str, Any]:
-    """What PEFT says of an adapter."""
+    """The settings of an adapter as PEFT saved them."""
     content = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
     others = set(content["target_modules"]) - {*ATTENTION_TARGETS, *MLP_TARGETS}
     if others:
@@ -261,8 +261,8 @@ def add_adapters(state: StateDict, config: InferenceConfig) -> None:
 
 
 def convert_adapters(layers: Projections) -> None:
-    """What KernelAdapters hold: A [R, K] and B [N, R] of all projections side by side, zeros where
-    one has none; nothing where none has."""
+    """Make the tensors of KernelAdapters: A [R, K] and B [N, R] of all projections side by side,
+    zeros where one has none; nothing where none has."""
     state, some = layers.state, [name for name in layers.cuts if f"{name}.lora_A" in layers.state]
     if not some:
         return
@@ -283,5 +283,5 @@ def convert_adapters(layers: Projections) -> None:
 
 
 def of_ranks(*parts: OfRanks) -> torch.Tensor:
-    """What each rank has of every part, side by side; ranks below each other."""
+    """The share of each rank: its parts side by side, and the ranks below each other."""
     return torch.cat([torch.cat(share, 1) for share in zip(*parts)])

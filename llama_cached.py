@@ -1,14 +1,14 @@
 """Cached keys of any kind for llama.py: several new tokens over a cache, blocks, windows.
 
-For whoever serves: prompts in chunks, guesses that are checked in one call, caches of blocks that a
-table names, chunks that sequences share, sliding windows, and steps over caches that SBUF does not
-hold. Attention makes the same two passes as that of many queries, over blocks of the cache, whose
-keys TensorE transposes, and then the new tokens. Up to 128 queries of a sequence (attend_few) wait
-for the cache, not for an engine, and read it once. What comes from it is stationary in both
-products, 128 keys at a time, and the queries of all heads of a stack move together: a few columns
-take as long as 64. Scores leave PSUM in fp32, so that exp can wait for their maximum; those of the
-next block are made meanwhile. Weights are relative to the maximum of their block, and sums are
-rescaled when it grows.
+Servers need this file: prompts in chunks, guesses that one call checks, caches of blocks that a
+table names, chunks that sequences share, sliding windows, and caches larger than SBUF.
+
+Attention makes the two passes of llama_queries.py over blocks of the cache, whose keys TensorE
+transposes, and then over the new tokens. Up to 128 queries of a sequence (attend_few) wait for the
+cache, not for an engine, and read it once. Cached keys and values are stationary in both products,
+128 keys at a time. The queries of all heads of a stack move together: a few columns take as long as
+64. Scores leave PSUM in fp32, so that exp can wait for their maximum while TensorE makes the next
+block's scores. Weights are relative to their block's maximum; a larger one rescales the sums.
 """
 
 from __future__ import annotations
@@ -96,13 +96,9 @@ def bytes_of_sequence(length, heads, itemsize, lanes=None):
 
 
 class AnyCache(NamedTuple):
-    """Keys and values @ HBM [B, kv_heads, L, D] and bias [rows, n] of their first n keys, or those
-    of a cache of blocks.
-
-    Of that keys and values are [rows, run, kv_heads, D], or [rows, run, D] where heads lie
-    separately, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF tells which rows lie on the
-    partitions of each part of a sequence.
-    """
+    """Keys and values @ HBM [B, kv_heads, L, D] and bias [rows, n] of their first n keys, or a
+    cache of blocks: [rows, run, kv_heads, D], or [rows, run, D] where heads lie separately. rows_sb
+    [lanes, B * parts (* kv_heads)] @ SBUF then names the rows on the partitions of each part."""
 
     keys_hbm: Hbm
     values_hbm: Hbm
@@ -131,9 +127,8 @@ class AnyCache(NamedTuple):
 
 
 class AnyRows(NamedTuple):
-    """Keys or values of some of a sequence's cached tokens @ SBUF [lanes, heads, tiles, D], or
-    ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]. The heads that count
-    begin with ``head``."""
+    """Keys or values of some cached tokens of a sequence @ SBUF: [lanes, heads, tiles, D], or, if
+    ``by_token``, [lanes, tiles, heads, D] as in a cache of blocks. Heads count from ``head`` on."""
 
     rows_sb: Sbuf
     by_token: bool = False
@@ -150,9 +145,9 @@ class AnyRows(NamedTuple):
         return self.rows_sb[(slice(None), *at, features)]
 
     def transposed(self, first, count, start, tiles, half=0):
-        """Of keys ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
-        PSUM, as many as share a bank: a transpose of all heads for each tile, of D above 128 for
-        each ``half``."""
+        """Transpose ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
+        PSUM, as many as share a bank. A transpose takes all heads of a tile; D above 128 takes one
+        for each ``half``."""
         lanes, *_, depth = self.rows_sb.shape
         rows = min(depth, P_MAX)
         keys_psum = psum_tile((count * rows, tiles, lanes))
@@ -206,8 +201,8 @@ class CacheTiles(NamedTuple):
         return nl.load(cache_hbm[self.sequence, head, key, feature])
 
     def rows(self, cache_hbm):
-        """AnyRows of keys or values: of its heads [lanes, heads, tiles, depth], a load for each
-        head, whose row per partition is as long as the tiles, or of all, as ``named_rows``."""
+        """Load AnyRows of keys or values: [lanes, heads, tiles, depth] for its heads, a load a head
+        with rows as long as the tiles, or all heads as ``named_rows`` has them."""
         d, room = self.heads.head_dim, (self.lanes, self.count, self.tiles)
         if self.cache.by_token:
             rows_sb = self.named_rows(cache_hbm, 0)
@@ -222,14 +217,14 @@ class CacheTiles(NamedTuple):
         return AnyRows(rows_sb)
 
     def bias(self):
-        """Of its keys [rows, tiles, lanes] @ HBM."""
+        """The bias of its keys [rows, tiles, lanes] @ HBM."""
         rows, length = self.cache.bias_hbm.shape
         runs_hbm = self.cache.bias_hbm.reshape((rows, length // self.lanes, self.lanes))
         return runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
 
     def transposed_keys(self, k_sb):
-        """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
-        beside many queries."""
+        """Write keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at
+        PSUM beside many queries."""
         d, keys = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
         each = spans(self.tiles, MOVING_MAX // self.lanes)
         for first, stacked in spans(self.count, self.heads.stack):
@@ -295,9 +290,8 @@ def few_queries(banks, heads):
 
 
 def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
-    """The CacheTiles of a sequence, whose queries may have different ``bias_rows``, for the heads
-    of some banks; as KeyTiles where all fit and may ``stay``. Which of its keys count say these
-    rows."""
+    """The CacheTiles of a sequence for the heads of some banks, or KeyTiles where all fit and may
+    ``stay``. Each of the queries' ``bias_rows`` says which keys count."""
     (head, count), few = heads_of(banks), few_queries(banks, heads)
     # of few queries fp8 keys do not stand transposed in the type of x
     size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
@@ -318,7 +312,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
 
 
 def query_spans(length):
-    """(start, size) of the tokens of a sequence whose keys before them have a mask of their own."""
+    """(start, size) of the tokens of a sequence that have a mask of their own for earlier keys."""
     return spans(length, QUERIES_AT_ONCE)
 
 
@@ -326,16 +320,17 @@ def query_spans(length):
 
 
 class Weighted(NamedTuple):
-    """Of the queries of a bank and some keys, each [128, columns] fp32, alike on all partitions but
-    the last: the negated maximum of scaled scores, the sum of their exp behind it, and the sums of
-    weighted values, at the lanes of a column's own head."""
+    """Attention of a bank's queries over some keys, each [128, columns] fp32: the negated maximum
+    of scaled scores and the sum of exp, alike on all partitions, and the sums of weighted values,
+    at the lanes of a column's own head."""
 
     negated_sb: Sbuf
     sum_sb: Sbuf
     values: Any
 
     def joined(self, other, zero_sb):
-        """With other keys: both are rescaled to the larger maximum (Milakov, Gimelshein 2018)."""
+        """Join the sums over other keys: both rescale to the larger maximum (Milakov, Gimelshein
+        2018)."""
         negated_sb, factors = nisa.tensor_tensor(self.negated_sb, other.negated_sb, nl.minimum), []
         for one in (self, other):
             less_sb = nisa.tensor_tensor(negated_sb, one.negated_sb, nl.subtract)
@@ -430,8 +425,8 @@ class FewQueries(NamedTuple):
         return scores_sb, nisa.tensor_reduce(nl.max, scores_sb, axis=2)
 
     def negated_maxima(self, maxima):
-        """Of maxima on some partitions [P, columns] each -> negated and scaled, on all [128,
-        columns] fp32: TensorE transposes them, and multiplies a diagonal by ones."""
+        """Negate and scale maxima of some partitions [P, columns] each -> on all [128, columns]
+        fp32. TensorE transposes them and multiplies a diagonal by ones."""
         columns = self.columns
         sizes = [best_sb.shape[0] for best_sb in maxima]
         transposed_psum = psum_tile((columns, sum(sizes)))
@@ -542,7 +537,7 @@ def attend_few(group):
 
 
 def attend_few_and_many(groups):
-    """Attention of several groups -> (group, Weighted) of those that ``attend_few`` takes."""
+    """Attend several groups -> (group, Weighted) of the groups that ``attend_few`` takes."""
     found = []
 
     def many():
@@ -572,8 +567,8 @@ def store_weights(weights_hbm, bank, found):
 
 
 def others_bias(owners_sb):
-    """From owners [sequences, T] @ SBUF the bias of new keys [sequences, tiles * 128]: 0 for those
-    of a sequence, for others MASKED. What stands behind the last key is hidden by the triangle."""
+    """Make the bias of new keys [sequences, tiles * 128] from owners [sequences, T] @ SBUF: 0 for
+    the keys of a sequence, MASKED for others. The triangle hides the columns after the last key."""
     (sequences, tokens), dtype = owners_sb.shape, owners_sb.dtype
     bias_sb = nisa.memset((sequences, whole_tiles(tokens) * P_MAX), 0.0, dtype)
     bias_sb[:, 0:tokens] = nisa.tensor_scalar(
@@ -592,10 +587,10 @@ def owners_of(owners_sb, bank):
 
 
 class Chunk(NamedTuple):
-    """What the attention of several new tokens shares: the Cache; new values [T, kv_heads * D] @
-    HBM; which new tokens see each other [B, n, n] @ HBM, or None for the triangle of a tile with
-    itself; owners of the tokens [sequences, T] @ SBUF where one chunk is several sequences', and a
-    Window, or None; Constants; whether each query has a row of the bias, as under a window."""
+    """Tensors that the attention of several new tokens shares: the Cache; new values [T, kv_heads *
+    D] @ HBM; ``active`` [B, n, n] @ HBM, which new tokens see each other (None: the triangle);
+    owners of the tokens [sequences, T] @ SBUF if the chunk has several sequences; a Window or None;
+    Constants; whether each query has its own row of the bias, as under a window."""
 
     cache: AnyCache
     new_hbm: Hbm
@@ -674,10 +669,8 @@ def named_step(layer, cache, x_sb, parts, keys_hbm, values_hbm):
 
 
 def named_sequences(cache, first, count, heads):
-    """CachedSequences of blocks, whose keys and values come by the rows of ``CacheTiles``.
-
-    A row has all heads of its tokens, so these share partitions, and values are read as they came.
-    """
+    """CachedSequences of a cache of blocks, loaded by the rows of ``CacheTiles``. A row has all
+    heads of its tokens, so the heads share partitions, and values stay as they came."""
     run, lanes = cache.keys_hbm.shape[1], cache.lanes
     k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
     each = spans(cache.length // lanes, run)
@@ -846,11 +839,11 @@ class CachedAttention(AnyAttention):
         self.window = window_of(config)
 
     def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
-        """Under a window, of a tree, where rows lie elsewhere (rotary_position_ids), and of a chunk
-        of several sequences, whose cache is in tiles.
+        """Attend also under a window, in a tree whose rows lie elsewhere (rotary_position_ids), and
+        in a chunk of several sequences, whose cache is in tiles.
 
-        A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step;
-        that of the prefix is the caller's int32 [B, prefix].
+        A prompt behind a prefix in blocks of the cache has both masks, as several tokens a step do;
+        the caller gives the prefix's mask, int32 [B, prefix].
         """
         names = "past_key_value", "attention_mask", "active_mask"
         past, *masks = (given.get(name) for name in names)
@@ -882,13 +875,13 @@ class CachedAttention(AnyAttention):
     def in_tiles(
         self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
     ) -> Tuple[Any, ...]:
-        """A chunk's tiles of the caches [blocks, kv_rank, block, D] as keys and values of one
-        sequence, and the masks of these and of the chunk with itself.
+        """The caches [blocks, kv_rank, block, D] of a chunk's tiles as keys and values of one
+        sequence, with the masks of these keys and of the chunk with itself.
 
-        NxDI lays the sequences' cached tokens end to end and cuts them, and the chunk, into tiles:
-        ``tile_block_tables`` [tiles, blocks] are their keys, a number that no block has standing
-        for those of the tile before, ``tile_q_indices`` [tiles] which tile of queries looks at
-        them, and ``tile_masks`` [tiles, queries, keys] at which.
+        NxDI lays the sequences' cached tokens end to end and cuts them, and the chunk, into tiles.
+        ``tile_block_tables`` [tiles, blocks] has a tile's keys, see ``named_blocks``;
+        ``tile_q_indices`` [tiles] the tile of queries that looks at them; ``tile_masks`` [tiles,
+        queries, keys] the keys each query sees.
         """
         queries, visible = given["tile_q_indices"], masks_in_order(given)
         blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
@@ -901,11 +894,11 @@ class CachedAttention(AnyAttention):
     def blocks_of_tiles(
         self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
     ) -> Tuple[Any, ...]:
-        """The same for the kernels: caches, the blocks of all tiles [1, n], and which tokens are a
-        sequence's, bool [sequences + 1, tokens], the last row those of padding; and of the cached
-        keys which each of these sees [sequences + 1, 1, 1, keys].
+        """Do the work of ``in_tiles`` for the kernels: caches, the blocks of all tiles [1, n], the
+        owners of tokens, bool [sequences + 1, tokens] (padding last), and the cached keys that each
+        owner sees [sequences + 1, 1, 1, keys].
 
-        A sequence sees what its last token does: that of one tile of queries, and no key twice.
+        A sequence sees what its last token does: the keys of one tile of queries, and no key twice.
         """
         visible, ends = masks_in_order(given), given["num_queries"].cumsum(0)
         places = torch.arange(mask.shape[-1], device=visible.device)
@@ -965,8 +958,8 @@ class CachedAttention(AnyAttention):
     def active_bias(
         self, active_mask: Optional[torch.Tensor], hidden: Columns
     ) -> Optional[torch.Tensor]:
-        """bool [B, 1, n, n] -> bias for the kernel [B, n, n]; None for one token, and for a long
-        chunk of a prompt, whose mask is the base class's triangle."""
+        """bool [B, 1, n, n] -> bias for the kernel [B, n, n]. None for one token, and for a long
+        chunk of a prompt, which has the base class's triangle."""
         if active_mask is None:
             return None
         tokens, dtype = active_mask.shape[-1], hidden.stream.dtype
@@ -982,14 +975,14 @@ class CachedAttention(AnyAttention):
 
 
 class CachedModel(NeuronLlamaModel):
-    """With caches of blocks, and in fp8; Medusa's length."""
+    """The model with caches of blocks or in fp8, and with Medusa's length."""
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         super().setup_attr_for_model(config)
         self.medusa_speculation_length = config.neuron_config.medusa_speculation_length
 
     def init_inference_optimization(self, config: InferenceConfig) -> None:
-        """The caches; the kernels take fp8 as it is stored, but for a model of float32."""
+        """Make the caches. Kernels take fp8 as it is stored, except in a model of float32."""
         super().init_inference_optimization(config)
         narrow = config.neuron_config.torch_dtype is not torch.float32
         if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
@@ -1001,8 +994,8 @@ class CachedModel(NeuronLlamaModel):
             self.kv_mgr.get_cache = self.blocks_and_table
 
     def blocks_and_table(self, active_block_table: torch.Tensor, **_: Any) -> List[Any]:
-        """Of each layer all blocks of keys and values, and those of each sequence [B, n]: in the
-        place of copies that the cache's manager would gather."""
+        """All blocks of keys and values of each layer, and the blocks of each sequence [B, n], in
+        place of the copies that the cache's manager would gather."""
         caches = self.kv_mgr.past_key_values
         pairs = zip(caches[::2], caches[1::2])
         return [[keys, values, active_block_table] for keys, values in pairs]
@@ -1026,16 +1019,16 @@ def masks_in_order(given: Dict[str, Any]) -> torch.Tensor:
 
 
 def named_blocks(tables: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Tables of tiles [tiles, n], of which a number that no block has, of so many, stands for the
-    tile before -> all of them."""
+    """Fill in tables of tiles [tiles, n]: a tile whose first number none of the ``blocks`` has
+    repeats the blocks of the tile before."""
     tiles = torch.arange(len(tables), device=tables.device)
     named = torch.where(tables[:, 0] < blocks, tiles, 0)
     return tables[torch.cummax(named, 0).values].long()
 
 
 def runs_of_window(bias: torch.Tensor, run: int, most: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Numbers [B, most] of the runs of so many keys from that on whose key a first query sees, and
-    of bias [B, L] or [B, n, L] what is theirs."""
+    """Numbers [B, most] of the runs of keys that a window shows, from the first key of the first
+    query on, and their part of bias [B, L] or [B, n, L]."""
     length, by_query = bias.shape[-1], bias.reshape(len(bias), -1, bias.shape[-1])
     first = (by_query[:, 0] == 0).to(torch.int32).argmax(1) // run
     first = first.clamp_max(length // run - most)[:, None]
@@ -1049,15 +1042,16 @@ def blocks_in_runs(
     keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
     heads_first: bool = False, window: Optional[int] = None,
 ) -> Tuple[torch.Tensor, ...]:  # fmt: skip
-    """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L], L
-    keys of them -> caches [rows, run, kv_heads, D], bias, and which rows, int32 [lanes, B * parts].
-    Of ``heads_first``, [blocks, kv_heads, block, D], [rows, run, D] and [lanes, B * parts * heads].
+    """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L] of
+    L keys -> caches [rows, run, kv_heads, D], bias, and row numbers, int32 [lanes, B * parts].
+    ``heads_first`` takes [blocks, kv_heads, block, D] -> [rows, run, D], [lanes, B * parts *
+    heads].
 
-    Runs of a block's tokens are rows of HBM: as long as 128 partitions hold a whole sequence, not
-    shorter than DMA likes, and not longer than SBUF's share for keys of a head. Row r of part p of
-    a sequence lies on partition r - p * lanes; the bias is permuted as ``CacheTiles`` has the keys.
-    Of a chunk that sequences share, one table of all, the bias has a row for each of them. Of a
-    ``window`` only runs from the first key on that a first query sees, bias [B, L] or [B, n, L].
+    A run of a block's tokens is a row of HBM: 128 partitions hold a whole sequence, DMA likes its
+    length, and it fits SBUF's share for keys of a head. Row r of part p of a sequence lies on
+    partition r - p * lanes; the bias is permuted to the order of ``CacheTiles``. A chunk that
+    sequences share has one table of all and a row of the bias for each sequence. A ``window`` takes
+    only the runs from the first key that a first query sees, bias [B, L] or [B, n, L].
     """
     (*queries, length), (batch, _), dim = bias.shape, table.shape, keys.shape[-1]
     heads = keys.shape[1 if heads_first else -2]
@@ -1086,8 +1080,8 @@ def blocks_in_runs(
 
 
 class NeuronConfigNKI(llama.NeuronConfigNKI):
-    """With ``prompt_in_chunks``: calls of ``speculation_length`` tokens feed a prompt, whose last
-    token is a decode step of its own; so of their logits nobody reads but a last row."""
+    """With ``prompt_in_chunks``, calls of ``speculation_length`` tokens feed a prompt, and its last
+    token is a decode step. Only the last row of logits is then read."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.prompt_in_chunks = bool(kwargs.pop("prompt_in_chunks", False))

@@ -1,4 +1,4 @@
-"""llama.py with all that stands beside it: what the driver takes where a setting asks for it.
+"""llama.py with every file beside it: the driver takes this file where a setting asks for more.
 
     llama.py            Llama of the contest: prompts, a token at a time; read it first
     llama_adapters.py   low-rank adapters, several in a batch
@@ -94,11 +94,11 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
 
 
 class NeuronLlamaDecoderLayer(AdaptedLayer, llama_ranks.SharedLayer):
-    """With every attention and MLP."""
+    """The decoder layer with every attention and MLP."""
 
 
 class NeuronLlamaModel(llama_ranks.SharedModel, llama_cached.CachedModel):
-    """With further heads, quantised weights, adapters, and caches of blocks."""
+    """The model with further heads, quantised weights, adapters, and caches of blocks."""
 
     layer_cls, head_cls = NeuronLlamaDecoderLayer, AnyHead
 
@@ -122,7 +122,7 @@ class NeuronLlamaModel(llama_ranks.SharedModel, llama_cached.CachedModel):
 
 
 class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
-    """What the driver compiles, loads and generates with."""
+    """The model that the driver compiles, loads and generates with."""
 
     _model_cls = NeuronLlamaModel
 
@@ -131,7 +131,7 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
         return AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
 
     def enable_speculation(self, *args: Any, **kwargs: Any) -> None:
-        """With the single-token graph, which NxDI 0.2 and later leave out: generation needs it."""
+        """Keep the single-token graph, which NxDI 0.2 and later leave out: generation needs it."""
         super().enable_speculation(*args, **kwargs)
         decodes = hasattr(self, "token_generation_model")
         if option(self, "prompt_in_chunks") and not decodes:

@@ -1,8 +1,8 @@
-"""The wider family of Llama for llama.py: what Qwen, EAGLE and Medusa have beside it.
+"""The wider family of Llama for llama.py: the additions of Qwen, EAGLE and Medusa.
 
-Biases on queries, keys and values (Qwen2.5), norms over query and key heads (Qwen3), and heads that
-guess further tokens (Medusa, EAGLE). And layers in PyTorch, rounded where the device's reference
-rounds: NxDI's, which llama.py alone has without kernels, know none of what stands beside it.
+They are biases on queries, keys and values (Qwen2.5), norms over query and key heads (Qwen3), and
+heads that guess further tokens (Medusa, EAGLE). Layers in PyTorch stand here, too; they round where
+the device's reference rounds. NxDI's own layers, which llama.py runs without kernels, lack these.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from llama_weights import KernelRows, Sizes, heads_in_tiles
 
 
 def qkv_biases(bias_hbm, heads, scales, dtype):
-    """Biases of Q, K and V [1, tiles * 128] @ HBM, or None: each a product of rows ([1, N], [1, T])
-    @ SBUF, as for ``add_terms``. What is added in front of the norm's scale has to be divided by
-    it."""
+    """Biases of Q, K and V [1, tiles * 128] @ HBM, or None: each becomes a product of rows ([1, N],
+    [1, T]) @ SBUF, as for ``add_terms``. The norm's scale multiplies the sum later, so it divides
+    the bias here."""
     if bias_hbm is None:
         return [([], [])] * 3
     inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=dtype)
@@ -67,9 +67,9 @@ class HeadNorm(NamedTuple):
     eps_sb: Sbuf
 
     def normed(self, x, along_sb, which, dtype):
-        """A tile of query (``which`` 0) or key heads (1) [128, tokens] times the scale of the norm
-        before it [128, tokens], each head divided by its own rms and times its gains. The sum of
-        squares over a head's lanes is a product, as it is over features."""
+        """Normalise a tile of query (``which`` 0) or key heads (1) [128, tokens]: times the scale
+        of the norm before it [128, tokens], each head over its own rms and times its gains. A
+        product sums squares over a head's lanes, as it does over features."""
         x_sb = nisa.tensor_tensor(x, along_sb, nl.multiply, dtype=dtype)
         square_sb = nisa.tensor_tensor(x_sb, x_sb, nl.multiply, dtype=nl.float32)
         mean_psum = nisa.nc_matmul(self.mean_sb, square_sb)
@@ -82,7 +82,7 @@ class HeadNorm(NamedTuple):
 
 
 def model_type(config: InferenceConfig) -> str:
-    """Of the family: llama, mistral, qwen2 or qwen3."""
+    """The family: llama, mistral, qwen2 or qwen3."""
     return getattr(config, "model_type", "llama")
 
 
@@ -114,8 +114,8 @@ def medusa_heads(config: InferenceConfig) -> int:
 
 
 def shows_hidden_states(config: InferenceConfig) -> bool:
-    """Whether more than the head reads normalised hidden states: EAGLE's draft, or Medusa's heads,
-    of which there are `medusa_heads`."""
+    """Whether EAGLE's draft or Medusa's heads (`medusa_heads` of them) read normalised hidden
+    states beside the head."""
     return bool(option(config, "enable_eagle_speculation")) or medusa_heads(config) > 0
 
 
@@ -141,7 +141,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class FamilyAttention(NeuronLlamaAttention):
-    """With biases, and norms over heads; without kernels in PyTorch."""
+    """Attention with biases and norms over heads; in PyTorch without kernels."""
 
     def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
         """``ranks`` that split the heads, and their group as layers take it; None: all."""
@@ -218,7 +218,7 @@ class FamilyAttention(NeuronLlamaAttention):
         return tuple(x.reshape(batch, -1, x.shape[1]) for x in rows)
 
     def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
-        """What one of the parallel layers, which NxDI may have wrapped for adapters, makes of x."""
+        """x times one of the parallel layers, which NxDI may have wrapped for adapters."""
         return layer(x, given.get("adapter_ids")) if is_lora_module(layer) else layer(x)
 
     def project(self, normed, tables, given) -> Tuple[torch.Tensor, ...]:
@@ -272,14 +272,14 @@ class DraftInput(ColumnParallelLinear):
 
 
 class NormOfColumns(CustomRMSNorm):
-    """The final norm where hidden states are read besides the head: Columns -> [B, S, H]."""
+    """The final norm, Columns -> [B, S, H], for models that read hidden states beside the head."""
 
     def forward(self, columns: Any) -> torch.Tensor:
         return super().forward(columns.rows())
 
 
 def add_heads(model: nn.Module, config: InferenceConfig) -> None:
-    """What a draft has in front, and heads that guess beside the head."""
+    """Add a draft's input layer, and the heads that guess beside the head."""
     hidden = config.hidden_size
     if option(config, "is_eagle_draft"):  # it continues hidden states, and has no final norm
         bias, dtype = getattr(config, "fc_bias", False), config.neuron_config.torch_dtype

@@ -1,7 +1,7 @@
-"""Layers of llama.py with all that they may have: adapters, scales, biases, norms over heads.
+"""Layers of llama.py with every addition: adapters, scales, biases, norms over heads.
 
-Kernels take these one by one behind the operands of those of llama.py, each None where a model has
-none; of SDK 2.21 nothing public shows tensors inside of tuples, dicts or classes as arguments:
+Kernels take these operands after llama.py's, each None where a model has none. They come one by
+one: nothing public shows tensors inside of tuples, dicts or classes as arguments of SDK 2.21.
 
   qkv_b_hbm     [1, tiles * 128]           biases of Q, K and V
   gains_hbm     [128, 2]                   of norms over query and key heads
@@ -42,14 +42,13 @@ from llama_queries import ADAPTER_BYTES, attend_prompt
 
 
 class AnyLinear(NamedTuple):
-    """A Linear of llama.py of any weight.
+    """A Linear of llama.py with a weight of any type, scales, a gain and adapters.
 
-    Scales [128, N/128] fp32 @ SBUF of a quantised weight multiply its products, and the Gain of the
-    norm before it its hidden states. Adapters are ``added``, whose inputs are ``made`` once for
-    each Block, by its first token. Integers are converted in ``turns``, see ``in_bfloat16``;
-    ``itemsize`` is that of a weight that is loaded in step with it, or None; in ``room_sb``
-    [128, n], if any, stands what of the weight has so much room there. ``head_gains`` and ``terms``
-    are those of an AnyLayer.
+    Scales [128, N/128] fp32 @ SBUF of a quantised weight multiply its products; the Gain of the
+    norm before it multiplies the hidden states. The inputs of ``added`` adapters are ``made`` once
+    for each Block, by its first token. Integers are converted in ``turns``, see ``in_bfloat16``.
+    ``itemsize`` is that of a weight that is loaded in step with it, or None. ``room_sb`` [128, n],
+    if any, keeps the tiles that fit there. ``head_gains`` and ``terms`` belong to an AnyLayer.
     """
 
     weight_hbm: Hbm
@@ -67,7 +66,7 @@ class AnyLinear(NamedTuple):
     tiles = Linear.tiles
 
     def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
-        """As those of Linear."""
+        """The pieces, as ``Linear.pieces`` has them."""
         given = tiles or self.tiles, self.k_tiles, tokens, last
         itemsize = self.itemsize or self.weight_hbm.itemsize
         if itemsize == 1:
@@ -89,7 +88,7 @@ class AnyLinear(NamedTuple):
         return AnyPiece(self, first, weight_sb, rows)
 
     def inputs(self, x_sb, block):
-        """Of the adapters, for the tokens x_sb [128, K/128, T] of a Block."""
+        """The inputs of the adapters, for the tokens x_sb [128, K/128, T] of a Block."""
         if block.start not in self.made:
             every = [term.inputs(x_sb, block.start) for term in self.added]
             self.made[block.start] = [inputs_sb for inputs in every for inputs_sb in inputs]
@@ -105,7 +104,7 @@ class AnyPiece(NamedTuple):
     rows: List[Any]
 
     def product(self, part, x_sb, block):
-        """As that of Piece; where there are scales, fp32 @ SBUF."""
+        """Multiply as ``Piece.product`` does; with scales, the result is fp32 @ SBUF."""
         (tile, tiles, at, tokens), linear = part, self.linear
         gained_sb = x_sb if linear.gain is None else linear.gain.of(x_sb, block)
         out_psum = products(self.weight_sb, tile, tiles, gained_sb, at, tokens)
@@ -116,8 +115,8 @@ class AnyPiece(NamedTuple):
 
 
 class AnyLayer(AttentionLayer):
-    """An AttentionLayer of llama.py with AnyLinears: that of Q, K and V has norms over heads or
-    None, and what is added to all three."""
+    """An AttentionLayer of llama.py with AnyLinears. The one of Q, K and V may have norms over
+    heads and terms that are added to its results."""
 
     def projection(self, x_sb, block, parts):
         """The AnyProjection of a Block's tokens."""
@@ -133,8 +132,8 @@ class AnyLayer(AttentionLayer):
 
 
 class AnyProjection(NamedTuple):
-    """A Projection of llama.py with a norm of heads, or None, and rows and inputs, as for
-    ``add_terms``, of what is ``added`` to queries, keys and values."""
+    """A Projection of llama.py with a norm of heads, or None. ``added`` has the rows and inputs, as
+    for ``add_terms``, for queries, keys and values."""
 
     layer: AnyLayer
     block: Block
@@ -149,7 +148,7 @@ class AnyProjection(NamedTuple):
     heads, tiles, rope = Projection.heads, Projection.tiles, Projection.rope
 
     def project(self, piece, at, span, qk_sb, v_sb):
-        """As that of Projection."""
+        """Project as ``Projection.project`` does."""
         heads, tile = self.heads, at - piece.first
         if at >= heads.qk_tiles:
             self.project_values(piece, tile, (at - heads.qk_tiles) * P_MAX, v_sb)
@@ -170,9 +169,8 @@ class AnyProjection(NamedTuple):
         self.rope_half(x, columns, qk_sb[:, at, columns], other, second, not which)
 
     def rope_half(self, x, columns, half, other, second, of_queries):
-        """Rotation of a head of two tiles, x of one [128, size] into its ``half`` and the
-        ``other``: the first leaves x cos and x sin in both; the ``second``, which comes later, adds
-        its own."""
+        """Rotate one of the two tiles of a head, x [128, size]. The first call writes x cos to
+        ``half`` and x sin to ``other``; the ``second`` adds its own terms to both."""
         if not second:
             half[...] = nisa.tensor_tensor(x, self.cos_sb[:, columns], nl.multiply)
             other[...] = nisa.tensor_tensor(x, self.sin_sb[:, columns], nl.multiply)
@@ -185,7 +183,7 @@ class AnyProjection(NamedTuple):
             part[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
 
     def project_values(self, piece, tile, start, v_sb):
-        """As that of Projection, times the scales of their features."""
+        """Project as ``Projection.project_values`` does, times the scales of the features."""
         layer, heads, x_sb = self.layer, self.heads, self.x_sb
         gained_sb = x_sb if layer.qkv.gain is None else layer.qkv.gain.of(x_sb, self.block)
         width = min(P_MAX, heads.kv_features - start)
@@ -208,8 +206,8 @@ class AnyProjection(NamedTuple):
 
 
 class QkvTerms(NamedTuple):
-    """What is added to queries, keys and values: of each the rows of adapters @ SBUF and the
-    Adapters themselves, one or none, and the biases @ HBM."""
+    """Terms that are added to queries, keys and values: for each the rows of adapters @ SBUF with
+    the Adapters, one or none, and the biases @ HBM."""
 
     adapters: List[Tuple[List[Any], Sequence[Adapters]]]
     bias_hbm: Hbm
@@ -227,7 +225,7 @@ class QkvTerms(NamedTuple):
 
 
 def prompt_plans(layer, length):
-    """The PromptPlans that fit beside what an AnyLayer has more than one of llama.py."""
+    """The PromptPlans that fit beside the additional tiles of an AnyLayer."""
     (features, tokens), itemsize, heads = layer.x_hbm.shape, layer.x_hbm.itemsize, layer.heads
     if heads.head_dim not in (64, P_MAX):
         return []
@@ -362,7 +360,8 @@ class AnyAttention(AdaptedAttention, QuantisedAttention, FamilyAttention):
     """Attention with adapters, scales, biases and norms over heads."""
 
     def operands(self, hidden: Columns) -> List[Optional[torch.Tensor]]:
-        """What kernels take behind the others: bias, gains, scales and adapters, each or None."""
+        """The operands of kernels after the others: bias, gains, scales and adapters, each or
+        None."""
         bias_row = None if self.qkv_bias is None else self.qkv_bias.weight
         return [bias_row, self.head_gains, self.o_proj.scale, *self.adapters.operands(hidden)]
 
@@ -377,7 +376,7 @@ class AnyHead(QuantisedHead):
             self.norm = None
 
     def forward(self, x: torch.Tensor, *others: Any) -> torch.Tensor:
-        """Of a chunk of a prompt just the last row."""
+        """Logits; for a chunk of a prompt just those of its last row."""
         return super().forward(x[:, -1:] if self.last_only else x, *others)
 
     def multiply(self, columns: torch.Tensor) -> torch.Tensor:
@@ -388,7 +387,7 @@ class AnyHead(QuantisedHead):
 
 
 class Projections(llama_weights.Projections):
-    """With scales and adapters."""
+    """The projections with scales and adapters."""
 
     def convert(self) -> None:
         with_gain = not convert_scales(self)

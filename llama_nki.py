@@ -1,17 +1,16 @@
 """Llama's kernels in the current kernel language (`nki`, SDK 2.29 and later).
 
-llama.py, the submission, is written for SDK 2.21, and one text for both languages would hide every
-instruction behind a helper. This file follows it section by section and name by name: layouts, axis
-letters, examples, and reasons that hold for both stand there. Heads have 64 or 128 features.
-Results are equal, and estimated times on trn1 lie within 3 % (tests/nki/test_llama_nki.py);
-docs/porting.md has construct beside construct. Two things differ. Engines take their instructions
-in the order in which they are written, so "Order of work" leaves for later what waits for another
-engine. And Python is what the compiler's parser takes: loops over one name, no comprehensions,
+The submission, llama.py, is written for SDK 2.21; one text for both languages would hide every
+instruction behind a helper. This file follows llama.py section by section and name by name. Read
+there the layouts, axis letters, examples and reasons that hold for both. Heads have 64 or 128
+features. Results are equal, and estimated times on trn1 lie within 3 %
+(tests/nki/test_llama_nki.py); docs/porting.md has construct beside construct. Two things differ.
+Engines take instructions in the order of the text, so "Order of work" defers products that wait for
+another engine. The compiler's parser takes less of Python: loops over one name, no comprehensions,
 classes of fields and methods.
 
 Buffers end in ``_hbm``, ``_sb`` (SBUF) and ``_psum``. Features lie on partitions from end to end,
-and partition p of a hidden state holds the H/128 features from p * H/128 on. What llama.py leaves
-to the files beside it is not here, either.
+and partition p of a hidden state holds the H/128 features from p * H/128 on.
 """
 
 import math
@@ -104,7 +103,7 @@ def bytes_of(dtype):
 
 
 def token_chunk(bytes_per_token):
-    """Tokens of one pass over a weight, of which each keeps so many bytes per partition."""
+    """Tokens of one pass over a weight; each token keeps ``bytes_per_token`` of a partition."""
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
@@ -237,7 +236,7 @@ def select_equal(pattern, offset, shape, dtype):
 
 
 def masked(dtype):
-    """What is added to scores that do not count: exp gives 0, and twice it is finite."""
+    """The number added to scores that do not count: its exp is 0, and twice it is finite."""
     return -3.0e4 if dtype == nl.float16 else -1.5e38
 
 
@@ -294,8 +293,8 @@ def linear_of(weight_hbm, features, k, name):
 
 
 def stored_together(pieces, tokens):
-    """Pieces of a weight, grouped by what is stored at once of their results: of many tokens every
-    piece, of up to 128 the last piece alone, of up to 32 all."""
+    """Group the pieces of a weight whose results are stored at once: each piece alone for many
+    tokens, the last piece alone for up to 128, all together for up to 32."""
     if tokens <= SHORT_ROW_TOKENS or len(pieces) == 1:
         return [pieces]
     if tokens <= P_MAX:
@@ -352,7 +351,7 @@ def block_part(x_hbm, block, tile, tiles):
 
 
 def stream_of(x_hbm, delta_hbm):
-    """Where x + delta goes @ HBM; without delta x itself."""
+    """The tensor @ HBM that takes x + delta; x itself if there is no delta."""
     if delta_hbm is None:
         return x_hbm
     return nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
@@ -455,30 +454,28 @@ def scales_of(lengths, norm, parts, tokens):
 
 
 class Later(nl.NKIObject):
-    """What TensorE goes on with when other engines have finished with its products.
-
-    What multiplies another engine's result is no part of a step: it is left here, with whose method
-    ``finish`` goes on, and comes behind what STEPS_LATER others have left."""
+    """Products that wait for another engine while TensorE goes on. A step leaves an object here
+    whose method ``finish`` does them; it comes after STEPS_LATER further ones."""
 
     def __post_init__(self):
         self.left, self.done = [], 0
 
     def leave(self, what, rest):
-        """-> the number of this rest."""
+        """Leave a ``rest`` for ``what.finish`` -> its number."""
         self.left.append((what, rest))
         number = len(self.left)
         self.settle(number - STEPS_LATER)
         return number
 
     def settle(self, number):
-        """Finishes what was left up to this number."""
+        """Finish all products that were left up to this number."""
         while self.done < number:
             what, rest = self.left[self.done]
             self.done += 1
             what.finish(rest)
 
     def settle_all(self):
-        """The same of everything, and of what that leaves."""
+        """Finish everything that was left, and everything that this leaves."""
         while self.done < len(self.left):
             self.settle(len(self.left))
 
@@ -495,10 +492,12 @@ def swapped_halves(head_dim, dtype):
 
 
 class AttentionLayer(nl.NKIObject):
-    """What the passes of an attention kernel share @ HBM: ``hidden`` states, delta, their sum and
-    the partial output; the norm; ``weights`` of Q, K and V and of the output; ``tables`` of cos and
-    sin. Made of these: Linears qkv and out; the identity and the permutation that swaps the halves
-    of each head in a tile [128, 128], and zeros [128, 1] fp32 @ SBUF."""
+    """Tensors and constants that all passes of an attention kernel share.
+
+    @ HBM: ``hidden`` (states, delta, their sum, the output), ``weights`` (of Q, K and V, and of the
+    output), ``tables`` (cos, sin), and the Linears made of them. @ SBUF: the identity and the
+    permutation that swaps the halves of each head in a tile [128, 128], zeros [128, 1] fp32.
+    """
 
     hidden: tuple
     norm: Norm
@@ -537,9 +536,9 @@ def times_scales(table_sb, scales):
 
 
 class Projection(nl.NKIObject):
-    """What the projections to queries, keys and values read of a Block of tokens @ SBUF: x_sb [128,
-    H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, and ``parts``,
-    (start, size) of the tiles of tokens."""
+    """Operands @ SBUF of a Block's projections to queries, keys and values: x_sb [128, H/128, T],
+    the ``scales`` of its norm, cos and sin [128, T] times these scales, and ``parts``, (start,
+    size) of its tiles of tokens."""
 
     layer: AttentionLayer
     x_sb: nl.NkiTensor
@@ -549,8 +548,8 @@ class Projection(nl.NKIObject):
     parts: list
 
     def project(self, piece, at, qk_sb, v_sb, later):
-        """Tile ``at`` of queries, keys and values by the Piece that holds it -> the number of what
-        is left of its rotation."""
+        """Project tile ``at`` of queries, keys and values, which ``piece`` holds -> the number
+        under which its rotation waits in Later."""
         heads = self.layer.heads
         if at < heads.qk_tiles:
             return later.leave(self, self.project_heads(piece, at, qk_sb))
@@ -593,8 +592,8 @@ class Projection(nl.NKIObject):
 
 
 def qkv_tiles(heads, tokens, parts, dtype):
-    """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and v_sb, one
-    tile [tokens, kv_heads * D] of values per tile of tokens."""
+    """Make the tiles of the results @ SBUF: qk_sb [128, query tiles then key tiles, T], and v_sb,
+    one [tokens, kv_heads * D] of values per tile of tokens."""
     v_sb = []
     for part in parts:
         v_sb.append(tile_of((part[1], heads.kv_features), dtype))
@@ -704,10 +703,10 @@ class SequenceKeys(nl.NKIObject):
 
 
 class GroupAttention(nl.NKIObject):
-    """Attention of a group: ``tokens`` columns of qk_sb from ``column`` on, the sequence's tokens
-    from ``position`` on, in ``count`` query heads from ``first`` on of those of a KV ``head``. q_sb
-    [128, slots, count, tokens], maxima_sb [tokens, count, spans of keys] and rows_sb [tokens,
-    count, 128] @ SBUF; sums, each [tokens, heads, D + 1] @ PSUM, of heads that share a tile."""
+    """Attention of a group: ``tokens`` of a sequence from ``position`` on, which are the columns of
+    qk_sb from ``column`` on, in ``count`` query heads of a KV ``head`` from ``first`` on. @ SBUF:
+    q_sb [128, slots, count, tokens], maxima_sb [tokens, count, spans of keys], rows_sb [tokens,
+    count, 128]; ``sums``, each [tokens, heads, D + 1] @ PSUM."""
 
     keys: SequenceKeys
     layer: AttentionLayer
@@ -727,16 +726,16 @@ class GroupAttention(nl.NKIObject):
         passes = len(spans(self.visible, MOVING_MAX))
         self.q_sb = tile_of((P_MAX, slots, self.count, self.tokens), dtype)
         self.maxima_sb = tile_of((self.tokens, self.count, passes), dtype)
-        self.sums, self.augmented = [], 0  # the number of what is left of its augmented rows
+        self.sums, self.augmented = [], 0  # the number of its augmented rows in Later
 
     def part(self, lanes):
-        """These partitions of its tiles of qk_sb [lanes, count, tokens]."""
+        """The ``lanes`` of its tiles of qk_sb [lanes, count, tokens]."""
         stack, group = self.keys.heads.place(self.head)[0], self.keys.heads.group
         tiles = nl.ds(stack * group + self.first, self.count)
         return self.qk_sb[lanes, tiles, nl.ds(self.column, self.tokens)]
 
     def begin(self):
-        """Queries without the other head of their tiles, in the rows of its keys."""
+        """Copy the queries, without the other head of their tiles, to the rows of their keys."""
         d, lanes = self.keys.heads.head_dim, self.keys.heads.place(self.head)[1]
         queries_sb, engine = self.part(lanes), nisa.vector_engine
         nisa.tensor_copy(dst=self.q_sb[0:d, 0, :, :], src=queries_sb, engine=engine)
@@ -805,7 +804,7 @@ class GroupAttention(nl.NKIObject):
         return found
 
     def run(self, tile):
-        """exp(scale * (score - maximum)) of a tile of keys; what they weigh is left for later."""
+        """Compute exp(scale * (score - maximum)) of a tile of keys; values wait in Later."""
         self.later.settle(self.augmented)
         d, start = self.keys.heads.head_dim, tile * P_MAX
         shape = (P_MAX, self.count, self.tokens)
@@ -869,8 +868,8 @@ class GroupAttention(nl.NKIObject):
 
 
 class WeightPieces(nl.NKIObject):
-    """A Linear whose weight is loaded piece by piece, each where a tile of it is first asked for:
-    (first, count) of each in ``spans``."""
+    """A Linear that loads each piece of its weight when one of the piece's tiles is first asked
+    for: (first, count) of each piece in ``spans``."""
 
     linear: Linear
     spans: list
@@ -902,9 +901,9 @@ SUM, LENGTHS, SCALES = -3, -2, -1  # work of a PromptBlock before its first tile
 
 
 class PromptBlock(nl.NKIObject):
-    """A Block under way: its Residual, until that is a Projection; what is projected of it @
-    SBUF, qk_sb and v_sb of ``qkv_tiles``; and the WeightPieces of both linear layers. Contexts take
-    the place of their queries. ``rotated`` is the number of what is left of its last rotation."""
+    """A Block under way: its Residual, later its Projection; the results qk_sb and v_sb of
+    ``qkv_tiles``; the WeightPieces of both linear layers. Contexts take the place of their queries.
+    ``rotated`` is the number under which its last rotation waits in Later."""
 
     block: Block
     layer: AttentionLayer
@@ -1022,8 +1021,8 @@ def step_share(items, step, steps):
 
 
 def take_turns(group, ready, work):
-    """The first pass of a group; in turns with its steps the second pass of those that are
-    ``ready``, and work. PSUM is granted in the order in which its tiles are first used."""
+    """Run the first pass of a group, in turns with the second pass of the ``ready`` groups and with
+    ``work``. The compiler grants PSUM in the order in which its tiles are first used."""
     group.begin()
     steps, second = group.first_pass(), []
     for other in ready:
@@ -1034,9 +1033,9 @@ def take_turns(group, ready, work):
 
 
 class PromptAttention(nl.NKIObject):
-    """What the blocks of a prompt share: layer; new keys and values in rows @ HBM. ``sequences``
-    are the SequenceKeys, by number, and ``kept`` the WeightPieces of both weights where these fit
-    in SBUF."""
+    """State that the blocks of a prompt share: the layer, and new keys and values in rows @ HBM.
+    ``sequences`` has the SequenceKeys by number, ``kept`` the WeightPieces of both weights where
+    these fit in SBUF."""
 
     layer: AttentionLayer
     keys_hbm: nl.NkiTensor
@@ -1178,8 +1177,8 @@ def stack_keys(k_sb, rows_sb, first_slot, heads):
 
 
 def new_mask(count, each, dtype):
-    """What is added to scores of ``each`` new tokens of ``count`` sequences among themselves, [T,
-    T] @ SBUF: a token sees its own sequence's up to itself."""
+    """The mask [T, T] @ SBUF that is added to scores of ``each`` new tokens of ``count`` sequences
+    among themselves: a token sees its own sequence up to itself."""
     tokens, hidden = count * each, masked(dtype)
     if each == 1:
         return select(filled((tokens, tokens), 0.0, dtype), [[-1, tokens]], hidden)
@@ -1189,8 +1188,8 @@ def new_mask(count, each, dtype):
 
 
 def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1):
-    """CachedSequences of a decode step with ``each`` new tokens a sequence, from caches [B,
-    kv_heads, L, D] and the bias of their first keys [B, up to L] @ HBM."""
+    """Load the CachedSequences of a decode step with ``each`` new tokens a sequence. The caches @
+    HBM are [B, kv_heads, L, D]; the bias [B, up to L] covers their first keys."""
     batch, kv_heads, room, d = keys_hbm.shape
     length, dtype, tokens = bias_hbm.shape[1], bias_hbm.dtype, count * each
     runs = cache_runs(length, P_MAX // kv_heads)
@@ -1540,8 +1539,8 @@ def attention_decode_kernel(
 def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
-    Kernel weights of gate and up [F, H] and of down [H, F], ``length`` tokens of a sequence if
-    there are several -> partial output [H, T], and x + delta.
+    Gate, up [F, H] and down [H, F] are kernel weights; several sequences have ``length`` tokens
+    each. -> partial output [H, T], and x + delta.
     """
     features, gate = x_hbm.shape[0], Linear(gate_hbm, hidden_tiles(x_hbm))
     up = linear_of(up_hbm, gate.tiles * P_MAX, features, "the weight of up")

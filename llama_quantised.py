@@ -1,10 +1,11 @@
 """Quantised weights, int8 or fp8, and caches in fp8, for llama.py.
 
-For whoever has less memory than the model: weights stay int8 or fp8 in HBM, and their products are
-scaled. All scales of a kernel are one tensor [128, sum of columns] in fp32, in the kernel's order
-of use: for features in PSUM a column a tile, for those of V, in rows, their own on each partition.
-A norm's gain, which no longer is in the weights, has the columns of a hidden state. TensorE takes
-fp8 as it is; integers are copied into bf16 on the way. Keys and values in fp8 are read as they lie.
+A device with less memory than the model needs this file: weights stay int8 or fp8 in HBM, and
+their products are scaled. All scales of a kernel are one tensor [128, sum of columns] in fp32, in
+the kernel's order of use. Features in PSUM take a column a tile; the features of V, which lie in
+rows, take their scales on each partition. A norm's gain is not in quantised weights: it has columns
+of its own. TensorE takes fp8 as it is and integers after a copy into bf16. Keys and values in fp8
+are read as they lie.
 """
 
 from __future__ import annotations
@@ -35,12 +36,9 @@ EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and next t
 
 
 def quantised_pieces(tiles, k_tiles, tokens, last, row_bytes):
-    """``weight_pieces`` of a weight whose integers stand in bf16 next to their bytes.
-
-    For few tokens a sixth is the most: they take DMA half as long, and what follows waits for a
-    whole piece. The last pieces shrink by LAST_STEP_BYTES each, as DMA may outrun what converts
-    them by no more.
-    """
+    """``weight_pieces`` of a weight whose integers stand in bf16 next to their bytes. Few tokens
+    take a sixth at most: DMA is twice as fast, and the first product waits for a whole piece. The
+    last pieces shrink by LAST_STEP_BYTES each, since DMA may outrun the conversion by no more."""
     if tokens > FEW_TOKENS:
         return weight_pieces(tiles, k_tiles, tokens, last, 3, row_bytes)
     most = max(1, LONG_PIECE_BYTES // (3 * k_tiles * P_MAX))
@@ -62,9 +60,10 @@ def shrinking(length, most, step):
 
 
 def in_bfloat16(weight_sb, turns):
-    """Integers [128, tiles, k_tiles, 128] @ SBUF in a type that TensorE takes (fp8 it takes as it
-    is). ScalarE (s) and GpSimdE (g) take ``turns`` at runs of a tile, and TensorE follows both:
-    together they outrun DMA by a quarter. Runs are short as GpSimdE keeps VectorE from SBUF."""
+    """Convert integers [128, tiles, k_tiles, 128] @ SBUF to a type that TensorE takes (it takes fp8
+    as it is). ScalarE (s) and GpSimdE (g) take ``turns`` at runs of a tile, and TensorE follows
+    both: together they outrun DMA by a quarter. Short runs keep GpSimdE from holding VectorE off
+    SBUF."""
     wide_sb, k_tiles = nl.ndarray(weight_sb.shape, nl.bfloat16), weight_sb.shape[2]
     engines = {"s": nisa.scalar_engine, "g": nisa.gpsimd_engine}
     for tile in nl.affine_range(weight_sb.shape[1]):
@@ -100,8 +99,8 @@ def times_features(x, features_sb, dtype=nl.float32):
 
 
 class Gain(NamedTuple):
-    """A norm's gain [128, H/128] @ SBUF, which is not in the weights behind it, and what has been
-    multiplied by it, by the first token of its Block."""
+    """A norm's gain [128, H/128] @ SBUF, which quantised weights do not contain, and the hidden
+    states times the gain, by the first token of their Block."""
 
     gain_sb: Sbuf
     made: Dict[int, Any]
@@ -126,7 +125,7 @@ def with_scales(weight: KernelWeight, columns: int) -> None:
 
 
 class QuantisedMLP(NeuronLlamaMLP):
-    """With scales where its weights are quantised."""
+    """The MLP with scales where its weights are quantised."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
@@ -152,11 +151,9 @@ class QuantisedHead(NeuronLlamaHead):
 
 
 def hold(weight: KernelWeight, name: str, columns: int, dtype: torch.dtype) -> None:
-    """Give the weight or the scale its type, which the loader cuts for the ranks alike.
-
-    Tags come last: NxD's ``init_on_device`` makes what is set anew, with tags as arguments. While
-    NxD traces, a layer's ``master_weight`` is its weight, which a checkpoint would have to hold.
-    """
+    """Give the weight or the scale its type; the loader cuts both for the ranks alike. Tags come
+    last: NxD's ``init_on_device`` makes parameters anew, with tags as arguments. While NxD traces,
+    a layer's ``master_weight`` is its weight; a checkpoint would have to hold it."""
     if name == "weight" and getattr(weight, "master_weight", None) is not None:
         weight.master_weight = None
     zeros = torch.zeros(P_MAX, columns, dtype=dtype)
@@ -166,8 +163,8 @@ def hold(weight: KernelWeight, name: str, columns: int, dtype: torch.dtype) -> N
 
 
 def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
-    """What NxDI's ``convert`` does to plain layers: quantised weights, but for modules that are
-    to stay, and a scale for every kernel that reads one."""
+    """Do for kernel weights what NxDI's ``convert`` does for plain layers: quantise them, except in
+    modules that are to stay, and make a scale for every kernel that reads one."""
     stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
     dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
     for path, module in model.named_modules():

@@ -1,7 +1,7 @@
 """Attention of many queries for llama.py, over keys that may be anywhere, by heads of any size.
 
-For prompts that llama.py does not take (long ones, windows, padding on the left, heads of other
-sizes) and for chunks over a cache (llama_cached.py). A source of keys is anything with tiles,
+It serves prompts that llama.py does not take (long ones, windows, padding on the left, heads of
+other sizes) and chunks over a cache (llama_cached.py). A source of keys is anything with tiles,
 lanes, ``load`` and masks.
 
     bank   of PSUM: 512 numbers fp32 a partition, the most that one product writes
@@ -63,9 +63,9 @@ HEADS_AT_ONCE = 4  # KV heads of a tile whose blocks of a cache are in SBUF at t
 class ScoreBank(NamedTuple):
     """Queries whose scores share a bank of PSUM: [head, member of its group; token].
 
-    ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on, and
-    ``tokens`` new tokens: the columns from ``column`` on of the ``block``-th qk_sb, before which
-    ``position`` new tokens stand in their sequence.
+    A bank has ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on,
+    and ``tokens`` new tokens: the columns of the ``block``-th qk_sb from ``column`` on.
+    ``position`` new tokens stand before these in their sequence.
     """
 
     head: int
@@ -93,8 +93,8 @@ class ScoreBank(NamedTuple):
         return max(count for *_, count in self.tiles()) * self.tokens
 
     def part(self, x_sb, heads, stack, lanes=slice(0, P_MAX)):
-        """Its part of queries or contexts, a list by block of [128, tiles, T], in the tiles of a
-        stack of KV heads: [lanes, members, tokens]."""
+        """The bank's part of queries or contexts [lanes, members, tokens], which are a list by
+        block of [128, tiles, T], in the tiles of a stack of KV heads."""
         tiles = nl.ds(stack * heads.group + self.member, self.members)
         return x_sb[self.block][lanes, tiles, nl.ds(self.column, self.tokens)]
 
@@ -103,11 +103,11 @@ class ScoreBank(NamedTuple):
         return nl.ds(head * self.members, self.members)
 
     def together(self):
-        """(first, count) of a head's members whose queries share a tile of 128 partitions."""
+        """(first, count) of the members of a head whose queries share a tile of 128 partitions."""
         return spans(self.members, max(1, P_MAX // self.tokens))
 
     def tiles(self):
-        """(head, first row, rows) of those tiles."""
+        """(head, first row, rows) of the tiles of ``together``, for all heads."""
         return [
             (head, head * self.members + first, count)
             for head in range(self.heads)
@@ -116,8 +116,9 @@ class ScoreBank(NamedTuple):
 
 
 def score_banks(parts, heads, largest):
-    """Banks of tiles ``parts`` of tokens, (block, column, position, tokens), of up to ``largest``
-    tokens: a list for each set of KV heads, whole stacks, whose contexts share tiles."""
+    """Banks of the tiles ``parts`` of tokens, (block, column, position, tokens), of up to
+    ``largest`` tokens. Each set of KV heads, whole stacks whose contexts share tiles, has a list of
+    banks."""
     together = P_MAX // largest
     most = TILES_AT_ONCE * together  # members of a group whose queries share a bank
     each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
@@ -139,16 +140,15 @@ def heads_of(banks):
 
 
 class KeyTiles(NamedTuple):
-    """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF.
+    """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF, which count from ``head`` on.
 
-    k_sb [128, heads, slots * stride, lanes], features and augmented rows behind them, 128 rows a
-    slot; v_sb [128, stride, heads, D + 1], the last column ones, None where nobody asks for values.
-    ``head`` is the first one there that counts. ``mask_sb`` [tokens, lanes], if any, is added to
-    the scores of the last tile, a triangle where it is ``causal``. bias_sb [n, tiles, lanes], if
-    any, hides keys from the queries that owners_sb [n, rows, tokens] are ones of: of n sequences,
-    or of one, whose augmented rows are no rows of k_sb. ``before`` tiles of k_sb and v_sb come
-    first that nobody sees, and ``edges`` are masks of a Window for some tiles, (tile, [128, 128] @
-    SBUF).
+    k_sb [128, heads, slots * stride, lanes] has features, then augmented rows, 128 rows a slot;
+    v_sb [128, stride, heads, D + 1] ends in a column of ones (None: nobody asks for values).
+    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile, a triangle if
+    ``causal``. bias_sb [n, tiles, lanes], if any, hides keys from the queries that have ones in
+    owners_sb [n, rows, tokens]: for n sequences, or for one whose augmented rows are not in k_sb.
+    Nobody sees the first ``before`` tiles of k_sb and v_sb. ``edges`` are masks of a Window, (tile,
+    [128, 128] @ SBUF).
     """
 
     k_sb: Sbuf
@@ -170,13 +170,13 @@ class KeyTiles(NamedTuple):
         return self.k_sb[0:rows, self.head + head, part, 0 : self.lanes]
 
     def masks(self, start, tiles, tokens):
-        """(tile, mask [tokens, lanes]) of what is added to the scores of some tiles of them."""
+        """(tile, mask [tokens, lanes]) to add to the scores of these tiles."""
         last = [] if self.mask_sb is None else [(self.tiles - 1, self.mask_sb)]
         edges = [(tile, edge_sb[0:tokens, 0 : self.lanes]) for tile, edge_sb in self.edges]
         return [each for each in last + edges if start <= each[0] < start + tiles]
 
     def load(self, values=True):
-        """As what comes from HBM."""
+        """These tiles: they are in SBUF already."""
         return self
 
     def values(self, head, tile):
@@ -190,16 +190,16 @@ def load_constant(values, dtype):
 
 
 class Window(NamedTuple):
-    """A sliding window over tiles of 128 keys: a tile of queries sees ``back`` tiles before its
-    own, and masks [128, 128] @ SBUF hide what is too old from some of its queries, (tiles back,
-    mask), at most two."""
+    """A sliding window over tiles of 128 keys. A tile of queries sees ``back`` tiles before its
+    own; up to two masks [128, 128] @ SBUF, (tiles back, mask), hide keys that are too old for some
+    of its queries."""
 
     back: int
     masks: Sequence[Tuple[int, Any]] = ()
 
     @classmethod
     def of(cls, window, dtype):
-        """Of so many tokens, the query's included; None for any number."""
+        """The Window of ``window`` tokens, the query's included; None for any number of tokens."""
         if window is None:
             return None
         back = (window + P_MAX - 2) // P_MAX
@@ -212,8 +212,8 @@ class Window(NamedTuple):
         return cls(back, masks)
 
     def visible(self, number, tiles):
-        """What a tile of queries, the ``number``-th of its sequence, sees of so many tiles: the
-        first, and its edges, (tile behind that, mask)."""
+        """The first of so many tiles that the ``number``-th tile of queries of a sequence sees, and
+        the masks (tile behind the first, mask) of its edges."""
         first = max(0, number - self.back)
         edges = [(number - back, mask_sb) for back, mask_sb in self.masks]
         return first, [(tile - first, mask) for tile, mask in edges if first <= tile < tiles]
@@ -249,7 +249,7 @@ class NewKeys(NamedTuple):
         self.v_sb[0:size, tile, :, 0 : heads.head_dim] = nisa.tensor_copy(v_sb.reshape(shape))
 
     def visible(self, bank):
-        """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
+        """The KeyTiles that the queries of a bank see: whole tiles before them, and their own."""
         lanes = P_MAX if bank.position else bank.tokens
         stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
         mask_sb, bias_sb = self.mask_sb[0 : bank.tokens, 0:lanes], None
@@ -266,10 +266,8 @@ class NewKeys(NamedTuple):
 
 
 def new_keys(tokens, heads, dtype, mask_sb, hides, bias_hbm=None):
-    """NewKeys without keys yet; augmented rows and ones are there.
-
-    bias [1, tokens] @ HBM is 0 for keys that count and MASKED for others; None: all count.
-    """
+    """Make NewKeys without keys; augmented rows and ones are there. bias [1, tokens] @ HBM is 0 for
+    keys that count and MASKED for others (None: all count)."""
     d, tiles, last = heads.head_dim, whole_tiles(tokens), tokens // P_MAX
     slots, (slot, row) = len(contraction(heads.depth + AUGMENTED)), divmod(heads.depth, P_MAX)
     k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
@@ -293,8 +291,8 @@ def new_keys(tokens, heads, dtype, mask_sb, hides, bias_hbm=None):
 
 
 class Constants(NamedTuple):
-    """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
-    which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries, and which
+    """Tiles that the attention of many queries reads: zeros [128, 1] fp32; the identity [128, 128];
+    which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries; which
     augmented rows are a tile's, the first and its own, [AUGMENTED, TILES_AT_ONCE] fp32."""
 
     zero_sb: Sbuf
@@ -351,7 +349,7 @@ def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
 
 
 def key_spans(bank, tiles):
-    """Spans of tiles of keys whose transposed scores share a bank of PSUM."""
+    """Spans of tiles of keys: the transposed scores of a span share a bank of PSUM."""
     return spans(tiles, MOVING_MAX // (bank.rows * bank.tokens))
 
 
@@ -390,7 +388,8 @@ class QueryGroup(NamedTuple):
         return [(part, *sizes) for part, sizes in enumerate(every)]
 
     def spans(self, bank):
-        """(part of the keys, span of its tiles) whose scores with 128 queries share a bank."""
+        """(part of the keys, span of its tiles): the scores of a span with 128 queries share a
+        bank."""
         return [
             (part, span)
             for part, tiles, lanes in self.parts(bank)
@@ -514,8 +513,8 @@ class WeightsPass(NamedTuple):
         return cls(first, [None for _ in banks], [None for _ in banks], [None, None])
 
     def steps(self):
-        """(part of the keys, bank, span of tiles of keys, whether it is the first of a part, and
-        the last)."""
+        """(part of the keys, bank, span of tiles of keys, whether the span begins a part, whether
+        it ends one)."""
         group, found = self.first.group, []
         for n, bank in enumerate(group.banks):
             for part, tiles, _ in group.parts(bank):
@@ -525,7 +524,8 @@ class WeightsPass(NamedTuple):
         return sorted(found, key=lambda step: step[0])
 
     def run(self, step):
-        """One bank of PSUM; behind the last, the contexts of all."""
+        """Weigh the values of a span for one bank. The last step makes the contexts of all
+        banks."""
         (part, n, span, begins, ends), group = step, self.first.group
         keys, bank = group.keys(part, n, self.held, True), group.banks[n]
         if begins:
@@ -547,8 +547,8 @@ class WeightsPass(NamedTuple):
             bank_contexts(group.banks, self.sums, group.new.heads, group.context_sb)
 
     def add_weighted(self, n, keys, span):
-        """exp(scale * (score - maximum)) of some tiles of keys times their values and ones, added
-        to the sums of each tile of a bank's queries [queries, D + 1] fp32 @ PSUM."""
+        """Add exp(scale * (score - maximum)) of some tiles of keys, times their values and ones, to
+        the sums of each tile of a bank's queries [queries, D + 1] fp32 @ PSUM."""
         group, bank, q_sb = self.first.group, self.first.group.banks[n], self.first.q_sb[n]
         constants, (start, tiles) = group.constants, span
         depth = depth_of(group.head_dim) + bank.augmented
@@ -611,8 +611,8 @@ def bank_contexts(banks, sums, heads, context_sb):
 
 
 def attend(first, following):
-    """The second pass of a group, beside it the first of the next one (or None): steps take turns,
-    since PSUM is granted in order."""
+    """Run the second pass of a group, in turns with the first pass of the ``following`` one (or
+    None): PSUM is granted in order."""
     second = WeightsPass.of(first)
     steps, ahead = second.steps(), following.steps() if following is not None else []
     for n, step in enumerate(steps):
@@ -625,8 +625,8 @@ def attend(first, following):
 
 
 def value_parts(parts, tokens, heads, itemsize):
-    """(start, size) of the tiles of tokens whose values are projected: ``parts``, which attention
-    takes one by one, where their tiles have room in SBUF, else 128 tokens each."""
+    """(start, size) of the tiles of tokens whose values are projected: ``parts``, one of
+    attention's each, if their tiles have room in SBUF, else 128 tokens each."""
     each = heads.kv_features * itemsize
     return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
 
@@ -646,8 +646,8 @@ def wide_key_rows(qk_sb, start, tokens, heads):
 
 
 class TokenBlock(NamedTuple):
-    """A Block on its way through attention: what is projected of it @ SBUF, and its context, which
-    takes the place of its queries."""
+    """A Block on its way through attention: its projections @ SBUF, and its context, which takes
+    the place of its queries."""
 
     block: Block
     projection: Projection

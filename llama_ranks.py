@@ -1,9 +1,9 @@
 """Several ranks for one attention, for llama.py: flash decoding and context parallelism.
 
-Flash decoding: where there are more ranks than KV heads, those of a head keep its positions among
-them, and each weighs its own keys and values. Context parallelism: groups of ranks have parts of a
-prompt, and ranks with the same heads exchange keys and values. The residual sum, norm, QKV and RoPE
-are a kernel of their own then, as is the output, since ranks exchange what lies between.
+Flash decoding: if there are more ranks than KV heads, the ranks of a head share its positions, and
+each weighs its own keys and values. Context parallelism: groups of ranks have parts of a prompt,
+and ranks with the same heads exchange keys and values. One kernel then does the residual sum,
+norm, QKV and RoPE, another the output, since ranks exchange the tensors between them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,12 @@ def attention_projection_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, cos_hbm, sin_hbm, heads, length, qkv_b_hbm=None,
     gains_hbm=None, scales_hbm=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
 ):  # fmt: skip
-    """What precedes attention, where ranks exchange queries or keys: residual sum, norm, QKV, RoPE.
+    """Do everything before attention where ranks exchange queries or keys: residual sum, norm, QKV,
+    RoPE.
 
-    Operands as of the others, ``length`` tokens a sequence. -> rotated queries and keys as they lie
-    in tiles of heads [128, qk_tiles, T], queries times ``score_scales``, keys and values in
-    rows [T, kv_heads * D], and x + delta where there is a delta.
+    Operands are those of the other kernels, with ``length`` tokens a sequence. -> rotated queries
+    and keys in tiles of heads [128, qk_tiles, T], queries times ``score_scales``; keys and values
+    in rows [T, kv_heads * D]; and x + delta where there is a delta.
     """
     (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     qk_hbm = nl.ndarray((P_MAX, heads.qk_tiles, tokens), dtype, buffer=nl.shared_hbm)
@@ -82,13 +83,13 @@ def attention_projection_kernel(
 def attention_share_kernel(
     q_hbm, k_hbm, v_hbm, keys_hbm, values_hbm, bias_hbm, active_hbm, heads, batch
 ):
-    """Attention by itself, of tokens that are projected already, over keys of several ranks.
+    """Attend with tokens that are projected already, over the keys of several ranks.
 
-    Queries, new keys and values [T, kv_heads * D] as ``attention_projection_kernel`` has them; the
-    cache as of ``attention_chunk_kernel``, its bias a row for every ``query_spans`` of a sequence.
-    -> context. With active [B, n, n] the keys are a share: up to 128 queries of a KV head, and of
-    each, head by head, what weighs it among those of other ranks, the negated maximum of its scores
-    and the sum of its weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
+    Queries, new keys and values [T, kv_heads * D] come from ``attention_projection_kernel``; the
+    cache is that of ``attention_chunk_kernel``, with a row of bias for every ``query_spans`` of a
+    sequence. -> context. With active [B, n, n] the keys are this rank's share: up to 128 queries of
+    a KV head also return, head by head, the negated maximum of their scores and the sum of their
+    weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
     """
     length, dtype = q_hbm.shape[2] // batch, q_hbm.dtype
     spans_of, most = query_spans(length), min(length, P_MAX)
@@ -177,8 +178,8 @@ class SharedAttention(CachedAttention):
         return output, present, *tables
 
     def share_of_prompt(self, present: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
-        """Flash decoding: of a prompt's keys and values [B, kv_rank, S, D] the positions that this
-        rank keeps, [B, kv_rank, ceil(S / ranks), D]; what lies beyond the prompt nobody sees."""
+        """Flash decoding: the positions of a prompt's keys and values [B, kv_rank, S, D] that this
+        rank keeps, [B, kv_rank, ceil(S / ranks), D]. Nobody sees positions beyond the prompt."""
         length, ranks = present[0].shape[2], self.cores_of_kv
         number = self.rank_util.get_rank().long() % ranks
         places = torch.arange(0, length, ranks, device=number.device) + number
@@ -232,8 +233,9 @@ class SharedAttention(CachedAttention):
     def attend(
         self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]], softmax: Any = torch.softmax
     ) -> torch.Tensor:
-        """In PyTorch: queries of all those ranks come together, [B, ranks * q_rank, S, D]; each
-        rank weighs its own keys and values, and its heads' sums over the ranks come back."""
+        """Attend in PyTorch: the queries of all these ranks come together, [B, ranks * q_rank, S,
+        D]. Each rank weighs its own keys and values, and gets the sums of its heads over the
+        ranks."""
         if len(visible) == 1 or self.cores_of_kv == 1:
             return super().attend(q, visible, softmax)
         ranks = parallel_state.get_kv_shared_group()
@@ -243,7 +245,8 @@ class SharedAttention(CachedAttention):
 
 
 def softmax_of_ranks(scores: torch.Tensor, dim: int) -> torch.Tensor:
-    """Over the keys of all ranks of a KV head: maxima and sums of each travel, [B, heads, S, 1]."""
+    """Softmax over the keys of all ranks of a KV head, which exchange maxima and sums [B, heads, S,
+    1]."""
     ranks = parallel_state.get_kv_shared_group()
     maxima = scores.amax(dim, keepdim=True)
     maxima = gather_from_sequence_parallel_region(maxima, 3, process_group=ranks)
@@ -254,11 +257,11 @@ def softmax_of_ranks(scores: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 class PromptAttention(SharedAttention):
-    """Context parallelism (NxDI 0.4 and later): attention of a prompt of which each group of ranks
-    has a part. A group splits the heads; ranks with the same heads exchange keys and values.
+    """Context parallelism (NxDI 0.4 and later): attention of a prompt that groups of ranks share.
 
-    Its layers are those of decode steps, cut for fewer ranks, and take from the base class and
-    return what those do: whole prompts, keys and values of all heads that the group's rank has.
+    A group splits the heads; ranks with the same heads exchange keys and values. Its layers are
+    those of decode steps, cut for fewer ranks. The base class gives it whole prompts and receives
+    keys and values of all heads of the group's rank.
     """
 
     def __init__(self, config: InferenceConfig) -> None:
@@ -299,8 +302,8 @@ class PromptAttention(SharedAttention):
         return hidden + self.exchanged(output, 1), (keys, values)
 
     def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
-        """The same in kernels: each span of queries is a chunk of new tokens, for which the prompt
-        before it is a cache, whose other keys have a bias."""
+        """Attend in kernels: each span of queries is a chunk of new tokens, whose cache is the
+        prompt before it. A bias hides the cache's other keys."""
         batch, length, _ = hidden.shape
         rank, operands, size = self.sizes.of_rank, self.operands(hidden), length // self.parts
         whole = hidden.stream if hidden.delta is None else hidden.stream + hidden.delta
@@ -329,9 +332,8 @@ class PromptAttention(SharedAttention):
 
 
 class WholeSequence(NeuronLlamaDecoderLayer):
-    """Sequence parallelism: a sharded sequence is gathered once, for all layers. The norm of all
-    ranks hides behind the products, and an all-reduce moves what a reduce-scatter and a gather
-    would."""
+    """Sequence parallelism: a sharded sequence is gathered once, for all layers. The products hide
+    the norm of all ranks, and one all-reduce moves the bytes of a reduce-scatter and a gather."""
 
     def forward(self, hidden_states: Any, **given: Any) -> Tuple[Any, ...]:
         length = given["position_ids"].shape[1]
@@ -360,7 +362,7 @@ class ShareOfNorm(CustomRMSNorm):
 
 
 class SharedLayer(WholeSequence):
-    """A prompt of which groups of ranks have parts has an attention of its own."""
+    """A decoder layer with an attention of its own for prompts that groups of ranks share."""
 
     attention_cls: Type[nn.Module] = SharedAttention
     mlp_cls: Type[nn.Module] = AnyMLP
@@ -377,7 +379,7 @@ class SharedLayer(WholeSequence):
 
 
 class SharedModel(NeuronLlamaModel):
-    """Whose heads and prompts ranks share."""
+    """The model whose heads and prompts ranks share."""
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         super().setup_attr_for_model(config)
@@ -394,9 +396,9 @@ class SharedModel(NeuronLlamaModel):
 
 
 def share_of_keys(weights: torch.Tensor, tokens: int, ranks: Any) -> torch.Tensor:
-    """What this rank's keys have of each query's softmax, [heads, B * n] fp32: from the negated
-    maximum and the sum of the queries' weights there, [B, heads * n, 2], of which all ranks'
-    travel."""
+    """The share of this rank's keys in each query's softmax, [heads, B * n] fp32, from the negated
+    maximum and the sum of the queries' weights there [B, heads * n, 2]. The ranks exchange
+    these."""
     every = gather_from_sequence_parallel_region(weights[None], 0, process_group=ranks)
     lowest = every[..., 0].amin(0)
     total = (torch.exp(lowest - every[..., 0]) * every[..., 1]).sum(0)

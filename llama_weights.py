@@ -1,7 +1,7 @@
 """Weights of llama.py with what stands beside them: rows of any kind, checkpoints with more.
 
-Adapters, scales and biases are cut for the ranks and ordered for the kernels as the weights that
-they belong to; ``Projections`` says how.
+Adapters, scales and biases are cut for the ranks and ordered for the kernels like their weights, as
+``Projections`` describes.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ OfRanks = Sequence[torch.Tensor]  # what each tensor-parallel rank has of someth
 
 
 class Sizes(NamedTuple):
-    """How ranks share heads, for a degree that does not divide them, too.
+    """How ranks share heads, at any degree.
 
-    Each KV head is replicated as often as the degree holds their number, and a replica serves its
-    part of the head's queries, as in NxDI. What the degree still does not divide is padded with
-    zero heads (and zero query heads), which changes no result: a zero head's output meets zero
-    columns of the output weight.
+    A degree that holds the number of KV heads several times replicates each head as often, and a
+    replica serves its part of the head's queries, as in NxDI. Zero heads (and zero query heads) pad
+    the rest: a zero head's output meets zero columns of the output weight.
     """
 
     tp: int
@@ -38,7 +37,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> Sizes:
-        """Of as many ranks as split the heads, all by default."""
+        """The Sizes of a configuration over as many ranks as split the heads, all by default."""
         check_degree(config, "intermediate_size", "vocab_size")
         tp = ranks or config.neuron_config.tp_degree
         heads, kv = config.num_attention_heads, config.num_key_value_heads
@@ -92,7 +91,8 @@ def spread_heads(
 
 
 class KernelRows(ColumnParallelLinear):
-    """[rows, N] per rank: what a kernel reads as it lies, as a ``KernelWeight`` of llama.py."""
+    """[rows, N] per rank that a kernel reads as they lie, as it reads llama.py's
+    ``KernelWeight``."""
 
     def __init__(
         self, n: int, tp_degree: int, dtype: torch.dtype, rows: int = 1, **group: Any
@@ -121,7 +121,7 @@ class Projections(NamedTuple):
     def of_attention(
         cls, state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
     ) -> Projections:
-        """Those of one layer's attention."""
+        """The projections of a layer's attention."""
         names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
         queries, keys = (heads_in_tiles(sizes, group) for group in (sizes.group, 1))
         cuts = dict(zip(names, (queries, keys, lambda rows: rows.chunk(sizes.tp), queries)))
@@ -129,30 +129,30 @@ class Projections(NamedTuple):
 
     @classmethod
     def of_mlp(cls, state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> Projections:
-        """Those of one layer's MLP."""
+        """The projections of a layer's MLP."""
         names = [f"{mlp}{name}" for name in MLP_TARGETS]
         cuts = dict.fromkeys(names, lambda rows: rows.chunk(tp))
         return cls(state, cuts, names[-1], gain, tp)
 
     @classmethod
     def of_head(cls, state: StateDict, head: str, gain: torch.Tensor, tp: int) -> Projections:
-        """That of a head."""
+        """The projection of a head."""
         cuts = {head: lambda rows: [in_runs(share, 0) for share in rows.chunk(tp)]}
         return cls(state, cuts, None, gain, tp)
 
     def output_rows(self, name: str, rows: torch.Tensor) -> OfRanks:
-        """Rows of what a projection makes, [N, ..]."""
+        """The rows of a projection's results, [N, ..]."""
         return [in_runs(rows, 0)] * self.tp if name == self.output else self.cuts[name](rows)
 
     def input_columns(self, name: str, columns: torch.Tensor) -> OfRanks:
-        """Columns of what it contracts, [.., K]."""
+        """The columns that a projection contracts, [.., K]."""
         if name != self.output:
             return [in_runs(columns, 1)] * self.tp
         return [rows.t() for rows in self.cuts[name](columns.t())]
 
     def converted(self, with_gain: bool) -> List[OfRanks]:
-        """Each projection's weights [N, K], out of the checkpoint, those behind the norm times its
-        gain, unless the norm is a module."""
+        """Each projection's weights [N, K] out of the checkpoint; weights behind the norm are
+        multiplied by its gain, unless the norm is a module."""
         found = []
         for name in self.cuts:
             weight = self.state.pop(f"{name}.weight")
