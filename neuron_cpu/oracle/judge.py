@@ -18,6 +18,7 @@ import torch
 
 from ..core import NkiError, Program
 from ..core.device import dtypes
+from ..core.device.pause import without_garbage_collection
 from ..core.device.target import TARGETS
 from ..core.language.specialisation import to_torch
 from ..core.program import digest
@@ -91,6 +92,7 @@ class Judge:
             took = 1e3 * (time.process_time() - before)
             self._spent[name] = round(self._spent.get(name, 0.0) + took, 2)
 
+    @without_garbage_collection()
     def answer(
         self, request: Request, case: str, reference: Optional[str], recorded: bytes
     ) -> Answer:

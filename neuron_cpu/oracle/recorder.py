@@ -1,5 +1,6 @@
 """The process of one candidate: it runs the stranger's file and sends what it records, as data."""
 
+import gc
 import linecache
 import os
 import sys
@@ -23,6 +24,7 @@ FILE = "candidate.py"  # what messages call a source without a file
 def record(programs: Connection, text: str, request: Request) -> None:
     """Record the kernel of `text` on every case; ends the process."""
     child.confine(request.limits.limits(), programs)
+    gc.disable()  # what it records stays to its end, and would be walked again and again
     for name, value in ((ENVIRONMENT_VARIABLE, request.target), (NKI_VARIABLE, request.release)):
         if value is not None:
             os.environ[name] = value

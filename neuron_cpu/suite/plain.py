@@ -81,9 +81,11 @@ def program(content: dict[str, Any]) -> Program:
         for instruction in made:
             if type(instruction.attrs) is not instruction.op.attrs:
                 raise TypeError(f"{instruction.op.name} with {type(instruction.attrs).__name__}")
-            _forget_keys(instruction.attrs)
-            for _, view in instruction.accesses():
-                _check_inside(view)
+        for attrs in {id(i.attrs): i.attrs for i in made}.values():
+            _forget_keys(attrs)
+        for view in {id(v): v for i in made for _, v in i.accesses()}.values():
+            _check_inside(view)
+        for instruction in made:
             instruction.op.check(instruction)
         verify.verify(made)
     return made
@@ -107,9 +109,10 @@ def _check_memory(made: Program) -> None:
 
 
 def _check_inside(view: View) -> None:
-    reach = [(size - 1) * stride for size, stride in zip(view.shape, view.strides, strict=True)]
-    last = view.offset + sum(part for part in reach if part > 0)
-    first = view.offset + sum(part for part in reach if part < 0)
+    first = last = view.offset
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        first += min(0, (size - 1) * stride)
+        last += max(0, (size - 1) * stride)
     if view.by_data is None and not 0 <= first <= last < view.storage.size:
         raise IndexError(f"{view.storage.label()} has no elements {first} to {last}")
 

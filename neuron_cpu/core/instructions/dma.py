@@ -25,9 +25,11 @@ from .recorder import ALIKE, fresh, record
 # --- copies ---------------------------------------------------------------------------------------
 def _dma_rules(i: Instruction) -> None:
     for view in (*i.dst, i.src[0]):
-        if view.storage.on_chip and len(view.shape) < 2:
+        if not view.storage.on_chip:
+            continue
+        if len(view.shape) < 2:
             raise refuse("sim_rank", f"Insufficient rank: {view.label()}, expected at least 2 axes")
-        if view.storage.on_chip and view.shape[0] > CORE.partitions:
+        if view.shape[0] > CORE.partitions:
             raise refuse(
                 "err_num_partition_exceed_arch_limit",
                 f"Size of partition dimension {view.shape[0]} exceeds architecture limitation of "

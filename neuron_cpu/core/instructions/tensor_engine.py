@@ -54,8 +54,7 @@ def _matmul_rules(i: Instruction) -> None:
             f"partition counts, got {stationary.shape[0]} and {moving.shape[0]}; contract over "
             "partitions of both: for x @ y transpose x first (nisa.nc_transpose)",
         )
-    wide = [v.dt.name in FOUR_BYTE_FLOATS for v in i.src]
-    if wide[0] != wide[1]:
+    if (stationary.dt.name in FOUR_BYTE_FLOATS) != (moving.dt.name in FOUR_BYTE_FLOATS):
         raise refuse(
             "sim_matmul_mixed_types",
             f"nc_matmul mixes {stationary.dt} with {moving.dt}, expected both of 4 bytes or both "
@@ -67,8 +66,8 @@ def _matmul_rules(i: Instruction) -> None:
                 "sim_matmul_type",
                 f"nc_matmul got {view.label()}, expected a floating-point type; cast it first",
             )
-    both = all(view.dt.itemsize == 1 for view in i.src) and CORE.number >= 3
-    if MatmulAttrs.of(i).double_row and not both:
+    attrs, narrow = MatmulAttrs.of(i), stationary.dt.itemsize == moving.dt.itemsize == 1
+    if attrs.double_row and not (narrow and CORE.number >= 3):
         raise refuse(
             "sim_double_row",
             f"nc_matmul takes two rows at once of {stationary.dt} and {moving.dt}, expected fp8 "
@@ -76,8 +75,8 @@ def _matmul_rules(i: Instruction) -> None:
         )
     out = i.dst[0]
     # NeuronCore-v4 also rounds sums to bf16 (ISA32, nc_matmul)
-    allowed = ("float32", "bfloat16") if CORE.number >= 4 else ("float32",)
-    if not MatmulAttrs.of(i).is_transpose and out.dt.name not in allowed:
+    fits = out.dt is FLOAT32 or (CORE.number >= 4 and out.dt.name == "bfloat16")
+    if not fits and not attrs.is_transpose:
         raise refuse(
             "sim_matmul_output_type",
             f"nc_matmul writes {out.label()}, expected float32: PSUM accumulates in fp32; cast "

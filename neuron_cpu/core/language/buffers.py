@@ -7,6 +7,7 @@ class Buffer(Memory):
     """A memory to create tensors in."""
 
     __slots__ = ("kind", "name")
+    place = None  # of `ncc` allocations: gives a tensor its address
 
     def __init__(self, name: str, kind: str) -> None:
         self.name, self.kind = name, kind

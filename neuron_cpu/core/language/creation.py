@@ -1,6 +1,7 @@
 """``nl.ndarray`` and its kin: tensors in SBUF, PSUM and HBM, and constants."""
 
 import linecache
+import math
 import re
 from typing import Any
 
@@ -41,15 +42,15 @@ def name_at(source: Any) -> str:
 
 def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
-    marked = [a for a, s in enumerate(sizes) if isinstance(s, par_dim)]
+    marked = [a for a, s in enumerate(sizes) if type(s) is par_dim]
     for s in sizes:
-        if not is_integer(s) or s < 1:
+        if not (type(s) is int or is_integer(s)) or s < 1:
             raise refuse(
                 "sim_shape",
                 f"tensor shape {tuple(sizes)!r} has axis {s!r}, expected positive integers known "
                 "while tracing; compute sizes from input shapes",
             )
-    return tuple(int(s) for s in sizes), (marked[0] if marked else 0)
+    return tuple(map(int, sizes)), (marked[0] if marked else 0)
 
 
 def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> None:
@@ -65,7 +66,7 @@ def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> 
             f"Size of partition dimension {shape[paxis]} exceeds architecture limitation of "
             f"{GEN2.partitions} for {kind} tensor of shape {shape}; tile the partition axis",
         )
-    free = dt.itemsize * int(np.prod(shape[paxis + 1 :]))
+    free = dt.itemsize * math.prod(shape[paxis + 1 :])
     # trn2's compiler lets one tile have all banks (a public kernel's [128, 4096] of fp32 ran)
     most = GEN2.psum_bank_bytes * (GEN2.psum_banks if CORE.number > 2 else 1)
     if kind == "psum" and free > most:

@@ -18,31 +18,24 @@ from ..program.view import View
 
 def labelled(function: Callable) -> Callable:
     """``function`` with the keyword ``name``, and refusals for arguments that it does not take."""
-    takes_name = "name" in inspect.signature(function).parameters
-    fitting = fitted(function)
+    return fitted(function, "name" not in inspect.signature(function).parameters)
+
+
+def fitted(function: Callable, names: bool = False) -> Callable:
+    """``function`` with refusals for arguments that it does not take, and its result's name."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        name = "" if takes_name else kwargs.pop("name", "")
-        result = fitting(*args, **kwargs)
-        if name and isinstance(result, View) and not result.storage.name:
-            result.storage.name = name
-        return result
-
-    return call
-
-
-def fitted(function: Callable) -> Callable:
-    """``function`` with refusals for arguments that it does not take."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
+        name = kwargs.pop("name", "") if names else ""
         try:
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise _misfit(function, error, kwargs) from None
             raise
+        if name and isinstance(result, View) and not result.storage.name:
+            result.storage.name = name
+        return result
 
     return call
 

@@ -1,52 +1,78 @@
 """A digest of what a program does: equal for kernels that differ in names and lines alone."""
 
+import functools
 import hashlib
 from typing import Any
 
 import numpy as np
 
+from .attributes import Attrs
 from .program import Instruction, Program
-from .storage import Storage
+from .storage import Frame, Storage
 from .view import View
+
+KEPT_TEXTS = 1 << 14  # before they are hashed
 
 
 class Digest:
-    """A hash of instructions that numbers storages and loops in the order in which they are met."""
+    """A hash of instructions that numbers storages and loops in the order in which they are met.
+
+    Programs repeat few attributes, layouts and frames: the texts of these are made once.
+    """
 
     def __init__(self) -> None:
         self.hash, self.numbers = hashlib.sha256(), dict[int, int]()
+        self._texts, self._known = list[str](), dict[int, str]()
+        self._layout = functools.cache(lambda *layout: ", ".join(map(repr, layout)))
 
-    def add(self, *values: Any) -> None:
-        self.hash.update(repr(values).encode())
+    def add(self, text: str) -> None:
+        self._texts.append(text)
+        if len(self._texts) > KEPT_TEXTS:
+            self.finish()
+
+    def finish(self) -> str:
+        self.hash.update("".join(self._texts).encode())
+        self._texts.clear()
+        return self.hash.hexdigest()[:24]
 
     def number(self, thing: Any) -> int:
         return self.numbers.setdefault(id(thing), len(self.numbers))
 
     def storage(self, storage: Storage) -> int:
-        known = id(storage) in self.numbers
+        known = self.numbers.get(id(storage))
+        if known is not None:
+            return known
         number = self.number(storage)
-        if not known:
-            data = None if storage.data is None else hashed(np.asarray(storage.data).tobytes())
-            self.add(storage.shape, str(storage.dtype), storage.buffer, storage.paxis, data)
+        data = None if storage.data is None else hashed(np.asarray(storage.data).tobytes())
+        self.add(repr((storage.shape, str(storage.dtype), storage.buffer, storage.paxis, data)))
         return number
 
-    def view(self, view: View) -> tuple[Any, ...]:
-        by_data = view.by_data and (self.view(view.by_data[0]), *view.by_data[1:])
-        return (
-            self.storage(view.storage), view.offset, tuple(view.shape), tuple(view.strides),
-            str(view.dt), by_data,
-        )  # fmt: skip
+    def view(self, view: View) -> str:
+        by_data = "None"
+        if view.by_data:
+            parts = self.view(view.by_data[0]), *map(repr, view.by_data[1:])
+            by_data = f"({', '.join(parts)})"
+        layout = self._layout(tuple(view.shape), tuple(view.strides), str(view.dt))
+        return f"({self.storage(view.storage)}, {view.offset}, {layout}, {by_data})"
 
     def instruction(self, each: Instruction) -> None:
-        frames = [] if each.frame is None else each.frame.path()
-        loops = [(self.number(frame.loop), frame.loop.kind, frame.i) for frame in frames]
-        names = sorted(
-            {n for cls in type(each.attrs).__mro__ for n in getattr(cls, "__slots__", ())}
-        )
-        values = [getattr(each.attrs, name) for name in names if not name.startswith("_")]
-        told = [v.tobytes() if isinstance(v, np.ndarray) else repr(v) for v in values]
-        views = [self.view(view) for view in (*each.dst, *each.src)]
-        self.add(each.op.name, len(each.dst), views, told, loops)
+        loops, told = self._known.get(id(each.frame)), self._known.get(id(each.attrs))
+        if loops is None:
+            loops = self._known[id(each.frame)] = self._loops(each.frame)
+        if told is None:
+            told = self._known[id(each.attrs)] = _constants(each.attrs)
+        views = ", ".join([self.view(view) for view in (*each.dst, *each.src)])
+        self.add(f"({each.op.name!r}, {len(each.dst)}, [{views}], {told}, {loops})")
+
+    def _loops(self, frame: Frame | None) -> str:
+        frames = [] if frame is None else frame.path()
+        return repr([(self.number(one.loop), one.loop.kind, one.i) for one in frames])
+
+
+def _constants(attrs: Attrs) -> str:
+    names = sorted({n for cls in type(attrs).__mro__ for n in getattr(cls, "__slots__", ())})
+    values = [getattr(attrs, name) for name in names if not name.startswith("_")]
+    return repr([v.tobytes() if isinstance(v, np.ndarray) else repr(v) for v in values])
 
 
 def hashed(data: bytes) -> str:
@@ -56,8 +82,8 @@ def hashed(data: bytes) -> str:
 def of_program(program: Program) -> str:
     """Digest of arguments, instructions, results and cores."""
     found = Digest()
-    found.add([found.storage(s) for s in program.inputs], program.grid, program.cores)
+    found.add(repr(([found.storage(s) for s in program.inputs], program.grid, program.cores)))
     for each in program:
         found.instruction(each)
-    found.add([found.storage(s) for s in program.outputs], program.output_shapes)
-    return found.hash.hexdigest()[:24]
+    found.add(repr(([found.storage(s) for s in program.outputs], program.output_shapes)))
+    return found.finish()

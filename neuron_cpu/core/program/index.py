@@ -88,17 +88,19 @@ class Index(Affine):
 
     def __getitem__(self, key: Any) -> Index:
         """Insert axes: ``i[:, None]`` and friends; picking elements is not affine and refused."""
-        keys = key if isinstance(key, tuple) else (key,)
-        new = tuple([k is None for k in keys])
-        picks = [k for k in keys if k is not None and not (isinstance(k, slice) and k == _WHOLE)]
-        if picks or len(keys) - sum(new) > self.ndim:
+        new: tuple[bool, ...] = ()
+        for k in key if isinstance(key, tuple) else (key,):
+            if k is not None and (type(k) is not slice or k != _WHOLE):
+                new = (False,) * (self.ndim + 1)
+                break
+            new += (k is None,)
+        if new.count(False) > self.ndim:
             raise refuse(
                 "sim_index_type",
                 f"an index object of {self.ndim} axes is subscripted with {key!r}, expected one "
                 "':' for each and None only; build the range you need with nl.arange(start, stop)",
             )
-        coefs, shape = _opened(self.coefs, new, 0), _opened(self.shape, new, 1)
-        return Index(self.const, coefs, shape, self.dense)
+        return _opened(self.const, self.coefs, self.shape, self.dense, new)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise refuse(
@@ -226,10 +228,13 @@ class Index(Affine):
 
 
 @functools.lru_cache(1 << 12)  # kernels repeat few of them
-def _opened(values: tuple[int, ...], new: tuple[bool, ...], fill: int) -> tuple[int, ...]:
-    """``values`` of the axes, with ``fill`` for each new one among them."""
-    own = iter(values)
-    return (*[fill if opens else next(own) for opens in new], *own)
+def _opened(
+    const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool, new: tuple[bool, ...]
+) -> Index:
+    """The index with further axes, of size 1, where ``new`` is true."""
+    own = iter(zip(coefs, shape))
+    axes = [*[(0, 1) if opens else next(own) for opens in new], *own]
+    return Index(const, tuple([c for c, _ in axes]), tuple([n for _, n in axes]), dense)
 
 
 _COMPARE = {
@@ -334,10 +339,9 @@ def _on_axis_of_its_size(expr: Index, used: list[int], shape: tuple[int, ...]) -
     return expr.on_axes(tuple(fitting) * expr.ndim, len(shape))
 
 
-_placements: dict[tuple, tuple[list[tuple[int, ...]], tuple[int, ...]]] = {}
-
-
-def aligned(indices: list[Index], shapes: list[tuple[int, ...]]) -> tuple[list[Index], tuple]:
+def aligned(
+    indices: list[Index], shapes: list[tuple[int, ...]]
+) -> tuple[list[Index], tuple[int, ...]]:
     """Index expressions of one subscript on one grid, and the grid's shape.
 
     numpy broadcasting, except for indices of mgrid: each counts by the axes that it varies along,
@@ -348,20 +352,6 @@ def aligned(indices: list[Index], shapes: list[tuple[int, ...]]) -> tuple[list[I
     Raises:
         NkiError: the grids do not broadcast.
     """
-    # Kernels repeat few subscripts but for the constants, which alignment does not look at: a
-    # look-up takes 3 us, broadcasting aranges 11 us, placing an mgrid 26 us.
-    key = (*((i.coefs, i.shape, i.dense) for i in indices), *shapes)
-    found = _placements.get(key)
-    if found is None:
-        placed, shape = _align(indices, shapes)
-        found = _placements[key] = [i.coefs for i in placed], shape
-    coefs, shape = found
-    return [Index(i.const, c, shape, i.dense) for i, c in zip(indices, coefs)], shape
-
-
-def _align(
-    indices: list[Index], shapes: list[tuple[int, ...]]
-) -> tuple[list[Index], tuple[int, ...]]:
     if not any(i.dense for i in indices):
         shape = _broadcast([i.shape for i in indices] + shapes)
         return [i.broadcast(shape) for i in indices], shape
@@ -396,7 +386,7 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 def arange(*args: int) -> Index:
     """``nl.arange(stop)`` or ``nl.arange(start, stop[, step])``: a 1-D index vector."""
     for value in args:
-        if not is_integer(value):
+        if type(value) is not int and not is_integer(value):
             raise refuse(
                 "sim_index_type",
                 f"nl.arange got a {type(value).__name__}, expected integers known while tracing; "

@@ -28,6 +28,7 @@ class Source:
 
     __slots__ = ("file", "function", "line")
     _interned: dict[tuple[str, int], Source] = {}
+    _met: dict[tuple[int, int], tuple[Any, Source]] = {}  # by code object, which stays, and place
 
     def __init__(self, file: str, line: int, function: str) -> None:
         self.file, self.line, self.function = file, line, function
@@ -35,11 +36,13 @@ class Source:
     @classmethod
     def at(cls, frame: Any) -> Source:
         """The line that ``frame`` is running; one object for all instructions of a line."""
-        key = (frame.f_code.co_filename, frame.f_lineno)
-        found = cls._interned.get(key)
-        if found is None:
-            found = cls._interned[key] = cls(*key, frame.f_code.co_name)
-        return found
+        code = frame.f_code
+        met = cls._met.get((id(code), frame.f_lasti))
+        if met is None:  # Python counts lines from a function's first one, each time
+            key = code.co_filename, frame.f_lineno
+            found = cls._interned.setdefault(key, cls(*key, code.co_name))
+            met = cls._met[id(code), frame.f_lasti] = code, found
+        return met[1]
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"

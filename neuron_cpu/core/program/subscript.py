@@ -27,6 +27,9 @@ def subscript(view: V, key: Any) -> V:
         NkiError: subscripts of both families, of the wrong type or number, or certainly outside.
     """
     keys = key if isinstance(key, tuple) else (key,)
+    kinds = {*map(type, keys)}
+    if Index in kinds and kinds <= _CONSTANT and view.oob is None and view.by_data is None:
+        return _repeated(view, keys)
     # An operand mask stands alone or behind the indices: t[i_f < n], or t[i_p, i_f, i_f < n].
     if isinstance(keys[-1], Mask):
         selected = subscript(view, keys[:-1]) if len(keys) > 1 else view
@@ -36,7 +39,7 @@ def subscript(view: V, key: Any) -> V:
         return selected if keys[-1] else selected.nothing()
     for k in keys:
         if isinstance(k, ADVANCED):
-            return _advanced(view, keys)
+            return _resolved(view, keys)
     return _basic(view, _expand_ellipsis(keys, view))
 
 
@@ -188,24 +191,21 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 _layouts: dict[tuple, tuple[tuple[int, ...], tuple[int, ...], list[tuple[int, int]]]] = {}
 
 
-def _advanced(view: V, keys: tuple[Any, ...]) -> V:
-    if view.oob is None and view.by_data is None:
-        form: list[Any] = [view.shape, view.strides, view.storage.buffer]
-        starts = []
-        for k in keys:
-            if type(k) is Index:
-                form += k.coefs, k.shape, k.dense
-                starts.append(k.const)
-            elif type(k) is int:
-                form.append(int)
-                starts.append(k)
-        if len(starts) == len(keys):
-            return _repeated(view, keys, starts, tuple(form))
-    return _resolved(view, keys)
+_CONSTANT = {Index, int}
 
 
-def _repeated(view: V, keys: tuple[Any, ...], starts: list[int], form: tuple) -> V:
+def _repeated(view: V, keys: tuple[Any, ...]) -> V:
     """``view[keys]`` of numbers and index grids, by what is known of a subscript of this form."""
+    parts: list[Any] = [view.shape, view.strides, view.storage.buffer]
+    starts = []
+    for k in keys:
+        if type(k) is int:
+            parts.append(int)
+            starts.append(k)
+        else:
+            parts += k.coefs, k.shape, k.dense
+            starts.append(k.const)
+    form = tuple(parts)
     found = _layouts.get(form)
     if found is None:
         made = _resolved(view, keys)

@@ -12,6 +12,7 @@ the class it is called on, so that a kernel's tensor stays the front end's own.
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, TypeVar
 
 import numpy as np
@@ -42,6 +43,18 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= size
     return intern(tuple(strides[::-1]))
+
+
+@functools.cache
+def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    usual = contiguous(shape)  # the stride of a single element is never taken
+    return all(n == 1 or a == b for n, a, b in zip(shape, strides, usual))
+
+
+@functools.cache
+def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
+    """From the first element to the last one."""
+    return sum((n - 1) * stride for n, stride in zip(shape, strides))
 
 
 @functools.cache
@@ -124,8 +137,9 @@ class View:
         if not self.storage.paxis:
             return FIRST_BLOCK
         size = self.storage.size // self.storage.tiles
-        reach = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides))
-        return range(self.offset // size, (self.offset + reach) // size + 1)
+        return range(
+            self.offset // size, (self.offset + _reach(self.shape, self.strides)) // size + 1
+        )
 
     @classmethod
     def block(cls: type[V], storage: Storage, number: int) -> V:
@@ -185,16 +199,9 @@ class View:
 
     def is_full(self) -> bool:
         """True when the view is the whole storage in its own order."""
-        return self.offset == 0 and self.size == self.storage.size and self._is_contiguous()
-
-    def _is_contiguous(self) -> bool:
-        step = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
-            if size != 1:  # the stride of a single element is never taken
-                if stride != step:
-                    return False
-                step *= size
-        return True
+        if self.offset or not _is_contiguous(self.shape, self.strides):
+            return False
+        return math.prod(self.shape) == self.storage.size
 
     # --- other shapes of the same elements --------------------------------------------------------
     def reshape(self: V, shape: tuple[int, ...]) -> V:

@@ -232,7 +232,7 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
     """Busy time and bytes of each source line."""
     found: dict[Source | None, Line] = {}
     lanes: dict[Source | None, list[float]] = {}
-    profile = cost.dma_profile(schedule.profile)
+    profile, works = cost.dma_profile(schedule.profile), dict[cost.Transfer, list[float]]()
     for at, instruction in enumerate(schedule.program.instructions):
         source = instruction.source
         line = found.get(source)
@@ -257,8 +257,8 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         line.hbm_write_bytes += moved.hbm_written
         # A line's transfers overlap on 16 engines: it cannot take less than the busiest of them.
         own = lanes.setdefault(source, [0.0] * CORE.dma.engines)
-        for lane, rows in enumerate(moved.lanes):
-            own[lane] += cost.lane_ns(profile, moved, rows)
+        for lane, work in enumerate(cost.lanes_ns(profile, moved, works)):
+            own[lane] += work
     for source, own in lanes.items():
         line = found[source]
         line.busy["dma"] = sum(own) / CORE.dma.engines

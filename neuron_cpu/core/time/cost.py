@@ -211,6 +211,17 @@ def lane_ns(profile: DmaProfile, moved: Transfer, rows: int) -> float:
     return rows * profile.row_ns(moved.row_bytes) / moved.share
 
 
+def lanes_ns(
+    profile: DmaProfile, moved: Transfer, known: dict[Transfer, list[float]]
+) -> list[float]:
+    """`lane_ns` of each engine's rows; ``known`` holds what was found for this profile."""
+    found = known.get(moved)
+    if found is None:  # engines mostly move equal numbers of rows, and transfers are few and equal
+        each = {rows: lane_ns(profile, moved, rows) for rows in set(moved.lanes)}
+        found = known[moved] = [each[rows] for rows in moved.lanes]
+    return found
+
+
 _transfers: dict[tuple, Transfer] = {}
 
 

@@ -29,7 +29,7 @@ from ..device.pause import without_garbage_collection
 from ..device.spec import CORE, Engine, in_force, using
 from ..instructions.cores import by_core
 from ..program.program import Instruction, Program
-from ..program.storage import Storage
+from ..program.storage import ON_CHIP, Storage
 from . import cost, depend, memory
 from .lower import as_written, lower
 from .passes.spill import spill
@@ -101,10 +101,9 @@ class Schedule:
 
     def memory(self, buffer: str) -> list[tuple[float, int]]:
         """(time, use) steps of ``sbuf`` in bytes per partition or ``psum`` in banks."""
-        found = self._memory.get(buffer)
-        if found is None:
-            found = self._memory[buffer] = _occupancy(self, buffer)
-        return found
+        if not self._memory:
+            self._memory = _occupancy(self)
+        return self._memory[buffer]
 
     def high_water(self, buffer: str) -> int:
         """Largest use of ``sbuf`` (bytes per partition) or ``psum`` (banks)."""
@@ -138,37 +137,43 @@ class Schedule:
                     yield lane, at, begin, free[lane]
 
 
-def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
-    first: dict[tuple[Storage, int], float] = {}
-    last: dict[tuple[Storage, int], float] = {}
-    placed = 0  # tensors with addresses hold them from beginning to end
+def _occupancy(schedule: Schedule) -> dict[str, list[tuple[float, int]]]:
+    spans: dict[tuple[Storage, int], list[float]] = {}  # of each tile: first start, last end
+    known: dict[int, list[list[float]]] = {}  # those of a view's tiles
+    placed = dict.fromkeys(ON_CHIP, 0)  # tensors with addresses hold them from beginning to end
     # A tile is held from the first instruction that touches it to the end of the last one.
     for at, instruction in enumerate(schedule.program.instructions):
         begin, end = schedule.start[at], schedule.end[at]
         for view in (*instruction.src, *instruction.dst):
-            storage = view.storage.memory
-            if storage.buffer != buffer:
-                continue
-            if storage.address is not None:
-                placed = max(placed, *(tile.stop for tile in storage.address))
-                continue
-            for block in view.blocks():
-                tile = storage, block
-                first[tile] = min(first.get(tile, begin), begin)
-                last[tile] = max(last.get(tile, end), end)
+            tiles = known.get(id(view))
+            if tiles is None:
+                tiles = known[id(view)] = []
+                storage = view.storage.memory
+                if storage.address is not None:
+                    stops = (tile.stop for tile in storage.address)
+                    placed[storage.buffer] = max(placed[storage.buffer], *stops)
+                elif storage.on_chip:
+                    for block in view.blocks():
+                        tiles.append(spans.setdefault((storage, block), [begin, end]))
+            for span in tiles:
+                if begin < span[0]:
+                    span[0] = begin
+                if end > span[1]:
+                    span[1] = end
     # Steps of one time add up, so that a buffer that is passed on does not count twice.
-    steps: dict[float, int] = {}
-    for tile, begin in first.items():
-        size = tile[0].tile_bytes
-        steps[begin] = steps.get(begin, 0) + size
-        steps[last[tile]] = steps.get(last[tile], 0) - size
-    unit = 1 if buffer == "sbuf" else CORE.psum_bank_bytes
-    use = placed
-    result = [(0.0, -(-use // unit))] if use else []
-    for time in sorted(steps):
-        use += steps[time]
-        result.append((time, -(-use // unit)))
-    return result
+    steps: dict[str, dict[float, int]] = {buffer: {} for buffer in placed}
+    for (storage, _), (begin, end) in spans.items():
+        own, size = steps[storage.buffer], storage.tile_bytes
+        own[begin] = own.get(begin, 0) + size
+        own[end] = own.get(end, 0) - size
+    found = {}
+    for buffer, use in placed.items():
+        unit = 1 if buffer == "sbuf" else CORE.psum_bank_bytes
+        found[buffer] = [(0.0, -(-use // unit))] if use else []
+        for time in sorted(steps[buffer]):
+            use += steps[buffer][time]
+            found[buffer].append((time, -(-use // unit)))
+    return found
 
 
 # --- what every instruction needs -----------------------------------------------------------------
@@ -248,6 +253,7 @@ class _Run:
         self.end = [0.0] * n
         self.waits = [Wait(NOTHING, -1)] * len(self.pending)
         self.transfers: dict[int, cost.Transfer] = {}
+        self.works: dict[cost.Transfer, list[float]] = {}  # of each DMA engine
         self.lane_free = [0.0] * CORE.dma.engines
         self.lane_last = [-1] * CORE.dma.engines
         self.lane_busy = [0.0] * CORE.dma.engines
@@ -402,7 +408,8 @@ class _Run:
         first, end, blocker = float("inf"), 0.0, -1
         # Each engine moves its share behind what it has to do; the transfer starts with the first
         # row and ends with the last. The queue bound it only if the engine that ends last was busy.
-        for lane, rows in enumerate(moved.lanes):
+        works = cost.lanes_ns(self.profile, moved, self.works)
+        for lane, (rows, work) in enumerate(zip(moved.lanes, works)):
             if not rows:
                 continue
             begin = free[lane]
@@ -411,7 +418,6 @@ class _Run:
                 begin, before = arrival, -1
             if begin < first:
                 first = begin
-            work = cost.lane_ns(self.profile, moved, rows)
             busy[lane] += work
             free[lane] = begin + work
             last[lane] = at
