@@ -11,8 +11,6 @@ from .program import Instruction, Program
 from .storage import Frame, Storage
 from .view import View
 
-KEPT_TEXTS = 1 << 14  # before they are hashed
-
 
 class Digest:
     """A hash of instructions that numbers storages and loops in the order in which they are met.
@@ -22,18 +20,11 @@ class Digest:
 
     def __init__(self) -> None:
         self.hash, self.numbers = hashlib.sha256(), dict[int, int]()
-        self._texts, self._known = list[str](), dict[int, str]()
+        self._known: dict[int, str] = {}
         self._layout = functools.cache(lambda *layout: ", ".join(map(repr, layout)))
 
     def add(self, text: str) -> None:
-        self._texts.append(text)
-        if len(self._texts) > KEPT_TEXTS:
-            self.finish()
-
-    def finish(self) -> str:
-        self.hash.update("".join(self._texts).encode())
-        self._texts.clear()
-        return self.hash.hexdigest()[:24]
+        self.hash.update(text.encode())
 
     def number(self, thing: Any) -> int:
         return self.numbers.setdefault(id(thing), len(self.numbers))
@@ -86,4 +77,4 @@ def of_program(program: Program) -> str:
     for each in program:
         found.instruction(each)
     found.add(repr(([found.storage(s) for s in program.outputs], program.output_shapes)))
-    return found.finish()
+    return found.hash.hexdigest()[:24]

@@ -152,10 +152,7 @@ class Storage:
     @property
     def free_size(self) -> int:
         """Elements per partition of one tile."""
-        size = 1
-        for s in self.shape[self.paxis + 1 :]:
-            size *= s
-        return size
+        return math.prod(self.shape[self.paxis + 1 :])
 
     @property
     def tiles(self) -> int:

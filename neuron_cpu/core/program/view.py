@@ -103,18 +103,9 @@ class View:
 
         The class keeps that, so that whatever is made of the view selects nothing either.
         """
-        own: Any = type(self)
-        kind: type[V] = _nothing_of(own)
-        return kind(
-            self.storage,
-            self.offset,
-            self.shape,
-            self.strides,
-            self.dt,
-            self.paxis,
-            None,
-            self.by_data,
-        )
+        made = self._with(self.offset, self.shape, self.strides, None, self.by_data)
+        made.__class__ = _nothing_of(type(self))
+        return made
 
     @classmethod
     def whole(cls: type[V], storage: Storage) -> V:
@@ -136,10 +127,8 @@ class View:
         """Numbers of the tiles of an on-chip storage that the region reaches into."""
         if not self.storage.paxis:
             return FIRST_BLOCK
-        size = self.storage.size // self.storage.tiles
-        return range(
-            self.offset // size, (self.offset + _reach(self.shape, self.strides)) // size + 1
-        )
+        size, first = self.storage.size // self.storage.tiles, self.offset
+        return range(first // size, (first + _reach(self.shape, self.strides)) // size + 1)
 
     @classmethod
     def block(cls: type[V], storage: Storage, number: int) -> V:
@@ -164,18 +153,12 @@ class View:
 
     @property
     def size(self) -> int:
-        size = 1
-        for s in self.shape:
-            size *= s
-        return size
+        return math.prod(self.shape)
 
     @property
     def free_size(self) -> int:
         """Elements per partition."""
-        size = 1
-        for s in self.shape[1:]:
-            size *= s
-        return size
+        return math.prod(self.shape[1:])
 
     @property
     def start_partition(self) -> int:
@@ -199,9 +182,8 @@ class View:
 
     def is_full(self) -> bool:
         """True when the view is the whole storage in its own order."""
-        if self.offset or not _is_contiguous(self.shape, self.strides):
-            return False
-        return math.prod(self.shape) == self.storage.size
+        whole = not self.offset and math.prod(self.shape) == self.storage.size
+        return whole and _is_contiguous(self.shape, self.strides)
 
     # --- other shapes of the same elements --------------------------------------------------------
     def reshape(self: V, shape: tuple[int, ...]) -> V:
@@ -301,16 +283,9 @@ class View:
                 f"view of {self.label()} as {dt} changes the element size, expected a type of "
                 f"{self.dt.itemsize} bytes; use astype to convert values",
             )
-        return type(self)(
-            self.storage,
-            self.offset,
-            self.shape,
-            self.strides,
-            dt,
-            self.paxis,
-            self.oob,
-            self.by_data,
-        )
+        made = self._with(self.offset, self.shape, self.strides, self.oob, self.by_data)
+        made.dt = dt
+        return made
 
     def grounded(self) -> View:
         """The same bytes in the elements that all types of this memory are multiples of.
