@@ -103,8 +103,9 @@ class View:
 
         The class keeps that, so that whatever is made of the view selects nothing either.
         """
+        own: Any = type(self)
         made = self._with(self.offset, self.shape, self.strides, None, self.by_data)
-        made.__class__ = _nothing_of(type(self))
+        made.__class__ = _nothing_of(own)
         return made
 
     @classmethod
