@@ -1,1 +1,1 @@
-"""What the driver `main.py` is made of; every module says in its docstring what it is for."""
+"""The parts of the driver `main.py`; each module's docstring says its purpose."""

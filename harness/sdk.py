@@ -19,12 +19,12 @@ from neuron_cpu.libraries import Libraries
 
 @dataclass(frozen=True)
 class Platform:
-    """What the driver does differently on a device and on the stand-in.
+    """The driver's differences between a device and the stand-in.
 
     Attributes:
         name: of where the graphs come from.
         times: source of wall-clock times.
-        baseline_figures: what the baseline's own figures are, in words.
+        baseline_figures: the kind of the baseline's own figures, in words.
         runs: how often a measurement is repeated by default.
         warm_ups: unmeasured runs after the accuracy check.
         measures_apart: whether speed is measured in runs of its own, not in the accuracy check's.
@@ -117,7 +117,7 @@ def real_libraries() -> Optional[Libraries]:
 
 
 def version() -> str:
-    """What a compiled folder was built by, beside `identity`: the SDK version that is asked for."""
+    """The SDK version asked for; with `identity` it keys a compiled folder."""
     return os.environ.get("NEURON_CPU_NXDI", "")
 
 

@@ -146,7 +146,7 @@ class Blocks:
         return -(-tokens // self.size)
 
     def count(self, batch_size: int, seq_len: int) -> int:
-        """Blocks of the cache; the last slot of those of chunks is nobody's."""
+        """The number of blocks of the cache; with chunks nobody owns the last slot."""
         most = batch_size * self.blocks_of(seq_len) + (1 if self.chunks else 0)
         return self.number or most
 
@@ -170,7 +170,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Serving:
-    """What the HTTP server does, beside answering.
+    """Limits and access of the HTTP server.
 
     Attributes:
         api_key_file: whose first line every request must carry; None where everybody may ask.
@@ -205,9 +205,9 @@ class Swap:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks for, defaults filled in; `dataclasses.replace` makes variants.
+    """The command line's arguments with defaults; `dataclasses.replace` makes variants.
 
-    None stands for "not asked for": the model, the mode or the SDK decides then.
+    None means "not given": the model, the mode or the SDK decides.
     """
 
     mode: str
@@ -341,7 +341,7 @@ class Settings:
 
     @property
     def adapter_folders(self) -> dict[str, Path]:
-        """By name, in the order of the adapters' numbers."""
+        """The adapters' folders by name, in the order of their numbers."""
         return dict(self.adapters.paths) if self.adapters is not None else {}
 
     def _quantisation(self) -> dict[str, Any]:
@@ -354,8 +354,9 @@ class Settings:
         return values
 
     def of_baseline(self) -> Settings:
-        """What the SDK's own Llama runs with: scores and preflight compare with a float model, as
-        a contest does; `validate` and `diff` with one that is quantised in the same way."""
+        """The settings of the SDK's own Llama. Scores and preflight compare with a float model, as
+        a contest does; `validate` and `diff` compare with a model that is quantised in the same
+        way."""
         if self.mode in ("validate", "diff"):
             return self
         return self.in_float()
@@ -366,7 +367,7 @@ class Settings:
 
     @property
     def quantised_words(self) -> str:
-        """What is quantised, for reports; empty where nothing is."""
+        """The quantised parts in words, for reports; empty where nothing is quantised."""
         parts = []
         if self.quantized:
             each = "channel" if self.quantization_type.startswith("per_channel") else "tensor"
@@ -409,7 +410,7 @@ class Settings:
 
     @property
     def whole_because(self) -> Optional[str]:
-        """What keeps prompts from being fed in chunks, as it was asked for; None where nothing."""
+        """The option that keeps prompts from being fed in chunks; None where no option does."""
         reasons = {
             "--padding-side left": self.padding_side == "left",
             "several tokens a step": self.speculation is not None,

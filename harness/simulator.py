@@ -1,4 +1,4 @@
-"""The harness's door to the simulated NeuronCore: nothing else here imports `neuron_cpu.core`.
+"""The harness's only import of the simulated NeuronCore, `neuron_cpu.core`.
 
 Importing it takes PyTorch's time, so it is imported beside the submission, not by the driver.
 """

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class Source(str, Enum):
-    """What stands behind a time or a rate, in the words that reports show."""
+    """The source of a time or a rate, in the words that reports show."""
 
     SIMULATOR = "simulator"  # wall clock of the CPU simulator, no device time
     DEVICE = "device"  # wall clock on a NeuronCore
@@ -16,7 +16,7 @@ class Source(str, Enum):
 
     @property
     def label(self) -> str:
-        """What a wall-clock time of this source is worth."""
+        """The meaning of a wall-clock time of this source."""
         return _LABELS.get(self, self.value)
 
 

@@ -20,7 +20,7 @@ class RowText:
         return "" if text.endswith("\ufffd") else self._release(text)
 
     def rest(self) -> str:
-        """What was held back, when no further token comes."""
+        """Return the text held back, when no further token comes."""
         return self._release(self._decode())
 
     def _decode(self) -> str:
@@ -36,9 +36,9 @@ class RowText:
 class Stream:
     """Receives each step's tokens, and writes rows one after the other.
 
-    The first unfinished row appears as it grows; what later rows have by the time it ends
-    appears then, so several prompts never mix on the terminal. A stopping criterion of
-    transformers calls `step`, which works on every NxDI version (NxDI 0.1 passes no streamer).
+    The first unfinished row appears as it grows. Later rows appear when it ends, so several prompts
+    never mix on the terminal. A stopping criterion of transformers calls `step`, which works on
+    every NxDI version (NxDI 0.1 passes no streamer).
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Stream:
         self._flush()
 
     def finish(self) -> None:
-        """No further tokens come: write what is left."""
+        """Write the rest: no further tokens come."""
         for row, ended in enumerate(self._ended):
             if not ended:
                 self._end(row)

@@ -1,1 +1,1 @@
-"""What is measured, estimated or compared; nothing here prints."""
+"""Measured, estimated and compared figures; nothing here prints."""

@@ -1,4 +1,4 @@
-"""What guesses were worth: tokens a step, and how often the guess at each place was right."""
+"""The value of guesses: tokens a step, and how often the guess at each place was right."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

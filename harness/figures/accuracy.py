@@ -1,4 +1,4 @@
-"""Does the submission compute what the baseline computes? Logits against logits, token by token.
+"""Compares a submission's logits with the baseline's, token by token.
 
 The verdict is the SDK's `logit_validation` with the contest's tolerances: the submission gets the
 baseline's tokens, and its logits must stay close and have the same greedy token at every position.
@@ -70,7 +70,7 @@ class Divergence:
 class RowResult:
     """The comparison of one prompt; errors are over all finite logits of all positions.
 
-    Where `not_finite` says so, there was nothing to compare and the four errors are None.
+    With `not_finite` there was nothing to compare, and the four errors are None.
     """
 
     passed: bool  # by the judgement that was asked for
@@ -93,7 +93,7 @@ class RowResult:
         return asdict(self) | {"lines": self.lines()}
 
     def lines(self) -> list[str]:
-        """For the terminal: the summary, and where a failed comparison differs first."""
+        """Lines for the terminal: the summary, and the first difference of a failed comparison."""
         lines = [self.summary()]
         if self.passed and self.contest_passed is False:
             lines.append(
@@ -137,7 +137,7 @@ class RowResult:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse what leaves no logits to compare."""
+    """Refuse settings that leave no logits to compare."""
     asked = settings.speculation
     if asked is not None and not asked.gives_logits:
         graph = "Medusa" if asked.tree else "a token tree" if asked.token_tree else "a fused draft"
@@ -154,11 +154,11 @@ def check_settings(settings: Settings) -> None:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a prompt's logits are held against.
+    """The logits with which a prompt's logits are compared.
 
     Attributes:
         baseline: its logits [T, 1, V] fp32.
-        precise: those of the baseline in fp32 behind its own greedy tokens; None: it does not run.
+        precise: the baseline's in fp32 behind its own greedy tokens; None if it does not run.
     """
 
     baseline: Any
@@ -174,7 +174,7 @@ def expected_of(
 ) -> Expected:
     """The logits of the baseline, and of it in fp32, for at most `--num-tokens-to-check` tokens.
 
-    Those that an earlier run has left in the cache are read there.
+    Logits of an earlier run come from the cache.
     """
     total = min(new_tokens, baseline.session.settings.num_tokens_to_check or new_tokens)
     scores = _known_scores(baseline, ids, total, on_step)
@@ -260,7 +260,7 @@ class _Broken(Exception):
 def first_broken(scores: Any, done: int = 0) -> Optional[str]:
     """Where logits [T, V] are first NaN or +inf, or -inf throughout; None where they are not.
 
-    End tokens are -inf on purpose, so single entries of -inf are none.
+    End tokens are -inf on purpose, so single entries of -inf do not count.
     """
     wrong = scores.isnan() | (scores == math.inf) | scores.isinf().all(-1, keepdim=True)
     found = wrong.nonzero()

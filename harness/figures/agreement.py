@@ -1,4 +1,4 @@
-"""A kernel in somebody else's model, in figures: how close to PyTorch, how long, how many a second.
+"""Figures of a kernel in a model of transformers: closeness to PyTorch, time, prompts a second.
 
 Formulas: MSE = mean((a - b)^2); cosine = a.b / (|a| |b|) of each token's last hidden state; argmax
 agreement = the share of tokens with the same best next token. Tokens that pad a row do not count.

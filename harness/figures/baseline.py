@@ -1,8 +1,8 @@
 """`--record-baseline`: write prompt_data.txt from the baseline's own figures.
 
 On a device they are measured. On the stand-in they are estimates, which need shapes only:
-`--profile-model llama-3.2-1b` names the model of the contest, whose weights are gated. Rows that
-the contest has published figures for carry those.
+`--profile-model llama-3.2-1b` names the model of the contest, whose weights are gated. Rows for
+which the contest has published figures carry the published ones.
 """
 
 import json
@@ -71,7 +71,7 @@ def _row(name: str, case: Case, meter: Meter) -> reference.Row:
 
 
 def _meter(session: Session, scratch: Path) -> tuple[str, int, Meter]:
-    """The model whose baseline is recorded, its ranks, and what gives its figures."""
+    """The model whose baseline is recorded, its ranks, and the function that gives its figures."""
     chosen = session.settings.profile_model
     here = sdk.platform()
     if chosen is not None and not here.estimates:

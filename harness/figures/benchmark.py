@@ -54,7 +54,7 @@ class SpeedReport:
     speculation: Optional[Acceptance] = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; what there is none of is left out."""
+        """The report for JSON, without absent entries."""
         optional = (PREFILL, DECODE, "runs", "band_ms", "speculation")
         return {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
 
@@ -85,9 +85,9 @@ def measure(
 ) -> SpeedReport:
     """Generate `new_tokens` for a batch `runs` times and report as NxDI's benchmark does.
 
-    Times to the first token and rates are medians over the runs. The first step is the prefill's,
-    the others are the decode's, each with what the host does in between. End tokens are suppressed
-    so that every run has the same length.
+    Times to the first token and rates are medians over the runs. The first step is prefill, the
+    others are decode, each with the host's work before the next. End tokens are suppressed so that
+    every run has the same length.
     """
 
     def generate(stream: Optional[Stream]) -> None:
@@ -121,7 +121,7 @@ def measure(
 
 
 def silent_stream(loaded: Loaded, rows: int) -> Stream:
-    """What keeps the times of one generation and writes nothing."""
+    """A stream that keeps the times of one generation and writes nothing."""
     return Stream(loaded.session.tokenizer, [], [""] * rows, lambda _: None)
 
 
@@ -149,5 +149,5 @@ def timed(
 
 
 def _speculation(loaded: Loaded) -> Optional[Speculation]:
-    """What the model was built with; the baseline never guesses."""
+    """The speculation that the model was built with; the baseline never guesses."""
     return None if loaded.role in BASELINES else loaded.session.settings.speculation

@@ -45,7 +45,7 @@ def measure(host: Host, role: str, ids: Sequence[int], new_tokens: int) -> list[
 def _logits(
     host: Host, model: Any, ids: Sequence[int], new_tokens: int, text: Optional[torch.Tensor]
 ) -> torch.Tensor:
-    """Logits [new_tokens, V] behind a prompt, on the greedy tokens or those of a text."""
+    """Logits [new_tokens, V] behind a prompt, on the greedy tokens or on a text's tokens."""
     follower = _Follower(text)
     prompt = torch.tensor([list(ids)])
     model.reset()

@@ -1,4 +1,4 @@
-"""How far the kernels are from PyTorch, module by module: figures, and which kernel to suspect.
+"""Distances of the kernels from PyTorch, module by module, and the kernel to suspect.
 
 The prompt runs through the submission with kernels. Whenever one of its modules has run, the same
 module without kernels runs on the same inputs, once in bf16 and once in fp32: that is the module's
@@ -52,7 +52,7 @@ class Error:
 
     @property
     def undefined(self) -> bool:
-        """Whether the shadow itself is not finite, so that there is nothing to compare with."""
+        """Whether the fp32 result itself is not finite, so that nothing can be compared."""
         return math.isnan(self.nki)
 
     @property
@@ -62,7 +62,7 @@ class Error:
 
 @dataclass(frozen=True)
 class Divergences:
-    """Each module's own errors in the order of their ends, and those that grow by layer."""
+    """Each module's own errors in the order of their ends, and errors that grow by layer."""
 
     own: list[Error]
     grown: list[Error]

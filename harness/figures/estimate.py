@@ -1,4 +1,4 @@
-"""How long a graph would take on Trainium: its kernels scheduled, everything else bounded.
+"""Estimates a graph's time on Trainium: schedules its kernels, bounds everything else.
 
 A graph is the sequence of what one rank runs: kernel calls, collectives and PyTorch operators. Only
 shapes are needed: the model is traced on the meta device as compile traces it. Equal layers share
@@ -107,7 +107,7 @@ class GraphEstimate:
     @property
     def band_ns(self) -> tuple[float, float]:
         """Shortest and longest time of a device that fit the estimate: each kernel by the band of
-        its class, other operators by that of all kernels, the launch as it is assumed."""
+        its class, other operators by the band of all kernels, the launch without a band."""
         low = high = self.launch_ns
         for op in self.operators:
             if op.profile is not None:
@@ -167,8 +167,8 @@ class PromptEstimate:
 
 @dataclass
 class StepEstimate:
-    """A step of speculation that guesses as many tokens as it can: each graph, and how often it
-    runs. Whatever of the guesses is right, it costs the same."""
+    """A step of speculation with all its guesses: each graph, and how often it runs. The step takes
+    as long, however many guesses are right."""
 
     method: str
     length: int  # tokens of the target's call
@@ -200,7 +200,7 @@ _KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.
 
 
 def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
-    """(module path, event) of a traced graph in order, without those that only rename data."""
+    """(module path, event) of a traced graph in order, without events that only rename data."""
     return [
         (
             event.where,
@@ -230,8 +230,8 @@ def _size(tensors: Sequence[recording.TensorShape]) -> int:
 def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dict[str, Any]:
     """One execution of a bucket under the default assumptions, beside the submission.
 
-    Returns `ms`, the estimate and the shortest and longest time of a device that fit it, and
-    `macs`, all of them and those in kernels.
+    Returns `ms`: the estimate, and the shortest and longest time of a device that fit it. Returns
+    `macs`: all, and those in kernels.
     """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
@@ -253,12 +253,12 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
 
 @dataclass
 class Estimates:
-    """What one model takes.
+    """The estimates of one model.
 
     Attributes:
-        graphs: of each sub-model and bucket asked for.
-        prompt: where prompts may come in chunks, the longest: every call by the graph that it runs.
-        step: of speculation, at the largest buckets.
+        graphs: one for each sub-model and bucket asked for.
+        prompt: the longest prompt, where prompts may come in chunks: every call with its graph.
+        step: a step of speculation, at the largest buckets.
     """
 
     graphs: list[GraphEstimate]
@@ -329,8 +329,8 @@ def _new(bucket: Bucket) -> int:
 
 
 def _telling(buckets: Sequence[Bucket]) -> list[Bucket]:
-    """The largest; of prompts behind prefixes the longest without one, and the shortest behind the
-    longest prefix: what a hit saves."""
+    """The graphs to show: the largest ones. With prefixes these are the longest prompt without a
+    prefix, and the shortest behind the longest prefix, which show what a hit saves."""
     pairs = [bucket for bucket in buckets if not isinstance(bucket, int) and bucket[1] == 0]
     if not pairs:
         return [buckets[-1]]
@@ -341,7 +341,8 @@ def _telling(buckets: Sequence[Bucket]) -> list[Bucket]:
 def _draft_steps(
     host: Host, dma_profile: str, order: str, asked: Speculation
 ) -> list[tuple[GraphEstimate, int]]:
-    """The draft model's largest decode graph, once for each guess; nothing where there is none."""
+    """The draft model's largest decode graph, once for each guess; nothing without a draft
+    model."""
     if asked.own_draft is None:
         return []
     found = graphs(host, Role.DRAFT, dma_profile, order).graphs
@@ -419,9 +420,9 @@ class Estimator:
         return start + max(event.bytes / rate, event.macs / spec.GEN2.peak_macs_per_ns)
 
     def _times(self, events: Sequence[Event], dma_profile: str) -> list[float]:
-        """Nanoseconds of each event. PyTorch operators without products that follow each other
-        are one fused pass: the largest counts, the others are free. What reads or writes single
-        rows is no part of a pass."""
+        """Nanoseconds of each event. Consecutive PyTorch operators without products are one fused
+        pass: only the largest takes time. Operators that read or write single rows are not part of
+        a pass."""
         times = [self.time(event, dma_profile) for event in events]
         for at, (before, event) in enumerate(zip(events, events[1:]), 1):
             # Weights that data choose are read once, by the product behind them: NxDI compiles
@@ -480,7 +481,7 @@ class Estimator:
         )
 
     def _around(self, submodel: str, device_ns: float) -> float:
-        """What launch and host add to the device's time."""
+        """The time that launch and host add to the device's."""
         if self.runs_ahead and submodel == DECODE:
             return self.overheads.exposed_ns(device_ns)
         return self.overheads.step_ns

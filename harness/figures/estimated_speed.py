@@ -137,7 +137,7 @@ class SpeedEstimates:
         return _Times(*times)
 
     def _check(self, submodel: str, bucket: int, milliseconds: float, macs: Any) -> None:
-        """Refuse what cannot be, and other counts than those of the compiled graph."""
+        """Refuse impossible figures, and counts that differ from the compiled graph's."""
         floors.check_time(self._session(), submodel, bucket, milliseconds)
         compiled = flops.bucket_of(graphs.read(self._loaded.folder), submodel, bucket)
         known = None if compiled is None else [compiled.macs, compiled.nki_macs]

@@ -1,4 +1,4 @@
-"""The result of one batch of prompts: what was compared, measured, estimated and scored."""
+"""The result of one batch of prompts: comparison, measurements, estimates and score."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
@@ -20,7 +20,7 @@ class Speeds:
 
     @property
     def best(self) -> SpeedReport:
-        """What stands for a device: the estimate where there is one."""
+        """The figures that stand for a device: the estimate if there is one."""
         return self.estimated or self.measured
 
     def as_dict(self) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class Speeds:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was found where nothing went wrong; `accuracy` has one entry a row."""
+    """The figures of a batch without an error; `accuracy` has one entry a row."""
 
     accuracy: list[RowResult]
     nki: NkiShare
@@ -69,13 +69,13 @@ class Evaluation:
     figures: Optional[Figures] = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON; the figures stand beside the rest."""
+        """The result for JSON, with its figures on the same level."""
         plain = {key: value for key, value in vars(self).items() if key != "figures"}
         return plain | (self.figures.as_dict() if self.figures else {})
 
 
 def from_dict(content: Any) -> Evaluation:
-    """What `as_dict` gave, read back; a ValueError where it is something else."""
+    """Read back the result of `as_dict`; ValueError for anything else."""
     plain = TypeAdapter(Evaluation).validate_python(content)
     if plain.error is not None:
         return plain

@@ -1,4 +1,4 @@
-"""What a graph runs on data, held against what was traced and is counted.
+"""Compares a graph's work on data with the work that was traced and is counted.
 
 A submission can tell tracing from execution. So MACs and estimates count only where graphs ran the
 kernels and products that were traced, with their shapes, in every call of the accuracy check and
@@ -22,9 +22,8 @@ _CALLS = "harness.figures.executed:calls"
 
 
 def calls(host: Host, role: str, needed: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """The graphs as they ran since they were loaded, as records; one that varies has several.
-
-    Those of `needed` (submodel, bucket, prior) that no prompt has reached run once, on zeros.
+    """Records of the graphs' runs since they were loaded; a graph that varies has several. Graphs
+    of `needed` (submodel, bucket, prior) that no prompt has reached run once, on zeros.
     """
     from neuron_cpu.runtime.executed import watching  # with PyTorch, which the driver lacks
 
@@ -51,10 +50,8 @@ def calls(host: Host, role: str, needed: Sequence[Sequence[Any]]) -> list[dict[s
 
 
 def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int]]) -> None:
-    """Refuse a model that has run something else than what was traced of it.
-
-    Of a sub-model the graphs up to the longest bucket that is `used` are looked at: no figure has
-    anything of longer ones.
+    """Refuse a model whose runs differ from its traces. The check takes graphs of a sub-model up to
+    the longest bucket that is `used`; no figure counts longer ones.
     """
     if not sdk.platform().shows_graphs:
         return
@@ -78,10 +75,9 @@ def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int
 
 
 def allowed(graph: Graph, kin: Sequence[Graph]) -> dict[str, tuple[int, int]]:
-    """How often, and on how many elements, PyTorch's other operators may run in a graph.
-
-    A constant that a module makes when it is first called (frequencies of a rotation) belongs to
-    the first graph that is traced, and to the first that runs: any of the same sub-model.
+    """Bounds on the runs and elements of PyTorch's other operators in a graph. A constant that a
+    module makes at its first call (frequencies of a rotation) may belong to any graph of the same
+    sub-model: the first traced and the first run may differ.
     """
     found = dict(graph.others or {})
     for other in kin:

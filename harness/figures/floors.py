@@ -1,5 +1,4 @@
-"""What no graph of a model can do without: the driver's own bounds of what a submission's process
-says of MACs and times.
+"""Lower bounds of a graph's MACs and time, against which the driver checks a submission's process.
 
 A kernel's Python body has to run for its instructions to be counted, so the counts come from a
 process that has imported the submission. What can be known without it are the products that every

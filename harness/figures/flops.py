@@ -10,7 +10,7 @@ from harness.settings import Speculation
 
 @dataclass(frozen=True)
 class NkiShare:
-    """Two ratios, what is left outside, and kernels whose work nobody counted."""
+    """Two ratios, the products outside of kernels, and kernels whose work nobody counted."""
 
     contest: float  # MACs in NKI over all MACs, smallest bucket of prefill and decode, once each
     weighted: float  # the same with each graph weighted by how often one generation runs it
@@ -53,7 +53,7 @@ def nki_share(
 
 
 def bucket_of(graphs: Sequence[Graph], submodel: str, length: int) -> Optional[Graph]:
-    """The smallest graph of a sub-model that holds `length` tokens, else its largest."""
+    """The smallest graph of a sub-model that holds `length` tokens, or the largest."""
     ordered = sorted((g for g in graphs if g.submodel == submodel), key=lambda g: g.bucket)
     if not ordered:
         return None

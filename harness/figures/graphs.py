@@ -1,4 +1,4 @@
-"""What a compiled model consists of: operators, where they run, how many MACs they are.
+"""The parts of a compiled model: operators, the place where they run, and their MACs.
 
 The stand-in's record names the module of each operator, beside each graph where the real library
 compiles. A device compile leaves graph.hlo files
@@ -92,7 +92,7 @@ class Graph:
 
 
 def sizes(bucket: int, prior: int) -> str:
-    """A bucket in words: its length, or new tokens + what is cached."""
+    """A bucket in words: its length, or new tokens + cached tokens."""
     return f"{bucket}+{prior}" if prior else str(bucket)
 
 

@@ -26,7 +26,7 @@ Name = tuple[str, int]  # of a call: the module, and how often it has been calle
 
 @dataclass
 class Seen:
-    """What the calls of one graph's run on one rank were given and made."""
+    """The inputs and results of the calls in one graph's run on one rank."""
 
     given: dict[Name, list[torch.Tensor]] = field(default_factory=dict)
     made: dict[Name, list[torch.Tensor]] = field(default_factory=dict)
@@ -104,7 +104,7 @@ def named_calls(tape: Tape) -> list[tuple[Name, Call]]:
 
 
 def handed_on(seen: Seen, name: Name) -> list[Name]:
-    """Modules right before this one that returned what they got: a later kernel has their work."""
+    """Modules right before this one that returned their input: a later kernel does their work."""
     before: list[Name] = []
     for other in seen.made:
         if other == name:
@@ -124,7 +124,7 @@ def errors(
     rows: Callable[[Any, int], Any],
     layer: Callable[[str], bool],
 ) -> tuple[list[Error], list[Error]]:
-    """Each module's own errors, and those that grow by layer (prefill)."""
+    """Each module's own errors, and errors that grow by layer (prefill)."""
     runs = _watched(host, ids)
     twins = [_repeated(host, role, runs) for role in (Role.TORCH, Role.SHADOW)]
     own, grown = [], []
@@ -193,7 +193,8 @@ def _noting(graph: Any, tag: str, bucket: int, runs: list[Run]) -> Callable[[Any
 
 
 def _repeated(host: Host, role: Role, runs: Sequence[Run]) -> list[Run]:
-    """The same calls on a reference model, whose modules run on what those of `runs` were given."""
+    """The same calls on a reference model, whose modules run on the inputs of the modules of
+    `runs`."""
     found = []
     for run in runs:
         graph = _graphs(host, role)[run.tag][run.bucket]

@@ -1,4 +1,4 @@
-"""Where the first value that is not finite comes from, looked for beside the submission.
+"""Finds the source of the first value that is not finite, in the submission's process.
 
 A prompt runs once more; every kernel call and every module is looked at when it ends, on every
 rank, so the first finding is the innermost part that turned finite inputs into something else.
@@ -23,9 +23,8 @@ from harness.simulator import KernelCall, observe_kernel_calls, origin_of_nonfin
 def locate(host: Host, role: str, ids: Sequence[int], new_tokens: int) -> Optional[dict[str, Any]]:
     """The first finding as `what` (a kernel or module), `kernel`, `element` and `value`, or None.
 
-    Values are looked at over `new_tokens` greedy tokens. Of a kernel there are `file` and `line`,
-    too, of the instruction that made what is not finite. A part that is given -inf (a mask) and
-    hands it on is none.
+    Values are looked at over `new_tokens` greedy tokens. A kernel also has `file` and `line` of the
+    instruction that made the value. A part that gets -inf (a mask) and passes it on does not count.
     """
     if sdk.real_libraries() is not None:  # its graphs have no modules to look at
         return None
@@ -95,7 +94,7 @@ class _Seen:
 
 
 def _instruction(call: KernelCall) -> dict[str, Any]:
-    """The kernel, and the line of it that made what is not finite."""
+    """The kernel and its line that made a value that is not finite."""
     found: dict[str, Any] = {"kernel": call.name}
     # What was updated in place is gone: its broken elements run again as zeros.
     inputs = [
@@ -127,7 +126,7 @@ def _kinds(tensor: torch.Tensor) -> set[float]:
 
 
 def _broken(tensor: torch.Tensor, given: set[float]) -> Optional[tuple[list[int], float]]:
-    """Index and value of the first element that is not finite, and not among what was given."""
+    """Index and value of the first element that is not finite and not among the inputs."""
     values = tensor.float()
     wrong = ~values.isfinite()
     if given:

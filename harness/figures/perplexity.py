@@ -1,8 +1,9 @@
 """How well a model predicts a text: exp of the mean negative log-likelihood of its tokens.
 
-The text is cut into runs of WINDOW tokens. A model gets the first two of each and then every token
-that really follows, and its logits in front of that token are what counts; so a token is predicted
-from at most WINDOW - 1 before it, and the runs are a batch of plain decode steps, on a device too.
+The text is cut into runs of WINDOW tokens. A model gets the first two tokens of each run and then
+every token that really follows. Its logits in front of that token count. So a token is predicted
+from at most WINDOW - 1 tokens before it, and the runs are a batch of plain decode steps, on a
+device too.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Perplexity:
     error: float
 
     def relative(self, reference: Perplexity) -> float:
-        """By what share it is above the reference."""
+        """The share by which it is above the reference."""
         return self.value / reference.value - 1
 
 

@@ -64,8 +64,8 @@ def first_broken(value: Any, truth: Any) -> Optional[list[int]]:
 class Repeater:
     """Runs the references of one NKI model's modules on the inputs that those modules get.
 
-    A module that hands its input on (its work is part of a later kernel) has no error of its own:
-    its references run in front of those of the next module.
+    A module that returns its input (a later kernel does its work) has no error of its own: its
+    references run in front of the next module's references.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -114,7 +114,7 @@ class Twin:
         return self.module(*arguments, **settings)
 
     def _own(self, value: Any) -> Any:
-        """The same arguments with modules of this model; what is in fp32 becomes the model's type.
+        """The same arguments with modules of this model; fp32 tensors become the model's type.
 
         Hidden states in a layout of the submission's own have a method ``rows`` for [B, S, H].
         """
@@ -163,7 +163,7 @@ def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
 
 
 def _grows(name: str) -> bool:
-    """Whole layers and what is behind them."""
+    """Whole layers and the modules behind them."""
     return bool(_WHOLE_LAYER.match(name)) or name in ("norm", "lm_head")
 
 
@@ -220,8 +220,8 @@ def _counterparts(modules: dict[str, Any], theirs: dict[str, Any]) -> dict[int, 
 
 
 def _is_comparable(name: str, phase: str) -> bool:
-    """Layers, their direct parts, and what stands outside of the layers, but for caches, and for
-    the logits of a chunk, which nobody reads: a model may leave all but one of them out."""
+    """Layers, their direct parts, and modules outside of the layers. Caches do not count, nor do
+    the logits of a chunk: nobody reads them, and a model may leave out all but one."""
     unread = phase == CHUNK_PHASE and name in ("norm", "lm_head")
     return (
         bool(name)
@@ -239,7 +239,7 @@ def _first(output: Any) -> Any:
 
 
 def _hands_on(given: Any, output: Any) -> bool:
-    """True where a module returns the hidden states that it got, in whatever layout."""
+    """True where a module returns the hidden states that it got, in any layout."""
     if output is given:
         return True
     return hasattr(given, "rows") and torch.is_tensor(output) and torch.equal(output, given.rows())

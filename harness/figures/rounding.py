@@ -1,9 +1,9 @@
-"""What a model rounds where one fused graph would not, and which tokens that changes.
+"""Finds the roundings that one fused graph would not have, and the tokens that they change.
 
-Opaque kernels are what breaks a compiler's fusion: what crosses their boundary is in memory, in
-bf16. The model writes a text with every boundary open, so that fp32 values pass; then it reads that
-text once for each boundary, which alone rounds, and once with all of them closed. A boundary is
-safe where no logit changes. Operators of PyTorch can be asked for as well: each is a place where a
+Opaque kernels break a compiler's fusion: tensors that cross their boundary are in memory, in bf16.
+The model writes a text with every boundary open, so that fp32 values pass; then it reads that text
+once for each boundary, which alone rounds, and once with all of them closed. A boundary is safe
+where no logit changes. Operators of PyTorch can be asked for as well: each is a place where a
 kernel could be cut in. Logits count as a device hands them on, in bf16.
 """
 
@@ -44,7 +44,7 @@ class Boundary:
 
 
 def measure(loaded: Loaded, ids: Sequence[int], new_tokens: int) -> list[Boundary]:
-    """All boundaries in the order in which they run, those of operators where no kernel runs."""
+    """All boundaries in the order in which they run; without kernels the operators' boundaries."""
     what = "The boundaries cannot be compared"
     answer = loaded.call(_MEASURE, what, ids=list(ids), new_tokens=new_tokens)
     try:

@@ -1,4 +1,4 @@
-"""The contest's score, with each of its factors and where its figures come from.
+"""The contest's score, with each of its factors and the sources of its figures.
 
 score = accuracy * (base latency / latency) * (throughput / base throughput) * (1 + NKI share),
 latency being the end-to-end p99 as the contest's driver computes it; the contest's README words
@@ -27,8 +27,8 @@ class Speed:
 class Score:
     """A score and its factors; `value` is None where `reason` says why there can be none.
 
-    `band` is what the value may be on a device where one side or both are estimated: latency and
-    throughput both go with the time of a generation, so its error counts twice. Where both sides
+    `band` is the range of the value on a device where one side or both are estimated. Latency and
+    throughput both depend on the time of a generation, so its error counts twice. Where both sides
     are estimated their errors are taken as independent, although one model made them.
     """
 

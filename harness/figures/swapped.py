@@ -17,8 +17,8 @@ def estimate(
 ) -> dict[str, Any]:
     """One execution by the cost model, on shapes alone.
 
-    Returns `ms`, the estimate and the shortest and longest time of a device that fit it, and
-    `why_not` where there is none.
+    Returns `ms`: the estimate, and the shortest and longest time of a device that fit it. Returns
+    `why_not` where no estimate can be made.
     """
     model = swapping.prepared(host, swapped, 1)  # no scores are kept on shapes alone: eager
     try:

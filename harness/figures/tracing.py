@@ -20,7 +20,7 @@ _RECORDS = "_neuron_cpu_records"  # of a model of the real library, which traces
 
 
 def record(model: Any, wrapper: Any, bucket: Bucket, scratch: Path) -> GraphRecord:
-    """What one sub-model and bucket runs on rank 0; `scratch` is a folder that may be written."""
+    """Record one sub-model and bucket on rank 0; `scratch` is a folder to write into."""
     if sdk.real_libraries() is not None:
         if not hasattr(model, _RECORDS):
             setattr(model, _RECORDS, _of_the_library(model, scratch))
@@ -35,7 +35,7 @@ def record(model: Any, wrapper: Any, bucket: Bucket, scratch: Path) -> GraphReco
 
 
 def _of_the_library(model: Any, scratch: Path) -> dict[tuple[str, str], GraphRecord]:
-    """What NxD's builder traces, by sub-model and bucket; it works in a folder of its own."""
+    """The graphs of NxD's builder by sub-model and bucket; it works in a folder of its own."""
     builder = importlib.import_module("torch_neuronx.xla_impl.trace")
     with (
         tempfile.TemporaryDirectory(dir=scratch) as folder,

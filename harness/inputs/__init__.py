@@ -1,1 +1,1 @@
-"""What goes in, checked at the door: the command line, prompts, model folders, the submission."""
+"""Checks of all inputs: the command line, prompts, model folders, the submission."""

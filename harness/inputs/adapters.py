@@ -12,7 +12,7 @@ _CONFIG = "adapter_config.json"
 
 
 def asked(args: argparse.Namespace) -> Optional[Adapters]:
-    """What the arguments ask for, each folder looked into; None without adapters."""
+    """The adapters of the arguments, each folder checked; None without adapters."""
     if args.lora_ckpt_path is None:
         for flag, value in (
             ("--adapter-id", args.adapter_id),

@@ -19,7 +19,7 @@ FLAGS = (
 
 
 def asked(args: argparse.Namespace) -> Optional[Blocks]:
-    """What the arguments ask for; None for a cache of lines."""
+    """The cache of blocks of the arguments; None for a cache of lines."""
     prefix, chunks = bool(args.is_prefix_caching), bool(args.is_chunked_prefill)
     given = [flag for flag in FLAGS if getattr(args, flag[2:].replace("-", "_")) is not None]
     if not given:
@@ -46,7 +46,7 @@ def asked(args: argparse.Namespace) -> Optional[Blocks]:
 
 
 def lengths(args: argparse.Namespace, found: Blocks, seq_len: int) -> dict[str, Any]:
-    """The settings' lengths, with defaults: graphs of a chunk, or for what is left behind a prefix.
+    """The settings' lengths, with defaults: graphs of a chunk, or for the rest behind a prefix.
 
     A prompt leaves a block to the answer, which also keeps NxDI from computing prompts of 257 to
     512 tokens whole, as it does where a graph has just 512.
@@ -66,7 +66,7 @@ def lengths(args: argparse.Namespace, found: Blocks, seq_len: int) -> dict[str, 
 
 
 def check(settings: Settings) -> None:
-    """Refuse with a UserError sizes that are no whole blocks, and what blocks do not go with."""
+    """Refuse with a UserError sizes that are no whole blocks, and options that exclude blocks."""
     found = settings.blocks
     if found is None:
         return

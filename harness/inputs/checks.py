@@ -1,5 +1,5 @@
-"""What no run could mean: arguments that a mode ignores, that contradict each other, or that no
-model could take."""
+"""Refuses arguments that a mode ignores, that contradict each other, or that no model could
+take."""
 
 import argparse
 
@@ -16,7 +16,7 @@ def _name(flag: str) -> str:
 
 
 def check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse arguments that the mode would ignore, and those that nothing here can do."""
+    """Refuse arguments that the mode would ignore or that nothing here can do."""
     for flag, reason in REFUSED.items():
         if getattr(args, _name(flag)) is not None:
             raise UserError(f"{flag} is refused: {reason}; leave it out.")
@@ -46,7 +46,7 @@ def check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -
 
 
 def _check_quantisation(args: argparse.Namespace) -> None:
-    """Two ways to ask for one thing exclude each other; what tunes nothing is refused."""
+    """Refuse two options for one quantisation, and options that change nothing."""
     if args.quantize is not None and (args.quantized or args.quantization_dtype != "int8"):
         raise UserError(
             f"--quantize {args.quantize} says all of --quantized and --quantization-dtype; leave "
@@ -74,7 +74,7 @@ def _check_quantisation(args: argparse.Namespace) -> None:
 
 
 def _check_samples_at_all(args: argparse.Namespace) -> None:
-    """Refuse what tunes sampling where every token is the best one."""
+    """Refuse sampling options where every token is the best one."""
     tuned = {"--top-p": args.top_p != 1, "--temperature": args.temperature not in (0, 1)}
     if args.do_sample is False:
         tuned["--top-k"] = args.top_k not in (None, 1)
@@ -107,7 +107,7 @@ def _check_baseline(args: argparse.Namespace) -> None:
 
 
 def check(settings: Settings) -> None:
-    """Refuse with a UserError what no model could take."""
+    """Refuse with a UserError settings that no model could take."""
     if settings.max_context_length > settings.seq_len:
         raise UserError(
             f"--max-context-length must be at most --seq-len {settings.seq_len}, got "
@@ -150,7 +150,7 @@ def _check_sampling(settings: Settings) -> None:
 
 
 def _check_batching(settings: Settings) -> None:
-    """Continuous batching, and what only it has."""
+    """Check continuous batching, and options that need it."""
     if not settings.is_continuous_batching:
         for flag in ("--ctx-batch-size", "--apply-seq-ids-mask"):
             if getattr(settings, _name(flag)) is not None:
@@ -185,7 +185,7 @@ def _check_chunks(settings: Settings) -> None:
 
 
 def _check_ranks(settings: Settings) -> None:
-    """What ranks that share a prompt or a cache do not go with."""
+    """Refuse options that exclude ranks that share a prompt or a cache."""
     left = {"--padding-side left": settings.padding_side == "left"}
     speculation = settings.speculation
     graphs = {

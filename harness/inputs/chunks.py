@@ -29,8 +29,8 @@ def chunk_starts(tokens: int, longest: int, chunk: int, most: int) -> list[int]:
 
 def cache_buckets(longest: int, seq_len: int) -> list[int]:
     """Lengths of the cache for which a model with chunks has graphs: powers of two up to the
-    longest prefill, then sixteenths of the whole, since a call attends to all of a bucket: on
-    average a 32nd of the whole is empty, 6 % of a long prompt's attention (12 % with eighths).
+    longest prefill, then sixteenths of the whole. A call attends to all of a bucket, of which a
+    32nd of the whole is empty on average: 6 % of a long prompt's attention (12 % with eighths).
     """
     part = -(-seq_len // 2048) * 128
     powers = [2**n for n in range(7, 32) if 2**n <= min(longest, seq_len)]
@@ -69,7 +69,8 @@ def with_chunks(
     settings: Settings, config: dict[str, Any], prompts: Sequence[Sequence[int]] = ()
 ) -> Settings:
     """The settings with a chunk size and buckets, where a prompt may be longer than the largest
-    prefill graph: one of `prompts` is, or nobody has said how long prompts may be."""
+    prefill graph. That is so where one of `prompts` is longer, or where no option bounds
+    prompts."""
     longest = max((len(ids) for ids in prompts), default=0)
     open_ended = settings.asked_max_context_length is None and settings.takes_chunks
     open_ended = open_ended and settings.max_context_length < settings.seq_len

@@ -83,7 +83,7 @@ def module_of(settings: Settings) -> str:
 
 
 def _batch_size(mode: str, prompts: int) -> int:
-    """All prompts at once, but for a run of prompts one by one, and for more than fit a graph."""
+    """All prompts at once, unless prompts run one by one or do not fit one graph."""
     if mode == "evaluate_all":
         return 1
     if mode == "serve":
@@ -92,7 +92,7 @@ def _batch_size(mode: str, prompts: int) -> int:
 
 
 def _batching(args: argparse.Namespace) -> dict[str, Any]:
-    """One prompt a prefill with continuous batching, which is what all versions of NxDI have."""
+    """With continuous batching a prefill has one prompt, as in all versions of NxDI."""
     in_blocks = args.is_prefix_caching or args.is_chunked_prefill
     lines = args.is_continuous_batching or args.mode == "serve"
     if not (lines or in_blocks):
@@ -133,7 +133,7 @@ def _quantisation(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def build_parser() -> Parser:
-    """The parser of all options; help is told before it."""
+    """The parser of all options; `--help` does not reach it."""
     parser = Parser(prog="main.py", add_help=False, allow_abbrev=False)
     options.add_options(parser)
     return parser
@@ -159,7 +159,7 @@ def _help_where_asked(argv: Sequence[str], parser: Parser) -> None:
 
 
 def _check_text(argv: Sequence[str]) -> None:
-    """Arguments are text: what is not UTF-8 reaches Python as lone surrogates."""
+    """Refuse arguments that are not UTF-8, which reach Python as lone surrogates."""
     for argument in argv:
         if any("\ud800" <= letter <= "\udfff" for letter in argument):
             raise UserError(f"An argument is not UTF-8 text: {argument!r}; write it as UTF-8.")

@@ -35,7 +35,7 @@ _PATHS: TypeAdapter[list[_Path]] = TypeAdapter(list[_Path])
 
 
 def check_flags(args: argparse.Namespace) -> None:
-    """Refuse flags of heads that nothing has asked for."""
+    """Refuse flags of heads without the option that uses heads."""
     for flag in _MEDUSA_FLAGS:
         if getattr(args, flag[2:].replace("-", "_")):
             raise UserError(f"{flag} needs --is-medusa; give both.")
@@ -46,8 +46,8 @@ def check_flags(args: argparse.Namespace) -> None:
 
 
 def token_tree(args: argparse.Namespace, most: int) -> tuple[TokenTree, int]:
-    """The children of each node that has some, and the number of nodes; UserError for what is no
-    tree whose nodes count up from 0, level by level."""
+    """The children of each node that has some, and the number of nodes. UserError unless the nodes
+    of a tree count up from 0, level by level."""
     source = args.token_tree_json
     try:
         given = _TOKEN_TREE.validate_json(source.read_bytes())

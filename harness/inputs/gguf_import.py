@@ -1,4 +1,4 @@
-"""One GGUF file of a Llama model into a Hugging Face folder: config, bf16 weights, tokenizer.
+"""Converts a GGUF file of a Llama model to a Hugging Face folder: config, bf16 weights, tokenizer.
 
 The transformers loader would need one more dependency and takes 25 s for the embedded model. It
 leaves out Llama 3's scaling of frequencies, splits all byte-level text as GPT-2 does, and exchanges
@@ -91,7 +91,7 @@ _WRONG = ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 
 
 class _Unread(Exception):
-    """What the file has and this module does not read, in words."""
+    """The parts of the file that this module does not read, in words."""
 
 
 def _field(reader: Any, name: str, default: Any = None) -> Any:
@@ -158,7 +158,7 @@ def _rope_theta(reader: Any) -> float:
 
 
 def _rope_scaling(reader: Any, head_dim: int) -> Optional[dict[str, Any]]:
-    """What config.json says for Llama 3's divisors, or for a linear scaling."""
+    """The entry of config.json for Llama 3's divisors, or for a linear scaling."""
     kind = _field(reader, "llama.rope.scaling.type", "none")
     if kind == "linear":
         return {"rope_type": "linear", "factor": _needed(reader, "llama.rope.scaling.factor")}
@@ -176,8 +176,8 @@ def _rope_scaling(reader: Any, head_dim: int) -> Optional[dict[str, Any]]:
 
 
 def _llama_3_divisors(factor: float, head_dim: int, theta: float) -> list[float]:
-    """Llama 3.1's divisor of each frequency: 1 for short waves, `factor` for long ones, and
-    between them what interpolates the frequency (meta-llama/llama-models, apply_scaling)."""
+    """Llama 3.1's divisor of each frequency: 1 for short waves, `factor` for long waves,
+    interpolated between them (meta-llama/llama-models, apply_scaling)."""
     low = _LLAMA_3_FREQUENCIES["low_freq_factor"]
     high = _LLAMA_3_FREQUENCIES["high_freq_factor"]
     context = _LLAMA_3_FREQUENCIES["original_max_position_embeddings"]
@@ -238,7 +238,7 @@ def _write_tokenizer(reader: Any, config: dict[str, Any], folder: Path) -> None:
 
 
 def _named_tokens(reader: Any, tokens: list[str]) -> dict[str, str]:
-    """`bos_token` and the like, those that the file names."""
+    """The special tokens (`bos_token`, ...) that the file names."""
     names = {"bos": "bos", "eos": "eos", "padding": "pad", "unknown": "unk"}
     ids = {new: _field(reader, f"tokenizer.ggml.{old}_token_id") for old, new in names.items()}
     return {f"{name}_token": tokens[index] for name, index in ids.items() if index is not None}

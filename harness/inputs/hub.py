@@ -22,10 +22,10 @@ def is_model_id(path: Path) -> bool:
 
 
 def download(model_id: str) -> Path:
-    """The folder of a model's files; what is in the cache is not downloaded again.
+    """The folder of a model's files; cached files are not downloaded again.
 
     Raises:
-        UserError: there is no such model, it is not for everybody, or the hub cannot be reached.
+        UserError: the model does not exist or is gated, or the hub cannot be reached.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (

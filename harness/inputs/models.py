@@ -1,4 +1,4 @@
-"""Which model to run: what the user names, Llama-3.2-1B at home, or the embedded model.
+"""Chooses the model: the user's, Llama-3.2-1B in the home folder, or the embedded model.
 
 The checks here read JSON and safetensors headers only, so bad input is refused in milliseconds,
 before torch is imported.
@@ -159,7 +159,7 @@ def check_folder(path: Path) -> ModelFolder:
 
 
 def no_folder(path: Path) -> str:
-    """Why a path is no model folder, and what to give instead."""
+    """The reason why a path is no model folder, and what to give instead."""
     if path.exists():
         return (
             f"The model path {path} is a file, expected a Hugging Face folder or a .gguf file; "
@@ -270,10 +270,9 @@ def checkpoint_identity(folder: Path) -> dict[str, list[Any]]:
 
 
 def choose_tp_degree(model: ModelFolder, asked: Optional[int], default: Optional[int]) -> int:
-    """Ranks to shard over: what the user asked for, else 2 as on a trn1.2xlarge where it fits.
-
-    Unasked, 1 where there is no `default` and 2 does not divide the heads; one status line says
-    what was chosen. Heads that a degree does not divide are padded, other sizes must divide.
+    """The number of ranks: the user's, or 2 as on a trn1.2xlarge. Without a `default` it is 1 where
+    2 does not divide the heads; one status line says so. Heads that a degree does not divide are
+    padded; other sizes must divide.
     """
     queries, keys = model.heads
     if asked is None:

@@ -127,7 +127,7 @@ class Option(NamedTuple):
 
     @property
     def left(self) -> str:
-        """The flag and what stands behind it, as help shows them."""
+        """The flag and its argument, as help shows them."""
         value = self.form.get("metavar") or "|".join(self.form.get("choices", ()))
         if not value and "action" not in self.form:
             value = "PATH" if self.form.get("type") is path else "X"
@@ -430,7 +430,7 @@ def default_seq_len(mode: str) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare every option, those that are refused included."""
+    """Declare every option, including refused ones."""
     parser.add_argument("--mode", choices=list(MODES), required=True, metavar="MODE")
     for option in OPTIONS.values():
         parser.add_argument(option.flag, *option.also, help=option.help, **option.form)
@@ -439,7 +439,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def help_of_all(width: int) -> str:
-    """The modes, and where the rest is told."""
+    """The help page: modes, and how to get help on the rest."""
     modes = list(MODES.items())
     topics = [(name, topic.title) for name, topic in TOPICS.items()]
     lines = [
@@ -453,7 +453,7 @@ def help_of_all(width: int) -> str:
 
 
 def help_of_mode(mode: str, width: int) -> str:
-    """What counts in the mode, for a screen: its own options explained, others named."""
+    """The help page of a mode, for one screen: its own options explained, others named."""
     shown: list[tuple[str, str]] = []
     named: list[str] = []
     for name, topic in TOPICS.items():

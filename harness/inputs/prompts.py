@@ -96,7 +96,7 @@ def _templated(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
 
 @contextmanager
 def _applied(templated: bool, mend: str) -> Iterator[None]:
-    """Under bounds, since a template is a program; what goes wrong becomes a UserError."""
+    """Apply a template under bounds, since it is a program; its faults become a UserError."""
     try:
         with limits.bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES) if templated else nullcontext():
             yield
@@ -119,7 +119,7 @@ def check_lengths(
 ) -> None:
     """Refuse prompts that do not fit: every prompt needs room for at least one new token.
 
-    `max_context` is what one prefill takes, None where chunks follow it; `most` the longest
+    `max_context` is the longest prefill, None where chunks follow it; `most` is the longest
     sequence length that the model takes.
     """
     for prompt, tokens in zip(prompts, ids):
@@ -149,7 +149,7 @@ def check_lengths(
 
 
 def next_multiple(length: int) -> int:
-    """`length` rounded up to what is named in advice, a multiple of 64."""
+    """`length` rounded up to a multiple of 64, for advice."""
     return -(-length // 64) * 64
 
 

@@ -1,6 +1,5 @@
-"""Quantised checkpoints that the driver is told of, or keeps: where they are, and whether they fit.
-
-The checks read JSON and safetensors headers only; what a pickle holds is checked when it is loaded.
+"""Quantised checkpoints, the user's or the driver's: their folders, and whether they fit. The
+checks read JSON and safetensors headers only; a pickle is checked when it is loaded.
 """
 
 import hashlib
@@ -40,7 +39,7 @@ def with_checkpoint(settings: Settings, model: models.ModelFolder) -> Settings:
 
 
 def _name(settings: Settings, model: models.ModelFolder) -> str:
-    """Another one for whatever would make another checkpoint."""
+    """A name that differs wherever the checkpoint would differ."""
     skipped, identity = settings.modules_to_not_convert, models.checkpoint_identity(model.path)
     content = json.dumps([settings.quantization_type, skipped, identity], sort_keys=True)
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
@@ -48,7 +47,7 @@ def _name(settings: Settings, model: models.ModelFolder) -> str:
 
 
 def identity(settings: Settings) -> Optional[dict[str, list[Any]]]:
-    """What the quantised checkpoint is, None where there is none."""
+    """The identity of the quantised checkpoint; None without one."""
     path = settings.quantized_checkpoints_path
     if not settings.quantized or path is None or not path.exists():
         return None

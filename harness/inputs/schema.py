@@ -1,7 +1,7 @@
-"""The forms of what comes from elsewhere, checked once where it comes in: config.json and the like.
+"""The forms of files from elsewhere, such as config.json, checked once on reading.
 
-Absurd sizes are refused here, before anything is made of them: the limits are far beyond every
-published Llama, and low enough that shapes alone cost no time or memory.
+Absurd sizes are refused here. The limits are far beyond every published Llama, and low enough that
+shapes alone cost no time or memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TokenIds = Union[TokenId, list[TokenId], None]
 
 
 class _Form(BaseModel):
-    """Numbers are numbers; what is not named here may be anything."""
+    """Numbers have to be numbers; fields without a name here may be anything."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
@@ -163,7 +163,7 @@ HEADER: TypeAdapter[dict[str, TensorEntry]] = TypeAdapter(dict[str, TensorEntry]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object of a regular file; a UserError says why there is none."""
+    """Read one JSON object of a regular file; a UserError says why that fails."""
     try:
         if path.exists() and not path.is_file():
             raise ValueError("it is not a regular file")

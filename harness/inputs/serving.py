@@ -17,7 +17,7 @@ def port(text: str) -> int:
 
 
 def asked(args: argparse.Namespace) -> Optional[Serving]:
-    """What the arguments ask for; None in other modes."""
+    """The server's settings of the arguments; None in other modes."""
     if args.mode != "serve":
         return None
     given = {

@@ -1,6 +1,5 @@
-"""The command line's arguments for several tokens a step: who guesses, and how many.
-
-Names are NxDI's (inference_demo.py) and, for prompt lookup, those of transformers' generate.
+"""The command line's arguments for several tokens a step: the guesser, and how many tokens. Names
+are NxDI's (inference_demo.py); for prompt lookup they are transformers'.
 """
 
 import argparse
@@ -24,7 +23,7 @@ MOST_LENGTH = 128  # the kernels' mask of new tokens among themselves: one query
 
 
 def asked(args: argparse.Namespace) -> Optional[Speculation]:
-    """What the arguments ask for; None where they ask for one token a step."""
+    """The speculation of the arguments; None for one token a step."""
     lookup, draft = args.prompt_lookup_num_tokens, args.draft_model_path
     if args.is_medusa or args.speculate == MEDUSA:
         return experiments.medusa(args)
@@ -75,7 +74,7 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
 
 
 def check(settings: Settings) -> None:
-    """Refuse with a UserError what no model could take."""
+    """Refuse with a UserError settings that no model could take."""
     if settings.speculation is None:
         return
     tree = settings.speculation.tree

@@ -75,8 +75,8 @@ def find(name: str) -> Path:
 
 
 def covering(path: Path, settings: Settings, config: Mapping[str, Any]) -> Path:
-    """The file that runs: in the place of this project's llama.py the one beside it that adds what
-    the settings or the model ask for and llama.py alone, which refuses it, does not have."""
+    """The file that runs. Where the settings or the model ask for a feature that this project's
+    llama.py refuses, it is the file beside llama.py that adds the feature."""
     if path != REPOSITORY / "llama.py":
         return path
     asked = settings.neuron_config()
@@ -89,7 +89,7 @@ def covering(path: Path, settings: Settings, config: Mapping[str, Any]) -> Path:
 
 
 def _lacks_kernels(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Whether heads or the cache of a decode step are none that the kernels of llama.py take."""
+    """Whether the kernels of llama.py do not take the heads or the cache of a decode step."""
     heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
     dim, itemsize = config.get("head_dim") or config["hidden_size"] // heads, 2
     degree = settings.tp_degree or 1
@@ -113,8 +113,8 @@ def _lacks_kernels(settings: Settings, config: Mapping[str, Any]) -> bool:
 
 
 def files(path: Path) -> list[Path]:
-    """The submission, and behind it every file of its own that it imports: those of its folder, and
-    all of a package there. What this project or an environment has beside it is nobody's own."""
+    """The submission, then every file of its own that it imports: files of its folder, and all of a
+    package there. Files of this project or of an environment do not count."""
     found, waiting = [], [path]
     while waiting:
         file = waiting.pop()
@@ -160,7 +160,7 @@ def _imported_names(file: Path) -> set[str]:
 
 
 def _tree(file: Path) -> ast.AST:
-    """Empty where a file is no Python (any more)."""
+    """The syntax tree; empty where a file is no Python."""
     try:
         return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
@@ -168,7 +168,7 @@ def _tree(file: Path) -> ast.AST:
 
 
 def load(path: Path, model_type: str) -> ModuleType:
-    """Import the file under its stem; a UserError says where it raised or what it lacks."""
+    """Import the file under its stem; a UserError says where it raised, or which name it lacks."""
     module = imported(path)
     if not hasattr(module, MODEL_CLASSES[model_type]):
         raise UserError(
@@ -179,8 +179,8 @@ def load(path: Path, model_type: str) -> ModuleType:
 
 
 def imported(path: Path) -> ModuleType:
-    """Any file of somebody else's, imported under its stem; its folder comes first on the path, so
-    that it finds its own files, as when it is run as a script."""
+    """Import a stranger's file under its stem. Its folder comes first on the path, so that it finds
+    its own files, as a script does."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError(f"The submission {path} cannot be imported as Python.")
@@ -229,7 +229,7 @@ def raised(error: BaseException) -> str:
 
 
 def kernel_places(path: Path) -> dict[str, str]:
-    """Function name -> FILE:LINE of its definition; empty where files are no Python any more."""
+    """Function name -> FILE:LINE of its definition; empty where files are no Python."""
     return {
         node.name: f"{file.name}:{node.lineno}"
         for file in reversed(files(path))

@@ -1,4 +1,4 @@
-"""The command line's arguments for a kernel in somebody else's model: which one, and where."""
+"""The command line's arguments for a kernel in a model of transformers."""
 
 import argparse
 from pathlib import Path
@@ -18,7 +18,7 @@ LEAST_COSINE = 0.999  # of the token that is farthest off, in bf16
 
 
 def asked(args: argparse.Namespace) -> Optional[Swap]:
-    """What the arguments ask for; None in other modes."""
+    """The swap of the arguments; None in other modes."""
     if args.mode != "swap":
         return None
     if args.kernel is None or args.at is None:
@@ -37,7 +37,7 @@ def asked(args: argparse.Namespace) -> Optional[Swap]:
 
 
 def check(settings: Settings) -> None:
-    """Refuse with a UserError what the mode would ignore."""
+    """Refuse with a UserError options that the mode would ignore."""
     if settings.swap is None:
         return
     if not -1 <= settings.swap.least_cosine <= 1:

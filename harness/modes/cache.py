@@ -1,4 +1,5 @@
-"""`--mode cache`: what the driver keeps from run to run, how large it is, and a way to clear it."""
+"""`--mode cache`: lists the files that the driver keeps between runs, with sizes, and clears
+them."""
 
 import time
 from pathlib import Path
@@ -36,8 +37,8 @@ def run(settings: Settings) -> int:
 
 
 def _folders(place: Path) -> list[Path]:
-    """Models, compiled and quantised ones each; references as one folder. What has a dot in front
-    belongs to a run that is not done."""
+    """Models, compiled and quantised ones each; references as one folder. Folders with a dot in
+    front belong to running runs."""
     kinds = sorted(path for path in place.glob("[!.]*") if path.is_dir())
     return [
         path

@@ -61,7 +61,7 @@ def _import_line_editing() -> None:
 
 
 def _lines(typed: bool) -> Iterator[str]:
-    """What is said, line by line, without blank lines; Ctrl-C throws a line away."""
+    """Yield the user's lines without blank ones; Ctrl-C drops a line."""
     while True:
         try:
             line = _typed_line() if typed else sys.stdin.buffer.readline().decode("utf-8")

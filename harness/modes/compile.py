@@ -8,7 +8,7 @@ from harness.settings import Settings
 
 
 def run(settings: Settings) -> int:
-    """Compile what has changed and print the operators of each graph."""
+    """Compile the changed graphs and print the operators of each graph."""
     loaded = build(open_session(settings))
     operators.print_operators(graphs.read(loaded.folder))
     if settings.enable_nki:

@@ -9,7 +9,7 @@ from harness.settings import Settings
 
 
 def run(settings: Settings) -> int:
-    """Measure what fits into the minutes; print what it says and where it stands."""
+    """Measure as much as fits into the minutes; print the findings and the report's path."""
     report = hour.run(settings.report, settings.minutes)
     print("\n".join(page.sentences(report)))
     console.say(f"Wrote {settings.report} and {settings.report.with_suffix('.md')}")

@@ -33,7 +33,7 @@ Kernels = dict[tuple[str, str], list[str]]  # (phase, module path) -> kernels
 def run(settings: Settings) -> int:
     """Compare on each prompt; exit status 0 where no module is suspected, else 1.
 
-    Where fp32 is not finite either, nothing can be said, which is 1, too.
+    Status 1 also where fp32 itself is not finite, so nothing can be compared.
     """
     if not sdk.platform().shows_graphs:
         raise UserError(
@@ -59,7 +59,7 @@ def run(settings: Settings) -> int:
 
 
 def _boundaries(session: Session) -> int:
-    """What the kernels' boundaries round, or without kernels those of each operator; status 0."""
+    """Print what the kernels' boundaries round, or without kernels each operator's; status 0."""
     nki = session.settings.enable_nki
     loaded = build(session, Role.NKI if nki else Role.BASELINE)
     for prompt, ids in zip(session.prompts, session.prompt_ids):

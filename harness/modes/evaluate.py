@@ -79,7 +79,7 @@ class Evaluator:
     def _check_is_measured(self, prompt_ids: Sequence[Sequence[int]]) -> bool:
         """Whether the accuracy check's own generation is the measurement.
 
-        It is where the times are the simulator's and nobody asked for several runs. A batch is
+        True where the times are the simulator's and nobody asked for several runs. A batch is
         checked row by row and measured as one, and a check does not speculate.
         """
         settings = self.session.settings
@@ -87,7 +87,7 @@ class Evaluator:
         return alone and not sdk.platform().measures_apart
 
     def begin(self, ids: Sequence[int], new_tokens: int) -> None:
-        """Let the baseline compute what a later `evaluate` of this prompt holds against, meanwhile.
+        """Let the baseline start on its logits for a later `evaluate` of this prompt.
 
         It runs in a process of its own, where the platform has two.
         """
@@ -107,7 +107,7 @@ class Evaluator:
         row: Optional[reference.Row],
         advance: Callable[[], Any],
     ) -> Evaluation:
-        """One batch; what goes wrong in the submission becomes the result's `error`.
+        """Evaluate one batch; a fault of the submission becomes the result's `error`.
 
         `seq_len` bounds prompt and new tokens together and may be shorter than the compiled one.
         """

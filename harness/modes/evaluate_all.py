@@ -1,8 +1,8 @@
 """`--mode evaluate_all`, and `test.py`: every prompt of prompts.txt, one result file each.
 
-A run is a folder: `run.json` says what was asked, `prompt-NN.json` appears whole when that prompt
-is done, the reports at the end. Killed at any moment, `--resume` takes up the newest unfinished
-run.
+A run is a folder. `run.json` has the settings, `prompt-NN.json` appears whole when its prompt is
+done, and reports appear at the end. A run may be killed at any moment; `--resume` takes up the
+newest unfinished run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEFAULT_NEW_TOKENS = 64
 
 
 def run(settings: Settings) -> int:
-    """Run what is missing; exit status 0 where every prompt that fits ran and was accurate."""
+    """Run the missing prompts; exit status 0 where every prompt that fits ran and was accurate."""
     accuracy.check_settings(settings)
     check_writable_folder(settings.results_path)
     prompts_file, _ = reference.files_of(settings.contest)
@@ -109,7 +109,7 @@ def _reported(run: Run) -> list[Evaluation]:
 
 
 def _with_new_tokens(session: Session) -> Session:
-    """The session with a number of new tokens, where none was asked for."""
+    """The session with a default number of new tokens."""
     count = sdk.platform().new_tokens
     if session.settings.max_new_tokens is not None or count is None:
         return session
@@ -165,7 +165,7 @@ def sized(session: Session, seq_len: int, ids: Sequence[Sequence[int]]) -> Sessi
 
 
 def length_for(tokens: int, row: Optional[reference.Row] = None) -> int:
-    """Sequence length for a prompt: its row's where it fits, else with room for new tokens."""
+    """The sequence length for a prompt: its row's if it fits, or one with room for new tokens."""
     if row is not None and tokens < row.seq_len:
         return row.seq_len
     needed = tokens + DEFAULT_NEW_TOKENS
@@ -183,8 +183,8 @@ def _chosen(settings: Settings, count: int) -> list[int]:
 
 
 def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
-    """What was asked; `inputs` is a digest of everything that went in, which a resumed run must
-    have in common, the model's folder and its files included."""
+    """The run's settings. `inputs` is a digest of all inputs, the model's files included; a resumed
+    run must have the same digest."""
     settings = session.settings
     described = {
         "model": session.model.name,
@@ -227,8 +227,8 @@ def _open_run(
 ) -> Path:
     """The folder of this run: a new one, or the newest unfinished one with `--resume`.
 
-    With `finished` also the newest finished one that was asked the same, as a submission may be
-    done while others beside it are not.
+    With `finished` it may also be the newest finished run with the same settings, since one
+    submission may be done while others are not.
     """
     if resume:
         runs = sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))
@@ -261,7 +261,7 @@ def _check_same(folder: Path, description: dict[str, Any]) -> None:
 
 
 def _changed(folder: Path, description: dict[str, Any]) -> list[str]:
-    """What was asked otherwise when the run in a folder was started."""
+    """The settings that differ from those with which the folder's run started."""
     before = _read_json(folder / RUN_FILE)
     return [name for name, value in description.items() if before.get(name) != value]
 

@@ -28,7 +28,7 @@ def run(settings: Settings) -> int:
 
 
 def report_speed(loaded: Loaded, prompt_ids: Sequence[Sequence[int]]) -> None:
-    """What `--benchmark` adds: the measured report of one batch, in the terminal."""
+    """Print the measured report of one batch, which `--benchmark` adds."""
     settings = loaded.session.settings
     runs = benchmark.runs_asked(settings.runs)
     tokens = new_token_limit(settings, prompt_ids)
@@ -71,7 +71,7 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
 
 
 def heading(session: Session, number: int, ids: Sequence[int]) -> str:
-    """What stands in front of an answer: its number, and the prompt where the answer goes on."""
+    """The heading of an answer: its number, and the prompt that the answer continues."""
     return f"Output {number}: " + (_prompt_text(session, ids) if session.continues_prompts else "")
 
 

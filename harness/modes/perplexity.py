@@ -18,8 +18,8 @@ WIDTH = 120  # columns of a table that goes to a file
 
 
 def run(settings: Settings) -> int:
-    """Print the perplexity of the float model, and of those that are asked for: int8 and fp8, a
-    scale a channel, where nothing is."""
+    """Print the perplexity of the float model and of quantised models. By default these are int8
+    and fp8, with a scale for each channel."""
     if settings.on_device_sampling:
         raise UserError("--mode perplexity reads logits; leave --on-device-sampling out.")
     results = [_measured(variant) for variant in variants(settings)]
@@ -28,7 +28,7 @@ def run(settings: Settings) -> int:
 
 
 def variants(settings: Settings) -> list[Settings]:
-    """The float model first, then what it is compared with."""
+    """The settings of the float model first, then of the models compared with it."""
     plain = settings.in_float()
     if settings.quantised_words:
         return [plain, settings]

@@ -1,7 +1,6 @@
-"""`--mode preflight`: the last look at a submission before its upload, as a checklist.
-
-The file stands alone; it compiles for every bucket that the prompts need, with warnings of the
-kernel checks counted as errors; it is accurate on a sample of the prompts; its NKI share.
+"""`--mode preflight`: a checklist for a submission before its upload. The file has to stand alone
+and to compile for every bucket that the prompts need; warnings of the kernel checks count as
+errors. It has to be accurate on a sample of the prompts. The list ends with its NKI share.
 """
 
 import ast
@@ -88,7 +87,7 @@ def _open(settings: Settings) -> Session:
 
 
 def _check(session: Session) -> Iterator[Item]:
-    """The items, each as soon as it is known; a failed compile ends the list."""
+    """Yield the items of the checklist; a failed compile ends it."""
     yield _guard("stands alone", lambda: stands_alone(session.submission))
     os.environ[STRICT_VARIABLE] = "1"
     built: list[Loaded] = []
@@ -144,7 +143,7 @@ def stands_alone(path: Path) -> str:
 
 
 def _constructs(path: Path) -> str:
-    """What public sources say of the file's constructs: a note, since no device refused one."""
+    """A note on the file's constructs: how many of them public sources show."""
     from harness.simulator import provenance  # takes PyTorch's time, which other modes do not need
 
     return provenance.summary(provenance.judge(provenance.in_source(path.read_text("utf-8"))))

@@ -52,7 +52,7 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
 
 
 def _blocks(settings: Settings) -> tuple[Optional[BlockPool], Optional[int]]:
-    """The blocks of the cache, and the tokens of a chunk; None for what there is not."""
+    """The cache's number of blocks and the tokens of a chunk; None where absent."""
     asked = settings.blocks
     if asked is None:
         return None, None

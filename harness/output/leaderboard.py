@@ -1,4 +1,4 @@
-"""Several submissions in one table, with the contest's points.
+"""A table of several submissions, with the contest's points.
 
 Points of a prompt are the score; a submission's normalised points of a prompt are its points over
 those of the best submission there, so that every prompt counts the same (the contest's rules:
@@ -84,7 +84,7 @@ def _standing(name: str, found: Sequence[Evaluation], best: Mapping[int, float])
 
 
 def _points(result: Evaluation) -> Optional[float]:
-    """The contest's points of a prompt: 0 for what failed, None where times make no score."""
+    """The contest's points of a prompt: 0 where it failed, None where times make no score."""
     return 0.0 if result.figures is None else result.figures.score.value
 
 

@@ -56,8 +56,8 @@ def headline(graph: GraphEstimate) -> str:
 
 
 def binding(graph: GraphEstimate) -> str:
-    """What bounds the graph: the words of the operator that takes most of its time, behind the
-    launch where that takes more."""
+    """The graph's bound, in the words of the operator that takes most of its time; the launch
+    stands first where it takes more."""
     worst = max(graph.operators, key=lambda op: op.total_ns)
     share = worst.total_ns / graph.latency_ns
     words = worst.profile.binding if worst.profile is not None else f"{worst.kind}, by roofline"
@@ -68,7 +68,7 @@ def binding(graph: GraphEstimate) -> str:
 
 
 def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
-    """Estimate what the settings ask for, beside the submission.
+    """Estimate the graphs of the settings, in the submission's process.
 
     Returns the tables as `text` of `width` columns, and `files` written to the process's folder.
     """
@@ -135,7 +135,7 @@ def _calls(prompt: PromptEstimate) -> Table:
 
 
 def _steps(step: StepEstimate) -> Table:
-    """What a token costs by how many of them a step gives, which its guesses decide."""
+    """The time of a token by the number of tokens that a step gives."""
     parts = " and ".join(f"{count} × {graph.submodel}" for graph, count in step.calls)
     title = (
         f"\nspeculation ({step.method}): {step.latency_ns / 1e6:,.3f} ms for a step of "
@@ -173,7 +173,7 @@ def _operators(graph: GraphEstimate) -> Table:
 
 
 def included(graph: GraphEstimate) -> str:
-    """What an operator's time has besides the kernel's own, which its profile tells."""
+    """The parts of an operator's time beside the kernel's own."""
     own = (op.time_ns - op.profile.time_ns for op in graph.operators if op.profile is not None)
     start = tables.microseconds(max(own, default=0.0))
     return (

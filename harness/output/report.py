@@ -104,7 +104,7 @@ def totals(results: Sequence[Evaluation]) -> dict[str, Any]:
 
 
 def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None:
-    """The table of all prompts, totals, and what went wrong."""
+    """Print the table of all prompts, totals, and errors."""
     table = Table(title="Results", title_justify="left")
     rows = [row(result) for result in results]
     # Sources that are the same everywhere stand in the lines below.
@@ -147,8 +147,8 @@ def _problems(results: Sequence[Evaluation]) -> list[str]:
 
 
 def of_quantised(words: str, results: Sequence[Evaluation]) -> list[str]:
-    """What a contest would say of quantised weights or caches, and by how much they fail there:
-    one sentence, none where `words` names nothing that is quantised."""
+    """The contest's verdict on quantised weights or caches, and by how much they fail: one
+    sentence, or none where `words` names no quantised part."""
     rows = [row for result in results if result.figures for row in result.figures.accuracy]
     known = [row for row in rows if row.max_abs_error is not None]
     if not words or not known:
@@ -223,7 +223,7 @@ def print_speed(name: str, speed: Optional[SpeedReport]) -> None:
 
 
 def _latencies(figures: dict[str, float]) -> str:
-    """Percentiles where there were several runs, one number where all are the same."""
+    """Percentiles of several runs, or one number where all runs are equal."""
     times = {
         key.removeprefix("latency_ms_"): f"{ms:.2f}"
         for key, ms in figures.items()

@@ -44,7 +44,7 @@ def print_table(
 
 
 def print_ratios(eager: Speed, kernel: Speed, times: Source) -> None:
-    """How many times faster than eager PyTorch; what has no estimate says why."""
+    """Print how many times faster than eager PyTorch it is, or why there is no estimate."""
     told = [f"{eager.latency_ms / kernel.latency_ms:.3g} ({times})"]
     if eager.estimate_ms and kernel.estimate_ms:
         ratio = eager.estimate_ms[0] / kernel.estimate_ms[0]

@@ -1,4 +1,4 @@
-"""What every submission's process needs and what takes seconds to import, imported once."""
+"""Imports once the slow modules that every submission's process needs."""
 
 import contextlib
 import importlib

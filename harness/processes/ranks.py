@@ -1,9 +1,10 @@
-"""The driver under torchrun: rank 0 runs the mode, the others do what its submissions are told.
+"""The driver under torchrun: rank 0 runs the mode, and the other ranks repeat its orders to
+submissions.
 
-Rank 0 writes what it asks of its own processes into torchrun's store: a process to start, a
-function to call there, a process to end. Every other rank reads that, does the same in a process
-of its own, whose collectives meet rank 0's, and writes what became of it. So each rank has its
-limits and its confinement, and only rank 0 reads prompts, keeps the clock, and writes results.
+Rank 0 writes its orders into torchrun's store: a process to start, a function to call there, a
+process to end. Every other rank reads that, does the same in a process of its own, whose
+collectives meet rank 0's, and writes what became of it. So each rank has its limits and its
+confinement, and only rank 0 reads prompts, keeps the clock, and writes results.
 
 The store is open to every process of its machine, submissions included. What the drivers write
 there is JSON with a digest under a key, which rank 0 gives to the others before anything else runs.
@@ -52,9 +53,8 @@ FORM = Form(_is_record)
 
 @dataclass(frozen=True)
 class Order:
-    """What a rank is to do with its process number `process`; None: end the run.
-
-    It starts for the job `start`, or calls `function` with `arguments`; without both it ends.
+    """An order to a rank about its process number `process`; None ends the run. The process starts
+    for the job `start`, or calls `function` with `arguments`; without both it ends.
     """
 
     process: Optional[int] = None
@@ -65,9 +65,8 @@ class Order:
 
 
 class Store:
-    """Orders by number and what became of them, in torchrun's key-value store.
-
-    A UserError tells that somebody else has written there.
+    """Orders by number and their outcomes, in torchrun's key-value store. A UserError says that a
+    stranger has written there.
     """
 
     def __init__(self, place: Place) -> None:
@@ -103,7 +102,7 @@ class Store:
             self._store.set(_name(name), self._digest(name, data) + data)
 
     def read(self, deadline: float, number: int, rank: int = 0) -> Any:
-        """What was written, once it is there; a TimeoutError at `deadline` (monotonic)."""
+        """Wait for an entry and read it; a TimeoutError at `deadline` (monotonic)."""
         name = f"{number}/{rank}"
         with _told_of_torchrun():
             found = self._waited(name, deadline)
@@ -155,13 +154,14 @@ class Leader:
         return OnEveryRank(self, next(self._processes), job)
 
     def order(self, order: Order) -> int:
-        """Have the others do something; the number under which they tell what became of it."""
+        """Write an order to the other ranks; returns the number under which they report."""
         number = next(self._orders)
         self._store.write(order, number)
         return number
 
     def failures(self, number: int, deadline: float) -> list[str]:
-        """Why ranks have failed at an order, of those that did; TimeoutError where one is mute."""
+        """The reasons of the ranks that failed at an order; TimeoutError where a rank does not
+        answer."""
         outcomes = {
             rank: self._store.read(deadline, number, rank) for rank in range(1, self.place.size)
         }
@@ -169,7 +169,7 @@ class Leader:
 
 
 class OnEveryRank(Process):
-    """Rank 0's process for a job, with one on every other rank that is told the same."""
+    """Rank 0's process for a job, with one on every other rank that gets the same orders."""
 
     def __init__(self, leader: Leader, number: int, job: Job) -> None:
         assert job.limits is not None
@@ -205,7 +205,7 @@ class OnEveryRank(Process):
         return answer
 
     def _cause(self, number: int) -> Optional[str]:
-        """What another rank says that failed by itself."""
+        """The reason of another rank that failed first."""
         try:
             failures = self._leader.failures(number, time.monotonic() + OTHERS_SECONDS)
         except TimeoutError:
@@ -272,7 +272,7 @@ def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
 def follow(place: Place) -> int:
     """Do what rank 0 orders until it ends the run; exit status 0, or that of an interrupt.
 
-    Rank 0 tells what there is to tell: this rank is quiet.
+    This rank prints nothing; rank 0 does.
     """
     rank = Rank(place)
     try:

@@ -1,4 +1,4 @@
-"""The models of one session: the submission's variants, and what they are compared with."""
+"""The models of one session: the submission's variants, and the models compared with them."""
 
 from enum import Enum
 

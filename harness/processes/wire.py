@@ -21,7 +21,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class WireError(Exception):
-    """What arrived is no message; `str(error)` says why."""
+    """The bytes received are no message; `str(error)` says why."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
-"""The process that a submission runs in: it does what it is told and answers with plain data.
-
-Its parent forks it from a server that has imported what is slow (`preload`) and nothing of any
-submission. Every function that it is told to run is one of the harness, called with a Host first.
+"""The process that a submission runs in; it answers requests with plain data. Its parent forks it
+from a server that has imported the slow modules (`preload`) and nothing of any submission. It runs
+functions of the harness only, with a Host as first argument.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ STOP = pickle.dumps("stop")  # instead of a request: the step that is being done
 
 @dataclass(frozen=True)
 class Job:
-    """What a process runs for its whole life.
+    """The job of a process for its whole life.
 
     Attributes:
         eos_token_id: the tokenizer's, for models without generation settings.
@@ -71,7 +70,7 @@ class Job:
 
 @dataclass
 class Answer:
-    """What a function of this process gives back: data, and fp32 arrays."""
+    """The result of a function of this process: data, and fp32 arrays."""
 
     body: Any
     arrays: list[np.ndarray] = field(default_factory=list)
@@ -81,7 +80,7 @@ class Answer:
 class Host:
     """The inside of the process: the submission's module and the models built from it.
 
-    `stopped` says whether the driver has asked for an early end of what is being done.
+    `stopped` says whether the driver has asked for an early end.
     """
 
     job: Job
@@ -103,16 +102,15 @@ class Host:
 
     @property
     def model_class(self) -> Any:
-        """What the module has to run models of the job's type."""
+        """The module's class for models of the job's type."""
         if self.job.source is None:
             return getattr(self.module, submission.BASELINES[self.job.model_type][1])
         return getattr(self.module, submission.MODEL_CLASSES[self.job.model_type])
 
     @contextlib.contextmanager
     def told_as_the_submission(self, what: str) -> Iterator[None]:
-        """An error that is no refusal becomes one: `what`, and the submission's line that raised.
-
-        A full disk stays what it is, unless the submission's own line ran into it.
+        """Turn an error into a refusal: `what`, and the submission's line that raised. A full disk
+        stays an OSError, unless the submission's own line met it.
         """
         try:
             yield
@@ -125,7 +123,7 @@ class Host:
             raise UserError(f"{what}: {self.where(error)}.") from error
 
     def by_flags(self, told: str) -> str:
-        """A refusal of a graph that is too large, with the driver's names of what to choose."""
+        """Name the driver's options in a refusal of a graph that is too large."""
         chunk = "prefill-chunk" if self.job.settings.prefill_chunk else "speculation-length"
         told = told.replace("choose a speculation_length of", f"choose a --{chunk} of")
         return told.replace("choose a max_context_length of", "choose a --max-context-length of")
@@ -206,7 +204,7 @@ def _join(group: str, place: Optional[Place]) -> Optional[str]:
 
 
 def _said_to_rank_0(stopped: Callable[[], bool]) -> Callable[[], bool]:
-    """What rank 0 is told, on every rank: all of them end with the same step."""
+    """The driver's word to rank 0, on every rank: all end with the same step."""
     return lambda: importlib.import_module(_RANKS).rank_0_says(stopped())
 
 
@@ -248,7 +246,7 @@ def _flush() -> None:
 
 
 def _of_memory(error: BaseException, job: Job) -> str:
-    """What to add where a process ran into its limit."""
+    """The advice for a process that ran into its limit."""
     found: Optional[BaseException] = error
     while found is not None and not isinstance(found, MemoryError):
         if "can't allocate memory" in str(found):

@@ -1,7 +1,6 @@
-"""Submissions run in processes of their own; this is the driver's end of the line to them.
-
-What comes back is data, and is checked where it is used. A process that exits, is killed, hangs,
-closes its connection or sends something else becomes a SubmissionFailed with the reason.
+"""The driver's end of the connection to submissions, which run in processes of their own. Answers
+are data, and are checked where they are used. A process that exits, is killed, hangs, closes its
+connection or sends something else becomes a SubmissionFailed with the reason.
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ class SubmissionFailed(UserError):
 
 
 class Workers:
-    """The processes of one session, one for each job; `process` makes those of their own."""
+    """The processes of one session, one for each job."""
 
     def __init__(self, process: Optional[Callable[[Job], Worker]] = None) -> None:
         self._process = process
         self._open: list[tuple[Job, Worker]] = []
 
     def prepare(self) -> None:
-        """Begin to import what is slow, in the server that processes are forked from."""
+        """Begin to import the slow modules, in the server that processes are forked from."""
         with _importable():
             _CONTEXT.set_forkserver_preload([SERVER])
             forkserver.ensure_running()
@@ -107,7 +106,7 @@ _told: list[str] = []
 
 
 class Worker:
-    """What does a job; `call` runs one function of the harness there."""
+    """Does a job; `call` runs one function of the harness there."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -120,10 +119,9 @@ class Worker:
         stop: Stop = _never,
         **arguments: Any,
     ) -> Answer:
-        """Run `module:name`; `what` says in messages what was going on.
-
-        Once `stop`, asked after each event, is true, a generation ends with its current step.
-        A UserError tells a refusal, a SubmissionFailed everything else that went wrong there.
+        """Run `module:name`; `what` names the work in messages. Once `stop`, asked after each
+        event, is true, a generation ends with its current step. A UserError is a refusal, a
+        SubmissionFailed any other fault there.
         """
         return self._call(function, what, on_event, stop, arguments)
 
@@ -138,14 +136,14 @@ class Worker:
 
     @property
     def ended(self) -> bool:
-        """Whether `close` was called, by the driver or because something went wrong."""
+        """Whether `close` was called, by the driver or after a fault."""
         return not self._finalizer.alive
 
     _finalizer: weakref.finalize
 
 
 class InProcess(Worker):
-    """In the driver's own process, for debuggers: no limits and no protection."""
+    """A worker in the driver's own process, for debuggers: no limits and no protection."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -172,7 +170,7 @@ class InProcess(Worker):
 
 
 class Process(Worker):
-    """In a process of its own, under the job's limits."""
+    """A worker in a process of its own, under the job's limits."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -233,7 +231,7 @@ class Process(Worker):
 
     @contextlib.contextmanager
     def _told_as_the_submission(self, what: str) -> Iterator[None]:
-        """What is wrong with the connection or a message becomes a SubmissionFailed."""
+        """Turn faults of the connection or of a message into a SubmissionFailed."""
         try:
             yield
         except TimeoutError as error:
@@ -275,7 +273,7 @@ class Process(Worker):
 
 
 def _end(process: Any, job: Job) -> None:
-    """End a process and what it left behind, and remove its folder."""
+    """End a process and its children, and remove its folder."""
     try:
         forked.end(process)
     finally:  # an end of the driver may interrupt it
@@ -291,8 +289,8 @@ def _remove_folder(job: Job) -> None:
 
 
 def _print_output(output: Connection) -> None:
-    """What a submission prints goes to standard error, without control characters and not
-    endlessly: standard output is for results."""
+    """Print a submission's output to standard error, without control characters and up to a bound:
+    standard output is for results."""
     left, line = MOST_OUTPUT_BYTES, b""  # whole lines only: status lines come in between
     with contextlib.suppress(OSError, EOFError):
         while data := os.read(output.fileno(), 65536):
@@ -319,7 +317,7 @@ _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")  # colours and weights
 
 
 def without_controls(text: str, styled: bool = False) -> str:
-    """Text that moves no cursor and changes no terminal, but for colours where `styled`."""
+    """Text without control characters; colours stay where `styled`."""
     parts = _STYLE.split(text) if styled else [text]
     return "".join(
         part

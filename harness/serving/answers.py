@@ -100,7 +100,7 @@ class Reply:
         }
 
     def leave(self, scheduler: Scheduler) -> None:
-        """Stop what still runs: the answer is whole, or nobody listens any more."""
+        """Stop the choices that still run: the answer is whole, or the client has left."""
         for choice in self.choices:
             scheduler.leave(choice.answer, "left" if choice.finish is None else choice.finish)
 
@@ -152,7 +152,7 @@ class Reply:
 
 
 def _text_of(choice: Choice, event: int | End) -> str:
-    """What one event adds to a choice's text; sets its end."""
+    """The text that one event adds to a choice; sets its end."""
     if isinstance(event, End):
         text = choice.text.rest()
         choice.finish = "stop" if choice.text.stopped else event.reason

@@ -1,4 +1,4 @@
-"""The HTTP application: OpenAI's paths over a scheduler, a page, and what monitoring asks for."""
+"""The HTTP application: OpenAI's paths over a scheduler, a page, and paths for monitoring."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ _CLIENT_GONE = 499  # nginx's status for it; nobody reads it
 
 @dataclass(frozen=True)
 class Served:
-    """What the application knows of its model.
+    """The properties of the model that the application needs.
 
     Attributes:
         most_prompt: tokens of a prompt; with the new ones at most `seq_len`.
@@ -70,7 +70,7 @@ class Served:
         return {self.name: 0} | {name: row for row, name in enumerate(self.adapters, 1)}
 
     def listed(self, name: str) -> dict[str, Any]:
-        """What OpenAI's interface says of a model; an adapter's parent is the model itself."""
+        """The entry of a model in OpenAI's form; an adapter's parent is the model itself."""
         parent = {"parent": self.name} if self.models[name] else {}
         return {"id": name, "object": "model", "created": 0, "owned_by": "local", **parent}
 
@@ -268,7 +268,7 @@ class Api:
 
 
 def _encode_text(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text as it is, without the chat template."""
+    """Tokens of a text without the chat template."""
     return encode(tokenizer, [text], raw=True)[0]
 
 
@@ -322,7 +322,7 @@ async def _told(_: Request, error: Exception) -> Response:
 
 
 def _seed(asked: int, number: int) -> int:
-    """Seed of a choice: the first has the one that was asked for, no two choices share one."""
+    """The seed of a choice: the first has the request's, and no two choices share a seed."""
     if number == 0:
         return asked
     return int.from_bytes(hashlib.sha256(f"{asked} {number}".encode()).digest()[:7], "big")

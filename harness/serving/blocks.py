@@ -1,9 +1,8 @@
-"""Who owns which block of the cache, and which blocks hold what again and again.
-
-An answer takes all blocks that it may ever fill when it begins, so none is stopped half-way for
-want of one: where too few are free it waits, and all behind it, so that nobody is passed by for
-ever. Full blocks stay known by what they hold when their answer ends, until somebody needs the
-room; the one that was used longest ago goes first. What they hold is compared token by token.
+"""Owners of the cache's blocks, and blocks shared by equal prefixes. An answer takes all blocks
+that it may ever fill when it begins, so none stops half-way. Where too few are free it waits, and
+all behind it wait, so that nobody is overtaken for ever. When an answer ends its full blocks stay
+known by their tokens, until somebody needs the room; the block used longest ago goes first. What
+they hold is compared token by token.
 """
 
 import collections
@@ -52,7 +51,7 @@ class BlockPool:
     def take(self, ids: Sequence[int], most: int, adapter: int) -> Optional[Lease]:
         """Blocks for a prompt and at most `most` new tokens; None where too few are free.
 
-        At least the prompt's last token is computed, as its logits are asked for.
+        At least the prompt's last token is computed, because its logits are needed.
         """
         shared = self._prefix(ids[:-1], adapter) if self._shares else []
         needed = -(-(len(ids) + most) // self.size) - len(shared)

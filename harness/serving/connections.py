@@ -1,4 +1,5 @@
-"""Connections below the application: how many, how slow, and what is no HTTP at all."""
+"""Limits on connections below the application: their number, slow heads, and bytes that are no
+HTTP."""
 
 import asyncio
 from typing import Any, Optional
@@ -13,8 +14,8 @@ HEAD_SECONDS = 15.0  # for a request's first line and headers to arrive
 
 
 class Connection(H11Protocol):
-    """Uvicorn's, but beyond the limit of connections each is told so in OpenAI's form, where
-    uvicorn refuses requests of all; and a head that trickles in does not hold a place for ever.
+    """Uvicorn's protocol with other limits. Beyond the limit each further connection gets an error
+    in OpenAI's form, where uvicorn refuses requests of all; a slow head is cut.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:

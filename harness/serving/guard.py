@@ -1,4 +1,4 @@
-"""What every request passes: its host, its key, its size; and how refusals look."""
+"""The checks of every request (host, key, size), and the form of refusals."""
 
 import asyncio
 import hmac
@@ -19,7 +19,7 @@ OPEN_PATHS = ("/", "/health")  # without a key: neither shows what anybody asks
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may do.
+    """The limits on clients.
 
     Attributes:
         key: that every request must carry; None where everybody may ask.
@@ -64,7 +64,7 @@ class ApiError(Exception):
 
 
 class Guard:
-    """Around the whole application: who may ask, and what was asked, without its text.
+    """Wraps the application: checks who may ask, and logs requests without their text.
 
     A page of another site must not use a browser as its way in: names of other hosts are refused
     (DNS rebinding), and so are bodies that a form could send without asking first.
@@ -114,7 +114,7 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host to bind to is reached from this machine only."""
+    """Whether only this machine can reach a host to bind to."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

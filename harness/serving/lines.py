@@ -14,7 +14,7 @@ _SLOTS = "harness.session.slots"
 class Lines(Protocol):
     """Cache lines of a model; each call returns when the device is done.
 
-    What a call raises has ended all requests in flight; `recover` comes before the next one.
+    An error of a call has ended all requests in flight; call `recover` before the next one.
     """
 
     def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
@@ -61,7 +61,7 @@ class LoadedLines:
         return self._loaded.call(f"{_SLOTS}:{function}", _FAILED, **arguments).body
 
     def _checked(self, tokens: Any, rows: int) -> list[int]:
-        """The tokens, one of the vocabulary for each row; nothing else is believed."""
+        """Check the tokens: one of the vocabulary for each row."""
         vocabulary = self._loaded.session.vocabulary
         whole = isinstance(tokens, list) and len(tokens) == rows
         if not whole or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):

@@ -54,7 +54,7 @@ class Metrics(Meters):
 
 
 class _Gauges(Collector):
-    """What a scheduler's state says at the moment it is asked."""
+    """Gauges of a scheduler's state at the moment of the request."""
 
     _NAMES = {
         "running": "Answers that have a slot",

@@ -23,7 +23,7 @@ _RATE_SECONDS = 5.0  # over which tokens a second are counted
 
 
 class QueueFull(Exception):
-    """Nobody else may wait; `str(error)` says how many do."""
+    """The queue is full; `str(error)` says how many answers wait."""
 
 
 class Draining(Exception):
@@ -78,7 +78,7 @@ class Answer:
         return Row(self.line, self.tokens[-1], position, self.draw(), self.adapter, blocks)
 
     def part(self, most: int) -> Part:
-        """Part of a chunk: the newest token, or at most `most` of what the cache lacks."""
+        """Part of a chunk: the newest token, or at most `most` tokens that the cache lacks."""
         assert self.lease is not None
         start = self.cached if self.cached < len(self.ids) else self.row().position
         tokens = self.tokens[-1:] if self.tokens else self.ids[start : start + most]
@@ -86,7 +86,7 @@ class Answer:
 
 
 class Meters:
-    """What a scheduler reports; this one does nothing with it."""
+    """Receives a scheduler's reports; this class drops them."""
 
     def first_token(self, seconds: float) -> None: ...
 
@@ -145,7 +145,7 @@ class Scheduler:
         self._wake.set()
 
     def leave(self, answer: Answer, reason: str = "left") -> None:
-        """Nobody listens to it any more: its place in the queue, or its line, becomes free."""
+        """Free the place in the queue, or the line, of an answer whose client has left."""
         answer.left = answer.left or reason
         if answer in self._waiting:
             self._waiting.remove(answer)
@@ -153,17 +153,17 @@ class Scheduler:
         self._wake.set()
 
     def drain(self) -> None:
-        """Take nothing new; `run` returns when what was accepted is done."""
+        """Take no new answers; `run` returns when the accepted ones are done."""
         self._draining = True
         self._wake.set()
 
     def cut(self) -> None:
-        """End what drains too long, between two steps; who asked is told."""
+        """End answers that drain too long, between two steps, with an error to their clients."""
         self._draining = self._cut = True
         self._wake.set()
 
     def state(self) -> dict[str, Any]:
-        """What the page shows: slots, queue, tokens a second; no text."""
+        """The page's data: slots, queue, tokens a second; no text."""
         now = time.monotonic()
         while self._recent and self._recent[0] < now - _RATE_SECONDS:
             self._recent.popleft()
@@ -224,7 +224,7 @@ class Scheduler:
             self._fail(error)
 
     def _begin(self) -> Optional[Answer]:
-        """The first that waits gets a line, and its blocks, where there are such."""
+        """Give the first waiting answer a line, and blocks where the cache has blocks."""
         free = [line for line in range(self._count) if line not in self._running]
         if not free or not self._waiting:
             return None
@@ -283,7 +283,7 @@ class Scheduler:
             self._take(answer, token)
 
     def _take(self, answer: Answer, token: int) -> None:
-        """Hand out a new token, or the end that it means."""
+        """Pass on a new token, or the end that it means."""
         now = time.monotonic()
         if answer.last is None:
             self._meters.first_token(now - answer.arrived)
@@ -314,7 +314,7 @@ class Scheduler:
             self._end(answer, End("left"))
 
     def _fail(self, error: Exception) -> None:
-        """End what is in flight with the reason; the loop goes on, and recovers before it does."""
+        """End the answers in flight with the reason; the loop recovers and goes on."""
         self._broken = True
         self.failures += 1
         told = " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,6 @@
-"""Forms of OpenAI's requests: what this server does, and what it refuses by name.
-
-Field names and limits: OpenAI's API reference, Completions and Chat. A field that changes the
-answer is done or refused; those that change nothing where they have their neutral value are taken.
+"""Forms of OpenAI's requests, with the fields that this server takes or refuses by name. Field
+names and limits: OpenAI's API reference, Completions and Chat. A field that changes the answer is
+supported or refused; fields with their neutral value are taken.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class StreamOptions(_Form):
 
 
 class _Request(_Form):
-    """What both kinds of requests have."""
+    """The fields of both kinds of requests."""
 
     model: str
     temperature: Optional[float] = Field(None, ge=0, le=2)
@@ -60,7 +59,8 @@ class _Request(_Form):
     @validator(mode="before")
     @classmethod
     def _neutral(cls, data: Any) -> Any:
-        """Leave out what changes nothing; refuse by name what this server cannot do."""
+        """Drop fields that change nothing; refuse by name fields that this server does not
+        support."""
         if not isinstance(data, dict):
             return data
         for name, harmless in _NEUTRAL.items():

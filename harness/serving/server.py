@@ -51,7 +51,7 @@ class Server(uvicorn.Server):
             logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Take no new answers, say so to who asks, and wait for those that run."""
+        """Refuse new answers, and wait for the running ones."""
         del sig, frame
         self.should_exit = self.force_exit = self._cut_at < math.inf
         self._cut_at = time.monotonic() + self._patience

@@ -20,7 +20,7 @@ class AnswerText:
         return self._until_stop(self._row.add(token))
 
     def rest(self) -> str:
-        """What was held back, when no further token comes."""
+        """Return the text held back, when no further token comes."""
         text = self._until_stop(self._row.rest())
         if self.stopped:
             return text

@@ -1,7 +1,7 @@
-"""Numbers of low-rank adapters, which NxDI's releases count otherwise.
+"""Numbers of low-rank adapters, which differ between NxDI's releases.
 
-Up to 0.6 number 0 is the model itself. From 0.7 on it is the first adapter, and the model has none:
-here the last one takes its place, which no checkpoint fills, so that it adds zeros.
+Up to 0.6 number 0 is the model itself. From 0.7 on number 0 is the first adapter, and the model has
+no number: an extra last adapter, which no checkpoint fills, takes its place and adds zeros.
 """
 
 import inspect

@@ -32,7 +32,7 @@ _MODEL = "harness.session.model"
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to generate, with what was learnt while building it."""
+    """A model ready to generate, with the findings of its build."""
 
     session: Session
     role: Role
@@ -49,7 +49,7 @@ class Loaded:
 
 
 def build(session: Session, role: Optional[Role] = None) -> Loaded:
-    """Compile what has changed, and load.
+    """Compile the changed parts, and load.
 
     A refusal by the compiler leaves an earlier compiled folder as it was.
     """
@@ -74,7 +74,7 @@ def build(session: Session, role: Optional[Role] = None) -> Loaded:
 def counting(loaded: Loaded) -> Loaded:
     """The same model in a process of its own, where MACs and times are counted.
 
-    What a submission does while it generates does not reach it. The baseline is nobody's, and
+    A submission's acts while it generates do not reach that process. The baseline needs none, and
     without isolation there is one process only.
     """
     job = _job(loaded.session, loaded.role)
@@ -134,7 +134,7 @@ def work_folder(settings: Settings) -> Path:
 
 
 def limits_of(settings: Settings) -> Limits:
-    """What the process of a submission, or of a kernel, may use."""
+    """The limits of a submission's or a kernel's process."""
     return Limits(
         memory_bytes=int(settings.memory_limit * 2**30),
         cpu_seconds=settings.cpu_limit,
@@ -157,7 +157,7 @@ def _checked_buckets(found: Any) -> dict[str, list[int]]:
 
 
 def _settings_of(session: Session, role: Role) -> Settings:
-    """What of the settings one of the models runs with."""
+    """The part of the settings with which one of the models runs."""
     asked = session.settings
     if role in (Role.DRAFT, Role.PRECISE):
         return asked.in_float()
@@ -165,7 +165,8 @@ def _settings_of(session: Session, role: Role) -> Settings:
 
 
 def _quantise_once(loaded: Loaded) -> bool:
-    """Make the quantised checkpoint where it is asked for and missing; whether it was made."""
+    """Make a missing quantised checkpoint if the settings ask for it; returns whether it was
+    made."""
     settings = _settings_of(loaded.session, loaded.role)
     target = settings.quantized_checkpoints_path
     if not settings.quantized or target is None:
@@ -206,7 +207,7 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
 
 
 def _take(made: Path, target: Path) -> None:
-    """Put what a submission has made in the place of an empty folder: plain files, or nothing."""
+    """Move a submission's files to the place of an empty folder: plain files, or nothing."""
     try:
         check_plain(made)  # a link in the place of the folder itself
         os.rename(made, target)
@@ -219,7 +220,7 @@ def _take(made: Path, target: Path) -> None:
 
 
 def _save_tokenizer(tokenizer: Any, target: Path) -> None:
-    """The tokenizer's files, written elsewhere first: what lies in their places is not opened."""
+    """Write the tokenizer's files elsewhere first: files in their places are not opened."""
     own = target.parent / "tokenizer"
     tokenizer.save_pretrained(str(own))
     for file in own.iterdir():
@@ -247,8 +248,8 @@ def last_used(root: Path) -> float:
 def forget_old(cache: Path, most_bytes: int, keep: Path) -> tuple[int, int]:
     """Remove compiled folders that were used longest ago, until the others fit.
 
-    Those that another run has locked, and `keep`, stay. Returns the bytes that are left, and how
-    many folders went.
+    Folders that another run has locked stay, and so does `keep`. Returns the bytes left, and the
+    number of folders removed.
     """
     roots = [path for path in cache.iterdir() if path.is_dir() and path != keep]
     sizes = {path: sum(_file_sizes(path).values()) for path in [*roots, keep]}
@@ -286,15 +287,14 @@ def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
 
 
 def identity(loaded: Loaded) -> str:
-    """A digest of what a model was compiled from, and of the code here that runs it."""
+    """A digest of the inputs of a compiled model, and of the code here that runs it."""
     code = b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py")))
     return hashlib.sha256((loaded.folder / MANIFEST).read_bytes() + code).hexdigest()
 
 
 def _changed_inputs(folder: Path, inputs: dict[str, Any]) -> list[str]:
-    """Which inputs a compiled folder was not built from; ["first time"] where there is none.
-
-    Files that are missing or have another checksum than when they were written count as changed.
+    """The inputs that have changed since a folder was compiled; ["first time"] without a folder.
+    Missing files, and files with another checksum, count as changed.
     """
     try:
         built_from = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Several turns with one model: what is said so far, cut where the cache would not hold it."""
+"""Several turns with one model: the turns so far, cut to the length of the cache."""
 
 from dataclasses import replace
 
@@ -60,7 +60,8 @@ class Conversation:
         return len(self._said) // 2
 
     def ask(self, question: str) -> tuple[list[int], int]:
-        """The prompt that asks `question` after what is remembered; turns forgotten for it.
+        """The prompt that asks `question` after the remembered turns; the number of turns
+        forgotten.
 
         Raises:
             UserError: the question alone leaves no room for an answer.

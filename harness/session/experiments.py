@@ -61,7 +61,7 @@ class Tree(Speculative):
         return torch.tensor(rows + still), torch.tensor(places + still)
 
     def _rows(self) -> torch.Tensor:
-        """Where each node is cached; those that find no place share the last one."""
+        """The place of each node in the cache; nodes without a place share the last one."""
         last = self.neuron_config.max_length - 1
         return (self._cached + torch.arange(len(self._mask))).clamp_max(last)
 

@@ -1,4 +1,4 @@
-"""Tokens from a loaded model: the driver's side, which keeps the clock and checks what comes."""
+"""Tokens from a loaded model: the driver's side, which keeps the clock and checks answers."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ def generate_tokens(
 
     `on_step` gets the newest token of every row after each step; rows that have ended get padding.
     `fixed_length` suppresses end tokens, so that every row gets all `new_tokens`. Once `stop` is
-    true no further step begins, but for one that the model is at already.
+    true no further step begins, except one that the model has begun.
     """
     steps, _ = _generate(loaded, prompt_ids, new_tokens, on_step, False, fixed_length, False, stop)
     return steps
@@ -73,7 +73,7 @@ def speculative_tokens(
     new_tokens: int,
     on_step: Optional[OnStep] = None,
 ) -> tuple[int, Any]:
-    """`generate_tokens` of a fixed length; how many tokens a row came, and what the process says of
+    """`generate_tokens` of a fixed length; returns the tokens of a row, and the process's report of
     the calls that gave them."""
     steps, answer = _generate(loaded, prompt_ids, new_tokens, on_step, False, True, False)
     return len(steps), answer.body
@@ -117,7 +117,7 @@ def _generate(
 
 
 def _parts(event: Any) -> tuple[Any, float]:
-    """What an event says: tokens, which are checked later, and seconds of a clock that ran."""
+    """The contents of an event: tokens, which are checked later, and seconds of a clock."""
     if isinstance(event, list) and len(event) == 2:
         tokens, seconds = event
         if isinstance(seconds, float) and 0 <= seconds < _LONGEST_STEP:

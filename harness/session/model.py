@@ -1,4 +1,4 @@
-"""What runs beside the submission: configure, compile, load, generate. See `worker`."""
+"""Functions of the submission's process: configure, compile, load, generate. See `worker`."""
 
 import contextlib
 import copy
@@ -128,9 +128,9 @@ def _lengths(wrapper: Any) -> list[int]:
 
 
 def _with_draft(host: Host, model_class: Any, target: Any) -> Any:
-    """What fused speculation's target needs to know of its draft, whose configuration is the
-    target's but for what NxDI's demo changes; NxDI 0.1 leaves the single-token graph out only where
-    it is told to."""
+    """Add the draft to the configuration of fused speculation's target. The draft's configuration
+    is the target's with the changes of NxDI's demo. NxDI 0.1 leaves out the single-token graph only
+    by an option."""
     asked = host.job.settings.speculation
     assert asked is not None and asked.draft_path is not None
     if asked.token_tree and not hasattr(target, "token_tree_config"):
@@ -166,7 +166,7 @@ def _chunks_of(values: dict[str, Any]) -> Any:
 
 
 def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
-    """Refuse what this version of NxDI would ignore, but for a warning."""
+    """Refuse fields that this version of NxDI would ignore with a warning."""
     flags = {
         "apply_seq_ids_mask": "--apply-seq-ids-mask",
         "cp_degree": "--cp-degree",
@@ -223,7 +223,7 @@ def compile(host: Host, role: str) -> str:
 
 
 def load(host: Host, role: str, folder: Path) -> None:
-    """Load what was compiled; what the SDK raises meanwhile means that the folder is damaged."""
+    """Load the compiled folder; an error of the SDK means that the folder is damaged."""
     try:
         with _watched(host, Role(role)):
             host.models[Role(role)].load(str(folder))
@@ -239,8 +239,8 @@ def load(host: Host, role: str, folder: Path) -> None:
 
 
 def _keep_memory() -> None:
-    """Up to 1 GiB that operators free stays with the process, where the C library is glibc: pages
-    that the system clears anew took half of the time of attention to 1280 tokens."""
+    """Keep up to 1 GiB of freed memory in the process, under glibc: pages that the system clears
+    anew took half of the time of attention to 1280 tokens."""
     with contextlib.suppress(AttributeError, OSError):
         libc = ctypes.CDLL(None)
         libc.mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
@@ -258,10 +258,9 @@ def generate(
 ) -> Answer:
     """One call of the SDK's Hugging Face adapter; each step's tokens and seconds are an event.
 
-    The array is the logits [steps, batch, V] after the processors of transformers, where asked
-    for: end tokens are -inf where the length is fixed. Under speculation the body has, for each
-    call behind the prefill, how many tokens were guessed and how many rightly, and the draft's
-    steps.
+    The array, if asked for, is the logits [steps, batch, V] after the processors of transformers:
+    end tokens are -inf where the length is fixed. Under speculation the body has, for each call
+    behind the prefill, the number of guesses, of right guesses, and of the draft's steps.
     """
     settings = host.job.settings
     model = host.models[Role(role)]
@@ -312,7 +311,7 @@ def generate(
 def _watched(
     host: Host, role: Role, wanted: bool = True
 ) -> contextlib.AbstractContextManager[None]:
-    """What the submission's graphs run is counted, for whoever holds it against their traces."""
+    """Count the work of the submission's graphs, to compare it with their traces."""
     if not wanted or not _is_watched(host, role):
         return contextlib.nullcontext()
     return importlib.import_module("neuron_cpu.runtime.executed").watching()
@@ -335,7 +334,7 @@ def _rounding(settings: Settings, role: Role) -> contextlib.AbstractContextManag
 
 
 def _adapter(host: Host, role: Role) -> PromptInChunks:
-    """What drives a role's model."""
+    """The adapter that drives a role's model."""
     asked, model = host.job.settings.speculation, host.models[role]
     if asked is None or role not in (Role.NKI, Role.TORCH):
         return PromptInChunks(model)
@@ -374,7 +373,7 @@ class _Numbers(LogitsProcessor):
 
 
 class _OfGraphs(LogitsProcessor):
-    """Refuses logits that no graph has made: what the host computes is in no figure."""
+    """Refuses logits that no graph has made: no figure counts the host's work."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         if not importlib.import_module("neuron_cpu.runtime.executed").made(scores):
@@ -414,8 +413,8 @@ def pad_batch(
 
 
 class _Observer(StoppingCriteria):
-    """Tells which token each row has got, and the seconds since the step before, as a busy driver
-    may read two steps at once; stops all rows where the driver asks for it."""
+    """Sends each row's token and the seconds since the step before, since a busy driver may read
+    two steps at once. Stops all rows where the driver asks for it."""
 
     def __init__(self, host: Host) -> None:
         self._host, self._last = host, time.monotonic()

@@ -39,21 +39,20 @@ class Session:
 
     @property
     def continues_prompts(self) -> bool:
-        """Whether the output goes on where the prompt ends, rather than answering it."""
+        """Whether the output continues the prompt rather than answering it."""
         return self.settings.raw or not self.tokenizer.chat_template
 
     @property
     def source(self) -> Path:
-        """The file that runs, which has what the settings ask for."""
+        """The file that runs, with the features of the settings."""
         return submission.covering(self.submission, self.settings, self.model.config)
 
     @property
     def compiled_root(self) -> Path:
-        """Holds one compiled folder for each role.
-
-        In the cache there is one root for each choice of settings, so that going back to one finds
-        it compiled, and edits of a submission take each other's place. Submissions that are
-        compared do not: workers may evaluate several at once.
+        """The folder of the compiled folders, one for each role. The cache has one root for each
+        choice of settings, so a former choice is found compiled, and an edited submission replaces
+        its earlier version. Compared submissions have roots of their own: workers may evaluate
+        several at once.
         """
         settings, own = self.settings, ""
         if len(settings.contestants) > 1:
@@ -190,8 +189,8 @@ def read_tokenizer(folder: Path, padding_side: str, alone: bool = False) -> Any:
 def _without_torch(alone: bool) -> Iterator[None]:
     """Tokenizers that are ``alone`` need none of the seconds that PyTorch's import takes.
 
-    Where a model runs in this process, or PyTorch is imported already, transformers gets to know
-    it: what it decides at its first import holds for the process.
+    Where a model runs in this process, or PyTorch is imported already, transformers may see
+    PyTorch: its choice at the first import holds for the process.
     """
     if not alone or "torch" in sys.modules:
         yield
@@ -208,7 +207,7 @@ def _without_torch(alone: bool) -> Iterator[None]:
 
 
 def _padding_token(tokenizer: Any) -> int:
-    """A special token that no prompt contains; the end token where there is none.
+    """A special token that no prompt contains, or else the end token.
 
     NxDI 0.1 counts the tokens that differ from the padding to choose a bucket
     (modules/autobucketing.py), so a padding token inside a prompt can cut it.

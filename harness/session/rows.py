@@ -1,4 +1,4 @@
-"""What one line of a cache gets for a step; the driver and the submission's process share it."""
+"""The input of one cache line for a step; the driver and the submission's process share it."""
 
 from typing import Any, NamedTuple
 

@@ -1,8 +1,8 @@
-"""Requests that come and go on cache lines of one model: what runs beside the submission.
+"""Requests that come and go on cache lines of one model, in the submission's process.
 
 The calls are those of vLLM's runner on Neuron (neuronx_distributed_model_runner.py): one prompt a
 prefill, then one token a step of every line in use, in the order of the lines; masks are inferred.
-Over a cache of blocks every call says which blocks are whose, and chunks take the place of prompts.
+Over a cache of blocks every call names each row's blocks, and chunks replace prompts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ def chunk(host: Host, role: str, parts: Sequence[Part]) -> list[int]:
 
 def _places(host: Host, spans: Sequence[tuple[Sequence[int], int, int]]) -> dict[str, torch.Tensor]:
     """NxDI's arguments for rows of (blocks, first new token, end): a block table, a slot for each
-    new token, -1 behind those of a row, and how many tokens there are and are computed."""
+    new token and -1 behind a row's, and the numbers of all and of computed tokens."""
     assert host.job.settings.blocks is not None
     size = host.job.settings.blocks.size
     width = host.job.settings.seq_len // size

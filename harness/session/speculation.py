@@ -1,7 +1,6 @@
-"""Several tokens a step, in front of the SDK's adapter: guesses, and one call that checks them.
-
-The SDK's own loops end a few tokens early, and prompt lookup it names without having it; this loop
-gives the tokens of plain decoding, all of them, on every version.
+"""Several tokens a step, in front of the SDK's adapter: guesses, and one call that checks them. The
+SDK's own loops end a few tokens early, and its prompt lookup fails. This loop gives all tokens of
+plain decoding, on every version.
 """
 
 from collections.abc import Callable
@@ -34,7 +33,7 @@ class Guesser(Protocol):
 
 @dataclass
 class Step:
-    """One call behind the prefill: guesses given, those that were right, and what they took."""
+    """One call behind the prefill: the numbers of guesses, right guesses and draft steps."""
 
     guessed: int
     agreed: int
@@ -157,9 +156,9 @@ class Guessing(Speculative):
 class InGraph(Speculative):
     """Fused speculation: draft and target are one graph, which guesses and accepts.
 
-    Where the graph gives logits (EAGLE's does), the driver chooses again among the target's, by the
-    processors of transformers and by sampling where that is asked for; a token that the graph has
-    not accepted ends the step. Else the graph's own choice stands.
+    Where the graph gives logits (EAGLE's does), the driver chooses again from the target's, by the
+    processors of transformers and by sampling if asked. A token that the graph has not accepted
+    ends the step. Without logits the graph's own choice stands.
     """
 
     def __init__(self, model: Any, eagle: bool) -> None:
@@ -210,8 +209,8 @@ def _chooser(generation_config: Any) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 class Lookup:
-    """Guesses by what followed the newest tokens where they stood before (prompt lookup), with the
-    rule of transformers' generate."""
+    """Guesses the tokens that followed an earlier place of the newest tokens (prompt lookup), by
+    the rule of transformers' generate."""
 
     calls = 0
 
@@ -231,7 +230,7 @@ class Lookup:
 class Draft:
     """Guesses of a smaller model: its own greedy tokens, one step each.
 
-    Its cache keeps what it shares with the text; of a wrong guess nothing is shown any more.
+    Its cache keeps the tokens of the text; the mask hides wrong guesses.
     """
 
     def __init__(self, model: Any) -> None:

@@ -1,1 +1,1 @@
-"""A kernel in any model of transformers: how it is called, and what runs beside it."""
+"""A kernel in any model of transformers: the forms of its call, and its process."""

@@ -1,8 +1,7 @@
-"""How kernels are called: public forms, recognised by the names of a kernel's parameters.
-
-A form turns what a model of transformers has (queries of all heads, features of all tokens) into
-the kernel's operands, and its result back. Kernels of another form get an adapter: a plain
-function whose first parameter is `module`, which is called as the model would call its own part.
+"""Public forms of a kernel's call, recognised by the names of the kernel's parameters. A form turns
+tensors of a transformers model (queries of all heads, features of all tokens) into the kernel's
+operands, and the result back. A kernel of another form needs an adapter: a plain function whose
+first parameter is `module`, which gets the arguments of the model's own part.
 """
 
 import inspect
@@ -71,12 +70,12 @@ def parameters(kernel: Any) -> tuple[str, ...]:
 
 
 def is_adapter(found: Any) -> bool:
-    """Whether it is called in a module's place: a plain function whose first parameter is it."""
+    """Whether it is an adapter: a plain function whose first parameter is `module`."""
     return inspect.isfunction(found) and parameters(found)[:1] == ("module",)
 
 
 def replaces_modules(kernel: Any, at: str) -> bool:
-    """Whether it takes the place of whole modules, rather than of the attention function."""
+    """Whether it replaces whole modules, rather than the attention function."""
     return at != ATTENTION or _is_own(parameters(kernel), _OWN_ATTENTION)
 
 
@@ -85,7 +84,8 @@ def _is_own(names: Sequence[str], own: Sequence[str]) -> bool:
 
 
 def attention(kernel: Any, home: ModuleType) -> Attend:
-    """What computes attention with a kernel of a known form; `home` is the kernel's file."""
+    """The function that computes attention with a kernel of a known form; `home` is the kernel's
+    file."""
     names = parameters(kernel)
     if names[:4] == _FLASH:
         return lambda heads: _flash(kernel, getattr(home, "FlashConfig", None), heads)
@@ -153,7 +153,7 @@ def _flash(kernel: Any, config_class: Any, heads: Heads) -> torch.Tensor:
 def _plain(kernel: Any, options: Sequence[str], heads: Heads) -> torch.Tensor:
     """kernel(q, k, v, scale): all heads side by side, each with keys and values of its own.
 
-    Whether it is causal and what it adds are told to a kernel that has parameters for that.
+    A kernel with parameters `causal` and `bias` gets them.
     """
     batch, q_heads, length, width = heads.query.shape
 
@@ -188,7 +188,7 @@ def _first(results: Any) -> torch.Tensor:
 
 
 def forward(kernel: Any, home: ModuleType, at: str, module: nn.Module) -> Forward:
-    """What takes the place of a module's `forward`.
+    """The function that replaces a module's `forward`.
 
     Raises:
         UserError: the module's parts do not fit the kernel's form.
@@ -206,7 +206,7 @@ def forward(kernel: Any, home: ModuleType, at: str, module: nn.Module) -> Forwar
 def _norm(kernel: Any, takes_eps: bool, module: nn.Module) -> Forward:
     """kernel(x [T, H], gain [H]) -> [T, H].
 
-    The gain is what the module makes of ones, since some families keep it as a difference from 1.
+    The gain is the module's result for ones, since some families keep it as a difference from 1.
     """
     eps = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
     features = next(module.parameters()).shape[-1]
@@ -297,8 +297,8 @@ def _own_mlp(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
 def _own_attention(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
     """`attention_prefill_kernel` of this repository's llama.py: projections, RoPE and attention.
 
-    Causal, without norm and residual sum. Rows padded on the right need no mask: no token sees what
-    is behind it.
+    Causal, without norm and residual sum. Rows padded on the right need no mask: no token sees the
+    tokens behind it.
     """
     names = ("q_proj", "k_proj", "v_proj", "o_proj")
     q, k, v, out = _linear_weights(module, names, "attention_prefill_kernel")

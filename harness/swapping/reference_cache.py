@@ -26,7 +26,7 @@ def place(identity: Mapping[str, Any]) -> Path:
 
 
 def read(path: Path) -> Optional[tuple[Any, list[np.ndarray]]]:
-    """Body and arrays; None where there are none, or the file is damaged."""
+    """Read body and arrays; None where the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as kept:
             arrays = [kept[name] for name in sorted(kept.files) if name != _BODY]

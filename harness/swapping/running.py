@@ -1,4 +1,4 @@
-"""A model of transformers with a kernel in it, beside the kernel: loaded, run, estimated.
+"""Loads, runs and estimates a model of transformers with a kernel, in the kernel's process.
 
 `reference` runs in a process of its own that never imports the kernel, and `measure` in the
 kernel's. The clock is the driver's: each run ends with an event. On a busy machine the driver may
@@ -54,7 +54,8 @@ def reference(host: Host, ids: Ids, lengths: Sequence[int], at: str) -> Answer:
     """The model in fp32, by PyTorch.
 
     Returns the last hidden states [B, S, H] and, of a model with a head, the best token at each
-    place [B, S]; the body says what each call of attention hides, in the order of the calls.
+    place [B, S]; the body has the keys that each call of attention hides, in the order of the
+    calls.
     """
     implementation = _reference_implementation(host, len(ids[0]), at)
     model = _load(host.job.model_path, asked_of(host).layers, "float32", implementation)
@@ -89,7 +90,7 @@ def measure(
 ) -> Answer:
     """Compile, warm up, one run for its results, and `runs` more; after each an event, its seconds.
 
-    `plan` is the reference's: what each call of attention hides.
+    `plan` is the reference's: the keys that each call of attention hides.
     """
     model, tensors = prepared(host, swapped, len(ids[0])), inputs(ids, lengths)
     what = "The kernel cannot be run" if swapped else "The model cannot be run"
@@ -172,7 +173,7 @@ def forget_model() -> None:
 
 
 def prepared(host: Host, swapped: bool, tokens: int) -> Any:
-    """The model in the type asked for, for rows of so many tokens.
+    """The model in the type and for the length of the job.
 
     By eager attention, unless the kernel enters through sdpa or its scores would not fit.
     """
@@ -183,7 +184,7 @@ def prepared(host: Host, swapped: bool, tokens: int) -> Any:
 
 
 def asked_of(host: Host) -> Swap:
-    """What is to be swapped; only this mode's jobs come here."""
+    """The swap of a job; only this mode's jobs come here."""
     assert host.job.settings.swap is not None
     return host.job.settings.swap
 
@@ -277,7 +278,7 @@ def _replaced(parts: Sequence[nn.Module], kernel: Any, home: Any, at: str) -> It
 
 
 def _class_has_interface(host: Host) -> bool:
-    """Whether the model's attention is looked up by name, before the model is made."""
+    """Whether the model's class looks its attention up by name, before the model is made."""
     import transformers
 
     config = _config(host.job.model_path, None)
@@ -378,7 +379,7 @@ class _Swapped(TorchFunctionMode):
 
 
 def _survey(model: Any, calls: list[str], lengths: Sequence[int]) -> Callable[..., Any]:
-    """The model's own attention function, which notes what each call hides."""
+    """The model's own attention function, which records the keys that each call hides."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     home = sys.modules[type(model).__module__]
@@ -396,7 +397,7 @@ def _survey(model: Any, calls: list[str], lengths: Sequence[int]) -> Callable[..
 
 
 class _Survey(TorchFunctionMode):
-    """PyTorch's own attention, which notes what each call hides."""
+    """PyTorch's own attention, which records the keys that each call hides."""
 
     def __init__(self, calls: list[str], lengths: Sequence[int]) -> None:
         super().__init__()
@@ -415,7 +416,7 @@ class _Survey(TorchFunctionMode):
 def hidden_keys(
     mask: Optional[torch.Tensor], causal: bool, lengths: Sequence[int], tokens: int
 ) -> str:
-    """What a mask [B, 1, S, S], added or of booleans, hides from queries that are no padding.
+    """The keys that a mask [B, 1, S, S], added or of booleans, hides from queries without padding.
 
     FULL: nothing. CAUSAL: the keys behind a query. BIAS: something else.
     """
