@@ -79,7 +79,7 @@ lint: setup
 	$(BIN)/mypy
 	PYTHONPATH=neuron_cpu/sdk $(BIN)/lint-imports --no-logo --no-cache
 
-# Public kernels in their own source, from checkouts below PUBLIC (docs/cost_model.md, Calibration); or a device's own
+# Public kernels in their own source, from checkouts below PUBLIC (docs/calibration.md); or a device's own
 # report: make calibrate DEVICE=report.json (docs/device_report.md).
 calibrate: setup
 ifdef DEVICE

@@ -5,7 +5,7 @@
 
 The public kernels of calibration.json (or FILE, of its form) run in their own source, from
 checkouts ``DIR/OWNER/NAME@COMMIT`` (or ``DIR/OWNER/NAME``); ``--write`` replaces their table in
-docs/cost_model.md and the bands that estimates carry. ``--verify`` fails where an estimate is no
+docs/calibration.md and the bands that estimates carry. ``--verify`` fails where an estimate is no
 longer the page's. ``--vary`` shows what each constant of the model would change if it were 20 %
 off; it takes fitted rows only. Rows of the sealed set are written once, with the commit, and never
 again.
@@ -68,7 +68,7 @@ VARIED = (
 )  # fmt: skip
 MODULES = {"keep": keep, "schedule": schedule, "join": join}
 HEAD = ("git", "rev-parse", "--short", "HEAD")
-DOCUMENT = ROOT / "docs" / "cost_model.md"
+DOCUMENT = ROOT / "docs" / "calibration.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
 UNMET = re.compile(r"^\| [\w.-]+ \| sealed \|.*\| ([\d.]+) \| (\w+)[^|]*\| [^|]+ \|$", re.M)
 LONGEST_ERROR = 60  # characters of an exception's message in a table
@@ -472,7 +472,7 @@ def main() -> int:
         "--vary", nargs="*", help="what these constants, or all, change in fitted rows, 20 %% off"
     )
     parser.add_argument(
-        "--write", action="store_true", help="update docs/cost_model.md; rows not run stay"
+        "--write", action="store_true", help="update docs/calibration.md; rows not run stay"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes for the public rows")
     args = parser.parse_args()

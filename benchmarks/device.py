@@ -3,7 +3,7 @@
     python benchmarks/device.py REPORT [--name trn1-2026-11] [--write] [--against REPORT]
 
 Constants are fitted to the report's times (harness/device/fit.py). ``--write`` adds them as a DMA
-profile, which other profiles are never replaced by, and makes docs/cost_model.md's table of devices
+profile, which other profiles are never replaced by, and makes the devices of docs/calibration.md
 and the estimates' bands anew; rows of a device are of the class ``device``. A rehearsal is refused.
 """
 

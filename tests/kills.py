@@ -178,7 +178,7 @@ class Killed:
         if self.name == "tune":
             return {"points": _points(self.folder / "f.json")}
         if self.name == "calibrate":
-            page = self.folder / "checkout" / "docs" / "cost_model.md"
+            page = self.folder / "checkout" / "docs" / "calibration.md"
             return {"page": hashlib.sha256(page.read_bytes()).hexdigest()}
         if self.name in ("test.py", "evaluate_all"):
             found = sorted((self.folder / "results").glob("*/report.json"))[-1]

@@ -18,7 +18,7 @@ from neuron_cpu.core.device.spec import Engine, using
 from neuron_cpu.core.time import cost
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parents[1] / "docs" / "cost_model.md"
+PAGE = HERE.parents[1] / "docs" / "calibration.md"
 ROWS = json.loads((HERE / "instruction_times.json").read_text())["rows"]
 V, S = nisa.vector_engine, nisa.scalar_engine
 

@@ -1,7 +1,7 @@
 """How far the estimates are off: the spread of the calibration's ratios, by what bounds a kernel.
 
 `bands.json` is written by `make calibrate PUBLIC=DIR` from the public kernels that the model met
-for the first time when they were evaluated; docs/cost_model.md has the tables. A band is the 10th
+for the first time when they were evaluated; docs/calibration.md has the tables. A band is the 10th
 to the 90th percentile of estimated over measured time.
 """
 
