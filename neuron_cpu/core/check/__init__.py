@@ -1,1 +1,1 @@
-"""What compiler and hardware would refuse: rules over a whole Program and its source."""
+"""Refusals of compiler and hardware: rules over a whole Program and its source."""

@@ -74,7 +74,7 @@ def check_capacity(program: Program) -> None:
 
 
 def _exceeded(program: Program, identifier: str, message: str, at: int) -> None:
-    """The compiler spills what it places; tensors at addresses of the kernel's cannot move."""
+    """Refuse where the kernel places tensors; the compiler can spill others, so warn."""
     where = place(program, program.instructions[at])
     if program.direct_allocation:
         raise refuse(identifier, message, where)
@@ -202,7 +202,8 @@ def banks(sizes: Iterable[int]) -> int:
 
 
 def _placed_end(program: Program, buffer: str) -> int:
-    """Bytes up to the end of the last tensor; those that the kernel places count live or not."""
+    """Bytes up to the end of the last tensor; tensors that the kernel places count even when
+    dead."""
     tiles = (t for s in program.storages if s.buffer == buffer for t in s.address or ())
     return max((tile.stop for tile in tiles), default=0)
 
@@ -210,7 +211,7 @@ def _placed_end(program: Program, buffer: str) -> int:
 def _sums(
     program: Program, spans: Spans, buffer: str, units: Callable[[Storage], int]
 ) -> np.ndarray:
-    """Units of live tiles at every instruction: a running sum of what begins and ends."""
+    """Units of live tiles at every instruction: a running sum of begins and ends."""
     change = np.zeros(len(program.instructions) + 1, np.int64)
     for (storage, _), (start, end) in spans.items():
         if storage.buffer == buffer:

@@ -1,4 +1,4 @@
-"""What only single tracing makes wrong, found in a kernel's source.
+"""Finds Python in a kernel's source that single tracing would change.
 
 The device compiler traces the body of ``affine_range``, ``sequential_range`` and plain ``range``
 loops once, with a symbolic index; this simulator runs it once per iteration. Python state that
@@ -156,7 +156,7 @@ def _targets(node: ast.AST) -> Iterator[ast.Name]:
 
 
 def _walk(nodes: Sequence[ast.AST]) -> list[ast.AST]:
-    """All nodes below, without those of nested functions."""
+    """All nodes below, without nested functions."""
     return _below(tuple(nodes))[0]
 
 
@@ -312,7 +312,7 @@ def _iterator(node: ast.expr) -> str:
 
 # --- the checks -----------------------------------------------------------------------------------
 class _Scope:
-    """One function: its statements in order, with what is bound before and executed after each.
+    """One function: its statements in order, with earlier bindings and later statements of each.
 
     Attributes:
         indices: loop indices of the enclosing loops that are traced once, and names computed from

@@ -1,7 +1,7 @@
 """Products that nobody reads before the next one overwrites them (the current language).
 
-There a product says with ``accumulate`` whether it adds to what PSUM holds, so one False too many
-drops what came before, and the result is wrong without a word. Only equal regions are compared.
+There a product says with ``accumulate`` whether it adds to PSUM's content, so one False too many
+drops earlier products, and the result is wrong without an error. Only equal regions are compared.
 """
 
 from ..device.errors import warn

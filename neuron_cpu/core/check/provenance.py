@@ -1,4 +1,4 @@
-"""Which constructs a kernel file uses, and who has shown that a device takes them.
+"""Lists the constructs of a kernel file, and the source that shows that a device takes them.
 
 `provenance.json` has a row for each construct: *seen on device* names a public file that uses it
 and whose time on a device, or score in the contest, is published; *documented* names the page that
@@ -75,7 +75,7 @@ def table() -> dict[str, Row]:
 
 
 def judge(found: Found) -> list[Finding]:
-    """The rows of what was found, unproven ones first, then by construct."""
+    """The rows of the constructs, unproven ones first, then by construct."""
     rows = table()
     missing = Row(UNPROVEN, "no row in the table")
     findings = [
@@ -188,7 +188,7 @@ class _Module:
             self._follow_arguments(one)
 
     def name_of(self, node: ast.AST) -> str:
-        """``nl.load`` of an expression that names it, whatever the imports call it; else empty."""
+        """``nl.load`` for an expression that names it under any import; empty for others."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -198,12 +198,12 @@ class _Module:
         return _short(".".join([self.imported[node.id], *reversed(parts)]))
 
     def kernel_code(self) -> list[Function]:
-        """Functions that use the language and not PyTorch, and what they reach."""
+        """Functions that use the language and not PyTorch, and the functions that they reach."""
         every = [one for group in self.functions.values() for one in group]
         return self.reached([one for one in every if self._uses_tiles(one)])
 
     def reached(self, roots: list[Function]) -> list[Function]:
-        """The functions and those of this file that they name, without repetition."""
+        """The functions, and the functions of this file that they name, without repetition."""
         found = list(roots)
         for one in found:  # grows while it is walked
             for node in _walk(one):
@@ -289,7 +289,7 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 def _short(dotted: str) -> str:
-    """``nl.load`` of ``neuronxcc.nki.language.load``; other names as they are."""
+    """Shorten ``neuronxcc.nki.language.load`` to ``nl.load``; other names stay unchanged."""
     for module, short in MODULES.items():
         if dotted == module:
             return ""
@@ -300,7 +300,7 @@ def _short(dotted: str) -> str:
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below, those of annotations and decorators left out."""
+    """All nodes below, without annotations and decorators."""
     yield node
     for field, value in ast.iter_fields(node):
         if field not in ("annotation", "returns", "decorator_list"):
@@ -428,7 +428,7 @@ class _Forms:
         return isinstance(axis, ast.Name) and axis.id in self.indices
 
     def _inner(self, base: ast.expr) -> Iterator[str]:
-        """What the tensor of a subscript with a range is itself a part of."""
+        """The tensor of which a subscript with a range takes a part."""
         if isinstance(base, ast.Name):
             if (self.function.name, base.id) in self.module.sliced and base.id not in self.assigned:
                 yield "index: slice of a slice"
@@ -480,11 +480,11 @@ class _Forms:
             yield "function of the file passed as an argument"
 
     def _value(self, node: ast.expr) -> ast.expr:
-        """What a local name was bound to last, else the expression itself."""
+        """The last binding of a local name, or the expression itself."""
         return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
 
     def _is_tile(self, node: ast.expr) -> bool:
-        """Whether an expression is a tile that this function made, or what it calls to make one."""
+        """Whether an expression is a tile that this function or one of its callees made."""
         value = self._value(node)
         return isinstance(value, ast.Call) and self._called(value).startswith(MAKERS)
 

@@ -158,7 +158,7 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
 
 
 def _access(instruction: Instruction, view: View, kind: str, mask: Any) -> _Access:
-    """In the elements that all types of the view's memory share."""
+    """The access in elements that all types of the view's memory share."""
     common = view.grounded()
     if common is not view and mask is not None:
         mask = np.broadcast_to(mask[..., None], common.shape)
@@ -188,7 +188,7 @@ class _Elements:
         return np.zeros(self.storage.size, dtype)
 
     def get(self, flat: np.ndarray, access: _Access) -> np.ndarray:
-        """What the map holds for the elements that the access touches."""
+        """The map's entries for the elements that the access touches."""
         mask = access.mask
         return window(flat, access.view) if mask is None else flat[elements(access.view, mask)]
 
@@ -242,7 +242,7 @@ def _maps(group: _Group) -> _Elements | _Cells:
 
 
 def _box(view: View) -> tuple[slice, ...] | None:
-    """The view as a box of its storage's axes, or None where it is none."""
+    """The view as a box of its storage's axes, or None for other views."""
     shape = view.storage.shape
     steps = contiguous(shape)
     # The offset written in the storage's own strides is the corner; each axis of the view then has
@@ -398,7 +398,7 @@ def _partner(group: _Group, access: _Access) -> _Access:
 
 
 def _shared(a: _Access, b: _Access) -> np.ndarray:
-    """Per-element flags of what both accesses touch."""
+    """Flags of the elements that both accesses touch."""
     maps = _Elements(a.view.storage)
     flags = maps.new(np.int8)
     maps.put(flags, a, 1)

@@ -140,7 +140,7 @@ class _Walk:
         return None
 
     def left(self, at: int) -> bool:
-        """Whether something of a storage is undefined."""
+        """Whether any element of a storage is undefined."""
         flat = self.state[at]
         return flat is not None and bool(flat.any())
 
@@ -168,7 +168,7 @@ class _Walk:
         return np.arange(base, base + storage.size, dtype=np.int64)
 
     def read(self, view: View) -> Map | None:
-        """What is undefined in ``view`` ([shape] map), or None."""
+        """The undefined elements of ``view`` ([shape] map), or None."""
         common = view.grounded()
         if common is not view:  # an element is undefined where one of its parts is
             found = self.read(common)
@@ -210,7 +210,7 @@ class _Walk:
         return found
 
     def _without_other_core(self, storage: Storage, flat: Map) -> Map:
-        """The map without what another core writes at known places: it may have done so by now."""
+        """The map without elements that another core writes at known places, perhaps earlier."""
         own, flat = self.program.instructions[self.at].core, flat.copy()
         for instruction in self.program.instructions:
             for view in instruction.dst:
@@ -263,7 +263,7 @@ class _Walk:
         self.written[storage.id] = total
 
     def _spread(self, instruction: Instruction, mask: Any) -> bool:
-        """Carry what is undefined to the results; True if rows that data choose take it."""
+        """Carry undefined elements to the results; True if rows that data choose take them."""
         sources = [self.read(view) for view in instruction.src]
         attrs = instruction.attrs
         if any(found is not None for found in sources):
@@ -314,7 +314,7 @@ class _Walk:
         self.clean.pop(at, None)
 
     def _overwrite(self, instruction: Instruction) -> None:
-        """What the instruction wrote is lost in the tiles that share its memory.
+        """Mark the elements that the instruction overwrote in tiles that share its memory.
 
         Only with direct allocation. The lost elements become fresh again, as if never written, so
         that the walk finds a later read of them like any other undefined data.
@@ -387,7 +387,7 @@ class _Walk:
         return found
 
     def _created(self, storage: Storage) -> str:
-        """Line that created the storage: its own, or that of its first write or use."""
+        """The line that created the storage: its own, or the line of its first write or use."""
         if storage.source is not None:
             return str(storage.source)
         for instruction in self.program.instructions:
@@ -397,7 +397,7 @@ class _Walk:
 
 
 def _onto_itself(instruction: Instruction) -> bool:
-    """Whether it copies a region onto itself, as kernels do to wait for all that was written."""
+    """Whether it copies a region onto itself, as kernels do to wait for earlier writes."""
     if (
         not instruction.op.is_copy
         or instruction.attrs.mask is not None
@@ -435,7 +435,7 @@ def _join(maps: Maps) -> Map | None:
 
 
 def _result(instruction: Instruction, sources: Maps, number: int) -> Map | None:
-    """What is undefined in result ``number``, in its shape, or None."""
+    """The undefined elements of result ``number``, in its shape, or None."""
     if all(s is None for s in sources):
         return None
     view = instruction.dst[number]
@@ -470,7 +470,7 @@ def _matmul(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None
 
 
 def _of_first(spread: Callable[[Any, Map], Map]) -> Callable[[Instruction, Maps, Shape], Any]:
-    """The flow from the first operand alone: what ``spread`` makes of its map."""
+    """The flow from the first operand alone: the result of ``spread`` on its map."""
     return lambda i, sources, shape: None if sources[0] is None else spread(i, sources[0])
 
 
@@ -545,7 +545,7 @@ def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | Non
 
 
 def _ranks(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """From anything that is sent to everything that comes."""
+    """The flow from any sent element to all received elements."""
     sent = sources[: CollectiveAttrs.of(instruction).sent]
     worst = [s.max() for s in sent if s is not None]
     return np.broadcast_to(max(worst), shape) if worst else None

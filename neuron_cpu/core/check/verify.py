@@ -1,4 +1,4 @@
-"""Checks on a whole Program: what no single instruction can know.
+"""Checks on a whole Program that a single instruction cannot make.
 
 Four questions, each exact on the recorded accesses: is a tensor used outside of the loop that made
 it (scopes, here), does anything undefined reach HBM (``undefined.py``), do iterations that the

@@ -1,7 +1,7 @@
 """The kernel language of SDK 2.29 and later (``import nki``), a front end beside ``language``.
 
-Its functions name their destinations, so they record what they are called with and nothing moves
-afterwards. Loops are Python's own; a Program of this language is a flat list in program order.
-Sources: aws-neuron-sdk v2.32.0, nki/api/nki, nki/get-started, nki/deep-dives; where a rule comes
-from elsewhere its comment says so.
+Its functions name their destinations, so they record their arguments and nothing moves afterwards.
+Loops are Python's own; a Program of this language is a flat list in program order. Sources:
+aws-neuron-sdk v2.32.0, nki/api/nki, nki/get-started, nki/deep-dives; a comment names the source of
+any other rule.
 """

@@ -35,7 +35,7 @@ IDENTITY = {
 
 @dataclass
 class Reduction:
-    """What an instruction does with the accumulators of its engine.
+    """An instruction's use of the accumulators of its engine.
 
     Attributes:
         engine: whose they are.
@@ -158,7 +158,7 @@ def reducing(
 
 
 def running(how: Reduction, command: Any, initial: Any) -> tuple[View | None, float]:
-    """What a running reduction begins with: a tile or a constant."""
+    """The start of a running reduction: a tile or a constant."""
     if command is reduce_cmd.load_reduce:
         return None, real(initial, f"{how.what} initial value")
     if command is reduce_cmd.reset_reduce:

@@ -31,7 +31,7 @@ def columns_of(source: View, index: Any, num_elem: Any) -> Any:
     tile = tracer.whole(made)
 
     def move(view: View, op: OpSpec, reads: bool) -> None:
-        """Record the gather for ``op``, which reads ``view``, or the scatter of what it wrote."""
+        """Record the gather for ``op``, which reads ``view``, or the scatter of its result."""
         each = CORE.quadrant_partitions if op.multiplies else CORE.gpsimd_partitions
         most = each * index.free_size
         wrong = None

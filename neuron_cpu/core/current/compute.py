@@ -205,7 +205,7 @@ def _steps_with_total(
     how: Reduction,
     name: str | None,
 ) -> Callable[[View | None], NkiInstruction]:
-    """What records steps with the reduction of their result."""
+    """Records steps with the reduction of their result."""
     bits = of_bits(how.what, steps, src)
     _reducible(how.op, how.what, ("add", "multiply", "maximum", "minimum"))
 

@@ -1,9 +1,9 @@
 """Where the two cores of a logical one meet (gen3 and later).
 
 Cores are recorded one after the other, or in step where they are executed meanwhile (lockstep.py).
-A barrier ends a phase; in the end all instructions are put in the order of phases
-(``program/meetings.py``), and what two cores do to one tensor in a phase is a race. An exchange is
-one instruction of both cores, recorded by the second one to reach it.
+A barrier ends a phase. In the end all instructions are put in the order of phases
+(``program/meetings.py``). Conflicting accesses of two cores to one tensor in a phase are a race. An
+exchange is one instruction of both cores, recorded by the second one to reach it.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ def wait(tracer: trace.Tracer) -> None:
 
 
 def next_phase(what: str) -> trace.Tracer:
-    """Everything that follows on this core comes behind what the other one did before.
+    """Later instructions of this core come behind earlier ones of the other core.
 
     The caller brings its part to the meeting and calls ``wait`` then.
     """

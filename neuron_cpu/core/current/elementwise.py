@@ -1,8 +1,8 @@
 """Convenience functions of ``nki.language``; most of them are operators of instructions, too.
 
 Each allocates its result in SBUF (a product or transpose: in PSUM) and records ``nisa``
-instructions. What the vendor's expand to is not published; these are the shortest that compute it.
-Equal shapes, or a tile and a number: nothing is broadcast.
+instructions. The vendor's expansions are not published; these are the shortest. Operands have equal
+shapes, or are a tile and a number: nothing is broadcast.
 """
 
 import functools
@@ -387,7 +387,7 @@ def rms_norm(
 
 # --- selection, shapes, randomness ----------------------------------------------------------------
 def where(condition: Any, x: Any, y: Any, dtype: Any = None) -> Any:
-    """``x`` where the condition is nonzero, else ``y``; tiles or numbers."""
+    """Choose ``x`` where the condition is nonzero, else ``y``; tiles or numbers."""
     chosen = tensor(condition, "nl.where")
     given = next((v for v in (x, y) if isinstance(v, View)), None)
     own = FLOAT32 if given is None else given.dt
@@ -464,7 +464,7 @@ def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
 
 
 def _over_partitions(row: Any, partitions: int) -> Any:
-    """One partition on all: 32 at a time by a shuffle, which moves bits as they are."""
+    """Copy one partition to all: 32 at a time by a shuffle, which keeps bits unchanged."""
     made = new((partitions, *row.shape[1:]), row.dt, sbuf)
     lanes = [0] * CORE.quadrant_partitions
     for start in range(0, partitions, CORE.quadrant_partitions):

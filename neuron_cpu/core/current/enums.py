@@ -38,7 +38,7 @@ _ENGINES: dict[engine, Engine | None] = {
 
 
 class reduce_cmd(Enum, metaclass=Listed):
-    """What an instruction does with its engine's accumulators."""
+    """An instruction's use of its engine's accumulators."""
 
     idle = 0
     reset = 1

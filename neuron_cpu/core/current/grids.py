@@ -148,7 +148,7 @@ def _sizes(given: Any, most: int, what: str, least: int = 2) -> tuple[int, ...]:
 
 
 def _parts(source: Any, tile_shape: Any) -> tuple[NkiTensor, tuple, tuple, tuple, int]:
-    """What a grid over a tensor, or over what another grid selects, is made of."""
+    """The parts of a grid over a tensor, or over another grid's selection."""
     if isinstance(source, NkiTensor):
         whole = tuple((0, n) for n in source.shape)
         sizes = _sizes(tile_shape, source.ndim, "tile_shape")

@@ -36,7 +36,7 @@ CORES = (1, 2)  # physical cores of a logical one
 
 
 class Kernel(calling.Kernel):
-    """What ``nki.jit`` makes of a function: callable with torch tensors or numpy arrays.
+    """A function under ``nki.jit``: callable with torch tensors or numpy arrays.
 
     ``kernel[2](...)`` runs it on both physical cores of a logical core (gen3 and later). Inputs
     that the kernel writes are updated in place. Inside another kernel the function is inlined.
@@ -72,9 +72,9 @@ class Kernel(calling.Kernel):
             return self._eager(args, kwargs)
 
     def trace_with_values(self, *args: Any, **kwargs: Any) -> Program:
-        """The verified Program for these very values, of a kernel whose control flow is data.
+        """The verified Program for these values, of a kernel whose control flow is data.
 
-        It is executed on copies while it is recorded: the arguments stay as they are.
+        It runs on copies while it is recorded: the arguments stay unchanged.
         """
         copied = _rebuilt(list(args), _copy, ""), _rebuilt(kwargs, _copy, "")
         program = self._record(tuple(copied[0]), copied[1], Machine())
@@ -201,7 +201,7 @@ class Kernel(calling.Kernel):
 
 
 def _rounded(storage: Storage, wide: torch.Tensor) -> torch.Tensor:
-    """What a storage keeps of fp32 values; bits of several types are kept as they are."""
+    """Round fp32 values to a storage's type; bits of several types stay unchanged."""
     if storage.ground is not None:
         return wide
     return dtypes.encode(wide, storage.dtype) if storage.dtype.is_float else wide
@@ -223,7 +223,7 @@ def _fields(value: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[Any]:
-    """Those inside of an argument."""
+    """The tensors inside of an argument."""
     found: list[Any] = []
     _rebuilt(value, lambda tensor, _: found.append(tensor), "")
     return found
@@ -293,17 +293,17 @@ def _leaves(result: Any) -> list[Any]:
 
 
 def _form(result: Any) -> Any:
-    """The nesting of a result: None for a tensor; everything that is none is dropped."""
+    """The nesting of a result: None for a tensor; other values are dropped."""
     if isinstance(result, (list, tuple)):
         return [_form(one) for one in result if isinstance(one, (View, list, tuple))]
     return None
 
 
 def _collect(program: Program, result: Any) -> None:
-    """Outputs are what is returned; inputs that were written count as updated in place.
+    """Outputs are the returned tensors; written inputs count as updated in place.
 
     Raises:
-        NkiError: nothing is returned, or something that is not in shared HBM or no whole tensor.
+        NkiError: nothing is returned, or a value that is no whole tensor in shared HBM.
     """
     written = {v.storage for i in program.instructions for v in i.dst}
     written |= {base for alias, base in program.aliases if alias in written}

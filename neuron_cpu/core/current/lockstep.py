@@ -1,7 +1,7 @@
-"""The two cores of a kernel that is executed while it is recorded, in step.
+"""Runs the two cores of a kernel in step while they are recorded.
 
-Where control flow depends on data, what a core does behind a meeting may depend on what the other
-one did before it. So each core is a thread, of which one runs at a time: core 0 until it meets the
+Where control flow depends on data, a core's acts behind a meeting may depend on the other core's
+acts before it. So each core is a thread, of which one runs at a time: core 0 until it meets the
 other, core 1 until there, core 0 until the next meeting, and so on. The order is always the same.
 """
 
@@ -34,7 +34,7 @@ class Turns:
         self._failure: BaseException | None = None
 
     def wait(self) -> None:
-        """The core that runs has reached a meeting; it goes on when the other one has, too.
+        """Hold a core that has reached a meeting until the other core has, too.
 
         Raises:
             NkiError: the other core ends without it.

@@ -144,11 +144,11 @@ def _check_bank(dst: View) -> None:
 
 
 def _begun(dst: View, groups: Groups) -> bool | None:
-    """What ``accumulate=None`` means for a region: None as long as the rule of ``Groups`` holds.
+    """The meaning of ``accumulate=None`` for a region:
 
-    A region that products have covered in part is written there and not elsewhere: the rest is
-    filled with zeros first, so that one instruction adds to both (a tracker by regions since 0.6,
-    release notes).
+    None as long as the rule of ``Groups`` holds. Where products have covered a region in part, the
+    rest is filled with zeros first, so that one instruction adds to both parts (a tracker by
+    regions since 0.6, release notes).
     """
     if groups.holds_other(dst):
         if not groups.only_zeros:
@@ -377,7 +377,7 @@ def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> 
 
 
 def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:
-    """Rows of a scale tile that a quantisation leaves become zeros, unless something is there.
+    """Fill rows of a scale tile that a quantisation leaves with zeros, unless they are written.
 
     Sources do not say what they hold; two tests of AWS's library (mxfp_load, quantize_to_mx) store
     whole tiles and expect zeros.
@@ -408,7 +408,7 @@ def nc_transpose(
 ) -> NkiInstruction:
     """(P, F...) to (F, P). TensorE: SBUF to PSUM, 128 x 128; VectorE: 32 x 32, SBUF or PSUM.
 
-    The engine follows from the destination where it is left open. On gen2 TensorE writes fp32.
+    By default the engine follows from the destination. On gen2 TensorE writes fp32.
     """
     what = "nc_transpose"
     target, source = tensor(dst, what), collapsed(tensor(data, what))

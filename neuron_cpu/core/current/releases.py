@@ -1,9 +1,9 @@
-"""What releases of `nki` changed: names and keywords that came, and spellings of 2.27 and 2.28.
+"""Changes between releases of `nki`: new names and keywords, and spellings of 2.27 and 2.28.
 
 Sources: signatures in aws-neuron-sdk v2.28.0 to v2.32.0 (nki/api/nki), release notes of each (2.33:
 awsdocs-neuron.readthedocs-hosted.com/en/v2.33.1/release-notes/components/nki.html), and the update
-guide (nki/migration/nki-0-3-0-update-guide.rst). Up to 2.28 spellings of then are what is expected.
-Later they are taken with a warning, as far as they still say what to do.
+guide (nki/migration/nki-0-3-0-update-guide.rst). Up to 2.28 the old spellings are the expected
+ones. Later they are taken with a warning, as far as they still say what to do.
 """
 
 import functools
@@ -70,7 +70,7 @@ OTHERS = (
 
 
 def released(name: str, function: Callable) -> Callable:
-    """``function`` with what its release says of it; itself where none says anything."""
+    """``function`` with its release's warnings; the function itself where no release changed it."""
     came, keywords = CAME.get(name), KEYWORDS.get(name, {})
     former, order = FORMER.get(name, {}), ORDERS.get(name)
     if came is None and not (keywords or former or order):

@@ -1,4 +1,4 @@
-"""Which Python a kernel may use: what the compiler's parser refuses, found in the source.
+"""Finds Python in a kernel's source that the compiler's parser refuses.
 
 The compiler reads the source of a kernel and of everything that it calls; the simulator runs it, so
 all of Python works here. Every construct below is refused there, whether its branch is taken or not
@@ -136,7 +136,7 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
 
 
 def _divisors(node: ast.AST) -> list[ast.expr]:
-    """What a node divides by, where quotients are whole."""
+    """The divisors of a node with whole quotients."""
     if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(
         node.op, (ast.FloorDiv, ast.Mod)
     ):

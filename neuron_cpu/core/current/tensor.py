@@ -297,7 +297,7 @@ class NkiTensor(trace.Values, Foreign, View):
         return self.reshape((*self.shape[:first], merged, *self.shape[last + 1 :]))
 
     def reshape(self, shape: Sequence[int], *more: int) -> NkiTensor:
-        """Other sizes, one of them possibly -1; on chip the partition axis stays as it is."""
+        """View with other sizes, one possibly -1; on chip the partition axis stays unchanged."""
         sizes: Any = (shape, *more) if is_integer(shape) else shape
         return super().reshape(tuple(_filled(sizes, self.size, self)))
 
@@ -445,9 +445,9 @@ class NkiTensor(trace.Values, Foreign, View):
             )
 
     def _reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
-        """The condition that a region breaks which leaves the storage; None where it stays inside.
+        """The condition that a region breaks if it leaves the storage; None where it stays inside.
 
-        What uses the region asks (``check_bounds``): the compiler looks at accesses, not at views.
+        Users of the region ask (``check_bounds``): the compiler checks accesses, not views.
         """
         low = start + sum((n - 1) * s for n, s in zip(shape, strides) if s < 0)
         high = start + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0)
@@ -491,7 +491,7 @@ class NkiTensor(trace.Values, Foreign, View):
         )
 
     def is_indirect(self) -> bool:
-        """Whether data choose what it is."""
+        """Whether data choose the view's elements."""
         return self.by_data is not None or self.storage in trace.current("tensor").columns
 
     # --- helpers ----------------------------------------------------------------------------------
@@ -577,7 +577,7 @@ for _name in ("view", "permute", "reshape", "broadcast", "slice", "select", "ap"
 
 
 def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
-    """One subscript for each axis: an ellipsis, or what is missing at the end, stands for ':'."""
+    """One subscript for each axis: an ellipsis, or a missing subscript at the end, means ':'."""
     ndim = view.ndim
     if len(keys) == ndim and Ellipsis not in keys:
         return keys

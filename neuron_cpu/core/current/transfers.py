@@ -48,7 +48,7 @@ _UNKNOWN_ENGINE = engine.unknown
 def _check_descriptors(
     what: str, dst: View, src: View, mode: Any, issuer: Any, priority: Any
 ) -> None:
-    """Who makes the descriptors, who triggers them, and what that excludes."""
+    """Check who makes and who triggers the descriptors, and the options that this excludes."""
     if priority is not None:
         needs(f"{what}(priority=)", 4)
     if issuer is not _UNKNOWN_ENGINE and (issuer not in _ISSUERS or mode is not _HWDGE):
@@ -90,7 +90,7 @@ def _check_descriptors(
 
 
 def _warn_on_gen2(what: str, by_data: list[View]) -> None:
-    """What sources mention for later generations only, or leave open."""
+    """Warn of forms that sources mention for later generations only, or leave open."""
     if what == "dma_transpose":
         warn(
             "sim_transpose_by_dma",
@@ -108,7 +108,7 @@ def _warn_on_gen2(what: str, by_data: list[View]) -> None:
 
 
 def _reaches_next_row(view: View) -> bool:
-    """Whether what one of several run-time offsets selects ends beyond the row that it names.
+    """Whether the elements of one of several run-time offsets end beyond the row that it names.
 
     Transfers on gen2 stay within one row for each offset (foxl-ai/kiln, docs/neuron-notes.md: four
     rows at once came out wrong, the same as one row of a reshaped tensor exact).
@@ -235,7 +235,7 @@ def dma_compute(
 def _scatter_add(
     target: View, sources: list[View], unique: bool, mode: Any, name: str | None
 ) -> NkiInstruction:
-    """Rows that data choose become their sum with those of an SBUF tile."""
+    """Add the rows of an SBUF tile to rows that data choose."""
     added = [s for s in sources if not _same_access(s, target)]
     if len(sources) != 2 or len(added) != 1 or not unique:
         raise refuse(

@@ -115,7 +115,7 @@ def _unpublished(name: str, value: int, advice: bool = False) -> int:
 
 
 class _TileSize:
-    """``nl.tile_size``: limits of a tile; those that a generation has of its own are properties."""
+    """``nl.tile_size``: limits of a tile; limits that differ by generation are properties."""
 
     pmax = 128
     psum_bank_fmax = psum_fmax = 512
@@ -138,7 +138,7 @@ class _TileSize:
 
     @property
     def sbuf_min_align(self) -> int:
-        """Bytes, likewise."""
+        """Bytes; taken to be the smallest word that hardware addresses."""
         return _unpublished("sbuf_min_align", CORE.sbuf_align_bytes)
 
     @property
@@ -163,7 +163,7 @@ class _TileSize:
 
     @property
     def sbuf_size_bytes(self) -> int:
-        """All partitions together; whether what the compiler keeps counts is not stated."""
+        """Bytes of all partitions together; no source says whether the compiler's share counts."""
         return _unpublished("sbuf_size_bytes", CORE.partitions * self.sbuf_fmax_bytes)
 
 

@@ -19,7 +19,7 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 # These are built from functions that do not (exp, log1p, tanh, erf); they stay within 2e-7 of
 # float64 (relative; gelu absolute).
 def _exp(x: torch.Tensor) -> torch.Tensor:
-    """Eleven times as slow where results underflow, as those of masked scores do: they are 0."""
+    """exp, with 0 where results would underflow: torch is eleven times slower there."""
     vanishes = x < -110.0  # half of the smallest fp32 is exp(-103.97)
     if not bool(vanishes.any()):
         return torch.exp(x)

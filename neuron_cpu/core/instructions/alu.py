@@ -1,4 +1,4 @@
-"""ALU operators: what one step of VectorE and GpSimdE computes.
+"""ALU operators: the functions of one step of VectorE and GpSimdE.
 
 Source: aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst (supported math operators).
 """

@@ -31,7 +31,7 @@ def tile(value: Any, what: str) -> View:
 
 
 def result_type(dtype: Any, default: DType) -> DType:
-    """The element type of a result: the one that is asked for, else ``default``."""
+    """The element type of a result: the given one, or ``default``."""
     return default if dtype is None else to_dtype(dtype)
 
 
@@ -94,7 +94,7 @@ def same_shape(what: str, *views: View) -> None:
 
 
 def on_bits(operator: str, views: Iterable[View]) -> bool:
-    """Whether an operator is bitwise; those need integer operands."""
+    """Whether an operator is bitwise; bitwise operators need integer operands."""
     if operator not in BITWISE:
         return False
     for view in views:
@@ -108,7 +108,7 @@ def on_bits(operator: str, views: Iterable[View]) -> bool:
 
 
 def check_operator(operator: str, what: str) -> None:
-    """Refuse what is no operator of the ALU."""
+    """Refuse a value that is no operator of the ALU."""
     if operator not in BITWISE and operator not in ARITHMETIC:
         raise refuse(
             "sim_unknown_operator",

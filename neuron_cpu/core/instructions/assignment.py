@@ -189,10 +189,10 @@ def _redirect(view: View, value: View) -> bool:
 
 
 def _others_touch(last: Instruction, target: Storage, again: bool) -> bool:
-    """True where moving the first result would change what the others are, or it by them.
+    """True where moving the first result would change another result, or be changed by it.
 
-    They may lie in the destination's own tensor. In eager mode the instruction runs ``again``: then
-    none may lie over an operand.
+    Results may lie in the destination's own tensor. In eager mode the instruction runs ``again``,
+    so no result may lie over an operand.
     """
     further = {view.storage for view in last.dst[1:]}
     return target in further or (again and any(view.storage in further for view in last.src))

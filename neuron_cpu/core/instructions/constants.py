@@ -38,7 +38,7 @@ class nc_version(IntEnum, metaclass=Listed):
 
 
 class reduce_cmd(Enum, metaclass=Listed):
-    """What an instruction does with ScalarE's running sums (SDK 2.22)."""
+    """An instruction's use of ScalarE's running sums (SDK 2.22)."""
 
     idle = 0
     reset = 1
@@ -57,7 +57,7 @@ class dge_mode(Enum, metaclass=Listed):
 
 
 class oob_mode(Enum, metaclass=Listed):
-    """What a DMA does with run-time indices out of bounds (SDK 2.23)."""
+    """A DMA's treatment of run-time indices out of bounds (SDK 2.23)."""
 
     error = 0
     skip = 1
@@ -71,6 +71,6 @@ class fp32:
 
 
 def get_nc_version() -> nc_version:
-    """Generation that kernels are traced for; outside of kernels that of the environment."""
+    """The generation that kernels are traced for; outside of kernels the environment's."""
     core = CORE if trace.active() is not None else target.chosen(target.DEFAULT_BEFORE)
     return nc_version(core.number)

@@ -1,4 +1,4 @@
-"""Copies, fills, selections, searches and shuffles: VectorE, and what its peers do as well.
+"""Copies, fills, selections, searches and shuffles, of VectorE and of engines that share them.
 
 Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py. Functions marked
 "SDK 2.2x" came after 2.21; using one is a warning, because the kernel does not compile on 2.21.
@@ -92,7 +92,7 @@ def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = 
 
 
 def copy_written(source: View, dtype: Any) -> View:
-    """SBUF copy of what the instruction that made ``source`` wrote of it, which a mask may cut."""
+    """SBUF copy of the part of ``source`` that its instruction wrote, which a mask may cut."""
     producer = source.storage.producer
     if producer is None:
         return source
@@ -472,9 +472,9 @@ class ShuffleAttrs(Attrs):
     rows: int = 0
 
     def sources(self, given: int) -> tuple[np.ndarray, np.ndarray]:
-        """For each partition of the result the one that it takes, and whether it keeps its own.
+        """For each partition of the result its source partition, and whether it keeps its content.
 
-        One that keeps its own takes partition 0, which nobody looks at.
+        A partition that keeps its own names partition 0, which nobody reads.
         """
         return _taken(self.lanes, self.rows or given)
 

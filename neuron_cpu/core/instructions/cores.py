@@ -1,4 +1,4 @@
-"""A program of two cores as one program for each: what one of them holds and takes."""
+"""Splits a program of two cores into one program for each core."""
 
 from ..program.attributes import RAW
 from ..program.program import Instruction, Program
@@ -8,7 +8,7 @@ from .ranks import COLLECTIVE, CollectiveAttrs
 
 
 def by_core(program: Program) -> list[Program]:
-    """The program itself where one core runs it, else what each core runs."""
+    """The program itself where one core runs it, or the program of each core."""
     if program.cores == 1:
         return [program]
     return [_of_core(program, core) for core in range(program.cores)]
@@ -34,7 +34,7 @@ def _of_core(program: Program, core: int) -> Program:
 
 
 def _part(instruction: Instruction, core: int) -> Instruction | None:
-    """What ``core`` does of an instruction, outside of the loop over the cores."""
+    """The part of an instruction that ``core`` does, outside of the loop over the cores."""
     if instruction.op is EXCHANGE:
         # the other core comes to the meeting as late as this one, whose tile is of the same shape
         views = (instruction.dst[core],), (instruction.src[core],)

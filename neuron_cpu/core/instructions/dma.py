@@ -1,7 +1,7 @@
 """DMA: copies between HBM and SBUF, and transposes.
 
-Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py. A transfer's time
-is that of its rows, which ``time/cost.py`` knows.
+Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py. ``time/cost.py``
+computes a transfer's time from its rows.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ EXCHANGE = OpSpec(
 
 
 def transfer(src: View, dtype: Any, mask: Any) -> View:
-    """A new SBUF tile with what a DMA brings of ``src``."""
+    """A new SBUF tile with the data of ``src``, brought by a DMA."""
     dt = result_type(dtype, src.dt)
     return fresh(DMA_COPY, src.shape, dt, (src,), RAW if dt is src.dt else CAST, mask)
 

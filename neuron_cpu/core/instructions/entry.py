@@ -1,10 +1,9 @@
-"""What an entry of the instruction table is, and the checks and formulas that entries share.
+"""The form of an entry of the instruction table, and the checks and formulas that entries share.
 
-Every device instruction has one entry, which stands beside its ``nki.isa`` function: engine,
-memories it may read and write, checks on its operands, what it computes, how many engine cycles it
-takes, and the answers to whatever a consumer asks of it. Sources: aws-neuron-sdk v2.21.1,
-general/nki/api/nki/isa (rules and costs of each instruction),
-general/nki/arch/trainium_inferentia2_arch.rst (memories, access patterns).
+Every device instruction has one entry, beside its ``nki.isa`` function. It has the engine, memories
+to read and write, checks on operands, the semantics, the engine cycles, and the answers to
+consumers' questions. Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa (rules and costs of
+each instruction), general/nki/arch/trainium_inferentia2_arch.rst (memories, access patterns).
 
 Compute functions take and return torch tensors that may have any number of *leading batch axes*, so
 that all iterations of an independent loop can run as one call. Arithmetic inputs arrive as fp32.
@@ -148,10 +147,10 @@ class OpSpec:
 
 
 def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
-    """Refuse results whose elements are one and the same.
+    """Refuse results in which several elements share one place.
 
-    Of an instruction with a second result the first one may be such a ``sink``: AWS's library reads
-    the reduction alone.
+    If an instruction has a second result, the first may be such a ``sink``: AWS's library reads the
+    reduction alone.
     """
     one = view.by_data is None and any(n > 1 and not s for n, s in zip(view.shape, view.strides))
     if one and not sink:
@@ -380,7 +379,7 @@ def flat(x: torch.Tensor, free_axes: int) -> torch.Tensor:
 
 # --- cycle formulas -------------------------------------------------------------------------------
 def no_cycles(instruction: Instruction) -> float:
-    """Cycles of what no engine computes: DMA takes time by bytes and rows."""
+    """Cycles of an instruction without an engine: DMA takes time by bytes and rows."""
     return 0.0
 
 

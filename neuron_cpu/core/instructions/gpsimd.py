@@ -475,7 +475,7 @@ def _generator(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Generator:
 def random_source(src: list[View], kind: Any = RandomAttrs, **more: Any) -> Any:
     """Attributes of the next random instruction; a seed that is data is appended to ``src``.
 
-    ``more`` are those of ``kind`` beside the seed.
+    ``more`` are the attributes of ``kind`` beside the seed.
     """
     tracer = trace.current("a random instruction")
     seed, count = tracer.random

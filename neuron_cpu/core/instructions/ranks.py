@@ -63,7 +63,7 @@ def _collect(attrs: CollectiveAttrs, xs: Tensors) -> torch.Tensor | Tensors:
 
 
 def _sum(attrs: CollectiveAttrs, tensors: Tensors) -> torch.Tensor:
-    """Joined in the order of the group; integers come as they are stored."""
+    """Join tensors in the order of the group; integers come in their stored type."""
     wide = [x if x.is_floating_point() else x.to(torch.int64) for x in tensors]
     total = wide[0]
     for x in wide[1:]:

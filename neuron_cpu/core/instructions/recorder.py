@@ -126,7 +126,7 @@ def _emit(
 def _cut(
     dst: tuple[View, ...], src: tuple[View, ...], box: tuple[slice, ...], axes: Sequence[Axes]
 ) -> tuple[tuple[View, ...], tuple[View, ...]]:
-    """Destinations and sources of what a box of the mask's region leaves."""
+    """Destinations and sources of the part that a box of the mask's region leaves."""
     views = (*dst, *src)
     kept = [_cut_one(v, box, a) for v, a in zip(views, axes or [ALIKE] * len(views), strict=True)]
     return tuple(kept[: len(dst)]), tuple(kept[len(dst) :])

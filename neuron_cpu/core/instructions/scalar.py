@@ -86,7 +86,7 @@ ACTIVATION = OpSpec(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Activation2Attrs(StepsAttrs):
-    """Attributes of a function of what two steps make of the data.
+    """Attributes of a function of two steps on the data.
 
     Attributes:
         op: name of the function.

@@ -29,7 +29,7 @@ from .recorder import ALIKE, fresh, record
 # --- products -------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MatmulAttrs(Attrs):
-    """``start`` and ``accumulate`` of the base say what becomes of the content of PSUM.
+    """``start`` and ``accumulate`` of the base decide whether PSUM's content stays.
 
     Attributes:
         is_transpose: the moving operand is an identity, so the product moves data.

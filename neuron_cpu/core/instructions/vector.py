@@ -118,7 +118,7 @@ def tensor_tensor(
 
 
 def _exact_integers(name: str, choice: Engine | None, a: View, b: View) -> bool:
-    """Whether GpSimdE computes with 32-bit integers: if it is asked to, since 2.26 on its own."""
+    """Whether GpSimdE computes 32-bit integers: if named, and since 2.26 by default."""
     asked = choice is Engine.GPSIMD and name != "subtract" and since(INTEGERS_ASKED_OF_GPSIMD)
     alone = choice is not Engine.VECTOR and since(INTEGERS_ON_GPSIMD)
     in_sbuf = PSUM not in (a.storage.buffer, b.storage.buffer)
@@ -244,7 +244,7 @@ class StepsAttrs(Attrs):
 
 
 def steps_of(attrs: StepsAttrs, xs: list[torch.Tensor]) -> Any:
-    """What the steps make of the first operand, and its reduction where one is wanted."""
+    """The result of the steps on the first operand, and its reduction if wanted."""
     x = xs[0]
     for step in attrs.steps:
         other = xs[step.at] if step.at is not None else torch.tensor(step.value, dtype=x.dtype)
@@ -263,7 +263,7 @@ def _step_updates(i: Instruction) -> tuple[str, tuple[View, ...]] | None:
 
 
 def _is_affine(i: Instruction) -> bool:
-    """Whether ScalarE can do it, which computes scale times data plus bias.
+    """Whether ScalarE can do the steps: it computes scale times data plus bias.
 
     A published profile of a kernel that names no engine for such instructions has both engines at
     work (docs/cost_model.md).
@@ -295,7 +295,7 @@ def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Ste
 
 
 def _steps_on_bits(what: str, steps: tuple[Step, ...], src: list[View]) -> bool:
-    """Whether the steps are bitwise; refuses a mixture and what is no operator."""
+    """Whether the steps are bitwise; refuses a mixture, and values that are no operator."""
     bits = [step.op in BITWISE for step in steps]
     if any(bits) and not all(bits):
         raise refuse(
@@ -796,7 +796,7 @@ BN_AGGR = _define_statistics(
 
 def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
-    of the elements at even positions, then of those at odd ones. Input to ``bn_aggr``."""
+    of the elements at even positions, then at odd positions. Input to ``bn_aggr``."""
     return _statistics(BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
 
 

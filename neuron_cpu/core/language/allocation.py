@@ -80,7 +80,7 @@ class Placed:
         return here[-1]
 
     def _answers(self, storage: Storage) -> list[tuple[int, ...]]:
-        """What the address function says of every tile."""
+        """The address function's answer for every tile."""
         partitions = storage.shape[storage.paxis]
         blocks = [range(s) for s in storage.shape[: storage.paxis]]
         return [
@@ -134,7 +134,7 @@ def _wrapped(index: tuple[int, ...], sizes: tuple[int, ...]) -> int:
 
 
 class _Memory:
-    """What ``ncc.sbuf`` and ``ncc.psum`` have in common."""
+    """The common base of ``ncc.sbuf`` and ``ncc.psum``."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

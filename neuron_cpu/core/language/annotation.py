@@ -45,7 +45,7 @@ class tensor:
 
 
 def placeholder(value: Any) -> Any:
-    """A meta tensor for ``nt.tensor[[sizes], dtype]``; any other argument as it is."""
+    """A meta tensor for ``nt.tensor[[sizes], dtype]``; any other argument unchanged."""
     if not isinstance(value, type) or not issubclass(value, tensor):
         return value
     if value.sizes is None or value.dtype is None:

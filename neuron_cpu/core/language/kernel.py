@@ -96,7 +96,7 @@ def kernels_run_by(run: Callable[[Kernel, Program, list[Any]], list[Any]]) -> It
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Who watches PyTorch's operators sees none of those that simulate the device."""
+    """Hide the operators that simulate the device from observers of PyTorch's operators."""
     with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
@@ -108,7 +108,7 @@ def _observers() -> list[Callable[[KernelCall], None]]:
 
 
 class Kernel:
-    """What ``nki.jit`` makes of a function: callable with torch tensors or numpy arrays.
+    """A function under ``nki.jit``: callable with torch tensors or numpy arrays.
 
     ``kernel[grid](...)`` launches a grid; torch meta tensors are traced and verified only. Inside
     another kernel the function is inlined. With ``kernel_return=False`` (the convention before
@@ -182,7 +182,7 @@ class Kernel:
         return specialisation.flatten(args, kwargs)
 
     def _keyed(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
-        """Tensors and key of a call; an unknown type is told with the name of its argument."""
+        """Tensors and key of a call; an error names the argument of an unknown type."""
         try:
             return self._flatten(args, kwargs)
         except TypeError:
@@ -194,7 +194,7 @@ class Kernel:
         return self._specialised(self._keyed(args, kwargs)[1], args, kwargs)
 
     def _specialised(self, key: Any, args: tuple, kwargs: dict) -> Program:
-        """The Program of the arguments that ``key`` stands for, traced where there is none."""
+        """The Program of the arguments that ``key`` stands for, traced on the first call."""
         # the rules that a program has been verified by are part of what it is
         key = (self.grid, *self._rules(), key)
         found = self.programs.get(key)
@@ -212,18 +212,18 @@ class Kernel:
         return found
 
     def _rules(self) -> tuple:
-        """What decides besides the arguments which program a call gets."""
+        """The settings that, beside the arguments, decide which program a call gets."""
         return (self._core().name, release.chosen(), strict())
 
     def _core(self) -> NeuronCore:
-        """The generation that the kernel is built for: the environment's, else its own."""
+        """The generation that the kernel is built for: the environment's or the kernel's own."""
         return chosen(self.options.get("platform_target") or DEFAULT_BEFORE)
 
     def _check(self, program: Program) -> None:
-        """What only the whole Program shows, and its source.
+        """Check the whole Program, and its source.
 
-        The source's findings explain what the Program is refused for, so they come first; in strict
-        mode they are errors themselves, and a documented error goes before them.
+        Findings in the source explain errors of the Program, so they come first. In strict mode
+        they are errors themselves, and a documented error goes before them.
         """
         checks: list[Callable[[], None]] = [
             lambda: lint.lint(program.function),
@@ -234,7 +234,7 @@ class Kernel:
                 check()
 
     def _returned(self, program: Program, outputs: list[Any]) -> Any:
-        """What a call returns: the outputs, nested as the kernel returned them."""
+        """The result of a call: the outputs, nested as the kernel returned them."""
         return returned(program, outputs)
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
@@ -303,7 +303,7 @@ class Kernel:
             callback(KernelCall(self.name, program, inputs, outputs, self, arguments))
 
     def __reduce__(self) -> tuple:
-        """By the name of its function, as functions are pickled: a graph that is kept has it."""
+        """Pickle it by its function's name, as functions are: saved graphs hold kernels."""
         function = self.function
         if "<" in function.__qualname__:
             raise pickle.PicklingError(f"kernel {function.__qualname__} is made inside a function")

@@ -1,4 +1,4 @@
-"""What a kernel returns: outputs of its Program, and the caller's tensors that carry them."""
+"""The results of a kernel: outputs of its Program, and the caller's tensors that carry them."""
 
 import ast
 from typing import Any
@@ -14,7 +14,7 @@ from .specialisation import from_torch, is_jax, to_numpy
 
 
 def adopt_results(program: Program, result: Any) -> None:
-    """Returned nl.hbm tensors become outputs; not those of a grid, where each instance has one."""
+    """Returned nl.hbm tensors become outputs, except in a grid, where each instance has its own."""
     for value in result if isinstance(result, (tuple, list)) else [result]:
         storage = value.storage if isinstance(value, View) else None
         if storage is None or storage.buffer != "hbm" or storage.role != "local":

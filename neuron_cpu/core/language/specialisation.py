@@ -1,4 +1,4 @@
-"""Arguments of a kernel call: what of them makes a specialisation, and the rest as torch tensors.
+"""Splits the arguments of a kernel call into a specialisation's key and torch tensors.
 
 Shapes, element types and every constant select the Program; the data of tensors do not.
 """
@@ -22,7 +22,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def is_jax(value: Any) -> bool:
-    """Whether it is an array of JAX, which is optional: nobody has one who has not imported it."""
+    """Whether it is an array of JAX; JAX is optional, and is not imported here."""
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.Array)
 
@@ -65,7 +65,7 @@ class _Itself:
 
 
 class WrongArguments(TypeError):
-    """A call that the parameters of a kernel do not take, which says nothing of its body."""
+    """A call that the parameters of a kernel do not take; the kernel's body has not run."""
 
     def __init__(self, identifier: str, message: str, source: str) -> None:
         super().__init__(f"{source}: {message} [{identifier}]")
@@ -177,7 +177,7 @@ def _of_jax(value: Any) -> np.ndarray:
 
 
 def from_torch(value: torch.Tensor, dt: dtypes.DType, tensors: list[Any]) -> Any:
-    """A result in the kind that a call's tensors have: torch's, JAX's, else numpy's."""
+    """A result in the kind of a call's tensors: torch's, JAX's or numpy's."""
     if any(isinstance(t, torch.Tensor) for t in tensors):
         return value
     made = to_numpy(value, dt)

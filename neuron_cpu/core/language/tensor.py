@@ -1,6 +1,6 @@
 """The tensor object that kernels hold: a view with the language's subscripts and operators.
 
-What an operator records is in ``arithmetic.py``, which attaches the operators to the class.
+``arithmetic.py`` records the operators, and attaches them to the class.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Tile(trace.Values, Foreign, View):
         assign(view, value)
 
     def reshape(self, *sizes: Any, shape: Any = None) -> Tile:
-        """View with other sizes, one of them possibly -1; the partition axis stays as it is."""
+        """View with other sizes, one of them possibly -1; the partition axis stays unchanged."""
         new = sizes_of(sizes, shape)
         if -1 in new:
             known = -int(np.prod(new))

@@ -1,1 +1,1 @@
-"""What a traced kernel is: storages, views of them, instructions, and their recorder."""
+"""A traced kernel: storages, views of them, instructions, and their recorder."""

@@ -1,4 +1,4 @@
-"""Which parts of a PSUM tile matmuls have begun to accumulate into.
+"""Tracks the parts of a PSUM tile into which matmuls have begun to accumulate.
 
 On this core the first matmul of an accumulation group overwrites and the others add, so kernels
 begin with ``nl.zeros`` and never pay for a fill. That holds only while nobody looks at a part that

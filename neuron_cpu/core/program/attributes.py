@@ -1,4 +1,4 @@
-"""Constants of an instruction: what every consumer asks of them, and when two are the same."""
+"""Constants of an instruction: the questions of every consumer, and equality."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ A = TypeVar("A", bound="Attrs")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Attrs:
-    """What is constant about one instruction; entries with more to say derive from it.
+    """The constants of one instruction; entries with further constants derive from it.
 
     Nobody changes one after it was recorded: a Program shares one object between all instructions
     with the same ``key``.
@@ -68,7 +68,7 @@ class Attrs:
         return cast(A, pair[0] if first else pair[1])
 
     def cut(self: A, box: tuple[slice, ...]) -> A:
-        """The same for what a mask leaves of the result; for those that hold an array of it."""
+        """The attributes of the part that a mask leaves, for attributes that hold an array."""
         return self
 
     def key(self) -> tuple:
@@ -89,7 +89,7 @@ class Attrs:
         return found
 
     def identity(self) -> tuple | None:
-        """What a Program shares attributes by; None where arrays make the look-up too dear."""
+        """The key by which a Program shares attributes; None where arrays make the look-up slow."""
         if self._key is None and np.ndarray in map(type, self._constants()):
             return None
         return (self.start, self.accumulate, self.key())

@@ -1,4 +1,4 @@
-"""A digest of what a program does: equal for kernels that differ in names and lines alone."""
+"""A digest of a program's work: equal for kernels that differ in names and lines only."""
 
 import functools
 import hashlib

@@ -403,7 +403,7 @@ def _line(*args: int) -> Index:
 
 
 class Grid(tuple):
-    """What ``nl.mgrid[...]`` returns: one index per axis, also as ``.p``, ``.x``, ``.y`` etc."""
+    """The result of ``nl.mgrid[...]``: one index per axis, also as ``.p``, ``.x``, ``.y`` etc."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What a mask leaves of an operand: all, nothing, a box, or single elements."""
+"""The part of an operand that a mask leaves: all, nothing, a box, or single elements."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ EMPTY = "empty"
 
 
 def region(mask: Any, shape: tuple[int, ...]) -> Any:
-    """What a mask leaves of an operand region.
+    """The part of an operand region that a mask leaves.
 
     Returns:
         None (all of it), EMPTY, a tuple of slices (a box), or a boolean array of ``shape``.

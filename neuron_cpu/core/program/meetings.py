@@ -8,9 +8,9 @@ from .view import View
 class Meetings:
     """Phases between the points where instances meet.
 
-    Instances are traced one after the other. What an instance records after its k-th meeting is in
-    phase k; at the end all instructions are put in the order of phases, so that every instance has
-    brought its part before any goes on. Between meetings instances are independent.
+    Instances are traced one after the other. Instructions of an instance after its k-th meeting are
+    in phase k; at the end all instructions are put in the order of phases, so that every instance
+    has brought its part before any goes on. Between meetings instances are independent.
 
     Attributes:
         phase: meetings that the instance being traced has reached.

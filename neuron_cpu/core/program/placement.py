@@ -1,4 +1,4 @@
-"""Addresses of tiles that a kernel places itself, and what shares memory with what."""
+"""Addresses of tiles that a kernel places itself, and tiles that share memory."""
 
 from __future__ import annotations
 
@@ -54,9 +54,10 @@ class Tile:
         )
 
     def hit_by(self, writer: Tile, view: View) -> tuple[Any, ...] | None:
-        """Index [block, partitions, free elements] of what a write through ``view`` destroys here.
+        """Index [block, partitions, free elements] of elements that a write through ``view``
+        destroys.
 
-        ``view`` is one of the tensor whose tile ``writer`` is; its bounding box counts.
+        ``view`` belongs to the tensor whose tile is ``writer``; its bounding box counts.
         """
         if view.offset // (writer.partitions * writer.storage.free_size) != writer.block:
             return None

@@ -1,4 +1,4 @@
-"""A traced kernel: storages, instructions and the loops that they stood in.
+"""A traced kernel: storages, instructions and their loops.
 
 A Program is a flat list. Loops are unrolled while tracing; every instruction keeps the frame of the
 loop iteration it came from, so that consumers can check iterations against each other or run all of
@@ -69,12 +69,12 @@ class Instruction:
 
     @property
     def moves_only(self) -> bool:
-        """Whether TensorE only moves data with it, as in a transpose."""
+        """Whether the instruction only moves data through TensorE, as a transpose does."""
         return self.op.moves is not None and self.op.moves(self)
 
     @property
     def tensor_macs(self) -> int:
-        """Multiply-accumulates on TensorE, those that only move data included."""
+        """Multiply-accumulates on TensorE, including those that only move data."""
         return 0 if self.op.macs is None else self.op.macs(self)
 
     @property

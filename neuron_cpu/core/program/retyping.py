@@ -1,7 +1,7 @@
 """One memory that a kernel reads as types of several sizes.
 
-Each type has a storage of its own, in whose elements views count. What compares accesses asks for
-``View.grounded``: the bytes of all of them in common elements.
+Each type has a storage of its own, in whose elements views count. Comparisons of accesses use
+``View.grounded``: the bytes of all types in common elements.
 """
 
 import numpy as np

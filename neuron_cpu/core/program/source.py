@@ -1,7 +1,6 @@
-"""The source of a kernel: its syntax tree, the names that it refers to, what it calls.
+"""The source of a kernel: its syntax tree, the names that it refers to, its calls.
 
-Annotations of local variables and what single tracing makes wrong stand in the source alone; a
-recorded program has neither.
+Only the source has annotations of local variables, and Python that single tracing would change.
 """
 
 import ast
@@ -12,7 +11,8 @@ from typing import Any, NamedTuple
 
 
 def reachable(function: Callable) -> list[tuple[FunctionType, type | None]]:
-    """``function`` and what it reaches in its module, each with the class whose method it is.
+    """``function`` and the functions that it reaches in its module, each with its class if it is a
+    method.
 
     ``anything.name`` reaches the methods of that name of the classes reached: the type of
     ``anything`` is not known here.
@@ -46,7 +46,7 @@ def reachable(function: Callable) -> list[tuple[FunctionType, type | None]]:
 
 
 def methods_of(owner: type) -> Iterator[tuple[str, FunctionType]]:
-    """Methods and properties of a class, those that it inherits in its module included."""
+    """Methods and properties of a class, including those that it inherits within its module."""
     for base in owner.__mro__:
         if base.__module__ == owner.__module__:
             for name, value in vars(base).items():
@@ -86,7 +86,7 @@ _files: dict[str, tuple[list[str], dict[tuple[str, int], ast.FunctionDef]]] = {}
 
 
 def _functions(file: str, lines: list[str]) -> dict[tuple[str, int], ast.FunctionDef]:
-    """Every function of a file by name and first line, that of its first decorator."""
+    """Every function of a file by name and first line; decorators count."""
     known, functions = _files.get(file, (None, {}))
     if known is not lines:
         functions = {}
@@ -114,7 +114,7 @@ def _closure_of(function: FunctionType) -> dict[str, Any]:
 
 
 class _Uses(NamedTuple):
-    """What a function's source refers to.
+    """The names in a function's source.
 
     Attributes:
         names: bare names that are called, passed on or whose attributes are read, each with

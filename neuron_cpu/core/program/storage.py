@@ -82,7 +82,7 @@ class Frame:
 
 
 class Watcher(Protocol):
-    """Who has to act before a storage is read."""
+    """Acts before a storage is read."""
 
     def before_read(self, view: View) -> None:
         """An instruction that reads ``view`` is about to be recorded."""
@@ -142,7 +142,7 @@ class Storage:
 
     @property
     def memory(self) -> Storage:
-        """What stands for these bytes wherever accesses are compared."""
+        """The memory that stands for these bytes in comparisons of accesses."""
         return self.ground or self
 
     @property
@@ -165,6 +165,6 @@ class Storage:
         return self.free_size * self.dtype.itemsize
 
     def label(self) -> str:
-        """Name for messages: the given one, or what and where it is."""
+        """The name for messages: the given one, or kind and memory."""
         kind = self.name or f"{self.buffer} tensor {self.id}"
         return f"'{kind}' {self.shape} {self.dtype}"

@@ -1,6 +1,6 @@
-"""What a subscript selects of a view: slices and integers, index grids, masks and index tiles.
+"""The elements of a view that a subscript selects, by slices, integers, index grids and masks.
 
-Two families that one subscript does not mix, as in the language itself (aws-neuron-sdk v2.21.1,
+One subscript does not mix the two families, as in the language itself (aws-neuron-sdk v2.21.1,
 general/nki/programming_model.rst, tensor indexing): *basic* subscripts give every axis a slice or
 an integer and keep the order of the axes; *advanced* ones give axes an affine expression over a
 common index grid, whose axes are those of the result.
@@ -44,7 +44,7 @@ def subscript(view: V, key: Any) -> V:
 
 
 def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
-    """One subscript for each axis: an ellipsis, or what is missing at the end, stands for ':'."""
+    """One subscript for each axis: an ellipsis, or a missing subscript at the end, means ':'."""
     ndim = view.ndim
     count = sum(k is Ellipsis for k in keys)
     if not count and len(keys) == ndim:
@@ -195,7 +195,7 @@ _CONSTANT = {Index, int}
 
 
 def _repeated(view: V, keys: tuple[Any, ...]) -> V:
-    """``view[keys]`` of numbers and index grids, by what is known of a subscript of this form."""
+    """``view[keys]`` of numbers and index grids, from the cached result of this form."""
     parts: list[Any] = [view.shape, view.strides, view.storage.buffer]
     starts = []
     for k in keys:
@@ -294,7 +294,7 @@ def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
 
 
 def _refuse_mixing(view: View, keys: tuple[Any, ...]) -> None:
-    """Refuse slices among index grids, but for whole axes behind all of them.
+    """Refuse slices among index grids, except whole axes behind all grids.
 
     numpy puts the grid's axes in front or where the indices stand, by rules that sources of the
     language do not mention; behind the grids both readings agree.

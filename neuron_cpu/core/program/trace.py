@@ -128,7 +128,7 @@ class Tracer:
         return self.view_type.whole(storage)
 
     def begin_instance(self) -> None:
-        """A grid instance starts: its shared_hbm tensors are those of the first instance."""
+        """Start a grid instance: it shares the shared_hbm tensors of the first instance."""
         self.shared_next = 0
         self.meetings.phase = 0
         self.root = None
@@ -218,7 +218,7 @@ class Tracer:
 
     # --- loops ------------------------------------------------------------------------------------
     def loop(self, kind: str, indices: range) -> Iterator[int]:
-        """Run a loop body once per index, marking what it records.
+        """Run a loop body once per index, marking its instructions.
 
         Every execution of the statement is a Loop of its own: an inner loop has one for each
         iteration of the outer, so iterations of equal loops are never taken for each other.
@@ -234,7 +234,7 @@ class Tracer:
             self.frame = self._now(outer)
 
     def _now(self, frame: Frame | None) -> Frame | None:
-        """The frame, or that of the core since cores met inside of it.
+        """The frame, or the core's frame since cores met inside of it.
 
         A phase between two meetings is the outermost thing there is: loops around it end there.
         """
@@ -284,7 +284,7 @@ def _used_storages(program: Program) -> list[Storage]:
 
 
 class Values:
-    """What a front end's tensors say of their values: known in eager mode only."""
+    """Access to the values of a front end's tensors, known in eager mode only."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""Views: which elements of a storage an operand is, without looking at any of them.
+"""Views: the elements of a storage that an operand has, without their values.
 
 A view is storage + element offset + sizes + strides, everything counted in elements. On chip the
 first axis of a *tile* is the partition axis; views of tensors with block dimensions have ``paxis``
@@ -53,7 +53,7 @@ def _is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 @functools.cache
 def _reach(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """From the first element to the last one."""
+    """The distance from the first element to the last."""
     return sum((n - 1) * stride for n, stride in zip(shape, strides))
 
 
@@ -99,9 +99,9 @@ class View:
         self.paxis, self.oob, self.by_data = paxis, oob, indirect
 
     def nothing(self: V) -> V:
-        """The view under a condition that does not hold: what takes it is not recorded.
+        """The view under a condition that does not hold: instructions on it are not recorded.
 
-        The class keeps that, so that whatever is made of the view selects nothing either.
+        The class keeps that, so that views of this view select nothing either.
         """
         own: Any = type(self)
         made = self._with(self.offset, self.shape, self.strides, None, self.by_data)
@@ -188,7 +188,7 @@ class View:
 
     # --- other shapes of the same elements --------------------------------------------------------
     def reshape(self: V, shape: tuple[int, ...]) -> V:
-        """View with other sizes; on chip the partition axis must stay as it is."""
+        """View with other sizes; on chip the partition axis must not change."""
         new = tuple(shape)
         if int(np.prod(new)) != self.size:
             raise refuse(
@@ -289,10 +289,10 @@ class View:
         return made
 
     def grounded(self) -> View:
-        """The same bytes in the elements that all types of this memory are multiples of.
+        """The same bytes in elements of a size that divides all types of this memory.
 
-        Where the memory has one element size that is the view itself, else one with a further axis,
-        the parts of an element.
+        With one element size this is the view itself, otherwise a view with a further axis: the
+        parts of an element.
         """
         ground = self.storage.ground
         if ground is None:

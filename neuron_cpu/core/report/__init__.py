@@ -1,1 +1,1 @@
-"""What bounds a kernel: figures, tables and traces of a schedule."""
+"""Figures, tables and traces of a schedule, which show a kernel's bound."""

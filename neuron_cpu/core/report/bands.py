@@ -1,4 +1,4 @@
-"""How far the estimates are off: the spread of the calibration's ratios, by what bounds a kernel.
+"""The error of estimates: the spread of the calibration's ratios, by the bound of a kernel.
 
 `bands.json` is written by `make calibrate PUBLIC=DIR` from the public kernels that the model met
 for the first time when they were evaluated; docs/calibration.md has the tables. A band is the 10th
@@ -40,7 +40,7 @@ class Band(NamedTuple):
 
 
 def kind_of(critical: Mapping[str, float]) -> str:
-    """The class of a kernel: what has the largest share of its critical path.
+    """The class of a kernel: the resource with the largest share of its critical path.
 
     Args:
         critical: nanoseconds by resource, as `report.Profile.critical`.

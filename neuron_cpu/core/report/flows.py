@@ -34,12 +34,12 @@ def producers(schedule: Schedule) -> list[tuple[int, ...]]:
 def flow_events(schedule: Schedule, pid: int, most: int = ARROWS) -> list[dict[str, Any]]:
     """Arrows from producers' bars to the bar that reads their results, in Chrome's format.
 
-    Of a transfer that several DMA engines share, arrows arrive at the share that begins first and
-    leave from the one that ends last.
+    Where several DMA engines share a transfer, arrows arrive at the share that begins first and
+    leave from the share that ends last.
 
     Args:
         pid: process of the bars (`report.trace_events`).
-        most: of one instruction, from the producers that end last.
+        most: the number of arrows of one instruction, from the producers that end last.
     """
     arrives, leaves = _bars(schedule)
     events: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What a Schedule says to a reader: figures, source lines, the binding resource in words, traces.
+"""A Schedule for readers: figures, source lines, the binding resource in words, traces.
 
 Names of figures follow the summary of the Neuron profiler (aws-neuron-sdk v2.21.1,
 tools/neuron-sys-tools/neuron-profile-user-guide.rst); every one of them is an estimate here.
@@ -28,7 +28,7 @@ ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine
 
 @dataclass
 class Line:
-    """What one source line of a kernel costs; times in nanoseconds.
+    """The cost of one source line of a kernel; times in nanoseconds.
 
     Attributes:
         place: ``file:line`` (file name only) and ``function``.
@@ -114,7 +114,7 @@ class Profile:
 
 
 def doubts(program: Program) -> list[str]:
-    """What an estimate rests on that nobody has measured or published, in words."""
+    """The assumptions of an estimate that nobody has measured or published, in words."""
     found, core = [], program.core
     if not core.calibrated:
         found.append(
@@ -274,7 +274,7 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
 
 
 def _line_words(line: Line) -> str:
-    """The engine that a line occupies longest; of DMA its rows and what they reach."""
+    """The engine that a line occupies longest; for DMA its rows and their rate."""
     key = max(ENGINE_KEYS[:DMA], key=lambda k: line.busy[k])
     if line.dma_span >= line.busy[key]:
         return f"DMA: rows of {size_text(line.row_bytes)} reach {line.bandwidth:.0f} GB/s"
@@ -365,7 +365,7 @@ def trace_events(
     from results to who reads them.
 
     Args:
-        arrows: to one instruction, from those of its producers that end last.
+        arrows: the number to one instruction, from the producers that end last.
     """
     events = [meta_event("process_name", pid, 0, label)]
     for row, engine in enumerate(ENGINES[:DMA]):

@@ -19,13 +19,13 @@ def microseconds(time: float) -> str:
 
 
 def estimate_note(name: str) -> str:
-    """What every estimate is printed with."""
+    """The note printed with every estimate."""
     found = cost.dma_profile(name)
     return f"estimated, not measured; DMA profile {name}: {found.note}"
 
 
 def other_releases(time: float, by_release: Mapping[str, float]) -> list[str]:
-    """What releases whose DMA differs by more than APART would take, a line each; times in ns."""
+    """The times of releases whose DMA differs by more than APART, a line each; in ns."""
     return [
         f"with {name}: {microseconds(other)} µs ({cost.dma_profile(name).note})"
         for name, other in by_release.items()

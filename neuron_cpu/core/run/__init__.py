@@ -1,1 +1,1 @@
-"""What a Program computes: execution in PyTorch, merged or one by one, and comparison."""
+"""Execution of a Program in PyTorch, merged or one by one, and comparison of runs."""

@@ -1,4 +1,4 @@
-"""What of a kernel only carries tensors across its boundary, where their rounding comes from."""
+"""Finds storages of a kernel that only carry tensors across its boundary, and round them there."""
 
 from collections import defaultdict
 from collections.abc import Iterable

@@ -118,7 +118,7 @@ def _against_unmerged(
 ) -> Iterator[Pair]:
     """The merged run, and of each of its operations the first iteration run alone.
 
-    A matmul that sums over merged iterations has no counterpart; what reads its sum is compared.
+    A matmul that sums over merged iterations has no counterpart; readers of its sum are compared.
     Outputs come last, whole, with the instruction that writes them last.
     """
     # The unmerged run goes first and leaves copies of the results that the merged one can be held

@@ -1,9 +1,9 @@
-"""Values that a kernel is told of as it runs: integers that fp32 does not hold, and open questions.
+"""Warnings about values while a kernel runs: integers that fp32 does not hold, and open questions.
 
 Engines compute in fp32, integers of 32 bits among them but where GpSimdE adds tiles. Which row of a
 scatter wins, what a maximum makes of NaN and what a scale of all ones means depends on data, and
-sources of the current language leave it open. A kernel in which one of these happens is told so,
-once for each place.
+sources of the current language leave it open. A kernel gets one warning for each place where this
+happens.
 """
 
 import math
@@ -25,9 +25,9 @@ ARITHMETIC = ("tensor_tensor", "tensor_scalar", "scalar_tensor_tensor", "tensor_
 
 
 def watched(step: Step, op: Op, arena: Arena, today: bool) -> Step | None:
-    """The step with a look at its values; None where it can meet nothing that is open.
+    """The step with a check of its values; None where no question can arise.
 
-    Of the older language (not ``today``) only integers are looked at that fp32 does not hold.
+    In the older language (not ``today``) it checks only integers that fp32 does not hold.
     """
     look: Step | None
     look, first = (lambda: _look_at_integers(op, arena)), True
@@ -47,7 +47,7 @@ def watched(step: Step, op: Op, arena: Arena, today: bool) -> Step | None:
 
 
 def _look(op: Op, arena: Arena) -> tuple[Step | None, bool]:
-    """What to look at, and whether before the step instead of behind it."""
+    """The values to check, and whether before the step instead of behind it."""
     name = op.instruction.op.name
     tiles = [ref.by_data[0] for ref in op.dst if ref.by_data is not None]
     if any(math.prod(tile.shape[op.batch :]) > 1 for tile in tiles):
@@ -116,7 +116,7 @@ def _tell_rows(op: Op, ref: Ref, row: int) -> None:
 
 # --- NaN and scales -------------------------------------------------------------------------------
 def _compares(op: Op) -> bool:
-    """Whether it takes the larger or smaller of floats; fields that it lacks are no matter."""
+    """Whether it takes the larger or smaller of floats; missing fields do not matter."""
     attrs = op.attrs
     names = [getattr(attrs, name, None) for name in ("op", "op0", "op1", "reduce_op")]
     names += [step.op for step in getattr(attrs, "steps", ())]

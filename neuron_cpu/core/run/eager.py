@@ -17,8 +17,8 @@ class Machine:
     """Executes instructions one by one as they are recorded (eager mode).
 
     Attributes:
-        open_values: as ``Program`` has it.
-        both: compares what two cores write, where there are two.
+        open_values: as in ``Program``.
+        both: compares the writes of two cores, if there are two.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Machine:
             (doubtful or step)()
 
     def values(self, view: View) -> np.ndarray:
-        """Current values of a view, as a numpy array of fp32 (integers as they are)."""
+        """Current values of a view, as a numpy array of fp32 (integers unchanged)."""
         ref = self.lowering.ref(view)
         raw = self.arena.view(ref)
         if view.dt.is_int:

@@ -62,8 +62,8 @@ def _is_reversed(ref: Ref) -> bool:
 
 
 def _moved(op: Op) -> Callable[[Ref], bool]:
-    """Which operands of an Op no torch view is: what runs backwards, and of products what data
-    place (other instructions read such operands themselves)."""
+    """The operands of an Op that are no torch view: operands that run backwards, and operands of
+    products that data place (other instructions read such operands themselves)."""
     if op.instruction.op.multiplies:
         return lambda ref: ref.by_data is not None or _is_reversed(ref)
     return lambda ref: ref.by_data is None and _is_reversed(ref)
@@ -215,7 +215,7 @@ def _sinking_step(op: Op, arena: Arena, inputs: list, raw: bool) -> Step:
 
 
 def _skipping_step(op: Op, arena: Arena) -> Step:
-    """A transfer whose rows out of bounds are left as they are: elements are moved one by one."""
+    """A transfer that leaves rows out of bounds unchanged: it moves elements one by one."""
     attrs, compute = op.attrs, op.instruction.op.compute
     assert compute is not None
     target, dt = op.dst[0], arena.kept(op.dst[0])

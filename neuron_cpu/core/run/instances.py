@@ -25,9 +25,9 @@ NOBODY, SEVERAL = 0, -1
 
 
 class InstanceRows:
-    """Who touched which element of the tensors whose rows data choose, during one run.
+    """Records who touched which element of tensors whose rows data choose, during one run.
 
-    What is noted of a tensor is blocks: as many neighbours as every access takes whole.
+    It records blocks: as many neighbours as every access takes whole.
     """
 
     def __init__(self, watched: frozenset[Storage]) -> None:
@@ -37,7 +37,7 @@ class InstanceRows:
         self.open: list[tuple[Ref, torch.Tensor, torch.Tensor, Callable[[], None]]] = []
 
     def prepare(self, ops: Iterable[Op]) -> None:
-        """Size the blocks by what the operations of the program touch."""
+        """Size the blocks by the accesses of the program's operations."""
         for op in ops:
             for ref in (*op.dst, *op.src):
                 storage = ref.memory.storage
@@ -49,7 +49,7 @@ class InstanceRows:
         self.marks.clear()
 
     def note(self, op: Op, arena: Arena, program: Program) -> None:
-        """Before ``op`` runs: compare what it touches with what other instances touched."""
+        """Before ``op`` runs: compare its elements with those of other instances."""
         frame = grid_frame(op.instruction)
         if frame is None:
             return
@@ -58,7 +58,7 @@ class InstanceRows:
                 self._meet(op, ref, frame, writes, arena, program)
 
     def settle(self, arena: Arena) -> None:
-        """After the operation: what it wrote over another instance's, if that changed it."""
+        """After the operation: report writes that changed another instance's elements."""
         for ref, at, before, tell in self.open:
             if not torch.equal(self._values(ref, arena)[at], before):
                 tell()
@@ -121,7 +121,7 @@ def _in_blocks(ref: Ref, block: int) -> Ref:
 
 @dataclass
 class _Both:
-    """What two cores have written of one tensor since they last met.
+    """The writes of two cores to one tensor since they last met.
 
     Attributes:
         owner: 1 + the core that wrote an element last, 0: nobody.
@@ -136,7 +136,7 @@ class _Both:
 
 
 class WrittenByBoth:
-    """Compares what the two cores write to the same elements between two meetings.
+    """Compares the values that two cores write to the same elements between two meetings.
 
     Args:
         storages: tensors that both write; None: any in HBM.
@@ -147,7 +147,7 @@ class WrittenByBoth:
         self._open: dict[Storage, tuple[_Both, torch.Tensor]] = {}
 
     def watching(self, step: Callable[[], None], op: Op, arena: Arena) -> Callable[[], None]:
-        """The same step, which notes what it writes."""
+        """The same step, which records its writes."""
         frame = grid_frame(op.instruction)
         refs = [r for r in op.dst if self._watched(r.memory.storage)]
         if frame is None or not refs:
@@ -209,7 +209,7 @@ class WrittenByBoth:
         )
 
     def finish(self) -> None:
-        """Compare what is left at the end of a run.
+        """Compare the remaining writes at the end of a run.
 
         Raises:
             NkiError: the cores wrote other values.

@@ -1,7 +1,7 @@
 """Operations that compute the same in every run: they run once for each plan.
 
 Masks, selection matrices and zero biases come from constants alone. Their tiles keep memory of
-their own, and what made them is left out from the second run on.
+their own, and from the second run on the operations that made them are left out.
 """
 
 from .merge import JOINED_ELEMENTS, Memory, Op

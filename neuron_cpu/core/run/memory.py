@@ -48,7 +48,7 @@ def reinterpreted(values: torch.Tensor, storage: Storage) -> torch.Tensor:
 
 
 class Everything:
-    """Contains whatever it is asked for."""
+    """A set that contains everything."""
 
     def __contains__(self, _: object) -> bool:
         return True
@@ -80,11 +80,11 @@ class Arena:
         return held[:size]
 
     def dtype(self, storage: Storage) -> DType:
-        """What a storage's elements are kept in; those of several types stay as they are."""
+        """The torch type of a storage's elements; a storage of several types keeps its bytes."""
         return self._kept(storage, storage.dtype)
 
     def kept(self, ref: Ref) -> DType:
-        """What the elements of ``ref`` are kept in."""
+        """The torch type of the elements of ``ref``."""
         return self._kept(ref.memory.storage, ref.dt)
 
     def _kept(self, storage: Storage, dt: DType) -> DType:

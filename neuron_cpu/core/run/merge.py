@@ -31,7 +31,7 @@ JOINED_ELEMENTS = 1 << 22
 
 
 class Memory:
-    """What a Ref points into: one storage, or the storages of all iterations side by side.
+    """The memory of a Ref: one storage, or the storages of all iterations side by side.
 
     Attributes:
         size: elements.
@@ -262,7 +262,7 @@ def most_joined(ops: list[Op], is_local: IsLocal) -> int:
 
 
 def describe(ops: list[Op], is_local: IsLocal) -> tuple[tuple, tuple, np.ndarray]:
-    """(what must be equal, matmul group flags, offsets) of one iteration."""
+    """(parts that must be equal, matmul group flags, offsets) of one iteration."""
     # An iteration's own tiles are named by their order of use, so that they equal the next one's;
     # all other memories must be the same. Offsets are kept apart: they may differ.
     numbers: dict[int, int] = {}
@@ -313,7 +313,7 @@ def batch_strides(
 ) -> list[list[int]] | None:
     """Stride of the new axis for every ref of every Op; None where iterations must stay apart.
 
-    ``ops`` are the first iteration's; ``described`` says what the first two are.
+    ``ops`` are the first iteration's; ``described`` are the descriptions of the first two.
     """
     # Where the flags differ the first starts an accumulation that the others continue.
     step = described[1][2] - described[0][2]

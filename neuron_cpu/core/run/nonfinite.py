@@ -13,7 +13,7 @@ _NOBODY = -1  # the origin of what is finite, and of infinities that are there o
 
 
 def origin(program: Program, inputs: Sequence[torch.Tensor]) -> Instruction | None:
-    """The instruction that the first element of the results that is not finite goes back to.
+    """The instruction that made the first element of the results that is not finite.
 
     A fill with infinity is on purpose: masks are made so. None where the results are finite, or
     what is not came in with `inputs` (contiguous, in the order of ``program.inputs``; copies of
@@ -31,14 +31,14 @@ def origin(program: Program, inputs: Sequence[torch.Tensor]) -> Instruction | No
 
 
 class _Traces:
-    """For each element of a memory, the number of the operation that it is broken since."""
+    """For each element of a memory, the number of the operation that broke it."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._origins: dict[int, torch.Tensor] = {}  # by id of the memory, one element each
 
     def step(self, number: int) -> None:
-        """Run one operation and note the origin of what it leaves behind."""
+        """Run one operation and record the origin of its results."""
         op, attrs = self._plan.ops[number], self._plan.ops[number].attrs
         # A product adds to what its region of PSUM holds, others write over theirs.
         read = [*op.src, *op.dst] if op.instruction.op.multiplies or attrs.accumulate else op.src
@@ -64,7 +64,7 @@ class _Traces:
         return _NOBODY
 
     def _values(self, ref: Ref) -> torch.Tensor:
-        """What an operand holds, as fp32."""
+        """The values of an operand, as fp32."""
         arena = self._plan.arena
         if ref.by_data is not None or min(ref.strides, default=0) < 0:
             raw = arena.of(ref.memory)[gather_index(ref, arena)]

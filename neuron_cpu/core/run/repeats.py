@@ -1,4 +1,4 @@
-"""Loops that Python unrolled, put together again: what repeats becomes one operation.
+"""Puts loops that Python unrolled together again: repetitions become one operation.
 
 A ``for`` over Python's own ``range`` leaves no trace but operations that repeat. Where a stretch of
 them follows itself with offsets that grow linearly, and no iteration touches what another one
@@ -71,7 +71,7 @@ class _Repeats:
         self.open = np.cumsum(edges)
 
     def joined(self) -> list[Op]:
-        """What saves most goes first; what overlaps it waits for the next pass."""
+        """Join the stretch that saves most first; overlapping stretches wait for the next pass."""
         taken = np.zeros(len(self.ops), dtype=bool)
         instead: dict[int, tuple[int, list[Op]]] = {}
         for start, period, count in self._stretches():
@@ -91,7 +91,7 @@ class _Repeats:
         return result
 
     def _stretches(self) -> Iterator[tuple[int, int, int]]:
-        """(start, operations of an iteration, iterations) of what looks the same, best first."""
+        """(start, operations of an iteration, iterations) of equal stretches, best first."""
         numbers: dict[object, int] = {}
         kinds = np.array([numbers.setdefault(_kind(op), len(numbers)) for op in self.ops])
         found = []
