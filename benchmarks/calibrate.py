@@ -253,6 +253,7 @@ def summaries(outcomes: Sequence[Outcome]) -> str:
         *((name, lambda o, name=name: o.row.set == name) for name in public_rows.SETS),
         ("gen2", lambda o: o.row.target in GEN2_CHIPS),
         ("gen3", lambda o: o.row.target == "trn2"),
+        ("gen4", lambda o: o.row.target == "trn3"),
         *((f"class {kind}", lambda o, kind=kind: o.kind == kind) for kind in bands.CLASSES),
     ]
     for name, belongs in parts:
@@ -450,6 +451,8 @@ def refuse_mixing(
         parser.error(
             f"{args.data} has {min(mixed)} rows beside others; keep them in a file of their own"
         )
+    if public_rows.SEALED in sets and not args.write:
+        parser.error("sealed rows are evaluated once, with --write, after the constants are frozen")
     if args.write and sets.intersection(APART_SETS):
         if args.rows:
             parser.error(f"--write of the {min(sets)} set needs all of its rows; leave out --rows")

@@ -250,6 +250,7 @@ def run(monkeypatch, tmp_path, *arguments):
     [(("fitted", "checked"), ["--vary"], "takes fitted rows alone, got r1 (checked)"),
      (("sealed",), ["--vary"], "takes fitted rows alone, got r0 (sealed)"),
      (("fitted", "sealed"), [], "sealed rows beside others"),
+     (("sealed",), [], "sealed rows are evaluated once, with --write"),
      (("sealed", "sealed"), ["--write", "--rows", "r0"], "needs all of its rows")],
 )  # fmt: skip
 def test_sets_stay_apart(tmp_path, monkeypatch, capsys, sets, arguments, said):
