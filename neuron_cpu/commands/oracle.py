@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..console.arguments import above_zero, positive
 from ..errors import UsageError
@@ -86,11 +86,18 @@ def _tool(oracle: Any) -> Any:
         raise UsageError(
             "--mcp needs the package mcp, which is not installed; pip install 'mcp>=2.3,<3'."
         ) from error
-    from ..oracle.forms import Request
+    from pydantic import WithJsonSchema
 
-    def judge_kernel(request: Request) -> dict[str, Any]:
+    from ..oracle import forms
+
+    whole = forms.Request.model_json_schema(ref_template="{model}")
+    parts = whole.pop("$defs")  # a schema within another one has no references of its own
+    fields = json.loads(json.dumps(whole), object_hook=lambda one: parts.get(one.get("$ref"), one))
+
+    def judge_kernel(request: Annotated[Any, WithJsonSchema(fields)]) -> dict[str, Any]:
         """Judge an NKI kernel without a device: legal, right, estimated time, what bounds it."""
-        return oracle.one(request)
+        found = forms.request(request)  # here, so that a wrong one has an answer as elsewhere
+        return oracle.one(found) if isinstance(found, forms.Request) else found
 
     server = MCPServer("neuron_cpu")
     server.add_tool(judge_kernel)

@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
 
     if args.rewrite and (args.space or args.resume):
         raise UsageError("--rewrite searches no space; leave out --space and --resume.")
-    module = _module(kernels.load_kernel(args.kernel))
+    module = sys.modules[kernels.load_kernel(args.kernel).function.__module__]
     path, _, name = args.kernel.rpartition(":")
     source = space.Source(Path(path), name, module)
     names = {"candidate": [0]} if args.rewrite else {}
@@ -141,10 +141,6 @@ class _Shown:
         if not self._console.is_terminal and time.monotonic() - self._said > LINE_SECONDS:
             self._said = time.monotonic()
             print(line, file=sys.stderr, flush=True)
-
-
-def _module(kernel: Any) -> Any:
-    return sys.modules[kernel.function.__module__]
 
 
 def _task(args: argparse.Namespace, source: Any) -> Any:

@@ -146,10 +146,11 @@ def requests(line: bytes) -> Iterator[Union[Request, Answer]]:
     except (ValueError, RecursionError) as error:
         said = f"the line is no JSON ({str(error)[:100] or type(error).__name__})"
         return iter([answer(None, "invalid", f"{said}, expected one object")])
-    return map(_request, content if isinstance(content, list) else [content])  # as they are taken
+    return map(request, content if isinstance(content, list) else [content])  # as they are taken
 
 
-def _request(content: Any) -> Union[Request, Answer]:
+def request(content: Any) -> Union[Request, Answer]:
+    """A request, or the answer in place of a wrong one."""
     name = content.get("id") if isinstance(content, dict) else None
     name = name if isinstance(name, (str, int)) else None
     try:

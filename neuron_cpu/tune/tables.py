@@ -11,8 +11,6 @@ from ..core.report.tables import microseconds
 from .search import Trial
 
 REASONS = 3  # that are printed, the most frequent ones
-
-
 MOST = 20  # points of a search that are all printed
 
 

@@ -379,11 +379,16 @@ def test_the_tool_over_mcp() -> None:
         server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
         async with ToolClient(server) as client:
             (tool,) = (await client.list_tools()).tools
-            return tool, await client.call_tool(tool.name, {"request": asking()})
+            asked = asking(), asking(target="trn9"), 7
+            return tool, [await client.call_tool(tool.name, {"request": one}) for one in asked]
 
-    tool, answer = anyio.run(ask)
-    assert tool.name == "judge_kernel" and "request" in tool.input_schema["properties"]
-    assert json.loads(answer.content[0].text)["outcome"] == "passed"
+    tool, answers = anyio.run(ask)
+    assert tool.name == "judge_kernel"
+    kernel = tool.input_schema["properties"]["request"]["properties"]["kernel"]
+    assert "source" in kernel["properties"]
+    found = [json.loads(one.content[0].text) for one in answers]
+    assert [one["outcome"] for one in found] == ["passed", "invalid", "invalid"]
+    assert "target" in found[1]["sentence"]
 
 
 # --- digests --------------------------------------------------------------------------------------
