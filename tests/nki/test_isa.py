@@ -559,6 +559,13 @@ def test_dma_between_other_shapes_and_types():
 
     assert np.array_equal(moved(one_partition, (4, 12), x), x.reshape(4, 12))
 
+    def row_to_column(o, h):
+        tile = nl.ndarray((48, 1), nl.float32)
+        nisa.dma_copy(tile, h.reshape((1, 48)))
+        nisa.dma_copy(o, tile)
+
+    assert np.array_equal(moved(row_to_column, (48, 1), x), x.reshape(48, 1))
+
 
 @pytest.mark.warns("sim_transpose_by_dma")
 def test_dma_transposes():

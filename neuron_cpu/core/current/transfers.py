@@ -143,6 +143,8 @@ def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
             "reshape one side, or copy in several steps",
         )
     shape = (*lead, *sizes)
+    if chip.on_chip and len(shape) == 1:  # a row into a column: a tile keeps two axes
+        shape = (*shape, 1)
     return _shaped(dst, shape), _shaped(src, shape)
 
 
