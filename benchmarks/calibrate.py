@@ -1,20 +1,22 @@
 """Measured against predicted: published device times and what the cost model says.
 
-    python benchmarks/calibrate.py --public DIR [--data FILE] [--rows WORD ...] [--write]
-    python benchmarks/calibrate.py --public DIR --rows WORD ... --verify | --vary
+    python benchmarks/calibrate.py --public DIR [--data FILE] [--kept DIR] [--rows WORD ...]
+    python benchmarks/calibrate.py --public DIR [--write | --verify | --vary] ...
 
 The public kernels of calibration.json (or FILE, of its form) run in their own source, from
 checkouts ``DIR/OWNER/NAME@COMMIT`` (or ``DIR/OWNER/NAME``); ``--write`` replaces their table in
-docs/calibration.md and the bands that estimates carry. ``--verify`` fails where an estimate is no
-longer the page's. ``--vary`` shows what each constant of the model would change if it were 20 %
-off; it takes fitted rows only. Rows of the sealed set are written once, with the commit, and never
-again.
+docs/calibration.md and the bands of estimates. ``--verify`` fails where an estimate is not the
+page's. ``--vary`` shows what fitted rows change where a constant is 20 % off. ``--kept`` names a
+folder of recorded programs, which gets those that it lacks: other constants price them without
+recording. Rows of the sealed set are written once, with the commit, and never again.
 """
 
 import argparse
 import functools
+import hashlib
 import json
 import multiprocessing
+import operator
 import os
 import re
 import signal
@@ -25,11 +27,14 @@ import textwrap
 import time
 import traceback
 import warnings
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Optional
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
@@ -43,12 +48,13 @@ ensure_sdk()
 import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
 import pages  # noqa: E402
 
-from neuron_cpu.core import NkiError  # noqa: E402
+from neuron_cpu.core import NkiError, Program  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
 from neuron_cpu.core.report import bands, report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
 from neuron_cpu.core.time.passes import join, keep  # noqa: E402
-from neuron_cpu.files import write_text_atomically  # noqa: E402
+from neuron_cpu.files import write_bytes_atomically, write_text_atomically  # noqa: E402
+from neuron_cpu.suite import plain  # noqa: E402
 
 LIMIT = 0.15
 APART_SETS = (public_rows.OPENED, public_rows.SEALED)  # each has a file and a block of its own
@@ -58,6 +64,7 @@ SIDES = ("hbm_read", "hbm_written")
 GEN2_CHIPS = ("", "trn1", "inf2")
 MOVED = 0.01  # a published estimate that moves by more has to be made anew
 SCALE = (0.8, 1.2)  # of a constant that is varied
+MOST_VARIED = 12_000  # instructions of a program that is priced anew for each
 VARIED = (
     "tensor_pace", "engine_start_cycles", "min_ii", "dependent_cycles", "dma.start_ns",
     "dma.bytes_per_ns", "dma.flat_bytes_per_ns", "dma.row_2_24_ns", "dma.part_word_ns",
@@ -67,10 +74,10 @@ VARIED = (
     "dma.flat_row_most_bytes", "keep.LEFT", "schedule.WINDOW", "join.JOINED", "join.UNROLLED",
 )  # fmt: skip
 MODULES = {"keep": keep, "schedule": schedule, "join": join}
-HEAD = ("git", "rev-parse", "--short", "HEAD")
 DOCUMENT = ROOT / "docs" / "calibration.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
 UNMET = re.compile(r"^\| [\w.-]+ \| sealed \|.*\| ([\d.]+) \| (\w+)[^|]*\| [^|]+ \|$", re.M)
+CYCLES = re.compile(r"^def \w*cycles\(.*?(?=^\S)", re.M | re.S)  # of an instruction: no recording's
 LONGEST_ERROR = 60  # characters of an exception's message in a table
 
 
@@ -87,6 +94,7 @@ class Outcome:
         missing: True where the folder lacks the file.
         engines: share of the time that each engine is busy.
         hbm_mb: megabytes read from and written to HBM.
+        varied: ratios with constants scaled, one after the other.
     """
 
     row: public_rows.Row
@@ -97,32 +105,64 @@ class Outcome:
     missing: bool = False
     engines: dict[str, float] = field(default_factory=dict)
     hbm_mb: tuple[float, ...] = ()
+    varied: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> Optional[float]:
         return None if self.estimated_us is None else self.estimated_us / self.row.measured_us
 
-
-def profile_of(sdk: str) -> str:
-    """The DMA profile of a release line, the default where there is none."""
-    named = [name for name in cost.PROFILES if name.startswith(f"sdk{sdk}")]
-    return named[0] if named else cost.DEFAULT_PROFILE
+    @property
+    def off(self) -> bool:
+        return not OUTLIER[0] <= (self.ratio or 1.0) <= OUTLIER[1]
 
 
 def profile_for(row: public_rows.Row) -> str:
-    """The DMA profile that a row is estimated under."""
-    return row.profile or profile_of(row.sdk)
+    """The DMA profile that a row is estimated under: its own, its release's or the default."""
+    named = [name for name in cost.PROFILES if name.startswith(f"sdk{row.sdk}")]
+    return row.profile or (named[0] if named else cost.DEFAULT_PROFILE)
 
 
-def run(row: public_rows.Row, public: Path) -> Outcome:
-    """Trace and schedule one public kernel."""
+def recorder() -> str:
+    """A digest of the code that records programs; of generations it has the sizes alone."""
+    found = hashlib.sha256()
+    for path in sorted((ROOT / "neuron_cpu" / "core").rglob("*.py")):
+        if not {"time", "report", "spec.py"}.intersection(path.parts[-3:]):
+            found.update(CYCLES.sub("", path.read_text()).encode())
+    for core in spec.GENERATIONS.values():
+        sizes = [v for k, v in vars(core).items() if type(v) is int and "cycles" not in k]
+        found.update(repr(sizes).encode())
+    return found.hexdigest()[:12]
+
+
+def recorded(row: public_rows.Row, public: Path, kept: Optional[Path] = None) -> Program:
+    """The program of a row, read from `kept` or put there.
+
+    Args:
+        kept: a folder of programs that one recorder made, by row and digest of its texts.
+    """
+    os.environ[target.ENVIRONMENT_VARIABLE] = row.target or "trn1"
+    file = kept and kept / f"{row.id}-{public_rows.digest(row, public)}"
+    if file and file.is_file():
+        return plain.program(plain.loaded(zlib.decompress(file.read_bytes())), trusted=True)
+    program = public_rows.trace(row, public)
+    if file:
+        write_bytes_atomically(file, zlib.compress(plain.dumped({"program": program}), 1))
+    return program
+
+
+def run(
+    row: public_rows.Row,
+    public: Path,
+    kept: Optional[Path] = None,
+    cases: Sequence[tuple[str, float]] = (),
+) -> Outcome:
+    """Trace and schedule one public kernel, then under each scaled constant."""
     warnings.simplefilter("ignore")
     try:
-        kernel = public_rows.kernel(row, public)
-        os.environ[target.ENVIRONMENT_VARIABLE] = row.target or "trn1"
-        values = [public_rows.tensor(a) for a in row.arguments]
-        program = kernel.trace(*values, **row.keywords)
+        program = recorded(row, public, kept)
         found = schedule.schedule(program, profile_for(row))
+        few = cases if len(program) <= MOST_VARIED else ()
+        varied = tuple(ratio_under(row, program, *case) for case in few)
     except public_rows.Missing as absent:
         return Outcome(row, problem=str(absent), missing=True)
     except NkiError as refusal:
@@ -139,20 +179,47 @@ def run(row: public_rows.Row, public: Path) -> Outcome:
     moved = [sum(getattr(t, side) for t in found.transfers.values()) for side in SIDES]
     return Outcome(
         row,
-        (found.total + spec.GRAPH_START_NS) / 1e3 * row.share,  # of a graph of this kernel
+        graph_us(row, found.total),
         bands.kind_of(report.profile(found).critical),
         f"{engine.value} {busy[engine] / found.total:.0%}",
         engines={e.value: t / found.total for e, t in busy.items()},
         hbm_mb=tuple(size / 1e6 for size in moved),
+        varied=varied,
     )
 
 
-def run_all(chosen: Sequence[public_rows.Row], public: Path, jobs: int) -> list[Outcome]:
-    """All rows, in processes of their own so that one's memory is gone with the next."""
+def graph_us(row: public_rows.Row, kernel_ns: float) -> float:
+    """Microseconds of a graph of the row's kernel alone, as its figure counts them."""
+    return (kernel_ns + spec.GRAPH_START_NS) / 1e3 * row.share
+
+
+def ratio_under(row: public_rows.Row, program: Program, name: str, factor: float) -> float:
+    """The ratio of a row with a constant scaled, of a module or of the program's generation."""
+    part, _, last = name.rpartition(".")
+    module = spec if hasattr(spec, name) else MODULES.get(part)
+    if module is not None:
+        before = getattr(module, last)
+        changed = mock.patch.object(module, last, type(before)(before * factor))
+    else:
+        changed = mock.patch.object(program, "core", scaled(program.core, name, factor))
+    with changed:
+        return graph_us(row, schedule.schedule(program, profile_for(row)).total) / row.measured_us
+
+
+def scaled(core: spec.NeuronCore, name: str, factor: float) -> spec.NeuronCore:
+    """A generation with one number, or all of one table, scaled."""
+    value = operator.attrgetter(name)(core)
+    several = isinstance(value, Mapping)
+    each = {f"{name}.{k.value}": v for k, v in value.items()} if several else {name: value}
+    return cost.with_constants(core, {k: v * factor for k, v in each.items()})
+
+
+def run_all(chosen: Sequence[public_rows.Row], jobs: int, **given: Any) -> list[Outcome]:
+    """All rows, in processes whose memory is gone soon; `given` is what `run` takes beside one."""
     outcomes = []
     with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=8) as pool:
         begin = time.perf_counter()
-        for outcome in pool.imap(functools.partial(run, public=public), chosen):
+        for outcome in pool.imap(functools.partial(run, **given), chosen):
             spent = time.perf_counter() - begin
             said = outcome.problem or f"{outcome.estimated_us:.1f} µs, {outcome.ratio:.2f}"
             print(f"{spent:6.1f} s {outcome.row.id}: {said}", file=sys.stderr, flush=True)
@@ -185,11 +252,9 @@ def public_table(outcomes: Sequence[Outcome]) -> str:
             reason = outcome.problem.replace("|", "\\|").replace("\n", " ")
             lines.append(f"{start} | | | {reason} |")
             continue
-        kind = outcome.kind
-        if row.bound and row.bound != kind:
-            kind += f" (published: {row.bound})"
-        times = f" {outcome.estimated_us:.1f} | {outcome.ratio:.2f} | {kind} | {outcome.busy} |"
-        lines.append(start + times)
+        published = f" (published: {row.bound})" if row.bound not in ("", outcome.kind) else ""
+        times = f" {outcome.estimated_us:.1f} | {outcome.ratio:.2f} |"
+        lines.append(f"{start}{times} {outcome.kind}{published} | {outcome.busy} |")
     return "\n".join(lines)
 
 
@@ -213,15 +278,13 @@ def pairs(outcomes: Sequence[Outcome]) -> list[tuple[str, bool]]:
     """Variants of one group whose measured times differ: the group, and whether the estimates, to
     0.1 µs as on the page, are tied or in the wrong order."""
     done = [o for o in outcomes if o.estimated_us is not None]
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in done:
-        groups.setdefault(outcome.row.group, []).append(outcome)
     found = []
-    for name, members in groups.items():
-        for pair in combinations(members, 2):
-            fast, slow = sorted(pair, key=lambda o: o.row.measured_us)
-            if slow.row.measured_us > APART * fast.row.measured_us:
-                found.append((name, round(fast.estimated_us, 1) >= round(slow.estimated_us, 1)))
+    for pair in combinations(done, 2):
+        fast, slow = sorted(pair, key=lambda o: o.row.measured_us)
+        apart = slow.row.measured_us > APART * fast.row.measured_us
+        if apart and slow.row.group == fast.row.group:
+            wrong = round(fast.estimated_us, 1) >= round(slow.estimated_us, 1)
+            found.append((slow.row.group, wrong))
     return found
 
 
@@ -231,12 +294,11 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     if not found:
         return f"{len(outcomes)} | 0 | | | | | |"
     within = [sum(abs(r - 1) <= far for r in found) / len(found) for far in (LIMIT, 0.25)]
-    outside = [o.row.id for o in outcomes if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]]
     wrong = [missed for _, missed in pairs(outcomes)]
     error = statistics.fmean(abs(r - 1) for r in found)
     return (
         f"{len(outcomes)} | {len(found)} | {within[0]:.0%} | {within[1]:.0%} | "
-        f"{statistics.median(found):.2f} | {error:.0%} | {len(outside)} | "
+        f"{statistics.median(found):.2f} | {error:.0%} | {sum(o.off for o in outcomes)} | "
         f"{sum(wrong)} of {len(wrong)} |"
     )
 
@@ -263,15 +325,10 @@ def summaries(outcomes: Sequence[Outcome]) -> str:
 
 def named_outliers(outcomes: Sequence[Outcome]) -> str:
     """The rows outside of 0.6 to 1.7 by name, the pairs in the wrong order by group."""
-    far = [
-        f"{o.row.id} {o.ratio:.2f}"
-        for o in outcomes
-        if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]
-    ]
-    groups: dict[str, list[bool]] = {}
-    for name, missed in pairs(outcomes):
-        groups.setdefault(name, []).append(missed)
-    told = [f"{name} {sum(found)} of {len(found)}" for name, found in groups.items() if any(found)]
+    far = [f"{o.row.id} {o.ratio:.2f}" for o in outcomes if o.off]
+    every = Counter(name for name, _ in pairs(outcomes))
+    missed = Counter(name for name, wrong in pairs(outcomes) if wrong)
+    told = [f"{name} {count} of {every[name]}" for name, count in missed.items()]
     lines = (
         f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.",
         f"Pairs tied or in the wrong order, by group: {', '.join(told) or 'none'}.",
@@ -281,15 +338,12 @@ def named_outliers(outcomes: Sequence[Outcome]) -> str:
 
 def engines_table(outcomes: Sequence[Outcome]) -> str:
     """Markdown: published shares of engines' time and bytes of HBM against the estimates'."""
-    shares: dict[str, list[float]] = {}
-    for outcome in outcomes:
-        for engine, share in outcome.row.engines.items() if outcome.engines else ():
-            shares.setdefault(engine, []).append(outcome.engines[engine] - share)
-    lines = [
-        "| Engine | rows | estimated less published share: median | mean distance |",
-        "|---|---:|---:|---:|",
-    ]
-    for engine, apart in shares.items():
+    lines = ["| Engine | rows | estimated less published share: median | mean distance |"]
+    lines.append("|---|---:|---:|---:|")
+    shown = [o for o in outcomes if o.engines]
+    for engine in dict.fromkeys(name for o in shown for name in o.row.engines):
+        found = [(o.engines[engine], o.row.engines.get(engine)) for o in shown]
+        apart = [ours - theirs for ours, theirs in found if theirs is not None]
         far = statistics.fmean(map(abs, apart))
         lines.append(f"| {engine} | {len(apart)} | {statistics.median(apart):+.0%} | {far:.0%} |")
     lines += ["", "| Bytes of HBM | rows | estimated over published: least | median | most |"]
@@ -332,22 +386,28 @@ def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 # --- command --------------------------------------------------------------------------------------
-def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row]) -> int:
+def calibrate_public(
+    args: argparse.Namespace, every: Sequence[public_rows.Row], chosen: Sequence[public_rows.Row]
+) -> int:
     """Run the public rows; print and perhaps write their table and bands."""
-    chosen = [row for row in every if not args.rows or any(word in row.id for word in args.rows)]
-    if args.vary is not None:
-        return vary(chosen, args)
-    outcomes = run_all(chosen, args.public, args.jobs)
+    names = (args.vary or VARIED) if args.vary is not None else ()
+    cases = [(name, factor) for name in names for factor in SCALE]
+    outcomes = run_all(chosen, args.jobs, public=args.public, kept=args.kept, cases=cases)
+    if names:
+        print(sensitivities(outcomes, names))
+        if args.write:
+            pages.publish(
+                DOCUMENT.with_name("cost_model.md"), "vary", sensitivities(outcomes, names)
+            )
+        return 0
     parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
     print("\n\n".join([*parts, engines_table(outcomes)]))
     if args.verify:
         return verify(outcomes)
     if args.write and every[0].set in APART_SETS:
-        head = subprocess.run(HEAD, cwd=ROOT, capture_output=True, text=True, check=True)
+        head = subprocess.getoutput(f"git -C {ROOT} rev-parse --short HEAD")
         once = every[0].set == public_rows.SEALED
-        told = (
-            f"{'Evaluated once' if once else 'Estimated again'}, at commit {head.stdout.strip()}."
-        )
+        told = f"{'Evaluated once' if once else 'Estimated again'}, at commit {head}."
         rest = [*parts[2:], sources_list(every)] if once else [engines_table(outcomes)]
         pages.publish(DOCUMENT, every[0].set, "\n\n".join([told, *parts[:2], *rest]))
     elif args.write:
@@ -363,15 +423,13 @@ def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row])
 
 def verify(outcomes: Sequence[Outcome]) -> int:
     """1 where an estimate is not the page's any more; rows that the folder lacks are named."""
-    shipped = bands.ratios()
-    for outcome in outcomes:
-        if outcome.missing:
-            print(f"not compared: {outcome.problem}", file=sys.stderr)
-    moved = [
-        f"{o.row.id} {shipped.get(o.row.id)} to {o.ratio if o.ratio is None else round(o.ratio, 3)}"
-        for o in outcomes
-        if not o.missing and apart(o.ratio, shipped.get(o.row.id))
-    ]
+    shipped, moved = bands.ratios(), []
+    for one in outcomes:
+        if one.missing:
+            print(f"not compared: {one.problem}", file=sys.stderr)
+        elif apart(one.ratio, shipped.get(one.row.id)):
+            ratio = None if one.ratio is None else round(one.ratio, 3)
+            moved.append(f"{one.row.id} {shipped.get(one.row.id)} to {ratio}")
     if moved:
         print(f"moved by more than {MOVED:.0%}, make calibrate anew: {', '.join(moved)}")
     return int(bool(moved))
@@ -384,22 +442,16 @@ def apart(ratio: Optional[float], shipped: Optional[float]) -> bool:
     return abs(ratio - shipped) > MOVED * shipped
 
 
-def vary(chosen: Sequence[public_rows.Row], args: argparse.Namespace) -> int:
-    """Print what every constant changes in the fitted rows if it is 20 % off."""
-    names = args.vary or VARIED
-    cases = [("none", 1.0), *((name, factor) for name in names for factor in SCALE)]
-    one = functools.partial(varied, chosen=chosen, public=args.public)
-    head = (
-        "| Constant | within ±15 % at -20 % | largest change | within at +20 % | largest change |"
-    )
-    print(f"{head}\n|---|---:|---|---:|---|")
-    with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
-        found = pool.imap(one, cases)
-        base = next(found)
-        for name in names:
-            told = [change(next(found), base) for _ in SCALE]
-            print(f"| {name} | {' | '.join(told)} |", flush=True)
-    return 0
+def sensitivities(outcomes: Sequence[Outcome], names: Sequence[str]) -> str:
+    """Markdown: what every constant changes in rows that were run with each 20 % off."""
+    lines = ["| Constant | within ±15 % at -20 % | largest change | at +20 % | largest change |"]
+    lines.append("|---|---:|---|---:|---|")
+    base = {o.row.id: o.ratio for o in outcomes if o.varied}
+    columns = zip(*(o.varied for o in outcomes if o.varied))
+    for name in names:
+        told = [change(dict(zip(base, next(columns))), base) for _ in SCALE]
+        lines.append(f"| {name} | {' | '.join(told)} |")
+    return "\n".join(lines)
 
 
 def change(found: Mapping[str, float], base: Mapping[str, float]) -> str:
@@ -409,86 +461,44 @@ def change(found: Mapping[str, float], base: Mapping[str, float]) -> str:
     return f"{near} of {len(found)} | " + (f"{moved:+.0%} {row}" if abs(moved) >= 0.005 else "none")
 
 
-def varied(
-    case: tuple[str, float], chosen: Sequence[public_rows.Row], public: Path
-) -> dict[str, float]:
-    """Ratios of the rows that run with a constant scaled, in a process of its own."""
-    if case[1] != 1:
-        scale(*case)
-    return {o.row.id: o.ratio for o in (run(row, public) for row in chosen) if o.ratio is not None}
-
-
-def scale(name: str, factor: float) -> None:
-    """Multiply a constant of every generation in this process."""
-    part, _, field_name = name.rpartition(".")
-    module = spec if hasattr(spec, name) else MODULES.get(part)
-    if module is not None:
-        before = getattr(module, field_name)
-        setattr(module, field_name, type(before)(before * factor))
-        return
-    for chip, core in target.TARGETS.items():
-        holder = getattr(core, part) if part else core
-        value = getattr(holder, field_name)
-        several = isinstance(value, Mapping)
-        new = {k: v * factor for k, v in value.items()} if several else value * factor
-        made = replace(holder, **{field_name: new})
-        target.TARGETS[chip] = replace(core, **{part: made}) if part else made
-
-
-def refuse_mixing(
-    parser: argparse.ArgumentParser, args: argparse.Namespace, every: Sequence[public_rows.Row]
-) -> None:
-    """Keep the sets apart: constants on fitted rows alone, sealed ones evaluated once, alone."""
-    chosen = [row for row in every if not args.rows or any(word in row.id for word in args.rows)]
-    others = [row for row in chosen if row.set != public_rows.FITTED]
-    if args.vary is not None and others:
-        parser.error(
-            f"--vary is how constants are chosen and takes fitted rows alone, got {others[0].id} "
-            f"({others[0].set}); name fitted rows with --rows"
-        )
-    sets = {row.set for row in every}
-    if len(sets) > 1 and (mixed := sets.intersection(APART_SETS)):
-        parser.error(
-            f"{args.data} has {min(mixed)} rows beside others; keep them in a file of their own"
-        )
-    if public_rows.SEALED in sets and not args.write:
-        parser.error("sealed rows are evaluated once, with --write, after the constants are frozen")
-    if args.write and sets.intersection(APART_SETS):
-        if args.rows:
-            parser.error(f"--write of the {min(sets)} set needs all of its rows; leave out --rows")
-        if public_rows.SEALED in sets and "Evaluated once" in DOCUMENT.read_text():
-            parser.error(f"{DOCUMENT.name} has the sealed set's figures, which are made once")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--public", type=Path, metavar="DIR", required=True, help="checkouts of public kernels"
-    )
-    parser.add_argument("--data", type=Path, default=public_rows.DATA, help="their rows")
-    parser.add_argument("--rows", nargs="+", help="only rows whose name has one of the words")
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--verify", action="store_true", help=f"fail where a ratio moved by more than {MOVED:.0%}"
-    )
-    how.add_argument(
-        "--vary", nargs="*", help="what these constants, or all, change in fitted rows, 20 %% off"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="update docs/calibration.md; rows not run stay"
-    )
-    parser.add_argument("--jobs", type=int, default=2, help="processes for the public rows")
+    option = parser.add_argument
+    option("--public", type=Path, metavar="DIR", required=True, help="checkouts of public kernels")
+    option("--kept", type=Path, metavar="DIR", help="recorded programs, kept for later")
+    option("--data", type=Path, default=public_rows.DATA, help="their rows")
+    option("--rows", nargs="+", help="only rows whose name has one of the words")
+    how = parser.add_mutually_exclusive_group().add_argument
+    how("--verify", action="store_true", help=f"fail where one moved by more than {MOVED:.0%}")
+    how("--vary", nargs="*", help="what constants change in fitted rows, 20 %% off: these, or all")
+    option("--write", action="store_true", help="update the page; rows not run stay")
+    option("--jobs", type=int, default=2, help="processes for the public rows")
     args = parser.parse_args()
     if not args.public.is_dir():
         parser.error(f"{args.public} is no folder; name the one with the checkouts")
     if not args.data.is_file():
         parser.error(f"{args.data} is no file; name one of rows, such as {public_rows.DATA.name}")
+    if args.kept:
+        args.kept /= recorder()
+        args.kept.mkdir(parents=True, exist_ok=True)
     every = public_rows.rows(args.data)
-    names = [row.id for row in every]
-    if args.rows and not any(word in name for word in args.rows for name in names):
-        parser.error(f"no row has {' or '.join(args.rows)} in its name, expected one of {names}")
-    refuse_mixing(parser, args, every)
-    return calibrate_public(args, every)
+    chosen = [row for row in every if not args.rows or any(word in row.id for word in args.rows)]
+    if args.vary is not None:
+        chosen = [row for row in chosen if row.set == public_rows.FITTED]
+    if not chosen:
+        words, names = " or ".join(args.rows or ["fitted"]), [row.id for row in every]
+        parser.error(f"no row has {words} in its name or set, expected one of {names}")
+    sets = sorted({row.set for row in every})
+    for alone in set(APART_SETS).intersection(sets):
+        if len(sets) > 1:
+            parser.error(f"{args.data} has {alone} rows beside others; give them their own file")
+        if args.write and args.rows:
+            parser.error(f"--write of the {alone} set needs all of its rows; leave out --rows")
+        if alone == public_rows.SEALED and not args.write:
+            parser.error("sealed rows are evaluated once, with --write, after constants are frozen")
+        if alone == public_rows.SEALED and "Evaluated once" in DOCUMENT.read_text():
+            parser.error(f"{DOCUMENT.name} has the sealed set's figures, which are made once")
+    return calibrate_public(args, every, chosen)
 
 
 if __name__ == "__main__":

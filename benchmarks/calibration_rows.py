@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import hashlib
 import importlib.util
 import itertools
 import json
@@ -155,17 +156,28 @@ def kernel(row: Row, public: Path) -> Any:
     root = checkout(row, public)
     path = root / row.file
     folders = [path.parent, *(root / f for f in row.folders)]
-    if row.extract == "module" and not row.repairs:
-        return _function(_import(path, folders), row)
-    changed = Path(_scratch().name) / f"{row.id}.py"
-    changed.write_text(source(row, public))
-    return _function(_import(changed, folders), row)
+    if row.extract != "module" or row.repairs:
+        path = Path(_scratch().name) / f"{row.id}.py"
+        path.write_text(source(row, public))
+    found = getattr(_import(path, folders), row.function)
+    if not hasattr(found, "trace"):  # a plain function: the caller decorates it
+        import neuronxcc.nki as nki
+
+        found = nki.jit(found)
+    return found[row.grid if len(row.grid) > 1 else row.grid[0]] if row.grid else found
+
+
+def trace(row: Row, public: Path) -> Any:
+    """The program of the row's kernel, recorded anew."""
+    keywords = {name: tensor(value) for name, value in row.keywords.items()}
+    return kernel(row, public).trace(*map(tensor, row.arguments), **keywords)
 
 
 def source(row: Row, public: Path) -> str:
     """The text that the row runs: its file below ``public``, or a step of it, repaired."""
     text = (checkout(row, public) / row.file).read_text()
-    text = step_of(text, row) if row.extract == "trace" else text
+    if row.extract == "trace":
+        text = "\n".join([*row.imports, steps(text)[row.step]])
     for old, new in row.repairs:
         if text.count(old) != 1:
             raise ValueError(f"{row.id}: {text.count(old)} times {old!r}, expected once")
@@ -173,19 +185,23 @@ def source(row: Row, public: Path) -> str:
     return text
 
 
+def digest(row: Row, public: Path) -> str:
+    """Of what the row's program is made from: the modules of its checkout, its text, its call."""
+    call = row.function, row.folders, row.arguments, row.keywords, row.grid, row.target
+    told = f"{_modules(checkout(row, public))} {call} {source(row, public)}"
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+@functools.cache
+def _modules(root: Path) -> str:
+    texts = b"".join(path.read_bytes() for path in sorted(root.rglob("*.py")))
+    return hashlib.sha256(texts).hexdigest()
+
+
 @functools.cache
 def _scratch() -> tempfile.TemporaryDirectory:
     """Where changed texts stay until the process ends: errors and lints read their lines."""
     return tempfile.TemporaryDirectory(prefix="calibration-")
-
-
-def _function(module: Any, row: Row) -> Any:
-    found = getattr(module, row.function)
-    if not hasattr(found, "trace"):  # a plain function: the caller decorates it
-        import neuronxcc.nki as nki
-
-        found = nki.jit(found)
-    return found[row.grid if len(row.grid) > 1 else row.grid[0]] if row.grid else found
 
 
 def _import(path: Path, folders: list[Path]) -> Any:
@@ -214,40 +230,12 @@ def _importable(folders: list[Path]) -> Iterator[None]:
                 del sys.modules[name]
 
 
-# --- autotuner traces -----------------------------------------------------------------------------
-class CodeCandidate:
-    """A step of a trace: its parent, its text and its time in milliseconds."""
+def steps(text: str) -> list[str]:
+    """The texts of an autotuner's trace, the untouched start first.
 
-    def __init__(self, parent: Optional[CodeCandidate], **fields: Any) -> None:
-        self.parent, self.fields = parent, fields
-
-
-def steps(text: str) -> list[CodeCandidate]:
-    """The steps of a trace, the untouched start first.
-
-    The file is one expression of nested ``CodeCandidate(parent=..., code=..., score=...)`` calls;
-    only such calls and literals are evaluated.
+    The file is one expression of nested ``CodeCandidate(parent=..., code=..., score=...)`` calls,
+    of which nothing but the literal texts is evaluated.
     """
-    found = _evaluate(ast.parse(text, mode="eval").body)
-    chain = []
-    while found is not None:
-        chain.append(found)
-        found = found.parent
-    return chain[::-1]
-
-
-def _evaluate(node: ast.expr) -> Any:
-    if isinstance(node, ast.Call):
-        if not isinstance(node.func, ast.Name) or node.func.id != "CodeCandidate":
-            raise ValueError(f"line {node.lineno}: expected CodeCandidate(...)")
-        fields = {k.arg or "": _evaluate(k.value) for k in node.keywords}
-        return CodeCandidate(**fields)
-    if isinstance(node, ast.Name) and node.id in ("nan", "inf"):
-        return float(node.id)
-    return ast.literal_eval(node)
-
-
-def step_of(text: str, row: Row) -> str:
-    """The text of the row's step, its imports in front."""
-    code = steps(text)[row.step].fields["code"]
-    return "\n".join([*row.imports, code])
+    calls = (one for one in ast.walk(ast.parse(text, mode="eval")) if isinstance(one, ast.Call))
+    texts = (k.value for one in calls for k in one.keywords if k.arg == "code")
+    return [ast.literal_eval(text) for text in texts][::-1]  # a step stands around its parent

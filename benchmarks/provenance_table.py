@@ -20,6 +20,7 @@ import inspect
 import json
 import sys
 import warnings
+from collections.abc import Iterable
 from enum import EnumMeta
 from pathlib import Path
 from types import ModuleType
@@ -115,6 +116,12 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
         rows, sources: what is known so far; both are added to.
         former: rows of the table as it is.
     """
+
+    def enter(constructs: Iterable[str], source: str) -> None:
+        for construct in constructs:
+            if rows.get(construct, [""])[0] != provenance.SEEN:
+                rows[construct] = [provenance.SEEN, source]
+
     missing = set()
     for row in sorted(public_rows.rows(), key=lambda one: "aws-neuron" not in one.repository):
         place = f"{row.repository} {row.commit[:7]}, {row.file}"
@@ -130,30 +137,23 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
             print(f"{row.id}: {error}; its rows stay", file=sys.stderr)
             continue
         sources[key] = place
-        for construct in sorted(found):
-            if rows.get(construct, [""])[0] != provenance.SEEN:
-                rows[construct] = [provenance.SEEN, key]
+        enter(found, key)
     winner = public / WINNER / "llama.py"
     if winner.is_file():
-        for construct in provenance.in_source(winner.read_text(encoding="utf-8")):
-            if rows.get(construct, [""])[0] != provenance.SEEN:
-                rows[construct] = [provenance.SEEN, "winner"]
+        enter(provenance.in_source(winner.read_text(encoding="utf-8")), "winner")
     else:
         missing.add(sources["winner"])
         print(f"{winner} is not there; its rows stay", file=sys.stderr)
     for construct, (status, source) in former.items():
         lost = sources.get(source) in missing or (construct in IN_PROGRAM and not trace)
-        lost = lost and status == provenance.SEEN
-        if lost and rows.get(construct, [""])[0] != provenance.SEEN:
-            rows[construct] = [status, source]
+        if lost and status == provenance.SEEN:
+            enter([construct], source)
 
 
 def _traced(row: public_rows.Row, public: Path) -> set[str]:
     """Constructs that only the traced Program of a row shows; none where it is refused."""
-    arguments = [public_rows.tensor(value) for value in row.arguments]
-    keywords = {name: public_rows.tensor(value) for name, value in row.keywords.items()}
     try:
-        program = public_rows.kernel(row, public).trace(*arguments, **keywords)
+        program = public_rows.trace(row, public)
     except NkiError as error:
         print(f"{row.id} is not traced: {error}", file=sys.stderr)
         return set()

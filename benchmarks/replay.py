@@ -136,7 +136,7 @@ def main() -> int:
         if args.public and groups.count(row.group) > FEW
         if not args.rows or any(word in row.id for word in args.rows)
     ]
-    anew = {o.row.id: o for o in calibrate.run_all(chosen, args.public, 1) if not o.missing}
+    anew = {o.row.id: o for o in calibrate.run_all(chosen, 1, public=args.public) if not o.missing}
     text = table(searches([anew.get(row.id) or calibrate.on_page(row) for row in every]))
     print(text)
     if args.write:

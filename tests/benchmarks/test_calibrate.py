@@ -123,17 +123,14 @@ score=0.5)
 """
 
 
-def test_steps_of_a_trace_come_in_order_and_nothing_else_is_evaluated():
-    found = rows.steps(TRACE)
-    assert [step.fields["code"] for step in found] == ["first", "second"]
-    assert found[1].fields["score"] == 0.5
-    assert rows.step_of(TRACE, row(extract="trace", step=1, imports=("import a",))) == (
-        "import a\nsecond"
-    )
-    with pytest.raises(ValueError, match="expected CodeCandidate"):
-        rows.steps("CodeCandidate(parent=None, code=print(1))")
-    with pytest.raises(ValueError):
-        rows.steps("CodeCandidate(parent=None, code=__import__)")
+def test_steps_of_a_trace_come_in_order_and_nothing_is_evaluated(tmp_path):
+    assert rows.steps(TRACE) == ["first", "second"]
+    checkout(tmp_path, TRACE)
+    one = row(extract="trace", step=1, imports=("import a",))
+    assert rows.source(one, tmp_path) == "import a\nsecond"
+    for other in ("print(1)", "__import__"):
+        with pytest.raises(ValueError):
+            rows.steps(f"CodeCandidate(parent=None, code={other})")
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -247,8 +244,9 @@ def run(monkeypatch, tmp_path, *arguments):
 
 @pytest.mark.parametrize(
     ("sets", "arguments", "said"),
-    [(("fitted", "checked"), ["--vary"], "takes fitted rows alone, got r1 (checked)"),
-     (("sealed",), ["--vary"], "takes fitted rows alone, got r0 (sealed)"),
+    [(("checked",), ["--vary"], "no row has fitted in its name or set"),
+     (("fitted", "checked"), ["--vary", "--rows", "r1"], "no row has r1"),
+     (("sealed",), ["--vary"], "no row has fitted in its name or set"),
      (("fitted", "sealed"), [], "sealed rows beside others"),
      (("sealed",), [], "sealed rows are evaluated once, with --write"),
      (("sealed", "sealed"), ["--write", "--rows", "r0"], "needs all of its rows")],
@@ -267,7 +265,7 @@ def test_sealed_rows_are_written_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         calibrate,
         "run_all",
-        lambda chosen, *_: [calibrate.Outcome(r, 21.0, "DMA", "DMA 9%") for r in chosen],
+        lambda chosen, *_, **__: [calibrate.Outcome(r, 21.0, "DMA", "DMA 9%") for r in chosen],
     )
     path = entries(tmp_path, "sealed")
     assert run(monkeypatch, tmp_path, "--data", str(path), "--write") == 0
@@ -283,7 +281,7 @@ def test_an_estimate_that_moved_fails(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         calibrate,
         "run_all",
-        lambda chosen, *_: [calibrate.Outcome(r, found["estimate"]) for r in chosen],
+        lambda chosen, *_, **__: [calibrate.Outcome(r, found["estimate"]) for r in chosen],
     )
     monkeypatch.setattr(calibrate.bands, "ratios", lambda: {"r0": 1.05})
     assert run(monkeypatch, tmp_path, "--data", str(path), "--verify") == 0
@@ -292,21 +290,53 @@ def test_an_estimate_that_moved_fails(tmp_path, monkeypatch, capsys):
     assert "moved by more than 1%" in capsys.readouterr().out
 
 
-def test_a_constant_is_scaled_on_every_generation(monkeypatch):
-    monkeypatch.setattr(calibrate.target, "TARGETS", dict(calibrate.target.TARGETS))
+def test_a_constant_of_a_generation_is_scaled():
     before = calibrate.target.TARGETS["trn2"]
-    calibrate.scale("dma.bytes_per_ns", 1.2)
-    calibrate.scale("engine_start_cycles", 0.8)
-    after = calibrate.target.TARGETS["trn2"]
+    after = calibrate.scaled(before, "dma.bytes_per_ns", 1.2)
     assert after.dma.bytes_per_ns == pytest.approx(1.2 * before.dma.bytes_per_ns)
+    after = calibrate.scaled(before, "engine_start_cycles", 0.8)
     engine = calibrate.spec.Engine.VECTOR
     assert after.engine_start_cycles[engine] == 0.8 * before.engine_start_cycles[engine]
 
 
-def test_a_constant_of_a_pass_is_scaled(monkeypatch):
-    monkeypatch.setattr(calibrate.keep, "LEFT", 1000)
-    calibrate.scale("keep.LEFT", 1.2)
-    assert calibrate.keep.LEFT == 1200
+def test_kept_programs_are_priced_as_recorded_ones_and_constants_leave_no_trace(tmp_path):
+    checkout(tmp_path)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    cases = [("GRAPH_START_NS", 0.8), ("keep.LEFT", 1.2), ("dma.start_ns", 0.5)]
+    fresh = calibrate.run(row(), tmp_path)
+    first = calibrate.run(row(), tmp_path, kept, cases)
+    (file,) = kept.iterdir()
+    begun = file.stat().st_mtime_ns
+    again = calibrate.run(row(), tmp_path, kept, cases)
+    assert (
+        fresh == replace(first, varied=()) and again == first and file.stat().st_mtime_ns == begun
+    )
+    graph, left, start = first.varied
+    assert graph == pytest.approx(first.ratio - 2.4 / 20) and left == first.ratio > start
+    (tmp_path / "own/er@0123456/kernels/helper_of_this_test.py").write_text("NEW = 1\n")
+    rows._modules.cache_clear()
+    calibrate.run(row(), tmp_path, kept)
+    assert len(list(kept.iterdir())) == 2  # another neighbour is another program
+
+
+def test_what_records_is_digested_without_times():
+    text = "def _copy_cycles(i):\n    return 1\n\n\ndef copy(x):\n    return x\n"
+    assert calibrate.CYCLES.sub("", text) == "def copy(x):\n    return x\n"
+    assert calibrate.recorder() == calibrate.recorder()
+
+
+def test_sensitivities_are_of_fitted_rows(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "cost_model.md"
+    page.write_text("<!-- vary: begin -->\n<!-- vary: end -->\n")
+    monkeypatch.setattr(calibrate, "DOCUMENT", tmp_path / "calibration.md")
+    path = entries(tmp_path, "fitted", "checked")
+    names = ["GRAPH_START_NS", "keep.LEFT"]
+    assert run(monkeypatch, tmp_path, "--data", str(path), "--write", "--vary", *names) == 0
+    table = page.read_text()
+    assert "| GRAPH_START_NS | 0 of 1 | -16% r0 | 1 of 1 | +16% r0 |" in table
+    assert "| keep.LEFT | 0 of 1 | none | 0 of 1 | none |" in table
+    assert "| GRAPH_START_NS | 0 of 1 | -16% r0 |" in capsys.readouterr().out
 
 
 def test_every_constant_that_is_varied_exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import replay
 def search(*times: tuple[float, float]) -> replay.Search:
     row = calibrate.public_rows.rows()[0]
     made = [
-        calibrate.Outcome(calibrate.replace(row, group="g", measured_us=measured), estimated)
+        calibrate.Outcome(dataclasses.replace(row, group="g", measured_us=measured), estimated)
         for measured, estimated in times
     ]
     (found,) = replay.searches(made)
@@ -47,7 +48,7 @@ def test_groups_of_few_or_of_other_arguments_are_no_search() -> None:
     row = calibrate.public_rows.rows()[0]
     few = [calibrate.Outcome(row, 1.0)] * 5
     assert replay.searches(few) == []
-    other = calibrate.Outcome(calibrate.replace(row, arguments=()), 1.0)
+    other = calibrate.Outcome(dataclasses.replace(row, arguments=()), 1.0)
     assert replay.searches([*few, other]) == []
 
 
