@@ -17,6 +17,7 @@ from ..core.device.spec import GENERATIONS, NeuronCore, using
 from ..core.instructions import microscaling, ranks
 from ..core.instructions.entry import TABLE, OpSpec
 from ..core.program.attributes import Attrs
+from ..core.program.placement import Tile
 from ..core.program.program import Instruction
 from ..core.program.storage import Frame, Loop, Source, Storage
 from ..core.program.view import View
@@ -24,7 +25,7 @@ from ..plain import Form
 
 _ENTRIES = microscaling, ranks  # not imported by either language, and in the table
 _APART = frozenset({"function", "macs", "plans"})  # made anew by whoever takes a program
-_CLASSES = (Attrs, Enum, Frame, Instruction, Loop, Source, Storage, View, tuple)
+_CLASSES = (Attrs, Enum, Frame, Instruction, Loop, Source, Storage, Tile, View, tuple)
 _TYPES = {made.name: made for made in (*dtypes.ALL, *dtypes.LATER)}
 
 
@@ -84,7 +85,8 @@ def program(content: dict[str, Any], trusted: bool = False) -> Program:
         if type(instruction.attrs) is not instruction.op.attrs:
             raise TypeError(f"{instruction.op.name} with {type(instruction.attrs).__name__}")
     for attrs in {id(i.attrs): i.attrs for i in made}.values():
-        _forget_keys(attrs)
+        for name in ("_key", "_in_group"):  # what they remember of themselves is not taken
+            object.__setattr__(attrs, name, None)
     if not trusted:
         _check_memory(made)
         for view in {id(v): v for i in made for _, v in i.accesses()}.values():
@@ -109,6 +111,9 @@ def _check_memory(made: Program) -> None:
         whole = all(type(length) is int and length > 0 for length in storage.shape)
         if not whole or math.prod(storage.shape) != storage.size:
             raise ValueError(f"{storage.label()} of another size")
+        if storage.address:  # tiles are as large as the tensor says
+            places = [(tile.partition, tile.start, tile.core) for tile in storage.address]
+            storage.address = [Tile(storage, n, *place) for n, place in enumerate(places)]
     if made.cores != 1 and (made.core.number < 3 or made.grid[:1] != (made.cores,)):
         raise ValueError(f"{made.cores} cores, expected those of the grid")
 
@@ -120,9 +125,3 @@ def _check_inside(view: View) -> None:
         last += max(0, (size - 1) * stride)
     if view.by_data is None and not 0 <= first <= last < view.storage.size:
         raise IndexError(f"{view.storage.label()} has no elements {first} to {last}")
-
-
-def _forget_keys(attrs: Attrs) -> None:
-    """What attributes remember of themselves is not taken from others."""
-    for name in ("_key", "_in_group"):
-        object.__setattr__(attrs, name, None)

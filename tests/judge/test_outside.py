@@ -10,12 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import neuronxcc.nki as nki
+import neuronxcc.nki.compiler as ncc
+import neuronxcc.nki.language as nl
 import pytest
 import torch
 
 from neuron_cpu import suite
 from neuron_cpu.core import NkiError, Program
 from neuron_cpu.core.program.program import Instruction
+from neuron_cpu.core.time.schedule import schedule
 from neuron_cpu.judge import cases, verdict
 from neuron_cpu.judge.references import Reference
 from neuron_cpu.judge.verdict import Settings
@@ -110,6 +114,29 @@ def test_a_record_that_says_less_than_there_was_is_refused(told: str) -> None:
     LESS[told](program)
     with pytest.raises((ValueError, TypeError, NkiError), match=told):
         plain.program(plain.loaded(plain.dumped({"program": program})))
+
+
+def test_places_that_a_kernel_chose_are_plain_data_and_as_large_as_their_tensors() -> None:
+    @nki.jit
+    def placed(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        where = ncc.sbuf.alloc(lambda index, partitions, size: (0, 4096 * index[0]))
+        tile = nl.ndarray((2, nl.par_dim(128), 64), dtype=x.dtype, buffer=where)
+        for k in nl.affine_range(2):
+            tile[k] = nl.load(x[:, k * 64 : k * 64 + 64])
+            nl.store(out[:, k * 64 : k * 64 + 64], tile[k])
+        return out
+
+    traced = placed.trace(torch.empty(128, 128))
+    program = plain.program(plain.loaded(plain.dumped({"program": traced})))
+    here, there = ([s.address for s in p.storages if s.address][0] for p in (traced, program))
+    assert [(t.start, t.stop) for t in here] == [(0, 256), (4096, 4352)]
+    assert [(t.start, t.stop) for t in there] == [(0, 256), (4096, 4352)]
+    assert schedule(program).end == schedule(traced).end
+    there[1].stop, there[0].partitions = 4100, 1
+    again = plain.program(plain.loaded(plain.dumped({"program": program})))
+    (kept,) = [s.address for s in again.storages if s.address]
+    assert [(t.stop, t.partitions) for t in kept] == [(256, 128), (4352, 128)]
 
 
 HINTED = """
