@@ -68,7 +68,7 @@ def install() -> str:
 
 
 def _folders(found: Optional[libraries.Libraries]) -> list[str]:
-    """What goes in front of `sys.path`."""
+    """The folders that go in front of `sys.path`."""
     return list(ROOTS) if found is None else [*found.places, str(SDK_ROOT)]
 
 

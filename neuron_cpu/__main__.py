@@ -2,9 +2,9 @@
 
 ``profile FILE:KERNEL --arg ...`` traces and verifies the kernel on shapes alone and estimates its
 time. ``compare FILE:KERNEL --arg ...`` runs it twice on random inputs and prints the first
-instruction whose results part. ``check FILE[:KERNEL]`` lists what a kernel file uses and who has
-shown that a device takes it. ``learn`` teaches all of it, in twelve exercises. ``run SCRIPT
-ARGS...`` runs any script with the stand-in's SDK names in place.
+instruction whose results part. ``check FILE[:KERNEL]`` lists the constructs of a kernel file, and
+the sources that show them on a device. ``learn`` teaches all of it, in twelve exercises. ``run
+SCRIPT ARGS...`` runs any script with the stand-in's SDK names in place.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _print_after_traceback(lines: Sequence[str]) -> None:
-    """Add lines to what Python prints when an exception ends this process."""
+    """Add lines to Python's traceback when an exception ends this process."""
     usual = sys.excepthook
 
     def hook(*error: Any) -> None:

@@ -64,7 +64,7 @@ class _Module(ModuleType):
 
 
 class _Finder:
-    """Finds what nobody else does below the packages of `stand_for`."""
+    """Finds modules below the packages of `stand_for` that no other finder has."""
 
     def find_spec(
         self, name: str, path: Optional[Sequence[str]] = None, target: Any = None
@@ -84,7 +84,7 @@ _FINDER = _Finder()
 
 
 def stand_for(*packages: str) -> None:
-    """From now on the modules `packages`, and those below them, can be imported."""
+    """Make the modules `packages`, and modules below them, importable."""
     _PACKAGES.update(packages)
     if _FINDER not in sys.meta_path:  # behind all others: what exists goes first
         sys.meta_path.append(_FINDER)

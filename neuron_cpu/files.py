@@ -1,7 +1,7 @@
 """Files and folders that are either complete or absent: a temporary sibling, then one rename.
 
-What a rename makes visible is on the disk before it: after a power failure a name stands for the
-whole new content or for the whole old one, never for a file that is cut short.
+New content is on the disk before the rename. So after a power failure a name stands for the whole
+new content or the whole old one, never for a file that is cut short.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def check_plain(folder: Path) -> None:
-    """Refuse what a stranger left below `folder` that is neither a folder nor a file of its own.
+    """Refuse entries of a stranger's `folder` that are neither folders nor files of their own.
 
     Raises:
         ValueError: a link, a pipe, a device, a file with a second name, one that its owner may not
@@ -82,7 +82,7 @@ def check_plain(folder: Path) -> None:
 
 
 def read_plain(path: Path, most_bytes: int) -> bytes:
-    """A stranger's file, which may have become something else meanwhile.
+    """Read a stranger's file, which may have become another kind of file meanwhile.
 
     Raises:
         ValueError: it is no plain file, or has more bytes.
@@ -99,7 +99,7 @@ def read_plain(path: Path, most_bytes: int) -> bytes:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove what can be removed, folders of strangers too: closed ones, and very deep ones."""
+    """Remove a tree as far as possible, also closed and very deep folders of strangers."""
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if os.path.lexists(folder):
@@ -108,7 +108,7 @@ def remove_tree(folder: Path) -> None:
 
 
 def _system_error(error: Exception) -> Optional[OSError]:
-    """What the system said; libraries in Rust (tokenizers, safetensors) tell it in words only."""
+    """The system's error; libraries in Rust (tokenizers, safetensors) have it only as text."""
     if isinstance(error, OSError):
         return error
     found = _RUST_ERROR.search(str(error))
@@ -147,7 +147,7 @@ def write_text_atomically(target: Path, text: str) -> None:
 def write_bytes_atomically(target: Path, content: bytes) -> None:
     """Write a whole file or nothing; it is on the disk when this returns.
 
-    A link stays, and what it leads to is replaced. A terminal, a pipe or a device is written to.
+    A link stays, and its target is replaced. A terminal, a pipe or a device is written to.
     """
     given = target
     try:

@@ -1,4 +1,4 @@
-"""Which NxD and NxD Inference are in use: the real ones, or the imitation of them.
+"""Chooses NxD and NxD Inference: the real libraries, or the imitation of them.
 
 The real ones are Python and public. Where checkouts are named (`NEURON_CPU_LIBRARIES`, folders
 parted as in PATH), or both packages are installed, they run on the stand-in's lower tier. The
@@ -71,7 +71,7 @@ class Libraries:
 
     @property
     def words(self) -> str:
-        """Which ones, at what version, from where."""
+        """The libraries in words: their versions and folders."""
         where = " and ".join(dict.fromkeys(self.places)) or "this Python's packages"
         return f"NxD Inference {self.nxdi} and NxD {self.nxd} from {where}"
 
@@ -180,7 +180,7 @@ def _minor(version: str) -> str:
 
 
 def _check(found: Libraries) -> None:
-    """Refuse versions that do not belong together, in one sentence with those that do."""
+    """Refuse versions that do not belong together, in one sentence with versions that do."""
     release = next((r for r in RELEASES if r.nxdi == _minor(found.nxdi)), None)
     if release is None:
         raise UsageError(

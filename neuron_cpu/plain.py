@@ -1,8 +1,8 @@
 """Values as JSON, where others may write: what is read are instances of known classes, and data.
 
-A pickle runs code of whoever has written it, and changes what it names. Nothing of what this reads
-calls a function or a constructor, and nothing that it names is changed: an instance gets the fields
-of its class, and no others.
+A pickle runs its writer's code, and changes objects that it names. Data read here calls no function
+or constructor, and changes no named object: an instance gets the fields of its class, and no
+others.
 """
 
 import base64
@@ -27,7 +27,7 @@ _AS_THEY_ARE = frozenset((bool, int, float, str, type(None)))
 
 @functools.cache
 def _fields(kind: type) -> tuple[str, ...]:
-    """What an instance holds, but for what it remembers of itself."""
+    """The fields of an instance, without cached ones."""
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
     else:
@@ -40,7 +40,7 @@ def _name(kind: type) -> str:
 
 
 class Form:
-    """What values may consist of, beside numbers, text, arrays and what holds them.
+    """The classes that values may have, beside numbers, text, arrays and containers.
 
     Args:
         allowed: whether the instances of a class may be written and made.
@@ -66,7 +66,7 @@ class Form:
         return json.dumps([whole, batches]).encode()
 
     def loads(self, data: bytes) -> Any:
-        """What was written; a ValueError about anything else."""
+        """Read written values back; ValueError for anything else."""
         try:
             whole, batches = json.loads(data)
             return _Reader(self, batches).made(whole)
@@ -118,7 +118,7 @@ class _Writer:
         return {"of": [_name(kind), *map(self.plain, value)]}
 
     def sequence(self, values: Sequence[Any]) -> Any:
-        """What a tuple becomes: numbers of instances, or its values."""
+        """The form of a tuple: numbers of instances, or its values."""
         kinds = {*map(type, values)}
         if kinds <= _AS_THEY_ARE:
             return list(values)

@@ -1,4 +1,4 @@
-"""``check FILE[:KERNEL]``: what a kernel file uses, and who has shown that a device takes it.
+"""``check FILE[:KERNEL]``: constructs of a kernel file, and the sources that show them on a device.
 
 With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged instead (judged.py).
 """

@@ -74,7 +74,7 @@ def asked(args: argparse.Namespace) -> bool:
 
 
 def refuse_alone(args: argparse.Namespace) -> None:
-    """Options of a judgement that nobody asked for."""
+    """Refuse options of a judgement without a judgement."""
     given = [
         flag
         for flag in ("case", "dtype", "seed", "tolerance", "ref_library", "html")
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def estimate_line(settings: Any) -> str:
-    """What stands below every table with estimated times."""
+    """The line below every table with estimated times."""
     from ..core.report.tables import estimate_note
 
     return f"Times: {estimate_note(settings.dma_profile)}."

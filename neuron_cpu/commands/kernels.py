@@ -94,7 +94,7 @@ def declare_isolation(parser: argparse.ArgumentParser) -> None:
 
 
 def confined(args: argparse.Namespace) -> None:
-    """Say what of the sandbox is missing here.
+    """Say which parts of the sandbox are missing here.
 
     Raises:
         UsageError: --require-isolation forbids it.
@@ -167,7 +167,7 @@ def load_kernel(target: str) -> Any:
 
 
 def objects(target: str) -> Mapping[str, Any]:
-    """What the file of a kernel that has been loaded defines and imports."""
+    """The names that a loaded kernel's file defines and imports."""
     return vars(sys.modules[Path(target.rpartition(":")[0]).stem])
 
 
@@ -245,7 +245,7 @@ def trace(kernel: Any, args: argparse.Namespace, seed: int | None = None) -> Any
 
 @contextmanager
 def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
-    """Tell what a kernel's Python body raises with the line of its file, as a UsageError."""
+    """Turn an error of a kernel's Python body into a UsageError with the line of its file."""
     from ..core import NkiError
 
     path = Path(target.rpartition(":")[0])
@@ -281,7 +281,7 @@ def _said(error: BaseException) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """What an error says; `exit()` says None."""
+    """The words of an error; `exit()` has None."""
     return "" if isinstance(error, SystemExit) and error.code is None else str(error)
 
 

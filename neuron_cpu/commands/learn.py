@@ -88,7 +88,7 @@ def _show_next(console: Any, book: Workbook) -> None:
 
 
 def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
-    """Show the task, judge the learner's copy, note what passed."""
+    """Show the task, judge the learner's copy, record a pass."""
     from ..judge import exercises
 
     made = book.begin(lesson)
@@ -115,7 +115,7 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
 
 
 def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) -> None:
-    """A row a case, and why the first one fails; what bounds it where speed is asked for."""
+    """Print a row a case and the first failure; where speed counts, also the bound."""
     from ..judge import exercises, tables
     from . import judged
 

@@ -1,4 +1,4 @@
-"""``profile FILE:KERNEL --arg ...``: the estimated time of one kernel, and what bounds it."""
+"""``profile FILE:KERNEL --arg ...``: the estimated time of one kernel, and its bound."""
 
 import argparse
 import json
@@ -50,7 +50,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trace, schedule, print; write what the command line asks for."""
+    """Trace, schedule and print; write the files that the command line names."""
     from ..core.report import report, tables
     from ..core.time import cost
     from ..core.time.schedule import check_order, schedules

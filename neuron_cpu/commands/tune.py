@@ -163,7 +163,7 @@ def _task(args: argparse.Namespace, source: Any) -> Any:
 
 
 def _save(args: argparse.Namespace, now: Any, work: Any) -> None:
-    """What is known so far, in the file of --json."""
+    """Write the points known so far to the file of --json."""
     from ..tune import earlier, search
 
     if args.json:

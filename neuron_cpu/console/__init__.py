@@ -1,1 +1,1 @@
-"""What a command line takes, and what the terminal says."""
+"""Arguments of command lines, and output to the terminal."""

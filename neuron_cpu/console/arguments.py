@@ -1,4 +1,4 @@
-"""Numbers of a command line: types for argparse, which tells what each expects."""
+"""Numbers of a command line: types for argparse, whose errors name the expected form."""
 
 import argparse
 import math
@@ -7,7 +7,7 @@ LARGEST = 2**31 - 1  # of a whole number that may become a size of a tensor
 
 
 def shown(text: str) -> str:
-    """What somebody wrote, in few characters."""
+    """A user's text in few characters."""
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
@@ -52,7 +52,7 @@ def above_zero(text: str) -> float:
 
 
 def seed(text: str) -> int:
-    """What torch.manual_seed takes: a whole number of 64 bits."""
+    """A seed for torch.manual_seed: a whole number of 64 bits."""
     try:
         value = int(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a Python error in a kernel usually means: the name that was wanted."""
+"""Hints to Python errors in a kernel: the name that the writer probably meant."""
 
 import difflib
 import types

@@ -19,7 +19,7 @@ def open_closed() -> None:
 
 
 def abandon() -> None:
-    """What cannot be written is given up: Python would write a traceback when it ends."""
+    """Drop output that cannot be written: Python would print a traceback at its end."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -33,7 +33,7 @@ def here(text: str) -> str:
 
 
 def output(piped_width: int) -> Console:
-    """Standard output: as wide as the terminal or COLUMNS says, else `piped_width` columns."""
+    """Standard output with the terminal's or COLUMNS' width, or `piped_width` columns in a pipe."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return _Output(width=None if known else piped_width, markup=False, highlight=False)
 
@@ -60,11 +60,11 @@ def print_table(
     prose: str = "",
     elsewhere: str = "a wider terminal shows them",
 ) -> None:
-    """Print a table that `out` is wide enough for; nothing in it is cut short.
+    """Print a table as wide as `out`; nothing in it is cut short.
 
-    Where it is not, the columns named in `expendable` are left out one by one, those without any
-    entry before the others, first named first, and a line below says which and where they are.
-    `prose` names a column of sentences, which may wrap.
+    Where it is too wide, columns of `expendable` are left out one by one in their order, columns
+    without an entry first. A line below says which, and where they are. `prose` names a column of
+    sentences, which may wrap.
     """
     left_out: list[str] = []
     empty = {column.header for column in table.columns if not any(map(str, column.cells))}
@@ -97,7 +97,7 @@ def _without(table: Table, name: str) -> Table:
 
 
 def printable(text: str) -> str:
-    """Text that moves no cursor and changes no terminal: what would is written as an escape."""
+    """Text with control characters written as escapes, so that it cannot change the terminal."""
     return "".join(
         letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1]
         for letter in text
@@ -105,10 +105,10 @@ def printable(text: str) -> str:
 
 
 def folded(text: str, stream: TextIO) -> str:
-    """Lines no longer than the terminal that `stream` is, broken between words only.
+    """Lines no longer than the terminal `stream`, broken between words only.
 
-    Continued lines are indented as their first is. Where the stream is no terminal, lines stay as
-    they are: programs read them.
+    Continued lines are indented as their first. In a pipe or file lines stay unchanged: programs
+    read them.
     """
     if not stream.isatty():
         return text
@@ -117,9 +117,8 @@ def folded(text: str, stream: TextIO) -> str:
 
 
 def _width(stream: TextIO) -> int:
-    """Columns of the terminal that a stream is; COLUMNS goes before what it says itself.
-
-    80 where it says nothing, or 0, as a terminal does that nobody gave a size.
+    """Columns of a stream's terminal; COLUMNS takes precedence. 80 where the terminal has no size
+    or the size 0.
     """
     try:
         told = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(stream.fileno()).columns
@@ -144,8 +143,8 @@ def printed(text: str = "") -> None:
 class Running:
     """Writes text that comes in pieces to standard output.
 
-    On a terminal it is broken between words, or characters where these are two columns wide, and
-    letters that would move the cursor are escapes.
+    On a terminal it breaks lines between words, or between characters that are two columns wide.
+    Control characters become escapes.
     """
 
     def __init__(self, stream: Optional[TextIO] = None) -> None:
@@ -156,7 +155,7 @@ class Running:
         self._long = False  # what was written last is the beginning of a word longer than a line
 
     def write(self, text: str) -> None:
-        """Write the words that are whole with this piece, and what there is of a long one."""
+        """Write the words that this piece completes, and the part so far of a long one."""
         if not self._folds:
             self._stream.write(text)
         else:
@@ -169,7 +168,7 @@ class Running:
         self._stream.flush()
 
     def finish(self) -> None:
-        """Write what was held back."""
+        """Write the text held back."""
         self._put(self._word)
         self._word, self._long = "", False
         self._stream.flush()
@@ -218,10 +217,10 @@ def _least_width(table: Table, prose: str) -> int:
 
 
 def _set_widths(table: Table, prose: str, width: int) -> None:
-    """Give each column its longest word, and what is left to texts that would wrap, prose last.
+    """Give each column its longest word, and the rest to texts that would wrap, prose last.
 
-    Rich would take from the widest column first and break its words. A table that is too wide even
-    so is left to rich, which folds words.
+    Rich alone would take from the widest column first and break its words. Rich folds words of a
+    table that is still too wide.
     """
     spare = width - _least_width(table, prose)
     for column in sorted(table.columns, key=lambda column: column.header == prose):

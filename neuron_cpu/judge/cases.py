@@ -1,4 +1,4 @@
-"""What a kernel is tried on: shapes and constants (a case), and the values of its tensors."""
+"""The cases of a kernel: shapes and constants, and the values of its tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is an exercise done? Judged as ``neuron_cpu check`` judges, by what the package's copy asks."""
+"""Judges an exercise as ``neuron_cpu check`` does, by the task of the package's copy."""
 
 import importlib
 from collections.abc import Callable
@@ -16,7 +16,7 @@ SETTINGS = Settings()
 
 
 class Task(NamedTuple):
-    """What an exercise asks for.
+    """The task of an exercise.
 
     Attributes:
         text: the task, for people.
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
 
 class Finding(NamedTuple):
-    """What was found about an answer.
+    """The verdict on an answer.
 
     Attributes:
         verdicts: one a case.

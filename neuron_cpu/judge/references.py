@@ -68,7 +68,7 @@ class Reference:
 
 
 def library_of(function: Callable) -> str:
-    """What a function computes with, by the names in its code and in what it calls: torch, numpy.
+    """The library of a function, torch or numpy, by the names in its code and its callees'.
 
     PyTorch where both or neither are found: its functions take what torch.Tensor has as methods.
     """
@@ -77,7 +77,7 @@ def library_of(function: Callable) -> str:
 
 
 def _modules(function: Any, seen: set[int]) -> Iterator[str]:
-    """Top-level modules that a function and those of its file that it calls refer to."""
+    """Top-level modules to which a function, and functions of its file that it calls, refer."""
     function = inspect.unwrap(function)
     code = getattr(function, "__code__", None)
     if code is None or id(code) in seen:

@@ -72,7 +72,7 @@ def _speed(speed: Optional[Speed]) -> tuple[str, ...]:
 
 
 def title(kernel: str, reference: Optional[Reference], settings: Settings) -> str:
-    """What was tried."""
+    """The title of the table: the kernel and its cases."""
     if reference is None:
         return f"{kernel}: traced and timed, not run (no --ref)"
     kinds = list(dict.fromkeys(kind for kind, _ in settings.trials()))
@@ -84,8 +84,8 @@ def title(kernel: str, reference: Optional[Reference], settings: Settings) -> st
 
 
 def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
-    """Why kernels are illegal or wrong, with the places; what bounds those that are `timed`;
-    warnings once each."""
+    """Sentences below the table: why kernels are illegal or wrong, with places; the bounds of
+    `timed` kernels; each warning once."""
     said = []
     for one in verdicts:
         if one.refusal:

@@ -103,7 +103,7 @@ class Result:
 
 @dataclass
 class Verdict:
-    """What was found about one kernel on one case.
+    """The verdict on one kernel in one case.
 
     Attributes:
         case: its arguments.
@@ -275,7 +275,7 @@ def tensors_of(positional: Sequence[Any], named: dict[str, Any]) -> list[torch.T
 
 
 def run(program: Program, plan: Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Results in the types and shapes that the kernel returns; `inputs` stay as they are."""
+    """Results in the types and shapes that the kernel returns; `inputs` do not change."""
     copies = [_stored(t).clone().contiguous() for t in inputs]
     results = []
     for storage, shape, raw in zip(program.outputs, program.output_shapes, plan.run(copies)):
@@ -292,7 +292,7 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 def asked(
     program: Program, positional: Sequence[Any], named: dict[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments of the reference: those of the kernel, without tensors that are only results."""
+    """Arguments of the reference: the kernel's, without tensors that are only results."""
     if program.returns:
         return list(positional), named
     written = {id(storage) for storage in program.outputs}
@@ -303,7 +303,7 @@ def asked(
 
 
 def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
-    """What of results cannot be compared with the reference's; empty where all can."""
+    """Results that cannot be compared with the reference's, in words; empty where all can."""
     if len(got) != len(exact):
         return (
             f"the kernel returns {len(got)} tensors, expected the reference's {len(exact)}; return "
@@ -319,7 +319,7 @@ def mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
 
 
 def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]:
-    """Results whose type holds less than what the reference returns in the arguments' types.
+    """Results whose type holds less than the reference's type for the same arguments.
 
     numpy returns float64 of constants, which no kernel has: only types of 32 bits and fewer count.
     """

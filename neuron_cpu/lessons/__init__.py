@@ -1,8 +1,8 @@
-"""Twelve exercises from a vector add to decode attention, and the messages that each is about.
+"""Twelve exercises from a vector add to decode attention, and the messages that each explains.
 
-A lesson is a folder of ``course``: ``exercise.py`` (task, a kernel that fails, what the check asks
-for), ``hints.txt`` and ``solution.py``. They stand in the package, not among the documents, so that
-``neuron_cpu learn`` has them wherever the package is installed; a learner edits a copy.
+A lesson is a folder of ``course``: ``exercise.py`` (task, a kernel that fails, the check's
+demands), ``hints.txt`` and ``solution.py``. Lessons are in the package, so ``neuron_cpu learn``
+finds them wherever the package is installed; a learner edits a copy.
 """
 
 import json

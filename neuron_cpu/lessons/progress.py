@@ -87,7 +87,7 @@ def file_name(lesson: Lesson) -> str:
 
 
 def usual_folder() -> Path:
-    """The working folder where it holds lessons, else one below it."""
+    """The working folder if it holds lessons, or a folder below it."""
     here = Path()
     if any((here / file_name(one)).is_file() for one in LESSONS):
         return here

@@ -1,7 +1,7 @@
-"""What the page shows of one schedule, as plain data; times in nanoseconds.
+"""The page's view of one schedule, as plain data; times in nanoseconds.
 
-The page has to stay usable with programs of any length. What is beyond the limits below is drawn
-merged, figures always count everything, and ``notes`` says what was merged.
+The page has to stay usable with programs of any length. Beyond the limits below instructions are
+drawn merged, and ``notes`` says so; figures always count everything.
 """
 
 from collections.abc import Iterable, Sequence
@@ -106,7 +106,7 @@ def _lines(
 
 
 def _waited(schedule: Schedule) -> dict[Optional[Source], float]:
-    """The part of each line's critical time in which nothing of the path was at work.
+    """The part of each line's critical time in which no instruction of the path worked.
 
     Between the end of what an instruction on the critical path waited for and its own start lie
     latencies: a transfer's start, a result on its way to another engine.
@@ -172,8 +172,8 @@ def merged(spans: Iterable[Span], width: float) -> list[Span]:
 
 
 def idle(schedule: Schedule) -> list[list[float]]:
-    """For each compute engine: idle nanoseconds by what its next instruction waited for (WAITS);
-    the last entry is the time after its last instruction."""
+    """For each compute engine: idle nanoseconds by the reason of its next instruction's wait
+    (WAITS); the last entry is the time after its last instruction."""
     found = []
     for number in range(DMA):
         times = [0.0] * (len(WAITS) + 1)

@@ -1,1 +1,1 @@
-"""Processes of other people's code: how they start, what they may use, how they end."""
+"""Processes of strangers' code: their start, limits and end."""

@@ -1,4 +1,4 @@
-"""What a fork server preloads first, before anything slow: it adopts orphans and keeps quiet."""
+"""The first preload of a fork server, before slow modules: it adopts orphans and prints nothing."""
 
 import atexit
 import contextlib
@@ -34,7 +34,7 @@ def _asked() -> tuple[str, int]:
 
 
 def _remove_folder() -> None:
-    """Remove the folder where the starter was killed, which does that else."""
+    """Remove the folder if the starter was killed; otherwise the starter does."""
     deadline = time.monotonic() + _LOOK_SECONDS  # its files are closed before it is gone
     while os.getppid() == _STARTER and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,7 +1,7 @@
-"""Processes of other people's code, forked from this process's one fork server, and their end.
+"""Processes of strangers' code, forked from this process's one fork server, and their end.
 
-The server adopts what they leave behind (`limits.adopt_orphans` in its preloaded module), so that
-nothing outlives them that left their process group.
+The server adopts their orphans (`limits.adopt_orphans` in its preloaded module), so that no child
+outlives them, even outside of their process group.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def start(process: Any) -> None:
 
 
 def end(process: Any) -> None:
-    """Kill a process, its group and what it left behind; it has nothing to clean up."""
+    """Kill a process, its group and its orphans; it has nothing to clean up."""
     with _turn:
         _running.discard(process.pid)
         for kill in (os.killpg, os.kill):
@@ -52,7 +52,7 @@ def end(process: Any) -> None:
 
 
 class Processes:
-    """Processes of one owner; `close` ends all that run, and none begins any more."""
+    """Processes of one owner; `close` ends all, and no more can begin."""
 
     def __init__(self, context: Any) -> None:
         self._context, self._turn = context, threading.Lock()
@@ -83,7 +83,7 @@ class Processes:
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, of which most of those for real time have none."""
+    """The name of a signal, or its number: most real-time signals have no name."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a process with somebody else's code may use: memory, time, and where it may write.
+"""Limits on a process with a stranger's code: memory, time, and writable folders.
 
 Memory and processor time are POSIX limits. The rest is Linux's, and `missing` on other systems:
 Landlock (Linux 5.13) keeps a process from writing outside of named folders; a filter of system
@@ -44,7 +44,7 @@ MOST_OPEN_FILES = 4096  # pipes of its own hold memory, too
 
 @dataclass(frozen=True)
 class Limits:
-    """What one process may use.
+    """The limits of one process.
 
     Attributes:
         memory_bytes: of data; files that are mapped for reading do not count.
@@ -58,7 +58,7 @@ class Limits:
 
 
 def default_memory_gib() -> float:
-    """Three quarters of what the machine has, or of what the container may use."""
+    """Three quarters of the memory of the machine or container."""
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -125,7 +125,7 @@ def end_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what the descendants of this process leave behind."""
+    """Become the parent of orphans of this process's descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -141,7 +141,8 @@ def children(process: int) -> list[int]:
 def confine(writable: Sequence[Path], connected: bool = False) -> None:
     """Keep this process from all but files below `writable`, memory, threads and time, for good.
 
-    What is `missing` here is left out. `connected`: sockets that are open already may be used.
+    Parts that are `missing` here are left out. `connected`: sockets that are open already may be
+    used.
     """
     _drop_capabilities()
     if _landlock_version() > 0:
@@ -152,8 +153,8 @@ def confine(writable: Sequence[Path], connected: bool = False) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Keep of root's powers the one over files, which may belong to others. The rest opens more
-    than files, such as the environment of other processes (CAP_PERFMON, since Linux 6.15)."""
+    """Drop root's powers except the one over files, which may belong to others. Other powers open
+    more than files, such as the environment of other processes (CAP_PERFMON, since Linux 6.15)."""
     if _LINUX:
         for kept in (_DAC_OVERRIDE, 0):  # it may not have that one
             sets = struct.pack("=6I", kept, kept, 0, 0, 0, 0)
@@ -162,7 +163,7 @@ def _drop_capabilities() -> None:
 
 
 def missing() -> str:
-    """What of the sandbox this system lacks, and what is open therefore; empty: nothing."""
+    """The parts of the sandbox that this system lacks, and what they leave open; empty: none."""
     parts = []
     if _landlock_version() < 1:
         parts.append("no Landlock (Linux 5.13), so it may write all files that you may")

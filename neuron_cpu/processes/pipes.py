@@ -1,6 +1,6 @@
 """Bytes to and from a process that may stop in the middle of them: every wait has a deadline.
 
-A message is what `multiprocessing.connection` makes of one, so either end may be its own.
+Messages have the form of `multiprocessing.connection`, so it may serve either end.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """``python -m neuron_cpu run SCRIPT ARGS...``: any script with the stand-in's SDK names in place.
 
-The script sees what it would see from ``python SCRIPT ARGS...`` on a machine with the SDK: its own
-arguments, its own folder first on `sys.path`, `__name__ == "__main__"`. Processes that it starts
-get the names as well.
+The script runs as under ``python SCRIPT ARGS...`` on a machine with the SDK: its own arguments, its
+own folder first on `sys.path`, `__name__ == "__main__"`. Processes that it starts get the names as
+well.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""The system calls that somebody else's code may make: those named here, and no others (Linux).
+"""The only system calls that a stranger's code may make (Linux).
 
 libseccomp makes the filter, as it knows the numbers on every processor; Debian, Ubuntu, Fedora and
 Amazon Linux have it (apt and systemd need it). PyPI's `pyseccomp` wraps the same library, of which
-six functions are called here directly. What is not named fails with EPERM: sockets, processes,
-signals to others, limits, modes and times of files, shared memory.
+six functions are called here directly. Other calls fail with EPERM: sockets, processes, signals to
+others, limits, modes and times of files, shared memory.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def allow_only(calls: list[Call]) -> None:
 
 
 def calls_of(process: int, connected: bool) -> list[Call]:
-    """What a process with a stranger's code may call.
+    """The system calls of a process with a stranger's code.
 
     Args:
         connected: it may use sockets that are open already.

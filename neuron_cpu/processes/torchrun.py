@@ -1,4 +1,4 @@
-"""What torchrun tells the processes that it starts, read without PyTorch."""
+"""Reads torchrun's environment variables without PyTorch."""
 
 import os
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""What the SDK runs beneath its public libraries: graphs, and the ranks that run them."""
+"""The layer beneath the SDK's public libraries: graphs, and the ranks that run them."""

@@ -41,7 +41,7 @@ class Collective:
     pairs: tuple[tuple[int, int], ...] = ()
 
     def size(self) -> int:
-        """Ranks of a group; of the whole world where none is named."""
+        """The number of ranks of a group, by default of the whole world."""
         if self.groups:
             return len(self.groups[0])
         group = current_group()
@@ -68,7 +68,7 @@ class Collective:
         return results
 
     def results(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What each rank of a group gets of the ranks' `parts`, in their order."""
+        """The result of each rank of a group for the ranks' `parts`, in their order."""
         count = len(parts)
         if self.kind == ALL_GATHER:
             return _each_its_own(torch.cat(list(parts), dim=self.dim), count)

@@ -1,7 +1,7 @@
-"""What a graph runs on data, counted as its record counts what was traced.
+"""Counts a graph's work on data in the units of its traced record.
 
-A program can tell whether it is traced or run, and do something else then. So while somebody is
-`watching`, every call of a graph is counted, on every rank.
+A program can tell tracing from running, and act differently. So while somebody is `watching`, every
+call of a graph is counted, on every rank.
 """
 
 from contextlib import contextmanager, nullcontext
@@ -25,7 +25,7 @@ _made: List[Any] = []  # what graphs gave since somebody asked `made`
 
 
 class _Operators(TorchDispatchMode):
-    """Counts what PyTorch computes in the thread of one rank."""
+    """Counts PyTorch's operators in the thread of one rank."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _Operators(TorchDispatchMode):
 
 
 class _Leaving(TorchFunctionMode):
-    """Counts where values leave PyTorch: what is computed from there on is nowhere counted."""
+    """Counts the places where values leave PyTorch: nobody counts later work on them."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
@@ -65,9 +65,9 @@ class _Leaving(TorchFunctionMode):
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Inside the block the graphs of this process are counted.
+    """Count the graphs of this process inside the block.
 
-    Attention of PyTorch's own is two products then, as it is where it was traced.
+    PyTorch's own attention counts as two products, as in a trace.
     """
     global _active
     before, _active = _active, True
@@ -80,7 +80,7 @@ def watching() -> Iterator[None]:
 
 
 def made(rows: torch.Tensor) -> bool:
-    """Whether a graph gave each of these rows since this was last asked, but for what is -inf."""
+    """Whether a graph has made each of these rows since the last call, apart from -inf."""
     size, given = rows.shape[-1], []
     for tensor in tree_leaves(_made):
         if isinstance(tensor, torch.Tensor) and tensor.ndim and tensor.shape[-1] >= size:
@@ -95,7 +95,7 @@ def made(rows: torch.Tensor) -> bool:
 
 
 def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
-    """Call `run`, one call of a graph; its counts join `kept`, unless these have the same."""
+    """Call `run`, one call of a graph; its counts join `kept`, unless equal ones are there."""
     group = ranks.current_group()
     if not _active or group is None:
         return run()

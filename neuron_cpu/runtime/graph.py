@@ -1,4 +1,4 @@
-"""Tracing one sub-model and bucket on the meta device: what the compiler would see of it.
+"""Traces one sub-model and bucket on the meta device, as the compiler would see it.
 
 The model's forward runs once with shapes only. Every matrix product of PyTorch and every kernel
 call is recorded with the module that issued it. Python that depends on the value of an input or a
@@ -66,7 +66,7 @@ _META, _CPU = torch.device("meta"), torch.device("cpu")
 
 
 def _as_meta(value: Any) -> Any:
-    """The shape of a tensor, anything else as it is."""
+    """The shape of a tensor; other values unchanged."""
     if not isinstance(value, torch.Tensor) or value.is_meta:
         return value
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
@@ -166,7 +166,7 @@ class _HloGraph:
 
 
 class GraphRecorder(TorchDispatchMode):
-    """Records what a forward does, operator by operator, and builds the graph of it.
+    """Records a forward operator by operator, and builds its graph.
 
     A tensor is *traced* if it depends on an input or a weight; those are on the meta device. All
     others are constants on the CPU. An operator with a traced argument gets shapes for all of its
@@ -330,7 +330,7 @@ class GraphRecorder(TorchDispatchMode):
         self.capture.node(call.kernel, arguments, call.outputs, self._where, **marks)
 
     def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
-        """One collective of the real library; returns what it makes of shapes."""
+        """One collective of the real library; returns its results on shapes."""
         given = _as_meta(tensor)
         self._inside_collective = True
         try:
@@ -431,8 +431,8 @@ def trace(
 ) -> Tuple[GraphRecord, bytes]:
     """Run `model` on the shapes of `inputs`; returns the record and the serialised graph.
 
-    Inputs and weights are on the meta device: no values, no memory. CompileError names the
-    model's line where Python depends on a value; a kernel's refusal passes through as it is.
+    Inputs and weights are on the meta device: no values, no memory. CompileError names the model's
+    line where Python depends on a value; a kernel's refusal passes through.
     """
     # Weights and inputs as shapes: a full-size model is traced in no memory, and whatever asks for
     # a value raises in the line that asks.
@@ -444,7 +444,7 @@ def trace(
 
 
 def _run_traced(model: nn.Module, recorder: GraphRecorder, inputs: Any) -> Any:
-    """What the model returns of shapes; `inputs` by position, or by name in a dictionary."""
+    """The model's results on shapes; `inputs` by position, or by name in a dictionary."""
     handles = recorder.watch(model)
     args, kwargs = ([], inputs) if isinstance(inputs, dict) else (inputs, {})
     # Kernels are traced and verified by their own call, on shapes as well, and collectives compute
@@ -484,11 +484,11 @@ class Compiled:
 def compile_graph(
     model: nn.Module, inputs: Any, states: Dict[int, int], tag: str, bucket: Any
 ) -> Compiled:
-    """Run `model` on the shapes of `inputs` and keep what it does as a graph that ranks can run.
+    """Run `model` on the shapes of `inputs` and record a graph that ranks can run.
 
-    `inputs` are tensors in order, or by name in a dictionary; `states` has the position among the
-    outputs of what takes the place of a parameter, by the parameter's id. Parameters keep their
-    values. Raises what `trace` raises.
+    `inputs` are tensors in order, or by name in a dictionary; `states` has, by a parameter's id,
+    the position of the output that replaces the parameter. Parameters keep their values. Raises
+    what `trace` raises.
     """
     recorder = GraphRecorder(tag, bucket, Capture())
     tape = recorder.capture.tape
@@ -559,7 +559,8 @@ def collective(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
 def _check_size(record: GraphRecord, tokens: int) -> None:
     """Refuse a graph that is too large to compile; `tokens` a row are in one call of it.
 
-    A fifth of the limit is left for what does not shrink with the tokens (one pass over weights).
+    A fifth of the limit is left for work that does not shrink with the tokens (one pass over
+    weights).
     """
     count = record.instructions
     if count <= MOST_INSTRUCTIONS:

@@ -98,7 +98,7 @@ class Processes:
         return whole
 
     def _tell(self, error: BaseException) -> None:
-        """Let the others know why this rank stops; those that are gone need not."""
+        """Tell the other ranks why this rank stops; ranks that are gone do not matter."""
         if self._failure is None and self._broken is None:
             self._failure = error
             with contextlib.suppress(CollectiveError):  # this rank's own reason counts
@@ -107,9 +107,10 @@ class Processes:
     def _compare_notes(
         self, kind: int, label: str, carried: Optional[torch.Tensor] = None
     ) -> List[torch.Tensor]:
-        """What all ranks carry; RankStopped, with a failure noted, unless they are up to the same.
+        """The bytes that all ranks carry; RankStopped, with a failure noted, unless all are in the
+        same collective.
 
-        `carried` are at most _SMALL_BYTES; what comes back is longer, by bytes without meaning.
+        `carried` has at most _SMALL_BYTES; results have padding behind them.
         """
         notes, data = self._all_notes(kind, label, carried)
         self._stop_where(_disagreement(notes))
@@ -124,7 +125,7 @@ class Processes:
     def _all_notes(
         self, kind: int, text: str, carried: Optional[torch.Tensor] = None
     ) -> Tuple[List[Tuple[int, str]], List[torch.Tensor]]:
-        """What every rank is up to, and the bytes that it carries, in rank order."""
+        """Every rank's note of its collective, and the bytes that it carries, in rank order."""
         said = bytes([kind]) + text.encode("utf-8", errors="replace")[: _TEXT_BYTES - 1]
         note = torch.zeros(_TEXT_BYTES + _SMALL_BYTES, dtype=torch.uint8)
         note[: len(said)] = torch.frombuffer(bytearray(said), dtype=torch.uint8)
@@ -167,7 +168,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def _why_lost(error: BaseException) -> str:
-    """What PyTorch's transport means, in words of a user."""
+    """An error of PyTorch's transport, in words for a user."""
     late = any(word in str(error).lower() for word in ("timed out", "timeout", "waiting for"))
     return "nobody answers" if late else "the process of another one, or torchrun, has ended"
 
@@ -195,7 +196,7 @@ def _disagreement(notes: Sequence[Tuple[int, str]]) -> Optional[str]:
 
 
 def digest(inputs: Sequence[torch.Tensor]) -> str:
-    """A short name of tensors' values: ranks of one call must have been given the same."""
+    """A short digest of tensors' values: ranks of one call must have equal inputs."""
     value = 0
     for tensor in inputs:
         if tensor.numel():

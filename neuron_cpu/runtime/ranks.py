@@ -119,12 +119,12 @@ def set_tracing(tracing: bool) -> None:
 
 
 def set_watch(pause: Callable[[], AbstractContextManager[None]]) -> None:
-    """What `unwatched` enters in the running thread."""
+    """Set the context that `unwatched` enters in the running thread."""
     _current.pause = pause
 
 
 def unwatched() -> AbstractContextManager[None]:
-    """Around what a collective computes: no operator of the graph (`executed`)."""
+    """Around a collective's own work, which is no operator of the graph (`executed`)."""
     return getattr(_current, "pause", nullcontext)()
 
 
@@ -155,10 +155,10 @@ def rank_context(group: Group) -> Iterator[Group]:
 
 
 class _Reports:
-    """What the ranks of a pool have returned.
+    """The reports of a pool's ranks.
 
-    To wait for a report again is harmless: an interrupt between two instructions of the one who
-    waits loses none, as one behind taking from a queue would.
+    Waiting twice for a report is harmless: an interrupt of the waiting thread loses none, as it
+    could after taking from a queue.
     """
 
     def __init__(self, size: int) -> None:
@@ -266,7 +266,7 @@ class RankPool:
     def first_of(
         self, functions: Sequence[Callable[[], List[torch.Tensor]]], inputs: Sequence[torch.Tensor]
     ) -> List[torch.Tensor]:
-        """Run `functions`, as `run` does, on what was made of `inputs`; returns rank 0's result.
+        """Run `functions`, as `run` does, on tensors made of `inputs`; returns rank 0's result.
 
         Where ranks are processes, `inputs` have to be the same in all of them.
         """
@@ -335,7 +335,7 @@ class RankPool:
 def on_first_rank(size: int, function: Callable[[], Any]) -> None:
     """Run `function` here, or where ranks are processes on rank 0's only, while the others wait.
 
-    What it raises there ends the call on all of them.
+    Its error ends the call on all of them.
     """
     ranks = processes.joined(size)
     if ranks is None:

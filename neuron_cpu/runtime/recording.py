@@ -1,4 +1,4 @@
-"""What one sub-model and bucket runs, event by event: the record that every consumer reads.
+"""The events of one sub-model and bucket: the record that every consumer reads.
 
 `graph.trace` fills a GraphRecord. `operators.json` and the driver's tables read its products and
 kernels, the driver's estimate reads all of its events, collectives and data movement included.
@@ -69,7 +69,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class TensorShape:
-    """What is known of a tensor while shapes only are traced."""
+    """The known properties of a tensor while only shapes are traced."""
 
     shape: Tuple[int, ...]
     dtype: torch.dtype
@@ -112,7 +112,7 @@ class Event:
 
 @dataclass
 class Operator:
-    """One row of operators.json: who asked for it, what ran, with which shapes, how much work."""
+    """One row of operators.json: the module, the operator, its shapes and its work."""
 
     operator: str  # path of the module inside the model
     ran: str  # KERNEL or TORCH
@@ -127,7 +127,7 @@ class Operator:
 
 @dataclass
 class Counts:
-    """What a graph computes, by which a run of it is held against its trace.
+    """The work of a graph, to compare a run with its trace.
 
     Attributes:
         rows: (KERNEL or TORCH, name, shapes of inputs or factors, MACs) of kernels and products.
@@ -155,7 +155,7 @@ class Counts:
 
 @dataclass
 class GraphRecord:
-    """What one sub-model and bucket consists of, in the order in which it runs."""
+    """The parts of one sub-model and bucket, in the order in which they run."""
 
     tag: str
     bucket: Union[int, List[int]]  # or new tokens and cached ones, tiles of them in a chunk
@@ -163,7 +163,7 @@ class GraphRecord:
 
     @property
     def sizes(self) -> Tuple[int, int]:
-        """New tokens of a prompt, or the length that a step sees; what of a prompt is cached."""
+        """New tokens of a prompt, or the length that a step sees; cached tokens of a prompt."""
         if isinstance(self.bucket, int):
             return self.bucket, 0
         new, prior = self.bucket

@@ -1,10 +1,10 @@
-"""Where a graph of the vendor's compiler rounds: fp32 stays between operators that it fuses.
+"""Rounds where a graph of the vendor's compiler does: fp32 stays between fused operators.
 
 PyTorch rounds the result of every bf16 operator. The compiler accumulates products in fp32 PSUM and
-keeps what follows them in fp32 until it needs bf16 again: as operand of a product, for a
-collective, or in memory that outlives the graph. Sources: XLA's flag `xla_allow_excess_precision`,
-which is on by default and lets a compiler drop a rounding between two operators; the compiler's
-options `--disable-mixed-precision-accumulation` and its opposite, which NxDI's Qwen3-MoE asks for
+keeps later results in fp32 until it needs bf16 again: as operand of a product, for a collective, or
+in memory that outlives the graph. Sources: XLA's flag `xla_allow_excess_precision`, which is on by
+default and lets a compiler drop a rounding between two operators; the compiler's options
+`--disable-mixed-precision-accumulation` and its opposite, which NxDI's Qwen3-MoE asks for
 (v0.7.14366, `modeling_qwen3_moe.py`, `get_compiler_args`); and a 2026 contest entry on the graphs
 that its compiler left (charleshong3/nki-moe-7013 751a7bf, `qwen_with_nki.py`, lines 2470 to 2776,
 and section IV of its report: under the first option operators round that take a product).
@@ -66,7 +66,7 @@ class Site(NamedTuple):
 
 
 class Boundaries:
-    """Which sites round in a run besides those of the graph, and what was met at them.
+    """Sites that round in a run besides the graph's, and the values seen there.
 
     Attributes:
         closes: whether a site rounds.
@@ -83,7 +83,7 @@ class Boundaries:
         self._plans: Dict[Any, Tuple[Plan, Set[Any]]] = {}
 
     def passes(self, site: Site, wide: torch.Tensor) -> bool:
-        """Whether `wide` stays as it is at a site."""
+        """Whether `wide` stays unrounded at a site."""
         if not self.met.get(site):
             self.met[site] = not torch.equal(wide, wide.to(torch.bfloat16).float())
         return not self.closes(site)
@@ -102,8 +102,8 @@ class FusedRounding(TorchDispatchMode):
     """PyTorch in bf16 with the roundings of a fused graph, in the thread of one rank.
 
     A bf16 tensor that a fused operator leaves holds its rounded values, and beside them, as an
-    attribute, the fp32 values that the next fused operator takes. Whoever else reads the tensor
-    (a product, a collective, a cache) meets the rounded ones.
+    attribute, the fp32 values that the next fused operator takes. Other readers of the tensor (a
+    product, a collective, a cache) get the rounded values.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class FusedRounding(TorchDispatchMode):
             self._writes[storage] = self._writes.get(storage, 0) + 1
 
     def _wide(self, value: Any) -> Any:
-        """The fp32 values of bf16 tensors, also of those in a list; anything else as it is."""
+        """The fp32 values of bf16 tensors, also in a list; other values unchanged."""
         if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
             return [*map(self._wide, value)] if isinstance(value, list) else value
         kept = self._beside(value)
@@ -254,7 +254,7 @@ def _tensors(values: Any) -> List[torch.Tensor]:
 
 @functools.cache
 def _way(func: Any) -> Callable[..., Any]:
-    """Which method runs an operator of PyTorch, at every call the same."""
+    """The method that runs an operator of PyTorch, the same at every call."""
     name, mode = func.overloadpacket.__name__, FusedRounding
     if func._can_decompose():
         return mode._decomposed
@@ -296,7 +296,7 @@ def within(where: str) -> None:
 
 
 def settled(value: Any) -> Any:
-    """A tensor without the fp32 values beside it: what travels between ranks is rounded."""
+    """A tensor without the fp32 values beside it: ranks exchange rounded tensors."""
     if isinstance(value, torch.Tensor):
         vars(value).pop(_FP32, None)
     return value

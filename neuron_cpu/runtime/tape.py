@@ -1,4 +1,4 @@
-"""A compiled graph: what a traced forward did, operator by operator, to be run again by any rank.
+"""A compiled graph: the operators of a traced forward, which any rank can run again.
 
 `Capture` writes it while `graph.GraphRecorder` traces rank 0's module on shapes. A node is an
 operator of PyTorch, a kernel call or a collective; tensors among its arguments are references to
@@ -127,7 +127,7 @@ class Tape:
         return tape
 
     def finish(self, memory: dict[int, int]) -> None:
-        """Leave out what nobody reads, let caches be updated in place, note where tensors die.
+        """Drop unread nodes, let caches be updated in place, record where tensors die.
 
         `memory` names the storage of each tensor, which views share.
         """
@@ -224,7 +224,7 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
 
 
 def _moved_as_bytes(node: Node, args: Any, kwargs: Any) -> Any:
-    """What an operator moves that PyTorch's CPU build does not move in fp8: the same bytes."""
+    """Run an operator that PyTorch's CPU build lacks in fp8 on the same bytes."""
     name = node.call.name() if isinstance(node.call, torch._ops.OpOverload) else ""
     kinds = {tensor.dtype for tensor in tensors_of((args, kwargs))} & _FP8
     if len(kinds) != 1 or not name.startswith(_MOVING):
@@ -302,7 +302,7 @@ class Capture:
         return self._count
 
     def ref(self, tensor: torch.Tensor) -> Ref:
-        """What stands for `tensor`; one that the capture has not met is a constant."""
+        """The reference for `tensor`; a tensor new to the capture is a constant."""
         known = self._known.get(id(tensor))
         if known is not None:
             return Ref(known[0])
@@ -331,7 +331,7 @@ class Capture:
         return torch.device("cpu") if tree == _META else tree
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """The value of a constant changed: what was read before keeps the value of before."""
+        """Record that a constant changed: earlier readers keep its earlier value."""
         if id(tensor) in self._known and not tensor.is_meta:
             del self._known[id(tensor)]
 
@@ -370,7 +370,7 @@ class Capture:
         self.tape.nodes.append(Node(call, arguments, numbers, where=where, **marks))
 
     def example(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
-        """What `tensor` is for the example inputs; None where more than these decides."""
+        """The value of `tensor` for the example inputs; None where other tensors decide."""
         ref = self.ref(tensor)
         needed, steps = {ref.number}, []
         for node in reversed(self.tape.nodes):

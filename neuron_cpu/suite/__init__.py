@@ -1,4 +1,4 @@
-"""Thirty operators of three levels that kernels, and who writes them, can be measured on.
+"""Thirty operators of three levels, to measure kernels and their writers.
 
 In the manner of KernelBench (Ouyang et al., arXiv:2502.10517): single operators, operators to be
 fused, blocks of models. Each file below `level1` to `level3` says what the operator computes. It

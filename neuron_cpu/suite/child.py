@@ -1,4 +1,4 @@
-"""The two processes of an answer: one runs its file and records, the other one judges the record.
+"""The two processes of an answer: one runs its file and records, the other judges the record.
 
 Both are confined. The first has the stranger's code and sends programs as plain data. The second
 imports none of it: it checks the programs anew, estimates and runs them. So an answer that patches
@@ -59,8 +59,8 @@ def serve(
     bounds: limits.Limits,
     core: str | None,
 ) -> None:
-    """The judge's process, which no answer runs in: check, estimate and run what was recorded, for
-    the generation `core` where it has to be that one; ends the process."""
+    """The judge's process, in which no answer runs: check, estimate and run the records, for the
+    generation `core` if one is named; ends the process."""
     confine(bounds, programs, replies)
     try:
         for case in cases:

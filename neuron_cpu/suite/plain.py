@@ -1,7 +1,7 @@
-"""Recorded programs as plain data, so that no process but a stranger's own runs a stranger's code.
+"""Recorded programs as plain data, so that only a stranger's own process runs a stranger's code.
 
-Entries of the instruction table, types and generations go by their names. What arrives is checked
-as the recorder checks it: by every entry's own rules, then whole.
+Entries of the instruction table, types and generations go by their names. The reader checks a
+program as the recorder does: by every entry's own rules, then whole.
 """
 
 import math
@@ -58,7 +58,7 @@ def dumped(content: dict[str, Any]) -> bytes:
 
 @without_garbage_collection()
 def loaded(data: bytes) -> dict[str, Any]:
-    """What `dumped` took; programs are still to be made of their fields by `program`.
+    """Read the data of `dumped`; `program` then makes programs of their fields.
 
     Raises:
         ValueError: bytes of another origin.
@@ -99,8 +99,8 @@ def program(content: dict[str, Any], trusted: bool = False) -> Program:
 
 
 def _check_memory(made: Program) -> None:
-    """What no instruction tells: all that is touched is known once and as large as it says, types
-    of the same bytes are one memory, and cores are those of the grid."""
+    """Checks beyond single instructions: every storage is listed once with its true size, types of
+    the same bytes are one memory, and cores are those of the grid."""
     known = set(made.storages)
     touched = {*made.inputs, *made.outputs, *(v.storage for i in made for _, v in i.accesses())}
     grounds = {storage.memory for storage in known}

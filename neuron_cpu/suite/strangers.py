@@ -56,7 +56,7 @@ class Candidate:
 
 @dataclass
 class Judged:
-    """What became of one candidate.
+    """The outcome of one candidate.
 
     Attributes:
         failure: why there is no verdict, empty where there is.
@@ -73,16 +73,15 @@ class Judged:
 
     @property
     def speed(self) -> Optional[Speed]:
-        """Of the last case, which is the timed one."""
+        """The speed in the last case, which is timed."""
         return self.verdicts[-1].speed if self.verdicts else None
 
 
 @dataclass(kw_only=True)
 class Outcome(Judged):
-    """What became of one operator of the suite.
+    """The outcome of one operator of the suite.
 
-    Attributes:
-        operator, level: which one.
+    Attributes: operator, level: its name and level.
         missing: whether there is no file.
         naive_ns: estimate of the suite's own kernel on the last case.
     """
@@ -226,7 +225,7 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
 
 
 def _is_refused(judged: Judged, found: Verdict, content: dict[str, Any]) -> bool:
-    """Whether a message says that a case, or the answer as a whole, comes to nothing."""
+    """Whether a message says that a case, or the whole answer, has failed."""
     judged.failure = str(content.get("failure", ""))
     found.refusal = str(content.get("refusal", ""))
     if found.refusal:
@@ -236,7 +235,7 @@ def _is_refused(judged: Judged, found: Verdict, content: dict[str, Any]) -> bool
 
 # --- the line to the child ------------------------------------------------------------------------
 class _Line:
-    """What comes from a child, until a point in time.
+    """A line from a child, until a point in time.
 
     Raises:
         EOFError, OSError: it ended too early, or took too long.
@@ -258,7 +257,7 @@ class _Line:
 
 
 def _other_results(content: dict[str, Any], program: Program) -> str:
-    """What of the results has another number, shape or type than the task asks for."""
+    """Results with another number, shape or type than the task's, in words."""
     asked = [
         (str(dtypes.host_dtype(s.dtype)).removeprefix("torch."), list(shape))
         for s, shape in zip(program.outputs, program.output_shapes)
@@ -274,7 +273,7 @@ def _shapes(results: Sequence[tuple[Any, Any]]) -> str:
 
 
 def why(error: Exception, processes: Sequence[Any], bounds: Limits, option: str) -> str:
-    """Why the answer's process, or that which runs what it recorded, ends before its time."""
+    """The reason why the answer's process, or the judge's process of its record, ended early."""
     if isinstance(error, TimeoutError):
         return f"it took longer than {bounds.wall_seconds:.0f} s; {option} gives it more"
     if isinstance(error, MALFORMED):

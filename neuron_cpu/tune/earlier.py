@@ -10,8 +10,8 @@ from .search import Task, Trial
 
 
 def identity(task: Task) -> dict[str, str]:
-    """What a point's figures depend on besides its values, by name: two searches are of one task
-    where these are equal."""
+    """The inputs of a point's figures besides its values, by name: two searches have one task where
+    these are equal."""
     named = {"kernel": (task.source.path, task.source.kernel)}
     if task.reference is not None:
         named["reference"] = task.reference

@@ -15,7 +15,7 @@ LABELLED = 12  # points of the front whose values stand in the legend
 def plot(
     found: "Sequence[Trial]", trials: "Sequence[Trial]", now: "Trial", title: str, path: Path
 ) -> None:
-    """All legal points, the front as a line with its values, the kernel as it is."""
+    """Plot all legal points, the front as a line with its values, and the unchanged kernel."""
     pyplot, figure, axes = _figure()
     legal = [trial for trial in trials if trial.kind == "legal"]
     axes.scatter(*_places(legal), s=16, color="#b0b5bd", label=f"{len(legal)} legal points")

@@ -1,4 +1,4 @@
-"""Candidates that a script writes: it is told each answer, and writes the next source."""
+"""Candidates that a script writes: it reads each answer, and writes the next source."""
 
 import contextlib
 import json
@@ -11,7 +11,7 @@ from .search import Oracle, Task, Trial, attempt
 
 
 class Rewrites:
-    """The kernel as it is and up to `most` rewrites.
+    """The unchanged kernel and up to `most` rewrites.
 
     The script reads `{"source": ..., "answer": ...}` of the last candidate, a JSON line each, and
     writes `{"source": ...}` for the next one. It ends the search with its output.
@@ -27,7 +27,7 @@ class Rewrites:
         self.most, self.done, self.trials = most, done, list[Trial]()
 
     def run(self) -> None:
-        """Judge what the script writes; `trials` has what is known when it ends.
+        """Judge the script's candidates; `trials` has the known ones when it ends.
 
         Raises:
             UsageError: the script cannot be started, fails, or writes something else.

@@ -22,12 +22,12 @@ KINDS = {"refused": "illegal", "wrong": "wrong", "failed": "failed"}  # by the o
 
 
 class Task(NamedTuple):
-    """What every point is tried on.
+    """The task of a search.
 
     Attributes:
         source: the kernel.
-        reference: FILE and function name that results are held against, None to skip that.
-        library: what the reference computes with, None to find out.
+        reference: FILE and function name of the reference, None without one.
+        library: the reference's library, None to find out.
         cases: arguments; the times of all of them add up.
         seconds: that one point may take.
         target: what it is compiled for; by the kernel's language where None.
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
 @dataclass
 class Trial:
-    """What became of one point.
+    """The outcome of one point.
 
     Attributes:
         point: values by name.
@@ -52,7 +52,7 @@ class Trial:
         kind: "legal", "illegal", "wrong" or "failed".
         time_ns, sbuf_bytes: of a legal point.
         checked: whether it ran and agreed with the reference.
-        answer: what the oracle said last.
+        answer: the oracle's last answer.
     """
 
     point: Point
@@ -165,7 +165,7 @@ class Search:
             self._note((asked, point), trial)
 
     def run(self) -> None:
-        """Try points until there are enough; `trials` has those that are known when it ends."""
+        """Try points until there are enough; `trials` has the known ones when it ends."""
         wanted = min(self.most, size(self.space))
         pool = ThreadPoolExecutor(self.jobs)
         running: dict[Future[Trial], Any] = {}

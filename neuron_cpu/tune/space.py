@@ -1,8 +1,8 @@
-"""What may be changed about a kernel: its keyword arguments and constants of modules.
+"""The space of a search: keyword arguments of a kernel and constants of modules.
 
-A name is a keyword argument of the kernel where it has one of that name, a constant at the top of
-the kernel's file otherwise; ``module.NAME`` is a constant of a module that the file imports.
-Constants are replaced where they are assigned, so what is computed from them follows.
+A name is a keyword argument if the kernel has it, otherwise a constant at the top of the kernel's
+file. ``module.NAME`` is a constant of a module that the file imports. Constants are replaced in
+their assignment, so values computed from them follow.
 """
 
 import ast
@@ -114,12 +114,12 @@ def drawn(space: Mapping[str, Sequence[Any]], seed: int) -> Iterator[Point]:
 
 # --- a kernel at a point --------------------------------------------------------------------------
 class Source:
-    """A kernel's file, and what stands in its place at a point.
+    """A kernel's file, and its text at a point.
 
     Attributes:
         path: the file.
         kernel: name of the kernel in it.
-        module: what the file is when it is imported.
+        module: the imported file.
     """
 
     def __init__(self, path: Path, kernel: str, module: types.ModuleType) -> None:

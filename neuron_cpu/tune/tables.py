@@ -1,4 +1,4 @@
-"""What a search has found, as a table."""
+"""The findings of a search as a table."""
 
 import re
 from collections import Counter
@@ -17,8 +17,8 @@ MOST = 20  # points of a search that are all printed
 def point_table(
     found: Sequence[Trial], now: Trial, names: Sequence[str], kernel: str, trials: Sequence[Trial]
 ) -> Table:
-    """The kernel as it is, then the points that none beats in time and SBUF, fastest first; of few
-    points the others, too."""
+    """The unchanged kernel, then the points that no other beats in time and SBUF, fastest first. A
+    small table has the other points, too."""
     columns = ("", *names, "µs", "times as fast", "SBUF")
     table = table_of("|>".join(columns), f"{kernel}: time against SBUF")
     current = [trial for trial in trials if trial.point == now.point]
@@ -43,7 +43,7 @@ def _add(table: Table, label: str, trial: Trial, now: Trial, names: Sequence[str
 
 
 def reasons(trials: Sequence[Trial]) -> list[tuple[str, int]]:
-    """The most frequent reasons why points fell away; numbers in them are not told apart."""
+    """The most frequent reasons why points were dropped; numbers in them do not distinguish."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for trial in trials:
