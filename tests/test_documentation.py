@@ -81,6 +81,39 @@ def test_sentences_are_short_and_no_page_begins_with_a_table():
     assert sum(len(one.split()) > 40 for one in technical) <= len(technical) / 100
 
 
+# Beginnings and words by which a sentence takes its subject from the one before.
+LEANING = re.compile(
+    r"^(?:As what|(?:Of|As) (?:those|these)|Those|That of|The (?:latter|former))\b"
+    r"|\b(?:the latter|the former|as what)\b"
+)
+
+
+def test_no_sentence_leans_on_the_one_before():
+    pages = (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md"))
+    found = [one for page in pages for one in sentences(page.read_text(encoding="utf-8"))]
+    assert len(found) > 1000
+    assert [one for one in found if LEANING.search(one)] == []
+
+
+def anchor(heading: str) -> str:
+    """What GitHub makes of a heading: lower case, words joined by hyphens, no other signs."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def test_links_between_pages_lead_to_a_file_and_a_heading():
+    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        links = re.findall(r"\]\((?!https?:)((?:[^)#\s]+\.\w+)?)(?:#([^)\s]+))?\)", text)
+        for name, place in links:
+            target = (page.parent / name).resolve() if name else page
+            assert target.exists(), (page.name, name)
+            if place:
+                headings = re.findall(
+                    r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE
+                )
+                assert place in map(anchor, headings), (page.name, name, place)
+
+
 def test_names_on_the_kernels_page_are_those_of_the_submission():
     page = (REPOSITORY / "docs" / "kernels.md").read_text(encoding="utf-8")
     source = "".join(file.read_text(encoding="utf-8") for file in REPOSITORY.glob("llama*.py"))
