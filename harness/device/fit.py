@@ -69,7 +69,8 @@ class Variant:
     def names(self) -> tuple[str, ...]:
         """Constants that times may depend on."""
         issue = _ISSUE if self.core.dma.issue_ns else ()
-        return (*_CORE, *_SHORT[self.profile], *issue, *model.OVERHEADS)
+        results = [f"result_cycles.{e.value}" for e in self.core.result_cycles]
+        return (*_CORE, *results, *_SHORT[self.profile], *issue, *model.OVERHEADS)
 
 
 MECHANISMS = {

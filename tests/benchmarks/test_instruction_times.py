@@ -68,7 +68,7 @@ def estimate(name: str, width: int, kind: str) -> float:
     with using(program.core):
         engine = made.op.engine_of(made)
         found = cost.engine_ns(made, engine)
-        return found if kind == "to the next one" else found + cost.result_latency_ns(engine)
+        return found if kind == "to the next one" else found + cost.result_ns(made, engine)
 
 
 def table() -> str:

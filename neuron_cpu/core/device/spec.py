@@ -20,7 +20,7 @@ Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag i
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, cast
 
@@ -35,6 +35,9 @@ class Engine(Enum):
     SCALAR = "ScalarE"
     GPSIMD = "GpSimdE"
     DMA = "DMA"
+
+
+COMPUTE = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,10 @@ class NeuronCore:
         min_ii: cycles from one instruction of an engine to its next, at least.
         dependent_cycles: from the end of an instruction's occupancy until a consumer may start.
         engine_start_cycles: of each engine beyond the documented cycles of an instruction.
-        start_always: instructions of ``min_ii`` take them, too (not TensorE's).
+        result_cycles: of an engine, from its last element until a consumer may start, in place of
+            ``dependent_cycles``; its instructions of less than ``min_ii`` are through earlier.
+        fill_cycles, bias_cycles: the same of a `memset`; further ones of ScalarE's functions.
+        sums_cycles: of ScalarE, to read out the sums that a function leaves behind.
         tensor_pace: cycles of TensorE that one documented cycle takes.
         half_rows_pace: the same where products fill at most half of the array's rows.
         today_keeps: kernels of `nki` load once what their text loads again, if it fits.
@@ -150,7 +156,10 @@ class NeuronCore:
     hbm_bytes_per_ns: float
     dma: Dma
     half_rows_pace: float = 1.125  # gen2's tensor_pace: no time there shows a throttle
-    start_always: bool = False
+    result_cycles: Mapping[Engine, int] = field(default_factory=dict)
+    fill_cycles: int = 0
+    bias_cycles: int = 0
+    sums_cycles: int = 64  # nki.isa.activation: one more instruction
     today_keeps: bool = True
     ramp_ns: float = 0.0
     number: int = 2
@@ -211,17 +220,12 @@ GEN2 = NeuronCore(
     access_pattern_axes=4,  # ARCH: free access pattern of up to 4 axes
     quadrant_partitions=32,  # ARCH: start partitions 0, 32, 64 and 96
     gpsimd_cores=8,  # ARCH: eight processors, 16 partitions each
-    clock_hz={  # ARCH
-        Engine.TENSOR: 2.8e9,
-        Engine.VECTOR: 1.12e9,
-        Engine.SCALAR: 1.4e9,
-        Engine.GPSIMD: 1.4e9,
-    },
+    clock_hz=dict(zip(COMPUTE, (2.8e9, 1.12e9, 1.4e9, 1.4e9))),  # ARCH
     min_ii=64,  # nki.isa docstrings
     # PERF shows dependent one-element ScalarE instructions 264 cycles apart, min_ii included.
     dependent_cycles=200,
     # fitted: an instruction of 384 columns took 437 cycles in a profile
-    engine_start_cycles={Engine.TENSOR: 0, Engine.VECTOR: 20, Engine.SCALAR: 20, Engine.GPSIMD: 20},
+    engine_start_cycles=dict(zip(COMPUTE, (0, 20, 20, 20))),
     # Fitted: 32768 products of 512 columns, 5.99 ms at a column a cycle, take 6.96 and 6.97 ms in
     # two public kernels that do nothing else, their start and the last store included.
     tensor_pace=1.125,
@@ -257,41 +261,28 @@ GEN3 = replace(
     number=3,
     sbuf_bytes=224 * KIB,  # ARCH3: 28 MiB / 128
     sbuf_reserved_bytes=224 * KIB - 212984,  # NKIPY: 212984 usable
-    clock_hz={  # ARCH3
-        Engine.TENSOR: 2.4e9,
-        Engine.VECTOR: 0.96e9,
-        Engine.SCALAR: 1.2e9,
-        Engine.GPSIMD: 1.2e9,
-    },
+    clock_hz=dict(zip(COMPUTE, (2.4e9, 0.96e9, 1.2e9, 1.2e9))),  # ARCH3
     # ARCH3: VectorE and GpSimdE, VectorE and ScalarE work in parallel. Left out here: two engines
     # in one bank of PSUM take turns.
     exclusive_ports=False,
     array_tile_min=32,  # ISA32, nc_matmul
     vector_modes=True,  # ARCH3, performance modes of VectorE
-    # Fitted: 24576 products of 456 columns in two passes each keep TensorE active for 9.431 ms
-    # (9.339 at a column a cycle), 36864 in bf16 for 7.126 (7.004).
-    tensor_pace=1.0,
-    # Fitted: 8192 products of 64 rows and 512 columns keep TensorE active for 7.31 ms (3.5 at four
-    # passes) in 17 of 22 variants; in bf16 six kernels say the same (docs/cost_model.md).
-    half_rows_pace=2.0,
+    tensor_pace=1.0,  # fitted: two profiles of kda-tmm
+    half_rows_pace=2.0,  # fitted: 17 of 22 profiles of kda-bmm; documented for fp32 (voyager)
     # Documented (neuron-explorer, overview-summary-page.rst): TensorE runs at half rate after 3 us
     # in which it was used for less than half, and ramps up within as long.
     ramp_ns=3000.0,
     # Documented: 96 all-reduces of four ranks in a decode step, 12 us each (KevGomes1403/
     # nki-moe-megakernel 1fb4257, docs/winning_strategy.md); on a trn3 6.7 and 13.9 (its README).
     collective_ns=12_000.0,
-    # Documented of VectorE (ARCH): 100 cycles where back-to-back instructions are far below 128
-    # elements. Profiles of qwen-oproj have 0.16 to 0.21 us for each short one of both engines.
-    start_always=True,
     today_keeps=False,  # 46 profiles of SDK 2.34 have the text's own transfers (docs/cost_model.md)
-    engine_start_cycles={
-        Engine.TENSOR: 8,
-        # Fitted: 768 sums of 2048 columns keep VectorE active for 1.73 ms, 1536 of 512 for 0.97;
-        # 4096 copies of 256 columns, ScalarE's only work, take at most 1.47 ms.
-        Engine.VECTOR: 100,
-        Engine.SCALAR: 170,
-        Engine.GPSIMD: 100,  # assumed
-    },
+    # Documented: times of single instructions (Joejoedesu/voyager-compiler 9bdf4ee and 49ef5cb;
+    # docs/cost_model.md, Single instructions), but for TensorE's 8: fitted.
+    engine_start_cycles=dict(zip(COMPUTE, (8, 57, 110, 150))),
+    result_cycles={Engine.VECTOR: 150, Engine.SCALAR: 228, Engine.GPSIMD: 62},
+    fill_cycles=56,
+    bias_cycles=120,
+    sums_cycles=222,
     hbm_bytes_per_ns=375.0,  # ARCH3: 3 TB/s per chip, eight cores
     dma=replace(
         GEN2.dma,
@@ -322,12 +313,7 @@ GEN4 = replace(
     sbuf_bytes=256 * KIB,  # ARCH4: 32 MiB / 128
     sbuf_reserved_bytes=256 * KIB - 245752,  # NKIPY: 245752 usable
     moving_free_max=8192,  # ISA32, nc_matmul: into bf16; PSUM itself limits fp32 to 4096
-    clock_hz={  # ARCH4
-        Engine.TENSOR: 2.4e9,
-        Engine.VECTOR: 1.2e9,
-        Engine.SCALAR: 1.2e9,
-        Engine.GPSIMD: 1.2e9,
-    },
+    clock_hz=dict(zip(COMPUTE, (2.4e9, 1.2e9, 1.2e9, 1.2e9))),  # ARCH4
     vector_least_bytes=1,  # ARCH4: 512 elements a cycle of bf16, fp16 and fp8
     scalar_narrow_rate=2,  # ARCH4: 256 elements a cycle of 16 bits and fp8
     hbm_bytes_per_ns=587.5,  # ARCH4: 4.7 TB/s per chip, eight cores

@@ -413,4 +413,5 @@ def streaming(per_element: float = 1.0, extra: float = 0.0) -> Callable[[Instruc
 
 def streaming_with_sums(i: Instruction) -> float:
     """An element each cycle; a second result costs one more instruction that reads it out."""
-    return streaming()(i) + (CORE.min_ii if i.attrs.reduce_axes else 0)
+    more = CORE.sums_cycles if i.op.engine is Engine.SCALAR else CORE.min_ii
+    return streaming()(i) + (more if i.attrs.reduce_axes else 0)

@@ -423,7 +423,8 @@ def _reciprocal_cycles(i: Instruction) -> float:
 
 RECIPROCAL = OpSpec(
     "reciprocal", "elementwise", Attrs, lambda _, xs: torch.reciprocal(xs[0]), _reciprocal_cycles,
-    serves_as_well=Engine.SCALAR, cycles_there=streaming(), note="VectorE 8N cycles, ScalarE N",
+    serves_as_well=Engine.SCALAR, serves_if=lambda _: CORE.number == 2, cycles_there=streaming(),
+    note="VectorE 8N cycles, ScalarE N",
 )  # fmt: skip
 
 

@@ -16,15 +16,10 @@ from ..device import spec
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine, NeuronCore
 from ..instructions.dma import DMA_SUM
+from ..instructions.entry import free_elements
 from ..instructions.ranks import COLLECTIVE, moved_bytes
 from ..program.program import Instruction
 from ..program.view import View
-
-
-def result_latency_ns(engine: Engine) -> float:
-    """From the end of an instruction's occupancy until another engine may read its result."""
-    start = CORE.engine_start_cycles[engine] if CORE.start_always else 0  # counted as occupancy
-    return (CORE.dependent_cycles - start) / CORE.clock_hz[engine] * 1e9
 
 
 # --- DMA profiles ---------------------------------------------------------------------------------
@@ -235,11 +230,7 @@ def transfer(instruction: Instruction, fixed: bool = False) -> Transfer:
         return _collective(instruction)
     src, dst = _source(instruction), instruction.dst[0]
     key = (
-        CORE.number, instruction.op.name, src.shape, src.strides, src.storage.buffer,
-        src.dt.itemsize,
-        _built_ns(src, 1), dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
-        _built_ns(dst, 1), src.by_data is None, dst.by_data is None,
-        _first_partition(dst), _first_partition(src), fixed and CORE.dma.fixed_lanes,
+        CORE.number, instruction.op.name, _form(src), _form(dst), fixed and CORE.dma.fixed_lanes,
         CORE.dma.transposed, CORE.dma.transposed_on_chip,
     )  # fmt: skip
     found = _transfers.get(key)
@@ -273,8 +264,11 @@ def _shared_lanes(rows: int) -> tuple[int, ...]:
     return tuple(whole + (lane < rest) for lane in range(CORE.dma.engines))
 
 
-def _first_partition(view: View) -> int:
-    return view.start_partition if view.storage.on_chip else -1
+def _form(view: View) -> tuple:
+    """All of an operand that its transfer's time depends on."""
+    first = view.start_partition if view.storage.on_chip else -1
+    buffer, size = view.storage.buffer, view.dt.itemsize
+    return view.shape, view.strides, buffer, size, _built_ns(view, 1), first
 
 
 def _transfer(instruction: Instruction, src: View, dst: View, fixed: bool) -> Transfer:
@@ -357,16 +351,36 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
     comes on top, but none is shorter than the initiation interval (an instruction of three columns
     takes 66 cycles, one of 384 took 437 in a published profile).
     """
+    start = CORE.engine_start_cycles[engine]
     cycles = instruction.op.cycles_on(instruction, engine)
-    if CORE.number > 2:
-        cycles = max(CORE.min_ii, cycles / _elements_a_cycle(instruction, engine))
-    if cycles > CORE.min_ii:
+    if engine in CORE.result_cycles:
+        own = engine is Engine.GPSIMD is instruction.op.engine  # whose cycles have the start
+        cycles = max(CORE.min_ii, _streamed_cycles(instruction, engine) + (0 if own else start))
+    elif cycles > CORE.min_ii:
         if engine is Engine.TENSOR:
             cycles *= CORE.half_rows_pace if _half_rows(instruction) else CORE.tensor_pace
-        cycles += CORE.engine_start_cycles[engine]
-    elif CORE.start_always and engine is not Engine.TENSOR:
-        cycles += CORE.engine_start_cycles[engine]
+        cycles += start
     return cycles / CORE.clock_hz[engine] * 1e9
+
+
+def result_ns(instruction: Instruction, engine: Engine) -> float:
+    """From the end of an instruction's occupancy until another one may read its result."""
+    hz, op = CORE.clock_hz[engine] / 1e9, instruction.op
+    if engine not in CORE.result_cycles:
+        return CORE.dependent_cycles / hz
+    behind = CORE.fill_cycles if op.name == "memset" else CORE.result_cycles[engine]
+    if op.engine is engine is Engine.SCALAR:
+        behind += CORE.bias_cycles
+    through = (_streamed_cycles(instruction, engine) + behind) / hz
+    return max(0.0, through - engine_ns(instruction, engine))
+
+
+def _streamed_cycles(instruction: Instruction, engine: Engine) -> float:
+    """Cycles in which an instruction's elements pass, after NeuronCore-v2."""
+    cycles = instruction.op.cycles_on(instruction, engine)
+    if cycles <= CORE.min_ii:
+        cycles = min(cycles, free_elements(instruction))
+    return cycles / _elements_a_cycle(instruction, engine)
 
 
 def array_use(instruction: Instruction) -> float:
@@ -385,36 +399,35 @@ def _half_rows(instruction: Instruction) -> bool:
     return stationary.shape[0] <= CORE.partitions // 2 and moving.free_size > CORE.min_ii
 
 
-# Instructions of one tile that VectorE runs faster on 16-bit floats (ARCH3, performance modes):
-# four elements of a partition a cycle with both sides in SBUF and contiguous, two with either.
+# Instructions of one tile that VectorE runs faster: 16-bit floats four a cycle with both sides in
+# SBUF and contiguous, two with either (ARCH3, performance modes), fp32 two with both.
 OF_ONE_TILE = ("tensor_copy", "tensor_scalar")
 # Those that read two tiles of SBUF, which gen2 does one after the other, of every type.
 OF_TWO_TILES = ("tensor_tensor", "scalar_tensor_tensor")
+AS_MEASURED = {"memset": 1.25, "reciprocal": 8 / 6}  # 0.8 and 6 cycles an element
 
 
-def _elements_a_cycle(instruction: Instruction, engine: Engine) -> int:
-    """How many 16-bit elements of a partition the engine takes at once, after NeuronCore-v2.
-
-    Relative to the cycles that the instruction table states for that core: what the documentation
-    says of fp32 beyond them (256 elements a cycle) no source explains, so fp32 stays at one.
-    """
-    if instruction.op.name in OF_TWO_TILES and CORE.vector_modes:  # wherever the result goes
-        return 2 if all(v.storage.buffer == "sbuf" for v in instruction.src) else 1
+def _elements_a_cycle(instruction: Instruction, engine: Engine) -> float:
+    """How many elements of a partition the engine takes at once, after NeuronCore-v2, relative to
+    the cycles that the instruction table states for that core."""
+    name = instruction.op.name
     tiles = [v for v in (*instruction.dst, *instruction.src) if not _is_column(v)]
     least = CORE.vector_least_bytes if engine is Engine.VECTOR else 1
-    if not all(least <= v.dt.itemsize <= 2 and v.dt.is_float for v in tiles):
-        return 1
+    floats = all(least <= v.dt.itemsize and v.dt.is_float for v in tiles)
+    narrow = floats and all(v.dt.itemsize <= 2 for v in tiles)
     if engine is Engine.SCALAR:
-        return CORE.scalar_narrow_rate
+        return CORE.scalar_narrow_rate if narrow else 1
+    if name in OF_TWO_TILES and CORE.vector_modes:  # wherever the result goes
+        return 2 if all(v.storage.buffer == "sbuf" for v in instruction.src) else 1
     if engine is not Engine.VECTOR or not CORE.vector_modes:
         return 1
-    if instruction.op.name not in OF_ONE_TILE:
-        return 1
+    if name not in OF_ONE_TILE or not floats:
+        return AS_MEASURED.get(name, 1)
     in_sbuf = all(v.storage.buffer == "sbuf" for v in tiles)
     contiguous = all(v.strides[-1] == 1 or v.shape[-1] == 1 for v in tiles)
     if in_sbuf and contiguous:
-        return 4
-    return 2 if in_sbuf or contiguous else 1
+        return 4 if narrow else 2
+    return 2 if narrow and (in_sbuf or contiguous) else 1
 
 
 def _is_column(view: View) -> bool:

@@ -19,7 +19,7 @@ nki_perf_guide.rst; see docs/cost_model.md for its calibration.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -120,21 +120,19 @@ class Schedule:
             at = self.waits[at].by
         return path
 
-    def lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
+    def lane_spans(self) -> list[tuple[int, int, float, float]]:
         """(DMA engine, instruction, start, end) of every engine's share of every transfer."""
-        with using(cost.dma_profile(self.profile).core(self.program.core)):
-            spans = list(self._lane_spans())
-        return iter(spans)
-
-    def _lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
-        free = [0.0] * CORE.dma.engines
-        profile = cost.in_language(cost.dma_profile(self.profile), self.program.today)
-        for at, moved in self.transfers.items():
-            for lane, rows in enumerate(moved.lanes):
-                if rows:
-                    begin = max(self.start[at], free[lane])
-                    free[lane] = begin + cost.lane_ns(profile, moved, rows)
-                    yield lane, at, begin, free[lane]
+        spans, free = [], [0.0] * len(self.lane_busy)
+        profile = cost.dma_profile(self.profile)
+        with using(profile.core(self.program.core)):
+            profile = cost.in_language(profile, self.program.today)
+            for at, moved in self.transfers.items():
+                for lane, rows in enumerate(moved.lanes):
+                    if rows:
+                        begin = max(self.start[at], free[lane])
+                        free[lane] = begin + cost.lane_ns(profile, moved, rows)
+                        spans.append((lane, at, begin, free[lane]))
+        return spans
 
 
 def _occupancy(schedule: Schedule) -> dict[str, list[tuple[float, int]]]:
@@ -177,16 +175,16 @@ def _occupancy(schedule: Schedule) -> dict[str, list[tuple[float, int]]]:
 
 
 # --- what every instruction needs -----------------------------------------------------------------
-def _engines(program: Program) -> tuple[list[int], list[float]]:
-    """Engine and occupancy of every instruction.
+def _engines(program: Program) -> tuple[list[int], list[float], list[float]]:
+    """Engine and occupancy of every instruction, and what its result takes after that.
 
     Copies of floats that leave the engine open go to the less loaded of VectorE and ScalarE.
     """
     load = [0.0] * len(ENGINES)
-    numbers, times = [], []
+    numbers, times, latency = [], [], []
     for instruction in program.instructions:
         number = NUMBER[instruction.op.engine_of(instruction)]
-        time = 0.0
+        time = after = 0.0
         if number != DMA:
             time = cost.engine_ns(instruction, ENGINES[number])
             # Greedy, in program order: the engine that would so be through with its work first.
@@ -196,9 +194,11 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
                 number = VECTOR if load[VECTOR] + vector <= load[SCALAR] + scalar else SCALAR
                 time = vector if number == VECTOR else scalar
             load[number] += time
+            after = cost.result_ns(instruction, ENGINES[number])
         numbers.append(number)
         times.append(time)
-    return numbers, times
+        latency.append(after)
+    return numbers, times, latency
 
 
 def _ports(instruction: Instruction, number: int) -> tuple[bool, bool]:
@@ -222,10 +222,9 @@ class _Run:
         self, program: Program, needs: depend.Dependences, profile: cost.DmaProfile, order: str
     ) -> None:
         self.program, self.profile = program, cost.in_language(profile, program.today)
-        self.numbers, self.times = _engines(program)
+        self.numbers, self.times, self.latency = _engines(program)
         # Nodes: instructions, joins behind them; then the engines, for events only.
         n = self.joins_at = len(self.numbers)
-        self.latency = [cost.result_latency_ns(e) for e in ENGINES[:DMA]] + [0.0]
         self.pending: list[int] = []
         self.after: list[list[int]] = []  # who needs the result: waits for end and latency
         self.behind: list[list[int]] = []  # who only follows on the same engine: waits for the end
@@ -463,7 +462,7 @@ class _Run:
     def _finish(self, at: int) -> None:
         """Tell the successors and give up the storages that nobody needs any more."""
         end = self.end[at]
-        available = end + self.latency[self.numbers[at]]
+        available = end + self.latency[at]
         for later in self.behind[at]:
             self._ready(later, end, DATA, at)
         for later in self.after[at]:
