@@ -47,7 +47,7 @@ class Oracle:
         self.memory_gib, self._option = memory_gib, option
         self._context = forked.context(recorder.__name__, judge.__name__)
         self._pool = ThreadPoolExecutor(jobs)
-        self._idle: queue.SimpleQueue[Optional[_Judge]] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[Optional[_Judge]] = queue.LifoQueue()  # the warm one first
         for _ in range(jobs):
             self._idle.put(None)  # made when it is needed
         self._known: OrderedDict[str, Answer] = OrderedDict()

@@ -294,6 +294,16 @@ def test_fuzzed_requests_of_a_client(capfd: pytest.CaptureFixture[str]) -> None:
         assert used[-1] - used[len(used) // 5] < 16 << 20 >> 12  # pages
 
 
+def test_requests_in_turn_meet_what_is_known_of_their_case() -> None:
+    """Whatever the number of jobs: the judge that was last at work takes the next candidate."""
+    made = serve.Oracle(3)
+    try:
+        spent = [asked(made, asking(lines=n))["cases"][0]["spent_ms"] for n in (1, 2, 3)]
+    finally:
+        made.close()
+    assert ["reference" in one for one in spent] == [True, False, False]
+
+
 # --- ways in --------------------------------------------------------------------------------------
 def test_a_client_of_the_socket_needs_the_key(oracle: serve.Oracle) -> None:
     with serve.Server(oracle, 0, "a key of its own.") as server:
