@@ -16,7 +16,6 @@ import functools
 import hashlib
 import json
 import multiprocessing
-import operator
 import os
 import re
 import signal
@@ -30,7 +29,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Optional
@@ -64,16 +63,17 @@ SIDES = ("hbm_read", "hbm_written")
 GEN2_CHIPS = ("", "trn1", "inf2")
 MOVED = 0.01  # a published estimate that moves by more has to be made anew
 SCALE = (0.8, 1.2)  # of a constant that is varied
-MOST_VARIED = 12_000  # instructions of a program that is priced anew for each
+MOST_VARIED = 6_000  # instructions of a program that is priced anew for each
 VARIED = (
-    "tensor_pace", "engine_start_cycles", "min_ii", "dependent_cycles", "dma.start_ns",
-    "dma.bytes_per_ns", "dma.flat_bytes_per_ns", "dma.row_2_24_ns", "dma.part_word_ns",
-    "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns", "dma.one_index_ns", "GRAPH_START_NS",
-    "clock_hz", "half_rows_pace", "ramp_ns", "hbm_bytes_per_ns", "dma.descriptor_ns", "dma.row_ns",
-    "dma.transposed", "dma.transposed_on_chip", "dma.today_bytes_per_ns", "dma.flat_row_bytes",
-    "dma.flat_row_most_bytes", "keep.LEFT", "schedule.WINDOW", "join.JOINED", "join.UNROLLED",
+    "clock_hz", "min_ii", "dependent_cycles", "result_cycles", "fill_cycles", "bias_cycles",
+    "sums_cycles", "tensor_pace", "half_rows_pace", "engine_start_cycles", "ramp_ns",
+    "cost.AS_MEASURED", "dma.bytes_per_ns", "dma.today_bytes_per_ns", "dma.row_ns", "dma.start_ns",
+    "dma.row_2_24_ns", "dma.part_word_ns", "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns",
+    "dma.descriptor_ns", "dma.one_index_ns", "dma.transposed", "dma.transposed_on_chip",
+    "dma.flat_bytes_per_ns", "dma.flat_row_bytes", "dma.flat_row_most_bytes", "hbm_bytes_per_ns",
+    "keep.LEFT", "schedule.WINDOW", "join.JOINED", "join.UNROLLED", "spec.GRAPH_START_NS",
 )  # fmt: skip
-MODULES = {"keep": keep, "schedule": schedule, "join": join}
+MODULES = {"spec": spec, "cost": cost, "keep": keep, "schedule": schedule, "join": join}
 DOCUMENT = ROOT / "docs" / "calibration.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
 UNMET = re.compile(r"^\| [\w.-]+ \| sealed \|.*\| ([\d.]+) \| (\w+)[^|]*\| [^|]+ \|$", re.M)
@@ -162,7 +162,7 @@ def run(
         program = recorded(row, public, kept)
         found = schedule.schedule(program, profile_for(row))
         few = cases if len(program) <= MOST_VARIED else ()
-        varied = tuple(ratio_under(row, program, *case) for case in few)
+        varied = tuple(ratio_under(row, program, found.total, *case) for case in few)
     except public_rows.Missing as absent:
         return Outcome(row, problem=str(absent), missing=True)
     except NkiError as refusal:
@@ -193,25 +193,25 @@ def graph_us(row: public_rows.Row, kernel_ns: float) -> float:
     return (kernel_ns + spec.GRAPH_START_NS) / 1e3 * row.share
 
 
-def ratio_under(row: public_rows.Row, program: Program, name: str, factor: float) -> float:
-    """The ratio of a row with a constant scaled, of a module or of the program's generation."""
+def ratio_under(
+    row: public_rows.Row, program: Program, total: float, name: str, factor: float
+) -> float:
+    """The ratio of a row with a constant scaled, of a module or of the program's generation; that
+    of ``total`` where the generation has 0 for it."""
     part, _, last = name.rpartition(".")
-    module = spec if hasattr(spec, name) else MODULES.get(part)
-    if module is not None:
-        before = getattr(module, last)
-        changed = mock.patch.object(module, last, type(before)(before * factor))
-    else:
-        changed = mock.patch.object(program, "core", scaled(program.core, name, factor))
-    with changed:
-        return graph_us(row, schedule.schedule(program, profile_for(row)).total) / row.measured_us
-
-
-def scaled(core: spec.NeuronCore, name: str, factor: float) -> spec.NeuronCore:
-    """A generation with one number, or all of one table, scaled."""
-    value = operator.attrgetter(name)(core)
+    holder = MODULES.get(part) or (getattr(program.core, part) if part else program.core)
+    value = getattr(holder, last)
     several = isinstance(value, Mapping)
-    each = {f"{name}.{k.value}": v for k, v in value.items()} if several else {name: value}
-    return cost.with_constants(core, {k: v * factor for k, v in each.items()})
+    new = {k: v * factor for k, v in value.items()} if several else type(value)(value * factor)
+    changed = mock.patch.object(holder, last, new)
+    if part not in MODULES:
+        made = replace(holder, **{last: new})
+        core = replace(program.core, **{part: made}) if part else made
+        changed = mock.patch.object(program, "core", core)
+    with changed:
+        if new != value:
+            total = schedule.schedule(program, profile_for(row)).total
+        return graph_us(row, total) / row.measured_us
 
 
 def run_all(chosen: Sequence[public_rows.Row], jobs: int, **given: Any) -> list[Outcome]:
