@@ -54,9 +54,11 @@ def told(language: str, name: str, folder: Path) -> tuple[str, str]:
 def test_the_message_mends_and_the_last_entry_is_the_users(language, name, tmp_path) -> None:
     said, last = told(language, name, tmp_path)
     assert said and last == str(tmp_path / "mistake.py"), (said, last)
+    # The mend is the last clause of a message: words of its fault do not count.
     words = {"neuronxcc": OLD, "nki": NEW}[language][name][1]
-    mends = re.search(words, said.replace(str(tmp_path), ""))
-    assert bool(mends) != ((language, name) in TELLS), said
+    clauses = [one.split("; ")[-1] for one in re.split(r" \[\w+\]", said) if one.strip()]
+    mends = any(re.search(words, one) for one in clauses)
+    assert mends != ((language, name) in TELLS), said
 
 
 @pytest.mark.parametrize("language", HEADS)
@@ -72,8 +74,8 @@ def test_a_wrong_call_ends_at_lines_of_the_users(language, name, tmp_path) -> No
     with pytest.raises(Exception, match=words) as raised:
         eval(compile(call, str(path), "eval"), vars(module))
     frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
-    shown = {f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals}
-    assert shown <= {__file__, str(path)} and frames[-1].f_code.co_filename == str(path)
+    shown = [f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals]
+    assert set(shown) <= {__file__, str(path)} and shown[-1] == str(path)
 
 
 def test_pythons_own_error_in_a_kernel_shows_no_line_of_the_simulator(tmp_path) -> None:
@@ -101,4 +103,4 @@ def test_a_notebook_shows_the_lines_of_a_size_violation() -> None:
 
 
 def test_nine_of_ten_mend() -> None:
-    assert len(CASES) + 2 * len(CALLS) >= 150 and len(TELLS) <= len(CASES) / 10
+    assert len(CASES) + 2 * len(CALLS) >= 200 and len(TELLS) <= len(CASES) / 10

@@ -56,7 +56,7 @@ def check_values(program: Program) -> None:
             raise refuse(
                 "err_tensor_output_not_written_to",
                 f"output {output.label()} is returned but never stored to, expected a store to "
-                "every element; check loop trip counts and masks, or do not return it",
+                "every element; store to it, mend trip counts and masks, or do not return it",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
         if state is not None and state.any():

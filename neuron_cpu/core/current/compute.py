@@ -8,7 +8,7 @@ from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..device.target import needs
-from ..instructions.activations import ACTIVATIONS
+from ..instructions.activations import ACTIVATIONS, no_activation
 from ..instructions.alu import ARITHMETIC, BITWISE, REDUCTIONS
 from ..instructions.arguments import free_axes, on_bits, stretched
 from ..instructions.entry import OpSpec
@@ -465,7 +465,7 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
     """Sources, and the attributes for a number of axes to sum over."""
     code = token(op, "activation")
     if code not in ACTIVATIONS:
-        raise _no_function(code)
+        raise no_activation(code)
     src = [data]
     factor, shift = 1.0, 0.0
     scale_at = bias_at = None
@@ -493,14 +493,6 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
         return _activation_attrs(code, factor, shift, scale_at, bias_at, axes)
 
     return tuple(src), attrs
-
-
-def _no_function(code: str) -> Exception:
-    return refuse(
-        "sim_activation_function",
-        f"activation function 'nl.{code}' does not exist on ScalarE, expected one of "
-        f"{', '.join(sorted(ACTIVATIONS))}; compose it from those",
-    )
 
 
 @functools.lru_cache(4096)
@@ -559,7 +551,7 @@ def activate2(
     target, source = alike(what, tensor(dst, what), tensor(data, what))
     code, src = token(op, what), [source]
     if code not in ACTIVATIONS and code != "prelu":
-        raise _no_function(code)
+        raise no_activation(code)
     codes = tuple(token(o, what) for o in (op0, op1))
     if codes not in STEP_PAIRS:
         raise refuse(

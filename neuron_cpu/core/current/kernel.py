@@ -46,11 +46,13 @@ class Kernel(calling.Kernel):
 
     def __getitem__(self, cores: Any) -> Kernel:
         cores = cores[0] if isinstance(cores, tuple) and len(cores) == 1 else cores  # [(2,)]
+        __tracebackhide__ = True  # as in __call__
         if cores not in CORES or isinstance(cores, bool):
+            given = getattr(cores, "__name__", cores)
             raise refuse(
                 "sim_launch",
-                f"kernel {self.name} is launched with [{cores!r}], expected 1 or 2 cores: grids "
-                "are gone, loop inside the kernel",
+                f"kernel {self.name} is launched with [{given}], expected 1 or 2 cores: grids are "
+                "gone; loop inside the kernel",
             )
         launched = type(self)(self.function, (int(cores),), **self.options)
         launched.programs, launched.lock = self.programs, self.lock
@@ -267,7 +269,8 @@ def _bind(
         if isinstance(value, list):
             raise refuse(
                 "sim_list_argument",
-                f"argument {k} of {tracer.program.name} is a list, expected a tuple",
+                f"argument {k} of {tracer.program.name} is a list, expected a tuple, or "
+                "data as a numpy array or torch tensor",
             )
         if isinstance(value, (tuple, dict)) and _tensors(value):
             warn(  # KevGomes1403/nki-moe-megakernel 621932e, megakernels/qwen3_moe

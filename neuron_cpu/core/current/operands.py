@@ -15,7 +15,7 @@ from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, type_name
 from ..device.target import needs
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER
-from ..instructions.arguments import number, on_bits, stretched
+from ..instructions.arguments import no_tensor, number, on_bits, stretched
 from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
 from ..instructions.vector import Step
@@ -74,12 +74,8 @@ def tensor(value: Any, what: str) -> View:
     """``value`` as a tensor, or the refusal for anything else."""
     if isinstance(value, View):
         return value
-    trace.current(f"nisa.{what}")
-    raise refuse(
-        "sim_operand_type",
-        f"{what} got a {type_name(value)}, expected a tensor made with nl.ndarray or a "
-        "parameter of the kernel",
-    )
+    trace.current(what if what.startswith("nl.") else f"nisa.{what}")
+    raise no_tensor(value, what, "a tensor made with nl.ndarray or a parameter of the kernel")
 
 
 def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
@@ -161,17 +157,14 @@ def token(op: Any, what: str) -> str:
         NkiError: anything else, numpy functions among them.
     """
     name = getattr(op, "nki_name", None)
-    if name is None:
-        given = op if isinstance(op, str) else getattr(op, "__name__", type(op).__name__)
+    given = op if isinstance(op, str) else getattr(op, "__name__", type(op).__name__)
+    meant = (name or given).removeprefix("nl.")
+    if name is None or name in ("max", "min"):
+        meant = f"{meant}imum" if meant in ("max", "min") else meant
         raise refuse(
             "sim_unknown_operator",
             f"{what} got operator {given}, expected a function of nki.language such as nl.add; "
-            f"write {given if given.startswith('nl.') else f'nl.{given}'} if nl has it",
-        )
-    if name in ("max", "min"):
-        raise refuse(
-            "sim_unknown_operator",
-            f"{what} got nl.{name}, which is no operator, expected nl.{name}imum",
+            f"write nl.{meant} if nl has it",
         )
     return name
 

@@ -78,6 +78,7 @@ def released(name: str, function: Callable) -> Callable:
 
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
+        __tracebackhide__ = True  # as in a kernel's call
         if came is not None and not nki_since(came):
             raise _newer(f"{name}", came)
         for word in list(named):

@@ -153,7 +153,7 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_empty_slice",
                 f"slice {k.start}:{k.stop}:{k.step} of axis {axis} of {self.label()} is empty, "
-                "expected start < stop and a positive step",
+                "expected start < stop and a positive step; backwards it is .ap of stride -1",
             )
         return start, -(-(stop - start) // step), step
 

@@ -42,12 +42,12 @@ def element_type(given: Any) -> DType:
     if type(given).__module__.startswith("jax.") and hasattr(given, "dtype"):  # jnp.bfloat16
         return dtypes.to_dtype(given.dtype)
     try:
-        meant = f"; write nl.{dtypes.to_dtype(given).name}"
+        mend = f"write nl.{dtypes.to_dtype(given).name}"
     except TypeError:
-        meant = ""
+        mend = "give the shape as one tuple" if isinstance(given, int) else dtypes.meant(given)
     raise refuse(
         "sim_dtype",
-        f"dtype {given!r}, expected an element type of nki.language such as nl.bfloat16{meant}",
+        f"dtype {given!r}, expected an element type of nki.language such as nl.bfloat16; {mend}",
     )
 
 

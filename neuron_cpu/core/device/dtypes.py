@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from .errors import NkiError, current_place
+from .unknown import answer
 
 
 class UnknownType(NkiError, TypeError):
@@ -146,13 +147,19 @@ def to_dtype(spec: Any) -> DType:
             as_numpy = None
         if as_numpy is not None and as_numpy in _BY_NUMPY:
             return _BY_NUMPY[as_numpy]
-    spec = spec.name if isinstance(spec, np.dtype) else repr(spec)
     raise UnknownType(
         "sim_dtype",
-        f"dtype {spec} is not an NKI type, expected one of {', '.join(t.name for t in ALL)}; "
-        "cast to a type of 32 bits or fewer",
+        f"dtype {spec.name if isinstance(spec, np.dtype) else repr(spec)} is not an NKI type, "
+        f"expected one of {', '.join(t.name for t in ALL)}; {meant(spec)}",
         current_place(),
     )
+
+
+def meant(given: Any) -> str:
+    """What to write instead of a type that NKI lacks."""
+    if isinstance(given, str):
+        return f"use {answer(given, False) or 'nl.float32 or another name of nl'}"
+    return "cast to a type of 32 bits or fewer, such as float32"
 
 
 def host_dtype(dtype: DType) -> torch.dtype:
@@ -162,11 +169,11 @@ def host_dtype(dtype: DType) -> torch.dtype:
 
 def scalar_dtype(value: Any) -> DType:
     """Type of a scalar operand: Python scalars mean the widest type, numpy ones keep theirs."""
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and value.dtype.itemsize < 8:  # np.sqrt(64) is Python's own
         return to_dtype(value.dtype)
     if isinstance(value, bool):
         return UINT8
-    if isinstance(value, int):
+    if isinstance(value, (int, np.integer)):
         return INT32
     return FLOAT32
 

@@ -85,7 +85,11 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
     place = source if source is not None else current_place()
     if strict() and not advice:
         raise NkiError(identifier, message, place)
-    _show(f"{message} [{identifier}]", place)
+    said = place, re.sub(r"\b\d+\b", "", message)  # of a loop's iterations one
+    before = _local.said if getattr(_local, "kernel", None) else set()
+    if said not in before:
+        before.add(said)
+        _show(f"{message} [{identifier}]", place)
 
 
 _PLACE = re.compile(r"(?:(?P<kernel>.+) \()?(?P<file>[^()]+):(?P<line>\d+)\)?")
@@ -202,7 +206,7 @@ def _entry(file: str, line: int) -> TracebackType | None:
 def name_kernel(name: str | None) -> str | None:
     """Set the kernel that this thread is tracing, for places in messages; returns the former."""
     before = getattr(_local, "kernel", None)
-    _local.kernel = name
+    _local.kernel, _local.said = name, set()
     return before
 
 

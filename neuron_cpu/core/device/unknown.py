@@ -51,14 +51,16 @@ _DATA = _read()
 ANSWERS: Mapping[str, Answer] = _DATA["names"]
 ISA_ANSWERS: Mapping[str, Answer] = _DATA["isa"]
 GONE: Mapping[str, Answer] = _DATA["gone"]
+_OWN: Mapping[str, Mapping[str, Answer]] = {"nisa": ISA_ANSWERS, "nki": _DATA["package"]}
 KEYWORDS: Mapping[str, str] = _DATA["keywords"]  # of other languages: those of this one
+CALLS: Mapping[str, str] = _DATA["calls"]  # of keywords and functions: what mends their call
 _SHARED = frozenset(_DATA["shared"].split())  # functions of both languages, methods elsewhere
 _AXIS = str(_DATA["answers"]["axis"])
 
 
-def answer(name: str, current: bool, isa: bool = False) -> str | None:
+def answer(name: str, current: bool, alias: str = "") -> str | None:
     """What to use instead of ``name`` in one of the two languages; None where nothing is known."""
-    for table in (ISA_ANSWERS if isa else {}, ANSWERS, GONE):
+    for table in (_OWN.get(alias, {}), ANSWERS, GONE):
         found = table.get(name)
         text = found[current] if isinstance(found, list) else found
         if text:
@@ -67,14 +69,16 @@ def answer(name: str, current: bool, isa: bool = False) -> str | None:
 
 
 def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[str], NoReturn]:
-    """A module's ``__getattr__``: refuses a name that it lacks. ``alias`` is nl or nisa."""
+    """A module's ``__getattr__``: refuses a name that it lacks. ``alias`` is nl, nisa or nki."""
 
     def missing(name: str) -> NoReturn:
+        __tracebackhide__ = True  # notebooks and pytest leave this entry out
         if name.startswith("_"):
             raise AttributeError(f"module {names['__name__']!r} has no attribute {name!r}")
-        use = answer(name, current, alias == "nisa")
-        other, room = ("nl", "language") if alias == "nisa" else ("nisa", "isa")
-        package = names["__name__"].rpartition(".")[0]
+        use = answer(name, current, alias)
+        other, room = ("nisa", "isa") if alias == "nl" else ("nl", "language")
+        package = names["__name__"]
+        package = package if alias == "nki" else package.rpartition(".")[0]
         if use is None and name in vars(sys.modules.get(f"{package}.{room}", difflib)):
             use = f"{other}.{name}"
         if use is None:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ..device.errors import current_place, warn
+from ..device.errors import current_place, refuse, warn
+from .alu import ARITHMETIC, BITWISE
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
@@ -128,3 +129,15 @@ def check_range(op: str, x: torch.Tensor, mask: np.ndarray | None) -> None:
             f"{op} of {got:.6g}, expected {sign}[{low:.6g}, {high:.6g}], outside of which "
             "ScalarE is not specified; reduce the argument or clamp it first",
         )
+
+
+def no_activation(code: str) -> Exception:
+    """The refusal of an operator that ScalarE has no function for."""
+    mend = "compose it from those (cos(x) = sin(x + pi/2))"
+    if code in ARITHMETIC or code in BITWISE:
+        mend = "use nisa.tensor_tensor for two tiles, nisa.tensor_scalar for a tile and a number"
+    return refuse(
+        "sim_activation_function",
+        f"activation function 'nl.{code}' does not exist on ScalarE, expected one of "
+        f"{', '.join(sorted(ACTIVATIONS))}; {mend}",
+    )

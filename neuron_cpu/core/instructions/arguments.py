@@ -10,7 +10,7 @@ from ..device.errors import refuse, type_name, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
 from ..program import trace
-from ..program.index import Mask
+from ..program.index import DynamicIndex, Mask, is_integer
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE
 
@@ -20,14 +20,27 @@ def tile(value: Any, what: str) -> View:
     if isinstance(value, View):
         return value
     trace.current(what)  # outside of a kernel there are no tiles, and that is the mistake
+    raise no_tensor(value, what, "a tensor")
+
+
+def no_tensor(value: Any, what: str, expected: str) -> Exception:
+    """The refusal of an operand that is none, with what turns it into one."""
     mend = "turn numbers into tiles with nisa.memset and index expressions with nisa.iota"
     if isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
+    elif isinstance(value, DynamicIndex):
+        mend = "index the tensor, tensor[rows, columns]: it is no pointer"
+    elif hasattr(value, "shape") and what == "store":
+        mend = "make results with nl.ndarray(shape, dtype, buffer=nl.shared_hbm)"
     elif hasattr(value, "shape"):
         mend = "pass it to the kernel and load it with nl.load"
     elif callable(value):
         mend = "name its arguments, as op=nl.exp and data=tile"
-    raise refuse("sim_operand_type", f"{what} got a {type_name(value)}, expected a tensor; {mend}")
+    elif value is None or isinstance(value, (str, list, tuple, dict)):
+        mend = "give tensors one by one, to the kernel as numpy arrays or torch tensors"
+    return refuse(
+        "sim_operand_type", f"{what} got a {type_name(value)}, expected {expected}; {mend}"
+    )
 
 
 def result_type(dtype: Any, default: DType) -> DType:
@@ -71,6 +84,12 @@ def stretched(value: View, data: View, what: str) -> View:
 def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     """Sorted numbers of the free axes that ``axis`` names."""
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    if not all(map(is_integer, axes)):
+        raise refuse(
+            "sim_reduce_axis",
+            f"{what} over an axis of type {type_name(axis)}, expected integers from 1 to "
+            f"{ndim - 1}; give axis=1, and two tiles to nl.maximum, nl.minimum or nl.add",
+        )
     axes = tuple(sorted(int(a) + ndim if a < 0 else int(a) for a in axes))
     if 0 in axes or any(a >= ndim for a in axes):
         raise refuse(

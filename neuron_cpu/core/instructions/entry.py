@@ -175,7 +175,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
         raise refuse(
             "err_unsupported_memory",
             f"{op.name} got {role} {view.label()}, expected memory {' or '.join(memories)}; "
-            f"{_memory_mend(storage.buffer, memories)}",
+            f"{_memory_mend(storage.buffer, memories, role)}",
         )
     if not storage.on_chip:
         return
@@ -221,7 +221,10 @@ def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
     )
 
 
-def _memory_mend(buffer: str, memories: tuple[str, ...]) -> str:
+def _memory_mend(buffer: str, memories: tuple[str, ...], role: str) -> str:
+    if role == "result" and memories != ANY_HBM:
+        own = PSUM if memories == (PSUM,) else SBUF
+        return f"write to a tensor with buffer=nl.{own}, and copy it from there"
     if buffer in ANY_HBM:
         return "load it with nl.load first"
     if memories == ANY_HBM:

@@ -51,8 +51,8 @@ def name_of(op: Any) -> str:
     if found is None:
         raise refuse(
             "sim_unknown_operator",
-            f"operator {op!r} is none of the language, expected an nl or numpy function such as "
-            "nl.add or np.exp",
+            f"operator {getattr(op, '__name__', op)} is none of the language, expected an nl or "
+            "numpy function such as nl.add or np.exp; give it by name, as op=nl.add or op0=nl.add",
         )
     return found
 

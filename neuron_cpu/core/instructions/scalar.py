@@ -19,7 +19,7 @@ from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
-from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range
+from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation
 from .alu import reduce_last
 from .arguments import reduction_target, result_type, stretched, tile
 from .constants import reduce_cmd as commands
@@ -68,11 +68,7 @@ def _activation(attrs: ActivationAttrs, xs: list[torch.Tensor]) -> Any:
 def _activation_rules(i: Instruction) -> None:
     op = ActivationAttrs.of(i).op
     if op not in ACTIVATIONS:
-        raise refuse(
-            "sim_activation_function",
-            f"activation function '{op}' does not exist on ScalarE, expected one of "
-            f"{', '.join(sorted(ACTIVATIONS))}; compose it from those (cos(x) = sin(x + pi/2))",
-        )
+        raise no_activation(op)
 
 
 ACTIVATION = OpSpec(

@@ -48,7 +48,7 @@ def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
             raise refuse(
                 "sim_shape",
                 f"tensor shape {tuple(sizes)!r} has axis {s!r}, expected positive integers known "
-                "while tracing; compute sizes from input shapes",
+                "while tracing; compute sizes from input shapes with //",
             )
     return tuple(map(int, sizes)), (marked[0] if marked else 0)
 

@@ -28,6 +28,7 @@ from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
 from ..instructions.assignment import insert_initial_fills
 from ..program import trace
+from ..program.index import is_integer
 from ..program.program import Program
 from ..program.storage import Frame, Loop
 from ..run.eager import Machine
@@ -139,9 +140,17 @@ class Kernel:
                 f"kernel {self.name} is launched with a grid inside another kernel, expected a "
                 "plain call; loop over its instances instead",
             )
+        __tracebackhide__ = True  # as in __call__
         sizes = grid if isinstance(grid, tuple) else (grid,)
         # Programs and their lock are shared: the grid is part of the key, and models launch anew
         # (kernel[grid](...)) on every step.
+        given = [getattr(size, "__name__", size) for size in sizes]
+        if not all(is_integer(size) and size > 0 for size in sizes):
+            raise refuse(
+                "sim_launch",
+                f"kernel {self.name} is launched with {given}, expected positive integers; "
+                "write kernel[8](...) or kernel[2, 4](...): instances have no threads",
+            )
         launched = Kernel(self.function, tuple(int(g) for g in sizes), **self.options)
         launched.programs, launched.lock = self.programs, self.lock
         return launched
@@ -327,6 +336,10 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
     def make(value: Any, name: str) -> Any:
         if is_tensor(value):
             shape, dt = shape_of(value)
+            if 0 in shape:
+                raise refuse(
+                    "sim_shape", f"argument {name} has shape {shape}, expected elements; pass some"
+                )
             storage = tracer.storage(
                 shape or (1,), dt, "hbm", "input", name
             )  # a scalar: one element

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from ..device.errors import NkiError, refuse
-from ..device.unknown import KEYWORDS
+from ..device.errors import NkiError, refuse, users_frames
+from ..device.unknown import CALLS, KEYWORDS
+from ..program import trace
 from ..program.view import View
 
 
@@ -26,12 +27,17 @@ def fitted(function: Callable, names: bool = False) -> Callable:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # as in a kernel's call
         name = kwargs.pop("name", "") if names else ""
         try:
             result = function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
                 raise _misfit(function, error, kwargs) from None
+            raise
+        except NkiError as error:
+            if trace.active() is None:  # no kernel's call takes the entries of ours away
+                raise error.with_traceback(users_frames(error)) from None
             raise
         if name and isinstance(result, View) and not result.storage.name:
             result.storage.name = name
@@ -41,26 +47,27 @@ def fitted(function: Callable, names: bool = False) -> Callable:
 
 
 _KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
+_QUOTED = re.compile(r"'(\w+)'")
 
 
 def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
     """Arguments that a function does not take (the call itself failed, no line of the function)."""
-    wrong = _KEYWORD.search(str(error))
+    told = " ".join(str(error).split())
+    wrong = _KEYWORD.search(told)
     names = list(inspect.signature(function).parameters)
     meant = KEYWORDS.get(wrong[1], "").split() if wrong else []
     right = next((one for one in meant if one in names), None)
-    mend = f"the kernel language's keyword is {right}=" if right else "mend the call"
-    if wrong and wrong[1] == "dst":
-        mend = "this language returns the result, so assign it to a name"
-    elif wrong and wrong[1] == "mask" and not right:
-        mend = "leave elements out by slices of both sides"
-    elif "missing" in str(error) and function.__name__ == "store":
-        mend = "a store takes a tensor in HBM and the tile that goes there"
-    elif "missing" in str(error) and names[:1] == ["dst"] and "dst" not in given:
+    mend = CALLS.get(wrong[1] if wrong else function.__name__, "")
+    if right:
+        mend = f"the kernel language's keyword is {right}="
+    elif not mend and "missing" in told and names[:1] == ["dst"] and "dst" not in given:
         mend = "nothing is returned: give a tile of nl.ndarray as dst=, and the rest by name"
+    elif not mend and "missing" in told:
+        mend = f"add {', '.join(f'{name}=' for name in _QUOTED.findall(told))}"
     return refuse(
         "sim_arguments",
-        f"{' '.join(str(error).split())}, expected {function.__name__}({', '.join(names)}); {mend}",
+        f"{told}, expected {function.__name__}({', '.join(names)}); "
+        f"{mend or 'give each once, and by its name'}",
     )
 
 

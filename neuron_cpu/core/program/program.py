@@ -159,11 +159,3 @@ class Program:
         if code is None:
             return self.name
         return f"{self.name} ({code.co_filename}:{code.co_firstlineno})"
-
-    def listing(self, limit: int | None = None) -> str:
-        """One line per instruction: number, place, text."""
-        lines = [f"program {self.name} grid={self.grid} {len(self)} instructions"]
-        for k, i in enumerate(self.instructions[:limit]):
-            place = f"{i.source.line}" if i.source else "?"
-            lines.append(f"{k:6d} :{place:5s} {i!r}")
-        return "\n".join(lines)

@@ -144,7 +144,7 @@ def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
             raise refuse(
                 "sim_empty_slice",
                 f"slice {k.start}:{k.stop}:{k.step} of an axis of length {size} is empty, expected "
-                "start < stop and a positive step",
+                "start < stop and a positive step; backwards it is 63 - nl.arange(64)[None, :]",
             )
         return start, count, step, True
     if is_integer(k):
@@ -153,7 +153,8 @@ def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
     raise refuse(
         "sim_index_type",
         f"subscript of type {type(k).__name__}, expected int, slice, nl.ds, nl.arange, nl.mgrid "
-        "or an index tile; for None use nl.expand_dims(x, axis), for a list one slice at a time",
+        "or an index tile; for None use nl.expand_dims(x, axis), for a list or an array one "
+        "slice at a time",
     )
 
 

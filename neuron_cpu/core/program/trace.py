@@ -312,7 +312,7 @@ def observe_loop(kind: str, name: str) -> Callable[..., Iterator[int]]:
                 raise refuse(
                     "sim_loop_bound",
                     f"nl.{name} got a bound of type {type(value).__name__}, expected integers "
-                    "known while tracing; compute trip counts from shapes",
+                    "known while tracing; compute trip counts with //",
                 )
         return tracer.loop(kind, range(*(int(a) for a in args)))
 

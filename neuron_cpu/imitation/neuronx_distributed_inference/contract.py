@@ -58,6 +58,11 @@ _FIELDS = {
 }
 
 
+def _within(first: int, last: int = _LAST) -> property:
+    """Whether a version lies between two minor ones: what is said above a name holds in these."""
+    return property(lambda self: first <= self.minor <= last)
+
+
 @dataclass(frozen=True)
 class Contract:
     """Behaviour of one NxDI version; `minor` is the second number of the version."""
@@ -80,15 +85,11 @@ class Contract:
         """The keyword that sets `NeuronConfig.async_mode`."""
         return "async" if self.minor == 1 else "async_mode"
 
-    @property
-    def reduces_in_model_dtype(self) -> bool:
-        """`rpl_reduce_dtype` defaults to `torch_dtype`; else to None, which each layer resolves."""
-        return self.minor <= 3
+    # `rpl_reduce_dtype` defaults to `torch_dtype`; else to None, which each layer resolves.
+    reduces_in_model_dtype = _within(1, 3)
 
-    @property
-    def leaves_attention_kernel_open(self) -> bool:
-        """`attn_kernel_enabled` defaults to None, and NxDI decides by the prompt; else to False."""
-        return self.minor >= 4
+    # `attn_kernel_enabled` defaults to None, and NxDI decides by the prompt; else to False.
+    leaves_attention_kernel_open = _within(4)
 
     @property
     def physical_cores(self) -> int:
@@ -96,30 +97,20 @@ class Contract:
         chip = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
         return 2 if self.minor >= 7 and chip in ("trn2", "trn3") else 1
 
-    @property
-    def saves_sharded_checkpoint(self) -> bool:
-        """Default of `save_sharded_checkpoint`."""
-        return self.minor <= 2
+    # Default of `save_sharded_checkpoint`.
+    saves_sharded_checkpoint = _within(1, 2)
 
-    @property
-    def limits_context_length(self) -> bool:
-        """A `max_context_length` above `max_length` is refused."""
-        return self.minor >= 5
+    # A `max_context_length` above `max_length` is refused.
+    limits_context_length = _within(5)
 
-    @property
-    def samples_by_default(self) -> bool:
-        """Default of `OnDeviceSamplingConfig.do_sample`, and what the adapter goes by."""
-        return self.minor == 1
+    # Default of `OnDeviceSamplingConfig.do_sample`, and what the adapter goes by.
+    samples_by_default = _within(1, 1)
 
     # -- quantised checkpoints -------------------------------------------------------------------
 
-    @property
-    def ties_quantised_head(self) -> bool:
-        """Loading a quantised checkpoint ties a tied head; 0.1 leaves it as it is.
-
-        Since then keys that end in `weight_scale`, as other tools write them, are taken, too.
-        """
-        return self.minor >= 2
+    # Loading a quantised checkpoint ties a tied head; 0.1 leaves it as it is. Since then keys that
+    # end in `weight_scale`, as other tools write them, are taken, too.
+    ties_quantised_head = _within(2)
 
     @property
     def fp8_scale_floor(self) -> float:
@@ -128,89 +119,53 @@ class Contract:
 
     # -- sub-models and their inputs -------------------------------------------------------------
 
-    @property
-    def pads_to_bucket(self) -> bool:
-        """The wrapper pads to the first bucket strictly above the mask length.
+    # The wrapper pads to the first bucket strictly above the mask length. 0.1 takes the first
+    # bucket that holds the prompt, counting ids that are not padding.
+    pads_to_bucket = _within(2)
 
-        0.1 takes the first bucket that holds the prompt, counting ids that are not padding.
-        """
-        return self.minor >= 2
+    # The traced forward gets seven inputs instead of five.
+    passes_dummies = _within(2)
 
-    @property
-    def passes_dummies(self) -> bool:
-        """The traced forward gets seven inputs instead of five."""
-        return self.minor >= 2
+    # A sub-model's configuration says by `is_prefill_stage` which of the two it is.
+    marks_prefill = _within(2)
 
-    @property
-    def marks_prefill(self) -> bool:
-        """A sub-model's configuration says by `is_prefill_stage` which of the two it is."""
-        return self.minor >= 2
+    # A model with a `speculation_length` has no single-token graph. 0.1 compiles both. A subclass
+    # may still call `enable_token_generation` itself.
+    speculation_replaces_decode = _within(2)
 
-    @property
-    def speculation_replaces_decode(self) -> bool:
-        """A model with a `speculation_length` has no single-token graph.
-
-        0.1 compiles both. A subclass may still call `enable_token_generation` itself.
-        """
-        return self.minor >= 2
-
-    @property
-    def bucket_holds_speculation(self) -> bool:
-        """The speculation bucket is chosen above cached and new tokens; 0.1: above cached ones."""
-        return self.minor >= 2
+    # The speculation bucket is chosen above cached and new tokens; 0.1: above cached ones.
+    bucket_holds_speculation = _within(2)
 
     # -- adapters --------------------------------------------------------------------------------
 
-    @property
-    def loads_adapters(self) -> bool:
-        """Adapters' checkpoints are read; 0.1 builds their layers and leaves them at zero."""
-        return self.minor >= 2
+    # Adapters' checkpoints are read; 0.1 builds their layers and leaves them at zero.
+    loads_adapters = _within(2)
 
     # -- continuous batching ---------------------------------------------------------------------
 
-    @property
-    def graph_sorts_rows(self) -> bool:
-        """Decode sorts its rows by sequence id in the graph, so any order of them is right.
+    # Decode sorts its rows by sequence id in the graph, so any order of them is right. Later the
+    # wrapper sorts them, and a whole batch not even there.
+    graph_sorts_rows = _within(1, 1)
 
-        Later the wrapper sorts them, and a whole batch not even there.
-        """
-        return self.minor == 1
+    # A prefill graph writes one cache line, so `ctx_batch_size` has to be 1.
+    prefills_one_line = _within(2)
 
-    @property
-    def prefills_one_line(self) -> bool:
-        """A prefill graph writes one cache line, so `ctx_batch_size` has to be 1."""
-        return self.minor >= 2
+    # Rows that fill a decode batch write at position 0 of lines that the call leaves out. So in
+    # 0.1.0; from 0.1.1 on they repeat the first row, at its position.
+    idle_rows_are_zeros = _within(1, 1)
 
-    @property
-    def idle_rows_are_zeros(self) -> bool:
-        """Rows that fill a decode batch write at position 0 of lines that the call leaves out.
-
-        So in 0.1.0; from 0.1.1 on they repeat the first row, at its position.
-        """
-        return self.minor == 1
-
-    @property
-    def reads_blocks(self) -> bool:
-        """Caches of blocks are whole: block tables and two-dimensional buckets.
-
-        0.1 has the names, 0.2 and 0.3 no buckets of prefixes.
-        """
-        return self.minor >= 4
+    # Caches of blocks are whole: block tables and two-dimensional buckets. 0.1 has the names, 0.2
+    # and 0.3 no buckets of prefixes.
+    reads_blocks = _within(4)
 
     # -- layers and attention --------------------------------------------------------------------
 
-    @property
-    def passes_rotary_positions(self) -> bool:
-        """Layers get a `rotary_position_ids` keyword."""
-        return self.minor >= 2
+    # Layers get a `rotary_position_ids` keyword.
+    passes_rotary_positions = _within(2)
 
-    @property
-    def passes_residual(self) -> bool:
-        """Layers get cache keywords and a `residual`, and return five items instead of four.
-
-        Projections and attention hand the residual on as one more result, too.
-        """
-        return self.minor >= 3
+    # Layers get cache keywords and a `residual`, and return five items instead of four. Projections
+    # and attention hand the residual on as one more result, too.
+    passes_residual = _within(3)
 
     @property
     def layer_inputs(self) -> Dict[str, Optional[int]]:
@@ -224,65 +179,41 @@ class Contract:
         later = {"padding_mask": None, "windowed_context_encoding_window_idx": -1}
         return given | (later if self.minor >= 7 else {})
 
-    @property
-    def passes_local_mask(self) -> bool:
-        """Layers get a `local_mask` keyword."""
-        return self.minor >= 5
+    # Layers get a `local_mask` keyword.
+    passes_local_mask = _within(5)
 
-    @property
-    def body_updates_cache(self) -> bool:
-        """`get_model_output` reads and writes the cache itself."""
-        return self.minor >= 3
+    # `get_model_output` reads and writes the cache itself.
+    body_updates_cache = _within(3)
 
-    @property
-    def slices_last_token(self) -> bool:
-        """Sequence-parallel prefill gathers one row of each rank instead of the whole sequence."""
-        return self.minor >= 3
+    # Sequence-parallel prefill gathers one row of each rank instead of the whole sequence.
+    slices_last_token = _within(3)
 
-    @property
-    def attention_takes_config(self) -> bool:
-        """`NeuronAttentionBase(config, *, hidden_size, ...)` builds its own projections."""
-        return self.minor >= 4
+    # `NeuronAttentionBase(config, *, hidden_size, ...)` builds its own projections.
+    attention_takes_config = _within(4)
 
-    @property
-    def attention_takes_keywords(self) -> bool:
-        """`NeuronAttentionBase.forward` accepts keywords that its signature does not name."""
-        return self.minor >= 2
+    # `NeuronAttentionBase.forward` accepts keywords that its signature does not name.
+    attention_takes_keywords = _within(2)
 
-    @property
-    def heads_fill_hidden_size(self) -> bool:
-        """Attention refuses a head_dim that is not hidden_size / heads."""
-        return self.minor == 1
+    # Attention refuses a head_dim that is not hidden_size / heads.
+    heads_fill_hidden_size = _within(1, 1)
 
-    @property
-    def generate_names_draws(self) -> bool:
-        """`generate` hands on its configuration's top_k, top_p and temperature, whatever
-        `sampling_params` it was given."""
-        return self.minor >= 3
+    # `generate` hands on its configuration's top_k, top_p and temperature, whatever
+    # `sampling_params` it was given.
+    generate_names_draws = _within(3)
 
-    @property
-    def gives_tokens_and_logits(self) -> bool:
-        """`output_logits` gives both; before they are a list, which nothing reads."""
-        return self.minor >= 4
+    # `output_logits` gives both; before they are a list, which nothing reads.
+    gives_tokens_and_logits = _within(4)
 
-    @property
-    def takes_zeros(self) -> bool:
-        """Sampling parameters may be a temperature of 0 or a `top_k` of 0."""
-        return self.minor >= 6
+    # Sampling parameters may be a temperature of 0 or a `top_k` of 0.
+    takes_zeros = _within(6)
 
-    @property
-    def masks_padded_vocabulary(self) -> bool:
-        """The last columns of the logits, as many as pad a sharded head, are the least number.
+    # The last columns of the logits, as many as pad a sharded head, are the least number. That is
+    # the padding where each rank has its own columns. Where they are gathered and cut, real tokens
+    # are hidden. 0.1 hides nothing, so zeros of the padding may be chosen.
+    masks_padded_vocabulary = _within(2)
 
-        That is the padding where each rank has its own columns. Where they are gathered and cut,
-        real tokens are hidden. 0.1 hides nothing, so zeros of the padding may be chosen.
-        """
-        return self.minor >= 2
-
-    @property
-    def samples_above_top_1_only(self) -> bool:
-        """A graph compiled for top_k = 1 takes the arg-maximum, though `do_sample` is set."""
-        return self.minor == 1
+    # A graph compiled for top_k = 1 takes the arg-maximum, though `do_sample` is set.
+    samples_above_top_1_only = _within(1, 1)
 
 
 def field_versions(name: str) -> str:

@@ -4,9 +4,12 @@ Source of names and signatures: aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py.
 """
 
 from neuron_cpu.core.current.kernel import Kernel, jit, simulate
+from neuron_cpu.core.device import unknown as _unknown
 
 from . import collectives, dtype, isa, language, meta, typing
 
 __all__ = [
     "Kernel", "collectives", "dtype", "isa", "jit", "language", "meta", "simulate", "typing",
 ]  # fmt: skip
+
+__getattr__ = _unknown.of_module("nki", globals(), current=True)

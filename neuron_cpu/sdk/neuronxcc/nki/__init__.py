@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.language.kernel import Kernel
 from neuron_cpu.core.language.results import returns_value
 from neuron_cpu.core.language.runners import benchmark, profile
@@ -20,6 +21,7 @@ __all__ = [
 ]  # fmt: skip
 
 FrameworkKernel = Kernel
+__getattr__ = _unknown.of_module("nki", globals(), current=False)
 
 # The compiler adds this level: harnesses of a Stanford course say logging.disable(logging.OFF).
 if not hasattr(logging, "OFF"):
