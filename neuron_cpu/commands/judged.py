@@ -134,7 +134,11 @@ def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any
     from ..judge import verdict
 
     with kernels.told_as_usage(kernel, target):
-        return [verdict.judge(kernel, reference, case, settings) for case in cases]
+        found = [verdict.judge(kernel, reference, case, settings) for case in cases]
+    if kernels.objects(target).get(kernel.name) is not kernel:  # load_kernel has made one of it
+        for one in found:
+            one.refusal = one.refusal or f"{target} has no @nki.jit, so a call of it fails"
+    return found
 
 
 def _beside(

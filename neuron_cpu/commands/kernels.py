@@ -154,8 +154,8 @@ def load_kernel(target: str) -> Any:
         return found
     if isinstance(found, types.FunctionType):
         print(
-            f"{target} has no @nki.jit: the command takes it as if it had one, and a call would "
-            "fail; write @nki.jit above it.",
+            f"{target} has no @nki.jit: the command takes it as if it had one; write @nki.jit "
+            "above it.",
             file=sys.stderr,
         )
         return verdict.kernel_of(module, name)

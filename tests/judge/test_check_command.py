@@ -84,7 +84,7 @@ def check(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("kernel", "status", "told"),
     [
-        ("bare", 0, "mine.py:bare has no @nki.jit"),
+        ("bare", 1, "mine.py:bare has no @nki.jit, so a call of it fails"),
         ("narrow", 0, "result 0 is bfloat16 where the reference returns float32"),
         ("whole", 1, "the result is int32 and holds whole numbers only"),
     ],
