@@ -28,7 +28,7 @@ from torch import nn
 import llama
 from llama_nki import (
     FP32, P_MAX, HeadShape, InnerTokens, Later, Linear, Norm, Piece, Projection, attend_cached,
-    attention_prefill_kernel, bytes_of, cache_runs, cached_sequences, filled, hidden_tiles,
+    attention_prefill_kernel, bytes_of, cache_runs, cached_sequences, filled,
     key_rows, linear_kernel, linear_of, moved, norm_scales, psum_of, psum_parts, qkv_tiles,
     sequences_at_once, spans, swapped_halves, swiglu_mlp_kernel, tile_of, times_scales,
     weight_pieces, whole_tiles,
@@ -37,6 +37,7 @@ from llama_nki import (
 SBUF_BYTES = 176 * 1024  # of a partition that a compiler has on gen2, the least of all generations
 STEP_CACHE_BYTES = 88 * 1024  # for the cache of a tile of sequences: eight over 640 keys
 STEP_PIECE_BYTES = 16384  # of a partition, brought at once: larger ones leave SBUF unused
+LOGITS_BYTES = 64 * 1024  # for the logits that the ranks exchange at once
 STREAM_BYTES = 64 * 1024  # of these for weights: what DMA brings while a collective takes 60 us
 MOST_INSTRUCTIONS = 5_000_000  # of a graph (aws-neuron-sdk v2.32.0, error code EBVF030)
 
@@ -209,22 +210,60 @@ def added(x_sb, delta_sb):
 # --- The head and the greedy token ----------------------------------------------------------------
 
 
-def head_rows(step, x_sb, head_hbm, core_tiles):
-    """Logits behind the final norm, [128, T, own tiles] @ SBUF: partition p has a run of features,
-    of which ``core_tiles`` are this core's."""
-    head, tokens = Linear(head_hbm, x_sb.shape[1]), x_sb.shape[2]
-    along_sb = norm_scales(x_sb, step.norm, [(0, tokens)]).along_sb
-    rows_sb = tile_of((P_MAX, tokens, core_tiles[1]), x_sb.dtype)
+def head_rows(head, x_sb, along_sb, tiles):
+    """Logits of hidden states behind their norm, whose scales are ``along_sb``: those of the
+    ``tiles`` (first, count), [128, T, count] @ SBUF. Partition p has a run of features."""
+    tokens = x_sb.shape[2]
+    rows_sb = tile_of((P_MAX, tokens, tiles[1]), x_sb.dtype)
     # the step ends with small pieces
-    pieces = weight_pieces(core_tiles[1], head.k_tiles, tokens, last=True)
-    for span in moved(pieces, core_tiles[0]):
+    for span in moved(weight_pieces(tiles[1], head.k_tiles, tokens, last=True), tiles[0]):
         piece = head.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             out_psum = piece.product((part[0], part[1], 0, tokens), x_sb)
-            rows = rows_sb[:, :, nl.ds(span[0] - core_tiles[0] + part[0], part[1])]
+            rows = rows_sb[:, :, nl.ds(span[0] - tiles[0] + part[0], part[1])]
             scales, data = along_sb.expand_dim(2).broadcast(2, part[1]), out_psum.permute((0, 2, 1))
             nisa.tensor_tensor(dst=rows, data1=data, data2=scales, op=nl.multiply)
     return rows_sb
+
+
+def gathered(rows_sb, ranks):
+    """``head_rows`` of all ranks, [128, ranks, T, count] @ SBUF."""
+    tokens, count = rows_sb.shape[1], rows_sb.shape[2]
+    if ranks is None:
+        return rows_sb.expand_dim(1)
+    all_sb = tile_of((P_MAX, ranks.size * tokens * count), rows_sb.dtype)
+    own_sb = rows_sb.reshape((P_MAX, tokens * count))
+    ncc.all_gather(srcs=[own_sb], dsts=[all_sb], replica_group=ranks, collective_dim=1)
+    return all_sb.reshape((P_MAX, ranks.size, tokens, count))
+
+
+def store_logits(logits_hbm, all_sb, first, tiles):
+    """What ``gathered`` made, from tile ``first`` of a rank's ``tiles`` on, into logits [T, ranks,
+    V] fp32 @ HBM."""
+    size, tokens, count = all_sb.shape[1], all_sb.shape[2], all_sb.shape[3]
+    wide_sb, vocabulary = tile_of(all_sb.shape, FP32), logits_hbm.shape[2]
+    nisa.tensor_copy(dst=wide_sb, src=all_sb)
+    whole, rest = vocabulary // tiles, vocabulary % tiles  # behind the vocabulary are zeros
+    for run in ((0, whole, count), (whole, 1, min(count, rest - first))):
+        if run[1] > 0 and run[2] > 0:
+            pattern = [[tiles, run[1]], [vocabulary, size], [size * vocabulary, tokens]]
+            place_hbm = logits_hbm.ap(pattern + [[1, run[2]]], offset=run[0] * tiles + first)
+            part_sb = wide_sb[nl.ds(run[0], run[1]), :, :, nl.ds(0, run[2])]
+            nisa.dma_copy(dst=place_hbm, src=part_sb)
+
+
+def all_logits(head, x_sb, along_sb, core_tiles, logits_hbm, ranks):
+    """Logits of all ranks, of a core's tiles. They are gathered in groups while the head's next
+    weights arrive, and stored while the last group is."""
+    ranks_bytes = (bytes_of(x_sb.dtype) + bytes_of(FP32)) * logits_hbm.shape[1]
+    token_bytes = x_sb.shape[2] * (bytes_of(x_sb.dtype) + ranks_bytes)
+    most, last, before = max(1, LOGITS_BYTES // token_bytes), core_tiles[1] // 8, []
+    groups = spans(core_tiles[1] - last, most) + moved(spans(last, most), core_tiles[1] - last)
+    for group in moved(groups, core_tiles[0]):
+        before.append((gathered(head_rows(head, x_sb, along_sb, group), ranks), group[0]))
+        if len(before) > 1:
+            store_logits(logits_hbm, before[-2][0], before[-2][1], head.tiles)
+    store_logits(logits_hbm, before[-1][0], before[-1][1], head.tiles)
 
 
 def best(values_sb, orders_sb):
@@ -292,10 +331,22 @@ def greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks):
 # --- The kernel -----------------------------------------------------------------------------------
 
 
-def check_step(x_hbm, weights, caches, heads, tables, batch):
+def hidden_of_ranks(x_hbm, features, ranks):
+    """Hidden states [features / 128, 128, T] of which x [H, T] @ HBM are all or a rank's: [128,
+    features / 128, T] @ SBUF. The first weights arrive meanwhile."""
+    tokens, k_tiles = x_hbm.shape[1], features // P_MAX
+    own_sb = nl.load(x_hbm.reshape((x_hbm.shape[0] // k_tiles, k_tiles * tokens)))
+    x_sb = own_sb
+    if x_hbm.shape[0] < features:
+        x_sb = tile_of((P_MAX, k_tiles * tokens), x_hbm.dtype)
+        ncc.all_gather(srcs=[own_sb], dsts=[x_sb], replica_group=ranks, collective_dim=0)
+    return x_sb.reshape((P_MAX, k_tiles, tokens))
+
+
+def check_step(x_hbm, features, weights, caches, heads, tables, batch):
     """Refuse sizes that one program does not hold, and tensors that do not belong together."""
-    features, tokens, layers = x_hbm.shape[0], x_hbm.shape[1], len(caches[0])
-    k_tiles, room, length = hidden_tiles(x_hbm), caches[0][0].shape[2], tables[2].shape[1]
+    tokens, layers = x_hbm.shape[1], len(caches[0])
+    k_tiles, room, length = features // P_MAX, caches[0][0].shape[2], tables[2].shape[1]
     rows = heads.q_heads * tokens // batch
     assert tokens % batch == 0, f"{tokens} new tokens are no {batch} sequences of one length"
     assert rows <= P_MAX, f"{rows} rows of scores of a sequence do not fit {P_MAX} partitions"
@@ -330,11 +381,12 @@ def check_step(x_hbm, weights, caches, heads, tables, batch):
 
 def decode_step_kernel(
     x_hbm, norm, qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm, head_hbm, cos_hbm, sin_hbm, keys,
-    values, starts_hbm, bias_hbm, heads, batch, groups=None, vocabulary=None,
+    values, starts_hbm, bias_hbm, heads, batch, vocabulary, groups=None, greedy=False,
 ):  # fmt: skip
     """A decode step of all layers: ``T = batch * each`` new tokens over caches of the sequences.
 
-    x [H, T] embedded tokens, a sequence's next to each other; ``norm`` of all norms. Weights of a
+    x [H, T] embedded tokens, a sequence's next to each other, or a rank's share of their features
+    [H / ranks, T]; ``norm`` of all norms. Weights of a
     rank in the kernels' layout with their norms' gains: of QKV, output, gate, up and down a tuple
     of the layers' [128, columns]; of the head [128, columns]. cos and sin [128, T]. ``keys`` and
     ``values`` are tuples of the layers' caches [B, kv_heads, L, D], updated in place: new tokens of
@@ -342,17 +394,20 @@ def decode_step_kernel(
     for cached keys that count, else ``masked``, in the order of ``cache_runs``. ``groups`` lists
     the ranks that reduce together (None: one rank).
 
-    -> logits [T, N], or the greedy tokens [T, 1] int32 where ``vocabulary``, a rank's share, is
-    given; then keys and values layer by layer. Two cores share the work of a rank. A kernel is what
+    ``vocabulary`` is a rank's share.
+
+    -> logits [T, ranks, vocabulary] fp32 of all ranks, or the ``greedy`` tokens [T, 1] int32; then
+    keys and values layer by layer. Two cores share the work of a rank. A kernel is what
     ``kernel_of`` makes of it.
     """
-    tokens, dtype = x_hbm.shape[1], x_hbm.dtype
-    weights = qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm
-    check_step(x_hbm, weights, (keys, values), heads, (cos_hbm, sin_hbm, bias_hbm), batch)
-    each, ranks, k_tiles = tokens // batch, None, hidden_tiles(x_hbm)
+    tokens, dtype, k_tiles = x_hbm.shape[1], x_hbm.dtype, whole_tiles(norm.features)
+    weights, features = (qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm), k_tiles * P_MAX
+    check_step(x_hbm, features, weights, (keys, values), heads, (cos_hbm, sin_hbm, bias_hbm), batch)
+    each, ranks, size = tokens // batch, None, 1
     if groups is not None:
         ranks = ncc.ReplicaGroup(groups)
-    x_sb = nl.load(x_hbm.reshape((P_MAX, k_tiles, tokens)))
+        size = ranks.size
+    x_sb = hidden_of_ranks(x_hbm, features, ranks)
     at_once, parts = sequences_at_once(bias_hbm.shape[1], heads, dtype, each, STEP_CACHE_BYTES), []
     for part in spans(batch, at_once):
         parts.append((part[0] * each, part[1] * each))
@@ -368,19 +423,19 @@ def decode_step_kernel(
         delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], caches[0], caches[1], bias_hbm)
         x_sb = added(x_sb, delta_sb)
         x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
-    tiles, cores = Linear(head_hbm, k_tiles).tiles, nl.num_programs()
+    head, cores = Linear(head_hbm, k_tiles), nl.num_programs()
+    tiles = head.tiles
     assert tiles >= cores, f"a head of {tiles} tiles of 128, expected one for each of {cores} cores"
-    core_tiles = own_tiles(tiles)
-    rows_sb = head_rows(step, x_sb, head_hbm, core_tiles)
-    if vocabulary is not None:
+    core_tiles, along_sb = own_tiles(tiles), norm_scales(x_sb, norm, [(0, tokens)]).along_sb
+    if greedy:
         result_hbm = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.shared_hbm)
+        rows_sb = head_rows(head, x_sb, along_sb, core_tiles)
         token_sb = greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks)
         if nl.program_id(0) == 0:
             nisa.dma_copy(dst=result_hbm, src=token_sb)
-        return (result_hbm,) + updated
-    result_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=dtype, buffer=nl.shared_hbm)
-    by_partition_hbm = result_hbm.reshape((tokens, P_MAX, tiles)).permute((1, 0, 2))
-    nisa.dma_copy(dst=by_partition_hbm[:, :, nl.ds(core_tiles[0], core_tiles[1])], src=rows_sb)
+    else:
+        result_hbm = nl.ndarray((tokens, size, vocabulary), dtype=FP32, buffer=nl.shared_hbm)
+        all_logits(head, x_sb, along_sb, core_tiles, result_hbm, ranks)
     return (result_hbm,) + updated
 
 
@@ -480,18 +535,26 @@ class NeuronStepModel(llama.NeuronLlamaModel):
         if several or not llama.is_nki_enabled(self.config):
             return super().forward(input_ids, attention_mask, position_ids, *more, **later)
         result, *caches = self.step(input_ids, attention_mask, position_ids)
-        head, batch = self.lm_head, input_ids.shape[0]
         if self.on_device_sampling:
             return [result.reshape(input_ids.shape).squeeze(1), *caches]
-        logits = result[:, : head.vocabulary].reshape(batch, -1, head.vocabulary)
-        return [llama.gather_from_tensor_model_parallel_region(logits).float(), *caches]
+        return [result.reshape(*input_ids.shape, -1), *caches]
+
+    def embedded(self, input_ids):
+        """New tokens [B, S] -> hidden states [H, B * S], or this rank's features of them where they
+        are whole partitions: the kernel gathers them while weights arrive."""
+        tp, features = self.config.neuron_config.tp_degree, self.config.hidden_size
+        if tp > 1 and features % P_MAX == P_MAX % tp == 0:
+            rows = nn.functional.embedding(input_ids.long(), self.embed_tokens.weight)
+        else:
+            rows = llama.pad_tiles(self.embed_tokens(input_ids), -1)
+        return rows.flatten(0, 1).t().contiguous()
 
     def step(self, input_ids, attention_mask, position_ids):
         """The kernel's results for new tokens [B, S] behind cached ones, which the mask [B, L]
         shows."""
         config, caches = self.config, list(self.kv_mgr.past_key_values)
         sizes, attentions = llama.Sizes.of(config), [layer.self_attn for layer in self.layers]
-        hidden, mlps = self.embed_tokens(input_ids), [layer.mlp for layer in self.layers]
+        hidden, mlps = self.embedded(input_ids), [layer.mlp for layer in self.layers]
         dtype, heads = hidden.dtype, HeadShape(*sizes.of_rank)
         mask = attention_mask.to(torch.bool)
         whole = whole_tiles(mask.shape[1]) * P_MAX
@@ -507,12 +570,11 @@ class NeuronStepModel(llama.NeuronLlamaModel):
             *(getattr(mlp, name).weight for name in llama.MLP_TARGETS for mlp in mlps),
         )
         return kernel_of(len(mlps))[cores](
-            llama.in_blocks(hidden.reshape(-1, hidden.shape[-1]), 1),
-            Norm(config.hidden_size, config.rms_norm_eps), *weights, self.lm_head.weight,
+            hidden, Norm(config.hidden_size, config.rms_norm_eps), *weights, self.lm_head.weight,
             *attentions[0].rotary_emb(position_ids, dtype), *caches[::2], *caches[1::2],
             position_ids[:, :1].reshape(1, -1).to(torch.int32), bias, heads, input_ids.shape[0],
-            (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
-            self.lm_head.vocabulary if self.on_device_sampling else None,
+            self.lm_head.vocabulary, (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
+            bool(self.on_device_sampling),
         )  # fmt: skip
 
 

@@ -160,7 +160,7 @@ def stream(made: Schedule, layer: int) -> list[str]:
     """A layer in columns of 4 µs: what arrives, which collective runs, how busy engines are."""
     code = made.program.instructions
     names = ["=" if i.op.name == "collective" else ENGINES[e] for i, e in zip(code, made.engine)]
-    meetings = [at for at, name in enumerate(names) if name == "="]
+    meetings = [at for at, i in enumerate(code) if getattr(i.attrs, "kind", "") == "all_reduce"]
     begin, end = made.end[meetings[2 * layer - 1]], made.end[meetings[2 * layer + 1]]
     columns = int((end - begin) / COLUMN_NS) + 1
 

@@ -164,10 +164,12 @@ def arguments(case, state, greedy=False):
         keys, values = (tuple(c[k].chunk(case.ranks, 1)[rank].contiguous() for c in caches)
                         for k in (0, 1))  # fmt: skip
         groups = (tuple(range(case.ranks)),) if case.ranks > 1 else None
+        # a rank's own features, where they are whole partitions
+        own = x.chunk(case.ranks)[rank].contiguous() if case.hidden % 128 == 0 else x
         found.append((
-            x, llama_nki.Norm(case.hidden, EPS), *weights, head, angles.cos().to(case.dtype),
-            angles.sin().to(case.dtype), keys, values, starts, bias, heads, case.batch, groups,
-            case.vocabulary // case.ranks if greedy else None,
+            own, llama_nki.Norm(case.hidden, EPS), *weights, head, angles.cos().to(case.dtype),
+            angles.sin().to(case.dtype), keys, values, starts, bias, heads, case.batch,
+            case.vocabulary // case.ranks, groups, greedy,
         ))  # fmt: skip
     return found
 
@@ -188,8 +190,9 @@ def run(case, state, **more):
               for n in range(case.layers)]  # fmt: skip
     if more.get("greedy"):
         return [r[0] for r in results], caches
-    rows = [r[0][:, : case.vocabulary // case.ranks] for r in results]
-    return torch.cat(rows, 1).reshape(case.batch, case.each, -1), caches
+    for other in results[1:]:  # each rank has the logits of all
+        assert torch.equal(other[0], results[0][0])
+    return results[0][0].reshape(case.batch, case.each, -1), caches
 
 
 CASES = {
@@ -202,6 +205,7 @@ CASES = {
     "part of a cache": Case(keys=64, room=200, live=60),
     "an empty cache": Case(live=0),
     "odd tiles": Case(hidden=320, inner=200, vocabulary=300),
+    "odd tiles of ranks": Case(ranks=2, hidden=320, inner=200, vocabulary=2500, each=2),
     "in fp32": Case(dtype=torch.float32, ranks=2),
 }
 
@@ -222,7 +226,10 @@ def check(got, case, state):
             )
 
 
-DEFAULT = "three sequences", "heads of 128", "new tokens of two sequences", "odd tiles", "in fp32"
+DEFAULT = (
+    "three sequences", "heads of 128", "new tokens of two sequences", "odd tiles of ranks",
+    "in fp32",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
