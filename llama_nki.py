@@ -600,11 +600,10 @@ def qkv_tiles(heads, tokens, parts, dtype):
     return tile_of((P_MAX, heads.qk_tiles, tokens), dtype), v_sb
 
 
-def project_qkv(p):
-    """Q, K and V of a few tokens -> ``qkv_tiles``."""
-    tokens, later, qkv = p.x_sb.shape[2], Later(), p.layer.qkv
-    qk_sb, v_sb = qkv_tiles(p.layer.heads, tokens, p.parts, p.x_sb.dtype)
-    for span in qkv.pieces(tokens):
+def project_qkv(p, qkv, pieces):
+    """Q, K and V of a few tokens, by the pieces of a Linear -> ``qkv_tiles``."""
+    later, (qk_sb, v_sb) = Later(), qkv_tiles(p.layer.heads, p.x_sb.shape[2], p.parts, p.x_sb.dtype)
+    for span in pieces:
         piece = qkv.load(span[0], span[1])
         for at in range(span[0], span[0] + span[1]):
             p.project(piece, at, qk_sb, v_sb, later)
@@ -1373,7 +1372,8 @@ def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
     scales = norm_scales(x_sb, layer.norm, parts)
-    qk_sb, v_sb = project_qkv(layer.projection(x_sb, tokens, scales, parts))
+    pieces = layer.qkv.pieces(batch)
+    qk_sb, v_sb = project_qkv(layer.projection(x_sb, tokens, scales, parts), layer.qkv, pieces)
     nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
     context_sb = filled(shape, 0.0, dtype) if heads.leaves_lanes() else tile_of(shape, dtype)

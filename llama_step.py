@@ -27,9 +27,9 @@ from torch import nn
 
 import llama
 from llama_nki import (
-    FP32, P_MAX, HeadShape, InnerTokens, Later, Linear, Norm, Piece, Projection, attend_cached,
+    FP32, P_MAX, HeadShape, InnerTokens, Linear, Norm, Piece, Projection, attend_cached,
     attention_prefill_kernel, bytes_of, cache_runs, cached_sequences, filled,
-    key_rows, linear_kernel, linear_of, moved, norm_scales, psum_of, psum_parts, qkv_tiles,
+    key_rows, linear_kernel, linear_of, moved, norm_scales, psum_of, psum_parts, project_qkv,
     sequences_at_once, spans, swapped_halves, swiglu_mlp_kernel, tile_of, times_scales,
     weight_pieces, whole_tiles,
 )  # fmt: skip
@@ -44,9 +44,9 @@ MOST_INSTRUCTIONS = 5_000_000  # of a graph (aws-neuron-sdk v2.32.0, error code 
 
 class Step(nl.NKIObject):
     """What all layers share: heads, the norm (or None), ranks (a ReplicaGroup or None), tables cos
-    and sin [128, T], constants, the positions of the sequences' first new tokens [1, B], (first
-    token, tokens) of the ``parts`` whose sequences share a tile of scores; ``each`` new tokens of a
-    sequence."""
+    and sin [128, T], constants, the positions of the sequences' first new tokens [1, B]. (first,
+    count) of the ``sequences`` that share a tile of scores, and of their tokens, the ``parts``;
+    ``each`` new tokens of a sequence."""
 
     heads: HeadShape
     norm: Norm
@@ -57,12 +57,9 @@ class Step(nl.NKIObject):
     swap_sb: nl.NkiTensor
     zero_sb: nl.NkiTensor
     starts_sb: nl.NkiTensor
+    sequences: list
     parts: list
     each: int
-
-    def sequences(self, n):
-        """(first, count) of those of part n."""
-        return self.parts[n][0] // self.each, self.parts[n][1] // self.each
 
     def projection(self, x_sb):
         """The Projection of hidden states [128, H/128, T] behind their norm."""
@@ -123,41 +120,24 @@ def multiply(weight_hbm, x_sb, k_tiles):
     return out_sb
 
 
-def project(p, qkv_hbm):
-    """Queries and keys [128, tiles, T], rotated, and values, [tokens, kv_heads * D] for each of the
-    parts, on each core."""
-    qkv, heads, later = Linear(qkv_hbm, p.x_sb.shape[1]), p.layer.heads, Later()
-    qk_sb, v_sb = qkv_tiles(heads, p.x_sb.shape[2], p.parts, p.x_sb.dtype)
-    for tiles in ((0, heads.qk_tiles), (heads.qk_tiles, qkv.tiles - heads.qk_tiles)):
-        for span in pieces_of(tiles, qkv.k_tiles):
-            piece = qkv.load(span[0], span[1])
-            for at in range(span[0], span[0] + span[1]):
-                p.project(piece, at, qk_sb, v_sb, later)
-    later.settle_all()
-    return qk_sb, v_sb
-
-
 # --- A layer --------------------------------------------------------------------------------------
 
 
 def keep(step, n, rows_sb, cache_hbm):
     """New keys or values of part n, rows [tokens, kv_heads * D], to their places in the cache: a
     transfer for each sequence, whose address is data."""
-    batch, kv_heads, room, d = cache_hbm.shape
-    first, count = step.sequences(n)
+    (_, kv_heads, room, d), each, (first, count) = cache_hbm.shape, step.each, step.sequences[n]
+    pattern = [[d, each], [room * d, kv_heads], [1, d]]
     for b in range(count):
-        pattern, begin = [[d, step.each], [room * d, kv_heads], [1, d]], (first + b) * room * d
-        at_sb = step.starts_sb[:, nl.ds(first + b, 1)]
-        place_hbm = cache_hbm.ap(
-            pattern, offset=begin * kv_heads, scalar_offset=at_sb, indirect_dim=2
-        )
-        rows_of_step_sb = rows_sb[nl.ds(b * step.each, step.each), :]
-        nisa.dma_copy(dst=place_hbm, src=rows_of_step_sb.reshape((step.each, kv_heads, d)))
+        at_sb, begin = step.starts_sb[:, nl.ds(first + b, 1)], (first + b) * kv_heads * room * d
+        place_hbm = cache_hbm.ap(pattern, offset=begin, scalar_offset=at_sb, indirect_dim=2)
+        rows_of_step_sb = rows_sb[nl.ds(b * each, each), :]
+        nisa.dma_copy(dst=place_hbm, src=rows_of_step_sb.reshape((each, kv_heads, d)))
 
 
 def load_cache(step, n, keys_hbm, values_hbm, bias_hbm):
     """CachedSequences of part n."""
-    first, count = step.sequences(n)
+    first, count = step.sequences[n]
     return cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, step.heads, step.each)
 
 
@@ -167,7 +147,9 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
     heads, dtype = step.heads, x_sb.dtype
     # the cache before the weights: TensorE transposes its keys while a collective runs
     caches = [load_cache(step, 0, keys_hbm, values_hbm, bias_hbm)]
-    qk_sb, v_sb = project(step.projection(x_sb), qkv_hbm)
+    qkv, qk = Linear(qkv_hbm, x_sb.shape[1]), heads.qk_tiles
+    pieces = pieces_of((0, qk), qkv.k_tiles) + pieces_of((qk, qkv.tiles - qk), qkv.k_tiles)
+    qk_sb, v_sb = project_qkv(step.projection(x_sb), qkv, pieces)
     context_sb = tile_of((P_MAX, heads.q_tiles, x_sb.shape[2]), dtype)
     if heads.leaves_lanes():
         nisa.memset(dst=context_sb, value=0.0)
@@ -238,8 +220,8 @@ def gathered(rows_sb, ranks):
 
 
 def store_logits(logits_hbm, all_sb, first, tiles):
-    """What ``gathered`` made, from tile ``first`` of a rank's ``tiles`` on, into logits [T, ranks,
-    V] fp32 @ HBM."""
+    """Store what ``gathered`` made, from tile ``first`` of every rank's ``tiles`` on, in logits [T,
+    ranks, V] fp32 @ HBM."""
     size, tokens, count = all_sb.shape[1], all_sb.shape[2], all_sb.shape[3]
     wide_sb, vocabulary = tile_of(all_sb.shape, FP32), logits_hbm.shape[2]
     nisa.tensor_copy(dst=wide_sb, src=all_sb)
@@ -252,80 +234,77 @@ def store_logits(logits_hbm, all_sb, first, tiles):
             nisa.dma_copy(dst=place_hbm, src=part_sb)
 
 
-def all_logits(head, x_sb, along_sb, core_tiles, logits_hbm, ranks):
-    """Logits of all ranks, of a core's tiles. They are gathered in groups while the head's next
-    weights arrive, and stored while the last group is."""
-    ranks_bytes = (bytes_of(x_sb.dtype) + bytes_of(FP32)) * logits_hbm.shape[1]
-    token_bytes = x_sb.shape[2] * (bytes_of(x_sb.dtype) + ranks_bytes)
-    most, last, before = max(1, LOGITS_BYTES // token_bytes), core_tiles[1] // 8, []
-    groups = spans(core_tiles[1] - last, most) + moved(spans(last, most), core_tiles[1] - last)
-    for group in moved(groups, core_tiles[0]):
-        before.append((gathered(head_rows(head, x_sb, along_sb, group), ranks), group[0]))
-        if len(before) > 1:
-            store_logits(logits_hbm, before[-2][0], before[-2][1], head.tiles)
-    store_logits(logits_hbm, before[-1][0], before[-1][1], head.tiles)
-
-
-def best(values_sb, orders_sb):
-    """The largest of values [T, n] fp32 @ SBUF and, where several are, the largest of their orders
-    [T, n] -> [T, 2]."""
-    found_sb, same_sb = tile_of((values_sb.shape[0], 2), FP32), tile_of(values_sb.shape, FP32)
-    most_sb = found_sb[:, 0:1]
+def best(found_sb, values_sb, orders_sb):
+    """The largest of values [P, n] fp32 @ SBUF and, where several are, the largest of their orders
+    [P, n] -> found [P, 2]."""
+    same_sb, most_sb = tile_of(values_sb.shape, FP32), found_sb[:, 0:1]
     nisa.tensor_reduce(dst=most_sb, op=nl.maximum, data=values_sb, axis=1)
     nisa.tensor_scalar(dst=same_sb, data=values_sb, op0=nl.equal, operand0=most_sb)
     nisa.tensor_tensor(dst=same_sb, data1=same_sb, data2=orders_sb, op=nl.multiply)
     nisa.tensor_reduce(dst=found_sb[:, 1:2], op=nl.maximum, data=same_sb, axis=1)
-    return found_sb
 
 
-def best_of_partitions(rows_sb, core_tiles, tiles, vocabulary):
-    """``best`` of the logits [128, T, own tiles] of a core: its largest and ``vocabulary`` less its
-    feature, so that of equal logits the first wins."""
-    tokens, size = rows_sb.shape[1], core_tiles[1]
-    order_sb, pairs = tile_of((P_MAX, size), FP32), []
-    nisa.iota(dst=order_sb, pattern=[[-1, size]], offset=vocabulary - core_tiles[0],
-              channel_multiplier=-tiles)  # fmt: skip
-    pairs_sb = tile_of((P_MAX, tokens, 2), FP32)
+def note_best(rows_sb, all_sb, first, tiles, vocabulary):
+    """``best`` of what ``gathered`` made, from tile ``first`` of every rank's ``tiles`` on, of each
+    partition -> rows [T, 2, 128]. An order is how many logits follow, and one: of equal ones the
+    first wins."""
+    size, tokens, count = all_sb.shape[1], all_sb.shape[2], all_sb.shape[3]
+    shape, flat = (P_MAX, size, count), (P_MAX, size * count)
+    order_sb, pairs_sb = tile_of(shape, FP32), tile_of((P_MAX, tokens, 2), FP32)
+    nisa.iota(order_sb, [[-vocabulary, size], [-1, count]], size * vocabulary - first, -tiles)
     for token in range(tokens):
-        logits_sb = tile_of((P_MAX, size), FP32)
+        logits_sb = tile_of(shape, FP32)
         nisa.affine_select(  # behind the vocabulary are zeros
-            dst=logits_sb, pattern=[[1, size]], offset=core_tiles[0] - vocabulary,
-            channel_multiplier=tiles, on_true_tile=rows_sb[:, token, :], on_false_value=-3.0e38,
+            dst=logits_sb, pattern=[[0, size], [1, count]], offset=first - vocabulary,
+            channel_multiplier=tiles, on_true_tile=all_sb[:, :, token, :], on_false_value=-3.0e38,
             cmp_op=nl.less,
         )  # fmt: skip
-        nisa.tensor_copy(dst=pairs_sb[:, token, :], src=best(logits_sb, order_sb))
+        best(pairs_sb[:, token, :], logits_sb.reshape(flat), order_sb.reshape(flat))
     identity_sb = nl.shared_identity_matrix(P_MAX, dtype=FP32)
     for which in range(2):
-        row_psum, row_sb = psum_of((tokens, P_MAX)), tile_of((tokens, P_MAX), FP32)
+        row_psum = psum_of((tokens, P_MAX))
         nisa.nc_matmul(dst=row_psum, stationary=pairs_sb[:, :, which], moving=identity_sb)
-        nisa.tensor_copy(dst=row_sb, src=row_psum)
-        pairs.append(row_sb)
-    return best(pairs[0], pairs[1])
+        nisa.tensor_copy(dst=rows_sb[:, which, :], src=row_psum)
 
 
-def greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks):
-    """The first of the largest logits of all cores and ranks -> [T, 1] int32 @ SBUF; ``vocabulary``
-    of a rank."""
-    found_sb, size = best_of_partitions(rows_sb, core_tiles, tiles, vocabulary), 1
-    tokens = found_sb.shape[0]
+def store_token(token_hbm, rows_sb, logits):
+    """The tokens [T, 1] int32 @ HBM of so many ``logits``, from the rows [T, 2, n] of each core."""
+    found_sb, token_sb = tile_of((rows_sb.shape[0], 2), FP32), tile_of(token_hbm.shape, nl.int32)
+    best(found_sb, rows_sb[:, 0, :], rows_sb[:, 1, :])
     if nl.num_programs() > 1:
-        both_sb = tile_of((tokens, 2, 2), FP32)
+        both_sb = tile_of((rows_sb.shape[0], 2, 2), FP32)
         nisa.tensor_copy(dst=both_sb[:, 0, :], src=found_sb)
         nisa.tensor_copy(dst=both_sb[:, 1, :], src=received(found_sb))
-        found_sb = best(both_sb[:, :, 0], both_sb[:, :, 1])
-    if ranks is not None:
-        size = ranks.size
-        all_sb, order_sb = tile_of((tokens, size, 2), FP32), tile_of((tokens, size), FP32)
-        flat_sb = all_sb.reshape((tokens, 2 * size))
-        ncc.all_gather(srcs=[found_sb], dsts=[flat_sb], replica_group=ranks, collective_dim=1)
-        # orders of the first ranks are the largest
-        nisa.iota(dst=order_sb, pattern=[[-vocabulary, size]], offset=(size - 1) * vocabulary,
-                  channel_multiplier=0)  # fmt: skip
-        nisa.tensor_tensor(dst=order_sb, data1=order_sb, data2=all_sb[:, :, 1], op=nl.add)
-        found_sb = best(all_sb[:, :, 0], order_sb)
-    token_sb, last = tile_of((tokens, 1), nl.int32), float(size * vocabulary)
-    nisa.tensor_scalar(token_sb, found_sb[:, 1:2], nl.multiply, -1.0, op1=nl.add, operand1=last)
-    return token_sb
+        best(found_sb, both_sb[:, :, 0], both_sb[:, :, 1])
+    last = found_sb[:, 1:2]
+    nisa.tensor_scalar(token_sb, last, nl.multiply, -1.0, op1=nl.add, operand1=float(logits))
+    if nl.program_id(0) == 0:
+        nisa.dma_copy(dst=token_hbm, src=token_sb)
+
+
+def run_head(head, x_sb, norm, ranks, vocabulary, greedy):
+    """Logits of all ranks [T, ranks, vocabulary] fp32 @ HBM, or the greedy tokens [T, 1] int32. A
+    group of them is gathered while the next weights arrive, and used while the next group is."""
+    tokens, size, item = x_sb.shape[2], 1 if ranks is None else ranks.size, bytes_of(x_sb.dtype)
+    along_sb, found = norm_scales(x_sb, norm, [(0, tokens)]).along_sb, []
+    most = max(1, LOGITS_BYTES // (tokens * (item + (item + bytes_of(FP32)) * size)))
+    start, count = own_tiles(head.tiles)
+    last = count // 8
+    groups = moved(spans(count - last, most) + moved(spans(last, most), count - last), start)
+    shape, dtype = ((tokens, 1), nl.int32) if greedy else ((tokens, size, vocabulary), FP32)
+    result_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm)
+    rows_sb = tile_of((tokens, 2, len(groups) * P_MAX), FP32)
+    for n in range(len(groups) + 1):
+        if n < len(groups):
+            found.append(gathered(head_rows(head, x_sb, along_sb, groups[n]), ranks))
+        if n > 0 and greedy:
+            own_sb = rows_sb[:, :, nl.ds((n - 1) * P_MAX, P_MAX)]
+            note_best(own_sb, found[n - 1], groups[n - 1][0], head.tiles, vocabulary)
+        elif n > 0:
+            store_logits(result_hbm, found[n - 1], groups[n - 1][0], head.tiles)
+    if greedy:
+        store_token(result_hbm, rows_sb, size * vocabulary)
+    return result_hbm
 
 
 # --- The kernel -----------------------------------------------------------------------------------
@@ -335,10 +314,9 @@ def hidden_of_ranks(x_hbm, features, ranks):
     """Hidden states [features / 128, 128, T] of which x [H, T] @ HBM are all or a rank's: [128,
     features / 128, T] @ SBUF. The first weights arrive meanwhile."""
     tokens, k_tiles = x_hbm.shape[1], features // P_MAX
-    own_sb = nl.load(x_hbm.reshape((x_hbm.shape[0] // k_tiles, k_tiles * tokens)))
-    x_sb = own_sb
+    x_sb = nl.load(x_hbm.reshape((x_hbm.shape[0] // k_tiles, k_tiles * tokens)))
     if x_hbm.shape[0] < features:
-        x_sb = tile_of((P_MAX, k_tiles * tokens), x_hbm.dtype)
+        own_sb, x_sb = x_sb, tile_of((P_MAX, k_tiles * tokens), x_hbm.dtype)
         ncc.all_gather(srcs=[own_sb], dsts=[x_sb], replica_group=ranks, collective_dim=0)
     return x_sb.reshape((P_MAX, k_tiles, tokens))
 
@@ -363,15 +341,12 @@ def check_step(x_hbm, features, weights, caches, heads, tables, batch):
     assert kept <= SBUF_BYTES, (
         f"{length} keys and weights take {kept} bytes of a partition, expected at most {SBUF_BYTES}"
     )
-    columns = heads.qk_tiles * P_MAX + heads.kv_features
-    inner = Linear(weights[2][0], k_tiles).tiles * P_MAX
-    expected = (
-        ("qkv", columns, features), ("out", features, heads.q_tiles * P_MAX),
-        ("gate", inner, features), ("up", inner, features), ("down", features, inner),
-    )  # fmt: skip
-    passes = 0
-    for n in range(len(expected)):
-        linear_of(weights[n][0], expected[n][1], expected[n][2], expected[n][0])
+    columns, contexts = heads.qk_tiles * P_MAX + heads.kv_features, heads.q_tiles * P_MAX
+    inner, passes = Linear(weights[2][0], k_tiles).tiles * P_MAX, 0
+    wide, sizes = (inner, features), ((columns, features), (features, contexts))
+    sizes, names = sizes + (wide, wide, (features, inner)), ("qkv", "out", "gate", "up", "down")
+    for n in range(len(sizes)):
+        linear_of(weights[n][0], sizes[n][0], sizes[n][1], names[n])
         passes += layers * weights[n][0].shape[1] // P_MAX
     assert passes <= MOST_INSTRUCTIONS, (
         f"the step takes {passes} products, more than the {MOST_INSTRUCTIONS} instructions of a "
@@ -386,15 +361,13 @@ def decode_step_kernel(
     """A decode step of all layers: ``T = batch * each`` new tokens over caches of the sequences.
 
     x [H, T] embedded tokens, a sequence's next to each other, or a rank's share of their features
-    [H / ranks, T]; ``norm`` of all norms. Weights of a
-    rank in the kernels' layout with their norms' gains: of QKV, output, gate, up and down a tuple
-    of the layers' [128, columns]; of the head [128, columns]. cos and sin [128, T]. ``keys`` and
-    ``values`` are tuples of the layers' caches [B, kv_heads, L, D], updated in place: new tokens of
-    a sequence follow each other from its position of starts [1, B] int32 on. bias [B, up to L] is 0
-    for cached keys that count, else ``masked``, in the order of ``cache_runs``. ``groups`` lists
-    the ranks that reduce together (None: one rank).
-
-    ``vocabulary`` is a rank's share.
+    [H / ranks, T]; ``norm`` of all norms. Weights of a rank in the kernels' layout with their
+    norms' gains: of QKV, output, gate, up and down a tuple of the layers' [128, columns]; of the
+    head [128, columns]. cos and sin [128, T]. ``keys`` and ``values`` are tuples of the layers'
+    caches [B, kv_heads, L, D], updated in place: new tokens of a sequence follow each other from
+    its position of starts [1, B] int32 on. bias [B, up to L] is 0 for cached keys that count, else
+    ``masked``, in the order of ``cache_runs``. ``vocabulary`` is a rank's share; ``groups`` lists
+    the ranks that work together (None: one rank).
 
     -> logits [T, ranks, vocabulary] fp32 of all ranks, or the ``greedy`` tokens [T, 1] int32; then
     keys and values layer by layer. Two cores share the work of a rank. A kernel is what
@@ -403,40 +376,28 @@ def decode_step_kernel(
     tokens, dtype, k_tiles = x_hbm.shape[1], x_hbm.dtype, whole_tiles(norm.features)
     weights, features = (qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm), k_tiles * P_MAX
     check_step(x_hbm, features, weights, (keys, values), heads, (cos_hbm, sin_hbm, bias_hbm), batch)
-    each, ranks, size = tokens // batch, None, 1
+    head, cores = Linear(head_hbm, k_tiles), nl.num_programs()
+    fits, each, ranks = head.tiles >= cores, tokens // batch, None
+    assert fits, f"a head of {head.tiles} tiles of 128, expected one for each of {cores} cores"
     if groups is not None:
         ranks = ncc.ReplicaGroup(groups)
-        size = ranks.size
-    x_sb = hidden_of_ranks(x_hbm, features, ranks)
-    at_once, parts = sequences_at_once(bias_hbm.shape[1], heads, dtype, each, STEP_CACHE_BYTES), []
-    for part in spans(batch, at_once):
+    x_sb, parts = hidden_of_ranks(x_hbm, features, ranks), []
+    at_once = sequences_at_once(bias_hbm.shape[1], heads, dtype, each, STEP_CACHE_BYTES)
+    sequences = spans(batch, at_once)
+    for part in sequences:
         parts.append((part[0] * each, part[1] * each))
     step = Step(
         heads, norm, ranks, nl.load(cos_hbm), nl.load(sin_hbm),
         nl.shared_identity_matrix(P_MAX, dtype=dtype), swapped_halves(heads.head_dim, dtype),
-        filled((P_MAX, 1), 0.0, FP32), nl.load(starts_hbm), parts, each,
+        filled((P_MAX, 1), 0.0, FP32), nl.load(starts_hbm), sequences, parts, each,
     )  # fmt: skip
     updated = ()
     for n in range(len(keys)):
-        caches = keys[n], values[n]
-        updated = updated + caches
-        delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], caches[0], caches[1], bias_hbm)
+        updated = updated + (keys[n], values[n])
+        delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], keys[n], values[n], bias_hbm)
         x_sb = added(x_sb, delta_sb)
         x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
-    head, cores = Linear(head_hbm, k_tiles), nl.num_programs()
-    tiles = head.tiles
-    assert tiles >= cores, f"a head of {tiles} tiles of 128, expected one for each of {cores} cores"
-    core_tiles, along_sb = own_tiles(tiles), norm_scales(x_sb, norm, [(0, tokens)]).along_sb
-    if greedy:
-        result_hbm = nl.ndarray((tokens, 1), dtype=nl.int32, buffer=nl.shared_hbm)
-        rows_sb = head_rows(head, x_sb, along_sb, core_tiles)
-        token_sb = greedy_tokens(rows_sb, core_tiles, tiles, vocabulary, ranks)
-        if nl.program_id(0) == 0:
-            nisa.dma_copy(dst=result_hbm, src=token_sb)
-    else:
-        result_hbm = nl.ndarray((tokens, size, vocabulary), dtype=FP32, buffer=nl.shared_hbm)
-        all_logits(head, x_sb, along_sb, core_tiles, result_hbm, ranks)
-    return (result_hbm,) + updated
+    return (run_head(head, x_sb, norm, ranks, vocabulary, greedy),) + updated
 
 
 OF_LAYERS = "qkv_hbm", "out_hbm", "gate_hbm", "up_hbm", "down_hbm", "keys", "values"
@@ -535,9 +496,8 @@ class NeuronStepModel(llama.NeuronLlamaModel):
         if several or not llama.is_nki_enabled(self.config):
             return super().forward(input_ids, attention_mask, position_ids, *more, **later)
         result, *caches = self.step(input_ids, attention_mask, position_ids)
-        if self.on_device_sampling:
-            return [result.reshape(input_ids.shape).squeeze(1), *caches]
-        return [result.reshape(*input_ids.shape, -1), *caches]
+        made = result.reshape(*input_ids.shape, -1)
+        return [made.squeeze(-1).squeeze(1) if self.on_device_sampling else made, *caches]
 
     def embedded(self, input_ids):
         """New tokens [B, S] -> hidden states [H, B * S], or this rank's features of them where they

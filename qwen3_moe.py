@@ -566,10 +566,8 @@ def run_chosen(step, x_sb, weights):
     scores, so the norm's scale goes into their weights and into what the activation takes.
     """
     acc_psum = psum_of(x_sb.shape[0:2])
-    gain_sb, router_sb = (
-        loaded_column(weights[0]),
-        loaded(weights[1].reshape((P_MAX, x_sb.shape[1], -1))),
-    )
+    gain_sb = loaded_column(weights[0])
+    router_sb = loaded(weights[1].reshape((P_MAX, x_sb.shape[1], -1)))
     gained_sb, root_sb, _ = column_norm(x_sb, gain_sb, step.eps)
     number_sb, shares_sb = routed(gained_sb, router_sb, step.each, step.normalized, root_sb)
     # the experts' shares [1, 8], scaled, on every partition: a product with ones
@@ -595,10 +593,8 @@ def router_kernel(x_hbm, delta_hbm, gain_hbm, router_hbm, each, normalized, eps)
     tokens, dtype = x_hbm.shape[0], x_hbm.dtype
     results = result_of(x_hbm.shape, dtype), result_of(x_hbm.shape, dtype)
     results += result_of((tokens, BEST), nl.int32), result_of((tokens, BEST), FP32)
-    gain_sb, router_sb = (
-        loaded(gain_hbm.broadcast(0, P_MAX)),
-        loaded(router_hbm.reshape((P_MAX, x_hbm.shape[1] // P_MAX, -1))),
-    )
+    gain_sb = loaded(gain_hbm.broadcast(0, P_MAX))
+    router_sb = loaded(router_hbm.reshape((P_MAX, x_hbm.shape[1] // P_MAX, -1)))
     for part in own_share(spans(tokens, P_MAX // nl.num_programs(0))):
         start, size = part
         own = nl.ds(start, size)
@@ -807,10 +803,8 @@ def head_kernel(x_hbm, gain_hbm, weight_hbm, eps):
     logits_sb = tile_of((P_MAX, len(own)), dtype)
     for part in spans(len(own), HEAD_TILES):
         start, count = part
-        columns, logits_psum = (
-            nl.ds((own[0] + start) * P_MAX, count * P_MAX),
-            psum_of((P_MAX, count)),
-        )
+        columns = nl.ds((own[0] + start) * P_MAX, count * P_MAX)
+        logits_psum = psum_of((P_MAX, count))
         weight_sb = loaded(weight_hbm.reshape((P_MAX, -1, vocabulary))[:, :, columns])
         for n in range(count):
             stationary_sb = weight_sb[:, :, n * P_MAX : (n + 1) * P_MAX]
@@ -981,10 +975,8 @@ class Qwen3MoeExperts(nn.Module):
         slots = slots.scatter(0, places.reshape(-1), rows.reshape(-1))
         block = torch.arange(most, device=device)[:, None]
         owners = (ends[None] <= block).sum(1).clamp(max=self.experts - 1)[None]
-        return tuple(
-            made.to(torch.int32).contiguous()
-            for made in (slots.reshape(most, P_MAX, 1), owners, places)
-        )
+        made = slots.reshape(most, P_MAX, 1), owners, places
+        return tuple(one.to(torch.int32).contiguous() for one in made)
 
 
 class Qwen3MoeDecoderLayer(nn.Module):
@@ -1041,10 +1033,8 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
         x, first, config = self.embed_tokens(input_ids), self.layers[0], self.config
         places, caches = given["position_ids"], tuple(self.kv_mgr.past_key_values)
         seen = nn.functional.pad(given["attention_mask"][0, 0], (0, 1), value=True)
-        bias = torch.zeros_like(seen, dtype=x.dtype).masked_fill(
-            ~seen, torch.finfo(x.dtype).min / 2
-        )
-        layers, tp = (), config.neuron_config.tp_degree
+        layers, tp, hidden = (), config.neuron_config.tp_degree, torch.finfo(x.dtype).min / 2
+        bias = torch.zeros_like(seen, dtype=x.dtype).masked_fill(~seen, hidden)
         for layer in self.layers:
             layers += layer.attention.weights() + layer.experts.weights()
         out, *caches = kernel_of(len(self.layers))[config.cores](
@@ -1073,17 +1063,16 @@ def convert_layer(old: StateDict, config: InferenceConfig) -> StateDict:
     """One layer, names without its prefix: heads of a KV head side by side, experts stacked."""
     tp, dim, experts = config.neuron_config.tp_degree, config.head_dim, config.num_experts
     q, k, v, out = (old[f"self_attn.{name}_proj.weight"].t() for name in "qkvo")
-    kv_heads, group = config.num_key_value_heads, config.num_attention_heads
-    group = group // kv_heads
+    kv_heads = config.num_key_value_heads
+    group = config.num_attention_heads // kv_heads
     q_gain, k_gain = (old[f"self_attn.{name}_norm.weight"] for name in "qk")
     grouped = [part.unflatten(1, (kv_heads, -1, dim)) for part in (v, k, q)]
     stacked = {
         name: torch.stack([old[f"mlp.experts.{e}.{name}_proj.weight"].t() for e in range(experts)])
         for name in ("gate", "up", "down")
     }
-    both = [
-        torch.cat(parts, 2) for parts in zip(*(stacked[n].chunk(tp, 2) for n in ("gate", "up")))
-    ]
+    shares = [stacked[name].chunk(tp, 2) for name in ("gate", "up")]
+    both = [torch.cat(parts, 2) for parts in zip(*shares)]
     return {
         "attention.gain": old["input_layernorm.weight"],
         "attention.head_gains": torch.stack([k_gain, *[q_gain] * group]),

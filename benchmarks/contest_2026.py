@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, Optional, Sequence
 from unittest import mock
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,6 +70,7 @@ PROMPTS = {
     ),
 }  # fmt: skip
 DOCS = ROOT / "docs" / "qwen3_moe.md"
+Estimate = tuple[list[tuple[float, ...]], float]
 
 
 def floor_ns(core: NeuronCore, submodel: str) -> float:
@@ -96,14 +97,6 @@ def application(module: Any, folder: str, layers: int) -> Any:
     return model_cls(folder, config)
 
 
-class Estimate(NamedTuple):
-    """An entry: (nanoseconds of a graph, of which collectives) of each row, and the share of MACs
-    in kernels that the contest's driver counts, of the first bucket of both sub-models."""
-
-    rows: list[tuple[float, float]]
-    share: float
-
-
 def traced(module: Any, folder: str, layers: int) -> list[tuple[float, ...]]:
     """Of a model of so many layers: (nanoseconds of a graph, of which collectives) of each row, and
     (MACs, of which in kernels) of the first bucket of both sub-models."""
@@ -111,26 +104,28 @@ def traced(module: Any, folder: str, layers: int) -> list[tuple[float, ...]]:
     model = application(module, folder, layers)
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
 
-    def events(submodel: str, bucket: int) -> Any:
-        return events_of(tracing.record(model, wrappers[submodel], bucket, Path(folder)))
-
+    firsts = [(name, wrappers[name].neuron_config.buckets[0]) for name in (PREFILL, DECODE)]
+    events = {
+        (name, bucket): events_of(tracing.record(model, wrappers[name], bucket, Path(folder)))
+        for name, bucket in {*firsts, *(row[:2] for row in ROWS)}
+    }
     for submodel, bucket, _ in ROWS:
         estimator = Estimator(cost.DEFAULT_PROFILE, costs, DEGREE)
-        graph = estimator.graph(submodel, bucket, 1, events(submodel, bucket))
+        graph = estimator.graph(submodel, bucket, 1, events[submodel, bucket])
         together = sum(time for kind, _, _, time in graph.steps if kind == COLLECTIVE)
         for made in graph.schedules:  # those inside of kernels
             code = zip(made.program.instructions, made.busy)
             together += sum(time for i, time in code if i.op.name == "collective")
         found.append((graph.latency_ns, together))
-    for submodel in (PREFILL, DECODE):
-        for _, event in events(submodel, wrappers[submodel].neuron_config.buckets[0]):
-            macs[0] += event.macs
-            macs[1] += event.macs * (event.kind == KERNEL)
+    for _, event in events[firsts[0]] + events[firsts[1]]:
+        macs[0] += event.macs
+        macs[1] += event.macs * (event.kind == KERNEL)
     return [*found, tuple(macs)]
 
 
 def estimate(path: Optional[Path], core: NeuronCore) -> Estimate:
-    """Of an entry's file; None is the baseline."""
+    """Of an entry's file (None: the baseline), (nanoseconds of a graph, of which collectives) of
+    each row, and the share of MACs in kernels that the contest's driver counts."""
     with tempfile.TemporaryDirectory() as name, using(core):
         (Path(name) / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
         # an entry may put a constructor of its own into the SDK's class
@@ -140,7 +135,7 @@ def estimate(path: Optional[Path], core: NeuronCore) -> Estimate:
     times = (LAYERS - TRACED[0]) / (TRACED[1] - TRACED[0])  # the difference comes on top
     pairs = [zip(*pair) for pair in zip(few, more)]
     *rows, (macs, inside) = [tuple(a + (b - a) * times for a, b in pair) for pair in pairs]
-    return Estimate(rows, inside / macs)
+    return rows, inside / macs
 
 
 def score(target: str, entry: Estimate) -> tuple[float, float]:
@@ -149,13 +144,13 @@ def score(target: str, entry: Estimate) -> tuple[float, float]:
     Each prompt is one prompt's graph and steps up to LENGTH tokens, with the ruler's host work.
     """
     host = cost.Overheads().step_ns - cost.Overheads().graph_ns
-    (step, _), (short, _), (long, _) = entry.rows
+    ((step, _), (short, _), (long, _)), share = entry
     total, seconds = 0.0, []
     for tokens, base_ms, base_rate in PROMPTS[target]:
         prompt = short if tokens <= ROWS[1][1] else long
         seconds.append((prompt + host + (LENGTH - tokens) * (step + host)) / 1e9)
         faster = base_ms / 1e3 / seconds[-1] * (LENGTH / seconds[-1]) / base_rate
-        total += faster * (1 + entry.share)
+        total += faster * (1 + share)
     return seconds[0], total
 
 
@@ -169,12 +164,12 @@ def table(targets: Sequence[str], entries: Sequence[Path]) -> str:
         with mock.patch.dict(os.environ, {"NEURON_PLATFORM_TARGET_OVERRIDE": target}):
             columns = [estimate(path, GENERATIONS[target]) for path in files.values()]
         for at, (submodel, _, words) in enumerate(ROWS):
-            rows = [column.rows[at] for column in columns]
+            rows = [column[at] for column, _ in columns]
             cells = [f"{total / 1e6:.2f} ({part / 1e6:.1f})" for total, part in rows]
             floor = floor_ns(GENERATIONS[target], submodel) / 1e6
             lines.append(f"| {target}, {words} | {floor:.2f} | {' | '.join(cells)} |")
         scores = [score(target, column) for column in columns]
-        cells = [f"{total:.1f} ({c.share:.2f})" for (_, total), c in zip(scores, columns)]
+        cells = [f"{total:.1f} ({share:.2f})" for (_, total), (_, share) in zip(scores, columns)]
         lines.append(f"| {target}, score of five prompts (share of NKI) | | {' | '.join(cells)} |")
         cells = [f"{seconds:.2f}" for seconds, _ in scores]
         lines.append(f"| {target}, first prompt, seconds | | {' | '.join(cells)} |")

@@ -143,17 +143,8 @@ def table(rows: Sequence[Row], keep: bool) -> None:
 
 
 # --- The stream of a layer ------------------------------------------------------------------------
-LETTERS = {"keys": "k", "values": "v", "qkv_hbm": "q", "out_hbm": "o", "gate_hbm": "g",
-           "up_hbm": "u", "down_hbm": "d", "head": "h"}  # fmt: skip
 COLUMN_NS = 4_000.0
 SHADES = " .:+#"
-
-
-def letter(instruction: Any, layer: int) -> str:
-    """What a transfer brings: of the layer as a capital."""
-    name, _, number = instruction.src[0].storage.name.rpartition("_")
-    found = LETTERS.get(name, "-")
-    return found.upper() if number == str(layer) else found
 
 
 def stream(made: Schedule, layer: int) -> list[str]:
@@ -174,7 +165,9 @@ def stream(made: Schedule, layer: int) -> list[str]:
         return found
 
     lanes = [(at, *span) for lane, at, *span in made.lane_spans() if lane == 0 and names[at] != "="]
-    arriving = shares((letter(code[at], layer), *span) for at, *span in lanes)
+    # the first letter of what a transfer brings: of the layer as a capital
+    named, own = [(code[at].src[0].storage.name, *span) for at, *span in lanes], f"_{layer}"
+    arriving = shares((n[0].upper() if n.endswith(own) else n[0], *span) for n, *span in named)
     busy = shares(zip(names, made.start, made.end))
     lines = ["arrives    " + "".join(max(a, key=a.__getitem__) if a else " " for a in arriving)]
     lines.append("collective " + "".join("=" if column.get("=") else " " for column in busy))
