@@ -164,10 +164,11 @@ def stream(made: Schedule, layer: int) -> list[str]:
                 found[n][key] = found[n].get(key, 0.0) + max(0.0, time)
         return found
 
-    lanes = [(at, *span) for lane, at, *span in made.lane_spans() if lane == 0 and names[at] != "="]
+    lanes = [span[1:] for span in made.lane_spans() if span[0] == 0 and names[span[1]] != "="]
     # the first letter of what a transfer brings: of the layer as a capital
-    named, own = [(code[at].src[0].storage.name, *span) for at, *span in lanes], f"_{layer}"
-    arriving = shares((n[0].upper() if n.endswith(own) else n[0], *span) for n, *span in named)
+    sources = [code[at].src[0].storage.name or "-" for at, *_ in lanes]
+    letters = [n[0].upper() if n.endswith(f"_{layer}") else n[0] for n in sources]
+    arriving = shares((key, *span) for key, (_, *span) in zip(letters, lanes))
     busy = shares(zip(names, made.start, made.end))
     lines = ["arrives    " + "".join(max(a, key=a.__getitem__) if a else " " for a in arriving)]
     lines.append("collective " + "".join("=" if column.get("=") else " " for column in busy))
