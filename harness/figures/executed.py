@@ -69,8 +69,8 @@ def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int
         told = [difference(one, graph, others) for one in of_it] or ["it did not run"]
         if any(told):
             raise SubmissionFailed(
-                f"{graph.submodel}, bucket {graph.sizes}: {next(filter(None, told))}; run on data "
-                "what was traced, whose MACs and time are counted."
+                f"{graph.submodel}, bucket {graph.sizes}: {next(filter(None, told))}; run the "
+                "traced work on data, since its MACs and time are counted."
             )
 
 

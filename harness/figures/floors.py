@@ -57,8 +57,8 @@ def check_macs(session: Session, graphs: Sequence[Graph]) -> None:
         if graph.macs < least:
             raise SubmissionFailed(
                 f"{graph.submodel}, bucket {graph.bucket}: its process counts {graph.macs:,} MACs, "
-                f"expected at least {least:,}, which the model's own sizes take; leave what counts "
-                "them as it is, and compute every product of the model."
+                f"expected at least {least:,}, which the model's own sizes take; leave the "
+                "counting unchanged, and compute every product of the model."
             )
 
 
@@ -74,5 +74,5 @@ def check_time(session: Session, submodel: str, bucket: int, milliseconds: float
         raise SubmissionFailed(
             f"{submodel}, bucket {bucket}: its process estimates {milliseconds:.4g} ms, expected "
             f"at least {needed:.4g} ms, which its products and weights alone take; leave the cost "
-            "model as it is."
+            "model unchanged."
         )

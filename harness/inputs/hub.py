@@ -54,4 +54,6 @@ def download(model_id: str) -> Path:
     except (HfHubHTTPError, OSError, ValueError) as error:
         reason = " ".join(str(error).split()).rstrip(".")[:120]
         told, cause = f"{type(error).__name__}: {reason}; {elsewhere}", error
-    raise UserError(f"{model_id} cannot be had from the Hugging Face hub: {told}.") from cause
+    raise UserError(
+        f"{model_id} cannot be downloaded from the Hugging Face hub: {told}."
+    ) from cause

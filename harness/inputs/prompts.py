@@ -143,8 +143,8 @@ def check_lengths(
         if max_context is not None and len(tokens) > max_context:
             raise UserError(
                 f"The prompt {shown} has {len(tokens)} tokens, more than --max-context-length "
-                f"{max_context}; raise that to at least {len(tokens)}, or leave out what keeps it "
-                "from being fed in chunks (left padding, speculation)."
+                f"{max_context}; raise that to at least {len(tokens)}, or leave out the "
+                "option that keeps it from being fed in chunks (left padding, speculation)."
             )
 
 

@@ -64,8 +64,8 @@ def check(path: Path, model: models.ModelFolder, quantization_type: str) -> None
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise UserError(
-            f"The quantised folder {path} holds no safetensors, expected what "
-            "save_quantized_state_dict writes; name another path, where one is made."
+            f"The quantised folder {path} holds no safetensors, expected "
+            "files of save_quantized_state_dict; name another path, and one is made there."
         )
     shapes: dict[str, list[int]] = {}
     for file in files:

@@ -101,7 +101,7 @@ def _do(loaded: Loaded, conversation: Conversation, line: str) -> None:
         console.say(f"Forgotten: {_turns(conversation.turns)}.")
         conversation.reset()
     elif word.startswith("/"):
-        raise UserError(f"There is no command {word}; /help lists what there is.")
+        raise UserError(f"There is no command {word}; /help lists the commands.")
     else:
         _answer(loaded, conversation, line)
 

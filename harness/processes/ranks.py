@@ -88,8 +88,8 @@ class Store:
         while self._store.add(_name("keyed"), 0) < place.size - 1:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"Not all of {place.size} ranks have come within {place.timeout_seconds:g} s; "
-                    "see what torchrun says of the others."
+                    f"Not all of {place.size} ranks have joined within {place.timeout_seconds:g} "
+                    "s; see what torchrun says of the others."
                 )
             time.sleep(LOOK_SECONDS)
         self._store.delete_key(_name("key"))

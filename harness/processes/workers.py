@@ -244,7 +244,7 @@ class Process(Worker):
         except wire.WireError as error:
             self.close()
             raise SubmissionFailed(
-                f"{what}: its process sent what is no answer ({error}); nothing but the driver's "
+                f"{what}: its process sent no valid answer ({error}); nothing but the driver's "
                 "own code may write to its connection."
             ) from error
         except (EOFError, ConnectionError, OSError) as error:

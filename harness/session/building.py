@@ -151,7 +151,7 @@ def _checked_buckets(found: Any) -> dict[str, list[int]]:
     if not whole:
         raise SubmissionFailed(
             f"The model's buckets are no lists of lengths, got {str(found)[:80]!r}; leave the "
-            "SDK's wrappers as they are."
+            "SDK's wrappers unchanged."
         )
     return found
 
@@ -214,7 +214,7 @@ def _take(made: Path, target: Path) -> None:
         check_plain(target)  # where the submission reaches nothing any more
     except (ValueError, FileNotFoundError) as error:
         raise SubmissionFailed(
-            f"What the submission leaves in its folder is no compiled model ({error}); expected "
+            f"The submission's folder holds no compiled model ({error}); expected "
             "plain files and folders."
         ) from error
 
@@ -327,8 +327,8 @@ def _checksum(path: Path, until: float = math.inf) -> str:
                 value, size = zlib.crc32(part, value), size + len(part)
                 if time.monotonic() > until:
                     raise SubmissionFailed(
-                        "What the submission leaves in its folder is not read within the limit: "
-                        f"{path.name!r:.80} is too large; --time-limit changes that."
+                        "Reading the submission's folder takes longer than the limit: "
+                        f"{path.name!r:.80} is too large; --time-limit changes the limit."
                     )
     except OSError:
         return ""

@@ -378,7 +378,7 @@ class _OfGraphs(LogitsProcessor):
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         if not importlib.import_module("neuron_cpu.runtime.executed").made(scores):
             raise UserError(
-                "the logits of a step are computed on the host, expected those that a graph gives; "
+                "the logits of a step are computed on the host, expected logits of a graph; "
                 "compute them in the traced model, whose time is counted"
             )
         return scores

@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
     now = search.attempt(oracle, task, point, [(0.0, 0)], source.at(point))  # beaten: not run
     if now.kind == "failed":
         raise UsageError(
-            f"{args.kernel} fails as it is ({now.refusal}), expected a kernel that takes these "
+            f"{args.kernel} fails unchanged ({now.refusal}), expected a kernel that takes these "
             "arguments; correct --arg or --case."
         )
     known = earlier.trials(args.resume, task, names) if args.resume else []

@@ -113,7 +113,7 @@ class Tape:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise CompileError(
                 f"A graph cannot be written ({error}), expected kernels that are functions of a "
-                "module and arguments that pickle takes; define what it names at module level."
+                "module and arguments that pickle takes; define the named objects at module level."
             ) from error
         return buffer.getvalue()
 
@@ -311,8 +311,8 @@ class Capture:
             return self._view(tensor, written[0])
         if tensor.is_meta:
             raise CompileError(
-                f"A tensor of shape {list(tensor.shape)} without values is none of the graph's, "
-                "expected inputs, weights and what is computed from them; make it in forward."
+                f"A tensor of shape {list(tensor.shape)} without values is not the graph's, "
+                "expected inputs, weights and tensors computed from them; make it in forward."
             )
         number = self.new(tensor)
         with _disable_current_modes():

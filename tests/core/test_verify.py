@@ -392,7 +392,7 @@ def test_partly_written_output_is_a_warning_with_the_first_gap() -> None:
         nl.store(out[100:128, 0:60], nl.load(x[100:128, 0:60]))
         return out
 
-    with pytest.warns(NkiWarning, match=r"112 elements are not, out\[100:128, 60:64\] first"):
+    with pytest.warns(NkiWarning, match=r"112 elements are missing, out\[100:128, 60:64\] first"):
         trace(kernel, (128, 64))
 
 

@@ -129,7 +129,7 @@ def test_reasons_differ_by_more_than_numbers() -> None:
         (["--space", "WIDTH"], "expected NAME=VALUE"),
         ([], "nothing is declared"),
         (["--space", "WIDTH=64", "--values", "odd"], "--values odd"),
-        (["--space", "WIDTH=64", *["--arg", "1"] * 4], "fails as it is"),
+        (["--space", "WIDTH=64", *["--arg", "1"] * 4], "fails unchanged"),
         (["--space", "WIDTH=64", "--ref", "absent.py:f"], "absent.py does not exist"),
     ],
 )

@@ -55,7 +55,7 @@ def check_capacity(program: Program) -> None:
             program,
             "sim_sbuf_capacity",
             f"live SBUF tensors need {most} bytes per partition, expected at most "
-            f"{CORE.sbuf_usable_bytes} ({CORE.sbuf_usable_bytes // KIB} KiB), what is beyond is "
+            f"{CORE.sbuf_usable_bytes} ({CORE.sbuf_usable_bytes // KIB} KiB), the rest is "
             "spilled to HBM and read back; tile the free axis or create tensors inside the loop "
             f"that uses them; at this line live: {_largest(_live(spans, 'sbuf', at))}",
             at,
@@ -66,7 +66,7 @@ def check_capacity(program: Program) -> None:
             program,
             "sim_psum_capacity",
             f"live PSUM tensors need {most} banks, expected at most {CORE.psum_banks} of "
-            f"{CORE.psum_bank_bytes} bytes per partition, what is beyond is copied out and back; "
+            f"{CORE.psum_bank_bytes} bytes per partition, the rest is copied out and back; "
             "copy results to SBUF earlier or accumulate fewer tiles at a time; at this line live: "
             f"{_largest(_live(spans, 'psum', at))}",
             at,

@@ -34,7 +34,7 @@ def check_lost_products(program: Program) -> None:
             warn(
                 "sim_lost_product",
                 f"nc_matmul overwrites {dst.label()} with accumulate=False, and nobody has read "
-                f"the product of line {line} there, expected that one to be read or added to; "
+                f"the product of line {line} there, expected that product to be read or added to; "
                 "leave accumulate open or say True",
                 place(program, instruction),
             )

@@ -63,8 +63,8 @@ def check_values(program: Program) -> None:
             warn(
                 "sim_output_partly_written",
                 f"output {output.label()} is written in part: {int(np.count_nonzero(state))} "
-                f"elements are not, {box_text(state != 0, output)} first, expected all of them; "
-                "store the rest or make the output smaller",
+                f"elements are missing, {box_text(state != 0, output)} first, expected all of "
+                "them; store the rest or make the output smaller",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
 

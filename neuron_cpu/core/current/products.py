@@ -194,8 +194,8 @@ def _warn_of_loop(dst: View) -> None:
             warn(
                 "sim_accumulation_loop",
                 f"nc_matmul into {dst.label()} in a device loop leaves accumulate open: sources do "
-                "not say what that is in later iterations, expected True or False; here the first "
-                "iteration overwrites and later ones add",
+                "not say what that means in later iterations, expected True or False; here the "
+                "first iteration overwrites and later ones add",
             )
             return
         frame = frame.parent
@@ -345,7 +345,7 @@ def _scales(given: Any, data: View, what: str) -> View:
             "sim_scale_packing",
             f"{what} with scales {scale.label()} at partition {scale.start_partition} for "
             f"{data.label()}: sources leave open how scales of up to 32 partitions share a "
-            "quadrant, expected scales at the start of one; here they are the rows given",
+            "quadrant, expected scales at the start of one; here the given rows count",
         )
     return scale.bitcast(UINT8).reshape((scale.shape[0], scale.free_size))
 

@@ -25,8 +25,8 @@ from .operands import NkiInstruction, alike, column, put, tensor
 def _warn_of_stream(what: str) -> None:
     warn(
         "sim_random_stream",
-        f"{what} draws random numbers: their streams are not published, expected nothing that "
-        "depends on single ones; here they repeat in every run",
+        f"{what} draws random numbers: their streams are not published, expected results "
+        "that do not depend on single numbers; here they repeat in every run",
         advice=True,
     )
 

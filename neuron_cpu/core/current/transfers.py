@@ -103,7 +103,7 @@ def _warn_on_gen2(what: str, by_data: list[View]) -> None:
                 "sim_vector_offsets",
                 f"{what} of {view.label()} at a vector of offsets, each of which reaches into the "
                 "next row: a trn1 with SDK 2.32 read other data, expected parts of single rows; "
-                "reshape the tensor so that what one offset selects is a row",
+                "reshape the tensor so that one offset selects one row",
             )
 
 

@@ -126,7 +126,7 @@ class _Rendezvous:
             self.failure = _refuse(
                 "sim_ranks_differ",
                 f"ranks meet in different collectives, {told}, expected the same operation, shape "
-                "and type on each; make control flow alike on all ranks",
+                "and type on each; make control flow equal on all ranks",
             )
             self.condition.notify_all()
             raise self.failure
@@ -146,7 +146,7 @@ class _Rendezvous:
                     "sim_rank_missing",
                     f"ranks {sorted(waiting)} wait in {label} for rank {min([*gone, *beyond])}, "
                     "which does not come, expected every rank of the group there; call "
-                    "collectives alike on all ranks",
+                    "the same collectives on all ranks",
                 )
                 self.condition.notify_all()
 

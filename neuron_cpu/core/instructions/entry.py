@@ -156,8 +156,8 @@ def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
     if one and not sink:
         raise refuse(
             "sim_broadcast_result",
-            f"{op.name} writes {view.label()}, a broadcast whose elements are one, expected a "
-            "result with elements of its own; write the element that it repeats",
+            f"{op.name} writes {view.label()}, a broadcast whose elements share a place, expected "
+            "a result with elements of its own; write the element that it repeats",
         )
 
 

@@ -105,7 +105,7 @@ def _truth_refusal(tensor: Tile) -> tuple[str, str]:
         return (
             "err_while_loop_requires_unconditional_entry",
             f"while loop on {tensor.label()}, expected a condition known while tracing; loop over "
-            "nl.sequential_range with a fixed trip count and mask what is done already",
+            "nl.sequential_range with a fixed trip count and mask finished elements",
         )
     if word in ("if", "elif"):
         return (

@@ -42,7 +42,7 @@ def trace(
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
                 f"Input {at} of torch_neuronx.trace is {type(tensor).__name__}, expected a tensor; "
-                "leave what is no tensor to a wrapper around the module."
+                "pass other values by a wrapper around the module."
             )
     traced = _Traced(func, inputs)
     traced(*inputs)

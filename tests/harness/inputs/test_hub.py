@@ -108,7 +108,7 @@ def test_a_model_is_downloaded_and_found_again_without_the_hub(
 def test_models_that_are_not_for_you_are_refused(
     name: str, told: str, served: ThreadingHTTPServer
 ) -> None:
-    with pytest.raises(UserError, match=f"some/{name} cannot be had .*{told}"):
+    with pytest.raises(UserError, match=f"some/{name} cannot be downloaded .*{told}"):
         hub.download(f"some/{name}")
 
 

@@ -302,7 +302,7 @@ def test_the_end_of_torchrun_is_told_in_a_sentence(stores, monkeypatch):
 def test_no_key_no_order(stores):
     """Without another rank rank 0 begins nothing."""
     place = Place(0, 3, "127.0.0.1", stores[2].port, timeout_seconds=0.2)
-    with pytest.raises(UserError, match="Not all of 3 ranks have come within 0.2 s"):
+    with pytest.raises(UserError, match="Not all of 3 ranks have joined within 0.2 s"):
         ranks.Store(place)
 
 

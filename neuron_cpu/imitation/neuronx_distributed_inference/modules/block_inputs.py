@@ -51,8 +51,8 @@ class BlockArguments(NamedTuple):
             raise ValueError(f"block_table has {len(table)} rows, expected {rows} as input_ids.")
         if bool((computed < 0).any()) or bool((full <= computed).any()):
             raise ValueError(
-                f"Of contexts of {full.tolist()} tokens {computed.tolist()} are computed, expected "
-                "fewer in every sequence: the last token's logits are asked for."
+                f"Contexts of {full.tolist()} tokens have {computed.tolist()} computed ones, "
+                "expected fewer in every sequence, because the last token's logits are needed."
             )
         most = config.pa_num_blocks
         if int(table.max()) >= most or int(slots.max()) >= most * config.pa_block_size:
