@@ -35,6 +35,7 @@ _LOCATE = "harness.figures.nonfinite:locate"
 BF16_MANTISSA_BITS = 7
 MOST_KEPT_BYTES = 32 << 20  # of one prompt's logits: 8 tokens of Llama-3.2-1B have 4 MB
 MOST_DIVERGENCES = 5  # printed; reports have all of them
+FAR = 25  # times the baseline's squared error: no rounding, whatever the greedy tokens say
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,8 @@ class RowResult:
             lines += [line for divergence in shown for line in divergence.describe()]
             left = len(self.divergences) - len(shown)
             lines += [f"... and at {left} more positions"] if left else []
-            if all(divergence.is_tie for divergence in self.divergences):
+            far = FAR * (self.baseline_error or math.inf)
+            if (self.own_error or 0) < far and all(one.is_tie for one in self.divergences):
                 lines.append(
                     "No greedy token differs but in ties: two correct bf16 programs can differ so; "
                     "--mode diff tells rounding from a bug."

@@ -118,7 +118,9 @@ def show(
             for words in op.profile.spills:
                 out.print(words)
             lines = tables.line_table(op.profile.lines, op.profile.time_ns, top)
-            terminal.print_table(out, lines, tables.EXPENDABLE, "bound by", ELSEWHERE)
+            terminal.print_table(
+                out, lines, tables.expendable(op.profile.lines), "bound by", ELSEWHERE
+            )
 
 
 def _calls(prompt: PromptEstimate) -> Table:

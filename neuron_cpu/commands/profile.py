@@ -70,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     console = terminal.output(kernels.PIPED_WIDTH)
 
     def print_table(table: Any) -> None:
-        terminal.print_table(console, table, tables.EXPENDABLE, "bound by", ELSEWHERE)
+        leave_out = tables.expendable(summary.lines)
+        terminal.print_table(console, table, leave_out, "bound by", ELSEWHERE)
 
     tables.print_profile(console, summary, print_table, args.top)
     for line in tables.other_releases(found.total, by_release):

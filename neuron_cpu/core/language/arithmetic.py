@@ -38,7 +38,7 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tile, Any], Any]:
                 "err_num_partition_mismatch",
                 f"operator '{name}' of {self.label()} and {other.label()}, expected equal "
                 "partition counts: operators do not broadcast the partition axis; use nl "
-                "functions or broadcast_to",
+                "functions, or broadcast_to of a row (1, n)",
             )
         return function(other, self) if reflected else function(self, other)
 

@@ -101,8 +101,11 @@ def _critical(found: Profile) -> Table:
     return table
 
 
-# Columns of `line_table` that a narrow terminal does without, the first one first.
-EXPENDABLE = ("MFU", "MBU", "n", "bytes", "instructions", *(f"{e.value} µs" for e in ENGINES))
+def expendable(lines: Sequence[Line]) -> list[str]:
+    """Columns that a narrow terminal does without, the first one first, the busiest engine last."""
+    engines = sorted(zip(ENGINE_KEYS, ENGINES), key=lambda e: sum(one.busy[e[0]] for one in lines))
+    rest = ("MFU", "MBU", "n", "bytes", "instructions", "function")
+    return [*rest, *(f"{engine.value} µs" for _, engine in engines)]
 
 
 def line_table(lines: Sequence[Line], total: float, top: int) -> Table:

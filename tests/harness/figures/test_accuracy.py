@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -69,6 +70,15 @@ def test_a_tie_excuses_no_other_difference(check) -> None:
     wrong = logits(5, 3, TIE)
     wrong[..., 0] = -16.0
     assert not check(logits(3, 5, TIE), wrong).passed
+
+
+def test_an_error_far_from_rounding_is_not_excused_by_equal_tokens(check) -> None:
+    wrong = logits(3, 5, 1.0)
+    wrong[..., 0] = -16.0
+    result = check(logits(3, 5, 1.0), wrong)
+    for own, excused in ((0.03, True), (6.6, False)):
+        told = dataclasses.replace(result, baseline_error=0.004, own_error=own).lines()
+        assert any("two correct bf16 programs" in line for line in told) == excused
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
