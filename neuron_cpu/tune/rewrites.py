@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -34,12 +35,8 @@ class Rewrites:
         """
         line, pipe, code = "", subprocess.PIPE, self.task.source.at({})
         try:
-            with (
-                contextlib.suppress(BrokenPipeError),
-                subprocess.Popen(
-                    shlex.split(self.command), stdin=pipe, stdout=pipe, text=True
-                ) as script,
-            ):
+            command = shlex.split(self.command)
+            with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as script:
                 assert script.stdin is not None and script.stdout is not None
                 for number in range(self.most + 1):
                     trial = attempt(self.oracle, self.task, {"candidate": number}, (), code)
@@ -47,8 +44,8 @@ class Rewrites:
                     trial.answer = trial.answer | {"source": code["source"]}
                     self.trials.append(trial)
                     self.done(trial)
-                    script.stdin.write(json.dumps(told) + "\n")
-                    script.stdin.flush()
+                    with contextlib.suppress(BrokenPipeError):  # it may have written and ended
+                        os.write(script.stdin.fileno(), json.dumps(told).encode() + b"\n")
                     line = script.stdout.readline() if number < self.most else ""
                     if not line:
                         break

@@ -308,7 +308,8 @@ def test_a_script_that_rewrites_the_kernel(folder: Path, capsys) -> None:
     told = " ".join(capsys.readouterr().out.split())  # a terminal of 80 columns folds lines
     assert "5 points tried: 2 legal, 2 wrong, 1 illegal" in told and "use nl.matmul" in told
     nested = 'input(); print("[" * 200000)', "recursion depth"
-    for words, said in (("input(); print({})", "expected lines"), ("1 / 0", "status 1"), nested):
+    lines = ("input(); print({})", "expected lines"), ("print(1)", "expected lines")  # unread
+    for words, said in (*lines, ("1 / 0", "status 1"), nested):
         assert tune(folder, "--rewrite", f"{sys.executable} -c '{words}'", *options) == 2
         assert said in capsys.readouterr().err
     assert tune(folder, "--rewrite", "true", "--space", "WIDTH=64") == 2
