@@ -99,7 +99,7 @@ LONG_BLOCK = 384  # and beyond
 SHORT_FEATURES = 2048
 HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, of tokens of one pass over its weight
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
-CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
+CHUNK_BYTES = 112 * 1024  # SBUF per partition for the kept tensors of a chunk
 # --- Layouts --------------------------------------------------------------------------------------
 #
 # Features lie on partitions from end to end: every product keeps its weights stationary and lets up
@@ -714,7 +714,7 @@ class Projection(NamedTuple):
         terms_sb = nl.ndarray((P_MAX, 2, x.shape[1]), self.x_sb.dtype)
         terms_sb[:, 0, :] = nisa.tensor_tensor(x, self.cos_sb[:, columns], nl.multiply)
         terms_sb[:, 1, :] = nisa.tensor_tensor(x, self.sin_sb[:, columns], nl.multiply)
-        # their sum [128, size], two passes: x cos as it is, x sin with halves of heads exchanged
+        # their sum [128, size], two passes: x cos unchanged, x sin with halves of heads exchanged
         rotated_psum = psum_zeros(x.shape)
         rotated_psum[...] += nisa.nc_matmul(self.layer.identity_sb, terms_sb[:, 0, :])
         rotated_psum[...] += nisa.nc_matmul(self.layer.swap_sb, terms_sb[:, 1, :])
@@ -789,7 +789,7 @@ def negated_maximum(scores_sb, scale):
 # --- Attention of a prompt ------------------------------------------------------------------------
 #
 # A group is up to 128 tokens of a sequence in up to four query heads that share a KV head. It
-# passes twice over its visible keys, those up to its last token. An example: 128 tokens, heads A
+# passes twice over its visible keys, up to its last token. An example: 128 tokens, heads A
 # and B of 64 features, each with queries, keys and values of its own. Partitions run downwards.
 # The projections leave queries and keys with features on partitions, values with tokens there:
 #
@@ -801,7 +801,7 @@ def negated_maximum(scores_sb, scale):
 #     127 +-------------------+    token 127 +--------+--------+
 #
 # SequenceKeys keeps keys and values by head. An augmented row stands behind the features of keys,
-# where TensorE has idle rows, and a column of ones behind those of values. Of head A:
+# where TensorE has idle rows, and a column of ones behind the values. For head A:
 #
 #     k_sb                         q_sb                         v_sb
 #     0   +---- 128 keys -----+    0   +--- 128 queries ---+    key 0   +-------------+-+
@@ -843,8 +843,8 @@ def negated_maximum(scores_sb, scale):
 # of other tokens. So the steps of all that is under way take turns, a bank of PSUM at a time.
 
 GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
-LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
-PROMPT_BYTES = 154 * 1024  # SBUF for what stays of a prompt: steps need some 20 KiB more
+LEAD = 2  # groups between their two passes: no engine waits for work that another just began
+PROMPT_BYTES = 154 * 1024  # SBUF for the kept tensors of a prompt; steps need some 20 KiB more
 
 
 def contraction(rows):
@@ -1340,7 +1340,7 @@ def cache_runs(length, most=P_MAX):
     """(lanes, runs): how a cache of so many keys lies on at most ``most`` partitions.
 
     Partition p takes the ``runs`` keys from p * runs on, which lie next to each other in HBM; tile
-    t holds the keys t, t + runs, ... Sums over keys do not mind the order, if the mask has it too.
+    t holds the keys t, t + runs, ... Sums over keys allow any order, if the mask has it, too.
     """
     fewest = math.ceil(length / most)
     runs = next(runs for runs in range(fewest, length + 1) if length % runs == 0)
@@ -1511,7 +1511,7 @@ def spread_weights(weights_sb, cache, heads):
     """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, B, group].
 
     TensorE transposes them, lanes on partitions, and then copies each KV head's part to that head's
-    lanes: a product with an identity that stands there, and is zero at the lanes of other heads.
+    lanes. Identities that are zero at other heads' lanes copy it.
     """
     (partitions, count, tiles, _), dtype = cache.v_sb.shape, weights_sb.dtype
     kv_heads, group, rows = heads.kv_heads, heads.group, weights_sb.shape[0]
@@ -1615,7 +1615,7 @@ def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
 
 class InnerTokens(NamedTuple):
     """A Block on its way through the MLP @ SBUF: hidden states [128, H/128, count], the scale of
-    their norm [128, count], and what down contracts [128, F/128, count]."""
+    their norm [128, count], and the input of down [128, F/128, count]."""
 
     block: Block
     x_sb: Sbuf
@@ -2185,7 +2185,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
 class NeuronLlamaHead(KernelWeight):
     """Final norm and LM head in one kernel; logits are gathered unless the device samples.
 
-    The base class hands over just the last token of each sequence, so no other row is normalised.
+    The base class passes only the last token of each sequence, so no other row is normalised.
     """
 
     def __init__(self, config: InferenceConfig, gather_output: bool) -> None:

@@ -44,7 +44,7 @@ class Adapters(NamedTuple):
 
     def inputs(self, x_sb, token):
         """A x of the tokens from number ``token`` on, x_sb [128, K/128, T] -> tiles [ranks, T] @
-        SBUF of up to 128 ranks, zero for ranks that are not the token's."""
+        SBUF of up to 128 ranks, zero for the ranks of other tokens' adapters."""
         (_, k_tiles, tokens), found = x_sb.shape, []
         ranks = self.b_hbm.shape[0]
         a_sb = nl.load(self.a_hbm).reshape((P_MAX, k_tiles, ranks))
@@ -189,8 +189,8 @@ class AdaptedLayer(NeuronLlamaDecoderLayer):
 
 
 def add_idle_layer(model: nn.Module, config: InferenceConfig) -> None:
-    """NxDI hands out the numbers of adapters, and changes layers that have their names: one that
-    nothing runs through."""
+    """Add a layer that nothing runs through: NxDI numbers the adapters, and changes layers of their
+    names."""
     neuron_config = config.neuron_config
     model.idle_adapter = nn.Linear(1, 1, bias=False, dtype=neuron_config.torch_dtype)
     neuron_config.lora_config.target_modules = [IDLE_TARGET]

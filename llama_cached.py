@@ -55,8 +55,9 @@ QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other
 
 
 def chunk_tokens(features, heads, itemsize, quantised=False):
-    """The same for attention, where x, Q and K of each token stay, with room for another Q, and x
-    times the norm's gain where weights are quantised; behind them Q, K, V and new keys."""
+    """The tokens of a chunk of attention. x, Q and K of each token stay, with room for another Q,
+    and x times the norm's gain where weights are quantised; behind them stand Q, K, V and new
+    keys."""
     tiles = features // P_MAX * (2 if quantised else 1)
     projected = itemsize * (tiles + 2 * heads.q_tiles + heads.stacks)
     values = itemsize * heads.kv_heads * heads.head_dim + key_bytes(
@@ -75,8 +76,8 @@ def key_room(shape, heads, dtype):
 
 def is_decode_step(batch, length, heads, itemsize, named):
     """Whether the decode kernel takes one new token a sequence over so many keys, which a table may
-    have ``named``; the kernel of several reads blocks of a cache instead, for which SBUF has room
-    at any length."""
+    have ``named``. Otherwise the kernel of several tokens reads blocks of a cache, which fit
+    SBUF."""
     keys, lanes = whole_tiles(length) * P_MAX, min(length, P_MAX) if named else None
     each = bytes_of_sequence(keys, heads, itemsize, lanes)
     if length > DECODE_KEYS or slots_of(heads) > 1:
@@ -122,7 +123,7 @@ class AnyCache(NamedTuple):
 
     @property
     def by_token(self) -> bool:
-        """Whether rows that a table names have a token's heads side by side."""
+        """Whether rows that a table names hold a token's heads side by side."""
         return self.rows_sb is not None and len(self.keys_hbm.shape) == 4
 
 
@@ -770,7 +771,7 @@ def attention_chunk_kernel(
     bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
     a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None, window=None,
 ):  # fmt: skip
-    """The same for several new tokens per sequence: over the cache, and causally over themselves.
+    """Attend with several new tokens per sequence: over the cache, and causally over themselves.
 
     bias [B, L], keys in the order of ``cache_runs``: a cache that is longer is read as far as its
     L-th key; active [B, n, n] in the type of x, 0 where a token (row) sees one and MASKED
@@ -862,8 +863,8 @@ class CachedAttention(AnyAttention):
     def within_window(
         self, mask: torch.Tensor, active_mask: Optional[torch.Tensor], places: Any
     ) -> Tuple[Any, ...]:
-        """The masks without what lies ``window`` tokens and more in front of a query; ``places``
-        [B, n] of new tokens behind a cache, None where there is no cache."""
+        """The masks without keys ``window`` tokens and more in front of a query; ``places`` [B, n]
+        of new tokens behind a cache, None where there is no cache."""
         keys = torch.arange(mask.shape[-1], device=mask.device)
         queries = keys[None] if places is None else places  # padded on the right
         mask = mask & (queries[:, None, :, None] - keys < self.window)
@@ -982,7 +983,7 @@ class CachedModel(NeuronLlamaModel):
         self.medusa_speculation_length = config.neuron_config.medusa_speculation_length
 
     def init_inference_optimization(self, config: InferenceConfig) -> None:
-        """Make the caches. Kernels take fp8 as it is stored, except in a model of float32."""
+        """Make the caches. Kernels read stored fp8 directly, except in a model of float32."""
         super().init_inference_optimization(config)
         narrow = config.neuron_config.torch_dtype is not torch.float32
         if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
@@ -1089,7 +1090,7 @@ class NeuronConfigNKI(llama.NeuronConfigNKI):
 
 
 def check_window(config: InferenceConfig) -> None:
-    """ValueError for a sliding window with what does not count positions as it does."""
+    """ValueError for a sliding window with options that count positions otherwise."""
     window, neuron_config = window_of(config), config.neuron_config
     if getattr(config, "use_sliding_window", False):  # Qwen's
         raise ValueError(

@@ -59,8 +59,8 @@ class HeadGains(NamedTuple):
 
 
 class HeadNorm(NamedTuple):
-    """An RMSNorm over each query and key head: the gains of both [128, 2], what takes the mean over
-    a head's lanes [128, 128], and its epsilon [128, 1] @ SBUF."""
+    """An RMSNorm over each query and key head: the gains of both [128, 2], the operand that takes
+    the mean over a head's lanes [128, 128], and epsilon [128, 1] @ SBUF."""
 
     gains_sb: Sbuf
     mean_sb: Sbuf
@@ -87,19 +87,19 @@ def model_type(config: InferenceConfig) -> str:
 
 
 def attention_biases(config: InferenceConfig) -> Tuple[bool, bool]:
-    """Whether Q, K and V have biases, and the output; Qwen2 has no word for its own."""
+    """Whether Q, K and V have biases, and the output; Qwen2's config has no field for it."""
     every = bool(getattr(config, "attention_bias", False))
     return every or model_type(config) == "qwen2", every
 
 
 def has_head_norms(config: InferenceConfig) -> bool:
-    """Whether queries and keys have RMSNorms of their own over each head, as Qwen3's."""
+    """Whether queries and keys have RMSNorms of their own over each head, as in Qwen3."""
     return model_type(config) == "qwen3"
 
 
 def slots_of(heads: HeadShape) -> int:
-    """Tiles of a head: of 256 two, a half each. Those of all first halves come before those of all
-    second ones, as if these were stacks of their own."""
+    """Tiles of a head: a head of 256 has two, a half each. All first halves come before all second
+    halves, as if these were stacks of their own."""
     return whole_tiles(heads.depth)
 
 

@@ -376,7 +376,7 @@ class AnyHead(QuantisedHead):
             self.norm = None
 
     def forward(self, x: torch.Tensor, *others: Any) -> torch.Tensor:
-        """Logits; for a chunk of a prompt just those of its last row."""
+        """Logits; for a chunk of a prompt only of its last row."""
         return super().forward(x[:, -1:] if self.last_only else x, *others)
 
     def multiply(self, columns: torch.Tensor) -> torch.Tensor:
@@ -404,7 +404,7 @@ def convert_mlp(state: StateDict, prefix: str, config: InferenceConfig) -> None:
 
 
 def convert_heads(state: StateDict, config: InferenceConfig) -> None:
-    """The head, and those that guess further tokens, for the kernels."""
+    """The head, and heads that guess further tokens, for the kernels."""
     if not is_nki_enabled(config):
         return
     state.setdefault("lm_head.weight", state["embed_tokens.weight"])

@@ -34,7 +34,7 @@ LONG_BLOCK = 384  # and beyond
 SHORT_FEATURES = 2048
 WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
-CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
+CHUNK_BYTES = 112 * 1024  # SBUF per partition for the kept tensors of a chunk
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 STEPS_LATER = 4  # after which TensorE goes on with what other engines have made of its products
 
@@ -130,8 +130,8 @@ def on_gen2():
 
 
 def sums_a_tile(columns):
-    """How many sums of so many columns share a tile @ PSUM: a bank's, but one on gen2, where the
-    compiler of SDK 2.32 lost the first product of all others (foxl-ai/kiln, docs/neuron-notes.md).
+    """The number of sums of so many columns that share a tile @ PSUM: a bank's, but one on gen2,
+    where SDK 2.32 lost the first product of other sums (foxl-ai/kiln, docs/neuron-notes.md).
     """
     return 1 if on_gen2() else max(1, MOVING_MAX // columns)
 
@@ -359,7 +359,7 @@ def stream_of(x_hbm, delta_hbm):
 
 class Residual(nl.NKIObject):
     """x + delta of a Block of hidden states [H, T] @ HBM on its way to x_sb [128, H/128, count] @
-    SBUF; without delta just x. Many tokens arrive in up to eight ``parts``, so that what follows
+    SBUF; without delta just x. Many tokens arrive in up to eight ``parts``, so that later work
     starts with one, in rows of 4 KiB."""
 
     x_hbm: nl.NkiTensor
@@ -506,7 +506,7 @@ class AttentionLayer(nl.NKIObject):
     tables: tuple
 
     def __post_init__(self):
-        """Refuses what does not belong together."""
+        """Refuse operands that do not belong together."""
         self.x_hbm, self.delta_hbm, self.stream_hbm, self.out_hbm = self.hidden
         features, tokens, heads = self.x_hbm.shape[0], self.x_hbm.shape[1], self.heads
         columns, contexts = heads.qk_tiles * P_MAX + heads.kv_features, heads.q_tiles * P_MAX
@@ -558,7 +558,7 @@ class Projection(nl.NKIObject):
 
     def project_heads(self, piece, at, qk_sb):
         """Tile ``at`` of query or key heads times cos and times sin [128, 2, T] @ SBUF, the terms
-        of its rotation: VectorE multiplies whole rows. -> what ``finish`` takes."""
+        of its rotation: VectorE multiplies whole rows. -> the input of ``finish``."""
         terms_sb = tile_of((P_MAX, 2, self.x_sb.shape[2]), self.x_sb.dtype)
         x_psum = piece.product((at - piece.first, 1, 0, self.x_sb.shape[2]), self.x_sb)
         for term in range(2):
@@ -628,8 +628,8 @@ def key_rows(qk_sb, start, tokens, heads):
 
 
 def score_scales(head_dim):
-    """(what queries are multiplied by, what scores are): together 1 / sqrt(D). A power of two (D =
-    64) rounds nothing and goes to the queries; others wait for the exponential."""
+    """(factor of queries, of scores): together 1 / sqrt(D). A power of two (D = 64) rounds nothing
+    and goes to the queries; others wait for the exponential."""
     return (0.125, 1.0) if head_dim == 64 else (1.0, 1.0 / math.sqrt(head_dim))
 
 
@@ -771,7 +771,7 @@ class GroupAttention(nl.NKIObject):
             self.augmented = self.later.leave(self, ("augment", 0, columns_sb))
 
     def finish(self, rest):
-        """Goes on with what other engines have made: see ``score``, ``run`` and ``divide``."""
+        """Continue with results of other engines: see ``score``, ``run`` and ``divide``."""
         step, tile, left_sb = rest
         if step == "augment":
             self.augment(left_sb)
@@ -1009,7 +1009,7 @@ class PromptBlock(nl.NKIObject):
 
 
 def run_all(work):
-    """Steps of work that nothing else is beside."""
+    """Run steps of work one after the other."""
     for each in work:
         each[0].run(each[1])
 
@@ -1082,9 +1082,9 @@ class PromptAttention(nl.NKIObject):
             self.sequences[sequence].append(position, tokens, qk_sb, column, current.v_sb[n])
 
     def attend(self, current, before, behind, waiting):
-        """Attention of a PromptBlock, but for the second pass of its last groups, which come back;
-        ``waiting`` are those of the block ``before``. In turns with it the output of that one and
-        the projections of the one ``behind``, each None where there is none."""
+        """Run the attention of a PromptBlock, in turns with the output of the block ``before`` and
+        the projections of the block ``behind`` (None where there is none). ``waiting`` groups of
+        the block before get their second pass; this block's last groups wait and are returned."""
         groups = current.groups(self.sequences, self.triangle_sb)
         projections = [] if behind is None else behind.projections()
         outputs, count = [] if before is None else before.outputs(), len(groups)
@@ -1283,7 +1283,7 @@ def spread_weights(weights_sb, cache, heads):
     """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, T, group].
 
     TensorE transposes them, lanes on partitions, and then copies each KV head's part to that head's
-    lanes: a product with an identity that stands there, and is zero at the lanes of other heads.
+    lanes. Identities that are zero at other heads' lanes copy it.
     """
     partitions, tiles, count = cache.v_sb.shape[0], cache.v_sb.shape[2], cache.tokens
     kv_heads, group, dtype = heads.kv_heads, heads.group, weights_sb.dtype
@@ -1388,7 +1388,7 @@ def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
 
 class InnerTokens(nl.NKIObject):
     """A Block on its way through the MLP @ SBUF: hidden states [128, H/128, count], the scale of
-    their norm [128, count], and what down contracts [128, F/128, count]."""
+    their norm [128, count], and the input of down [128, F/128, count]."""
 
     block: Block
     x_sb: nl.NkiTensor
@@ -1513,7 +1513,7 @@ def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     bias_hbm, heads,
 ):  # fmt: skip
-    """The same for one new token per sequence: attention over the cache and the token itself.
+    """Do the same for one new token per sequence: attention over the cache and the token itself.
 
     bias [B, L], keys in the order of ``cache_runs`` over P_MAX // kv_heads partitions. -> partial
     output [H, B], new keys (rotated) and values [B, kv_heads * D], and x + delta.

@@ -61,7 +61,7 @@ def shrinking(length, most, step):
 
 def in_bfloat16(weight_sb, turns):
     """Convert integers [128, tiles, k_tiles, 128] @ SBUF to a type that TensorE takes (it takes fp8
-    as it is). ScalarE (s) and GpSimdE (g) take ``turns`` at runs of a tile, and TensorE follows
+    directly). ScalarE (s) and GpSimdE (g) take ``turns`` at runs of a tile, and TensorE follows
     both: together they outrun DMA by a quarter. Short runs keep GpSimdE from holding VectorE off
     SBUF."""
     wide_sb, k_tiles = nl.ndarray(weight_sb.shape, nl.bfloat16), weight_sb.shape[2]
@@ -163,8 +163,8 @@ def hold(weight: KernelWeight, name: str, columns: int, dtype: torch.dtype) -> N
 
 
 def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
-    """Do for kernel weights what NxDI's ``convert`` does for plain layers: quantise them, except in
-    modules that are to stay, and make a scale for every kernel that reads one."""
+    """Quantise kernel weights, as NxDI's ``convert`` does for plain layers, except in modules that
+    stay unconverted, and make a scale for every kernel that reads one."""
     stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
     dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
     for path, module in model.named_modules():

@@ -576,7 +576,7 @@ class WeightsPass(NamedTuple):
 
 
 def bank_contexts(banks, sums, heads, context_sb):
-    """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
+    """Divide the sums of a set of heads by the sums of the weights -> context_sb [128, tiles, T].
 
     Contexts come with queries on partitions, and are transposed for all heads of a stack at once;
     of the heads of a stack the banks follow each other.
@@ -632,7 +632,7 @@ def value_parts(parts, tokens, heads, itemsize):
 
 
 def wide_key_rows(qk_sb, start, tokens, heads):
-    """``key_rows`` of heads of two tiles: those of all first halves come before the second ones."""
+    """``key_rows`` of heads of two tiles: all first halves come before all second halves."""
     rows_sb = nl.ndarray((tokens, heads.kv_features), qk_sb.dtype)
     for head in nl.static_range(heads.kv_heads):
         for slot, (stack, _) in enumerate(tiles_of(heads, head)):
@@ -657,8 +657,8 @@ class TokenBlock(NamedTuple):
     context_sb = PromptBlock.context_sb
 
     def part_values(self, n, values_hbm):
-        """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts, those of all
-        being stored in rows @ HBM."""
+        """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts; the values of
+        all parts are stored in rows @ HBM."""
         parts = self.block.parts()
         if len(self.v_sb) == len(parts):
             return self.v_sb[n]

@@ -218,7 +218,7 @@ class SharedAttention(CachedAttention):
     def active_bias(
         self, active_mask: Optional[torch.Tensor], hidden: Columns
     ) -> Optional[torch.Tensor]:
-        """The same, of few enough queries for the kernel of a share."""
+        """The bias of the base class, for few enough queries for the kernel of a share."""
         if active_mask is not None and self.cores_of_kv > 1:
             tokens = active_mask.shape[-1]
             queries = tokens * self.sizes.of_rank.q_heads * self.cores_of_kv
@@ -423,7 +423,7 @@ def cores_of_a_kv_head(config: InferenceConfig) -> int:
 
 
 def check_ranks(config: InferenceConfig) -> None:
-    """ValueError for what several ranks cannot share."""
+    """ValueError for options that several ranks cannot share."""
     check_whole_sequence(config)
     if config.neuron_config.flash_decoding_enabled:
         config.num_cores_per_group = cores_of_a_kv_head(config)
@@ -474,9 +474,9 @@ def parts_of_prompt(config: InferenceConfig) -> int:
 def convert_parts(
     state: StateDict, prefix: str, config: InferenceConfig, kinds: Sequence[Sequence[str]]
 ) -> Dict[str, Sizes]:
-    """Heads of one layer's attentions, that of prompts and that of steps: the Sizes of each by the
-    beginning of its tensors' names. A rank decodes with keys and values that its group's rank has
-    had, as NxDI orders them."""
+    """Heads of one layer's two attentions, for prompts and for steps: the Sizes of each by the
+    beginning of its tensors' names. A rank decodes with keys and values of its own part of the
+    prompt, as NxDI orders ranks."""
     attention, of_prompt, sizes = f"{prefix}self_attn.", f"{prefix}prompt_attn.", Sizes.of(config)
     kv, parts = config.num_key_value_heads, parts_of_prompt(config)
     found = {attention: sizes}

@@ -1,4 +1,4 @@
-"""Weights of llama.py with what stands beside them: rows of any kind, checkpoints with more.
+"""Weights of llama.py with additions: rows of any kind, checkpoints with more tensors.
 
 Adapters, scales and biases are cut for the ranks and ordered for the kernels like their weights, as
 ``Projections`` describes.
@@ -164,7 +164,7 @@ class Projections(NamedTuple):
         return found
 
     def convert(self, with_gain: bool) -> None:
-        """Put them in kernel layout, those of Q, K and V in one tensor."""
+        """Put the weights in kernel layout, with Q, K and V in one tensor."""
         shares, names = self.converted(with_gain), [*self.cuts]
         if len(names) > len(MLP_TARGETS):
             together = [torch.cat(share) for share in zip(*shares[:-1])]

@@ -125,13 +125,13 @@ def _end(number: int, _: object) -> NoReturn:
 
 
 def _told_unless_it_comes_again(found: Any) -> None:
-    """An end inside of what the garbage collector calls is raised in vain."""
+    """An end that is raised inside of a garbage collector's callback is lost."""
     if not isinstance(found.exc_value, (SystemExit, KeyboardInterrupt)):
         sys.__unraisablehook__(found)
 
 
 def _end_again(end: BaseException) -> None:
-    """What catches everything, as libraries do while they are imported, swallows an end, too."""
+    """Code that catches everything, as in imports of libraries, swallows an end, too."""
     error = sys.exc_info()[1]
     while error is not None:
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
