@@ -141,12 +141,10 @@ def load_cache(step, n, keys_hbm, values_hbm, bias_hbm):
     return cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, step.heads, step.each)
 
 
-def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
+def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm, cache):
     """Norm, QKV, RoPE, attention over the cache and its update, output projection of hidden states
-    [128, H/128, T], summed over the ranks."""
-    heads, dtype = step.heads, x_sb.dtype
-    # the cache before the weights: TensorE transposes its keys while a collective runs
-    caches = [load_cache(step, 0, keys_hbm, values_hbm, bias_hbm)]
+    [128, H/128, T], summed over the ranks; ``cache`` is that of part 0."""
+    heads, dtype, caches = step.heads, x_sb.dtype, [cache]
     qkv, qk = Linear(qkv_hbm, x_sb.shape[1]), heads.qk_tiles
     pieces = pieces_of((0, qk), qkv.k_tiles) + pieces_of((qk, qkv.tiles - qk), qkv.k_tiles)
     qk_sb, v_sb = project_qkv(step.projection(x_sb), qkv, pieces)
@@ -168,7 +166,7 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm):
 
 
 def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
-    """Norm and SwiGLU MLP of hidden states [128, H/128, T], summed over the ranks."""
+    """Norm and SwiGLU MLP of hidden states [128, H/128, T]: a core's part of the sum."""
     k_tiles, tokens = x_sb.shape[1], x_sb.shape[2]
     gate, up = Linear(gate_hbm, k_tiles), Linear(up_hbm, k_tiles)
     inner_sb = tile_of((P_MAX, gate.tiles, tokens), x_sb.dtype)
@@ -179,7 +177,7 @@ def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
         gate_piece, up_piece = gate.load(span[0], span[1]), up.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             passed.gate(gate_piece, up_piece, part, step.zero_sb)
-    return reduced(multiply(down_hbm, inner_sb, tiles), step.ranks)
+    return multiply(down_hbm, inner_sb, tiles)
 
 
 def added(x_sb, delta_sb):
@@ -391,12 +389,14 @@ def decode_step_kernel(
         nl.shared_identity_matrix(P_MAX, dtype=dtype), swapped_halves(heads.head_dim, dtype),
         filled((P_MAX, 1), 0.0, FP32), nl.load(starts_hbm), sequences, parts, each,
     )  # fmt: skip
-    updated = ()
+    updated, cache = (), load_cache(step, 0, keys[0], values[0], bias_hbm)
     for n in range(len(keys)):
-        updated = updated + (keys[n], values[n])
-        delta_sb = attention(step, x_sb, qkv_hbm[n], out_hbm[n], keys[n], values[n], bias_hbm)
-        x_sb = added(x_sb, delta_sb)
-        x_sb = added(x_sb, mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n]))
+        updated, caches = updated + (keys[n], values[n]), (keys[n], values[n], bias_hbm, cache)
+        x_sb = added(x_sb, attention(step, x_sb, qkv_hbm[n], out_hbm[n], *caches))
+        part_sb = mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n])
+        if n + 1 < len(keys):  # before its weights: engines are at the cache while ranks add up
+            cache = load_cache(step, 0, keys[n + 1], values[n + 1], bias_hbm)
+        x_sb = added(x_sb, reduced(part_sb, ranks))
     return (run_head(head, x_sb, norm, ranks, vocabulary, greedy),) + updated
 
 
