@@ -469,7 +469,7 @@ def main() -> int:
     option("--data", type=Path, default=public_rows.DATA, help="their rows")
     option("--rows", nargs="+", help="only rows whose name has one of the words")
     how = parser.add_mutually_exclusive_group().add_argument
-    how("--verify", action="store_true", help=f"fail where one moved by more than {MOVED:.0%}")
+    how("--verify", action="store_true", help=f"fail where one moved by more than {MOVED:.0%}%")
     how("--vary", nargs="*", help="what constants change in fitted rows, 20 %% off: these, or all")
     option("--write", action="store_true", help="update the page; rows not run stay")
     option("--jobs", type=int, default=2, help="processes for the public rows")
