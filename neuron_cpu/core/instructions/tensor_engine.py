@@ -151,7 +151,7 @@ def nc_matmul(
         if name not in ("tile_position", "tile_size"):
             raise refuse(
                 "sim_unknown_keyword",
-                f"nc_matmul got keyword '{name}', which NeuronCore-v2 does not have; drop it",
+                f"nc_matmul got {name}=, which is not simulated for neuronxcc.nki; drop it",
             )
         warn("sim_newer_api", f"nc_matmul({name}=) needs SDK 2.22 or newer; drop it to run on 2.21")
     hints = bool(is_stationary_onezero), bool(is_moving_onezero)
