@@ -102,11 +102,9 @@ def test_an_interrupt_says_where_the_kernel_was(target, capsys) -> None:
 def test_wrong_arguments_are_told_as_such(target, capsys) -> None:
     assert main(["profile", target(), "--arg", "128x64:bf16", "--arg", "3"]) == 2
     said = told(capsys)
-    assert (
-        "a call does not fit the parameters" in said
-        and "does not trace" in said
-        and "correct --arg" in said
-    )
+    assert "a call does not fit the parameters" in said and "give each as --arg" in said
+    assert main(["profile", target(), "--arg", "128,64"]) == 2
+    assert "a tensor names its type, too: 128x64:bf16" in told(capsys)
 
 
 def test_a_file_that_exits_is_refused(target, capsys) -> None:

@@ -247,12 +247,17 @@ def trace(kernel: Any, args: argparse.Namespace, seed: int | None = None) -> Any
 def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
     """Turn an error of a kernel's Python body into a UsageError with the line of its file."""
     from ..core import NkiError
+    from ..core.language.specialisation import WrongArguments
 
     path = Path(target.rpartition(":")[0])
     try:
         yield
     except (NkiError, UsageError):
         raise
+    except WrongArguments as error:
+        raise UsageError(
+            f"{str(error).rpartition('; ')[0]}; give each as --arg, 128x512:bf16 or a constant."
+        ) from error
     except KeyboardInterrupt as error:
         raise _interrupted(error, path) from error
     except (Exception, SystemExit) as error:

@@ -160,7 +160,10 @@ def parse_value(text: str) -> Argument:
     match = TENSOR.fullmatch(text)
     if match is None:
         try:
-            return ast.literal_eval(text)
+            value = ast.literal_eval(text)
+            if isinstance(value, tuple) and not text.startswith("("):  # 256,1024 is a shape
+                raise ValueError
+            return value
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             mend = "quote strings"
             if TENSOR.fullmatch(f"{text.replace(',', 'x')}:bf16"):

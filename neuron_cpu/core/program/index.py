@@ -8,6 +8,7 @@ variables and program ids are plain ints here, because loops run while tracing.
 from __future__ import annotations
 
 import functools
+import operator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -407,25 +408,7 @@ class Grid(tuple):
 
     __slots__ = ()
 
-    @property
-    def p(self) -> Index:
-        return self[0]
-
-    @property
-    def x(self) -> Index:
-        return self[1]
-
-    @property
-    def y(self) -> Index:
-        return self[2]
-
-    @property
-    def z(self) -> Index:
-        return self[3]
-
-    @property
-    def w(self) -> Index:
-        return self[4]
+    p, x, y, z, w = (property(operator.itemgetter(axis)) for axis in range(5))
 
 
 class MGrid:
