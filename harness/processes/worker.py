@@ -176,6 +176,9 @@ def main(
     # while a request is being answered, nothing else comes than the wish to stop
     stopped = requests.poll if job.place is None else _said_to_rank_0(requests.poll)
     host = Host(job, lambda event: line.send(EVENT, event), stopped)
+    if "evaluate" in job.settings.mode:  # beside the baseline's process, whose threads would spin
+        torch = importlib.import_module("torch")
+        torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     while True:
         try:
             received = requests.recv_bytes()  # the parent's
