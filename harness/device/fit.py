@@ -16,9 +16,10 @@ import numpy as np
 from harness.device import model
 from harness.device.plan import of_row
 from harness.device.rows import ROWS
-from harness.simulator import Engine, NeuronCore, cost
+from harness.simulator import COMPILER_ORDER, Engine, NeuronCore, cost
 
 STEP = 0.02  # of a logarithm, for derivatives
+WIDE = 0.2  # the same of what changes times product by product
 TOLD = 0.05  # two standard deviations, relative, of a constant that the times tell
 ALIKE = 0.9  # correlation of constants that trade with each other
 LOOSE = 1.0  # standard deviation of a logarithm before anything is measured
@@ -38,15 +39,17 @@ AROUND = {
 ENGINES = tuple(e.value for e in Engine if e is not Engine.DMA)
 _CORE = (
     *(f"clock_hz.{e}" for e in ENGINES), "min_ii", "dependent_cycles",
-    *(f"engine_start_cycles.{e}" for e in ENGINES), "tensor_pace", "dma.start_ns",
-    "dma.bytes_per_ns", "dma.lone_row_ns", "dma.descriptor_ns",
+    *(f"engine_start_cycles.{e}" for e in ENGINES), "tensor_pace", "half_rows_pace", "dma.start_ns",
+    "dma.lone_row_ns", "dma.descriptor_ns",
 )  # fmt: skip
-_SHORT = {  # of rows, by DMA profile
-    "sdk2.25": ("dma.row_2_24_ns", "dma.part_word_ns"),
-    "sdk2.21": ("dma.flat_bytes_per_ns", "dma.row_ns"),
-    "row-rule": ("dma.short_row_ns", "dma.row_ns"),
+_SOME = ("ramp_ns", "dma.one_index_ns")  # which a generation has that knows the mechanism
+_ROWS = {  # by DMA profile
+    "sdk2.25": ("dma.bytes_per_ns", "dma.row_2_24_ns", "dma.part_word_ns"),
+    "sdk2.21": ("dma.bytes_per_ns", "dma.flat_bytes_per_ns", "dma.row_ns"),
+    "row-rule": ("dma.bytes_per_ns", "dma.short_row_ns", "dma.row_ns"),
 }
-SWITCHED = ("exclusive_ports", "dma.fixed_lanes")
+_ROWS_OF_TODAY = ("dma.today_bytes_per_ns", "dma.row_ns", "dma.part_word_ns")  # from gen3 on
+SWITCHED = ("exclusive_ports", "dma.fixed_lanes", "dma.today_fixed", "dma.today_issued")
 _ISSUE = ("dma.issue_ns", "dma.issue_row_ns")
 
 
@@ -56,11 +59,13 @@ class Variant:
 
     Attributes:
         core: the generation with its switches.
+        today: the kernels are those of `nki`.
         profile: form of short rows; order: of an engine's instructions, None for the usual one.
         changed: names of the switches that differ from the cost model's.
     """
 
     core: NeuronCore
+    today: bool = False
     profile: str = cost.DEFAULT_PROFILE
     order: Optional[str] = None
     changed: tuple[str, ...] = ()
@@ -68,9 +73,13 @@ class Variant:
     @property
     def names(self) -> tuple[str, ...]:
         """Constants that times may depend on."""
-        issue = _ISSUE if self.core.dma.issue_ns else ()
-        results = [f"result_cycles.{e.value}" for e in self.core.result_cycles]
-        return (*_CORE, *results, *_SHORT[self.profile], *issue, *model.OVERHEADS)
+        dma, rows = self.core.dma, _ROWS[self.profile]
+        if self.today and dma.today_bytes_per_ns and self.profile == cost.DEFAULT_PROFILE:
+            rows = _ROWS_OF_TODAY
+        issued = dma.issue_ns and (dma.today_issued or not self.today)
+        some = [name for name in _SOME if value_of(self.core, name)]
+        some += [f"result_cycles.{e.value}" for e in self.core.result_cycles]
+        return (*_CORE, *some, *rows, *(_ISSUE if issued else ()), *model.OVERHEADS)
 
 
 MECHANISMS = {
@@ -85,18 +94,21 @@ MECHANISMS = {
 
 def switched(variant: Variant, name: str) -> Variant:
     """The variant with one mechanism the other way."""
-    core, changed = variant.core, (*variant.changed, name)
-    switches: dict[str, dict[str, float]] = {
-        "ports": {"exclusive_ports": not core.exclusive_ports},
-        "fixed lanes": {"dma.fixed_lanes": not core.dma.fixed_lanes},
+    core, changed, dma = variant.core, (*variant.changed, name), variant.core.dma
+    switches: dict[str, dict[str, float]] = {"ports": {"exclusive_ports": not core.exclusive_ports}}
+    if variant.today:
+        switches["fixed lanes"] = {"dma.today_fixed": not dma.today_fixed}
+        switches["issue"] = {"dma.today_issued": not dma.today_issued}
+    else:
+        switches["fixed lanes"] = {"dma.fixed_lanes": not dma.fixed_lanes}
         # as a Trainium2 has it, or as a Trainium1
-        "issue": dict(zip(_ISSUE, (0.0, 0.0) if core.dma.issue_ns else (485.0, 0.75))),
-    }
+        switches["issue"] = dict(zip(_ISSUE, (0.0, 0.0) if dma.issue_ns else (485.0, 0.75)))
     if name in switches:
         made = cost.with_constants(core, switches[name])
         return replace(variant, core=made, changed=changed)
     if name == "order":
-        return replace(variant, order="program-order", changed=changed)
+        order = COMPILER_ORDER if variant.today else "program-order"
+        return replace(variant, order=order, changed=changed)
     return replace(variant, profile=name, changed=changed)
 
 
@@ -115,7 +127,7 @@ class Problem:
     """Measured rows, and what a variant says of them under any constants."""
 
     def __init__(self, measured: Mapping[str, float], today: bool) -> None:
-        self.rows = [name for name in ROWS if name in measured]
+        self.rows, self.today = [name for name in ROWS if name in measured], today
         self.calls = [of_row(ROWS[name], today).call for name in self.rows]
         self.times = np.array([measured[name] for name in self.rows])
         self.sigma = np.hypot(NOISE, NOISE_US / self.times)
@@ -159,10 +171,10 @@ class Problem:
                 continue
             fixed = name in masks and not name.startswith("dma.")
             rows: np.ndarray = np.flatnonzero(masks[name]) if fixed else np.arange(len(at))
-            moved = u.copy()
-            moved[k] += STEP
+            moved, step = u.copy(), WIDE if name == "ramp_ns" else STEP
+            moved[k] += step
             found[name] = np.zeros(len(at))
-            found[name][rows] = (np.log(self.predicted(variant, moved, rows)) - at[rows]) / STEP
+            found[name][rows] = (np.log(self.predicted(variant, moved, rows)) - at[rows]) / step
         return found
 
     def solve(
@@ -204,9 +216,11 @@ class Solution(NamedTuple):
 
 def best_of(problem: Problem) -> Solution:
     """The mechanisms and constants that explain the times; each switch has to earn its place."""
-    base = Variant(problem.core)
+    base = Variant(problem.core, problem.today)
     found = problem.solve(base, np.zeros(len(base.names)), ITERATIONS)
     for _ in range(SWITCHES):
+        if found.misfit <= EARNED:
+            break
         known, tried = dict(zip(found.variant.names, found.u)), []
         taken = (*found.variant.changed, found.variant.profile)
         for name in (one for one in MECHANISMS if one not in taken):

@@ -40,7 +40,9 @@ if __name__.endswith("_today"):
         """The rows that column i of ``rows_sb`` names, in columns of ``tile`` from ``start`` on."""
         columns = x_hbm.shape[1]
         named = x_hbm.ap(
-            [[columns, P], [1, columns]], vector_offset=rows_sb[:, i : i + 1], indirect_dim=0
+            [[columns, rows_sb.shape[0]], [1, columns]],
+            vector_offset=rows_sb[:, i : i + 1],
+            indirect_dim=0,
         )
         nisa.dma_copy(dst=tile[:, start : start + columns], src=named)
 
@@ -152,14 +154,18 @@ def products(x_hbm, y_hbm, n):
 
 
 @nki.jit
-def product_chain(x_hbm, y_hbm, n):
-    """``n`` products, each of what VectorE has copied of the last one."""
+def product_chain(x_hbm, y_hbm, n, burst=1, pause=0):
+    """``n`` times ``burst`` products of what VectorE has copied of the last ones, and then moved
+    ``pause`` times."""
     out_hbm = nl.ndarray((P, y_hbm.shape[1]), dtype=y_hbm.dtype, buffer=nl.shared_hbm)
     stationary, tile = nl.load(x_hbm), nl.load(y_hbm)
     for _ in nl.static_range(n):
         product_psum = sums(y_hbm.shape[1])
-        multiply(product_psum, stationary, tile, 0)
+        for i in nl.static_range(burst):
+            multiply(product_psum, stationary, tile, i)
         tile = copied(product_psum, y_hbm.dtype)
+        for _ in nl.static_range(pause):
+            tile = step(tile, "vector", 1.0)
     nl.store(out_hbm, tile)
     return out_hbm
 
@@ -200,11 +206,11 @@ def round_trips(x_hbm, n):
 
 @nki.jit
 def gathers(x_hbm, rows_hbm, n):
-    """``n`` loads [128, columns] of the rows that ``rows_hbm`` [128, n] (int32) names."""
-    columns = x_hbm.shape[1]
-    out_hbm = nl.ndarray((P, n * columns), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    """``n`` loads of the rows that ``rows_hbm`` [partitions, n] (int32) names."""
+    partitions, columns = rows_hbm.shape[0], x_hbm.shape[1]
+    out_hbm = nl.ndarray((partitions, n * columns), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     rows_sb = nl.load(rows_hbm)
-    tile = nl.ndarray((P, n * columns), dtype=x_hbm.dtype, buffer=nl.sbuf)
+    tile = nl.ndarray((partitions, n * columns), dtype=x_hbm.dtype, buffer=nl.sbuf)
     for i in nl.static_range(n):
         gathered(tile, i * columns, x_hbm, rows_sb, i)
     nl.store(out_hbm, tile)

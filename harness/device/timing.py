@@ -68,8 +68,8 @@ def profiled(call: Mapping[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
 
         def told(*command: str) -> str:
-            found = os.environ | ONE_CORE | {"NKI_ARTIFACTS_DIR": folder, "PYTHONPATH": python_path}
-            done = subprocess.run(command, cwd=folder, env=found, capture_output=True, text=True)
+            env = os.environ | ONE_CORE | {"NKI_ARTIFACTS_DIR": folder, "PYTHONPATH": python_path}
+            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
             if done.returncode:
                 raise RuntimeError(
                     f"{Path(command[0]).name}: {(done.stderr or done.stdout)[-600:]}"
@@ -79,7 +79,10 @@ def profiled(call: Mapping[str, Any]) -> dict[str, float]:
         python_path = f"{calls.ROOT}:{os.environ.get('PYTHONPATH', '')}"
         # a process of its own: the profiler needs the core
         told(sys.executable, "-m", "harness.device.calls", json.dumps(dict(call)), "results.pt")
-        neff = max(Path(folder).rglob("*.neff"), key=lambda file: file.stat().st_mtime)
+        found = sorted(Path(folder).rglob("*.neff"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise FileNotFoundError("the call of the kernel left no NEFF in NKI_ARTIFACTS_DIR")
+        neff = found[-1]
         often = f"--num-exec={WARM_UPS + RUNS}", f"--profile-nth-exec={TRACED}"
         told(tool, "capture", "-n", str(neff), "-s", "profile.ntff", *often)
         us = []

@@ -66,6 +66,7 @@ class Dma:
         one_index_ns: of GpSimdE, for a transfer whose rows share an index; 0 where each row costs.
         today_bytes_per_ns: rate of one engine for kernels of `nki`, ``row_ns`` a row apart; 0 where
             they move as others do.
+        today_fixed, today_issued: whether fixed places and the time to issue hold for those, too.
     """
 
     engines: int
@@ -91,6 +92,8 @@ class Dma:
     issue_row_ns: float = 0.0
     one_index_ns: float = 0.0
     today_bytes_per_ns: float = 0.0
+    today_fixed: bool = False
+    today_issued: bool = False
 
 
 @dataclass(frozen=True)

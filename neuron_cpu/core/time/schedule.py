@@ -258,8 +258,9 @@ class _Run:
         self.lane_busy = [0.0] * CORE.dma.engines
         self.collective_free, self.collective_last = 0.0, -1
         # no time of a kernel of `nki` shows fixed places of partitions or a limit of issue
-        self.fixed = not program.today
-        self.issues = profile.issued and not program.today and CORE.dma.issue_ns > 0
+        self.fixed = not program.today or CORE.dma.today_fixed
+        issued = not program.today or CORE.dma.today_issued
+        self.issues = profile.issued and issued and CORE.dma.issue_ns > 0
         self.issue_free, self.issue_last = 0.0, -1
         self.used: deque[tuple[float, float, float]] = deque()  # TensorE: start, end, share
         self.port_free = [0.0, 0.0]

@@ -17,7 +17,7 @@ from unittest import mock
 
 import numpy as np
 
-from harness.device import calls, fit, model
+from harness.device import fit, model, plan
 from harness.device.running import SIMULATOR, Unanswered
 from neuron_cpu.core.device import spec, target
 from neuron_cpu.core.time import cost, schedule
@@ -36,15 +36,18 @@ class Device:
         seed: constants and noise follow from it.
         mechanism: one of `fit.MECHANISMS` that differs, if any.
         faults: name of a row or kernel -> what becomes of it: refused, hung, died or wrong.
+        target: the chip; today: its SDK's language is `nki`.
     """
 
     seed: int
     mechanism: Optional[str] = None
     faults: Mapping[str, str] = field(default_factory=dict)
+    target: str = "trn1"
+    today: bool = False
 
     def __post_init__(self) -> None:
         self.random = np.random.default_rng(self.seed)
-        base = fit.Variant(spec.GEN2)
+        base = fit.Variant(target.TARGETS[self.target], self.today)
         self.variant = fit.switched(base, self.mechanism) if self.mechanism else base
         self.constants = {name: self._drawn(name) for name in self.variant.names}
 
@@ -65,10 +68,10 @@ class Device:
                 cost.PROFILES[self.variant.profile], name=cost.DEFAULT_PROFILE
             )
         }
-        order = self.variant.order or schedule.COMPILER_ORDER
+        order = self.variant.order or schedule.usual_order(self.today)
         model._traced.cache_clear()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.dict(target.TARGETS, {"trn1": core}))
+            stack.enter_context(mock.patch.dict(target.TARGETS, {self.target: core}))
             stack.enter_context(mock.patch.dict(cost.PROFILES, profiles))
             stack.enter_context(mock.patch.object(schedule, "usual_order", lambda today: order))
             for name in model.OVERHEADS:
@@ -127,14 +130,10 @@ def spoil(results: str) -> None:
 
 def times(device: Device, rows: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of the rows as the device shows them."""
-    return of_calls(device, {n: row._asdict() | {"module": calls.MICRO} for n, row in rows.items()})
+    return of_calls(device, {n: plan.of_row(row, device.today).call for n, row in rows.items()})
 
 
 def of_calls(device: Device, every: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Microseconds of calls as the device shows them."""
     with device.plays():
-        order = schedule.usual_order(False)
-        return {
-            name: device.noisy(model.graph_ns(call, order=order) / 1e3)
-            for name, call in every.items()
-        }
+        return {name: device.noisy(model.graph_ns(call) / 1e3) for name, call in every.items()}

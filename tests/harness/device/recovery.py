@@ -1,6 +1,6 @@
 """How well constants of played devices come back: a table over seeds, for docs/device_report.md.
 
-    python -m tests.harness.device.recovery [--seeds 20] [--keep FILE]
+    python -m tests.harness.device.recovery [--target trn2] [--today] [--seeds 20] [--keep FILE]
 
 Each seed is a device with constants, noise and a change of mechanism of its own. Results are kept
 in FILE as they come, and seeds that it has are not run again.
@@ -9,7 +9,9 @@ in FILE as they come, and seeds that it has are not run again.
 from __future__ import annotations
 
 import argparse
+import collections
 import json
+import os
 import statistics
 import sys
 import time
@@ -23,7 +25,7 @@ import neuron_cpu
 neuron_cpu.ensure_sdk()
 warnings.simplefilter("ignore")
 
-from harness.device import fit, model  # noqa: E402
+from harness.device import calls, fit, model, plan  # noqa: E402
 from harness.device.rows import ROWS  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 from tests.harness.device import played  # noqa: E402
@@ -32,30 +34,32 @@ MECHANISMS = (None, *fit.MECHANISMS)
 GRAPHS = ("decode-640",)
 
 
-def kernels() -> dict[str, dict]:
-    """Calls of the kernels of two graphs of Llama-3.2-1B."""
+def kernels(today: bool) -> dict[str, dict]:
+    """Calls of the kernels of a graph of Llama-3.2-1B."""
     return {
         f"{name} {number}": call
         for name in GRAPHS
-        for number, call in enumerate(model.graph(name)["kernels"])
+        for number, call in enumerate(
+            model.graph(name, calls.SUBMISSIONS[today], plan.DEGREE[today])["kernels"]
+        )
     }
 
 
-def one(seed: int, calls: dict[str, dict]) -> dict:
+def one(seed: int, target: str, today: bool, large: dict[str, dict]) -> dict:
     """Measure a device twice: constants from the first run, times of both under them."""
-    device = played.Device(seed, MECHANISMS[seed % len(MECHANISMS)])
+    device = played.Device(seed, MECHANISMS[seed % len(MECHANISMS)], target=target, today=today)
     begun = time.process_time()
-    found = fit.fit(played.times(device, ROWS))
+    found = fit.fit(played.times(device, ROWS), today)
     took = time.process_time() - begun
-    second = played.times(device, ROWS) | played.of_calls(device, calls)
+    second = played.times(device, ROWS) | played.of_calls(device, large)
     profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
     costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
-    every = {name: row._asdict() | {"module": "harness.device.micro"} for name, row in ROWS.items()}
+    every = {name: plan.of_row(row, today).call for name, row in ROWS.items()}
     cost.PROFILES["fitted"] = profile
     model._traced.cache_clear()
     far = {
         name: model.graph_ns(call, costs, "fitted", found["order"]) / 1e3 / second[name] - 1
-        for name, call in (every | calls).items()
+        for name, call in (every | large).items()
     }
     del cost.PROFILES["fitted"]
     worst = max(far, key=lambda name: abs(far[name]))
@@ -69,21 +73,24 @@ def one(seed: int, calls: dict[str, dict]) -> dict:
         "seed": seed, "mechanism": device.mechanism, "named": found["mechanisms"],
         "told": len(told), "constants": len(found["constants"]), "errors": errors,
         "untold": sorted(set(found["constants"]) - set(told)), "worst": [worst, far[worst]],
-        "worst kernel": max((abs(far[name]) for name in calls), default=0.0), "seconds": took,
+        "worst kernel": max((abs(far[name]) for name in large), default=0.0), "seconds": took,
     }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--target", default="trn1")
+    parser.add_argument("--today", action="store_true", help="kernels of nki")
     parser.add_argument("--keep", type=Path, default=Path("recovery.jsonl"))
     args = parser.parse_args()
     kept = [json.loads(line) for line in args.keep.open()] if args.keep.exists() else []
-    calls = kernels()
+    os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = args.target
+    large = kernels(args.today)
     for seed in range(args.seeds):
         if seed in {found["seed"] for found in kept}:
             continue
-        kept.append(one(seed, calls))
+        kept.append(one(seed, args.target, args.today, large))
         with args.keep.open("a") as file:
             file.write(json.dumps(kept[-1]) + "\n")
         print(kept[-1], file=sys.stderr, flush=True)
@@ -94,6 +101,10 @@ def main() -> int:
     print(
         f"constants told: {len(errors)}; median error {statistics.median(errors):.2%}, largest "
         f"{max(errors):.2%}, beyond 5 %: {beyond}"
+    )
+    untold = collections.Counter(name for found in kept for name in found["untold"])
+    print(
+        f"untold: {sum(untold.values())} of {sum(found['constants'] for found in kept)}: {untold}"
     )
     worst = max(abs(found["worst"][1]) for found in kept)
     kernel = max(found["worst kernel"] for found in kept)
