@@ -7,6 +7,7 @@ better. Errors are two standard deviations of the linearised problem. A constant
 larger than TOLD is one that the times cannot tell, beside those that it trades with.
 """
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional
@@ -94,18 +95,19 @@ MECHANISMS = {
 
 def switched(variant: Variant, name: str) -> Variant:
     """The variant with one mechanism the other way."""
-    core, changed, dma = variant.core, (*variant.changed, name), variant.core.dma
-    switches: dict[str, dict[str, float]] = {"ports": {"exclusive_ports": not core.exclusive_ports}}
-    if variant.today:
-        switches["fixed lanes"] = {"dma.today_fixed": not dma.today_fixed}
-        switches["issue"] = {"dma.today_issued": not dma.today_issued}
-    else:
-        switches["fixed lanes"] = {"dma.fixed_lanes": not dma.fixed_lanes}
-        # as a Trainium2 has it, or as a Trainium1
-        switches["issue"] = dict(zip(_ISSUE, (0.0, 0.0) if dma.issue_ns else (485.0, 0.75)))
+    core, changed = variant.core, (*variant.changed, name)
+    fixed, dma = ("dma.fixed_lanes", "dma.today_fixed")[variant.today], core.dma
+    issue = {"dma.today_issued": not dma.today_issued} if variant.today else {}
+    if not (variant.today and dma.issue_ns):  # as a Trainium2 has it, or as a Trainium1
+        issue |= dict(zip(_ISSUE, (0.0, 0.0) if dma.issue_ns else (485.0, 0.75)))
+    switches: dict[str, dict[str, Any]] = {
+        "ports": {"exclusive_ports": not core.exclusive_ports},
+        "fixed lanes": {fixed: not value_of(core, fixed)},
+        "issue": issue,
+    }
     if name in switches:
-        made = cost.with_constants(core, switches[name])
-        return replace(variant, core=made, changed=changed)
+        core = cost.with_constants(core, switches[name])
+        return replace(variant, core=core, changed=changed)
     if name == "order":
         order = COMPILER_ORDER if variant.today else "program-order"
         return replace(variant, order=order, changed=changed)
@@ -214,24 +216,22 @@ class Solution(NamedTuple):
     predicted: np.ndarray
 
 
+_MISFIT = operator.attrgetter("misfit")
+
+
 def best_of(problem: Problem) -> Solution:
     """The mechanisms and constants that explain the times; each switch has to earn its place."""
     base = Variant(problem.core, problem.today)
     found = problem.solve(base, np.zeros(len(base.names)), ITERATIONS)
-    for _ in range(SWITCHES):
-        if found.misfit <= EARNED:
-            break
+    while found.misfit > EARNED and len(found.variant.changed) < SWITCHES:
         known, tried = dict(zip(found.variant.names, found.u)), []
         taken = (*found.variant.changed, found.variant.profile)
         for name in (one for one in MECHANISMS if one not in taken):
             variant = switched(found.variant, name)
             u = np.array([known.get(one, 0.0) for one in variant.names])
             tried.append(problem.solve(variant, u, QUICK, found))
-        likely = sorted(tried, key=lambda one: one.misfit)[:LIKELY]
-        best = min(
-            (problem.solve(one.variant, one.u, ITERATIONS) for one in likely),
-            key=lambda one: one.misfit,
-        )
+        likely = sorted(tried, key=_MISFIT)[:LIKELY]
+        best = min((problem.solve(one.variant, one.u, ITERATIONS) for one in likely), key=_MISFIT)
         if best.misfit > min(BETTER * found.misfit, found.misfit - EARNED):
             break
         found = best

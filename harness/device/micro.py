@@ -39,11 +39,8 @@ if __name__.endswith("_today"):
     def gathered(tile, start, x_hbm, rows_sb, i):
         """The rows that column i of ``rows_sb`` names, in columns of ``tile`` from ``start`` on."""
         columns = x_hbm.shape[1]
-        named = x_hbm.ap(
-            [[columns, rows_sb.shape[0]], [1, columns]],
-            vector_offset=rows_sb[:, i : i + 1],
-            indirect_dim=0,
-        )
+        pattern = [[columns, rows_sb.shape[0]], [1, columns]]
+        named = x_hbm.ap(pattern, vector_offset=rows_sb[:, i : i + 1], indirect_dim=0)
         nisa.dma_copy(dst=tile[:, start : start + columns], src=named)
 
     def sums(columns):
@@ -101,7 +98,8 @@ P = 128
 
 @nki.jit
 def chain(x_hbm, n, engine):
-    """``n`` instructions of one engine, each on the result of the last."""
+    """``n`` instructions of one engine, each on the result of the last; of one, what a graph of
+    many kernels repeats."""
     out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm)
     for _ in nl.static_range(n):
@@ -132,11 +130,8 @@ def two_chains(x_hbm, n, first, second, in_psum):
     for k, engine in enumerate((first, second)):
         tile = nl.load(x_hbm)
         for _ in nl.static_range(n):
-            if in_psum:
-                moved = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.psum)
-                tile = step(tile, engine, 1.0, moved)
-            else:
-                tile = step(tile, engine, 1.0)
+            kept = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.psum) if in_psum else None
+            tile = step(tile, engine, 1.0, kept)
         nl.store(out_hbm[k], copied(tile) if in_psum else tile)
     return out_hbm
 
@@ -226,12 +221,4 @@ def held(x_hbm, n):
         tiles.append(step(nl.load(x_hbm[i]), "vector", float(i)))
     for i in nl.static_range(n):
         nl.store(out_hbm[i], nl.add(tiles[i], tiles[n - 1 - i]))
-    return out_hbm
-
-
-@nki.jit
-def small(x_hbm):
-    """A load, an instruction and a store: what a graph of many kernels repeats."""
-    out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
-    nl.store(out_hbm, step(nl.load(x_hbm), "vector", 1.0))
     return out_hbm

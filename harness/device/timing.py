@@ -71,24 +71,21 @@ def profiled(call: Mapping[str, Any]) -> dict[str, float]:
             env = os.environ | ONE_CORE | {"NKI_ARTIFACTS_DIR": folder, "PYTHONPATH": python_path}
             done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
             if done.returncode:
-                raise RuntimeError(
-                    f"{Path(command[0]).name}: {(done.stderr or done.stdout)[-600:]}"
-                )
+                said = (done.stderr or done.stdout)[-600:]
+                raise RuntimeError(f"{Path(command[0]).name}: {said}")
             return done.stdout
 
         python_path = f"{calls.ROOT}:{os.environ.get('PYTHONPATH', '')}"
         # a process of its own: the profiler needs the core
         told(sys.executable, "-m", "harness.device.calls", json.dumps(dict(call)), "results.pt")
-        found = sorted(Path(folder).rglob("*.neff"), key=lambda file: file.stat().st_mtime)
-        if not found:
+        neff = next(Path(folder).rglob("*.neff"), None)
+        if neff is None:
             raise FileNotFoundError("the call of the kernel left no NEFF in NKI_ARTIFACTS_DIR")
-        neff = found[-1]
         often = f"--num-exec={WARM_UPS + RUNS}", f"--profile-nth-exec={TRACED}"
         told(tool, "capture", "-n", str(neff), "-s", "profile.ntff", *often)
-        us = []
-        for trace in sorted(Path(folder).glob("profile*.ntff")):
-            view = "view", "-n", str(neff), "-s", str(trace), "--output-format=summary-json"
-            us.append(1e6 * seconds_of(told(tool, *view)))
+        view = "view", "-n", str(neff), "--output-format=summary-json", "-s"
+        traces = sorted(Path(folder).glob("profile*.ntff"))
+        us = [1e6 * seconds_of(told(tool, *view, str(trace))) for trace in traces]
         if not us:
             raise FileNotFoundError(f"{Path(tool).name} capture left no profile*.ntff")
     return by_percentile(us)

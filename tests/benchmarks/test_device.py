@@ -17,8 +17,8 @@ from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import schedule
 
 KERNEL = {
-    "module": "harness.device.micro", "kernel": "small", "arguments": ["128x512:fp32"],
-    "keywords": {},
+    "module": "harness.device.micro", "kernel": "chain", "arguments": ["128x512:fp32"],
+    "keywords": {"n": 1, "engine": "vector"},
 }  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from harness.device.rows import ROWS
 from harness.errors import UserError
 
 TENSOR = ["128x512:fp32"]
-CALL = {"module": calls.MICRO, "kernel": "small", "arguments": TENSOR, "keywords": {}}
+NAMED = {"n": 1, "engine": "vector"}
+CALL = {"module": calls.MICRO, "kernel": "chain", "arguments": TENSOR, "keywords": NAMED}
 TIMED = {
     "kind": "constant", "status": "measured", "us": {"p50": 60.0}, "seconds": 1.0,
     "estimate": {"us": 30.0, "band_us": [20.0, 40.0], "class": "DMA"},
