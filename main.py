@@ -15,6 +15,8 @@ _on_interrupt = signal.getsignal(signal.SIGINT)
 if _on_interrupt is signal.default_int_handler:  # no traceback out of the imports below
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+if sys.version_info < (3, 10):  # noqa: UP036 - who starts it may have any
+    sys.exit(f"main.py: expected Python 3.10 or newer, got {sys.version.split()[0]}; take another.")
 import neuron_cpu  # noqa: E402
 from harness import console  # noqa: E402
 from harness.errors import is_refusal  # noqa: E402

@@ -45,7 +45,7 @@ def on_target(report: Mapping[str, Any]) -> Any:
 
 
 def estimates(report: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
-    """Microseconds of a report's timed entries under the constants of a fit."""
+    """Microseconds of a report's timed entries that there are still, under a fit's constants."""
     profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
     costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
     every = plan.entries(report.get("graphs", {}), results.of_today(report))
@@ -53,7 +53,7 @@ def estimates(report: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, 
     with on_target(report), mock.patch.dict(cost.PROFILES, {profile.name: profile}):
         return {
             name: model.graph_ns(entries[name].call, costs, profile.name, found["order"]) / 1e3
-            for name in results.measured(report, *TIMED)
+            for name in entries.keys() & results.measured(report, *TIMED)
         }
 
 
@@ -63,8 +63,9 @@ def table(reports: Mapping[str, Mapping[str, Any]]) -> str:
     lines.append("|---|---|---|---:|---:|---:|")
     for name, report in reports.items():
         after = estimates(report, report["fit"])
-        for entry, us in results.measured(report, *TIMED).items():
-            before = (report["entries"][entry]["estimate"] or {"us": math.nan})["us"]
+        for entry in sorted(after):
+            us, told = report["entries"][entry]["us"]["p50"], report["entries"][entry]["estimate"]
+            before = (told or {"us": math.nan})["us"]
             times = f"{us:.1f} | {before:.1f} | {after[entry]:.1f}"
             lines.append(f"| {name} | {entry} | device | {times} |")
     return "\n".join(lines)

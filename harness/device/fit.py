@@ -31,6 +31,7 @@ OFF = 0.1  # a row that differs by more is not explained
 ITERATIONS, FRESH, QUICK, SWITCHES = 7, 3, 3, 3  # FRESH: steps that one set of derivatives serves
 LIKELY = 2  # switches that are solved to the end
 Slopes = dict[str, np.ndarray]  # by constant, of every row
+_MISFIT = operator.attrgetter("misfit")
 CYCLES = 20.0  # a constant that is 0 moves by such steps instead of logarithms
 
 AROUND = {
@@ -97,7 +98,7 @@ def switched(variant: Variant, name: str) -> Variant:
     """The variant with one mechanism the other way."""
     core, changed = variant.core, (*variant.changed, name)
     fixed, dma = ("dma.fixed_lanes", "dma.today_fixed")[variant.today], core.dma
-    issue = {"dma.today_issued": not dma.today_issued} if variant.today else {}
+    issue = {"dma.today_issued": float(not dma.today_issued)} if variant.today else {}
     if not (variant.today and dma.issue_ns):  # as a Trainium2 has it, or as a Trainium1
         issue |= dict(zip(_ISSUE, (0.0, 0.0) if dma.issue_ns else (485.0, 0.75)))
     switches: dict[str, dict[str, Any]] = {
@@ -214,9 +215,6 @@ class Solution(NamedTuple):
     normal: np.ndarray
     misfit: float
     predicted: np.ndarray
-
-
-_MISFIT = operator.attrgetter("misfit")
 
 
 def best_of(problem: Problem) -> Solution:

@@ -1,10 +1,11 @@
 """Measures what was planned, entry by entry, and keeps the report whole."""
 
+import contextlib
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from harness import console
 from harness.device import page, plan, results
@@ -12,6 +13,8 @@ from harness.device.calls import SUBMISSIONS
 from harness.device.plan import Entry
 from harness.device.probes import PROBES
 from harness.device.running import SIMULATOR, XLA, Unanswered, Workers
+from harness.errors import UserError
+from harness.files import locked_folder
 from neuron_cpu.files import write_text_atomically
 
 MEASURED, WRONG, BEGUN = "measured", "wrong", "begun"
@@ -22,17 +25,21 @@ FEWEST = 20  # times that constants are fitted to
 
 def run(path: Path, minutes: float) -> dict[str, Any]:
     """Go on with the report at ``path`` for so many minutes, and write its page beside it."""
-    report = results.begun(path)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Workers(Path(folder), report["machine"]["target"]) as workers,
-    ):
-        hour = _Hour(report, path, workers, Path(folder))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(locked_folder(path.parent, lambda: _refuse(path)))
+        report = results.begun(path)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        workers = stack.enter_context(Workers(folder, report["machine"]["target"]))
+        hour = _Hour(report, path, workers, folder)
         hour.plan(minutes)
         hour.measure(time.monotonic() + 60 * minutes)
         hour.fit()
     write_text_atomically(path.with_suffix(".md"), page.page(report))
     return report
+
+
+def _refuse(path: Path) -> NoReturn:
+    raise UserError(f"Another run measures in {path.parent}, expected none; wait for its end.")
 
 
 class _Hour:

@@ -98,8 +98,7 @@ P = 128
 
 @nki.jit
 def chain(x_hbm, n, engine):
-    """``n`` instructions of one engine, each on the result of the last; of one, what a graph of
-    many kernels repeats."""
+    """``n`` instructions of one engine, each on the result of the last; graphs repeat one."""
     out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm)
     for _ in nl.static_range(n):

@@ -32,8 +32,6 @@ from harness.simulator import (
 
 SHAPES = "llama-3.2-1b"
 DEGREE = 2
-
-
 OVERHEADS = (
     "GRAPH_START_NS", "GRAPH_LAUNCH_NS", "KERNEL_LAUNCH_NS", "COLLECTIVE_START_NS",
     "COLLECTIVE_BYTES_PER_NS",

@@ -72,8 +72,7 @@ def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Ite
             name += " (other layers)" if name in names.values() else ""
             if key not in names:
                 names[key] = name
-                made = Entry(name, KERNEL, BENCHMARK, call)
-                kernels.setdefault(graph, []).append(made)
+                kernels.setdefault(graph, []).append(Entry(name, KERNEL, BENCHMARK, call))
     yield from (of_row(row, today) for row in (*GRAPHS, *KERNELS))
     first = [entry for graph in FIRST for entry in kernels.pop(graph, ())]
     yield from first

@@ -1,9 +1,8 @@
 """One kernel for each construct that documentation shows and no public run on a device does.
 
-The table is `probes.json`; the text of a probe is written to a file, since the compiler reads
-kernels from files.
-What it uses is found as in any kernel (`provenance.in_source`). A probe that compiles and runs
-turns what it uses into *seen*; the compiler's words stand beside one that does not.
+The table is `probes.json`; compilers read kernels from files, so each text is written to one. What
+it uses is found as in any kernel (`provenance.in_source`). A probe that compiles and runs turns
+what it uses into *seen*; the compiler's words stand beside one that does not.
 """
 
 import json

@@ -63,10 +63,8 @@ def begun(path: Path) -> dict[str, Any]:
     """
     check_writable_folder(path.parent)
     source = REHEARSAL if sdk.platform().estimates else DEVICE
-    new = {
-        "format": FORMAT, "source": source, "begun": time.strftime(BEGUN),
-        "machine": machine(), "entries": {},
-    }  # fmt: skip
+    new = {"format": FORMAT, "source": source, "machine": machine(), "entries": {}}
+    new["begun"] = time.strftime(BEGUN)
     if not path.exists():
         return new
     found = read(path)

@@ -50,7 +50,7 @@ def report(tmp_path, monkeypatch):
         "format": results.FORMAT, "source": results.DEVICE, "begun": "2026-11-23 10:00",
         "machine": {"instance": "trn1.2xlarge", "target": "trn1"},
         "graphs": {"decode-640": {"kernels": [KERNEL], "us": 1.0}},
-        "entries": {"vector-chain-512-128": entry, "small decode-640": entry | {"kind": "kernel"}},
+        "entries": {"vector-chain-512-128": entry, "chain decode-640": entry | {"kind": "kernel"}},
     })  # fmt: skip
     return path
 
@@ -73,21 +73,29 @@ def test_a_device_s_constants_are_a_profile_beside_the_others(report, tmp_path):
             run(report, "--write")
     assert schedule(program).total == before
     text = (tmp_path / "cost_model.md").read_text()
-    assert "| trn1-2026-11 | small decode-640 | device | 60.0 | 30.0 |" in text
-    assert json.loads(bands.DATA.read_text())["ratios"] == {"trn1-2026-11 small decode-640": 0.5}
+    assert "| trn1-2026-11 | chain decode-640 | device | 60.0 | 30.0 |" in text
+    assert json.loads(bands.DATA.read_text())["ratios"] == {"trn1-2026-11 chain decode-640": 0.5}
 
 
 def test_two_devices_are_compared(report, tmp_path, capsys):
     other = results.read(report)
-    other["entries"]["small decode-640"]["us"] = {"p50": 90.0}
+    other["entries"]["chain decode-640"]["us"] = {"p50": 90.0}
     other["fit"] = fit.fit({})
     results.write(tmp_path / "other.json", other)
     assert run(report, "--against", tmp_path / "other.json") == 0
-    assert capsys.readouterr().out.splitlines()[2:] == ["| small decode-640 | 60 | 90 | 1.50 |"]
+    assert capsys.readouterr().out.splitlines()[2:] == ["| chain decode-640 | 60 | 90 | 1.50 |"]
     del other["fit"]  # of too few times
     results.write(tmp_path / "other.json", other)
     assert run(report, "--against", tmp_path / "other.json") == 0
-    assert "| small decode-640 | 60 | 90 | 1.50 |" in capsys.readouterr().out
+    assert "| chain decode-640 | 60 | 90 | 1.50 |" in capsys.readouterr().out
+
+
+def test_rows_that_another_version_of_the_project_had_are_left_out(report, tmp_path):
+    older = json.loads(report.read_text())
+    older["entries"]["a row of old"] = older["entries"]["vector-chain-512-128"]
+    report.write_text(json.dumps(older))
+    assert run(report, "--write") == 0
+    assert "a row of old" not in (tmp_path / "cost_model.md").read_text()
 
 
 def test_a_rehearsal_is_no_device(report, capsys):

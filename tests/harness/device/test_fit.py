@@ -39,6 +39,19 @@ def test_a_port_that_is_not_shared_is_named_and_constants_are_recovered():
     assert "clock_hz.TensorE" not in told and "COLLECTIVE_START_NS" not in told
 
 
+@pytest.mark.parametrize("mechanism", ["issue", "fixed lanes"])
+def test_what_moves_transfers_of_nki_is_named_though_the_cost_model_knows_nothing_of_it(
+    mechanism, monkeypatch
+):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    device = played.Device(11, mechanism, target="trn2", today=True)
+    moving = ("rows-", "transfers-", "lone-", "round-", "gathers-", "small", "part", "launches")
+    rows = {name: row for name, row in ROWS.items() if name.startswith(moving)}
+    found = fit.fit(played.times(device, rows), today=True)
+    assert found["mechanisms"] == [mechanism]
+    assert recovered(device, found) == [] and found["unexplained"] == []
+
+
 @pytest.mark.full
 def test_a_time_that_no_constant_explains_is_named():
     times = played.times(played.Device(4), FEW)

@@ -9,6 +9,7 @@ import pytest
 from harness.device import hour, page, plan, results
 from harness.device.rows import ROWS
 from harness.errors import UserError
+from harness.files import locked_folder
 from tests.harness.device import played
 
 ROW_NAMES = ("launches-33", "small", "rows-512", "vector-chain-1-32", "scalar-stream-1-32")
@@ -85,6 +86,16 @@ def test_a_run_that_is_cut_off_goes_on_and_comes_last_to_what_it_was_at(
     after = hour.run(path, 60)["entries"]
     assert all(entry["status"] == "measured" for entry in after.values())
     assert all(after[name] == before[name] for name in ROW_NAMES[:2])
+
+
+def test_a_second_run_in_the_folder_is_refused_and_the_first_one_keeps_its_report(some, tmp_path):
+    path = tmp_path / "report.json"
+    with (
+        locked_folder(tmp_path, lambda: None),
+        pytest.raises(UserError, match="Another run measures in .*, expected none"),
+    ):
+        hour.run(path, 60)
+    assert not path.exists()
 
 
 def test_minutes_choose_the_most_valuable_first():
