@@ -107,8 +107,7 @@ def switched(variant: Variant, name: str) -> Variant:
         "issue": issue,
     }
     if name in switches:
-        core = cost.with_constants(core, switches[name])
-        return replace(variant, core=core, changed=changed)
+        return replace(variant, core=cost.with_constants(core, switches[name]), changed=changed)
     if name == "order":
         order = COMPILER_ORDER if variant.today else "program-order"
         return replace(variant, order=order, changed=changed)

@@ -3,11 +3,9 @@
 A kernel repeats one thing ``n`` times. Two rows of `rows.py` differ in ``n`` or in a size alone, so
 that what else a kernel does falls out of their difference. Chains are dependent, so nothing may be
 left out or rearranged. Repetitions side by side differ in a constant, so that none is another's
-copy (but for GpSimdE's in ``nki``). Every result reaches HBM.
-
-The file is two modules (`calls.module`): of ``neuronxcc.nki``, and as ``micro_today`` of ``nki``.
-Helpers differ, kernels do not. Shapes are [partition, free]; ``x_hbm`` is fp32 unless a kernel says
-otherwise.
+copy (but for GpSimdE's in ``nki``). Every result reaches HBM. The file is two modules
+(`calls.module`): of ``neuronxcc.nki``, and as ``micro_today`` of ``nki``; only helpers differ.
+Shapes are [partition, free].
 """
 
 # mypy: disable-error-code="no-redef, import-untyped"
