@@ -221,7 +221,7 @@ INVENTED = {
         "i * 0.5": "split the axis",
         "m[:, 0]": "before they are compared",
         "m | m": "write the opposite comparison",
-        "~m": "write the opposite comparison",
+        "~m": "or make two calls with one mask each [sim_mask_operator]",
         "nl.max(x, axis=1, keep_dims=True)": "keepdims=",
         "nl.dropout(x, p=0.5)": "rate=",
         "nl.scalar_register(0)": "nl.load of the number",
