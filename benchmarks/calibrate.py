@@ -63,7 +63,7 @@ SIDES = ("hbm_read", "hbm_written")
 GEN2_CHIPS = ("", "trn1", "inf2")
 MOVED = 0.01  # a published estimate that moves by more has to be made anew
 SCALE = (0.8, 1.2)  # of a constant that is varied
-MOST_VARIED = 6_000  # instructions of a program that is priced anew for each
+MOST_VARIED = 4_000  # instructions of a program that is priced anew for each
 VARIED = (
     "clock_hz", "min_ii", "dependent_cycles", "result_cycles", "fill_cycles", "bias_cycles",
     "sums_cycles", "tensor_pace", "half_rows_pace", "engine_start_cycles", "ramp_ns",
