@@ -85,7 +85,7 @@ calibrate: setup
 ifdef DEVICE
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/device.py $(DEVICE) --write
 else
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write --public $(PUBLIC)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write --public $(PUBLIC) $(if $(KEPT),--kept $(KEPT))
 endif
 
 # Published searches with estimates in place of device times; the table of docs/oracle.md.
