@@ -539,7 +539,7 @@ class NeuronStepModel(llama.NeuronLlamaModel):
 
 
 class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
-    """What the driver compiles, loads and generates with."""
+    """The class with which the driver compiles, loads and generates."""
 
     _model_cls = NeuronStepModel
 

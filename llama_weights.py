@@ -106,9 +106,9 @@ class Projections(NamedTuple):
     """Projections of one kernel in a checkpoint, and how ``tp`` ranks share them.
 
     All but the ``output`` contract hidden states, behind a norm with ``gain``, and that one makes
-    hidden states; all ranks have these, in runs. What else a projection reads or makes is cut:
-    ``cuts``, by name and in the kernel's order, give each rank its rows of such features, ordered
-    as its kernel has them.
+    hidden states; all ranks have these, in runs. Other tensors that a projection reads or makes are
+    cut: ``cuts``, by name and in the kernel's order, give each rank its rows of such features,
+    ordered as its kernel has them.
     """
 
     state: StateDict

@@ -67,7 +67,7 @@ def spans(length, most):
 
 
 def own_share(items):
-    """What this physical core does of a list."""
+    """This physical core's part of a list."""
     core, cores = nl.program_id(0), nl.num_programs(0)
     return items[len(items) * core // cores : len(items) * (core + 1) // cores]
 

@@ -95,6 +95,20 @@ def test_no_sentence_leans_on_the_one_before():
     assert [one for one in found if LEANING.search(one)] == []
 
 
+def test_no_docstring_leans_on_the_sentence_before():
+    files = [*REPOSITORY.glob("*.py"), *(REPOSITORY / "harness").rglob("*.py")]
+    files += (REPOSITORY / "neuron_cpu").rglob("*.py")
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    leaning, seen = [], 0
+    for file in files:
+        nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for text in (ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)):
+            found = re.split(r"(?<=[.!?])\s+(?=[A-Z`])", text)
+            seen += len(found)
+            leaning += [(file.name, one) for one in found if LEANING.search(one)]
+    assert seen > 3000 and leaning == []
+
+
 def anchor(heading: str) -> str:
     """What GitHub makes of a heading: lower case, words joined by hyphens, no other signs."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")

@@ -88,7 +88,7 @@ def arguments(call: Mapping[str, Any], tensor: Callable[[list[int], str], Any]) 
 
 
 def shapes(shape: list[int], dtype: str) -> torch.Tensor:
-    """What is traced only."""
+    """A call that is traced only."""
     return torch.empty(shape, dtype=DTYPES[dtype], device="meta")
 
 
@@ -149,8 +149,8 @@ def _from_numpy(array: Any) -> torch.Tensor:
 
 
 def compare(call: Mapping[str, Any], results: str) -> dict[str, Any]:
-    """What the simulator computes beside the results of `run`: figures of the whole call, and how
-    far both are from the simulator's results in fp32, where the kernel takes fp32."""
+    """The simulator's results beside those of `run`: figures of the whole call, and how far both
+    are from the simulator's results in fp32, where the kernel takes fp32."""
     ours, theirs = computed(call, Seeded()), torch.load(results, weights_only=True)
     if [tuple(a.shape) for a in ours] != [tuple(b.shape) for b in theirs]:
         return {"equal": 0.0, "error": math.inf}

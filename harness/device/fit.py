@@ -146,7 +146,7 @@ class Problem:
     def predicted(
         self, variant: Variant, u: np.ndarray, rows: Optional[np.ndarray] = None
     ) -> np.ndarray:
-        """Microseconds of every row, or of those whose numbers are given."""
+        """Microseconds of every row, or of the rows whose numbers are given."""
         values = self.values(variant, u)
         costs = {name: values.pop(name) for name in model.OVERHEADS}
         core = cost.with_constants(variant.core, values)

@@ -50,7 +50,7 @@ class _Hour:
         self.entries: list[Entry] = []
 
     def _simulate(self, do: str, **given: Any) -> Any:
-        """What the simulator says, or None and a line about why it says nothing."""
+        """The simulator's results, or None and a line with the reason."""
         try:
             return self.workers.ask(SIMULATOR, do, given, SIMULATING_SECONDS)
         except Unanswered as error:
@@ -58,7 +58,7 @@ class _Hour:
             return None
 
     def plan(self, minutes: float) -> None:
-        """What is left to do, and what of it fits; says so."""
+        """The remaining work, and the part of it that fits; says so."""
         known = self.report.setdefault("graphs", {})
         today = results.of_today(self.report)
         of = {"file": SUBMISSIONS[today], "degree": plan.DEGREE[today]}

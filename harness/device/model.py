@@ -1,4 +1,4 @@
-"""What the cost model says of a call: its time, its band, and the calls of a model's graphs.
+"""The cost model's view of a call: its time, its band, and the calls of a model's graphs.
 
 Runs beside the stand-in's names; `harness.simulator` is the door to the simulator.
 """
@@ -39,7 +39,7 @@ OVERHEADS = (
 
 
 def overheads() -> dict[str, float]:
-    """What a graph costs beside its kernels, as the cost model has it now."""
+    """The cost of a graph beside its kernels, by the cost model."""
     return {name: getattr(spec, name) for name in OVERHEADS}
 
 
@@ -85,7 +85,7 @@ def estimate(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def constructs(call: Mapping[str, Any]) -> list[str]:
-    """What a generated kernel uses that documentation shows and no public run on a device does."""
+    """Constructs of a generated kernel that are documented and that no public device run shows."""
     text = Path(call["module"]).read_text(encoding="utf-8")
     used = provenance.in_source(text) | provenance.in_program(program(call))
     return [one.construct for one in provenance.judge(used) if one.status == provenance.DOCUMENTED]

@@ -1,4 +1,4 @@
-"""What an hour is spent on, in the order of what it is worth.
+"""The work of an hour, the most valuable first.
 
 Seconds are assumptions, compile time included; nobody has published it for such kernels.
 """

@@ -1,7 +1,7 @@
 """One kernel for each construct that documentation shows and no public run on a device does.
 
-The table is `probes.json`; compilers read kernels from files, so each text is written to one. What
-it uses is found as in any kernel (`provenance.in_source`). A probe that compiles and runs turns
+The table is `probes.json`; compilers read kernels from files, so each text is written to one. Its
+constructs are found as in any kernel (`provenance.in_source`). A probe that compiles and runs turns
 what it uses into *seen*; the compiler's words stand beside one that does not.
 """
 

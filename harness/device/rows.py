@@ -1,4 +1,4 @@
-"""What is measured of the small kernels, and which constant each one isolates.
+"""The measurements of the small kernels, and the constant that each kernel isolates.
 
 The table is `rows.json`. A row's time is explained by the cost model alone: `fit.py` finds the
 constants with which it gives all of the measured times. A name is the kernel's, a size and ``n``;

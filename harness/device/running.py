@@ -27,7 +27,7 @@ MOST_WORDS = 600  # of an error: a compiler's can be megabytes
 
 
 class Unanswered(Exception):
-    """What became of a request instead of a result: `status`, and words about it."""
+    """The outcome of a request without a result: `status`, and words about it."""
 
     def __init__(self, status: str, words: str) -> None:
         super().__init__(words)

@@ -49,7 +49,7 @@ def benchmark(call: Mapping[str, Any]) -> dict[str, float]:
 
 
 def estimated(call: Mapping[str, Any]) -> dict[str, float]:
-    """What the cost model says, as a measurement would."""
+    """The cost model's time, in the form of a measurement."""
     from harness.device import model
 
     return dict.fromkeys((f"p{p}" for p in PERCENTILES), model.graph_ns(call) / 1e3)

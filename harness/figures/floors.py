@@ -1,7 +1,7 @@
 """Lower bounds of a graph's MACs and time, against which the driver checks a submission's process.
 
 A kernel's Python body has to run for its instructions to be counted, so the counts come from a
-process that has imported the submission. What can be known without it are the products that every
+process that has imported the submission. Two parts are known without it: the products that every
 Llama or Qwen3-MoE of these sizes computes, and the weights that every execution reads. Attention is
 left out (it may skip what is masked), experts that a token has not chosen, and what only the last
 token of a prompt needs of the last layer.

@@ -6,8 +6,8 @@ process to end. Every other rank reads that, does the same in a process of its o
 collectives meet rank 0's, and writes what became of it. So each rank has its limits and its
 confinement, and only rank 0 reads prompts, keeps the clock, and writes results.
 
-The store is open to every process of its machine, submissions included. What the drivers write
-there is JSON with a digest under a key, which rank 0 gives to the others before anything else runs.
+The store is open to every process of its machine, submissions included. The drivers write JSON with
+a digest under a key, which rank 0 gives to the others before anything else runs.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Owners of the cache's blocks, and blocks shared by equal prefixes. An answer takes all blocks
 that it may ever fill when it begins, so none stops half-way. Where too few are free it waits, and
 all behind it wait, so that nobody is overtaken for ever. When an answer ends its full blocks stay
-known by their tokens, until somebody needs the room; the block used longest ago goes first. What
-they hold is compared token by token.
+known by their tokens, until somebody needs the room; the block used longest ago goes first. Their
+contents are compared token by token.
 """
 
 import collections

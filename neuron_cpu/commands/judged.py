@@ -153,7 +153,7 @@ def _beside(
 ) -> dict[str, Any]:
     """The baseline's verdicts, the ratios, and for the last case both kernels' lines.
 
-    What is printed as a table is added to ``shown``.
+    Printed tables are added to ``shown``.
     """
     from ..judge import lines, tables, verdict
     from ..page.write import as_table

@@ -1,1 +1,1 @@
-"""What is imitated of the public libraries; on `sys.path` where they are not there."""
+"""The imitation of the public libraries; on `sys.path` where these are absent."""

@@ -66,9 +66,9 @@ def measure(
 ) -> Accuracy:
     """Compare a result with the reference's.
 
-    What the type of the result cannot hold counts as its largest finite value, infinities included.
-    An element is not judged where the reference in float64 is NaN (unless `nan_is_asked`: then NaN
-    is expected), and where the reference in the kernel's own types overflows although float64 does
+    Values beyond the result's type, infinities included, count as its largest finite value. An
+    element is not judged where the reference in float64 is NaN (unless `nan_is_asked`: then NaN is
+    expected), and where the reference in the kernel's own types overflows although float64 does
     not: there no implementation in these types is better.
 
     Args:

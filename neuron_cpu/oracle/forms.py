@@ -1,4 +1,4 @@
-"""What the oracle is asked and what it answers: schema 1, an object a line (docs/oracle.md)."""
+"""Requests to the oracle and its answers: schema 1, an object a line (docs/oracle.md)."""
 
 import json
 from collections.abc import Iterator
@@ -63,7 +63,7 @@ class Code(_Form):
 
 
 class Tolerance(_Form):
-    """What counts as right; the types' own limits where nothing is named.
+    """The limits for a right result; by default the types' own.
 
     Attributes:
         element: largest error of an element, relative to it or to its row's root mean square.

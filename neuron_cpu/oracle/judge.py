@@ -70,7 +70,7 @@ def serve(jobs: Connection, replies: Connection, memory_bytes: int) -> None:
 
 
 class Judge:
-    """What stays between candidates.
+    """State that stays between candidates.
 
     Attributes:
         kept: most bytes of inputs and of references' results that stay.
@@ -251,7 +251,7 @@ def _values(function: Any, seed: int) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _results(function: Any, *given: list[torch.Tensor]) -> list[torch.Tensor]:
-    """What a function of the asker makes of the kernel's results before they are compared."""
+    """The asker's function of the kernel's results, applied before they are compared."""
     try:
         arrays = [tuple(t.numpy() for t in some) for some in given]
         found = function(*(one[0] if len(one) == 1 else one for one in arrays))

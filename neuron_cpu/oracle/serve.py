@@ -125,7 +125,7 @@ class Oracle:
     def _ask(
         self, request: Request, case: str, reference: Optional[str], recorded: bytes, until: float
     ) -> Answer:
-        """What a judge says; one that does not answer is ended, and another one takes its place."""
+        """A judge's answer; a judge that does not answer is ended and replaced."""
         chosen = self._idle.get()
         kept: Optional[_Judge] = None
         try:

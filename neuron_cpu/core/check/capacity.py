@@ -8,7 +8,7 @@ lives no longer than that iteration: public kernels declare more blocks than mem
 and ran. A tile takes its bytes on every partition. In PSUM no tile crosses a bank, but small tiles
 share one: public kernels with published times keep 512 accumulators of one column. Limits: spec.py.
 
-What exceeds a memory is a warning, as the compiler spills it to HBM; NKI_CPU_STRICT=1 refuses it.
+Tiles that exceed a memory are a warning, as the compiler spills to HBM; NKI_CPU_STRICT=1 refuses.
 """
 
 from bisect import bisect_left, insort

@@ -300,7 +300,7 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
 def _conflict_of_cores(group: _Group, program: Program) -> tuple[_Access, _Access] | None:
     """The first pair that excludes each other between the two cores of a kernel of `nki`.
 
-    What both write is no conflict here: kernels write what was not divided on both, alike. Whether
+    Elements that both write are no conflict here: both cores write undivided parts equally. Whether
     it is alike shows when it runs (``run/instances.py``).
     """
     retyped = any(base is group.storage for _, base in program.aliases)

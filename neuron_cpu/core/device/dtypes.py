@@ -156,7 +156,7 @@ def to_dtype(spec: Any) -> DType:
 
 
 def meant(given: Any) -> str:
-    """What to write instead of a type that NKI lacks."""
+    """The advice instead of a type that NKI lacks."""
     if isinstance(given, str):
         return f"use {answer(given, False) or 'nl.float32 or another name of nl'}"
     return "cast to a type of 32 bits or fewer, such as float32"

@@ -204,7 +204,8 @@ def _entry(file: str, line: int) -> TracebackType | None:
 
 
 def name_kernel(name: str | None) -> str | None:
-    """Set the kernel that this thread is tracing, for places in messages; returns the former."""
+    """Set the kernel that this thread is tracing, for places in messages; returns the kernel
+    before."""
     before = getattr(_local, "kernel", None)
     _local.kernel, _local.said = name, set()
     return before

@@ -16,7 +16,7 @@ from .errors import NkiError, current_place
 
 
 class Rank(Protocol):
-    """What runs a kernel: one of ``size``."""
+    """A rank that runs a kernel: one of ``size``."""
 
     rank: int
     size: int

@@ -1,4 +1,4 @@
-"""What a NeuronCore is: sizes, limits, clocks. Every number with its public source.
+"""The hardware of a NeuronCore: sizes, limits, clocks. Every number with its public source.
 
 A generation is one instance of ``NeuronCore``. The language of SDK 2.21 runs on ``GEN2`` only;
 kernels of the current language run on the one that ``target.py`` chooses. Whatever depends on the
@@ -179,7 +179,7 @@ class NeuronCore:
 
     @property
     def sbuf_usable_bytes(self) -> int:
-        """What the compiler leaves to kernels."""
+        """The bytes that the compiler leaves to kernels."""
         return self.sbuf_bytes - self.sbuf_reserved_bytes
 
     @property

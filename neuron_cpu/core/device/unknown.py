@@ -59,7 +59,7 @@ _AXIS = str(_DATA["answers"]["axis"])
 
 
 def answer(name: str, current: bool, alias: str = "") -> str | None:
-    """What to use instead of ``name`` in one of the two languages; None where nothing is known."""
+    """The advice instead of ``name`` in one of the two languages; None where no advice is known."""
     for table in (_OWN.get(alias, {}), ANSWERS, GONE):
         found = table.get(name)
         text = found[current] if isinstance(found, list) else found

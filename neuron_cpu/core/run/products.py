@@ -272,8 +272,8 @@ def _row_by_row(
 ) -> Step | None:
     """One moving column: memory gives the weights as they lie, partition by partition.
 
-    Widening stretches of a few KiB, which lie far apart, takes three times as long as what this
-    adds: sums over the other contracted axes, of results of 128 elements. None for other products.
+    Widening stretches of a few KiB, which lie far apart, takes three times as long as the sums that
+    this adds: over the other contracted axes, of results of 128 elements. None for other products.
     """
     left, right, b = op.src[0], op.src[1], op.batch
     dt = arena.kept(left)

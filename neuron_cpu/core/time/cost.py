@@ -1,4 +1,4 @@
-"""What one instruction costs: engine time, DMA rows, collectives.
+"""The cost of one instruction: engine time, DMA rows, collectives.
 
 Engine cycles stand in the instruction table; this module turns them into nanoseconds and holds the
 two things that the table does not know: how a DMA transfer breaks into rows and how long a row

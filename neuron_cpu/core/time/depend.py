@@ -304,7 +304,7 @@ def _whole(view: View) -> View:
 
 
 class Dependences:
-    """What every instruction must wait for.
+    """The instructions for which every instruction must wait.
 
     An instruction that waits for many others waits for a *join* of them instead, a node without
     work, and whoever waits for the same set shares it: the number of edges stays proportional to
@@ -398,7 +398,7 @@ def dependences(program: Program) -> Dependences:
 
 
 def _add_order(program: Program, found: Dependences) -> None:
-    """What the kernel itself orders; the compiler may have replaced some of these instructions."""
+    """The kernel's own order; the compiler may have replaced some of these instructions."""
     if not program.edges:
         return
     number = {id(i): k for k, i in enumerate(program.instructions)}

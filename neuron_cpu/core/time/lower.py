@@ -1,4 +1,4 @@
-"""What the vendor's compiler makes of a kernel before it arranges it in time.
+"""The vendor compiler's changes to a kernel before it arranges it in time.
 
 A Program says what the kernel writes. Between that and the instructions that a device runs, the
 compiler changes the program without changing its results, and kernels that are written without a

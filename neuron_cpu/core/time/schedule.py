@@ -49,7 +49,7 @@ WINDOW = 256  # instructions of one engine, from its oldest that waits, among wh
 
 
 class Wait(NamedTuple):
-    """What bound the start of an instruction: the kind and the instruction that ended last."""
+    """The bound of an instruction's start: the kind and the instruction that ended last."""
 
     kind: int
     by: int

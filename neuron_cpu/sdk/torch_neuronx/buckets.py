@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 
 @dataclass
 class BucketModelConfig:
-    """What NxDI says of the buckets of a sub-model.
+    """NxDI's description of the buckets of a sub-model.
 
     Attributes:
         bucket_kernel: makes the scripted function from inputs and constants to inputs and bucket.

@@ -1,4 +1,4 @@
-"""What NxD expects of TorchScript and of the runtime's classes in it.
+"""The parts of TorchScript, and of the runtime's classes in it, that NxD uses.
 
 NxD scripts its containers of compiled graphs, saves them with torch.jit.save and runs them from
 torch.jit.load. The runtime's classes are C++ there and Python here, which TorchScript cannot take,
@@ -119,7 +119,7 @@ class _HostMemory(TorchFunctionMode):
 
 
 class Loaded(nn.Module):
-    """What torch.jit.load returns of a model of NxD: its executor, which passes for a script."""
+    """The result of torch.jit.load for a model of NxD: its executor, which passes for a script."""
 
     def __init__(self, executor: nn.Module) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class Loaded(nn.Module):
 
 
 def _graphs(part: nn.Module) -> List[SPMDModel]:
-    """Those of NxD's executor of one sub-model, which 0.10 to 0.14 keep one level deeper."""
+    """The graphs of NxD's executor of one sub-model, which 0.10 to 0.14 keep one level deeper."""
     return list(getattr(part, "bucket_model_executor", part).models)
 
 

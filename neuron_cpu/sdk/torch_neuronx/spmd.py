@@ -46,7 +46,7 @@ class SPMDModel:
 
     @property
     def tape(self) -> Tape:
-        """What every rank runs."""
+        """The tape that every rank runs."""
         if self._tape is None:
             self._tape = Tape.from_bytes(self.neff)
         return self._tape

@@ -1,4 +1,4 @@
-"""What a loop repeats unchanged runs once."""
+"""Work that a loop repeats unchanged runs once."""
 
 from ...device.spec import CORE, Engine
 from ...program.program import Instruction
@@ -143,7 +143,7 @@ def shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> boo
 
 
 def key(instruction: Instruction) -> Key:
-    """What determines the result of an instruction."""
+    """The key that determines the result of an instruction."""
     target = instruction.dst[0]
     sources = tuple(
         [(v.storage.id, v.offset, v.shape, v.strides, v.dt.name) for v in instruction.src]

@@ -1,4 +1,4 @@
-"""What is loaded again stays on chip where there is room.
+"""Data that is loaded again stays on chip where there is room.
 
 A compiler that sees one region of HBM loaded in every iteration of an outer loop keeps the tiles,
 if all that the line ever loads fits: published kernels whose text loads 8 and 17 MB of weights 32

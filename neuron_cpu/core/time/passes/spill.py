@@ -1,4 +1,4 @@
-"""What SBUF or PSUM cannot hold any longer goes out and comes back.
+"""Tiles that SBUF or PSUM cannot hold go out and come back.
 
 Where more tiles live than a memory has room for, the compiler keeps a kernel running: it writes a
 tile to HBM after one use and reads it again before the next; tiles that hold nothing but what one

@@ -169,7 +169,7 @@ def linear_with_async_allreduce(
 
 
 class BaseParallelLinear(nn.Module):
-    """What the checkpoint loader recognises a sharded linear by.
+    """The attributes by which the checkpoint loader recognises a sharded linear.
 
     `autograd_func_class` multiplies in `_forward_impl`; subclasses replace either.
     """

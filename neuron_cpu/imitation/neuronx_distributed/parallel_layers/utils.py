@@ -20,7 +20,7 @@ def divide(numerator: int, denominator: int) -> int:
 
 
 def get_padding_length(numerator: int, denominator: int) -> int:
-    """What must be added to `numerator` to make it a multiple of `denominator`."""
+    """The number to add to `numerator` to make it a multiple of `denominator`."""
     return -numerator % denominator
 
 

@@ -66,7 +66,7 @@ def create_local_weight(
     per_partition_size: int,
     stride: int,
 ) -> torch.Tensor:
-    """What `rank` holds of `full_weight`: a view, `per_partition_size` wide along `partition_dim`.
+    """The part of `full_weight` of `rank`: a view, `per_partition_size` wide along `partition_dim`.
 
     With `stride` s > 1 the full tensor is s fused matrices, each sliced by itself.
     """

@@ -405,7 +405,7 @@ class InferenceConfig:
 
     @staticmethod
     def _alias(config: InferenceConfig, key: str) -> str:
-        """What `key` stands for; works on instances whose __init__ never ran (deepcopy)."""
+        """The attribute behind `key`; works on instances whose __init__ never ran (deepcopy)."""
         if key == "attribute_map":
             return key
         try:

@@ -47,7 +47,7 @@ Caches = List[List[torch.Tensor]]
 
 
 class NeuronBaseModel(nn.Module):
-    """What one graph computes. Subclasses fill in the layers.
+    """The module of one graph. Subclasses fill in the layers.
 
     `setup_attr_for_model` sets on_device_sampling, tp_degree, hidden_size, num_attention_heads,
     num_key_value_heads, max_batch_size, buckets; `init_model` sets embed_tokens, layers, norm,
@@ -133,8 +133,8 @@ class NeuronBaseModel(nn.Module):
         prefill: bool,
         speculation: bool,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """What each token sees of the prompt or of the cache, and, of several new ones, which it
-        sees of each other: those before it."""
+        """The tokens of the prompt or cache that each token sees; of several new tokens each sees
+        those before it."""
         mask = self.create_attn_mask(attention_mask, prefill, speculation)
         tokens = input_ids.shape[-1]
         return mask, self._create_active_mask(tokens, mask.device) if speculation else None

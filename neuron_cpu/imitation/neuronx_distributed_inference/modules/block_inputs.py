@@ -1,4 +1,4 @@
-"""What a caller says of blocks, made into the inputs of a graph: buckets, padding, checks.
+"""Turns a caller's blocks into the inputs of a graph: buckets, padding, checks.
 
 The caller gives whole prompts with their blocks, and how many tokens of them are cached; the graph
 gets the tokens that are not, and of the cached ones those that its columns have room for.

@@ -1,4 +1,4 @@
-"""What a configuration with a cache of blocks has to be like."""
+"""Checks of a configuration with a cache of blocks."""
 
 import math
 from typing import Any, List, Optional, Tuple
@@ -33,7 +33,7 @@ def refuse_blocks(config: Any) -> None:
 
 
 def _misfit(config: Any, asked: List[str]) -> Optional[Tuple[str, str]]:
-    """What should be otherwise, and what it is: settings that belong together."""
+    """Settings that do not belong together: the expected value, and the value."""
     if len(asked) != 2:
         return "is_block_kv_layout with is_prefix_caching", f"{asked[0]} alone"
     if config.padding_side != "right":

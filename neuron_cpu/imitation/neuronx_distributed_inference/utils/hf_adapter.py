@@ -232,7 +232,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         return model_kwargs
 
     def _sampler_for(self, generation_config: GenerationConfig) -> Sampler:
-        """What chooses among the processed scores: NxDI's own sampler, as the first text wants it.
+        """The sampler of the processed scores: NxDI's own, with the first text's settings.
 
         It applies temperature and top_p once more to scores that transformers has treated, and
         that of 0.1 draws even where `do_sample` is False (v0.1.0 and later, utils/hf_adapter.py).
@@ -253,7 +253,7 @@ def _hf_config(config: InferenceConfig) -> PretrainedConfig:
 
 
 def _pad_token(generation_config: GenerationConfig) -> Optional[int]:
-    """What finished rows are filled with: HF's prepared tensor, else the id, else EOS."""
+    """The padding of finished rows: HF's prepared tensor, or the id, or EOS."""
     prepared = getattr(generation_config, "_pad_token_tensor", None)
     if prepared is not None:
         return int(prepared)

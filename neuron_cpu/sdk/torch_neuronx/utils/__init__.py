@@ -1,4 +1,4 @@
-"""What hardware a program runs on."""
+"""The hardware that a program runs on."""
 
 from .utils import get_platform_target
 

@@ -1,4 +1,4 @@
-"""What hardware a program runs on, where NxD 0.13 and later import it from."""
+"""The hardware that a program runs on, in the place from which NxD 0.13 and later import it."""
 
 from typing import Any
 

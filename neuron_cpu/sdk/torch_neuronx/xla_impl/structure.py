@@ -21,7 +21,7 @@ class Flattener:
 
 
 class Packer:
-    """What a call returns: one tensor as it is, several as a list.
+    """The result of a call: one tensor by itself, several as a list.
 
     `layout`, `identifiers` and `constants` are those of the outputs that no state takes over.
     """

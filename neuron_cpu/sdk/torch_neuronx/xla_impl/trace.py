@@ -180,7 +180,7 @@ def get_torch_dtype(data_type: int) -> torch.dtype:
 
 
 def __getattr__(name: str) -> Any:
-    """What else the vendor's module has: it can be imported."""
+    """Other names of the vendor's module, which can be imported."""
     if name.startswith("__"):
         raise AttributeError(name)
     return Closed(f"{__name__}.{name}")

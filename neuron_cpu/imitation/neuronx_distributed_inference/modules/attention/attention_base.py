@@ -49,7 +49,7 @@ class EPDispatchOption(enum.Enum):
 
 @dataclass(frozen=True)
 class NeuronAttentionBaseOutput:
-    """What attention returns from NxDI 0.3 on: unpacks as four items, indexes as five."""
+    """The result of attention from NxDI 0.3 on: unpacks as four items, indexes as five."""
 
     hidden_states: torch.Tensor
     present_key_value: Tuple[torch.Tensor, torch.Tensor]

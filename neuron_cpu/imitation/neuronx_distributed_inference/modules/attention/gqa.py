@@ -28,7 +28,7 @@ StateDict = Dict[str, torch.Tensor]
 
 
 class GQA(enum.Enum):
-    """What is done with key-value heads that the ranks cannot share out evenly."""
+    """The treatment of key-value heads that ranks cannot share evenly."""
 
     CONVERT_TO_MHA = "convert-to-mha"
     REPLICATE_TO_TP_DEGREE = "replicate-to-tp-degree"

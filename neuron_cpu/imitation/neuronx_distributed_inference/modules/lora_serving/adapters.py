@@ -28,7 +28,7 @@ _OTHER_KINDS = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What `adapter_config.json` says."""
+    """The contents of `adapter_config.json`."""
 
     folder: Path
     rank: int

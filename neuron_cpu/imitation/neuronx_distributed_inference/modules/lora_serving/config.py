@@ -1,4 +1,4 @@
-"""What an application with adapters is configured with (NxDI `modules/lora_serving/config.py`)."""
+"""The configuration of an application with adapters (NxDI `modules/lora_serving/config.py`)."""
 
 from typing import Any, Dict, List, Optional, Union
 
