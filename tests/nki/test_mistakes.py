@@ -76,6 +76,9 @@ def test_a_wrong_call_ends_at_lines_of_the_users(language, name, tmp_path) -> No
     frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
     shown = [f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals]
     assert set(shown) <= {__file__, str(path)} and shown[-1] == str(path)
+    assert frames[-1].f_code.co_filename == str(
+        path
+    )  # a notebook shows the last one whatever it is
 
 
 def test_pythons_own_error_in_a_kernel_shows_no_line_of_the_simulator(tmp_path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from ..check import verify
 from ..device import dtypes, ranks
-from ..device.errors import refuse, strict, warn
+from ..device.errors import refuse, strict, users_line, warn
 from ..device.release import nki_since, of_nki, said_by
 from ..device.spec import NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
@@ -53,7 +53,7 @@ class Kernel(calling.Kernel):
                 "sim_launch",
                 f"kernel {self.name} is launched with [{given}], expected 1 or 2 cores: grids are "
                 "gone; loop inside the kernel",
-            )
+            ).with_traceback(users_line())
         launched = type(self)(self.function, (int(cores),), **self.options)
         launched.programs, launched.lock = self.programs, self.lock
         return launched

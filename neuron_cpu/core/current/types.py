@@ -152,9 +152,7 @@ class _TileSize:
         """Bytes of a partition that the compiler leaves to kernels."""
         return CORE.sbuf_usable_bytes
 
-    @property
-    def total_available_sbuf_size(self) -> int:
-        return self.sbuf_fmax_bytes
+    total_available_sbuf_size = sbuf_fmax_bytes
 
     @property
     def sbuf_fmax(self) -> int:

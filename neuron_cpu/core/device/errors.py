@@ -183,7 +183,15 @@ def users_frames(error: BaseException) -> TracebackType | None:
         if not is_internal(at.tb_frame.f_code.co_filename):
             kept = TracebackType(kept, at.tb_frame, at.tb_lasti, at.tb_lineno)
     place = _PLACE.fullmatch(getattr(error, "source", None) or "")
-    return kept if kept is not None or place is None else _entry(place["file"], int(place["line"]))
+    if kept is None and place is not None:
+        return _entry(place["file"], int(place["line"]))
+    return kept or users_line()
+
+
+def users_line() -> TracebackType | None:
+    """A traceback of one entry: the user's line that runs, which notebooks show as the last."""
+    frame = user_frame(2)
+    return None if frame is None else _entry(frame.f_code.co_filename, frame.f_lineno)
 
 
 def from_users_line(error: BaseException) -> TracebackType | None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from .errors import NkiError, current_place
+from .errors import NkiError, current_place, users_line
 
 Answer = str | list[str]
 
@@ -86,11 +86,9 @@ def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[
             close = difflib.get_close_matches(name, public, 3)
             use = " or ".join(f"{alias}.{known}" for known in close)
         mend = f"use {use}" if use else f"dir({alias}) lists what there is"
-        raise UnknownName(
-            "sim_unknown_name",
-            f"{alias}.{name} does not exist, expected a name of {names['__name__']}; {mend}",
-            current_place(),
-        )
+        said = f"{alias}.{name} does not exist, expected a name of {names['__name__']}; {mend}"
+        error = UnknownName("sim_unknown_name", said, current_place())
+        raise error if error.source else error.with_traceback(users_line())
 
     return missing
 

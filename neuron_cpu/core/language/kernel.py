@@ -22,7 +22,7 @@ import torch
 
 from ..check import lint, verify
 from ..device import release
-from ..device.errors import NkiError, from_users_line, refuse, strict, users_frames
+from ..device.errors import NkiError, from_users_line, refuse, strict, users_frames, users_line
 from ..device.pause import without_garbage_collection
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
@@ -150,7 +150,7 @@ class Kernel:
                 "sim_launch",
                 f"kernel {self.name} is launched with {given}, expected positive integers; "
                 "write kernel[8](...) or kernel[2, 4](...): instances have no threads",
-            )
+            ).with_traceback(users_line())
         launched = Kernel(self.function, tuple(int(g) for g in sizes), **self.options)
         launched.programs, launched.lock = self.programs, self.lock
         return launched
