@@ -13,7 +13,7 @@ Tiles that exceed a memory are a warning, as the compiler spills to HBM; NKI_CPU
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import groupby
 
@@ -177,27 +177,28 @@ def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
         if len(live) > most or max(sizes, default=0) > CORE.psum_bank_bytes:
             bank = CORE.psum_bank_bytes
             full = sum(-(-n // bank) * k for n, k in sizes.items() if n >= bank)
-            small = Counter({n: k for n, k in sizes.items() if n < CORE.psum_bank_bytes})
-            needed = full + banks(small.elements())
+            needed = full + banks({n: k for n, k in sizes.items() if n < bank})
             if needed > most:
                 most, where = needed, start
     return most, where
 
 
-def banks(sizes: Iterable[int]) -> int:
+def banks(sizes: Iterable[int] | Mapping[int, int]) -> int:
     """PSUM banks for tiles of these bytes: largest first, each into the fullest bank with room.
 
     Optimal for sizes that divide each other, such as powers of two; never more than 11/9 of the
     optimum and a bank (best-fit decreasing).
     """
     room: list[int] = []  # bytes left in each bank that has some, in order
-    opened = 0
-    for size in sorted(sizes, reverse=True):
-        at = bisect_left(room, size)
-        left = room.pop(at) if at < len(room) else CORE.psum_bank_bytes
-        opened += left == CORE.psum_bank_bytes
-        if left > size:
-            insort(room, left - size)
+    opened, bank = 0, CORE.psum_bank_bytes
+    for size, count in sorted(Counter(sizes).items(), reverse=True):
+        while count and (at := bisect_left(room, size)) < len(room):
+            count -= 1
+            insort(room, room.pop(at) - size)
+        whole, rest = divmod(count, bank // size)  # new ones take tiles of one size alike
+        opened += whole + (rest > 0)
+        room += [bank % size] * whole + [bank - rest * size] * (rest > 0)
+        room = sorted(filter(None, room))
     return opened
 
 
