@@ -20,7 +20,7 @@ from harness.device.rows import ROWS
 from harness.simulator import COMPILER_ORDER, Engine, NeuronCore, cost
 
 STEP = 0.02  # of a logarithm, for derivatives
-WIDE = 0.2  # the same of what changes times product by product
+LATE, WIDE = "ramp_ns", 0.2  # it changes times product by product; moves when clocks are near
 TOLD = 0.05  # two standard deviations, relative, of a constant that the times tell
 ALIKE = 0.9  # correlation of constants that trade with each other
 LOOSE = 1.0  # standard deviation of a logarithm before anything is measured
@@ -173,7 +173,7 @@ class Problem:
                 continue
             fixed = name in masks and not name.startswith("dma.")
             rows: np.ndarray = np.flatnonzero(masks[name]) if fixed else np.arange(len(at))
-            moved, step = u.copy(), WIDE if name == "ramp_ns" else STEP
+            moved, step = u.copy(), WIDE if name == LATE else STEP
             moved[k] += step
             found[name] = np.zeros(len(at))
             found[name][rows] = (np.log(self.predicted(variant, moved, rows)) - at[rows]) / step
@@ -191,12 +191,14 @@ class Problem:
             apart = (np.log(self.times) - at) / self.sigma
             weights = np.minimum(1.0, HUBER / np.maximum(np.abs(apart), 1e-9))
             misfit = float((weights * apart**2).sum())
-            if best is not None and misfit > 0.99 * best.misfit:
+            late = turn >= FRESH or before is not None
+            if best is not None and late and misfit > 0.99 * best.misfit:
                 break
             if turn % FRESH == 0 and (before is None or turn == 0):
                 kept = before.slopes if before is not None else {}
                 slopes = self.derivatives(variant, u, at, kept, slopes)
-            scaled = np.array([slopes[name] for name in variant.names]).T / self.sigma[:, None]
+            moves = [slopes[name] * (late or name != LATE) for name in variant.names]
+            scaled = np.array(moves).T / self.sigma[:, None]
             normal = scaled.T @ (weights[:, None] * scaled) + known
             best = Solution(variant, u, slopes, normal, misfit, np.exp(at))
             step = np.linalg.solve(normal, scaled.T @ (weights * apart) - known @ u)
