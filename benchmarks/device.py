@@ -11,7 +11,6 @@ import argparse
 import math
 import os
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -115,7 +114,6 @@ def compare(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    warnings.simplefilter("ignore")  # a small kernel spills on purpose
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("report", type=Path, help="of main.py --mode device-report")
     parser.add_argument("--name", help="of the profile (default: the instance and the month)")

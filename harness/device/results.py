@@ -45,8 +45,7 @@ def machine() -> dict[str, Any]:
     with contextlib.suppress(OSError):
         instance = PRODUCT.read_text(encoding="utf-8").strip()
     named = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", instance)
-    unknown = "trn2" if sdk.today() else "trn1"  # today's language is not for trn1
-    target = next((name for name in TARGETS if name in named), unknown)
+    target = next((t for t in TARGETS if t in named), "trn2" if sdk.today() else "trn1")
     found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
     system = f"Python {platform.python_version()}, {platform.platform()}"
