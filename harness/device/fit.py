@@ -2,9 +2,8 @@
 
 Nonlinear least squares on logarithms of times (Gauss-Newton, derivatives by differences; Nocedal
 and Wright 2006, chapter 10). Rows that no constants explain weigh less (Huber 1964), and are named.
-A change of mechanism is a switch of the model: one is taken where it explains the times that much
-better. Errors are two standard deviations of the linearised problem. A constant whose error is
-larger than TOLD is one that the times cannot tell, beside those that it trades with.
+A switch of the model is changed where that explains the times that much better. Errors are two
+standard deviations of the linearised problem; where one exceeds TOLD, the times cannot tell it.
 """
 
 import operator

@@ -147,8 +147,7 @@ def products(x_hbm, y_hbm, n):
 
 @nki.jit
 def product_chain(x_hbm, y_hbm, n, burst=1, pause=0):
-    """``n`` times ``burst`` products of what VectorE has copied of the last ones, and then moved
-    ``pause`` times."""
+    """``n`` times ``burst`` products of what VectorE has copied of the last and moved on."""
     out_hbm = nl.ndarray((P, y_hbm.shape[1]), dtype=y_hbm.dtype, buffer=nl.shared_hbm)
     stationary, tile = nl.load(x_hbm), nl.load(y_hbm)
     for _ in nl.static_range(n):
