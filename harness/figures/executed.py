@@ -23,8 +23,7 @@ _CALLS = "harness.figures.executed:calls"
 
 def calls(host: Host, role: str, needed: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
     """Records of the graphs' runs since they were loaded; a graph that varies has several. Graphs
-    of `needed` (submodel, bucket, prior) that no prompt has reached run once, on zeros.
-    """
+    of `needed` (submodel, bucket, prior) that no prompt has reached run once, on zeros."""
     from neuron_cpu.runtime.executed import watching  # with PyTorch, which the driver lacks
 
     model = host.models[Role(role)]
@@ -51,8 +50,7 @@ def calls(host: Host, role: str, needed: Sequence[Sequence[Any]]) -> list[dict[s
 
 def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int]]) -> None:
     """Refuse a model whose runs differ from its traces. The check takes graphs of a sub-model up to
-    the longest bucket that is `used`; no figure counts longer ones.
-    """
+    the longest bucket that is `used`; no figure counts longer ones."""
     if not sdk.platform().shows_graphs:
         return
     what = "The graphs that ran cannot be held against those that were traced"
@@ -77,8 +75,7 @@ def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int
 def allowed(graph: Graph, kin: Sequence[Graph]) -> dict[str, tuple[int, int]]:
     """Bounds on the runs and elements of PyTorch's other operators in a graph. A constant that a
     module makes at its first call (frequencies of a rotation) may belong to any graph of the same
-    sub-model: the first traced and the first run may differ.
-    """
+    sub-model: the first traced and the first run may differ."""
     found = dict(graph.others or {})
     for other in kin:
         for name, (count, elements) in (other.others or {}).items():

@@ -110,8 +110,7 @@ class Host:
     @contextlib.contextmanager
     def told_as_the_submission(self, what: str) -> Iterator[None]:
         """Turn an error into a refusal: `what`, and the submission's line that raised. A full disk
-        stays an OSError, unless the submission's own line met it.
-        """
+        stays an OSError, unless the submission's own line met it."""
         try:
             yield
         except CompileError as error:

@@ -86,8 +86,11 @@ def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[
             close = difflib.get_close_matches(name, public, 3)
             use = " or ".join(f"{alias}.{known}" for known in close)
         mend = f"use {use}" if use else f"dir({alias}) lists what there is"
-        said = f"{alias}.{name} does not exist, expected a name of {names['__name__']}; {mend}"
-        error = UnknownName("sim_unknown_name", said, current_place())
+        error = UnknownName(
+            "sim_unknown_name",
+            f"{alias}.{name} does not exist, expected a name of {names['__name__']}; {mend}",
+            current_place(),
+        )
         raise error if error.source else error.with_traceback(users_line())
 
     return missing
