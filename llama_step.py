@@ -39,7 +39,7 @@ STEP_CACHE_BYTES = 88 * 1024  # for the cache of a tile of sequences: eight over
 STEP_PIECE_BYTES = 16384  # of a partition, brought at once: larger ones leave SBUF unused
 LOGITS_BYTES = 64 * 1024  # for the logits that the ranks exchange at once
 STREAM_BYTES = 64 * 1024  # of these for weights: what DMA brings while a collective takes 60 us
-MOST_INSTRUCTIONS = 5_000_000  # of a graph (aws-neuron-sdk v2.32.0, error code EBVF030)
+MOST_INSTRUCTIONS = 5_000_000  # of a graph (message XTP002 of the compiler, aws-neuron-sdk #819)
 
 
 class Step(nl.NKIObject):
