@@ -93,10 +93,8 @@ class Evaluator:
         """
         apart = self.baseline.worker is not self.candidate.worker
         if apart and self.session.settings.isolate and tuple(ids) not in self._known:
-            work = accuracy.expected_of
-            self._known[tuple(ids)] = self._ahead.submit(
-                work, self.baseline, self.precise, ids, new_tokens
-            )
+            asked = self.baseline, self.precise, ids, new_tokens
+            self._known[tuple(ids)] = self._ahead.submit(accuracy.expected_of, *asked)
 
     def evaluate(
         self,
@@ -161,10 +159,8 @@ class Evaluator:
         """One prompt's logits; the candidate's generation is clocked in one of `streams`."""
         self.begin(ids, new_tokens)
         ahead = self._known.pop(tuple(ids), None)
-        if ahead is None:
-            known = accuracy.expected_of(self.baseline, self.precise, ids, new_tokens)
-        else:
-            known = ahead.result()
+        asked = self.baseline, self.precise, ids, new_tokens
+        known = accuracy.expected_of(*asked) if ahead is None else ahead.result()
         for _ in range(len(known.baseline)):
             advance()
         streams.append(benchmark.silent_stream(self.candidate, 1))
