@@ -167,5 +167,6 @@ def test_a_damaged_file_of_a_checkout_does_not_end_the_server(monkeypatch):
             raise SyntaxError("invalid syntax")
         return found(name, package)
 
+    monkeypatch.delitem(sys.modules, "harness.processes.preload", raising=False)
     monkeypatch.setattr(importlib, "import_module", damaged)
     runpy.run_module("harness.processes.preload")
