@@ -66,7 +66,8 @@ def with_constants(core: NeuronCore, values: Mapping[str, float]) -> NeuronCore:
     for name, value in values.items():
         part, _, rest = name.partition(".")
         if part == "dma":
-            fields[part] = replace(fields.get(part, core.dma), **{rest: value})  # type: ignore[arg-type]
+            dma: Any = fields.get(part, core.dma)
+            fields[part] = replace(dma, **{rest: value})
         elif rest:
             fields.setdefault(part, dict(getattr(core, part)))[Engine(rest)] = value
         else:
