@@ -3,11 +3,10 @@
 The submission, llama.py, is written for SDK 2.21; one text for both languages would hide every
 instruction behind a helper. This file follows llama.py section by section and name by name. Read
 there the layouts, axis letters, examples and reasons that hold for both. Heads have 64 or 128
-features. Results are equal, and estimated times on trn1 lie within 3 %
-(tests/nki/test_llama_nki.py); docs/porting.md has construct beside construct. Two things differ.
-Engines take instructions in the order of the text, so "Order of work" defers products that wait for
-another engine. The compiler's parser takes less of Python: loops over one name, no comprehensions,
-classes of fields and methods.
+features. Results are equal, and estimated times on trn1 lie within 3 % (tests/nki/
+test_llama_nki.py). docs/porting_pairs.md has construct beside construct. Two things differ:
+engines take instructions in the order of the text, so "Order of work" defers products that wait
+for another engine, and the compiler's parser takes less of Python.
 
 Buffers end in ``_hbm``, ``_sb`` (SBUF) and ``_psum``. Features lie on partitions from end to end,
 and partition p of a hidden state holds the H/128 features from p * H/128 on.

@@ -1,7 +1,7 @@
 """One kernel for each kind of mistake; docs/generate.py runs them and quotes what they are told.
 
 Every function is a kernel over inputs of the shapes in ``EXAMPLES``. Its first docstring line is
-the heading in docs/simulator.md.
+the heading in docs/messages.md.
 """
 
 from neuronxcc import nki

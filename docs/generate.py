@@ -34,8 +34,7 @@ from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.current import releases  # noqa: E402
 from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 
-PAGES = (ROOT / "docs" / "simulator.md", ROOT / "docs" / "mutation.md")
-MUTANTS = ROOT / "benchmarks" / "mutation.json"
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("functions", "messages", "mutation")]
 COLUMNS = 120  # of a line of documentation
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -235,7 +234,7 @@ def release_table() -> str:
 # --- mutants --------------------------------------------------------------------------------------
 def samples() -> dict[str, dict]:
     """The recorded samples of mutants, by part of the project."""
-    return json.loads(MUTANTS.read_text(encoding="utf-8"))
+    return json.loads((ROOT / "benchmarks" / "mutation.json").read_text(encoding="utf-8"))
 
 
 def mutant_table() -> str:
@@ -258,13 +257,14 @@ def mutant_table() -> str:
 
 
 def survivor_list() -> str:
-    """Mutants that no test killed, and why that is."""
-    parts = []
+    """Mutants that no test killed, file by file, and why that is."""
+    parts: dict[str, str] = {}
     for one in [survivor for sample in samples().values() for survivor in sample["survivors"]]:
-        place = f"`{one['path']}`, `{one['function'] or 'module'}`: {one['reason']}"
-        lines = [f"  {line[0]} {line[1:].strip()}" for line in one["change"].splitlines()]
-        parts.append("\n".join([item(place), "  ```diff", *lines, "  ```", ""]))
-    return "\n".join(parts)
+        before, after = (line[1:].partition("  #")[0].strip() for line in one["change"].split("\n"))
+        told = f"`{one['function'] or 'module'}`: {one['reason']} `{before}` → `{after}`"
+        file = item(f"`{one['path']}`")
+        parts[file] = parts.get(file, file) + _filled(told, "  - ", "    ")
+    return "".join(parts.values())
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

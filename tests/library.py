@@ -47,7 +47,7 @@ HOSTS = (
     "aws_embedded_metrics", "boto3", "botocore", "fabric2", "paramiko", "plotext", "pytest_html",
     "perf_analysis_private", "scripts",
 )  # fmt: skip
-PAGE = ROOT / "docs" / "library.md"
+PAGE = ROOT / "docs" / "library_results.md"
 RELEASE = "2.29"  # the one that its newest commit is written for
 GIGABYTES = 10  # of one case
 
@@ -437,7 +437,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=1e6, help="after them no case begins")
     parser.add_argument("--json", type=Path, help="keeps the outcomes; cases in it do not run")
     parser.add_argument("--again", nargs="*", default=[], help="but those of these kinds")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/library.md")
+    parser.add_argument("--write", action="store_true", help=f"the table into {PAGE.name}")
     chosen = parser.parse_args()
     library = checkout(chosen.folder.resolve())
     torch.set_num_threads(1)

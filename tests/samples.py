@@ -22,7 +22,7 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "library.md"
+PAGE = ROOT / "docs" / "library_results.md"
 # What marks a checkout, its files, and what its page asks for
 SETS = {
     "aws-neuron-sdk": (
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("-k", nargs="*", default=[], help="only files with one of these words")
     parser.add_argument("--seconds", type=int, default=120, help="of processor time for a file")
     parser.add_argument("--json", type=Path, help="keeps the outcomes; files in it do not run")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/library.md")
+    parser.add_argument("--write", action="store_true", help=f"the table into {PAGE.name}")
     chosen = parser.parse_args()
     kept = chosen.json
     found = json.loads(kept.read_text()) if kept and kept.exists() else {}

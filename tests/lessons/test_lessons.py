@@ -235,7 +235,7 @@ def test_an_interrupt_ends_the_check_alone(capsys, monkeypatch: pytest.MonkeyPat
 
 # --- messages name lessons ------------------------------------------------------------------------
 def test_every_message_of_a_lesson_exists_and_has_one_lesson() -> None:
-    page = (REPOSITORY / "docs" / "simulator.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs" / "messages.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^- `((?:err|sim)_\w+)` \(", page, re.MULTILINE))
     named = [message for lesson in LESSONS for message in lesson.messages]
     assert len(named) == len(set(named)) and set(named).isdisjoint(WITHOUT)

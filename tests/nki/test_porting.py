@@ -1,4 +1,4 @@
-"""Both sides of every pair in docs/porting.md give the same results."""
+"""Both sides of every pair in docs/porting_pairs.md give the same results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, schedule
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "porting.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "porting_pairs.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 FRAME = re.search(r"```python frame\n(.*?)```", TEXT, re.S)[1]
 PAIRS = {
