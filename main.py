@@ -29,7 +29,6 @@ from neuron_cpu.processes.torchrun import Place  # noqa: E402
 
 signal.signal(signal.SIGINT, _on_interrupt)
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
-READER_GONE = 141  # what it reports where `| head` has closed the pipe
 TERMINATED = 143  # what it reports for a process ended by SIGTERM
 AGAIN_SECONDS = 2.0  # until an end that somebody has swallowed is raised again
 
@@ -52,7 +51,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         streams.abandon()
-        return READER_GONE
+        return streams.READER_GONE
     except Exception as error:
         if not is_refusal(error) and not isinstance(error, (OSError, MemoryError)):
             raise

@@ -82,8 +82,6 @@ def outcomes(name: str, report: Mapping[str, Any]) -> Iterator[calibrate.Outcome
 
 def write(name: str, report: dict[str, Any]) -> None:
     """The profile, the report, the page's table and the bands."""
-    if name in cost.PROFILES:
-        raise UserError(f"Profile {name} exists, expected a new one; give another --name.")
     note = f"constants fitted to times of a {report['machine']['instance']}, {report['begun']}"
     profile = fit.profile_of(report["fit"], name, note)
     for folder, told in ((REPORTS, report), (cost.MEASURED, profile)):
@@ -124,12 +122,15 @@ def main() -> int:
         report = results.read(args.report)
         if report["source"] != results.DEVICE:
             parser.error(f"{args.report} is a rehearsal without a device; measure on one")
+        other = results.read(args.against) if args.against is not None else None
+        name = args.name or f"{report['machine']['target']}-{report['begun'][:7]}"
+        if args.write and name in cost.PROFILES:
+            raise UserError(f"Profile {name} exists, expected a new one; give another --name.")
         times = results.measured(report, plan.CONSTANT, plan.LAUNCH)
         with on_target(report):
             report["fit"] = fit.fit(times, results.of_today(report))
-        if args.against is not None:
-            print(compare(report, results.read(args.against)))
-        name = args.name or f"{report['machine']['target']}-{report['begun'][:7]}"
+        if other is not None:
+            print(compare(report, other))
         if args.write:
             write(name, report)
     except UserError as error:
@@ -140,4 +141,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pages.written(main))

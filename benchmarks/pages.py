@@ -1,8 +1,11 @@
-"""Tables in pages of docs: each stands between two comments that name it."""
+"""Tables in pages of docs, each between two comments that name it, and on standard output."""
 
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+from neuron_cpu.console import streams
 from neuron_cpu.files import write_text_atomically
 
 
@@ -24,3 +27,14 @@ def publish(page: Path, name: str, table: str) -> None:
     if count != 1:
         raise SystemExit(f"{page} has {count} blocks '{name}', expected 1")
     write_text_atomically(page, made)
+
+
+def written(main: Callable[[], int]) -> int:
+    """The status of ``main`` when its output is out; READER_GONE where nobody reads it any more."""
+    try:
+        status = main()
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        streams.abandon()
+        return streams.READER_GONE

@@ -38,6 +38,7 @@ import neuronxcc.nki.language as nl  # noqa: E402
 import nki.collectives as current_collectives  # noqa: E402
 import nki.isa as current_isa  # noqa: E402
 import nki.language as current_language  # noqa: E402
+import pages  # noqa: E402
 
 from neuron_cpu.core import NkiError  # noqa: E402
 from neuron_cpu.core.check import provenance  # noqa: E402
@@ -198,4 +199,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(pages.written(main))

@@ -9,7 +9,6 @@ SCRIPT ARGS...`` runs any script with the stand-in's SDK names in place.
 
 import argparse
 import contextlib
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ COMMANDS = {
     "learn": learn, "check": check, "profile": profile, "compare": compare, "sweep": sweep,
     "tune": tune, "judge": judge, "oracle": oracle,
 }  # fmt: skip
-INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
+INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
 def parser() -> argparse.ArgumentParser:
@@ -113,8 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"{_name()}: interrupted{f' {error}' if str(error) else ''}.")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_GONE
+        streams.abandon()
+        return streams.READER_GONE
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

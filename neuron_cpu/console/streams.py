@@ -9,6 +9,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+READER_GONE = 141  # the status that a shell reports where `| head` has closed the pipe
+
 
 def open_closed() -> None:
     """Streams that the caller has closed lead nowhere, and no other file takes their numbers."""

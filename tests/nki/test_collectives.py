@@ -14,7 +14,9 @@ import torch
 from neuron_cpu.core import NkiError, on_ranks
 from neuron_cpu.core.time.schedule import schedule
 from neuron_cpu.runtime.ranks import RankPool
+from tests.warned import allows
 
+pytestmark = allows("sim_exchanged_outside")  # short kernels exchange their arguments
 RNG = np.random.default_rng(4)
 
 
@@ -38,6 +40,29 @@ def through(call, shape, on_chip):
         return out
 
     return kernel
+
+
+@pytest.mark.parametrize("where", ["argument", "result", "copies of both"])
+def test_a_collective_on_an_argument_or_a_result_is_warned_of(where, recwarn):
+    group = ncc.ReplicaGroup([[0, 1]])
+
+    @nki.jit
+    def kernel(x):
+        own, summed, out = (nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm) for _ in range(3))
+        nisa.dma_copy(own, x)
+        source, target = x if where == "argument" else own, out if where == "result" else summed
+        ncc.all_reduce([source], [target], group, nl.add)
+        if target is summed:
+            nisa.dma_copy(out, summed)
+        return out
+
+    xs = tensors(2, (4, 4))
+    assert np.array_equal(on_ranks(kernel, [(x,) for x in xs])[0], xs[0] + xs[1])
+    said = {str(one.message) for one in recwarn}
+    if where == "copies of both":
+        assert not said
+    else:
+        assert any(f"{where} of kernel: a device's compiler refused that" in one for one in said)
 
 
 DTYPES = [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3, np.int32, np.uint8]

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import neuronxcc.nki.language as nl
 import pytest
 import torch
+from google.protobuf import message_factory
 from torch_neuronx.proto.metaneff_pb2 import MetaTensor
-from torch_neuronx.pyhlo import hlo_pb2
+from torch_neuronx.pyhlo import hlo_pb2, messages
 from torch_neuronx.testing.validation import DEFAULT_TOLERANCE_MAP, logit_validation
 from torch_neuronx.xla_impl.ops import Argmax, RmsNorm, TopK, nki_jit
 
 from neuron_cpu.core import observe_kernel_calls
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_messages_are_made_by_protobuf_of_any_sdk(old, monkeypatch):
+    """Before 4.22 classes came from a factory; the SDK had such a version until 2025."""
+    if old:
+        made = SimpleNamespace(GetPrototype=message_factory.GetMessageClass)
+        older = SimpleNamespace(MessageFactory=lambda pool: made)
+        monkeypatch.setattr(messages, "message_factory", older)
+    found = messages.Messages("test", {"One": [("size", 1, "int64", True)]})["One"](size=[2, 3])
+    assert type(found).FromString(found.SerializeToString()).size == [2, 3]
 
 
 def test_rms_norm():

@@ -15,11 +15,13 @@ from ..device.errors import refuse, strict, users_line, warn
 from ..device.release import nki_since, of_nki, said_by
 from ..device.spec import NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
+from ..instructions.ranks import COLLECTIVE
 from ..language import kernel as calling
 from ..language.results import add_output, adopt_results, check_writable, hand_back
 from ..language.specialisation import constant_key, is_tensor, line_of, shape_of, to_torch
 from ..program import trace
 from ..program.program import Program
+from ..program.regions import place
 from ..program.storage import Frame, Loop, Storage
 from ..program.view import View
 from ..run.eager import Machine
@@ -330,6 +332,24 @@ def _collect(program: Program, result: Any) -> None:
     program.result_form = _form(result)
     for storage in program.inputs:
         storage.mutable = storage in written or storage in program.outputs
+    _check_exchanged(program)
+
+
+def _check_exchanged(program: Program) -> None:
+    """Warn of collectives on what enters or leaves the kernel."""
+    outside = {*program.inputs, *program.outputs, *(alias for alias, _ in program.aliases)}
+    for one in program.instructions:
+        used = (*one.dst, *one.src) if one.op is COLLECTIVE else ()
+        found = next((view.storage for view in used if view.storage in outside), None)
+        if found is not None:  # aws-neuron/nki-library d2ad3a5, test_collectives.py
+            what = "an argument" if found.role == "input" else "a result"
+            warn(
+                "sim_exchanged_outside",
+                f"{one.attrs.kind} of {found.label()}, {what} of {program.name}: a device's "
+                "compiler refused that, expected tensors made in the kernel; copy with "
+                "nisa.dma_copy before and behind",
+                place(program, one),
+            )
 
 
 def _order_by_name(program: Program, edges: Any) -> None:

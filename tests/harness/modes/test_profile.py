@@ -22,6 +22,7 @@ from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
 from harness.session.model import construct
 from harness.simulator import tables
+from neuron_cpu.console import streams
 from neuron_cpu.runtime import recording
 from tests.conftest import REPOSITORY
 from tests.tiny_model import TINY_CONFIG
@@ -352,7 +353,7 @@ def test_a_reader_that_leaves_ends_the_run_quietly(shapes_folder):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         errors = process.stderr.read()
-    assert process.returncode == main.READER_GONE
+    assert process.returncode == streams.READER_GONE
     assert b"Traceback" not in errors and b"BrokenPipe" not in errors
 
 

@@ -37,6 +37,9 @@ class Messages:
                 self._add(message, *field)
         self._pool = descriptor_pool.DescriptorPool()
         self._pool.Add(file)
+        made = getattr(message_factory, "GetMessageClass", None)
+        # in protobuf before 4.22, which the SDK had until 2025 (optimum-neuron, issue 1013)
+        self._class = made or message_factory.MessageFactory(self._pool).GetPrototype
 
     def _add(self, message: object, name: str, number: int, kind: str, repeated: bool) -> None:
         label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
@@ -59,4 +62,4 @@ class Messages:
 
     def __getitem__(self, name: str) -> type:
         found = self._pool.FindMessageTypeByName(f"{self._package}.{name}")
-        return message_factory.GetMessageClass(found)
+        return self._class(found)
