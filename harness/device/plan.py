@@ -49,11 +49,9 @@ class Entry:
 
 
 def of_row(row: Row, today: bool = False) -> Entry:
-    """The entry of a small kernel or graph; two ranks are processes of their own."""
+    """The entry of a small kernel or graph."""
     call = row._asdict() | {"module": MICROS[today]}
-    if row.calls:
-        return Entry(row.name, LAUNCH, BENCHMARK if row.reduced else XLA, call)
-    return Entry(row.name, CONSTANT, BENCHMARK, call)
+    return Entry(row.name, LAUNCH if row.calls else CONSTANT, BENCHMARK, call)
 
 
 def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Iterator[Entry]:

@@ -6,6 +6,7 @@ the profiler runs that so often and tells the time on the device of every 11th r
 nki-library's tests time theirs. Its inputs are zeros.
 """
 
+import functools
 import importlib.util
 import json
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from harness import sdk
 from harness.device import calls
@@ -66,28 +68,29 @@ def profiled(call: Mapping[str, Any]) -> dict[str, float]:
     if tool is None:
         raise FileNotFoundError(f"none of {', '.join(PROFILERS)} (aws-neuronx-tools) in {path}")
     with tempfile.TemporaryDirectory() as folder:
-
-        def told(*command: str) -> str:
-            env = os.environ | ONE_CORE | {"NKI_ARTIFACTS_DIR": folder, "PYTHONPATH": python_path}
-            done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
-            if done.returncode:
-                said = (done.stderr or done.stdout)[-600:]
-                raise RuntimeError(f"{Path(command[0]).name}: {said}")
-            return done.stdout
-
-        python_path = f"{calls.ROOT}:{os.environ.get('PYTHONPATH', '')}"
         # a process of its own: the profiler needs the core
-        told(sys.executable, "-m", "harness.device.calls", json.dumps(dict(call)), "results.pt")
+        run = "-m", "harness.device.calls", json.dumps(dict(call)), "results.pt"
+        _told(folder, ONE_CORE, sys.executable, *run)
         neff = next(Path(folder).rglob("*.neff"), None)
         if neff is None:
             raise FileNotFoundError("the call of the kernel left no NEFF in NKI_ARTIFACTS_DIR")
-        told(tool, "capture", "-n", str(neff), "-s", "profile.ntff", *OFTEN)
+        _told(folder, ONE_CORE, tool, "capture", "-n", str(neff), "-s", "profile.ntff", *OFTEN)
         view = "view", "-n", str(neff), "--output-format=summary-json", "-s"
         traces = sorted(Path(folder).glob("profile*.ntff"))
-        us = [1e6 * seconds_of(told(tool, *view, str(trace))) for trace in traces]
-        if not us:
+        told = [_told(folder, ONE_CORE, tool, *view, str(trace)) for trace in traces]
+        if not told:
             raise FileNotFoundError(f"{Path(tool).name} capture left no profile*.ntff")
-    return by_percentile(us)
+    return by_percentile([1e6 * seconds_of(one) for one in told])
+
+
+def _told(folder: str, cores: Mapping[str, str], *command: str) -> str:
+    """What a command writes that runs in a folder."""
+    env = os.environ | cores | {"NKI_ARTIFACTS_DIR": folder}
+    env["PYTHONPATH"] = f"{calls.ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name}: {(done.stderr or done.stdout)[-600:]}")
+    return done.stdout
 
 
 def seconds_of(summary: str) -> float:
@@ -98,16 +101,23 @@ def seconds_of(summary: str) -> float:
     return float(found[1])
 
 
+# --- graphs from the host -------------------------------------------------------------------------
 def graph(call: Mapping[str, Any]) -> dict[str, float]:
-    """Microseconds of a graph by the host's clock: the kernel so often, so many all-reduces."""
+    """Microseconds of a graph by the host's clock: the kernel so often, so many all-reduces.
+
+    A process of its own runs it, as the cores are free again only when that has ended.
+    """
     if sdk.platform().estimates:
         return estimated(call)
-    if importlib.util.find_spec("torch_xla") is None:
-        run = _of_jax(call)
-    elif call["reduced"] and "RANK" not in os.environ:
-        return _on_ranks(call)
-    else:
-        run = _of_torch(call)
+    with tempfile.TemporaryDirectory() as folder:
+        run = "-m", "harness.device.timing", json.dumps(dict(call)), "times.json"
+        _told(folder, {}, sys.executable, *run)
+        return json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
+
+
+def timed(call: Mapping[str, Any]) -> dict[str, float]:
+    """The same, in this process."""
+    run = (_of_torch if importlib.util.find_spec("torch_neuronx") else _of_jax)(call)
     seconds = []
     for _ in range(WARM_UPS + RUNS):
         begun = time.perf_counter()
@@ -117,64 +127,61 @@ def graph(call: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_jax(call: Mapping[str, Any]) -> Callable[[], Any]:
-    """The graph in JAX, which today's SDK has where PyTorch/XLA is gone."""
+    """The graph in JAX, which today's SDK has where PyTorch is gone."""
     import jax
+
+    graph, value = _graph(call, lambda value: jax.lax.psum(value, "cores"))
+    if not call["reduced"]:
+        given, run = jax.numpy.asarray(value.numpy()), jax.jit(graph)
+    else:
+        given = jax.numpy.stack([value.numpy()] * 2)
+        run = jax.pmap(graph, axis_name="cores", devices=jax.devices()[:2])
+    return lambda: run(given).block_until_ready()
+
+
+def _of_torch(call: Mapping[str, Any]) -> Callable[[], Any]:
+    """The graph as inference has it: compiled before. PyTorch/XLA would record it at each run, and
+    so run the Python of every kernel in it (aws-neuron-sdk v2.21.1, api-torch-neuronx-trace)."""
+    column = _graph(call)[1][:, :1].contiguous()
+    if call["reduced"]:
+        from neuronx_distributed.trace import parallel_model_trace
+
+        rank = functools.partial(_of_a_rank, dict(call))
+        traced = parallel_model_trace(rank, (column,), tp_degree=2)
+    else:
+        import torch_neuronx
+
+        traced = torch_neuronx.trace(_of_a_rank(call)[0], (column,))
+    return lambda: traced(column)
+
+
+def _of_a_rank(call: Mapping[str, Any]) -> tuple[Callable[[Any], Any], dict[Any, Any]]:
+    """What a rank computes, and its states, of which there are none.
+
+    A column comes from the host and goes back, as little as possible: both are timed.
+    """
+    import torch_xla.core.xla_model as xm
+
+    graph, value = _graph(call, functools.partial(xm.all_reduce, xm.REDUCE_SUM))
+    shape = value.shape
+    return lambda column: graph(column.expand(shape).contiguous())[:, :1], {}
+
+
+def _graph(
+    call: Mapping[str, Any], reduce: Callable[[Any], Any] = lambda value: value
+) -> tuple[Callable[[Any], Any], torch.Tensor]:
+    """The computation, and a tensor to begin with."""
+    kernel, given, named = calls.arguments(call, calls.Seeded())
 
     def graph(value: Any) -> Any:
         for _ in range(call["calls"]):
             value = kernel(value, **named)
         for _ in range(call["reduced"]):
-            value = jax.lax.psum(value, "cores")
+            value = reduce(value)
         return value
 
-    kernel, given, named = calls.arguments(call, calls.Seeded())
-    value = given[0].numpy()
-    if not call["reduced"]:
-        value, run = jax.numpy.asarray(value), jax.jit(graph)
-    else:
-        value = jax.numpy.stack([value, value])
-        run = jax.pmap(graph, axis_name="cores", devices=jax.devices()[:2])
-    return lambda: run(value).block_until_ready()
+    return graph, given[0]
 
 
-def _of_torch(call: Mapping[str, Any]) -> Callable[[], Any]:
-    """The graph in PyTorch/XLA; of all-reduces this process is a rank."""
-    import torch_xla.core.xla_model as xm
-
-    if call["reduced"]:
-        import torch.distributed
-        import torch_xla.distributed.xla_backend  # noqa: F401 - registers "xla"
-
-        torch.distributed.init_process_group("xla")
-    device = xm.xla_device()
-    kernel, given, named = calls.arguments(call, calls.Seeded())
-    first = given[0].to(device)
-
-    def run() -> None:
-        value = first
-        for _ in range(call["calls"]):
-            value = kernel(value, **named)
-        for _ in range(call["reduced"]):
-            value = xm.all_reduce(xm.REDUCE_SUM, value)
-        xm.mark_step()
-        xm.wait_device_ops()
-
-    return run
-
-
-def _on_ranks(call: Mapping[str, Any]) -> dict[str, float]:
-    """The same on two cores, each a process of its own; rank 0 tells."""
-    with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "told.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
-        command += ["-m", "harness.device.timing", json.dumps(dict(call)), str(told)]
-        done = subprocess.run(command, cwd=calls.ROOT, capture_output=True, text=True)
-        if done.returncode or not told.is_file():
-            raise RuntimeError(f"torchrun: {done.stderr[-600:]}")
-        return json.loads(told.read_text(encoding="utf-8"))
-
-
-if __name__ == "__main__":  # a rank
-    found = graph(json.loads(sys.argv[1]))
-    if os.environ["RANK"] == "0":
-        Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
+if __name__ == "__main__":
+    Path(sys.argv[2]).write_text(json.dumps(timed(json.loads(sys.argv[1]))), encoding="utf-8")

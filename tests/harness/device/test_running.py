@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import time
@@ -11,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.device import timing
+from harness.device import calls, plan, timing
 from harness.device.calls import ROOT
+from harness.device.rows import ROWS
 from harness.device.running import BENCHMARK, SIMULATOR, XLA, Unanswered, Workers
 
 
@@ -60,17 +62,35 @@ def test_of_a_long_error_its_end_is_told(workers):
 
 def test_a_graph_is_timed_in_microseconds_behind_its_warm_up(monkeypatch):
     """A clock that shows a second more at each look, but for the first five times."""
+    looks = iter([*range(0, 100, 10), *range(100, 200)])
+    clock = SimpleNamespace(perf_counter=lambda: next(looks))
+    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(timing, "_of_torch", lambda _: lambda: None)
+    assert timing.timed({}) == {"p0": 1e6, "p50": 1e6, "p99": 1e6}
+
+
+@pytest.mark.parametrize("reduced", [0, 3])
+def test_a_graph_is_compiled_once_and_has_its_kernels_and_all_reduces(reduced, monkeypatch):
+    """Two ranks as one call; a sum doubles, and each call of the kernel adds what one does."""
+    import torch_neuronx
     import torch_xla.core.xla_model as xm
 
-    looks = iter([*range(0, 100, 10), *range(100, 200)])
-    clock, here = SimpleNamespace(perf_counter=lambda: next(looks)), torch.zeros(1)
-    monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(timing.sdk, "platform", lambda: SimpleNamespace(estimates=False))
-    monkeypatch.setattr(timing.calls, "arguments", lambda *_: (torch.neg, [here], {}))
-    for name in ("mark_step", "wait_device_ops"):
-        monkeypatch.setattr(xm, name, lambda: None, raising=False)
-    found = timing.graph({"calls": 2, "reduced": 0})
-    assert found == {"p0": 1e6, "p50": 1e6, "p99": 1e6}
+    compiled = []
+
+    def parallel_model_trace(rank, example, tp_degree):
+        compiled.append(tp_degree)
+        return pickle.loads(pickle.dumps(rank))()[0]
+
+    trace = SimpleNamespace(parallel_model_trace=parallel_model_trace)
+    monkeypatch.setitem(sys.modules, "neuronx_distributed.trace", trace)
+    monkeypatch.setattr(torch_neuronx, "trace", lambda made, _: compiled.append(1) or made)
+    monkeypatch.setattr(xm, "all_reduce", lambda kind, value: value * 2)
+    call = plan.of_row(ROWS["launches-1"]).call
+    (chained,) = calls.computed(call, calls.Seeded())
+    run = timing._of_torch(dict(call, reduced=reduced))
+    first, second = run(), run()
+    assert compiled == [2 if reduced else 1] and torch.equal(first, second)
+    assert torch.equal(first, chained[:, :1] * 2**reduced)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
