@@ -67,8 +67,7 @@ def _members(what: str, given: Any) -> tuple[tuple[int, ...], int]:
 
 
 def _tensors(what: str, given: Any) -> list[View]:
-    listed = list(given) if isinstance(given, (list, tuple)) else [given]
-    return [tensor(one, what) for one in listed]
+    return [tensor(one, what) for one in _listed(given)]
 
 
 def _pairs(
@@ -118,11 +117,9 @@ def _shaped(
 
 
 def _reducer(what: str, op: Any) -> str:
-    code = operator(op, what)
+    code, known = operator(op, what), ", ".join(COMBINE)
     if code not in COMBINE:
-        raise refuse(
-            "sim_reduce_operator", f"{what} with nl.{code}, expected one of {', '.join(COMBINE)}"
-        )
+        raise refuse("sim_reduce_operator", f"{what} with nl.{code}, expected one of {known}")
     return code
 
 
@@ -139,18 +136,21 @@ def _axis(what: str, given: Any, view: View) -> int:
 
 # --- recording ------------------------------------------------------------------------------------
 def _issue(
-    targets: Sequence[View],
-    sources: Sequence[View],
-    attrs: CollectiveAttrs,
-    priority: Any,
-    name: str | None,
-) -> NkiInstruction | None:
+    what: str, group: tuple[tuple[int, ...], int], targets: Sequence[View], sources: Sequence[View],
+    priority: Any, name: str | None, **more: Any,
+) -> NkiInstruction | None:  # fmt: skip
     """Record a rank's part. The two cores of a rank meet there, and share tensors in shared HBM.
 
     In a group of one rank a plain exchange copies its sources.
     """
+    more = {"sent": len(sources), "raw": True} | more
+    attrs = CollectiveAttrs(kind=what, members=group[0], place=group[1], **more)
     if len(attrs.members) == 1 and attrs.kind not in NOT_COPIES:
-        return _copied(sources, targets, name)
+        made = None
+        for k, (source, target) in enumerate(zip(sources, targets)):
+            copy = tensor_copy if source.on_chip else dma_copy
+            made = copy(target, source, name=None if name is None else f"{name}{k or ''}")
+        return made
     if priority is not None:
         needs(f"{attrs.kind}(priority=)", 4)
     tracer = trace.current(f"nki.collectives.{attrs.kind}")
@@ -166,12 +166,9 @@ def _issue(
         return None
     del tracer.meetings.open[key]
     frame, tracer.frame = tracer.frame, None
-    first, second = parts
-    same = [(v.storage, v.key()) for v in (*first[0], *first[1])] == [
-        (v.storage, v.key()) for v in (*second[0], *second[1])
-    ]
-    made = None
-    for number, (dst, src) in enumerate([first] if same else parts):
+    first, second = ([(v.storage, v.key()) for v in (*dst, *src)] for dst, src in parts)
+    same, made = first == second, None
+    for number, (dst, src) in enumerate(parts[:1] if same else parts):
         own = replace(attrs, core=None if same else number)
         made = put(COLLECTIVE, dst, src, own)
         tracer.meetings.phases[id(made._made)] = before + 0.5
@@ -179,17 +176,6 @@ def _issue(
     wait(tracer)
     assert made is not None
     return labelled(made._made, name)
-
-
-def _copied(
-    sources: Sequence[View], targets: Sequence[View], name: str | None
-) -> NkiInstruction | None:
-    """The collective of a group of one rank: every destination is its source."""
-    made = None
-    for k, (source, target) in enumerate(zip(sources, targets)):
-        copy = tensor_copy if source.on_chip else dma_copy
-        made = copy(target, source, name=None if name is None else f"{name}{k or ''}")
-    return made
 
 
 # --- the operations -------------------------------------------------------------------------------
@@ -215,19 +201,16 @@ def _reduction(
 ) -> NkiInstruction | None:
     code = _reducer(what, op)
     sources, targets = _pairs(what, *tensors)
-    members, place = _members(what, group)
-    _shaped(what, sources, targets, (1, len(members) if what == "reduce_scatter" else 1))
+    taking = _members(what, group)
+    _shaped(what, sources, targets, (1, len(taking[0]) if what == "reduce_scatter" else 1))
     if len({v.dt for v in sources}) > 1:
         raise refuse(
             "sim_collective",
             f"{what} of {', '.join(v.label() for v in sources)}, expected tensors of one type; "
             "reduce them in several calls",
         )
-    attrs = CollectiveAttrs(
-        kind=what, members=members, place=place, sent=len(sources), op=code,
-        raw=sources[0].dt.is_int,
-    )  # fmt: skip
-    return _issue(targets, sources, attrs, priority, name)
+    whole = sources[0].dt.is_int
+    return _issue(what, taking, targets, sources, priority, name, op=code, raw=whole)
 
 
 def all_gather(
@@ -238,12 +221,9 @@ def all_gather(
     what = "all_gather"
     sources, targets = _pairs(what, srcs, dsts)
     axis = _axis(what, collective_dim, sources[0])
-    members, place = _members(what, replica_group)
-    _shaped(what, sources, targets, (len(members), 1), axis)
-    attrs = CollectiveAttrs(
-        kind=what, members=members, place=place, sent=len(sources), dim=axis, raw=True
-    )
-    return _issue(targets, sources, attrs, priority, name)
+    taking = _members(what, replica_group)
+    _shaped(what, sources, targets, (len(taking[0]), 1), axis)
+    return _issue(what, taking, targets, sources, priority, name, dim=axis)
 
 
 def all_to_all(
@@ -254,11 +234,10 @@ def all_to_all(
     what = "all_to_all"
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
     _axis(what, collective_dim, sources[0])
-    members, place = _members(what, replica_group)
+    taking = _members(what, replica_group)
     _shaped(what, sources, targets, (1, 1))
-    _shaped(what, sources, [], (1, len(members)))
-    attrs = CollectiveAttrs(kind=what, members=members, place=place, sent=len(sources), raw=True)
-    return _issue(targets, sources, attrs, priority, name)
+    _shaped(what, sources, [], (1, len(taking[0])))
+    return _issue(what, taking, targets, sources, priority, name)
 
 
 # --- permutations ---------------------------------------------------------------------------------
@@ -280,18 +259,14 @@ def collective_permute(
     if own not in members:
         return None
     sender = next((members.index(a) for a, b in pairs if b == own), None)
-    attrs = CollectiveAttrs(
-        kind=what, members=members, place=members.index(own), sent=1, sender=sender, raw=True
-    )
-    return _issue(targets, (*sources, *targets), attrs, priority, name)
+    taking, views = (members, members.index(own)), (*sources, *targets)
+    return _issue(what, taking, targets, views, priority, name, sent=1, sender=sender)
 
 
 def _channels(what: str, given: Any, *by_channel: Any) -> list[Any]:
     """One tensor for each channel of a ring; channels are numbered from 0."""
     ids = wholes(given, f"{what} channel_ids")
-    flat = [
-        [v[0] if isinstance(v, (list, tuple)) else v for v in _listed(one)] for one in by_channel
-    ]
+    flat = [[_listed(value)[0] for value in _listed(one)] for one in by_channel]
     if ids != list(range(len(ids))) or len(ids) > max(CHANNELS):
         raise refuse(
             "sim_channels",
@@ -320,12 +295,9 @@ def collective_permute_implicit(
     srcs, dsts = _channels(what, channel_ids, srcs_by_channel, dsts_by_channel)
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
     _shaped(what, sources, targets, (1, 1))
-    members, place = _members(what, replica_group)
-    attrs = CollectiveAttrs(
-        kind=what, members=members, place=place, sent=len(sources), raw=True,
-        sender=(place - 1) % len(members),
-    )  # fmt: skip
-    return _issue(targets, sources, attrs, priority, name)
+    taking = members, place = _members(what, replica_group)
+    sender = (place - 1) % len(members)
+    return _issue(what, taking, targets, sources, priority, name, sender=sender)
 
 
 def collective_permute_implicit_reduce(
@@ -340,12 +312,9 @@ def collective_permute_implicit_reduce(
     second, _ = _pairs(what, given[1], given[2], only_hbm=True)
     for sources in (first, second):
         _shaped(what, sources, targets, (1, 1))
-    members, place = _members(what, replica_group)
-    attrs = CollectiveAttrs(
-        kind=what, members=members, place=place, sent=2 * len(first), op=code,
-        raw=first[0].dt.is_int, sender=(place - 1) % len(members),
-    )  # fmt: skip
-    return _issue(targets, (*first, *second), attrs, priority, name)
+    taking = members, place = _members(what, replica_group)
+    more = {"op": code, "raw": first[0].dt.is_int, "sender": (place - 1) % len(members)}
+    return _issue(what, taking, targets, (*first, *second), priority, name, **more)
 
 
 def collective_permute_implicit_current_processing_rank_id(
@@ -438,16 +407,11 @@ all_to_all_v_trigger = functools.partial(_trigger, all_to_all_v)
 
 
 def _varying(
-    what: str,
-    tensors: tuple[Any, Any],
-    group: Any,
-    metadata: Any,
-    how: tuple[bool, bool],
-    priority: Any,
-    name: str | None,
-) -> NkiInstruction | None:
+    what: str, tensors: tuple[Any, Any], group: Any, metadata: Any, how: tuple[bool, bool],
+    priority: Any, name: str | None,
+) -> NkiInstruction | None:  # fmt: skip
     sources, targets = _pairs(what, *tensors, only_hbm=True, single=True)
-    members, place = _members(what, group)
+    taking = members, _ = _members(what, group)
     told: Any = tensor(metadata, what)
     known, placed = how
     shapes = [(*lead, rows, len(members)) for lead in ((), (1,)) for rows in (3, 4)]
@@ -458,11 +422,11 @@ def _varying(
             f"{what} with metadata {told.label()}, expected uint32 of shape ({least}, "
             f"{len(members)}) in HBM or (1, {least}, {len(members)}) in SBUF",
         )
-    attrs = CollectiveAttrs(
-        kind=what, members=members, place=place, sent=2, known=known, placed=placed, raw=True
+    views, more = (
+        (sources[0], told[..., 0:2, :], targets[0], told),
+        dict(known=known, placed=placed),
     )
-    views = (sources[0], told[..., 0:2, :], targets[0], told)
-    return _issue((targets[0], told), views, attrs, priority, name)
+    return _issue(what, taking, (targets[0], told), views, priority, name, sent=2, **more)
 
 
 def rank_id(name: str | None = None) -> VirtualRegister:

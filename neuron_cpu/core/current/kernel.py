@@ -338,16 +338,16 @@ def _collect(program: Program, result: Any) -> None:
 def _check_exchanged(program: Program) -> None:
     """Warn of collectives on what enters or leaves the kernel."""
     outside = {*program.inputs, *program.outputs, *(alias for alias, _ in program.aliases)}
-    for one in program.instructions:
-        used = (*one.dst, *one.src) if one.op is COLLECTIVE else ()
-        found = next((view.storage for view in used if view.storage in outside), None)
+    for one in (one for one in program.instructions if one.op is COLLECTIVE):
+        found = next((v.storage for v in (*one.dst, *one.src) if v.storage in outside), None)
         if found is not None:  # aws-neuron/nki-library d2ad3a5, test_collectives.py
+            attrs: Any = one.attrs
             what = "an argument" if found.role == "input" else "a result"
             warn(
                 "sim_exchanged_outside",
-                f"{one.attrs.kind} of {found.label()}, {what} of {program.name}: a device's "
-                "compiler refused that, expected tensors made in the kernel; copy with "
-                "nisa.dma_copy before and behind",
+                f"{attrs.kind} of {found.label()}, {what} of {program.name}: a device's compiler "
+                "refused that, expected tensors made in the kernel; copy with nisa.dma_copy before "
+                "and behind",
                 place(program, one),
             )
 
