@@ -27,7 +27,7 @@ import calibrate  # noqa: E402 - needs the SDK names
 import calibration_rows as public_rows  # noqa: E402
 import pages  # noqa: E402
 
-from harness.device import fit, model, plan, results  # noqa: E402
+from harness.device import fit, model, page, plan, results  # noqa: E402
 from harness.errors import UserError  # noqa: E402
 from harness.simulator import NkiError  # noqa: E402
 from neuron_cpu.core.report import bands  # noqa: E402
@@ -129,8 +129,8 @@ def main() -> int:
         times = results.measured(report, plan.CONSTANT, plan.LAUNCH)
         with on_target(report):
             report["fit"] = fit.fit(times, results.of_today(report))
-        if other is not None:
-            print(compare(report, other))
+        fitted = "\n\n".join(page.constants(report["fit"]))
+        print(compare(report, other) if other is not None else fitted)
         if args.write:
             write(name, report)
     except UserError as error:

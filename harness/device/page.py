@@ -12,22 +12,25 @@ SECOND_PLACE_MS = 7.59  # a decode step of the contest's, in the header of its f
 
 def page(report: Mapping[str, Any]) -> str:
     """The whole page."""
-    parts = ["# Report of a device"]
-    if report["source"] != DEVICE:
-        parts.append("**A rehearsal: no device was there. Every time is the cost model's own.**")
-    machine = [f"- {name}: {told}" for name, told in report["machine"].items()]
-    parts += [*sentences(report), "## Machine", "\n".join(machine)]
+    parts = ["# Report of a device", *sentences(report), "## Machine"]
+    machine = dict(report["machine"])
+    packages = dict(machine.pop("packages", {})).items()
+    machine |= {"packages": ", ".join(f"{name} {version}" for name, version in packages)}
+    parts.append("\n".join(f"- {name}: {told}" for name, told in machine.items()))
     for kind in SECONDS:
         rows = [_row(name, entry) for name, entry in _of(report, kind)]
         if rows:
             parts += [f"## Entries: {kind}", _table(rows, *_HEADS)]
-    parts += _constants(report.get("fit") or {})
+    parts += constants(report.get("fit") or {})
     return "\n\n".join(parts) + "\n"
 
 
 def sentences(report: Mapping[str, Any]) -> list[str]:
     """The three that matter: are estimates right, is it fast, is it legal."""
-    return [_right(report), _fast(report), _legal(report)]
+    found = [_right(report), _fast(report), _legal(report)]
+    if report["source"] != DEVICE:
+        found.insert(0, "A rehearsal: no device was there, and every time is the cost model's own.")
+    return found
 
 
 def _of(report: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:
@@ -44,9 +47,10 @@ def _right(report: Mapping[str, Any]) -> str:
     inside = sum(low <= us <= high for us, low, high in bands)
     changed = (report.get("fit") or {}).get("mechanisms")
     told = f" The fit finds another mechanism: {', '.join(changed)}." if changed else ""
+    what = "kernels" if timed[0]["kind"] == KERNEL else "small kernels and graphs"
     return (
-        f"Estimates of {len(timed)} entries ({timed[0]['kind']}) are {middle:.2f} of the measured "
-        f"times (median), and {inside} of these times lie in their bands.{told}"
+        f"Of {what}, the median estimate is {middle:.2f} of the measured time, and {inside} of "
+        f"{len(timed)} times lie in their bands.{told}"
     )
 
 
@@ -106,7 +110,7 @@ def _row(name: str, entry: Mapping[str, Any]) -> Sequence[object]:
     return name, told, f"{estimate['us']:.1f}", f"{low:.1f} to {high:.1f}", ratio, note
 
 
-def _constants(found: Mapping[str, Any]) -> Iterator[str]:
+def constants(found: Mapping[str, Any]) -> Iterator[str]:
     if not found:
         return
     yield "## Constants fitted to the small kernels and graphs"

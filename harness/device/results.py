@@ -10,16 +10,19 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import neuron_cpu
 from harness import sdk
 from harness.device import page, plan
 from harness.device.calls import MICROS, SUBMISSIONS
 from harness.device.plan import DEVICE, REHEARSAL
+from harness.device.timing import TOOLS
 from harness.errors import UserError
 from harness.files import check_writable_folder
 from harness.inputs.schema import read_json
@@ -32,26 +35,35 @@ LANGUAGES = "neuronxcc.nki", "nki"
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 PRODUCT = Path("/sys/devices/virtual/dmi/id/product_name")  # EC2 writes the instance type there
 PACKAGES = ("neuron", "torch", "libneuronxla", "nki", "numpy", "transformers")
-NEURON_LS = ("neuron-ls", "--json-output")
-MOST_CHIPS = 4000  # characters of what it says
+DRIVERS = "dpkg-query", "-W", "-f", "${Package} ${Version}\n", "aws-neuronx*"
+CORES = re.compile(r'"nc_count":\s*(\d+)')  # of each chip
 
 
 def machine() -> dict[str, Any]:
-    """Instance, chips and versions: what times depend on."""
-    instance, chips = "unknown", "unknown"
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(NEURON_LS, capture_output=True, text=True, timeout=30)
-        chips = told.stdout[:MOST_CHIPS]
+    """Instance, chips and versions: what times depend on, and what names nobody."""
+    instance = "unknown"
     with contextlib.suppress(OSError):
         instance = PRODUCT.read_text(encoding="utf-8").strip()
     named = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", instance)
     target = next((t for t in TARGETS if t in named), "trn2" if sdk.today() else "trn1")
+    cores = CORES.findall(_said("neuron-ls", "--json-output"))  # it names processes and the host
     found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
+    packages |= dict(map(str.split, _said(*DRIVERS).splitlines()))
+    chips = f"{len(cores)} of {', '.join(sorted(set(cores)))} cores" if cores else "unknown"
     system = f"Python {platform.python_version()}, {platform.platform()}"
     names = {"instance": instance, "chips": chips, "target": target, "system": system}
-    names["language"] = LANGUAGES[sdk.today()]
+    names |= {"language": LANGUAGES[sdk.today()], "project": neuron_cpu.__version__}
     return names | {"packages": packages}
+
+
+def _said(*command: str) -> str:
+    """What a command of the system or of Neuron's tools writes; nothing where it is missing."""
+    path = {"PATH": f"{os.environ.get('PATH', '')}:{TOOLS}"}
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        how: Any = {"capture_output": True, "text": True, "timeout": 30, "env": os.environ | path}
+        return subprocess.run(command, **how).stdout
+    return ""
 
 
 def begun(path: Path) -> dict[str, Any]:

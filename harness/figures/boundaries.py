@@ -7,13 +7,13 @@ from dataclasses import asdict
 from typing import Any, Optional
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
+from transformers import LogitsProcessor
 
 from harness import sdk
 from harness.figures.rounding import ALL, Boundary
 from harness.processes.roles import BASELINES, Role
 from harness.processes.worker import Host
-from harness.session.chunks import PromptInChunks
+from harness.session.model import followed
 
 
 def measure(host: Host, role: str, ids: Sequence[int], new_tokens: int) -> list[dict[str, Any]]:
@@ -47,17 +47,7 @@ def _logits(
 ) -> torch.Tensor:
     """Logits [new_tokens, V] behind a prompt, on the greedy tokens or on a text's tokens."""
     follower = _Follower(text)
-    prompt = torch.tensor([list(ids)])
-    model.reset()
-    PromptInChunks(model).generate(
-        input_ids=prompt,
-        attention_mask=torch.ones_like(prompt),
-        generation_config=GenerationConfig(pad_token_id=host.job.pad_token_id),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        logits_processor=LogitsProcessorList([follower]),
-    )
-    model.reset()
+    followed(host, model, torch.tensor([list(ids)]), new_tokens, follower)
     return torch.cat(follower.logits)
 
 

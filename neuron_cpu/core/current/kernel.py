@@ -339,9 +339,9 @@ def _check_exchanged(program: Program) -> None:
     """Warn of collectives on what enters or leaves the kernel."""
     outside = {*program.inputs, *program.outputs, *(alias for alias, _ in program.aliases)}
     for one in (one for one in program.instructions if one.op is COLLECTIVE):
-        found = next((v.storage for v in (*one.dst, *one.src) if v.storage in outside), None)
-        if found is not None:  # aws-neuron/nki-library d2ad3a5, test_collectives.py
-            attrs: Any = one.attrs
+        attrs: Any = one.attrs
+        for found in {view.storage for view in (*one.dst, *one.src)} & outside:
+            # aws-neuron/nki-library d2ad3a5, test_collectives.py
             what = "an argument" if found.role == "input" else "a result"
             warn(
                 "sim_exchanged_outside",

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, warn
 from ..device.spec import Engine
 from ..device.target import needs
@@ -14,7 +13,8 @@ from ..instructions.gpsimd import (
     DropoutAttrs,
     UniformAttrs,
     random_source,
-)
+    with_probability,
+)  # fmt: skip
 from ..program import trace
 from ..program.view import View
 from .enums import choose, engine
@@ -104,20 +104,13 @@ def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstructi
     src: list[View] = []
     places: list[int | None] = []
     for bound in (min, max):
-        vector = isinstance(bound, View)
-        places.append(len(src) if vector else None)
-        if vector:
-            src.append(column(bound, target, "rand2 bound"))
+        places.append(len(src) if isinstance(bound, View) else None)
+        src += [column(bound, target, "rand2 bound")] if isinstance(bound, View) else []
     _warn_of_stream("rand2")
-    attrs = random_source(
-        src,
-        UniformAttrs,
-        shape=target.shape,
-        low=0.0 if places[0] is not None else real(min, "rand2 min"),
-        high=0.0 if places[1] is not None else real(max, "rand2 max"),
-        low_at=places[0],
-        high_at=places[1],
-    )
+    low = 0.0 if places[0] is not None else real(min, "rand2 min")
+    high = 0.0 if places[1] is not None else real(max, "rand2 max")
+    bounds: Any = {"low": low, "high": high, "low_at": places[0], "high_at": places[1]}
+    attrs = random_source(src, UniformAttrs, shape=target.shape, **bounds)
     return put(UNIFORM, (target,), tuple(src), attrs, name)
 
 
@@ -129,17 +122,10 @@ def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstr
         f"dropout of {source.label()}: sources disagree whether prob is the share that is dropped "
         "or kept, expected no need to know; here it is the share that is dropped",
     )
-    src, probability, at = [source], 0.0, None
-    if isinstance(prob, View):
-        if source.dt.is_int and prob.dt is not FLOAT32:
-            raise refuse(
-                "sim_dropout_types",
-                f"dropout of {source.label()} with probabilities {prob.label()}, expected fp32",
-            )
-        at = 1
-        src.append(column(prob, source, "dropout prob", exact=False))
-    else:
-        probability = real(prob, "dropout prob")
+    prob = prob if isinstance(prob, View) else real(prob, "dropout prob")
+    src, probability, at = with_probability(
+        source, prob, lambda: column(prob, source, "dropout prob", exact=False)
+    )
     _warn_of_stream("dropout")
     attrs = random_source(src, DropoutAttrs, probability=probability, probability_at=at)
     return put(DROPOUT, (target,), tuple(src), attrs, name)

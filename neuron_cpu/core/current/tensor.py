@@ -20,6 +20,7 @@ from ..language.labels import fitted
 from ..program import trace
 from ..program.index import is_integer
 from ..program.retyping import retyped
+from ..program.subscript import one_for_each_axis
 from ..program.view import View, contiguous, intern
 from . import types
 from .columns import columns_of
@@ -90,7 +91,7 @@ class NkiTensor(trace.Values, Foreign, View):
 
     # --- subscripts -------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> NkiTensor:
-        keys = _one_for_each_axis(key if isinstance(key, tuple) else (key,), self)
+        keys = one_for_each_axis(key if isinstance(key, tuple) else (key,), self)
         offset = self.offset
         shape: list[int] = []
         strides: list[int] = []
@@ -574,23 +575,6 @@ class NkiTensor(trace.Values, Foreign, View):
 
 for _name in ("view", "permute", "reshape", "broadcast", "slice", "select", "ap"):
     setattr(NkiTensor, _name, fitted(getattr(NkiTensor, _name)))
-
-
-def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
-    """One subscript for each axis: an ellipsis, or a missing subscript at the end, means ':'."""
-    ndim = view.ndim
-    if len(keys) == ndim and Ellipsis not in keys:
-        return keys
-    count = sum(k is Ellipsis for k in keys)
-    if count > 1 or len(keys) - count > ndim:
-        raise refuse(
-            "sim_index_rank",
-            f"subscript of {view.label()} has {len(keys) - count} indices, expected at most "
-            f"{ndim}; add an axis with .reshape or .expand_dim",
-        )
-    fill = [slice(None)] * (ndim - len(keys) + count)
-    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
-    return [*keys[:at], *fill, *keys[at + 1 :]]
 
 
 def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:

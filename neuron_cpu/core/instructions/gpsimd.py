@@ -7,6 +7,7 @@ is a warning, because the kernel does not compile on 2.21.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -571,23 +572,27 @@ DROPOUT = OpSpec(
 def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """``data`` with elements set to zero with probability ``prob`` (a number or [P, 1])."""
     source = tile(data, "dropout")
-    src, probability, at = [source], 0.0, None
-    if isinstance(prob, View):
-        if source.dt.is_int and prob.dt is not FLOAT32:
-            raise refuse(
-                "sim_dropout_types",
-                f"dropout of {source.label()} with probabilities {prob.label()}, expected fp32 "
-                "probabilities for integer data; cast them",
-            )
-        at = len(src)
-        src.append(stretched(prob, source, "prob"))
-    else:
-        probability = float(prob)
+    src, probability, at = with_probability(source, prob, lambda: stretched(prob, source, "prob"))
     cuts = [ALIKE] * (1 + len(src))  # the result and the operands of its shape
     attrs = random_source(src, DropoutAttrs, probability=probability, probability_at=at)
     cuts += [WHOLE] * (1 + len(src) - len(cuts))  # a seed that is data stays whole
     dt = result_type(dtype, source.dt)
     return fresh(DROPOUT, source.shape, dt, tuple(src), attrs, mask, axes=cuts)
+
+
+def with_probability(
+    source: View, prob: Any, along: Callable[[], View]
+) -> tuple[list[View], float, int | None]:
+    """Operands, and the probability or its place among them; ``along`` gives it their shape."""
+    if not isinstance(prob, View):
+        return [source], float(prob), None
+    if source.dt.is_int and prob.dt is not FLOAT32:
+        raise refuse(
+            "sim_dropout_types",
+            f"dropout of {source.label()} with probabilities {prob.label()}, expected fp32 "
+            "probabilities for integer data; cast them",
+        )
+    return [source, along()], 0.0, 1
 
 
 def builtin_custom_op(*_: Any, **__: Any) -> View:

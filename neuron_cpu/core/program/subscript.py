@@ -40,10 +40,10 @@ def subscript(view: V, key: Any) -> V:
     for k in keys:
         if isinstance(k, ADVANCED):
             return _resolved(view, keys)
-    return _basic(view, _expand_ellipsis(keys, view))
+    return _basic(view, one_for_each_axis(keys, view))
 
 
-def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
+def one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
     """One subscript for each axis: an ellipsis, or a missing subscript at the end, means ':'."""
     ndim = view.ndim
     count = sum(k is Ellipsis for k in keys)
@@ -53,7 +53,7 @@ def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
         raise refuse(
             "sim_index_rank",
             f"subscript of {view.label()} has {len(keys) - count} indices, expected at most "
-            f"{ndim}; add an axis with .reshape or nl.expand_dims",
+            f"{ndim}; add an axis with .reshape",
         )
     fill = [slice(None)] * (ndim - len(keys) + count)
     if count:
@@ -267,7 +267,7 @@ def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
         NkiError: a slice among the grids, grids that do not broadcast, a one-axis grid on chip, or
             index tiles in a subscript that does not take them.
     """
-    keys = tuple(_expand_ellipsis(keys, view))
+    keys = tuple(one_for_each_axis(keys, view))
     _refuse_mixing(view, keys)
     if view.by_data is not None and view.by_data[0].size > 1:
         raise refuse(
