@@ -57,10 +57,7 @@ class Closed:
 
 
 class _Module(ModuleType):
-    def __getattr__(self, name: str) -> Closed:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return Closed(f"{self.__name__}.{name}")
+    __getattr__ = Closed.__getattr__  # type: ignore[assignment]
 
 
 class _Finder:

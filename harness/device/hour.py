@@ -67,6 +67,7 @@ class _Hour:
             for name in wanted:
                 found = self._simulate("harness.device.model:graph", name=name, **of)
                 known |= {} if found is None else {name: found}
+                results.write(self.path, self.report)  # tracing takes minutes
                 step.advance()
         every = list(plan.entries(known, today))
         done = self.report["entries"]
@@ -74,7 +75,6 @@ class _Hour:
         # what a run was at when it was killed comes last: it may have been the reason
         again = [entry for entry in every if done.get(entry.name, {}).get("status") == BEGUN]
         self.entries = plan.within(minutes, [*new, *again])
-        results.write(self.path, self.report)
         counts = Counter(entry.kind for entry in self.entries)
         took = {kind: count * plan.SECONDS[kind] / 60 for kind, count in counts.items()}
         said = ", ".join(f"{n} {kind} ({took[kind]:.0f} min)" for kind, n in counts.items())

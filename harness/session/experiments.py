@@ -28,8 +28,7 @@ class Tree(Speculative):
         self._lists = torch.empty(0)  # of the heads, at each of those nodes: [heads, nodes, n]
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(ids.shape[1])[None]
-        outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
+        outputs = self._behind(ids, 0, ids.shape[1])
         self._cached, self._nodes = ids.shape[1], [0]
         self._lists = outputs.hidden_states[1:, 0][:, None]
         return self._scores(outputs.tokens[0, :1])

@@ -96,9 +96,16 @@ class Speculative(PromptInChunks):
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
         """Logits [1, V] behind the prompt."""
-        places = torch.arange(ids.shape[1])[None]
-        outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
-        return outputs.logits[0, -1:]
+        return self._behind(ids, 0, ids.shape[1]).logits[0, -1:]
+
+    def _behind(self, tokens: torch.Tensor, start: int, seen: int = 0) -> Any:
+        """What the graph gives for tokens [1, T] behind the first ``start`` of the cache, of which
+        the mask shows ``seen`` (0: all)."""
+        return self(
+            input_ids=tokens,
+            attention_mask=torch.ones((1, seen or start), dtype=torch.int64),
+            position_ids=torch.arange(start, start + tokens.shape[1])[None],
+        )
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         """Guesses, and the logits [1 + guesses, V] behind the newest token and behind each.
@@ -137,20 +144,11 @@ class Guessing(Speculative):
         guesses = self._guesser.guess(ids, start + length - 1 - newest)
         self.steps.append(Step(len(guesses), 0, self._guesser.calls - drafted))
         if not guesses and hasattr(model, "token_generation_model"):
-            return guesses, self._call(ids[:, newest:], newest)
+            return guesses, self._behind(ids[:, newest:], newest).logits[0]
         known = ids[0, start:].tolist() + guesses
         tokens = ids.new_tensor([known + [0] * (length - len(known))])
         first = newest - start
-        return guesses, self._call(tokens, start)[first : first + 1 + len(guesses)]
-
-    def _call(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
-        """Logits [T, V] of tokens [1, T] behind the first `start` of the cache."""
-        outputs = self(
-            input_ids=tokens,
-            attention_mask=torch.ones((1, start), dtype=torch.int64),
-            position_ids=torch.arange(start, start + tokens.shape[1])[None],
-        )
-        return outputs.logits[0]
+        return guesses, self._behind(tokens, start).logits[0, first : first + 1 + len(guesses)]
 
 
 class InGraph(Speculative):
@@ -166,20 +164,14 @@ class InGraph(Speculative):
         self._eagle = eagle
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
-        places = torch.arange(ids.shape[1])[None]
-        outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
-        found = outputs.fused_outputs
+        found = self._behind(ids, 0, ids.shape[1]).fused_outputs
         if not self.neuron_config.output_logits:  # NxDI 0.1 has the draft's tokens in front
             return self._scores(found[1 if len(found) == 2 else 0].reshape(-1)[:1, None])
         return found[-1][0, -1:]
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         newest = ids.shape[1] - 1
-        outputs = self(
-            input_ids=ids[:, -1:],
-            attention_mask=torch.ones((1, newest), dtype=torch.int64),
-            position_ids=torch.tensor([[newest]]),
-        ).fused_outputs
+        outputs = self._behind(ids[:, -1:], newest).fused_outputs
         # NxDI 0.1 gives the draft's and the target's tokens, later versions what is accepted, the
         # next ids, mask and positions; both logits follow where there are any.
         logits = self.neuron_config.output_logits
