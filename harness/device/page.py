@@ -71,11 +71,11 @@ def _legal(report: Mapping[str, Any]) -> str:
     refused = [n.removeprefix("construct ") for n, e in tried if e["status"] == "refused"]
     wrong = [n for n, e in report["entries"].items() if e["status"] == "wrong"]
     named = f" ({', '.join(refused)})" if refused else ""
-    return (
-        f"Of {len(tried)} probes of documented constructs the compiler refuses {len(refused)}"
-        f"{named}, {len(seen)} constructs are seen now, and {len(wrong)} results are not the "
-        f"simulator's{': ' if wrong else ''}{', '.join(wrong)}."
+    told = (
+        f"The compiler refuses {len(refused)} of {len(tried)} probes of constructs{named}, and "
+        f"{len(seen)} constructs are seen now. " * bool(tried)
     )
+    return f"{told}Results that are not the simulator's: {', '.join(wrong) or 'none'}."
 
 
 # --- tables ---------------------------------------------------------------------------------------

@@ -40,10 +40,12 @@ def benchmark(call: Mapping[str, Any]) -> dict[str, float]:
     import neuronxcc.nki.language as nl
     import neuronxcc.nki.typing as nt
 
-    types = {"fp32": nl.float32, "bf16": nl.bfloat16, "fp16": nl.float16, "int32": nl.int32}
-    kernel, given, named = calls.arguments(
-        call, lambda shape, dtype: nt.tensor[shape, types[dtype]]
-    )
+    types, seeded = {"fp32": nl.float32, "bf16": nl.bfloat16, "fp16": nl.float16}, calls.Seeded()
+
+    def tensor(shape: list[int], dtype: str) -> Any:  # indices have to lie inside of their table
+        return nt.tensor[shape, types[dtype]] if dtype in types else seeded(shape, dtype).numpy()
+
+    kernel, given, named = calls.arguments(call, tensor)
     timed = nki.benchmark(warmup=WARM_UPS, iters=RUNS)(kernel)
     timed(*given, **named)
     latency = timed.benchmark_result.nc_latency

@@ -45,7 +45,7 @@ def read(report: object, path: Path) -> dict:
 
 def test_an_honest_report_is_read(tmp_path: Path) -> None:
     found = read(REPORT, tmp_path / "r.json")
-    assert "Of 1 probes" in page.page(found)
+    assert "refuses 1 of 1 probes of constructs (nl.silu)" in page.page(found)
 
 
 @pytest.mark.parametrize("module", ["os", "subprocess", "/tmp/mine.py", "../mine.py", 7, None])

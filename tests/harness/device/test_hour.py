@@ -46,7 +46,7 @@ def test_times_differ_from_estimates_as_the_device_s_constants_do(some, tmp_path
     assert found["entries"]["rows-4: numbers"]["equal"] == 1.0
     text = path.with_suffix(".md").read_text(encoding="utf-8")
     assert "A rehearsal" in text and "| scalar-stream-1-32 |" in text
-    assert "the compiler refuses 0, 3 constructs are seen now" in text
+    assert "refuses 0 of 3 probes of constructs, and 3 constructs are seen now" in text
 
 
 def test_a_kernel_that_is_refused_hangs_dies_or_is_wrong_is_one_result(some, tmp_path):
@@ -61,7 +61,7 @@ def test_a_kernel_that_is_refused_hangs_dies_or_is_wrong_is_one_result(some, tmp
     assert statuses["launches-33"] == "died"
     assert statuses["rows-4: numbers"] == "wrong" and entries["rows-4: numbers"]["equal"] < 1
     assert statuses["rows-512"] == hour.MEASURED
-    assert "1 results are not the simulator's: rows-4: numbers." in page.page(results.read(path))
+    assert "Results that are not the simulator's: rows-4: numbers." in page.page(results.read(path))
 
 
 def test_a_run_that_is_cut_off_goes_on_and_comes_last_to_what_it_was_at(

@@ -231,7 +231,7 @@ def test_a_token_costs_its_share_of_a_step(alone):
 class Fused:
     """An adapter around a graph that has guessed: what the graph gives is given here."""
 
-    _scores = speculation.InGraph._scores
+    _scores, _behind = speculation.InGraph._scores, speculation.InGraph._behind
 
     def __init__(self, outputs: list[torch.Tensor], logits: bool) -> None:
         self.neuron_config = SimpleNamespace(output_logits=logits)
