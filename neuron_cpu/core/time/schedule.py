@@ -13,9 +13,6 @@ been granted and the port that it shares with another engine is free. Memory is 
 in the order of their first use, as soon as enough has been released: that is how far a compiler
 that rotates buffers could run ahead, so double buffering follows from the kernel's storages and the
 capacity of SBUF and PSUM (memory.py) and is never assumed.
-
-Model and constants: aws-neuron-sdk v2.21.1, general/nki/arch/trainium_inferentia2_arch.rst and
-nki_perf_guide.rst; see docs/cost_model.md for its calibration.
 """
 
 from collections import deque
@@ -503,11 +500,8 @@ def check_order(order: str) -> None:
 
 
 def usual_order(today: bool) -> str:
-    """The order that the compiler of a language leaves its kernels in.
-
-    ``neuronxcc.nki`` is rearranged. Kernels of ``nki`` keep the writer's order, as published times
-    of two kernels say (docs/cost_model.md).
-    """
+    """The order that the compiler of a language leaves its kernels in: ``neuronxcc.nki`` is
+    rearranged, kernels of ``nki`` keep the writer's order (docs/cost_model.md)."""
     return PROGRAM_ORDER if today else COMPILER_ORDER
 
 
@@ -519,8 +513,7 @@ def schedule(
     Args:
         profile: name of a DMA profile (``cost.PROFILES``).
         order: one of ``ORDERS``: ``compiler`` lowers the program (lower.py) and lets engines leave
-            program order; ``program-order`` issues what the kernel wrote as it wrote it, which is
-            all that a kernel with ``no_reorder`` allows. None for the usual one.
+            program order, which a kernel with ``no_reorder`` forbids. None for the usual one.
 
     Raises:
         NkiError: for an unknown profile or order.

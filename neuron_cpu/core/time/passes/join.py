@@ -5,10 +5,8 @@ Where the iterations of a short loop over independent elements differ only by a 
 axis, the compiler issues them as one instruction with one more free axis: 65 536 products of three
 columns became 512 in a published convolution, once its loop of 2048 was written as blocks of 64.
 
-Loops of more than JOINED iterations stay as they are, as that loop of 2048 did, but for one thing:
-with an operand in PSUM, its 65 536 sums of three columns were 16 384 instructions of four sums
-each; the products, whose windows overlap, stayed 65 536. Before the operand was moved to PSUM, the
-same loop took the time of 131 072 instructions.
+Loops of more than JOINED iterations stay as they are. With an operand in PSUM, of UNROLLED
+iterations each what does not overlap is joined (docs/cost_model.md, join).
 """
 
 from collections.abc import Iterator, Sequence

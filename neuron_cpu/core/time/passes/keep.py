@@ -1,9 +1,8 @@
 """Data that is loaded again stays on chip where there is room.
 
 A compiler that sees one region of HBM loaded in every iteration of an outer loop keeps the tiles,
-if all that the line ever loads fits: published kernels whose text loads 8 and 17 MB of weights 32
-times read them once, and one whose 252 MB do not fit reads them again (docs/cost_model.md). A
-kernel without loops (``skip_middle_end_transformations``) has no such lines left: there what was
+if all that the line ever loads fits (docs/cost_model.md names the kernels that show it). A kernel
+without loops (``skip_middle_end_transformations``) has no such lines left: there what was
 loaded a short while ago is not loaded again, what was used last staying longest.
 """
 
