@@ -23,7 +23,6 @@ for bad arguments. A row of up to 2048 tokens takes a second or two, one of 1310
 """
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -37,8 +36,6 @@ import neuron_cpu  # noqa: E402
 
 neuron_cpu.ensure_sdk()
 
-import torch  # noqa: E402
-from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
@@ -206,33 +203,22 @@ def application(
 ) -> Any:
     """The model of a row as the driver configures it, on the meta device, of a ``module`` (the
     driver's choice); ``more`` settings of its NeuronConfig."""
+    first = min(row.length, LONGEST_PREFILL) if row.phase == "prefill" else 64
+    sizes: dict[str, Any] = {}
+    for call in calls(config, row)[1:2]:  # the first chunk, if any
+        sizes = dict(
+            enable_bucketing=True,
+            context_encoding_buckets=[first],
+            token_generation_buckets=cache_buckets(first, row.length),
+            speculation_length=call.tokens,
+            prompt_in_chunks=True,
+        )
+    alone = row.length <= LONGEST_PREFILL and config["num_key_value_heads"] % degree == 0
+    module = module or (llama if alone else llama_extended)
+    sizes |= dict(tp_degree=degree, batch_size=row.batch, max_context_length=first, **more)
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        first = min(row.length, LONGEST_PREFILL) if row.phase == "prefill" else 64
-        sizes: dict[str, Any] = {}
-        for call in calls(config, row)[1:2]:  # the first chunk, if any
-            sizes = dict(
-                enable_bucketing=True,
-                context_encoding_buckets=[first],
-                token_generation_buckets=cache_buckets(first, row.length),
-                speculation_length=call.tokens,
-                prompt_in_chunks=True,
-            )
-        alone = row.length <= LONGEST_PREFILL and config["num_key_value_heads"] % degree == 0
-        module = module or (llama if alone else llama_extended)
-        neuron_config = module.NeuronConfigNKI(
-            enable_nki=True,
-            tp_degree=degree,
-            batch_size=row.batch,
-            seq_len=max(128, row.length),
-            max_context_length=first,
-            torch_dtype=torch.bfloat16,
-            **{**sizes, **more},
-        )
-        loader = load_pretrained_config(folder)
-        return module.NeuronLlamaForCausalLM(
-            folder, module.LlamaInferenceConfig(neuron_config, load_config=loader)
-        )
+        length = max(128, row.length)
+        return tracing.application(module, config, Path(folder), seq_len=length, **sizes)
 
 
 def estimate(

@@ -11,9 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Optional
 
-import torch
-from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-
 from harness.device import calls
 from harness.figures import tracing
 from harness.figures.estimate import Estimator, events_of
@@ -122,15 +119,10 @@ def graph(name: str, file: str = calls.SUBMISSIONS[False], degree: int = 2) -> d
 
 def _application(name: str, file: str, degree: int, folder: Path) -> tuple[Any, Any, int]:
     phase, _, size = name.partition("-")
-    (folder / "config.json").write_text(json.dumps(MODEL_SHAPES[SHAPES]), encoding="utf-8")
     module, length = calls.module(file), int(size)
-    settings: dict[str, Any] = dict(enable_nki=True, tp_degree=degree, batch_size=1)
-    settings["torch_dtype"] = torch.bfloat16
-    settings["max_context_length"] = length if phase == "prefill" else 64
-    neuron_config = module.NeuronConfigNKI(seq_len=max(128, length), **settings)
-    loader = load_pretrained_config(str(folder))
-    config = module.LlamaInferenceConfig(neuron_config, load_config=loader)
-    model = module.NeuronLlamaForCausalLM(str(folder), config)
+    limits = max(128, length), length if phase == "prefill" else 64
+    own = dict(zip(("seq_len", "max_context_length"), limits), tp_degree=degree, batch_size=1)
+    model = tracing.application(module, MODEL_SHAPES[SHAPES], folder, **own)
     tag = PREFILL if phase == "prefill" else DECODE
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == tag)
     return model, wrapper, next(b for b in wrapper.neuron_config.buckets if b >= length)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from harness.figures import tracing
+from harness.figures import outside, tracing
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
 from harness.figures.tracing import Bucket
 from harness.processes.roles import Role
@@ -132,8 +132,8 @@ class GraphEstimate:
         macs = sum(op.count * op.macs for op in self.operators)
         moved = sum(op.count * op.bytes for op in self.operators if op.kind != COLLECTIVE)
         tensor = total("tensor_engine_active_time")
-        transposes = sum(
-            op.count * op.profile.metrics["transpose_time_percent"] * op.profile.time_ns / 100
+        turned = (
+            op.count * op.profile.metrics["transpose_time_percent"] * op.profile.time_ns
             for op in kernels
             if op.profile
         )
@@ -147,17 +147,15 @@ class GraphEstimate:
             "hbm_read_bytes": total("hbm_read_bytes"),
             "hbm_write_bytes": total("hbm_write_bytes"),
             "dma_transfer_average_bytes": total("dma_transfer_bytes") / rows if rows else 0.0,
-            "transpose_share_of_tensor_engine_percent": 100 * transposes / tensor if tensor else 0,
+            "transpose_share_of_tensor_engine_percent": sum(turned) / tensor if tensor else 0,
             "sbuf_high_water_bytes": max(water, default=0),
         }
 
 
 @dataclass
-class PromptEstimate:
-    """A prompt of so many tokens, fed in chunks: each graph, and how often it runs."""
+class Several:
+    """Graphs, and how often each runs."""
 
-    tokens: int
-    chunk: int
     calls: list[tuple[GraphEstimate, int]]
 
     @property
@@ -166,18 +164,21 @@ class PromptEstimate:
 
 
 @dataclass
-class StepEstimate:
-    """A step of speculation with all its guesses: each graph, and how often it runs. The step takes
-    as long, however many guesses are right."""
+class PromptEstimate(Several):
+    """A prompt of so many tokens, fed in chunks."""
+
+    tokens: int
+    chunk: int
+
+
+@dataclass
+class StepEstimate(Several):
+    """A step of speculation with all its guesses. The step takes as long, however many guesses are
+    right."""
 
     method: str
     length: int  # tokens of the target's call
     most: int  # that a step may give
-    calls: list[tuple[GraphEstimate, int]]
-
-    @property
-    def latency_ns(self) -> float:
-        return sum(graph.latency_ns * count for graph, count in self.calls)
 
     def rows(self) -> list[tuple[int, float]]:
         """Tokens accepted a step, the model's own one included, and nanoseconds a token."""
@@ -194,6 +195,7 @@ class Event:
     bytes: int = 0
     macs: int = 0
     program: Program | None = None
+    work: outside.Work = outside.Work()
 
 
 _KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.TORCH: TORCH}
@@ -201,14 +203,13 @@ _KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.
 
 def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
     """(module path, event) of a traced graph in order, without events that only rename data."""
-    return [
-        (
-            event.where,
-            Event(_KINDS[event.kind], event.name, moved(event), event.macs, event.program),
-        )
-        for event in record.events
-        if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY
-    ]
+    found = []
+    for event in record.events:
+        if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY:
+            size, inner = moved(event), (event.macs, event.program)
+            work = outside.work(event, size if event.name in _ROWS else 0)
+            found.append((event.where, Event(_KINDS[event.kind], event.name, size, *inner, work)))
+    return found
 
 
 def moved(event: recording.Event) -> int:
@@ -235,12 +236,8 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
-    estimator = Estimator(
-        cost.DEFAULT_PROFILE,
-        cost.Overheads(),
-        settings.tp_degree or 1,
-        runs_ahead=bool(settings.async_mode),
-    )
+    ranks, ahead = settings.tp_degree or 1, bool(settings.async_mode)
+    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), ranks, runs_ahead=ahead)
     with host.told_as_the_submission("The model cannot be traced"):
         events = events_of(tracing.record(model, wrapper, bucket, host.job.scratch))
     found = estimator.graph(submodel, bucket, settings.batch_size, events)
@@ -302,12 +299,12 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
         method = settings.speculation
         several = next(graph for graph in reversed(found) if graph.submodel == method.submodel)
         drafts = _draft_steps(host, dma_profile, order, method)
-        step = StepEstimate(method.method, method.length, method.most, [(several, 1), *drafts])
+        step = StepEstimate([(several, 1), *drafts], method.method, method.length, method.most)
         return Estimates([*found, *(graph for graph, _ in drafts)], None, step)
     if not runs or settings.prefill_chunk is None:
         return Estimates(found)
     steps = [(graph(*call), count) for call, count in runs.items()]
-    return Estimates(found, PromptEstimate(settings.seq_len, settings.prefill_chunk, steps))
+    return Estimates(found, PromptEstimate(steps, settings.seq_len, settings.prefill_chunk))
 
 
 def _runs(settings: Settings, buckets: dict[str, list[Bucket]]) -> Counter[tuple[str, Bucket]]:
@@ -352,15 +349,17 @@ def _draft_steps(
 
 def overheads(settings: Settings) -> cost.Overheads:
     """Costs outside of kernels, the command line's on top of the defaults."""
-    given = {
-        "kernel_ns": settings.kernel_launch_us,
-        "graph_ns": settings.graph_launch_us,
-        "cache_ns": settings.cache_update_us,
-        "logits_ns": settings.logits_us,
-        "argmax_ns": settings.argmax_us,
-        "host_ns": settings.host_step_us,
-        "collective_ns": settings.collective_us,
-    }
+    asked = vars(settings)
+    of = [
+        "kernel_launch",
+        "graph_launch",
+        "cache_update",
+        "logits",
+        "argmax",
+        "host_step",
+        "collective",
+    ]
+    given = {f"{name.split('_')[0]}_ns": asked[f"{name}_us"] for name in of}
     values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
     if settings.collective_gb_per_s is not None:
         values["collective_bytes_per_ns"] = settings.collective_gb_per_s  # GB/s = bytes per ns
@@ -394,52 +393,38 @@ class Estimator:
         self.overheads, self.ranks, self.runs_ahead = overheads, ranks, runs_ahead
         self._known: dict[int, tuple[Schedule, report.Profile, dict[str, float]]] = {}
 
-    @property
-    def _profiles(self) -> tuple[str, ...]:
-        return (self.dma_profile, *self.others)
-
     def _kernel(self, program: Program) -> tuple[Schedule, report.Profile, dict[str, float]]:
         """Schedule and figures of a program, and its nanoseconds under every profile."""
         found = self._known.get(id(program))
         if found is None:
-            made = schedules(program, self._profiles, self.order)
+            made = schedules(program, (self.dma_profile, *self.others), self.order)
             own = made[self.dma_profile]
             totals = {name: one.total for name, one in made.items()}
             found = self._known[id(program)] = own, report.profile(own), totals
         return found
 
-    def time(self, event: Event, dma_profile: str) -> float:
+    def time(self, event: Event, dma_profile: str, modular: bool) -> float:
         """Nanoseconds of one event by itself."""
-        if event.program is not None:
-            return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
-        bound = dma_profile == cost.UPPER_BOUND
-        rate = spec.GEN2.hbm_bytes_per_ns if bound else spec.PLAIN_BYTES_PER_NS
+        turning = event.work.ns(modular) if modular else 0.0  # else weights are turned when loaded
+        if event.program is not None:
+            return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns + turning
         start = self.overheads.cache_ns if event.name in _ROWS else 0.0
-        return start + max(event.bytes / rate, event.macs / spec.GEN2.peak_macs_per_ns)
+        if dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
+            moved = event.bytes if event.macs or start else 0
+            core = spec.CORE
+            return start + max(moved / core.hbm_bytes_per_ns, event.macs / core.peak_macs_per_ns)
+        return start + event.work.ns(modular)
 
-    def _times(self, events: Sequence[Event], dma_profile: str) -> list[float]:
-        """Nanoseconds of each event. Consecutive PyTorch operators without products are one fused
-        pass: only the largest takes time. Operators that read or write single rows are not part of
-        a pass."""
-        times = [self.time(event, dma_profile) for event in events]
+    def _times(self, events: Sequence[Event], dma_profile: str, submodel: str) -> list[float]:
+        """Nanoseconds of each event."""
+        times = [self.time(event, dma_profile, submodel == PREFILL) for event in events]
         for at, (before, event) in enumerate(zip(events, events[1:]), 1):
             # Weights that data choose are read once, by the product behind them: NxDI compiles
             # experts with --internal-enable-dge-levels vector_dynamic_offsets.
             if before.name in _ROW_READS and event.macs and 2 * event.bytes >= before.bytes:
                 times[at - 1] = min(times[at - 1], self.overheads.cache_ns)
-        run: list[int] = []
-        for at in range(len(events) + 1):
-            if at < len(events) and events[at].kind == TORCH and not events[at].macs:
-                if events[at].name not in _ROWS:
-                    run.append(at)
-                continue
-            if run:
-                largest = max(run, key=times.__getitem__)
-                for other in run:
-                    times[other] = times[other] if other == largest else 0.0
-                run = []
         return times
 
     def graph(
@@ -450,7 +435,7 @@ class Estimator:
         plans: dict[int, Schedule] = {}
         steps = []
         bare = [event for _, event in events]
-        times = self._times(bare, self.dma_profile)
+        times = self._times(bare, self.dma_profile, submodel)
         for (where, event), time in zip(events, times):
             steps.append((event.kind, event.name, where, time))
             place = layer_free(where)
@@ -458,17 +443,15 @@ class Estimator:
             if key in rows:
                 rows[key].count += 1
                 continue
-            made = Operator(
-                event.kind, event.name, place, 1, time, event.bytes if time else 0, event.macs
-            )
-            made.first = where
+            size = event.bytes if time else 0
+            made = Operator(event.kind, event.name, place, 1, time, size, event.macs, first=where)
             if event.program is not None:
                 plan, made.profile, _ = self._kernel(event.program)
                 plans[id(event.program)] = plan
                 figures = made.profile.metrics
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
-        elsewhere = {name: sum(self._times(bare, name)) for name in self.others}
+        elsewhere = {name: sum(self._times(bare, name, submodel)) for name in self.others}
         return GraphEstimate(
             submodel,
             bucket,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any, Union
 from unittest import mock
+
+import torch
 
 from harness import sdk
 from neuron_cpu.runtime import graph
@@ -32,6 +35,16 @@ def record(model: Any, wrapper: Any, bucket: Bucket, scratch: Path) -> GraphReco
         inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
         traced, _ = graph.trace(module, inputs, wrapper.tag, bucket)
     return traced
+
+
+def application(module: Any, shape: dict[str, Any], folder: Path, **settings: Any) -> Any:
+    """A submission's model of such sizes on the meta device; `settings` of its NeuronConfig."""
+    (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
+    adapter = importlib.import_module("neuronx_distributed_inference.utils.hf_adapter")
+    own = module.NeuronConfigNKI(enable_nki=True, torch_dtype=torch.bfloat16, **settings)
+    loader = adapter.load_pretrained_config(str(folder))
+    config = module.LlamaInferenceConfig(own, load_config=loader)
+    return module.NeuronLlamaForCausalLM(str(folder), config)
 
 
 def _of_the_library(model: Any, scratch: Path) -> dict[tuple[str, str], GraphRecord]:

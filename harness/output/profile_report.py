@@ -19,6 +19,7 @@ from harness.figures.estimate import (
     GraphEstimate,
     Operator,
     PromptEstimate,
+    Several,
     StepEstimate,
 )
 from harness.processes.worker import Host
@@ -33,6 +34,7 @@ from neuron_cpu.page.write import write as write_page
 EXPENDABLE = ("MFU", "GB/s", "MB each", "times", "µs each", "bound by")
 ELSEWHERE = "a wider terminal or --profile-output shows them"
 PAGE_INSTRUCTIONS = 15_000  # of each kernel that the page lists: it has some ten kernels
+_PLAIN = "submodel", "bucket", "prior", "batch", "latency_ns"  # of a graph
 SMALL = 0.005  # operators below this share of the graph are printed as one row
 
 
@@ -60,10 +62,12 @@ def binding(graph: GraphEstimate) -> str:
     stands first where it takes more."""
     worst = max(graph.operators, key=lambda op: op.total_ns)
     share = worst.total_ns / graph.latency_ns
-    words = worst.profile.binding if worst.profile is not None else f"{worst.kind}, by roofline"
+    words = (
+        worst.profile.binding if worst.profile is not None else f"{worst.kind}, outside of kernels"
+    )
     told = f"{share:.0%} in {worst.name} ({worst.where}): {words}"
     if graph.launch_ns > worst.total_ns:
-        told = f"{graph.launch_ns / graph.latency_ns:.0%} in launch and host (assumed); {told}"
+        told = f"{graph.launch_ns / graph.latency_ns:.0%} in launch and host; {told}"
     return told
 
 
@@ -158,19 +162,10 @@ def _operators(graph: GraphEstimate) -> Table:
     for op in shown:
         table.add_row(_label(op, shown), *_operator_cells(op, graph.latency_ns))
     rest = sum(op.total_ns for op in ordered) - sum(op.total_ns for op in shown)
-    table.add_row(
-        f"{len(ordered) - len(shown)} smaller ones",
-        "",
-        "",
-        "",
-        tables.microseconds(rest),
-        f"{rest / graph.latency_ns:.1%}",
-    )
-    share = graph.launch_ns / graph.latency_ns
-    launch = tables.microseconds(graph.launch_ns)
-    table.add_row(
-        "launch and host", "host", "1", launch, launch, f"{share:.1%}", "", "", "", "assumed"
-    )
+    names = f"{len(ordered) - len(shown)} smaller ones", "launch and host"
+    for name, time in zip(names, (rest, graph.launch_ns)):
+        cells = tables.microseconds(time), f"{time / graph.latency_ns:.1%}"
+        table.add_row(name, "", "", "", *cells, "", "", "", "reports" if name in names[1:] else "")
     return table
 
 
@@ -195,7 +190,7 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
     time = op.time_ns or 1.0
     words = op.profile.binding if op.profile is not None else ""
     if op.kind != KERNEL:
-        words = "assumed" if not op.macs and op.kind == "collective" else "roofline, runs fused"
+        words = "assumed" if op.kind == COLLECTIVE else "engines' work"
     return [
         op.kind,
         str(op.count),
@@ -213,19 +208,15 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
 def as_json(found: Estimates, dma_profile: str, order: str) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     return {
-        "prompt": None if found.prompt is None else _prompt_json(found.prompt),
-        "speculation": None if found.step is None else _step_json(found.step),
+        "prompt": None if found.prompt is None else _several_json(found.prompt),
+        "speculation": None if found.step is None else _several_json(found.step),
         "estimated": True,
         "dma_profile": dma_profile,
         "dma_profile_note": cost.dma_profile(dma_profile).note,
         "schedule_order": order,
         "graphs": [
             {
-                "submodel": g.submodel,
-                "bucket": g.bucket,
-                "prior": g.prior,
-                "batch": g.batch,
-                "latency_ns": g.latency_ns,
+                **{name: getattr(g, name) for name in _PLAIN},
                 "band_ns": list(g.band_ns),
                 "latency_ns_by_release": _by_release(g, dma_profile),
                 "binding": binding(g),
@@ -237,30 +228,13 @@ def as_json(found: Estimates, dma_profile: str, order: str) -> dict[str, Any]:
     }
 
 
-def _step_json(step: StepEstimate) -> dict[str, Any]:
-    return {
-        "method": step.method,
-        "length": step.length,
-        "latency_ns": step.latency_ns,
-        "calls": _calls_json(step.calls),
-        "ns_by_tokens_a_step": dict(step.rows()),
-    }
-
-
-def _calls_json(calls: Sequence[tuple[GraphEstimate, int]]) -> list[dict[str, Any]]:
-    return [
+def _several_json(found: Several) -> dict[str, Any]:
+    calls = [
         {"submodel": g.submodel, "bucket": g.bucket, "times": count, "latency_ns": g.latency_ns}
-        for g, count in calls
+        for g, count in found.calls
     ]
-
-
-def _prompt_json(prompt: PromptEstimate) -> dict[str, Any]:
-    return {
-        "tokens": prompt.tokens,
-        "chunk": prompt.chunk,
-        "latency_ns": prompt.latency_ns,
-        "calls": _calls_json(prompt.calls),
-    }
+    more = {"ns_by_tokens_a_step": dict(found.rows())} if isinstance(found, StepEstimate) else {}
+    return {**vars(found), "latency_ns": found.latency_ns, "calls": calls, **more}
 
 
 def _by_release(graph: GraphEstimate, dma_profile: str) -> dict[str, float]:
@@ -276,13 +250,13 @@ def _operator_json(op: Operator) -> dict[str, Any]:
 
 def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[Path]:
     """profile.json, trace.json (for ui.perfetto.dev) and page.html; their paths."""
-    content, graphs = as_json(found, dma_profile, order), found.graphs
-    write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
-    written = [folder / "profile.json", folder / "trace.json"]
-    write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))
-    written.append(folder / "page.html")
+    graphs = found.graphs
+    written = [folder / name for name in ("profile.json", "trace.json", "page.html")]
+    contents = json.dumps(as_json(found, dma_profile, order), indent=1), trace(graphs, dma_profile)
+    write_text_atomically(written[0], contents[0])
+    write_text_atomically(written[1], json.dumps(contents[1]))
     write_page(
-        folder / "page.html",
+        written[2],
         "Kernels of " + ", ".join(f"{g.submodel} {g.sizes}" for g in graphs),
         [data.run(label, made, PAGE_INSTRUCTIONS) for label, made in _distinct(graphs)],
         tables=[

@@ -37,35 +37,26 @@ PIPED_WIDTH = 160
 def row(result: Evaluation) -> dict[str, Any]:
     """One result as one flat row: COLUMNS to values, None where there is no figure."""
     flat: dict[str, Any] = dict.fromkeys(COLUMNS)
-    flat.update(
-        {
-            "prompt": result.id,
-            "tokens": result.prompt_tokens,
-            "length": result.seq_len,  # that the times are of
-            "new": result.new_tokens,  # that were made and compared
-            "accurate": result.accurate,
-        }
-    )
+    flat |= dict(prompt=result.id, tokens=result.prompt_tokens, accurate=result.accurate)
+    # the length that the times are of, and the tokens that were made and compared
+    flat |= dict(length=result.seq_len, new=result.new_tokens)
     figures = result.figures
     if figures is None:
         return flat
     speed, checked = figures.speed.best, figures.accuracy
-    flat.update(
-        {
-            "checked": min(item.positions for item in checked),
-            "greedy match": sum(item.greedy_match for item in checked) / len(checked),
-            "NKI share": figures.nki.contest,
-            "latency ms": speed.e2e_model["latency_ms_p99"],
-            "tokens/s": speed.tokens_per_second,
-            "TTFT ms": speed.ttft_ms,
-            "tokens a step": speed.speculation and speed.speculation.tokens_per_call,
-            "source": str(speed.source),
-            "score": figures.score.value,
-            "score (TTFT)": figures.score.ttft_value,
-            "score source": figures.score.source,
-        }
-    )
-    return flat
+    return flat | {
+        "checked": min(item.positions for item in checked),
+        "greedy match": sum(item.greedy_match for item in checked) / len(checked),
+        "NKI share": figures.nki.contest,
+        "latency ms": speed.e2e_model["latency_ms_p99"],
+        "tokens/s": speed.tokens_per_second,
+        "TTFT ms": speed.ttft_ms,
+        "tokens a step": speed.speculation and speed.speculation.tokens_per_call,
+        "source": str(speed.source),
+        "score": figures.score.value,
+        "score (TTFT)": figures.score.ttft_value,
+        "score source": figures.score.source,
+    }
 
 
 def shown(value: Any) -> str:

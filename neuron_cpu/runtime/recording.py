@@ -73,6 +73,7 @@ class TensorShape:
 
     shape: Tuple[int, ...]
     dtype: torch.dtype
+    contiguous: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -81,7 +82,7 @@ class TensorShape:
 
 
 def shapes_of(tensors: Sequence[torch.Tensor]) -> Tuple[TensorShape, ...]:
-    return tuple(TensorShape(tuple(t.shape), t.dtype) for t in tensors)
+    return tuple(TensorShape(tuple(t.shape), t.dtype, t.is_contiguous()) for t in tensors)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,66 @@
+"""What the vendor's compiler makes of PyTorch's operators: the time that each keeps engines busy.
+
+Rates are the ruler's own, none is fitted to a model (docs/cost_model.md, Outside of kernels).
+"""
+
+import math
+from typing import NamedTuple
+
+from harness.simulator import Engine, spec
+from neuron_cpu.runtime.recording import TORCH, Event
+
+_PASSES = {"_softmax": 3, "native_layer_norm": 3}  # over all elements; others take one
+_TILE, _MOVING, _LEAST = 128, 512, 64  # columns of TensorE's operands; cycles of an instruction
+
+
+class Work(NamedTuple):
+    """Nanoseconds of DMA, of TensorE, and of VectorE or ScalarE that one event takes."""
+
+    dma: float = 0.0
+    tensor: float = 0.0
+    vector: float = 0.0
+
+    def ns(self, modular: bool) -> float:
+        """The event's time. NxDI compiles prompts as modules with boundaries (-O1), in which
+        nothing overlaps. Elsewhere transfers run beside products, and two engines share the
+        elements."""
+        return sum(self) if modular else max(self.dma, self.tensor) + self.vector / 2
+
+
+def work(event: Event, rows: int) -> Work:
+    """The work of an event outside of kernels; of a kernel, what turns its operands.
+
+    `rows` is the number of bytes of an operator that reads or writes rows of a table, 0 of others.
+    """
+    rate = spec.CORE.dma.engines * spec.CORE.dma.bytes_per_ns
+    if rows:
+        return Work(rows / rate)
+    if event.is_product:  # tiles of the right side stand in TensorE, rows of the left side move
+        lhs, rhs = event.inputs[-2:]
+        batch = rhs.shape[0] if len(rhs.shape) == 3 else 1
+        deep, wide = lhs.shape[-1], rhs.shape[-1] if len(rhs.shape) > 1 else 1
+        moving = math.prod(lhs.shape) // (deep * batch)
+        tiles = batch * math.ceil(deep / _TILE) * math.ceil(wide / _TILE)
+        passes = 4 if rhs.dtype.itemsize == 4 else 1
+        tensor = tiles * passes * _tile(moving)
+        return Work(rhs.nbytes / rate, tensor, _vector(batch * moving * wide))
+    if event.kind != TORCH:  # views of rows that are not contiguous: read, turned, written
+        turned = [tensor for tensor in event.inputs if not tensor.contiguous]
+        tiles = sum(math.ceil(math.prod(tensor.shape) / _TILE**2) for tensor in turned)
+        return Work(2 * sum(tensor.nbytes for tensor in turned) / rate, tiles * _tile(_TILE))
+    elements = max((math.prod(t.shape) for t in (*event.inputs, *event.outputs)), default=0)
+    if elements <= 1:  # a number that the compiler folds
+        return Work()
+    return Work(vector=_PASSES.get(event.name, 1) * _vector(elements))
+
+
+def _tile(rows: int) -> float:
+    """Nanoseconds of a stationary tile, whose columns take two cycles each, and of its rows."""
+    loads = math.ceil(rows / _MOVING) * 2 * _TILE
+    cycles = loads + max(2 * _LEAST, rows * spec.CORE.tensor_pace)
+    return cycles * 1e9 / spec.CORE.clock_hz[Engine.TENSOR]
+
+
+def _vector(elements: int) -> float:
+    cycles = max(_LEAST, elements / spec.CORE.partitions)
+    return cycles * 1e9 / spec.CORE.clock_hz[Engine.VECTOR]
