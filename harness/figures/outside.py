@@ -21,9 +21,8 @@ class Work(NamedTuple):
     vector: float = 0.0
 
     def ns(self, modular: bool) -> float:
-        """The event's time. NxDI compiles prompts as modules with boundaries (-O1), in which
-        nothing overlaps. Elsewhere transfers run beside products, and two engines share the
-        elements."""
+        """The event's time. Nothing overlaps in prompts, which NxDI compiles as modules (-O1). Else
+        transfers run beside products, and two engines share the elements."""
         return sum(self) if modular else max(self.dma, self.tensor) + self.vector / 2
 
 

@@ -41,7 +41,7 @@ def application(module: Any, shape: dict[str, Any], folder: Path, **settings: An
     """A submission's model of such sizes on the meta device; `settings` of its NeuronConfig."""
     (folder / "config.json").write_text(json.dumps(shape), encoding="utf-8")
     adapter = importlib.import_module("neuronx_distributed_inference.utils.hf_adapter")
-    own = module.NeuronConfigNKI(enable_nki=True, torch_dtype=torch.bfloat16, **settings)
+    own = module.NeuronConfigNKI(**{"enable_nki": True, "torch_dtype": torch.bfloat16, **settings})
     loader = adapter.load_pretrained_config(str(folder))
     config = module.LlamaInferenceConfig(own, load_config=loader)
     return module.NeuronLlamaForCausalLM(str(folder), config)
