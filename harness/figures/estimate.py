@@ -412,8 +412,7 @@ class Estimator:
             return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns + turning
         start = self.overheads.cache_ns if event.name in _ROWS else 0.0
         if dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
-            moved = event.bytes if event.macs or start else 0
-            core = spec.CORE
+            moved, core = event.bytes if event.macs or start else 0, spec.CORE
             return start + max(moved / core.hbm_bytes_per_ns, event.macs / core.peak_macs_per_ns)
         return start + event.work.ns(modular)
 

@@ -48,9 +48,8 @@ def work(event: Event, rows: int) -> Work:
         tiles = sum(math.ceil(math.prod(tensor.shape) / _TILE**2) for tensor in turned)
         return Work(2 * sum(tensor.nbytes for tensor in turned) / rate, tiles * _tile(_TILE))
     elements = max((math.prod(t.shape) for t in (*event.inputs, *event.outputs)), default=0)
-    if elements <= 1:  # a number that the compiler folds
-        return Work()
-    return Work(vector=_PASSES.get(event.name, 1) * _vector(elements))
+    passes = _PASSES.get(event.name, 1) if elements > 1 else 0  # the compiler folds a number
+    return Work(vector=passes * _vector(elements))
 
 
 def _tile(rows: int) -> float:
@@ -61,5 +60,5 @@ def _tile(rows: int) -> float:
 
 
 def _vector(elements: int) -> float:
-    cycles = max(_LEAST, elements / spec.CORE.partitions)
-    return cycles * 1e9 / spec.CORE.clock_hz[Engine.VECTOR]
+    core = spec.CORE
+    return max(_LEAST, elements / core.partitions) * 1e9 / core.clock_hz[Engine.VECTOR]
