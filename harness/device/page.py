@@ -15,7 +15,10 @@ def page(report: Mapping[str, Any]) -> str:
     parts = ["# Report of a device", *sentences(report), "## Machine"]
     machine = dict(report["machine"])
     packages = dict(machine.pop("packages", {})).items()
-    machine |= {"packages": ", ".join(f"{name} {version}" for name, version in packages)}
+    machine |= {
+        "begun": report["begun"],
+        "packages": ", ".join(f"{name} {version}" for name, version in packages),
+    }
     parts.append("\n".join(f"- {name}: {told}" for name, told in machine.items()))
     for kind in SECONDS:
         rows = [_row(name, entry) for name, entry in _of(report, kind)]
