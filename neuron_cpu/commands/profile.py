@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> int:
     cost.dma_profile(name)
     if args.schedule:
         check_order(args.schedule)
-    with kernels.bounded(args):
-        program = kernels.trace(kernels.load_kernel(args.kernel), args)
+    program = _program(args)
     by_profile = schedules(program, (name, *cost.RELEASES), args.schedule)
     found = by_profile[name]
     summary = report.profile(found)
@@ -91,9 +90,15 @@ def _baseline(args: argparse.Namespace, profile: str) -> Any:
     from ..core.time.schedule import schedule
 
     other = argparse.Namespace(**(vars(args) | {"kernel": args.baseline}))
-    with kernels.bounded(args):
-        program = kernels.trace(kernels.load_kernel(args.baseline), other)
-    return schedule(program, profile, args.schedule)
+    return schedule(_program(other), profile, args.schedule)
+
+
+def _program(args: argparse.Namespace) -> Any:
+    """The program of the kernel, whose values may be undefined: no time depends on them."""
+    from ..core.device.errors import only_timed
+
+    with kernels.bounded(args), only_timed():
+        return kernels.trace(kernels.load_kernel(args.kernel), args)
 
 
 def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:

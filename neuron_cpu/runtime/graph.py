@@ -391,16 +391,6 @@ def _storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
-@contextmanager
-def _tracing() -> Iterator[None]:
-    """Ahead-of-time mode, in which a mocked group lets tensors with values meet."""
-    ranks.set_tracing(True)
-    try:
-        yield
-    finally:
-        ranks.set_tracing(False)
-
-
 def _shapes_only(model: nn.Module) -> None:
     """Move the parameters to the meta device; buffers keep their values, they are constants."""
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -452,7 +442,7 @@ def _run_traced(model: nn.Module, recorder: GraphRecorder, inputs: Any) -> Any:
     kernels = observe_kernel_calls(recorder.on_kernel)
     collectives = ranks.observe_collectives(recorder.on_collective)
     try:
-        with torch.no_grad(), _tracing(), _DeviceOfConstants(), recorder, kernels, collectives:
+        with torch.no_grad(), ranks.tracing(), _DeviceOfConstants(), recorder, kernels, collectives:
             return model(*args, **kwargs)
     except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
         explained = _explain(error, recorder.record.tag, recorder.record.bucket)

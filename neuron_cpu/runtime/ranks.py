@@ -22,6 +22,7 @@ import torch
 
 from neuron_cpu.core import release_thread
 from neuron_cpu.core.device import ranks as kernel_ranks
+from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import CollectiveError
 
 from . import processes, rounding
@@ -110,12 +111,12 @@ def set_current_group(group: Optional[Group]) -> None:
 
 def is_tracing() -> bool:
     """Whether the running thread traces a model ahead of time."""
-    return getattr(_current, "tracing", False)
+    return bool(getattr(_current, "tracing", False))
 
 
-def set_tracing(tracing: bool) -> None:
-    """Mark the running thread as tracing, or not."""
-    _current.tracing = bool(tracing)
+def tracing() -> AbstractContextManager[None]:
+    """Ahead-of-time mode in this thread: a mocked group lets tensors with values meet."""
+    return within(_current, tracing=True)
 
 
 def set_watch(pause: Callable[[], AbstractContextManager[None]]) -> None:
@@ -128,19 +129,13 @@ def unwatched() -> AbstractContextManager[None]:
     return getattr(_current, "pause", nullcontext)()
 
 
-@contextmanager
-def observe_collectives(observer: Observer) -> Iterator[None]:
+def observe_collectives(observer: Observer) -> AbstractContextManager[None]:
     """Inside the block, this thread's collectives of mocked groups run through `observer`.
 
     It gets the operation's name, this rank's tensor and a function that computes the result, which
     it returns.
     """
-    before = getattr(_current, "observer", None)
-    _current.observer = observer
-    try:
-        yield
-    finally:
-        _current.observer = before
+    return within(_current, observer=observer)
 
 
 @contextmanager

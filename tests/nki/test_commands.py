@@ -13,6 +13,7 @@ import torch
 
 from neuron_cpu.__main__ import main
 from neuron_cpu.commands.kernels import load_kernel
+from neuron_cpu.core import NkiWarning
 from neuron_cpu.core.time.schedule import schedule
 from neuron_cpu.page import data
 from tests.warned import allows
@@ -55,6 +56,17 @@ def test_profile_names_the_generation(file, name, target, capsys):
     assert main(["profile", f"{file}:{name}", *ARGS, "--grid", "1"]) == 0
     shown = capsys.readouterr().out
     assert "µs on a device" in shown and "uncalibrated" not in shown
+
+
+def test_profile_times_what_check_refuses(tmp_path, capsys):
+    """A tile that nobody wrote is stored: the time is known, the values are not."""
+    file = tmp_path / "part.py"
+    file.write_text(KERNEL.replace("nl.multiply(nl.load(x), 2.0)", "nl.ndarray(x.shape, x.dtype)"))
+    with pytest.warns(NkiWarning, match="sim_undefined_data"):
+        assert main(["profile", f"{file}:k", *ARGS]) == 0
+    assert "µs on" in capsys.readouterr().out
+    assert main(["check", f"{file}:k", *ARGS, "--ref", f"{file}:reference"]) != 0
+    assert "sim_undefined_data" in "".join(capsys.readouterr())
 
 
 def test_pages_show_the_limits_of_their_chip(file, target):

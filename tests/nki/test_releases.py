@@ -91,6 +91,23 @@ def test_the_order_of_before(monkeypatch):
         run(lambda t: nl.ndarray((2, 2), nl.float32, buffer="sbuf"), "2.29", monkeypatch)
 
 
+@pytest.mark.parametrize("release", ["2.27", "2.28", "2.29", "2.33"])
+def test_axis_1_was_the_last_one(release, monkeypatch):
+    """The order of sums is of no matter here: whole numbers. numpy says what they are."""
+
+    def body(tile):
+        sums = nl.ndarray((4, 2), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_reduce(sums, nl.add, tile.reshape((4, 2, 4)), axis=1)
+        nisa.tensor_copy(tile[:, 0:2], sums)
+
+    if release in ("2.27", "2.28"):
+        found = run(body, release, monkeypatch)
+        assert np.array_equal(found[:, 0:2], X.reshape(4, 2, 4).sum(axis=2))
+    else:
+        with pytest.raises(NkiError, match="sim_reduce_axis"):
+            run(body, release, monkeypatch)
+
+
 @pytest.mark.parametrize("release", ["2.28", "2.33"])
 def test_a_kernel_names_its_target(release, monkeypatch, target):
     target("trn1")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.errors import NkiError, refuse, warn
+from ..device.errors import NkiError, for_time, refuse, warn
 from ..device.spec import CORE
 from ..instructions.copies import ShuffleAttrs
 from ..instructions.dma import PermuteAttrs
@@ -35,7 +35,8 @@ def check_values(program: Program) -> None:
     """Refuse stores of undefined data and outputs that nobody writes; warn of partial outputs.
 
     Raises:
-        NkiError: ``sim_undefined_data`` or ``err_tensor_output_not_written_to``.
+        NkiError: ``sim_undefined_data`` (a warning in `only_timed`) or
+            ``err_tensor_output_not_written_to``.
     """
     # Booleans first: a byte an element. Codes take eight, and only a refusal needs to name origins.
     walk = _Walk(program, codes=False)
@@ -43,7 +44,10 @@ def check_values(program: Program) -> None:
     if stored is None and any(walk.left(at) for at in walk.spoiled):
         stored = _Walk(program, codes=True).remaining()
     if stored is not None:
-        raise _Walk(program, codes=True).blame(stored)
+        error = _Walk(program, codes=True).blame(stored)
+        if not for_time() or error.identifier != "sim_undefined_data":
+            raise error
+        return warn(error.identifier, error.message, error.source)
     if walk.spoiled:
         error = _Walk(program, codes=True).blame(min(map(min, walk.spoiled.values())))
         if error.identifier != "sim_undefined_data":  # tiles that share addresses, not padding

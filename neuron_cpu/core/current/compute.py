@@ -6,6 +6,7 @@ from typing import Any
 
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
 from ..device.errors import refuse, warn
+from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions.activations import ACTIVATIONS, no_activation
@@ -355,6 +356,8 @@ def tensor_reduce(
     _reducible(code, what, tuple(REDUCTIONS))
     listed = isinstance(axis, (tuple, list))
     axes = free_axes(wholes(axis if listed else [axis], f"{what} axis"), source.ndim, what)
+    if axes == (1,) and not nki_since(REAL_AXES):
+        axes = (source.ndim - 1,)
     if axes != tuple(range(source.ndim - len(axes), source.ndim)):
         raise refuse(
             "sim_reduce_axis",

@@ -62,6 +62,7 @@ ORDERS: dict[str, tuple[str, ...]] = {
 # What else they changed, for the documentation.
 OTHERS = (
     ("2.29", "accesses to memory regions by string (`buffer=\"sbuf\"`) are refused"),
+    ("2.29", "`tensor_reduce(axis=1)` is axis 1; before, it was the last one of any rank"),
     ("2.31", "`quantize_mx` writes twice the scale of the OCP sample"),
     ("2.33", "kernels are traced by Python: all of Python, no subset (`sim_parser_subset`)"),
     ("2.33", "`nl.dynamic_range` and `while` of a register are to become `nl.fori_loop` and "

@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -112,20 +112,35 @@ def _show(text: str, place: str | None) -> None:
     )
 
 
-def switched_off() -> frozenset[str]:
-    """The warnings that ``silence`` switches off in this thread."""
-    return getattr(_local, "silenced", frozenset())
-
-
 @contextmanager
-def silence(*identifiers: str) -> Iterator[None]:
-    """Switch the named warnings off inside the block (this thread only)."""
-    before = switched_off()
-    _local.silenced = before | set(identifiers)
+def within(local: threading.local, **values: Any) -> Iterator[None]:
+    """Inside the block ``local`` has these values in this thread, then those of before."""
+    before = {name: getattr(local, name, None) for name in values}
+    vars(local).update(values)
     try:
         yield
     finally:
-        _local.silenced = before
+        vars(local).update(before)
+
+
+def switched_off() -> frozenset[str]:
+    """The warnings that ``silence`` switches off in this thread."""
+    return getattr(_local, "silenced", None) or frozenset()
+
+
+def silence(*identifiers: str) -> AbstractContextManager[None]:
+    """Switch the named warnings off inside the block (this thread only)."""
+    return within(_local, silenced=switched_off() | set(identifiers))
+
+
+def only_timed() -> AbstractContextManager[None]:
+    """Inside the block undefined values are a warning: no time depends on them (this thread)."""
+    return within(_local, timed=True)
+
+
+def for_time() -> bool:
+    """True inside `only_timed`."""
+    return getattr(_local, "timed", None) is True
 
 
 _INTERNAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # neuron_cpu/core
@@ -219,14 +234,9 @@ def name_kernel(name: str | None) -> str | None:
     return before
 
 
-@contextmanager
-def executing(place: str) -> Iterator[None]:
+def executing(place: str) -> AbstractContextManager[None]:
     """Inside the block this thread executes the instruction that was recorded at ``place``."""
-    _local.executing = place
-    try:
-        yield
-    finally:
-        _local.executing = None
+    return within(_local, executing=place)
 
 
 def current_place() -> str | None:

@@ -6,13 +6,13 @@ one computes its result from all parts in rank order, so that results do not dep
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
 
-from .errors import NkiError, current_place
+from .errors import NkiError, current_place, within
 
 
 class Rank(Protocol):
@@ -54,23 +54,17 @@ ALONE = Alone()
 
 def own() -> Rank:
     """The rank that this thread is."""
-    return getattr(_local, "rank", ALONE)
+    return getattr(_local, "rank", None) or ALONE
 
 
 def be(rank: Rank | None) -> None:
     """Make this thread a rank, or the only one again."""
-    _local.rank = ALONE if rank is None else rank
+    _local.rank = rank
 
 
-@contextmanager
-def being(rank: Rank) -> Iterator[None]:
+def being(rank: Rank) -> AbstractContextManager[None]:
     """Be a rank inside the block (this thread only)."""
-    before = own()
-    be(rank)
-    try:
-        yield
-    finally:
-        be(before)
+    return within(_local, rank=rank)
 
 
 # --- ranks as threads -----------------------------------------------------------------------------

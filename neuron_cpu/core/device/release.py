@@ -8,10 +8,9 @@ or a variable of that name in the kernel's own file; the default is the newest o
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
-from .errors import NkiError
+from .errors import NkiError, within
 
 ENVIRONMENT_VARIABLE = "NEURON_CPU_SDK"
 RELEASES = ("2.21", "2.22", "2.23", "2.24", "2.25", "2.26")
@@ -53,6 +52,7 @@ def since(release: str) -> bool:
 # --- kernels of nki -------------------------------------------------------------------------------
 NKI_VARIABLE = "NEURON_CPU_NKI"
 NKI_RELEASES = ("2.27", "2.28", "2.29", "2.30", "2.31", "2.32", "2.33")
+REAL_AXES = "2.29"  # tensor_reduce: axis 1 was the last one, whatever the rank
 DOUBLED_SCALES = "2.31"  # quantize_mx: twice the scale of the OCP sample
 TRACED = "2.33"  # kernels are traced by Python: no parser, all of Python
 _local = threading.local()
@@ -74,12 +74,7 @@ def nki_since(release: str) -> bool:
     return NKI_RELEASES.index(of_nki()) >= NKI_RELEASES.index(release)
 
 
-@contextmanager
-def said_by(function: object) -> Iterator[None]:
+def said_by(function: object) -> AbstractContextManager[None]:
     """Inside the block the release that the file of a kernel names is in force, if it names one."""
-    before = getattr(_local, "release", None)
-    _local.release = getattr(function, "__globals__", {}).get(NKI_VARIABLE, before)
-    try:
-        yield
-    finally:
-        _local.release = before
+    own = getattr(function, "__globals__", {}).get(NKI_VARIABLE, getattr(_local, "release", None))
+    return within(_local, release=own)

@@ -18,11 +18,13 @@ Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag i
 """
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, cast
+
+from .errors import within
 
 KIB = 1024
 
@@ -352,15 +354,9 @@ def in_force() -> NeuronCore:
     return _in_force.core
 
 
-@contextmanager
-def using(core: NeuronCore) -> Iterator[None]:
+def using(core: NeuronCore) -> AbstractContextManager[None]:
     """Check and time for ``core`` inside the block (this thread only)."""
-    before = _in_force.core
-    _in_force.core = core
-    try:
-        yield
-    finally:
-        _in_force.core = before
+    return within(_in_force, core=core)
 
 
 # --- around the core: compiler, runtime and host --------------------------------------------------

@@ -14,7 +14,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,15 @@ import torch
 
 from ..check import lint, verify
 from ..device import release
-from ..device.errors import NkiError, from_users_line, refuse, strict, users_frames, users_line
+from ..device.errors import (
+    NkiError,
+    from_users_line,
+    refuse,
+    strict,
+    users_frames,
+    users_line,
+    within,
+)  # fmt: skip
 from ..device.pause import without_garbage_collection
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
@@ -84,15 +92,12 @@ def observe_kernel_calls(callback: Callable[[KernelCall], None]) -> Iterator[Non
         observers.remove(callback)
 
 
-@contextmanager
-def kernels_run_by(run: Callable[[Kernel, Program, list[Any]], list[Any]]) -> Iterator[None]:
+def kernels_run_by(
+    run: Callable[[Kernel, Program, list[Any]], list[Any]],
+) -> AbstractContextManager[None]:
     """Inside the block ``run`` executes this thread's kernels: it gets the kernel, its Program and
     the caller's tensors, and gives the results in the shapes that the kernel returns."""
-    before, _local.run = getattr(_local, "run", None), run
-    try:
-        yield
-    finally:
-        _local.run = before
+    return within(_local, run=run)
 
 
 @contextmanager

@@ -11,10 +11,11 @@ aws-neuron/neuronx-distributed-inference.
 import os
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Dict, Iterator, Optional
+from typing import Dict, Optional
 
+from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import StandInError
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6")
@@ -227,19 +228,13 @@ def field_versions(name: str) -> str:
 _thread = threading.local()
 
 
-@contextmanager
-def building_under(contract: Contract) -> Iterator[None]:
+def building_under(contract: Contract) -> AbstractContextManager[None]:
     """Inside the block, what this thread builds follows `contract`.
 
     Projections, samplers and the attention of NxDI 0.1 get no configuration; this is how they
     follow the one that their model is built for.
     """
-    before = getattr(_thread, "contract", None)
-    _thread.contract = contract
-    try:
-        yield
-    finally:
-        _thread.contract = before
+    return within(_thread, contract=contract)
 
 
 def contract() -> Contract:
