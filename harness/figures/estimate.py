@@ -414,7 +414,8 @@ class Estimator:
         if dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
             moved, core = event.bytes if event.macs or start else 0, spec.CORE
             return start + max(moved / core.hbm_bytes_per_ns, event.macs / core.peak_macs_per_ns)
-        return start + event.work.ns(modular)
+        # the compiler has a pass, DeConcat, behind which products read the parts
+        return start + event.work.ns(modular) * (modular or event.name != "cat")
 
     def _times(self, events: Sequence[Event], dma_profile: str, submodel: str) -> list[float]:
         """Nanoseconds of each event."""

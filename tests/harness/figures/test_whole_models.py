@@ -9,7 +9,7 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 
 import llama
 from harness.figures import outside, tracing
-from harness.figures.estimate import Estimator, events_of
+from harness.figures.estimate import Estimator, Event, events_of
 from harness.figures.graphs import DECODE, PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.simulator import cost
@@ -85,6 +85,13 @@ class _Hidden(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=ids, attention_mask=mask, return_dict=False)[0]
+
+
+def test_only_a_prompt_pays_for_parts_that_are_joined():
+    event = Event("PyTorch", "cat", work=outside.Work(vector=100.0))
+    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)
+    assert estimator.time(event, cost.DEFAULT_PROFILE, True) == 100
+    assert estimator.time(event, cost.DEFAULT_PROFILE, False) == 0
 
 
 def test_a_prompts_kernel_pays_for_operands_that_are_turned_in_front_of_it():
