@@ -34,6 +34,7 @@ def run(path: Path, minutes: float) -> dict[str, Any]:
         hour.plan(minutes)
         hour.measure(time.monotonic() + 60 * minutes)
         hour.fit()
+    results.write(path, report | {"sentences": page.sentences(report)})
     write_text_atomically(path.with_suffix(".md"), page.page(report))
     return report
 

@@ -45,6 +45,13 @@ def test_times_differ_from_estimates_as_the_device_s_constants_do(some, tmp_path
     assert found["entries"]["construct nl.minimum"]["constructs"] == ["nl.minimum"]
     assert found["entries"]["rows-4: numbers"]["equal"] == 1.0
     text = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert len(found["sentences"]) == 4 and all(one in text for one in found["sentences"])
+    assert {"instance", "chips", "target", "system", "language", "project", "packages"} == set(
+        found["machine"]
+    )
+    for entry in timed:
+        low, high = entry["estimate"]["band_us"]
+        assert low <= entry["estimate"]["us"] <= high
     assert "A rehearsal" in text and "| scalar-stream-1-32 |" in text
     assert "refuses 0 of 3 probes of constructs, and 3 constructs are seen now" in text
 
@@ -104,6 +111,26 @@ def test_minutes_choose_the_most_valuable_first():
     assert chosen == every[: len(chosen)] and sum(plan.SECONDS[one.kind] for one in chosen) <= 300
     assert {entry.kind for entry in chosen} >= {plan.LAUNCH, plan.CONSTANT}
     assert {entry.kind for entry in every} == set(plan.SECONDS) - {plan.KERNEL}
+
+
+def test_of_neuron_s_tools_versions_and_cores_are_kept_and_nothing_that_names_somebody(
+    tmp_path, monkeypatch
+):
+    """Neuron's tools name processes, and newer ones the instance."""
+    told = {
+        "neuron-ls": '{"instance_id": "i-0aa", "neuron_devices": [{"nc_count": 2, "memory_size": 1,'
+        ' "neuron_processes": [{"pid": 7, "command": "/home/me/venv/bin/python"}]}]}',
+        "dpkg-query": "aws-neuronx-dkms 2.26.5.0\naws-neuronx-tools 2.28.23.0",
+    }  # fmt: skip
+    for name, text in told.items():
+        tool = tmp_path / name
+        tool.write_text(f"#!/bin/sh\necho '{text}'\n")
+        tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    found = results.machine()
+    assert found["chips"] == "1 of 2 cores"
+    assert found["packages"]["aws-neuronx-dkms"] == "2.26.5.0"
+    assert "i-0aa" not in str(found) and "me" not in str(found["chips"])
 
 
 def test_another_machine_s_report_is_not_gone_on_with(some, tmp_path):
