@@ -11,6 +11,7 @@ import argparse
 import math
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="add the profile, table and bands")
     parser.add_argument("--against", type=Path, help="another report, to compare with")
     args = parser.parse_args()
+    warnings.simplefilter("ignore")  # a row spills on purpose
     try:
         report = results.read(args.report)
         if report["source"] != results.DEVICE:
