@@ -213,3 +213,12 @@ def test_messages_are_read_from_the_sources(identifiers, tmp_path):
     (tmp_path / "b.py").write_text('refuse("sim_silent")', encoding="utf-8")
     with pytest.raises(ValueError, match="sim_silent has no message"):
         identifiers.rules(tmp_path)
+
+
+def test_every_section_of_the_readme_with_estimates_leads_to_the_hour_on_a_device() -> None:
+    """A picture of a kernel's time, and every time or share."""
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.M)
+    shown = [one for one in sections if re.search(r"!\[|\d ?(ms|µs|%)(?!\w)", one)]
+    assert len(shown) > 1
+    assert [one.splitlines()[0] for one in shown if "(docs/device_report.md)" not in one] == []

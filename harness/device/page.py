@@ -13,9 +13,9 @@ SECOND_PLACE_MS = 7.59  # a decode step of the contest's, in the header of its f
 def page(report: Mapping[str, Any]) -> str:
     """The whole page."""
     parts = ["# Report of a device", *sentences(report), "## Machine"]
-    machine = dict(report["machine"])
-    packages = dict(machine.pop("packages", {})).items()
-    machine |= {"packages": ", ".join(f"{name} {version}" for name, version in packages)}
+    machine = {"begun": report["begun"], **report["machine"]}
+    for name, told in machine.items():  # packages by their version
+        machine[name] = ", ".join(map(" ".join, told.items())) if isinstance(told, dict) else told
     parts.append("\n".join(f"- {name}: {told}" for name, told in machine.items()))
     for kind in SECONDS:
         rows = [_row(name, entry) for name, entry in _of(report, kind)]
@@ -27,10 +27,9 @@ def page(report: Mapping[str, Any]) -> str:
 
 def sentences(report: Mapping[str, Any]) -> list[str]:
     """The three that matter: are estimates right, is it fast, is it legal."""
-    found = [_right(report), _fast(report), _legal(report)]
-    if report["source"] != DEVICE:
-        found.insert(0, "A rehearsal: no device was there, and every time is the cost model's own.")
-    return found
+    told = "A rehearsal: no device was there, and every time is the cost model's own."
+    rehearsal = [told] * (report["source"] != DEVICE)
+    return [*rehearsal, _right(report), _fast(report), _legal(report)]
 
 
 def _of(report: Mapping[str, Any], kind: str) -> list[tuple[str, Mapping[str, Any]]]:

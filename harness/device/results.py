@@ -70,8 +70,10 @@ def begun(path: Path) -> dict[str, Any]:
     """The report to go on with, or a new one.
 
     Raises:
-        UserError: the file is another machine's, or no report.
+        UserError: the file is another machine's, or no report, or where its page goes.
     """
+    if path == path.with_suffix(".md"):
+        raise UserError(f"{path} is where the page goes, expected a name such as report.json.")
     check_writable_folder(path.parent)
     source = REHEARSAL if sdk.platform().estimates else DEVICE
     new = {"format": FORMAT, "source": source, "machine": machine(), "entries": {}}

@@ -34,16 +34,13 @@ class Unanswered(Exception):
         self.status, self.words = status, words
 
 
-class Workers:
+class Workers(contextlib.AbstractContextManager["Workers"]):
     """Processes by role, at most one of them beside a device; `target` is what the simulator
     stands for, and compilers leave their files in `scratch`."""
 
     def __init__(self, scratch: Path, target: str) -> None:
         self._scratch, self._target = scratch, target
         self._running: dict[str, tuple[ProcessPoolExecutor, int]] = {}
-
-    def __enter__(self) -> "Workers":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._end(*self._running)

@@ -31,12 +31,9 @@ def measure(length: int, file: str, degree: int) -> dict[str, Any]:
     clock, its own work included, for a submission; where no device is, what is estimated of both.
     """
     if sdk.platform().estimates:
-        over = cost.Overheads()
-        beside = (over.step_ns - over.graph_ns) / 1e3
-        names = ("prefill", "decode")
-        return {
-            f"{p} p50": model.graph(f"{p}-{length}", file, degree)["us"] + beside for p in names
-        }
+        beside = (cost.Overheads().step_ns - cost.Overheads().graph_ns) / 1e3
+        graphs = {p: model.graph(f"{p}-{length}", file, degree) for p in ("prefill", "decode")}
+        return {f"{p} p50": found["us"] + beside for p, found in graphs.items()}
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder), MODEL_SHAPES[model.SHAPES])
         argv = (

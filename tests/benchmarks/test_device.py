@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from benchmarks import device
 from harness.device import fit, plan, results
 from harness.device.rows import ROWS
+from neuron_cpu.console import streams
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.report import bands
 from neuron_cpu.core.time import cost
@@ -75,6 +78,36 @@ def test_a_device_s_constants_are_a_profile_beside_the_others(report, tmp_path):
     text = (tmp_path / "cost_model.md").read_text()
     assert "| trn1-2026-11 | chain decode-640 | device | 60.0 | 30.0 |" in text
     assert json.loads(bands.DATA.read_text())["ratios"] == {"trn1-2026-11 chain decode-640": 0.5}
+
+
+def test_a_profile_that_is_there_is_refused_before_minutes_go_into_a_fit(
+    report, capsys, monkeypatch
+):
+    monkeypatch.setattr(fit, "fit", lambda *_: pytest.fail("fitted"))
+    monkeypatch.setitem(cost.PROFILES, "trn1-2026-11", cost.PROFILES[cost.DEFAULT_PROFILE])
+    for argv in ((report, "--write"), (report, "--against", report.with_name("none.json"))):
+        with pytest.raises(SystemExit) as end:
+            run(*argv)
+        assert end.value.code == 2
+    assert "Profile trn1-2026-11 exists, expected a new one" in capsys.readouterr().err
+
+
+def test_without_more_asked_the_constants_are_shown(report, capsys):
+    assert run(report) == 0
+    assert "| clock_hz.VectorE |" in capsys.readouterr().out
+
+
+def test_a_reader_of_a_table_may_leave():
+    folder = Path(device.__file__).parent
+    text = (
+        f"import sys; sys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]\nimport pages\n"
+        "sys.exit(pages.written(lambda: print('| a row |\\n' * 10**6) or 0))"
+    )
+    told = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", text], **told) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b"" and process.wait() == streams.READER_GONE
 
 
 def test_two_devices_are_compared(report, tmp_path, capsys):

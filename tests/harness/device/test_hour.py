@@ -140,6 +140,8 @@ def test_another_machine_s_report_is_not_gone_on_with(some, tmp_path):
     results.write(path, report)
     with pytest.raises(UserError, match="another machine or of other versions"):
         results.begun(path)
+    with pytest.raises(UserError, match="is where the page goes"):
+        results.begun(tmp_path / "report.md")
     path.write_text(json.dumps({"format": 1}))
     with pytest.raises(UserError, match="no report of --mode device-report"):
         results.read(path)
