@@ -54,20 +54,31 @@ def run(settings: Settings) -> int:
 
 
 class Evaluator:
-    """The baseline and the submission, compiled once and compared on any number of batches."""
+    """The baseline and the submission, compiled once and compared on any number of batches.
 
-    def __init__(self, session: Session) -> None:
+    The baseline begins with the prompts of `soon`, as `begin` takes them, while the submission is
+    compiled.
+    """
+
+    def __init__(self, session: Session, soon: Sequence[tuple[list[int], int, int]] = ()) -> None:
         self.session = session
         self.baseline = build(session, Role.BASELINE)
         self.precise = build(session, Role.PRECISE) if sdk.platform().estimates else None
-        self.candidate = build(session)
         # One thread asks the baseline's process, which answers one request at a time.
         self._ahead = ThreadPoolExecutor(max_workers=1)
         self._known: dict[tuple[int, ...], Future[Expected]] = {}
+        self._speeds: dict[tuple[int, ...], Speed] = {}
+        self._base_estimates = SpeedEstimates(self.baseline)
+        for prompt in soon:
+            self.begin(*prompt)
+        try:
+            self.candidate = build(session)
+        except BaseException:
+            self.close()
+            raise
         self._graphs = graphs.read(self.candidate.folder)
         floors.check_macs(session, self._graphs)
         self._estimates = SpeedEstimates(self.candidate)
-        self._base_estimates = SpeedEstimates(self.baseline)
         self._runs = benchmark.runs_asked(session.settings.runs)
         self._warm_ups = sdk.platform().warm_ups
 
@@ -86,15 +97,25 @@ class Evaluator:
         alone = len(prompt_ids) == 1 and settings.speculation is None and settings.runs is None
         return alone and not sdk.platform().measures_apart
 
-    def begin(self, ids: Sequence[int], new_tokens: int) -> None:
+    def begin(self, ids: Sequence[int], new_tokens: int, room: int = 0) -> None:
         """Let the baseline start on its logits for a later `evaluate` of this prompt.
 
-        It runs in a process of its own, where the platform has two.
+        With `room` for tokens behind the prompt, on its own speed, too. It runs in a process of its
+        own, where the platform has two.
         """
-        apart = self.baseline.worker is not self.candidate.worker
-        if apart and self.session.settings.isolate and tuple(ids) not in self._known:
-            asked = self.baseline, self.precise, ids, new_tokens
-            self._known[tuple(ids)] = self._ahead.submit(accuracy.expected_of, *asked)
+        apart = self.session.settings.isolate and not sdk.platform().shares_process
+        if apart and tuple(ids) not in self._known:
+            self._known[tuple(ids)] = self._ahead.submit(self._expected, ids, new_tokens, room)
+
+    def _expected(self, ids: Sequence[int], new_tokens: int, room: int) -> Expected:
+        found = accuracy.expected_of(self.baseline, self.precise, ids, new_tokens)
+        if room:
+            self._speeds[tuple(ids)] = self.baseline_speed([list(ids)], room)
+        return found
+
+    def close(self) -> None:
+        """Forget what the baseline has not begun: nobody will ask for it."""
+        self._ahead.shutdown(wait=False, cancel_futures=True)
 
     def evaluate(
         self,
@@ -149,6 +170,7 @@ class Evaluator:
         speed = Speeds(measured, estimated)
         name = self.session.model.name
         base = reference.baseline_speed(settings, name, result.seq_len, row)
+        base = base or self._speeds.pop(tuple(prompt_ids[0]), None)
         base = base or self._ahead.submit(self.baseline_speed, prompt_ids, room).result()
         scored = score(accurate, share.contest, from_report(speed.best), base)
         return replace(result, accurate=accurate, figures=Figures(rows, share, speed, scored))
@@ -159,8 +181,7 @@ class Evaluator:
         """One prompt's logits; the candidate's generation is clocked in one of `streams`."""
         self.begin(ids, new_tokens)
         ahead = self._known.pop(tuple(ids), None)
-        asked = self.baseline, self.precise, ids, new_tokens
-        known = accuracy.expected_of(*asked) if ahead is None else ahead.result()
+        known = self._expected(ids, new_tokens, 0) if ahead is None else ahead.result()
         for _ in range(len(known.baseline)):
             advance()
         streams.append(benchmark.silent_stream(self.candidate, 1))

@@ -7,6 +7,7 @@ newest unfinished run.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -38,6 +39,7 @@ RUN_FILE = "run.json"
 # for DEFAULT_NEW_TOKENS, longer ones at a multiple of the first, the smallest bucket of NxDI.
 LENGTHS = (128, 256, 512, 640, 1280)
 DEFAULT_NEW_TOKENS = 64
+AHEAD = 4  # prompts whose logits the baseline may have ready: 3 MB each of 49,152 tokens
 
 
 def run(settings: Settings) -> int:
@@ -274,23 +276,27 @@ def _run_cases(run: Run, alone: bool) -> None:
     session, cases = run.session, run.missing
     if not cases:
         return
+    coming = [_for_baseline(case, session) for case in cases]
     try:
-        evaluator = Evaluator(session)
+        evaluator = Evaluator(session, coming[:AHEAD])
     except UserError as error:
         if alone:
             raise
         for case in cases:
             write(run, refused(session, case, str(error)))
         return
-    with console.step("Evaluating prompts", total=len(cases)) as step:
+    with (
+        contextlib.closing(evaluator),
+        console.step("Evaluating prompts", total=len(cases)) as step,
+    ):
         for done, case in enumerate(cases, start=1):
             settings = session.settings
             batch = [case.ids] * settings.batch_size
             tokens = _new_tokens(case, settings)
             part = 1 / max(1, evaluator.steps(batch, tokens))
             step.note(f"Evaluating prompt {case.index} ({done} of {len(cases)})")
-            for soon in cases[done - 1 : done + 1]:  # the next prompt's baseline meanwhile
-                evaluator.begin(soon.ids, _new_tokens(soon, settings))
+            for prompt in coming[done - 1 : done + AHEAD]:  # the baseline's part meanwhile
+                evaluator.begin(*prompt)
             result = evaluator.evaluate(
                 case.index,
                 [case.prompt] * settings.batch_size,
@@ -301,6 +307,14 @@ def _run_cases(run: Run, alone: bool) -> None:
             )
             write(run, result)
         step.note("Evaluated prompts")
+
+
+def _for_baseline(case: Case, session: Session) -> tuple[list[int], int, int]:
+    """What the baseline is asked: prompt, new tokens, and room for more whose speed is unknown."""
+    settings = session.settings
+    known = reference.baseline_speed(settings, session.model.name, case.seq_len, case.row)
+    room = 0 if known else case.seq_len - len(case.ids)
+    return case.ids, _new_tokens(case, settings), room
 
 
 def _new_tokens(case: Case, settings: Settings) -> int:
