@@ -53,6 +53,15 @@ def run(settings: Settings) -> int:
     return 0 if result.accurate else 1
 
 
+def planned(
+    session: Session, index: int, prompts: Sequence[str], prompt_tokens: int, seq_len: int
+) -> Evaluation:
+    """A batch before it runs; the longest of its prompts has `prompt_tokens`."""
+    room = seq_len - prompt_tokens
+    new_tokens = min(room, session.settings.max_new_tokens or room)
+    return Evaluation(index, list(prompts), prompt_tokens, seq_len, len(prompts), new_tokens)
+
+
 class Evaluator:
     """The baseline and the submission, compiled once and compared on any number of batches.
 
@@ -130,21 +139,11 @@ class Evaluator:
 
         `seq_len` bounds prompt and new tokens together and may be shorter than the compiled one.
         """
-        settings = self.session.settings
-        width = max(len(ids) for ids in prompt_ids)
-        room = seq_len - width
-        result = Evaluation(
-            id=index,
-            prompts=list(prompts),
-            prompt_tokens=width,
-            seq_len=seq_len,
-            batch_size=len(prompt_ids),
-            new_tokens=min(room, settings.max_new_tokens or room),
-        )
+        result = planned(self.session, index, prompts, max(map(len, prompt_ids)), seq_len)
         try:
             return self._with_figures(result, prompt_ids, row, advance)
         except SubmissionFailed as error:
-            if settings.debug:
+            if self.session.settings.debug:
                 traceback.print_exc()
             return replace(result, error=str(error))
 

@@ -28,7 +28,7 @@ from harness.inputs import submission
 from harness.inputs.chunks import LONGEST_PREFILL, with_chunks
 from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
-from harness.modes.evaluate import Evaluator
+from harness.modes.evaluate import Evaluator, planned
 from harness.output import leaderboard, report
 from harness.session.opening import Session, check_seq_len, open_session
 from harness.settings import Settings
@@ -283,7 +283,9 @@ def _run_cases(run: Run, alone: bool) -> None:
         if alone:
             raise
         for case in cases:
-            write(run, refused(session, case, str(error)))
+            prompts = [case.prompt] * session.settings.batch_size
+            lost = planned(session, case.index, prompts, len(case.ids), case.seq_len)
+            write(run, replace(lost, error=str(error)))
         return
     with (
         contextlib.closing(evaluator),
@@ -320,20 +322,6 @@ def _for_baseline(case: Case, session: Session) -> tuple[list[int], int, int]:
 def _new_tokens(case: Case, settings: Settings) -> int:
     """How many tokens a case makes and compares."""
     return min(case.seq_len - len(case.ids), settings.max_new_tokens or case.seq_len)
-
-
-def refused(session: Session, case: Case, reason: str) -> Evaluation:
-    """The result of a case whose model cannot be built."""
-    room = case.seq_len - len(case.ids)
-    return Evaluation(
-        id=case.index,
-        prompts=[case.prompt] * session.settings.batch_size,
-        prompt_tokens=len(case.ids),
-        seq_len=case.seq_len,
-        batch_size=session.settings.batch_size,
-        new_tokens=min(room, session.settings.max_new_tokens or room),
-        error=reason,
-    )
 
 
 def write(run: Run, result: Evaluation) -> None:
