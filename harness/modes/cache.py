@@ -4,8 +4,6 @@ them."""
 import time
 from pathlib import Path
 
-from rich.table import Table
-
 from harness import console
 from harness.errors import UserError
 from harness.files import cache_folder, remove_unlocked
@@ -49,10 +47,7 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _show(place: Path, folders: dict[str, Path]) -> None:
-    out, table = terminal.output(100), Table()
-    for name in ("MiB", "last used", "folder"):
-        table.add_column(name, justify="right" if name == "MiB" else "left")
-    total = 0
+    out, table, total = terminal.output(100), terminal.table_of(">MiB|last used|folder"), 0
     for name, path in folders.items():
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
         used = time.strftime("%Y-%m-%d", time.localtime(last_used(path) or path.stat().st_mtime))

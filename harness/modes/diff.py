@@ -67,9 +67,8 @@ def _boundaries(session: Session) -> int:
         with console.step(f"Closing boundaries on {shorten(prompt)}"):
             found = rounding.measure(loaded, ids, count)
         terminal.printed(f"Prompt: {shorten(prompt)}")
-        table = Table(title=f"\n{OF_KERNELS if nki else OF_OPERATORS}", title_justify="left")
-        for name in ("where", "what", "logits", f"of {count} tokens", "largest change", "verdict"):
-            table.add_column(name)
+        columns = f"where|what|logits|of {count} tokens|largest change|verdict"
+        table = terminal.table_of(columns, f"\n{OF_KERNELS if nki else OF_OPERATORS}")
         for one in found:
             shares = f"{one.logits:.0%}", f"{one.tokens}", f"{one.change:.2g}"
             table.add_row(one.where, one.what, *shares, one.verdict)
@@ -108,37 +107,29 @@ def _own_table(own: Sequence[Error], kernels: Kernels) -> Table:
         key = error.phase, _LAYER.sub("layers.*", error.module)
         if key not in worst or error.nki > worst[key].nki:
             worst[key] = error
-    table = Table(title="\nEach operator on the same inputs (worst layer)", title_justify="left")
-    for name in ("phase", "operator", "NKI vs fp32", "PyTorch vs fp32", "ratio", "ulps", "kernels"):
-        table.add_column(name)
+    title = "\nEach operator on the same inputs (worst layer)"
+    table = terminal.table_of(f"phase|operator|{_FIGURES}|kernels", title)
     for error in worst.values():
+        called = ", ".join(kernels.get((error.phase, error.module), ["-"]))
         mark = " !" if error.suspicious else ""
-        table.add_row(
-            error.phase,
-            error.module,
-            f"{error.nki:.2e}",
-            f"{error.torch:.2e}",
-            f"{error.ratio:.2f}{mark}",
-            f"{error.ulps:.2f}",
-            ", ".join(kernels.get((error.phase, error.module), ["-"])),
-        )
+        table.add_row(error.phase, error.module, *_figures(error, mark), called)
     return table
 
 
 def _grown_table(grown: Sequence[Error]) -> Table:
     title = "\nHow the error grows from layer to layer (prefill)"
-    table = Table(title=title, title_justify="left")
-    for name in ("after", "NKI vs fp32", "PyTorch vs fp32", "ratio", "ulps"):
-        table.add_column(name)
+    table = terminal.table_of(f"after|{_FIGURES}", title)
     for error in grown:
-        cells = (
-            f"{error.nki:.2e}",
-            f"{error.torch:.2e}",
-            f"{error.ratio:.2f}",
-            f"{error.ulps:.2f}",
-        )
-        table.add_row(error.module, *cells)
+        table.add_row(error.module, *_figures(error))
     return table
+
+
+_FIGURES = "NKI vs fp32|PyTorch vs fp32|ratio|ulps"
+
+
+def _figures(error: Error, mark: str = "") -> list[str]:
+    both = f"{error.nki:.2e}", f"{error.torch:.2e}"
+    return [*both, f"{error.ratio:.2f}{mark}", f"{error.ulps:.2f}"]
 
 
 def verdict(own: Sequence[Error], kernels: Kernels, source: Path) -> str:

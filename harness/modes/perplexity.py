@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 
-from rich.table import Table
-
 from harness import console
 from harness.errors import UserError
 from harness.figures import perplexity
@@ -52,9 +50,8 @@ def _measured(settings: Settings) -> Perplexity:
 
 
 def _print(results: list[Perplexity]) -> None:
-    table = Table(title=f"Perplexity of {perplexity.TEXT.name}", title_justify="left")
-    for name in ("model", "perplexity", "above the first", "tokens"):
-        table.add_column(name, justify="left" if name == "model" else "right")
+    title = f"Perplexity of {perplexity.TEXT.name}"
+    table = terminal.table_of("model|>perplexity|>above the first|>tokens", title)
     for found in results:
         above = "-" if found is results[0] else f"{found.relative(results[0]):+.2%}"
         table.add_row(found.words, f"{found.value:.3f}", above, str(found.tokens))

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Optional
 
-from rich.table import Table
-
 from harness.figures.evaluation import Evaluation
 from harness.output.report import PIPED_WIDTH, shown
 from neuron_cpu.console import terminal
@@ -94,9 +92,8 @@ def _mean(values: Sequence[float]) -> Optional[float]:
 
 def show(results: Mapping[str, Sequence[Evaluation]]) -> None:
     """Print the table."""
-    table = Table(title="Leaderboard", title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == "submission" else "right")
+    columns = (name if name == "submission" else f">{name}" for name in COLUMNS)
+    table = terminal.table_of("|".join(columns), "Leaderboard")
     for place, one in enumerate(standings(results), start=1):
         cells = [place, one.submission, one.normalised, one.points, one.accurate, one.prompts]
         table.add_row(*map(shown, [*cells, one.latency_ms, one.nki_share]))

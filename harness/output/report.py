@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from rich.table import Table
-
 from harness.figures.benchmark import SpeedReport
 from harness.figures.evaluation import Evaluation
 from harness.figures.graphs import DECODE, PREFILL
@@ -96,7 +94,6 @@ def totals(results: Sequence[Evaluation]) -> dict[str, Any]:
 
 def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None:
     """Print the table of all prompts, totals, and errors."""
-    table = Table(title="Results", title_justify="left")
     rows = [row(result) for result in results]
     # Sources that are the same everywhere stand in the lines below.
     columns = [
@@ -106,8 +103,8 @@ def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None
     ]
     if not any(cells["tokens a step"] for cells in rows):
         columns.remove("tokens a step")
-    for name in columns:
-        table.add_column(name, justify="left" if "source" in name else "right")
+    justified = (name if "source" in name else f">{name}" for name in columns)
+    table = terminal.table_of("|".join(justified), "Results")
     for cells in rows:
         table.add_row(*(shown(cells[name]) for name in columns))
     terminal.print_table(
@@ -220,10 +217,9 @@ def _latencies(figures: dict[str, float]) -> str:
         for key, ms in figures.items()
         if key.startswith("latency_ms_")
     }
-    told = "latency " + ", ".join(f"{name} {ms}" for name, ms in times.items())
-    if len(set(times.values())) == 1:
-        told = f"latency {times['avg']}"
-    return f"{told} ms, {figures['throughput']:.2f} tokens/s"
+    told = ", ".join(f"{name} {ms}" for name, ms in times.items())
+    told = times["avg"] if len(set(times.values())) == 1 else told
+    return f"latency {told} ms, {figures['throughput']:.2f} tokens/s"
 
 
 def write_all(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ..check.provenance import Finding
@@ -11,6 +11,14 @@ from ..device import spec
 from ..time import cost
 from ..time.schedule import ENGINES
 from .report import ENGINE_KEYS, Line, Profile, size_text
+
+
+def _right(name: str) -> Column:
+    return Column(name, justify="right")
+
+
+def _folded(name: str) -> Column:
+    return Column(name, overflow="fold")
 
 
 def microseconds(time: float) -> str:
@@ -72,9 +80,7 @@ def print_profile(
 
 def figure_table(title: str, metrics: Mapping[str, float]) -> Table:
     """Figures with the units that their names imply."""
-    table = Table(title=f"\n{title}", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
+    table = Table("figure", _right("value"), title=f"\n{title}", title_justify="left")
     for name, value in metrics.items():
         table.add_row(name, figure_text(name, value))
     return table
@@ -92,10 +98,8 @@ def figure_text(name: str, value: float) -> str:
 
 
 def _critical(found: Profile) -> Table:
-    table = Table(title="\ncritical path", title_justify="left")
-    table.add_column("resource")
-    table.add_column("µs", justify="right")
-    table.add_column("share", justify="right")
+    columns = "resource", _right("µs"), _right("share")
+    table = Table(*columns, title="\ncritical path", title_justify="left")
     for name, time in found.critical.items():
         table.add_row(name, microseconds(time), f"{time / found.time_ns:.1%}")
     return table
@@ -111,12 +115,10 @@ def expendable(lines: Sequence[Line]) -> list[str]:
 def line_table(lines: Sequence[Line], total: float, top: int) -> Table:
     """Source lines by their share of the critical path."""
     title = f"\nsource lines, {min(top, len(lines))} of {len(lines)}"
-    table = Table(title=title, title_justify="left")
-    for name in ("line", "function", "instructions"):
-        table.add_column(name, overflow="fold")
-    for name in ("n", "critical", *(f"{e.value} µs" for e in ENGINES), "bytes", "MFU", "MBU"):
-        table.add_column(name, justify="right")
-    table.add_column("bound by", overflow="fold")
+    figures = ("n", "critical", *(f"{e.value} µs" for e in ENGINES), "bytes", "MFU", "MBU")
+    words = map(_folded, ("line", "function", "instructions"))
+    columns = *words, *map(_right, figures), _folded("bound by")
+    table = Table(*columns, title=title, title_justify="left")
     for line in lines[:top]:
         table.add_row(
             line.place,
@@ -135,12 +137,10 @@ def line_table(lines: Sequence[Line], total: float, top: int) -> Table:
 
 def provenance_table(findings: Sequence[Finding]) -> Table:
     """Constructs of a kernel file, unproven ones first."""
-    table = Table(title="constructs and who has shown them", title_justify="left")
-    for name in ("construct", "status"):
-        table.add_column(name, overflow="fold")
-    table.add_column("first line", justify="right")
-    table.add_column("lines", justify="right")
-    table.add_column("source", overflow="fold")
+    words, numbers = ("construct", "status"), ("first line", "lines")
+    columns = *map(_folded, words), *map(_right, numbers), _folded("source")
+    title = "constructs and who has shown them"
+    table = Table(*columns, title=title, title_justify="left")
     for one in findings:
         line, lines = str(one.line), str(one.lines)
         table.add_row(one.construct, one.status, line, lines, one.source)
