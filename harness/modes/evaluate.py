@@ -160,9 +160,8 @@ class Evaluator:
         accurate = all(checked.passed for checked in rows)
         room = result.seq_len - result.prompt_tokens
         settings = self.session.settings
-        share = flops.nki_share(
-            self._graphs, result.prompt_tokens, room, settings.prefill_chunk, settings.speculation
-        )
+        asked = settings.prefill_chunk, settings.speculation
+        share = flops.nki_share(self._graphs, result.prompt_tokens, room, *asked)
         measured = self._measured(prompt_ids, result.new_tokens, streams, advance)
         estimated = self._estimates.report(result.prompt_tokens, room, measured.speculation)
         executed.check(self.candidate, self._graphs, self._estimates.used)

@@ -313,10 +313,9 @@ def _run_cases(run: Run, alone: bool) -> None:
 
 def _for_baseline(case: Case, session: Session) -> tuple[list[int], int, int]:
     """What the baseline is asked: prompt, new tokens, and room for more whose speed is unknown."""
-    settings = session.settings
-    known = reference.baseline_speed(settings, session.model.name, case.seq_len, case.row)
+    known = reference.baseline_speed(session.settings, session.model.name, case.seq_len, case.row)
     room = 0 if known else case.seq_len - len(case.ids)
-    return case.ids, _new_tokens(case, settings), room
+    return case.ids, _new_tokens(case, session.settings), room
 
 
 def _new_tokens(case: Case, settings: Settings) -> int:
