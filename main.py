@@ -17,16 +17,18 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
 
 if sys.version_info < (3, 10):  # noqa: UP036 - who starts it may have any
     sys.exit(f"main.py: expected Python 3.10 or newer, got {sys.version.split()[0]}; take another.")
-import neuron_cpu  # noqa: E402
-from harness import console  # noqa: E402
-from harness.errors import is_refusal  # noqa: E402
-from harness.inputs import command_line  # noqa: E402
-from harness.processes import ranks  # noqa: E402
-from neuron_cpu import libraries  # noqa: E402
-from neuron_cpu.console import streams  # noqa: E402
-from neuron_cpu.processes import torchrun  # noqa: E402
-from neuron_cpu.processes.torchrun import Place  # noqa: E402
-
+try:
+    import neuron_cpu
+    from harness import console
+    from harness.errors import is_refusal
+    from harness.inputs import command_line
+    from harness.processes import ranks
+    from neuron_cpu import libraries
+    from neuron_cpu.console import streams
+    from neuron_cpu.processes import torchrun
+    from neuron_cpu.processes.torchrun import Place
+except ModuleNotFoundError as error:
+    sys.exit(f"main.py: {error}, expected what README names; pip install {error.name}.")
 signal.signal(signal.SIGINT, _on_interrupt)
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 TERMINATED = 143  # what it reports for a process ended by SIGTERM

@@ -253,3 +253,16 @@ def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config, indent=1))
     assert "(settings changed, checkpoint changed)" in run("--seq-len", "100")
+
+
+def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path: Path) -> None:
+    told = "raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')\n"
+    (tmp_path / "pydantic.py").write_text(told)
+    done = subprocess.run(
+        [sys.executable, REPOSITORY / "main.py", "--help"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode and done.stdout == ""
+    assert done.stderr == (
+        "main.py: No module named 'pydantic', expected what README names; pip install pydantic.\n"
+    )

@@ -60,6 +60,8 @@ class _Hour:
 
     def plan(self, minutes: float) -> None:
         """The remaining work, and the part of it that fits; says so."""
+        if self._simulate("harness.device.model:overheads") is None:
+            raise UserError("Estimates need what the simulator has not found; install that.")
         known = self.report.setdefault("graphs", {})
         today = results.of_today(self.report)
         of = {"file": SUBMISSIONS[today], "degree": plan.DEGREE[today]}

@@ -27,7 +27,6 @@ DEGREE = (2, 1)  # by language: a step of one kernel has its collectives inside
 DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
 SECONDS = {CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600, TEXT: 300}
 PATIENCE = 10  # times as long is taken for hanging
-KEYWORDS = " by keywords"  # of probes of functions that are known by position
 # Kernels whose results the simulator claims to the bit: they move, or add whole numbers in fp32.
 EXACT = ("small", "rows-4", "rows-512", "transfers-16", "gathers-8", "round-trips-4", "spills")
 
@@ -86,9 +85,9 @@ def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Ite
         yield Entry("text of the embedded model", TEXT, BENCHMARK, {"file": SUBMISSIONS[today]})
     yield from (entry for found in kernels.values() for entry in found)
     later = () if today else list(PROBES)[USED:]
-    yield from (construct(name) for name in later if not name.endswith(KEYWORDS))
+    yield from (construct(name) for name in later if not name.endswith("by keywords"))
     yield from (whole(length, today) for length in (128, 2048))
-    yield from (construct(name) for name in later if name.endswith(KEYWORDS))
+    yield from (construct(name) for name in later if name.endswith("by keywords"))
 
 
 def whole(length: int, today: bool) -> Entry:

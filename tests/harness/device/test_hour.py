@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from unittest import mock
 
 import pytest
 
 from harness.device import hour, page, plan, results
 from harness.device.rows import ROWS
+from harness.device.running import Unanswered
 from harness.errors import UserError
 from harness.files import locked_folder
 from tests.harness.device import played
@@ -93,6 +95,15 @@ def test_a_run_that_is_cut_off_goes_on_and_comes_last_to_what_it_was_at(
     after = hour.run(path, 60)["entries"]
     assert all(entry["status"] == "measured" for entry in after.values())
     assert all(after[name] == before[name] for name in ROW_NAMES[:2])
+
+
+def test_without_the_simulator_s_packages_no_hour_is_spent(some, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "report.json"
+    missing = Unanswered("refused", "ModuleNotFoundError: No module named 'ml_dtypes'")
+    monkeypatch.setattr(played.Workers, "ask", mock.Mock(side_effect=missing))
+    with pytest.raises(UserError, match="Estimates need what the simulator has not found"):
+        hour.run(path, 60)
+    assert "No module named 'ml_dtypes'" in capsys.readouterr().err and not path.exists()
 
 
 def test_a_second_run_in_the_folder_is_refused_and_the_first_one_keeps_its_report(some, tmp_path):
