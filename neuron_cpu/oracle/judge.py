@@ -7,6 +7,7 @@ and results of references are computed once for each case.
 import hashlib
 import json
 import time
+import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from ..judge.references import Reference
 from ..processes import limits
 from ..suite import child, plain
 from .forms import Request, Tolerance
-from .recorder import module_of
+from .recorder import module_of, worded
 
 MOST_ANSWERS, MOST_WARNINGS = 10_000, 20
 SPARE = 2  # times as much memory as a candidate has: its program, values, float64 references
@@ -108,8 +109,11 @@ class Judge:
             self._spent["record"] = round(1e3 * float(told.pop("seconds")), 2)
             if "program" not in told:
                 return _unrecorded(told)
-            programs = {n: plain.program({"program": fields}) for n, fields in told.items()}
-        program = programs["program"]
+            with warnings.catch_warnings(record=True) as warned:
+                warnings.simplefilter("always")
+                program = plain.program(told)
+                program.warnings += worded(warned)
+                programs = {n: plain.program({"program": told[n]}) for n in told if n != "program"}
         if request.target is not None and program.core.name != TARGETS[request.target].name:
             raise UsageError(
                 f"the kernel was recorded for {program.core.name}, expected "
@@ -128,7 +132,7 @@ class Judge:
         with self._phase("estimate"):
             found["estimate"] = estimate(program, request)
         if reference is not None:
-            found |= self._compared(programs, request, case, reference)
+            found |= self._compared(program, programs, request, case, reference)
         self._answers[key] = found
         if len(self._answers) > MOST_ANSWERS:
             self._answers.popitem(last=False)
@@ -136,10 +140,15 @@ class Judge:
 
     # --- right? -----------------------------------------------------------------------------------
     def _compared(
-        self, programs: dict[str, Program], request: Request, case: str, text: str
+        self,
+        program: Program,
+        of_trials: dict[str, Program],
+        request: Request,
+        case: str,
+        text: str,
     ) -> Answer:
         """Errors of every trial, and where the first wrong one comes from."""
-        program, settings = programs["program"], request.settings()
+        settings = request.settings()
         with self._phase("plan"):
             plan = Plan(program)
         tolerance = settings.tolerance or accuracy.default_tolerance(verdict.types_of(program))
@@ -147,7 +156,7 @@ class Judge:
         for trial in settings.trials():
             arguments, known = self._expected(text, request, case, trial, program)
             if program.for_values:
-                plan = Plan(programs[f"{trial[0]} {trial[1]}"])
+                plan = Plan(of_trials[f"{trial[0]} {trial[1]}"])
             with self._phase("run"):
                 inputs = verdict.tensors_of(*arguments)
                 got = [t.to(torch.float64) for t in verdict.run(plan.program, plan, inputs)]

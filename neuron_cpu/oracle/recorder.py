@@ -7,11 +7,13 @@ import sys
 import time
 import types
 import warnings
+from collections.abc import Iterable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from ..core import NkiError
+from ..core.check import verify
 from ..core.device.release import NKI_VARIABLE
 from ..core.device.target import ENVIRONMENT_VARIABLE
 from ..judge import cases, verdict
@@ -62,17 +64,26 @@ def module_of(text: str, file: str) -> types.ModuleType:
     return module
 
 
+def worded(told: Iterable[warnings.WarningMessage]) -> list[str]:
+    """Warnings with their lines."""
+    return [f"line {w.lineno}: {w.message}" for w in told]
+
+
 def _recorded(kernel: Any, case: cases.Case, request: Request) -> dict[str, Any]:
-    """The case's program, and one for each trial where control flow is data; or the refusal."""
+    """The case's program, and one for each trial where control flow is data; or the refusal.
+
+    The judge verifies them, so this process does not.
+    """
     settings = request.settings()
     try:
-        with warnings.catch_warnings(record=True) as told:
+        with verify.left_to_another(), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             found: dict[str, Any] = {"program": verdict.traced(kernel, case, settings.grid)}
-        found["program"].warnings = [f"line {w.lineno}: {w.message}" for w in told]
-        if found["program"].for_values:
-            for kind, seed in settings.trials():
-                found[f"{kind} {seed}"] = verdict.traced(kernel, case, settings.grid, kind, seed)
+            found["program"].warnings = worded(told)
+            if found["program"].for_values:
+                for kind, seed in settings.trials():
+                    made = verdict.traced(kernel, case, settings.grid, kind, seed)
+                    found[f"{kind} {seed}"] = made
     except NkiError as error:
         said = {"refusal": error.message, "identifier": error.identifier}
         return said | {"place": error.source or ""}

@@ -13,6 +13,7 @@ from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device.spec import GEN2, Engine
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.report import report
+from neuron_cpu.core.program import boxes as bx
 from neuron_cpu.core.time import cost, depend, schedule
 from neuron_cpu.core.time.schedule import (
     BUFFER,
@@ -699,13 +700,13 @@ def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
         )
         views.append(view[(low[0], *cut[1:])])
     sets = [elements(v) for v in views]
-    boxes = [depend.box_of(v) for v in views]
+    boxes = [bx.box_of(v) for v in views]
     for i in range(len(views)):
         for j in range(len(views)):
             if sets[i] & sets[j]:
-                assert depend.overlap(boxes[i], boxes[j])
+                assert bx.overlap(boxes[i], boxes[j])
     exact = sum(
-        depend.overlap(boxes[i], boxes[j]) == bool(sets[i] & sets[j])
+        bx.overlap(boxes[i], boxes[j]) == bool(sets[i] & sets[j])
         for i in range(60)
         for j in range(60)
     )
@@ -728,10 +729,10 @@ def test_a_sweep_finds_the_same_relations_as_all_pairs(form):
             )
         step = rng.choice((1, 1, 2)) if form == "mixed" else 1
         boxes.append((*((*ends, 1) for ends in (row, channel)), (*column, step)))
-    touching, inside = depend._relations(boxes)
+    touching, inside = bx.relations(tuple(boxes))
     for i, one in enumerate(boxes):
-        assert sorted(touching[i]) == [j for j in range(90) if depend.overlap(one, boxes[j])]
-        within = [j for j in range(90) if depend.contains(one, boxes[j])]
+        assert sorted(touching[i]) == [j for j in range(90) if bx.overlap(one, boxes[j])]
+        within = [j for j in range(90) if bx.contains(one, boxes[j])]
         assert sorted(inside[i]) == [j for j in within if j in touching[i]]
 
 
@@ -749,8 +750,8 @@ def test_flattened_views_keep_their_boxes():
     storage.paxis = 0
     whole = Tensor.whole(storage)
     flat = whole[:, 1:3].reshape((128, 1024))
-    assert depend.box_of(flat) == ((0, 127, 1), (1, 2, 1), (0, 511, 1))
-    assert not depend.overlap(depend.box_of(flat), depend.box_of(whole[:, 3]))
+    assert bx.box_of(flat) == ((0, 127, 1), (1, 2, 1), (0, 511, 1))
+    assert not bx.overlap(bx.box_of(flat), bx.box_of(whole[:, 3]))
 
 
 @pytest.mark.parametrize("profile", sorted(cost.PROFILES))

@@ -8,17 +8,19 @@ provided that nothing inside the loop reads the running value. Rows that an inde
 known on the device only and left out.
 
 Every execution of a loop is checked by itself, at every level of nesting, for each tensor that was
-created outside of it and written inside. A per-element map holds who wrote the element last.
+created outside of it and written inside. The regions of most tensors meet only where an iteration
+uses what is its own. The others get a map that holds who wrote each element last.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..device.errors import refuse, warn
+from ..program.boxes import box, relations
 from ..program.program import Instruction, Program
 from ..program.regions import box_text, elements, place, window
 from ..program.storage import Frame, Loop, Storage
@@ -94,29 +96,79 @@ def _groups(program: Program) -> Iterable[_Group]:
         for view in instruction.dst
         if view.storage.frame is not instruction.frame
     }
-    if not written:
-        return ()
+    if not (program.copies or program.cores > 1):
+        written = _doubtful(program, written)
     groups: dict[tuple[int, int], _Group] = {}
-    independent: dict[Frame, list[Frame]] = {}
-    for instruction in program.instructions:
+    for access, loops in _in_loops(program, written):
+        for at in loops:
+            _note(groups, at, access)
+    return [group for group in groups.values() if group.writes]
+
+
+def _in_loops(
+    program: Program, written: set[Storage]
+) -> Iterator[tuple[_Access, tuple[Frame, ...]]]:
+    """Accesses to ``written`` with the iterations of independent loops around them, outermost
+    first, from those on that the tensor is older than."""
+    independent: dict[tuple[Frame, int], tuple[Frame, ...]] = {}
+    for instruction in program.instructions if written else ():
         frame = instruction.frame
         if frame is None:
-            continue
-        # Loops that promise independence, outermost first; instructions of an iteration share them.
-        loops = independent.get(frame)
-        if loops is None:
-            loops = [f for f in frame.path() if f.loop.kind in INDEPENDENT and f.loop.n > 1]
-            independent[frame] = loops
-        if not loops:
             continue
         for access in _accesses(instruction, written):
             # A tensor made inside of a loop is another one in each of its iterations.
             outside = access.view.storage.frame
-            level = 0 if outside is None else outside.depth
-            for at in loops:
-                if at.depth > level:
-                    _note(groups, at, access)
-    return [group for group in groups.values() if group.writes]
+            key = frame, 0 if outside is None else outside.depth
+            loops = independent.get(key)
+            if loops is None:
+                path = (f for f in frame.path()[key[1] :] if f.loop.n > 1)
+                loops = independent[key] = tuple(f for f in path if f.loop.kind in INDEPENDENT)
+            if loops:
+                yield access, loops
+
+
+def _doubtful(program: Program, written: set[Storage]) -> set[Storage]:
+    """Tensors of which iterations may touch each other's elements, as far as boxes tell."""
+    found: set[Storage] = set()
+    # Regions by tile (all of a tensor without block axes), each with its uses: loops and kind.
+    tiles: dict[tuple[Storage, int], dict[tuple, set[tuple[tuple[Frame, ...], str]]]] = {}
+    for access, loops in _in_loops(program, written):
+        view = access.view
+        blocks = view.blocks()
+        if len(blocks) > 1:
+            found.add(view.storage)
+            continue
+        regions = tiles.setdefault((view.storage, blocks.start), {})
+        regions.setdefault(view.key(), set()).add((loops, access.kind))
+    for (storage, block), regions in tiles.items():
+        if storage not in found and _meet(storage, block, regions):
+            found.add(storage)
+    return found
+
+
+def _meet(
+    storage: Storage, block: int, regions: dict[tuple, set[tuple[tuple[Frame, ...], str]]]
+) -> bool:
+    """Whether an iteration may touch what another one writes."""
+    uses, shape = list(regions.values()), storage.shape[storage.paxis :]
+    if all(kind == "read" for some in uses for _, kind in some):
+        return False
+    start = block * (storage.size // storage.tiles)
+    within = tuple([box(shape, offset - start, *rest) for offset, *rest in regions])
+    for near, some in zip(relations(within)[0], uses):
+        # whose each loop's writes are; accumulations of one kind exclude only what is of another
+        owner: dict[tuple[Loop, str], int] = {}
+        for loops, kind in some:
+            for at in loops if kind != "read" else ():
+                if owner.setdefault((at.loop, kind), at.i) != at.i:
+                    owner[at.loop, kind] = SHARED
+        kinds = {kind for _, kind in owner}
+        for other in near if owner else ():
+            for loops, kind in uses[other]:
+                for own in kinds if kind == "write" else kinds - {kind}:
+                    if any(owner.get((at.loop, own), at.i) != at.i for at in loops):
+                        return True
+    return False
 
 
 def _note(groups: dict[tuple[int, int], _Group], at: Frame, access: _Access) -> None:

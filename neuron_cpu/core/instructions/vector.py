@@ -184,12 +184,17 @@ class LoopReduction:
         record(TENSOR_TENSOR, (view,), (view, value), BinaryAttrs(op=self.op), self.mask)
 
     def _begun(self, view: View) -> bool:
-        """True where an instruction has written some of ``view``, the latest asked first."""
+        """True where an instruction has written some of ``view``.
+
+        Asked first is where `nl.full` has filled its tile, then the latest ones.
+        """
         instructions = trace.current("nl.loop_reduce").program.instructions
-        written = np.zeros(view.storage.size, bool)
-        for instruction in reversed(instructions[view.storage.birth :]):
-            for dst in instruction.dst:
-                if dst.storage is view.storage:
+        storage, end = view.storage, len(instructions)
+        written = np.zeros(storage.size, bool)
+        filled = min(storage.birth + view.blocks().start, end)
+        for k in (*range(end)[filled : filled + 1], *range(end - 1, storage.birth - 1, -1)):
+            for dst in instructions[k].dst:
+                if dst.storage is storage:
                     window(written, dst)[...] = True
                     if window(written, view).any():
                         return True

@@ -289,8 +289,12 @@ class _Run:
             for before in before_join:
                 self.after[before].append(k)
 
-    def run(self) -> None:
-        """Serve events in order of time: what is ready, engines that are free, freed memory."""
+    def run(self, fits: bool) -> bool:
+        """Serve events in order of time: what is ready, engines that are free, freed memory.
+
+        Args:
+            fits: give up where the memory does not suffice; the result says so.
+        """
         heap = self.heap
         heap.extend((0.0, at) for at, count in enumerate(self.pending) if not count)
         heapify(heap)
@@ -301,6 +305,8 @@ class _Run:
             if not heap:
                 # Whatever waits now waits for memory: more is live than there is. A compiler would
                 # spill; the schedule goes on, and says how much is lacking (``overcommitted``).
+                if fits:
+                    return False
                 now = max(self.end)
                 self._grant(self.memory.force(), now, -1)
                 continue
@@ -319,6 +325,7 @@ class _Run:
                 self._finish(at)
             else:
                 self._offer(at, now)
+        return True
 
     def _offer(self, at: int, now: float) -> None:
         """An instruction has all that it needs but its engine."""
@@ -553,27 +560,32 @@ def _lowered(
     """One run under each of the profiles for which the compiler makes the same of the kernel."""
     compiled = order == COMPILER_ORDER
     made = lower(program, keeps) if compiled else as_written(program)
-    needs = depend.dependences(made)
-    found = {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
-    if not any(any(one.overcommitted) for one in found.values()):
+    if found := _scheduled(made, rows, order, fits=True):
         return found
     if compiled and keeps:  # what is kept is the first to go
         return _lowered(program, rows, order, False)
-    made = spill(made)
-    needs = depend.dependences(made)
-    return {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
+    return _scheduled(spill(made), rows, order)
 
 
 def _scheduled(
-    made: Program, needs: depend.Dependences, profile: cost.DmaProfile, order: str
-) -> Schedule:
-    with using(profile.core(in_force())):
-        run = _Run(made, needs, profile, order)
-        run.run()
+    made: Program, rows: dict[str, cost.DmaProfile], order: str, fits: bool = False
+) -> dict[str, Schedule]:
+    """One run under each of the profiles; nothing where one has to fit and does not."""
+    needs, found = depend.dependences(made), {}
+    for name, profile in rows.items():
+        with using(profile.core(in_force())):
+            run = _Run(made, needs, profile, order)
+            if not run.run(fits):
+                return {}
+        found[name] = _told(run, made, profile.name, order)
+    return found
+
+
+def _told(run: _Run, made: Program, profile: str, order: str) -> Schedule:
     pools = run.memory
     return Schedule(
         made,
-        profile.name,
+        profile,
         run.numbers,
         run.start,
         run.end,

@@ -6,10 +6,10 @@ compiler knows from which write on nothing older is read, and rotates the buffer
 
 from typing import NamedTuple
 
+from ...program.boxes import Box, box_of, contains
 from ...program.program import Instruction
 from ...program.storage import Storage
 from ...program.view import View
-from ..depend import Box, box_of, contains
 from .work import Work, automatic, with_views
 
 Part = tuple[int, int]  # storage and block of it

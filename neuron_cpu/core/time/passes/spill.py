@@ -8,6 +8,7 @@ compiler that sees loops instead of their iterations can only do worse.
 """
 
 from collections import Counter, defaultdict
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ...device.spec import CORE
@@ -120,11 +121,11 @@ class _Memory:
         free = room
         held: set[Key] = set()
         seen: Counter[Key] = Counter()
+        farthest: list[tuple[int, Key]] = []  # (-next use, tile): the last one first
         for at, keys in enumerate(self.used):
             needed = sum(self.tiles[key][1] for key in keys if key not in held)
             while free < needed and not held.issubset(keys):
-                others = (key for key in held if key not in keys)
-                victim = max(others, key=lambda key: self.accesses[key][seen[key]].at)
+                victim = _first_of_the_farthest(farthest, held)
                 last, following = self.accesses[victim][seen[victim] - 1 : seen[victim] + 1]
                 line = self.work.instructions[at].source
                 found.append(_Absence(victim, last, following, line))
@@ -137,7 +138,25 @@ class _Memory:
                 if seen[key] == len(self.accesses[key]):
                     held.remove(key)
                     free += self.tiles[key][1]
+                else:
+                    heappush(farthest, (-self.accesses[key][seen[key]].at, key))
         return found
+
+
+def _first_of_the_farthest(farthest: list[tuple[int, Key]], held: set[Key]) -> Key:
+    """Take out the tile whose next use comes last; of several, the one that ``held`` gives first.
+
+    What was used or taken out meanwhile has left the front: its use is over, or comes no later.
+    """
+    use, victim = heappop(farthest)
+    tied = {victim}
+    while farthest and farthest[0][0] == use:
+        tied.add(heappop(farthest)[1])
+    if len(tied) > 1:
+        victim = next(key for key in held if key in tied)
+        for key in tied - {victim}:
+            heappush(farthest, (use, key))
+    return victim
 
 
 def _replaces(instruction: Instruction, view: View, key: Key) -> bool:
