@@ -111,9 +111,11 @@ class Judge:
                 return _unrecorded(told)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
-                program = plain.program(told)
-                program.warnings += worded(warned)
-                programs = {n: plain.program({"program": told[n]}) for n in told if n != "program"}
+                programs = {"program": plain.program(told)}
+                programs["program"].warnings += worded(warned)
+                for name in told.keys() - programs:
+                    programs[name] = plain.program({"program": told[name]})
+        program = programs["program"]
         if request.target is not None and program.core.name != TARGETS[request.target].name:
             raise UsageError(
                 f"the kernel was recorded for {program.core.name}, expected "
@@ -132,7 +134,7 @@ class Judge:
         with self._phase("estimate"):
             found["estimate"] = estimate(program, request)
         if reference is not None:
-            found |= self._compared(program, programs, request, case, reference)
+            found |= self._compared(programs, request, case, reference)
         self._answers[key] = found
         if len(self._answers) > MOST_ANSWERS:
             self._answers.popitem(last=False)
@@ -140,15 +142,10 @@ class Judge:
 
     # --- right? -----------------------------------------------------------------------------------
     def _compared(
-        self,
-        program: Program,
-        of_trials: dict[str, Program],
-        request: Request,
-        case: str,
-        text: str,
+        self, programs: dict[str, Program], request: Request, case: str, text: str
     ) -> Answer:
         """Errors of every trial, and where the first wrong one comes from."""
-        settings = request.settings()
+        program, settings = programs["program"], request.settings()
         with self._phase("plan"):
             plan = Plan(program)
         tolerance = settings.tolerance or accuracy.default_tolerance(verdict.types_of(program))
@@ -156,7 +153,7 @@ class Judge:
         for trial in settings.trials():
             arguments, known = self._expected(text, request, case, trial, program)
             if program.for_values:
-                plan = Plan(of_trials[f"{trial[0]} {trial[1]}"])
+                plan = Plan(programs[f"{trial[0]} {trial[1]}"])
             with self._phase("run"):
                 inputs = verdict.tensors_of(*arguments)
                 got = [t.to(torch.float64) for t in verdict.run(plan.program, plan, inputs)]

@@ -26,6 +26,7 @@ FILE = "candidate.py"  # what messages call a source without a file
 def record(programs: Connection, text: str, request: Request) -> None:
     """Record the kernel of `text` on every case; ends the process."""
     child.confine(request.limits.limits(), programs)
+    verify.later = True  # by the judge
     gc.disable()  # what it records stays to its end, and would be walked again and again
     for name, value in ((ENVIRONMENT_VARIABLE, request.target), (NKI_VARIABLE, request.release)):
         if value is not None:
@@ -70,20 +71,16 @@ def worded(told: Iterable[warnings.WarningMessage]) -> list[str]:
 
 
 def _recorded(kernel: Any, case: cases.Case, request: Request) -> dict[str, Any]:
-    """The case's program, and one for each trial where control flow is data; or the refusal.
-
-    The judge verifies them, so this process does not.
-    """
+    """The case's program, and one for each trial where control flow is data; or the refusal."""
     settings = request.settings()
     try:
-        with verify.left_to_another(), warnings.catch_warnings(record=True) as told:
+        with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             found: dict[str, Any] = {"program": verdict.traced(kernel, case, settings.grid)}
-            found["program"].warnings = worded(told)
-            if found["program"].for_values:
-                for kind, seed in settings.trials():
-                    made = verdict.traced(kernel, case, settings.grid, kind, seed)
-                    found[f"{kind} {seed}"] = made
+        found["program"].warnings = worded(told)
+        if found["program"].for_values:
+            for kind, seed in settings.trials():
+                found[f"{kind} {seed}"] = verdict.traced(kernel, case, settings.grid, kind, seed)
     except NkiError as error:
         said = {"refusal": error.message, "identifier": error.identifier}
         return said | {"place": error.source or ""}

@@ -14,13 +14,13 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.check.capacity import psum_high_water, sbuf_high_water
 from neuron_cpu.core.device.dtypes import BFLOAT16, FLOAT32, UINT8
 from neuron_cpu.core.device.spec import KIB
 from neuron_cpu.core.program.placement import Tile
 from neuron_cpu.core.program.program import Program
 from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.program.view import View
+from tests.peaks import psum_high_water, sbuf_high_water
 
 DTYPES = (UINT8, BFLOAT16, FLOAT32)
 BYTES = 64 * 4  # per partition of a (128, 64) fp32 tile

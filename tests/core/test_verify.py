@@ -16,7 +16,6 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning, silence
 from neuron_cpu.core.check import capacity
-from neuron_cpu.core.check.capacity import psum_high_water, sbuf_high_water
 from neuron_cpu.core.check.races import _Access, _conflict, _Group
 from neuron_cpu.core.check.undefined import FLOW, _Walk
 from neuron_cpu.core.device.dtypes import FLOAT32
@@ -28,6 +27,7 @@ from neuron_cpu.core.program.regions import covers_storage, elements, first_box
 from neuron_cpu.core.program.storage import Loop, Storage
 from neuron_cpu.core.program.trace import Tracer
 from neuron_cpu.core.program.view import contiguous
+from tests.peaks import psum_high_water, sbuf_high_water
 
 
 def trace(kernel: Any, *shapes: tuple[int, ...], grid: tuple[int, ...] = ()) -> Program:

@@ -19,10 +19,10 @@ import torch
 
 from harness.inputs.chunks import default_chunk
 from neuron_cpu.core import Program
-from neuron_cpu.core.check import capacity
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE, dma_profile
 from neuron_cpu.core.time.schedule import schedule
+from tests import peaks
 from tests.crossed import crossed
 from tests.llama.every import kernel_of, llama
 from tests.llama.references import EXACT, TORCH, check_error
@@ -203,9 +203,9 @@ class Layer:
 
 def check_program(program: Program, macs: int) -> None:
     """Within SBUF and PSUM with the streams buffered twice, and no product left out."""
-    high_water = capacity.sbuf_high_water(program)
+    high_water = peaks.sbuf_high_water(program)
     assert high_water + llama.PIECE_BYTES <= GEN2.sbuf_usable_bytes
-    assert 2 * capacity.psum_high_water(program) <= GEN2.psum_banks
+    assert 2 * peaks.psum_high_water(program) <= GEN2.psum_banks
     assert program.macs >= macs
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.check.capacity import psum_high_water
 from neuron_cpu.core.time.schedule import schedule
+from tests.peaks import psum_high_water
 
 X = np.random.default_rng(1).normal(size=(128, 512)).astype(np.float32)
 

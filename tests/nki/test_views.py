@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.check.capacity import sbuf_high_water
 from neuron_cpu.core.time.schedule import schedule
+from tests.peaks import sbuf_high_water
 from tests.warned import allows
 
 pytestmark = allows("sim_parser_subset")

@@ -13,7 +13,7 @@ Tiles that exceed a memory are a warning, as the compiler spills to HBM; NKI_CPU
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from heapq import heappop, heappush
 from itertools import groupby
 
@@ -31,16 +31,6 @@ Block = tuple[Storage, int]  # a tile: its tensor, and its number in row-major o
 Spans = dict[Block, Span]
 
 
-def sbuf_high_water(program: Program) -> int:
-    """Most SBUF bytes per partition that are live at once."""
-    return _sbuf_peak(program, live_spans(program))[0]
-
-
-def psum_high_water(program: Program) -> int:
-    """Most PSUM banks that are live at once."""
-    return _psum_peak(program, live_spans(program))[0]
-
-
 def check_capacity(program: Program) -> None:
     """Warn of programs whose live tiles exceed SBUF or PSUM: on a device they spill.
 
@@ -49,7 +39,7 @@ def check_capacity(program: Program) -> None:
             ``sim_sbuf_capacity`` or ``sim_psum_capacity``, with the largest live tiles.
     """
     spans = live_spans(program)
-    most, at = _sbuf_peak(program, spans)
+    most, at = sbuf_peak(program, spans)
     if most > CORE.sbuf_usable_bytes:
         _exceeded(
             program,
@@ -60,7 +50,7 @@ def check_capacity(program: Program) -> None:
             f"that uses them; at this line live: {_largest(_live(spans, 'sbuf', at))}",
             at,
         )
-    most, at = _psum_peak(program, spans)
+    most, at = psum_peak(program, spans)
     if most > CORE.psum_banks:
         _exceeded(
             program,
@@ -148,16 +138,21 @@ def _live(spans: Spans, buffer: str, at: int) -> list[Block]:
 
 
 # --- peaks ----------------------------------------------------------------------------------------
-def _sbuf_peak(program: Program, spans: Spans) -> tuple[int, int]:
+def sbuf_peak(program: Program, spans: Spans) -> tuple[int, int]:
     """Most bytes live at once, and the first instruction where they are."""
     if program.direct_allocation:
         return _placed_end(program, "sbuf"), 0
-    live = _sums(program, spans, "sbuf", lambda storage: storage.tile_bytes)
+    change = np.zeros(len(program.instructions) + 1, np.int64)
+    for (storage, _), (start, end) in spans.items():
+        if storage.buffer == "sbuf":
+            change[start] += storage.tile_bytes
+            change[end + 1] -= storage.tile_bytes
+    live = np.cumsum(change)
     at = int(np.argmax(live))
     return int(live[at]), at
 
 
-def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
+def psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
     """Most banks needed at once, and the first instruction where they are."""
     if program.direct_allocation:
         return -(-_placed_end(program, "psum") // CORE.psum_bank_bytes), 0
@@ -207,18 +202,6 @@ def _placed_end(program: Program, buffer: str) -> int:
     dead."""
     tiles = (t for s in program.storages if s.buffer == buffer for t in s.address or ())
     return max((tile.stop for tile in tiles), default=0)
-
-
-def _sums(
-    program: Program, spans: Spans, buffer: str, units: Callable[[Storage], int]
-) -> np.ndarray:
-    """Units of live tiles at every instruction: a running sum of begins and ends."""
-    change = np.zeros(len(program.instructions) + 1, np.int64)
-    for (storage, _), (start, end) in spans.items():
-        if storage.buffer == buffer:
-            change[start] += units(storage)
-            change[end + 1] -= units(storage)
-    return np.cumsum(change)
 
 
 def _largest(live: list[Block]) -> str:

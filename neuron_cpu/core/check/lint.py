@@ -294,11 +294,12 @@ def _binds_tensor(statements: Sequence[ast.stmt], name: str) -> bool:
         for target, value in _pairs(one, node.value)
         if isinstance(target, ast.Name) and target.id == name
     ]
-    stored = sum(
-        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
-        for node in _walk(statements)
-    )
-    return stored == len(values) and all(map(_makes_tensor, values))
+    return _times_stored(statements, name) == len(values) and all(map(_makes_tensor, values))
+
+
+def _times_stored(nodes: Sequence[ast.AST], name: str) -> int:
+    names = (n for n in _walk(nodes) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return sum(node.id == name for node in names)
 
 
 def _iterator(node: ast.expr) -> str:
@@ -460,13 +461,7 @@ class _Scope:
             and isinstance(node.target, ast.Name)
             and node.target.id == name
         ]
-        if not updates:
-            return False
-        stored = sum(
-            isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
-            for n in _walk(body)
-        )
-        if stored != len(updates):
+        if not updates or _times_stored(body, name) != len(updates):
             return False
         return _calls_tensor_api(bound.get(name)) or all(
             self._adds_tensor(node, body, bound) for node in updates

@@ -12,7 +12,6 @@ created outside of it and written inside. The regions of most tensors meet only 
 uses what is its own. The others get a map that holds who wrote each element last.
 """
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +21,9 @@ import numpy as np
 from ..device.errors import refuse, warn
 from ..program.boxes import box, relations
 from ..program.program import Instruction, Program
-from ..program.regions import box_text, elements, place, window
+from ..program.regions import box_text, elements, grounded, place, window
 from ..program.storage import Frame, Loop, Storage
-from ..program.view import View, contiguous
+from ..program.view import View
 
 ASSOCIATIVE = frozenset({"add", "maximum", "minimum", "multiply"})
 INDEPENDENT = frozenset({"affine", "grid"})
@@ -96,7 +95,7 @@ def _groups(program: Program) -> Iterable[_Group]:
         for view in instruction.dst
         if view.storage.frame is not instruction.frame
     }
-    if not (program.copies or program.cores > 1):
+    if not program.copies:
         written = _doubtful(program, written)
     groups: dict[tuple[int, int], _Group] = {}
     for access, loops in _in_loops(program, written):
@@ -211,10 +210,8 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
 
 def _access(instruction: Instruction, view: View, kind: str, mask: Any) -> _Access:
     """The access in elements that all types of the view's memory share."""
-    common = view.grounded()
-    if common is not view and mask is not None:
-        mask = np.broadcast_to(mask[..., None], common.shape)
-    return _Access(instruction, common, kind, mask)
+    view, mask = grounded(view, mask)
+    return _Access(instruction, view, kind, mask)
 
 
 def _kind(instruction: Instruction, dst: View) -> tuple[str, View | None]:
@@ -231,7 +228,7 @@ def _kind(instruction: Instruction, dst: View) -> tuple[str, View | None]:
 
 # --- maps of a storage ----------------------------------------------------------------------------
 class _Elements:
-    """Per-element maps of a storage; serves every kind of view."""
+    """Per-element maps of a storage."""
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
@@ -252,71 +249,6 @@ class _Elements:
             flat[elements(access.view, access.mask)] = values
 
 
-class _Cells:
-    """Maps with one entry per cell, where all views are boxes of whole cells.
-
-    Kernels tile tensors evenly: a 4096 x 4096 output in 128 x 512 tiles takes 256 entries.
-    """
-
-    def __init__(self, storage: Storage, boxes: dict[tuple, tuple[slice, ...]]) -> None:
-        # The coarsest grid on whose lines all boxes begin and end: per axis the common divisor.
-        steps = list(storage.shape)
-        for box in boxes.values():
-            steps = [math.gcd(g, b.start, b.stop) for g, b in zip(steps, box, strict=True)]
-        self.shape = tuple(s // g for s, g in zip(storage.shape, steps, strict=True))
-        self.at = {
-            key: tuple(slice(b.start // g, b.stop // g) for g, b in zip(steps, box, strict=True))
-            for key, box in boxes.items()
-        }
-
-    def new(self, dtype: type) -> np.ndarray:
-        return np.zeros(self.shape, dtype)
-
-    def get(self, cells: np.ndarray, access: _Access) -> np.ndarray:
-        return cells[self.at[access.view.key()]]
-
-    def put(self, cells: np.ndarray, access: _Access, values: Any) -> None:
-        cells[self.at[access.view.key()]] = values
-
-
-def _maps(group: _Group) -> _Elements | _Cells:
-    """The cheapest exact maps for the accesses of a group."""
-    boxes: dict[tuple, tuple[slice, ...]] = {}
-    for access in group.all():
-        key = access.view.key()
-        if key in boxes:
-            continue
-        box = None if access.mask is not None else _box(access.view)
-        if box is None:
-            return _Elements(group.storage)
-        boxes[key] = box
-    return _Cells(group.storage, boxes)
-
-
-def _box(view: View) -> tuple[slice, ...] | None:
-    """The view as a box of its storage's axes, or None for other views."""
-    shape = view.storage.shape
-    steps = contiguous(shape)
-    # The offset written in the storage's own strides is the corner; each axis of the view then has
-    # to run along an axis of the storage that no other has taken, without leaving it.
-    box = []
-    rest = view.offset
-    for step in steps:
-        at, rest = divmod(rest, step)
-        box.append(slice(at, at + 1))
-    for size, stride in zip(view.shape, view.strides, strict=True):
-        if size == 1 or stride == 0:
-            continue
-        for axis, step in enumerate(steps):
-            start, stop = box[axis].start, box[axis].stop
-            if step == stride and stop == start + 1 and start + size <= shape[axis]:
-                box[axis] = slice(start, start + size)
-                break
-        else:
-            return None
-    return tuple(box)
-
-
 # --- comparing ------------------------------------------------------------------------------------
 def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
     """The first pair of accesses of different iterations that exclude each other."""
@@ -325,19 +257,11 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
         return None  # an accumulation whose running value nobody reads
     if len({a.iteration for a in group.all()}) < 2:
         return None
-    # Write against write. Everybody signs the elements they write; where the signed elements are as
-    # many as were written, nobody wrote over another, which is the common case and costs no search.
-    maps = _maps(group)
+    maps = _Elements(group.storage)
     owner = maps.new(np.int32)  # iteration + 1 of the writer, 0: nobody
-    total = 0
-    for write in group.writes.values():
-        maps.put(owner, write, write.iteration + 1)
-        total += maps.get(owner, write).size
-    if np.count_nonzero(owner) != total:  # some elements are written more than once
-        owner[...] = 0
-        late = _between_writes(group, maps, owner, kinds)
-        if late is not None:
-            return _partner(group, late), late
+    late = _between_writes(group, maps, owner, kinds)
+    if late is not None:
+        return _partner(group, late), late
     # Read against write: what is read must be nobody's or the iteration's own.
     exclusive = {name[:-1] for name, a in group.writes.items() if a.kind == "write"}
     for name, read in group.reads.items():
@@ -358,7 +282,7 @@ def _conflict_of_cores(group: _Group, program: Program) -> tuple[_Access, _Acces
     retyped = any(base is group.storage for _, base in program.aliases)
     if retyped or any(write.kind != "write" for write in group.writes.values()):
         return _conflict(group)
-    maps = _maps(group)
+    maps = _Elements(group.storage)
     written: dict[int, np.ndarray] = {}
     for write in group.writes.values():
         mine = written.setdefault(write.iteration, maps.new(np.int8))
@@ -387,7 +311,7 @@ def _conflict_of_copies(group: _Group, program: Program) -> tuple[_Access, _Acce
     own = sorted(
         (a for a in group.all() if a.iteration == first), key=lambda a: place_of[id(a.instruction)]
     )
-    maps = _maps(group)
+    maps = _Elements(group.storage)
     ever, so_far = maps.new(np.int8), maps.new(np.int8)
     for access in own:
         if access.kind != "read":
@@ -419,7 +343,7 @@ def _tell_copies(program: Program, group: _Group) -> None:
 
 
 def _between_writes(
-    group: _Group, maps: _Elements | _Cells, owner: np.ndarray, kinds: list[str]
+    group: _Group, maps: _Elements, owner: np.ndarray, kinds: list[str]
 ) -> _Access | None:
     """The first write that excludes an earlier one, in program order.
 

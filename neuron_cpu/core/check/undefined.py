@@ -23,7 +23,7 @@ from ..instructions.ranks import CollectiveAttrs
 from ..instructions.vector import ReduceAttrs
 from ..program.placement import overlapping
 from ..program.program import Instruction, Program
-from ..program.regions import box_text, covers_storage, elements, place, window
+from ..program.regions import box_text, covers_storage, elements, grounded, place, window
 from ..program.retyping import grounds
 from ..program.storage import Storage
 from ..program.view import View
@@ -225,7 +225,7 @@ class _Walk:
     # --- writing ----------------------------------------------------------------------------------
     def _define(self, view: View, mask: Any) -> None:
         """Everything that an instruction writes into ``view`` is defined."""
-        view, mask = _grounded(view, mask)
+        view, mask = grounded(view, mask)
         storage = view.storage
         at = storage.id
         if view.by_data is not None:
@@ -299,7 +299,7 @@ class _Walk:
         return False
 
     def _write(self, view: View, found: Map, mask: Any) -> None:
-        common, mask = _grounded(view, mask)
+        common, mask = grounded(view, mask)
         if common is not view:
             view, found = common, np.broadcast_to(found[..., None], common.shape)
         at = view.storage.id
@@ -384,11 +384,7 @@ class _Walk:
         )
 
     def _owner(self, code: int) -> Storage:
-        found = self.memories[0]
-        for storage in self.memories:
-            if self.base[storage.id] <= code:
-                found = storage
-        return found
+        return [storage for storage in self.memories if self.base[storage.id] <= code][-1]
 
     def _created(self, storage: Storage) -> str:
         """The line that created the storage: its own, or the line of its first write or use."""
@@ -412,14 +408,6 @@ def _onto_itself(instruction: Instruction) -> bool:
     same = source.storage is target.storage and source.key() == target.key()
     plain = source.by_data is None and target.by_data is None and not instruction.attrs.accumulate
     return same and plain and source.dt is target.dt
-
-
-def _grounded(view: View, mask: Any) -> tuple[View, Any]:
-    """A view and its mask in the common elements of its memory."""
-    common = view.grounded()
-    if common is not view and mask is not None:
-        mask = np.broadcast_to(mask[..., None], common.shape)
-    return common, mask
 
 
 # --- how undefined elements spread ----------------------------------------------------------------

@@ -7,34 +7,18 @@ on chip (``capacity.py``). Rules: aws-neuron-sdk v2.21.1, general/nki/api/nki.er
 general/nki/programming_model.rst.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from ..device.errors import refuse, strict
 from ..instructions.cores import by_core
 from ..program.program import Instruction, Program
 from ..program.regions import place
 from ..program.storage import Frame, Storage
 from .allocation import check_allocation
-from .capacity import check_capacity, psum_high_water, sbuf_high_water
+from .capacity import check_capacity
 from .lost import check_lost_products
 from .races import check_races
 from .undefined import check_values
 
-__all__ = ["left_to_another", "psum_high_water", "sbuf_high_water", "verify"]
-
-_left: list[bool] = []
-
-
-@contextmanager
-def left_to_another() -> Iterator[None]:
-    """Verify nothing inside the block: whoever takes the programs does. Strict mode verifies, since
-    its refusals go before those of the source."""
-    _left.append(True)
-    try:
-        yield
-    finally:
-        _left.pop()
+later = False  # whether another process verifies what this one records
 
 
 def verify(program: Program) -> None:
@@ -45,7 +29,7 @@ def verify(program: Program) -> None:
             automatic beside explicit allocation, or more live data than SBUF or PSUM holds. An
             output written in part is a warning.
     """
-    if _left and not strict():
+    if later and not strict():  # whose refusals go before those of the source
         return
     check_scopes(program)
     check_allocation(program)

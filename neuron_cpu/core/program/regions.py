@@ -1,5 +1,7 @@
 """Element regions of storages: windows into per-element maps, and boxes for messages."""
 
+from typing import Any
+
 import numpy as np
 
 from .program import Instruction, Program
@@ -32,6 +34,14 @@ def elements(view: View, mask: np.ndarray) -> np.ndarray:
         line[axis] = size
         at = at + stride * np.arange(size).reshape(line)
     return np.broadcast_to(at, view.shape)[mask]
+
+
+def grounded(view: View, mask: Any) -> tuple[View, Any]:
+    """A view and its mask in the common elements of its memory."""
+    common = view.grounded()
+    if common is not view and mask is not None:
+        mask = np.broadcast_to(mask[..., None], common.shape)
+    return common, mask
 
 
 def covers_storage(view: View) -> bool:
