@@ -290,11 +290,8 @@ class _Run:
                 self.after[before].append(k)
 
     def run(self, fits: bool) -> bool:
-        """Serve events in order of time: what is ready, engines that are free, freed memory.
-
-        Args:
-            fits: give up where the memory does not suffice; the result says so.
-        """
+        """Serve events in order of time: what is ready, engines that are free, freed memory. One
+        that has to fit gives up, with False, where the memory does not suffice."""
         heap = self.heap
         heap.extend((0.0, at) for at, count in enumerate(self.pending) if not count)
         heapify(heap)
