@@ -398,15 +398,12 @@ class _Walk:
 
 def _onto_itself(instruction: Instruction) -> bool:
     """Whether it copies a region onto itself, as kernels do to wait for earlier writes."""
-    if (
-        not instruction.op.is_copy
-        or instruction.attrs.mask is not None
-        or len(instruction.src) != 1
-    ):
+    attrs = instruction.attrs
+    if not instruction.op.is_copy or attrs.mask is not None or len(instruction.src) != 1:
         return False
     source, target = instruction.src[0], instruction.dst[0]
     same = source.storage is target.storage and source.key() == target.key()
-    plain = source.by_data is None and target.by_data is None and not instruction.attrs.accumulate
+    plain = source.by_data is None and target.by_data is None and not attrs.accumulate
     return same and plain and source.dt is target.dt
 
 
