@@ -28,7 +28,7 @@ from llama import (
 )  # fmt: skip
 from llama_weights import KernelRows, OfRanks, Projections
 
-IDLE_TARGET = "idle_adapter"  # what NxDI finds to change where the kernels' adapters are ours
+IDLE_TARGET = "idle_adapter"  # NxDI changes this module where the kernels' adapters are ours
 
 
 # --- In kernels -----------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class AdaptedLayer(NeuronLlamaDecoderLayer):
         lora, (batch, length, _) = self.config.neuron_config.lora_config, columns.shape
         device = columns.stream.device
         ids = torch.full((batch,), -1, device=device) if ids is None else ids
-        first = 0 if hasattr(lora, "dynamic_multi_lora") else 1  # of NxDI 0.7 and later, before
+        first = 0 if hasattr(lora, "dynamic_multi_lora") else 1  # NxDI 0.7 and later, else before
         numbers = torch.arange(first, first + lora.max_loras, device=device)
         rows = numbers.repeat_interleave(lora.max_lora_rank)[:, None] == ids.reshape(1, -1)
         return rows.to(columns.stream.dtype).repeat_interleave(length, 1)
@@ -226,7 +226,7 @@ def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
     """
     content = peft_config(folder)
     alpha, power = content.get("lora_alpha"), 0.5 if content.get("use_rslora") else 1.0
-    # NxDI's reader: that of transformers 4.45 takes no file without metadata
+    # NxDI's reader, because transformers 4.45 reads no file without metadata
     for key, tensor in load_file(str(Path(folder) / "adapter_model.safetensors")).items():
         found = re.search(r"(layers\.\d+\.\w+\.\w+)\.lora_([AB])(\.default)?\.weight$", key)
         if found is None:

@@ -44,10 +44,10 @@ from llama_queries import (
 )  # fmt: skip
 from llama_layers import AnyAttention, attention_prefill_kernel, layer_of
 
-CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
-FEW_ROW_BYTES = 4096  # the same of few queries: keys without augmented rows, values without ones
-NAMED_BYTES = 64 * 1024  # SBUF for sequences of a decode step whose rows a table names
-DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
+CACHE_ROW_BYTES = 3072  # a load's row, by head and partition: longer rows gain nothing
+FEW_ROW_BYTES = 4096  # the same for few queries: no augmented rows, no ones
+NAMED_BYTES = 64 * 1024  # SBUF for a decode step's sequences whose rows a table names
+DMA_ROW_BYTES = 2048  # a row that a table names, all heads: shorter ones take as long
 QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
 
 
@@ -294,7 +294,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     """The CacheTiles of a sequence for the heads of some banks, or KeyTiles where all fit and may
     ``stay``. Each of the queries' ``bias_rows`` says which keys count."""
     (head, count), few = heads_of(banks), few_queries(banks, heads)
-    # of few queries fp8 keys do not stand transposed in the type of x
+    # with few queries, fp8 keys do not lie transposed in the type of x
     size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
     each = size // heads.head_dim if cache.rows_sb is None else cache.keys_hbm.shape[1]
     blocks = [
@@ -473,8 +473,8 @@ class FewQueries(NamedTuple):
         weights = [self.weights(scores_sb, negated_sb) for scores_sb, _ in found]
         sums = [nisa.tensor_reduce(nl.add, x_sb, axis=2, dtype=nl.float32) for x_sb in weights]
         values = part.rows(part.cache.values_hbm)
-        # values are stationary, too: 64 cycles for all queries of a stack, whose other heads' lanes
-        # nobody reads
+        # values are stationary, too: 64 cycles serve all queries of a stack, and the lanes of other
+        # heads are never read
         values_psum = psum_zeros((P_MAX, self.columns))
         for first, count, features, of_stack in self.stacks():
             for tile in nl.static_range(part.tiles):
@@ -505,7 +505,7 @@ class FewQueries(NamedTuple):
         """Values divided by the sums of their weights, into the heads' lanes of the context."""
         group, (bank,), heads = self.group, self.group.banks, self.group.new.heads
         for first, _, features, _ in self.stacks():
-            if features < P_MAX:  # lanes without a head
+            if features < P_MAX:  # some lanes have no head
                 out = bank.part(group.context_sb, heads, heads.place(bank.head + first)[0])
                 out[...] = nisa.memset(out.shape, 0.0, out.dtype)
         shape = (P_MAX, bank.rows, bank.tokens)
@@ -629,9 +629,9 @@ class Chunk(NamedTuple):
                 bias_rows = 0, self.cache.bias_hbm.shape[0]
             if self.by_query:
                 bias_rows = sequence * length + banks[0].position, banks[0].tokens
-                which_sb = self.constants.which_sb  # each query is its own row's
+                which_sb = self.constants.which_sb  # each query belongs to its own row
                 owners = [which_sb[0 : b.tokens, 0 : b.rows, 0 : b.tokens] for b in banks]
-            # a window's tiles of queries have keys of their own: none stay in SBUF for others
+            # with a window each tile of queries has its own keys: none stay in SBUF for others
             blocks = cache_blocks(
                 self.cache, sequence, banks, heads, bias_rows, shared=owners is not None,
                 stay=not self.by_query,
@@ -700,7 +700,7 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
     inverse_sb, dtype = nisa.reciprocal(sums_sb), scores_sb.dtype
     rounded_sb = nisa.tensor_scalar(weights_sb, nl.multiply, inverse_sb, dtype=dtype)
-    # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
+    # keys lie on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
     (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
     transposed_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
     transposed_psum = psum_tile((count, rows))
@@ -708,7 +708,7 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     new_w_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
     new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
     new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
-    # contexts [heads of a stack * D, stacks, rows of a stack, B]: of each head its own rows count
+    # contexts [heads of a stack * D, stacks, rows of a stack, B]: a head's own rows count
     out_psum = psum_zeros((P_MAX, heads.stacks, heads.stack * group, count))
     for stack, (first, stacked) in enumerate(spans(heads.kv_heads, heads.stack)):
         for b in nl.static_range(count):
@@ -813,16 +813,16 @@ def attention_chunk_kernel(
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, max(1, most_tokens // length) * length):
         # queries and keys [128, tiles, count], values [tokens, kv_heads * D] of some blocks: H/128
-        # passes of a block's tokens for every tile of features, one pass over the weights for all
+        # passes of a block's tokens for each tile of features, and the weights pass once for all
         passed = project_blocks(some, layer)
         for rows in passed:
             rows.store_keys(new_keys_hbm, new_values_hbm)
-        # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, rows
-        # of up to CACHE_ROW_BYTES a partition, and TensorE transposes the keys, 128 a pass
+        # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, in
+        # rows of up to CACHE_ROW_BYTES a partition; TensorE transposes the keys, 128 a pass
         sequences = sorted({part[0] for block in some for part in block.parts()})
         each = (chunk.groups(sequence, length, passed) for sequence in sequences)
         attend_few_and_many(group for groups in each for group in groups)
-        # the output [128, H/128, count], a pass for each tile of context, one over the weight
+        # the output [128, H/128, count], a pass for each tile of context; the weight passes once
         contexts = [(rows.context_sb, rows.block) for rows in passed]
         store_product(layer.out, contexts, out_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
@@ -866,7 +866,7 @@ class CachedAttention(AnyAttention):
         """The masks without keys ``window`` tokens and more in front of a query; ``places`` [B, n]
         of new tokens behind a cache, None where there is no cache."""
         keys = torch.arange(mask.shape[-1], device=mask.device)
-        queries = keys[None] if places is None else places  # padded on the right
+        queries = keys[None] if places is None else places  # prompts are padded on the right
         mask = mask & (queries[:, None, :, None] - keys < self.window)
         if active_mask is not None:
             new = torch.arange(active_mask.shape[-1], device=mask.device)
@@ -925,7 +925,7 @@ class CachedAttention(AnyAttention):
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
             return attention_prefill_kernel(*inputs, rank, batch, bias, *operands, window=cut)
         sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
-        named = len(past) == 3  # there NxDI masks one new token, too, which sees itself
+        named = len(past) == 3  # NxDI masks one new token there, which sees itself
         one = active_mask is None or (named and active_mask.shape[-1] == 1)
         decode = one and len(past) < 4 and is_decode_step(*sizes, named)
         *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
@@ -946,11 +946,11 @@ class CachedAttention(AnyAttention):
         if len(past) > 2:
             heads_first = option(self.config, "is_chunked_prefill")
             return blocks_in_runs(*past[:3], bias, heads_first, self.window)
-        if self.window is not None and not decode:  # a sequence is a block
+        if self.window is not None and not decode:  # each sequence is one block
             table = torch.arange(len(bias), device=bias.device)[:, None]
             return blocks_in_runs(*past, table, bias, True, self.window)
         if option(self.config, "prompt_in_chunks") and active_mask is not None:
-            # a bucket has room for the chunk itself: so many keys are not cached yet
+            # a bucket has room for the chunk, too: as many keys as it has are not cached yet
             cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
             bias = bias[:, : max(1, cached) * P_MAX]
         most = P_MAX // past[0].shape[1] if decode else P_MAX
@@ -987,7 +987,7 @@ class CachedModel(NeuronLlamaModel):
         super().init_inference_optimization(config)
         narrow = config.neuron_config.torch_dtype is not torch.float32
         if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
-            if hasattr(self.kv_mgr, "_dequantize_cache"):  # of NxDI 0.8 and later
+            if hasattr(self.kv_mgr, "_dequantize_cache"):  # NxDI 0.8 and later have it
                 self.kv_mgr._dequantize_cache = lambda cache, *_, **__: cache
             else:
                 self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
@@ -1062,7 +1062,7 @@ def blocks_in_runs(
     run = 2 ** min(math.ceil(math.log2(max(1, wanted))), int(math.log2(CACHE_ROW_BYTES // size)))
     run = math.gcd(run, block)
     number, pieces = torch.arange(length // run, device=table.device)[None], block // run
-    most = 1 if window is None else (window + 2 * run - 3) // run + 1  # of W - 1 keys, not aligned
+    most = 1 if window is None else (window + 2 * run - 3) // run + 1  # W - 1 keys, not aligned
     if window is not None and most < length // run:
         number, bias = runs_of_window(bias, run, most)
     separate, count = heads if heads_first else 1, number.shape[1]

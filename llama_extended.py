@@ -52,7 +52,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
                 "k_cache_transposed changes the data that the layers of this file get, expected "
                 "False; leave it out."
             )
-        if option(self, "is_eagle_draft"):  # one layer without its first norm is PyTorch's
+        if option(self, "is_eagle_draft"):  # PyTorch runs one layer without its first norm
             self.neuron_config.nki_enabled = False
         llama_ranks.check_ranks(self)
         check_adapters(self)
@@ -63,8 +63,8 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         q_heads, batch, dim = sizes.of_rank.q_heads, neuron_config.max_batch_size, sizes.head_dim
         qkv_bias, out_bias = attention_biases(self)
         quantised, narrow = option(self, "quantized"), option(self, "kv_cache_quant")
-        precise = neuron_config.torch_dtype is torch.float32  # TensorE takes fp32 with fp32 only
-        # rows that a table names
+        precise = neuron_config.torch_dtype is torch.float32  # TensorE pairs fp32 with fp32
+        # a table names the rows
         named = option(self, "is_block_kv_layout") or window_of(self) is not None
         wide, in_parts = dim > P_MAX, llama_ranks.parts_of_prompt(self) > 1
         left, lora = neuron_config.padding_side == "left", neuron_config.lora_config is not None
@@ -79,7 +79,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             (lora and quantised, "adapters with quantised weights"),
             *llama_cached.chunks_too_large(self),
             (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
-            # the kernels see just what stands in front of a part
+            # the kernels see only the tokens before a part
             (in_parts and left, "left padding in parts of a prompt"),
             (in_parts and window_of(self) is not None, "a sliding_window over parts of a prompt"),
             (qkv_bias and quantised, "biases behind quantised weights"),

@@ -160,7 +160,7 @@ class FamilyAttention(NeuronLlamaAttention):
         size = (rank.qk_tiles + whole_tiles(rank.kv_features)) * P_MAX
         biased, _ = attention_biases(self.config)
         self.qkv_bias = KernelRows(size, self.sizes.tp, dtype, **group) if biased else None
-        # of the norms over query and key heads, a lane of a tile of heads a row
+        # the weights of norms over query and key heads: a row for each lane of a tile of heads
         gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
         self.register_parameter("head_gains", gains if has_head_norms(self.config) else None)
 
@@ -207,7 +207,7 @@ class FamilyAttention(NeuronLlamaAttention):
         if past is not None:
             if active_mask is None:
                 active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
-            # a comparison of both paths hands the kernels' cache, which may be fp8, to this one
+            # a comparison of both paths gives this path the kernels' cache, which may be fp8
             visible = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
         merged = self.attend(q, visible).transpose(1, 2).flatten(2)
         return hidden + self.product(self.o_proj, merged, given), (k, v)
@@ -281,7 +281,7 @@ class NormOfColumns(CustomRMSNorm):
 def add_heads(model: nn.Module, config: InferenceConfig) -> None:
     """Add a draft's input layer, and the heads that guess beside the head."""
     hidden = config.hidden_size
-    if option(config, "is_eagle_draft"):  # it continues hidden states, and has no final norm
+    if option(config, "is_eagle_draft"):  # a draft continues hidden states, and has no final norm
         bias, dtype = getattr(config, "fc_bias", False), config.neuron_config.torch_dtype
         model.fc = DraftInput(2 * hidden, hidden, gather_output=True, bias=bias, dtype=dtype)
         del model.norm

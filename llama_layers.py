@@ -230,7 +230,7 @@ def prompt_plans(layer, length):
     if heads.head_dim not in (64, P_MAX):
         return []
     k_tiles, most = features // P_MAX, PROMPT_BYTES - (ADAPTER_BYTES if layer.out.added else 0)
-    gained = 0 if layer.qkv.gain is None else 2 * itemsize * k_tiles  # of each token of a block
+    gained = 0 if layer.qkv.gain is None else 2 * itemsize * k_tiles  # for each token of a block
     return [
         plan
         for plan in PromptPlan.fitting(features, heads, tokens, length, itemsize)
@@ -332,9 +332,9 @@ def swiglu_mlp_kernel(
     added = split_adapters((a_hbm, b_hbm, chosen_hbm), contracted, features)
     gain = None if gain_sb is None else Gain(gain_sb, {})
     each = zip(weights, contracted, (gate_sb, up_sb, down_sb), (gain, gain, None), added)
-    inner = min(gate_hbm.itemsize, up_hbm.itemsize)  # they are loaded in step
+    inner = min(gate_hbm.itemsize, up_hbm.itemsize)  # both are loaded in step
     linears = [AnyLinear(*given, {}, itemsize=n) for given, n in zip(each, (inner, inner, None))]
-    # of each token silu(gate) * up, x, and x times the gain
+    # each token has silu(gate) * up, x, and x times the gain
     kept = tiles + k_tiles * (1 if gain is None else 2)
     most = token_chunk(x_hbm.itemsize * kept)
     gated_mlp((x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, most)
@@ -408,7 +408,7 @@ def convert_heads(state: StateDict, config: InferenceConfig) -> None:
     if not is_nki_enabled(config):
         return
     state.setdefault("lm_head.weight", state["embed_tokens.weight"])
-    shown = shows_hidden_states(config)  # then the norm is a module in front
+    shown = shows_hidden_states(config)  # the norm is then a module in front
     gain = torch.ones(config.hidden_size) if shown else state.pop("norm.weight")
     for head in ("lm_head", *(f"medusa_head_{i}.1" for i in range(medusa_heads(config)))):
         Projections.of_head(state, head, gain, config.neuron_config.tp_degree).convert()

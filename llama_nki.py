@@ -22,20 +22,20 @@ FP32 = nl.float32
 P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array
 MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
 
-PIECE_BYTES = 16384  # per partition of a weight, loaded at once
-BLOCK_PIECE_BYTES = 8192  # of attention, beside several blocks of tokens
-LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
-FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
-LAST_PIECE_BYTES = 4096  # at the end of a kernel's weights: DMA wants rows of 2 KiB or more
-SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
+PIECE_BYTES = 16384  # of a weight, by partition, that one load brings
+BLOCK_PIECE_BYTES = 8192  # the same in attention, beside several blocks of tokens
+LONG_PIECE_BYTES = 32768  # the same for few tokens, which leave more room
+FEW_TOKENS = 64  # at most as many need no room for hidden states beside weights
+LAST_PIECE_BYTES = 4096  # the last piece of a kernel's weights: DMA wants 2 KiB or more
+SHORT_ROW_TOKENS = 32  # a tile's row of so many is 64 bytes
 SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of SHORT_FEATURES
-LONG_BLOCK = 384  # and beyond
+LONG_BLOCK = 384  # the same for more features
 SHORT_FEATURES = 2048
-WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
+WEIGHT_BYTES = 96 * 1024  # SBUF for attention's weights that stay for all blocks
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for the kept tensors of a chunk
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
-STEPS_LATER = 4  # after which TensorE goes on with what other engines have made of its products
+STEPS_LATER = 4  # TensorE waits so long for other engines' results on its products
 
 
 class HeadShape(nl.NKIObject):
@@ -436,11 +436,11 @@ def scales_of(lengths, norm, parts, tokens):
     ones_sb, eps_sb = filled((P_MAX, P_MAX), 1.0, FP32), filled((P_MAX, 1), norm.eps, FP32)
     for n in range(len(parts)):
         start, size = parts[n]
-        # along: a product with ones adds the columns up, on every partition
+        # along: a product with ones sums the columns, on every partition
         total_psum, part_sb = psum_of((P_MAX, size)), along_sb[:, nl.ds(start, size)]
         nisa.nc_matmul(dst=total_psum, stationary=ones_sb[0:size, :], moving=lengths[n])
         nisa.activation(dst=part_sb, op=nl.rsqrt, data=total_psum, bias=eps_sb, scale=scale)
-        # down: VectorE adds up the rows, of which each partition has its own
+        # down: VectorE sums the rows; each partition has its own
         total_sb, root_sb = tile_of((size, 1), FP32), tile_of((size, 1), FP32)
         nisa.tensor_reduce(dst=total_sb, op=nl.add, data=lengths[n], axis=1)
         rows_sb = eps_sb[0:size, :]
@@ -485,7 +485,7 @@ class Later(nl.NKIObject):
 def swapped_halves(head_dim, dtype):
     """[128, 128] @ SBUF: a permutation that swaps the halves of each head in a tile of features."""
     half, heads = head_dim // 2, P_MAX // head_dim
-    # a one where partition = head * D + half - second * half + lane, of column (head, second, lane)
+    # column (head, second, lane) has a one at partition head * D + half - second * half + lane
     pattern = [[-head_dim, heads], [half, 2], [-1, half]]
     return select_equal(pattern, -half, (P_MAX, P_MAX), dtype)
 
@@ -649,7 +649,7 @@ def negated_maximum(scores_sb, scale):
 # llama.py under the same heading.
 
 GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
-LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
+LEAD = 2  # groups between the two passes of one: no engine waits for work just begun
 
 
 def contraction(rows):
@@ -677,7 +677,7 @@ class SequenceKeys(nl.NKIObject):
         nisa.memset(dst=self.v_sb[:, :, :, d : d + 1], value=1.0)
         if length < keys:  # the second pass takes whole tiles
             nisa.memset(dst=self.k_sb[:, :, length:keys], value=0.0)
-        if d < P_MAX:  # rows of the array behind the features are idle
+        if d < P_MAX:  # the array's rows behind the features are idle
             self.augmented_sb = self.k_sb[d : d + GROUP_HEADS]
         else:
             self.augmented_sb = tile_of((GROUP_HEADS, 1, keys), dtype)
@@ -755,7 +755,7 @@ class GroupAttention(nl.NKIObject):
         q_sb, k_sb = self.q_sb[0:d, 0, at, :], self.keys.operand(self.head, 0, d, start, keys)
         nisa.nc_matmul(dst=scores_psum, stationary=q_sb, moving=k_sb)
         last = start + keys == self.visible
-        if last:  # its own keys, of which a token sees those up to itself
+        if last:  # the block's own keys: a token sees those up to itself
             diagonal_psum = scores_psum[:, keys - tokens : keys]
             eye_sb, triangle_sb = layer.identity_sb, self.triangle_sb[0:tokens, 0:tokens]
             eye_sb = eye_sb[0:tokens, 0:tokens]
@@ -787,7 +787,7 @@ class GroupAttention(nl.NKIObject):
         eye_sb = identity_sb[0:tokens, 0:tokens]
         nisa.nc_matmul(dst=rows_psum, stationary=columns_sb, moving=eye_sb)
         nisa.tensor_copy(dst=rows_sb, src=rows_psum)
-        # all rows for every head, times one where the row is its own
+        # every head gets all rows, times one at its own row and zero elsewhere
         slot, begin = divmod(self.keys.heads.head_dim, P_MAX)
         augmented_sb = self.q_sb[begin : begin + count, slot, :, :]
         every_sb = rows_sb.expand_dim(1).broadcast(1, count)
@@ -813,8 +813,8 @@ class GroupAttention(nl.NKIObject):
             nisa.nc_matmul(dst=scores_psum, stationary=k_sb, moving=q_sb[0:rows, slot, :, :])
         zero_sb, scale = self.layer.zero_sb, score_scales(d)[1]
         nisa.activation(dst=weights_sb, op=nl.exp, data=scores_psum, bias=zero_sb, scale=scale)
-        if start + P_MAX >= self.visible:  # weights of keys behind a token may be infinite
-            pattern = [[0, self.count], [1, self.tokens]]  # token - key against 0
+        if start + P_MAX >= self.visible:  # a key behind a token may have an infinite weight
+            pattern = [[0, self.count], [1, self.tokens]]  # it compares token - key with 0
             weights_sb = select(weights_sb, pattern, 0.0, nl.greater_equal, multiplier=-1)
         self.later.leave(self, ("weigh", tile, weights_sb))
 
@@ -895,7 +895,7 @@ def prompt_weights(layer, tokens):
     return [WeightPieces(qkv, queries + moved(others, q_tiles)), WeightPieces(layer.out, outputs)]
 
 
-SUM, LENGTHS, SCALES = -3, -2, -1  # work of a PromptBlock before its first tile
+SUM, LENGTHS, SCALES = -3, -2, -1  # a PromptBlock's work before its first tile
 
 
 class PromptBlock(nl.NKIObject):
@@ -967,7 +967,7 @@ class PromptBlock(nl.NKIObject):
         stored together; of few tokens all tiles."""
         out, out_hbm, count = self.layer.out, self.layer.out_hbm, self.block.count
         if first == 0:
-            self.later.settle_all()  # the last contexts
+            self.later.settle_all()  # it finishes the last contexts
         if count <= P_MAX:
             store_product(out, [(self.context_sb, self.block)], out_hbm)
             return
@@ -988,7 +988,7 @@ class PromptBlock(nl.NKIObject):
             for stacked in spans(heads.kv_heads, heads.stack):
                 for members in spans(heads.group, GROUP_HEADS):
                     rows_sb = tile_of((tokens, members[1], P_MAX), self.qk_sb.dtype)
-                    if stacked[1] < heads.stack:  # lanes without a head
+                    if stacked[1] < heads.stack:  # some lanes have no head
                         nisa.memset(dst=rows_sb, value=0.0)
                     for head in range(stacked[0], stacked[0] + stacked[1]):
                         group = GroupAttention(
@@ -1094,7 +1094,7 @@ class PromptAttention(nl.NKIObject):
             work = step_share(projections, n, count)
             if behind is not None and n == 0:
                 work = behind.sums() + work
-            if n >= lead:  # contexts of the block before are complete
+            if n >= lead:  # the block before has all its contexts
                 work = work + step_share(outputs, n - lead, count - lead)
             take_turns(groups[n], ready, work)
         if count == lead:
@@ -1122,7 +1122,7 @@ def cache_runs(length, most):
 def sequences_at_once(length, heads, dtype, tokens=1, room=CACHE_BYTES):
     """Sequences of a decode step over ``length`` keys that share a tile of scores."""
     runs, itemsize = cache_runs(length, P_MAX // heads.kv_heads)[1], bytes_of(dtype)
-    # keys transposed, and a row of the mask; values, as they came too
+    # keys lie transposed, with a row of the mask; values lie as they came
     kept = length * (heads.stacks + 1) + 2 * runs * (heads.head_dim + 1)
     return max(1, min(P_MAX // (heads.q_heads * tokens), room // (itemsize * kept)))
 
@@ -1180,7 +1180,7 @@ def new_mask(count, each, dtype):
     tokens, hidden = count * each, masked(dtype)
     if each == 1:
         return select(filled((tokens, tokens), 0.0, dtype), [[-1, tokens]], hidden)
-    # tokens behind the last one of a column's sequence see none of it
+    # a token behind the last one of a column's sequence sees none of it
     pattern = [[-each, count], [0, each]]
     return select(causal_mask(tokens, dtype), pattern, hidden, nl.less, offset=-each)
 
@@ -1197,12 +1197,12 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1
     if heads.leaves_lanes():
         nisa.memset(dst=k_sb, value=0.0)
     for b in range(count):
-        rows_sb = tile_of((lanes, kv_heads, tiles, d), keys_hbm.dtype)  # rows of tiles * D
+        rows_sb = tile_of((lanes, kv_heads, tiles, d), keys_hbm.dtype)  # each row has tiles * D
         for head in range(kv_heads):
             nisa.dma_copy(dst=rows_sb[:, head], src=head_runs(keys_hbm, first + b, head, runs))
         stack_keys(k_sb, rows_sb, b * heads.stacks, heads)
-    # values, when the rows of keys have left SBUF: one load a sequence where all of the cache is
-    # read, as heads and lanes follow each other in HBM; GpSimdE puts ones behind
+    # values come when the keys' rows have left SBUF: one load brings a sequence where all of the
+    # cache is read, as heads and lanes follow each other in HBM; GpSimdE appends the ones
     v_sb = filled((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
     for b in range(count):
         if length == room:
@@ -1310,7 +1310,7 @@ def new_weights(weights_sb, cache, heads):
     transposed_psum = transposes_of((count, rows), weights_sb.dtype)
     nisa.nc_transpose(dst=transposed_psum, data=weights_sb[:, nl.ds(cache.keys, count)])
     spread_sb = filled((count, kv_heads, rows), 0.0, weights_sb.dtype)
-    # [T, head, token, member of the head's group]: the diagonal of parts and heads
+    # [T, head, token, member of the head's group]: only the diagonal of parts and heads counts
     pattern = [[kv_heads * rows, count], [rows + group, kv_heads]]
     diagonal_sb = spread_sb.ap(pattern + [[heads.q_heads, count], [1, group]])
     of_heads_psum = transposed_psum.reshape((count, count, kv_heads, group))
@@ -1323,18 +1323,18 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     context_sb [128, tiles, T]; v_sb [T, kv_heads * D] are the new values."""
     count, d, group, kv_heads = cache.tokens, heads.head_dim, heads.group, heads.kv_heads
     dtype, scale, each, rows = v_sb.dtype, score_scales(d)[1], cache.each, []
-    # softmax weights [T * q_heads, keys + T]: 512 keys move a pass, one for each slot and the mask
+    # softmax weights [T * q_heads, keys + T]: 512 keys move a pass, slots and mask apart
     scores_sb = decode_scores(qk_sb, cache, heads)
     neg_max_sb, weights_sb = negated_maximum(scores_sb, scale), tile_of(scores_sb.shape, dtype)
     nisa.activation(dst=weights_sb, op=nl.exp, data=scores_sb, bias=neg_max_sb, scale=scale)
-    # the same with keys on partitions, as values have them: cached ones of all heads, and new ones
+    # the same weights with keys on partitions, like values: cached ones of all heads, and new ones
     spread_sb = spread_weights(weights_sb, cache, heads)
     new_sb = new_weights(weights_sb, cache, heads)
     new_values_sb = filled((count, kv_heads, d + 1), 1.0, dtype)
     nisa.tensor_copy(dst=new_values_sb[:, :, 0:d], src=v_sb.reshape((count, kv_heads, d)))
-    # context of each sequence's tokens [q_heads * each, D + 1], rows by KV head, token, member of
-    # its group: D + 1 columns of values move, a pass for each tile of 128 cached keys and for each
-    # head's new keys; divided by the last column, it is transposed
+    # context of a sequence's tokens [q_heads * each, D + 1], rows by KV head, token and member of
+    # its group: D + 1 columns of values move in a pass for each tile of 128 cached keys and each
+    # head's new keys; it is divided by its last column and transposed
     contexts_psum = transposes_of((d, cache.count, kv_heads, each, group), dtype)
     for b in range(cache.count):
         tokens, rows_sb = nl.ds(b * each, each), tile_of((each * heads.q_heads, d), dtype)
@@ -1353,7 +1353,7 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
         rows.append(rows_sb)
     for b in range(cache.count):
         nisa.nc_transpose(dst=contexts_psum[:, b], data=rows[b])
-    # [D, B, kv_heads, each, group] to the lanes and tiles of the heads, all sequences at once
+    # [D, B, kv_heads, each, group] goes to the heads' lanes and tiles, all sequences at once
     for kv_head in range(kv_heads):
         stack, lanes = heads.place(kv_head)
         place_sb = context_sb[lanes, nl.ds(stack * group, group), nl.ds(cache.first * each, count)]
@@ -1368,13 +1368,13 @@ def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
     tokens, shape = Block(0, batch, 1), (P_MAX, heads.q_tiles, batch)
     for cache in caches:
         parts.append((cache.first, cache.count))
-    # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
-    # a fifth of the time that DMA takes for its weights
+    # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile
+    # take a fifth of the time in which DMA brings its weights
     scales = norm_scales(x_sb, layer.norm, parts)
     pieces = layer.qkv.pieces(batch)
     qk_sb, v_sb = project_qkv(layer.projection(x_sb, tokens, scales, parts), layer.qkv, pieces)
     nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
-    # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
+    # context [128, tiles, B] while the first output weights arrive; a lane without a head is zero
     context_sb = filled(shape, 0.0, dtype) if heads.leaves_lanes() else tile_of(shape, dtype)
     for n in range(len(caches)):
         nl.store(values_hbm[nl.ds(parts[n][0], parts[n][1]), :], v_sb[n])
@@ -1420,9 +1420,9 @@ def gated_mlp(hidden, norm, gate, up, down, length):
     zero_sb, dtype = filled((P_MAX, 1), 0.0, FP32), x_hbm.dtype
     most = token_chunk(bytes_of(dtype) * (gate.tiles + gate.k_tiles))  # silu(gate) * up and x stay
     for blocks in grouped(token_blocks(x_hbm.shape[0], x_hbm.shape[1], length), most):
-        # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
-        # [128, H/128, count] of each block, whose first features then are multiplied while the
-        # others arrive
+        # the first piece of gate and up [128, tiles, H/128, 128] is loaded before the hidden
+        # states [128, H/128, count] of each block: TensorE multiplies their first features while
+        # the others arrive
         pieces, passed, inner = gate.pieces(blocks[0].count), [], []
         gate_piece, up_piece = gate.load(0, pieces[0][1]), up.load(0, pieces[0][1])
         for block in blocks:
@@ -1432,7 +1432,7 @@ def gated_mlp(hidden, norm, gate, up, down, length):
             passed.append(InnerTokens(block, x_sb, along_sb, inner_sb))
             inner.append((inner_sb, block))
         # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
-        # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
+        # bank takes H/128 passes of its tokens for each tile. Meanwhile DMA loads the next piece,
         # and VectorE and ScalarE finish the bank before
         for span in pieces:
             if span[0] > 0:
@@ -1440,14 +1440,14 @@ def gated_mlp(hidden, norm, gate, up, down, length):
             for tokens in passed:
                 for part in psum_parts(span[1], tokens.block.count):
                     tokens.gate(gate_piece, up_piece, part, zero_sb)
-        # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
+        # down [128, H/128, count]: F/128 passes a tile; the last tiles' weights come alone
         store_product(down, inner, out_hbm)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
 #
-# What several of them take stands in llama.py under the same heading. Without a delta no sum comes
-# out.
+# llama.py explains, under the same heading, the arguments that several kernels take. A kernel
+# without a delta returns no sum.
 
 
 @nki.jit
@@ -1462,12 +1462,12 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
     for block in token_blocks(features, tokens, 1):
-        # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
+        # hidden states [128, H/128, T] and their norm's scale, some KiB, come before the weights
         x_sb, parts = residual_sum(x_hbm, None, x_hbm, block), spans(block.count, P_MAX)
         along_sb = norm_scales(x_sb, norm, parts).along_sb
         for span in parts:
-            # a piece of the weights after another at DMA's pace; VectorE takes its products out
-            # scaled, tokens outermost, so that each has a row of its own
+            # pieces of the weights come one by one, at DMA's pace; VectorE scales their products
+            # and takes them out with tokens outermost, so that each token has its own row
             start, count = span
             out_sb = tile_of((P_MAX, count, tiles), x_hbm.dtype)
             scale_sb = along_sb[:, nl.ds(start, count)].expand_dim(2)
@@ -1478,7 +1478,7 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
                     rows_sb = out_sb[:, :, nl.ds(one[0] + part[0], part[1])]
                     scales_sb, data = scale_sb.broadcast(2, part[1]), out_psum.permute((0, 2, 1))
                     nisa.tensor_tensor(dst=rows_sb, data1=data, data2=scales_sb, op=nl.multiply)
-            # features lie in runs: a partition stores N/128 neighbours of a token as one row
+            # features lie in runs: a partition stores N/128 neighbours of a token in one row
             tokens_hbm = rows_hbm[nl.ds(block.start + start, count)]
             nisa.dma_copy(dst=tokens_hbm.permute((1, 0, 2)), src=out_sb)
     return out_hbm
@@ -1522,8 +1522,8 @@ def attention_decode_kernel(
     new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype=dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype=dtype, buffer=nl.shared_hbm)
     hidden = x_hbm, delta_hbm, stream_of(x_hbm, delta_hbm), out_hbm
-    # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE
-    # transposes its keys, 128 a pass, while those stream
+    # hidden states [128, H/128, B], a few KiB, and the cache come before the weights: TensorE
+    # transposes the cache's keys, 128 a pass, while the weights stream
     x_sb = residual_sum(x_hbm, delta_hbm, hidden[2], Block(0, batch, 1))
     for part in spans(batch, sequences_at_once(bias_hbm.shape[1], heads, dtype)):
         caches.append(cached_sequences(keys_hbm, values_hbm, bias_hbm, part[0], part[1], heads))

@@ -28,8 +28,8 @@ from llama_weights import OfRanks, Projections
 from llama_adapters import of_ranks
 
 QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
-LAST_STEP_BYTES = 1536  # by which the last pieces of a weight shrink
-EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and next to a softmax
+LAST_STEP_BYTES = 1536  # the last pieces of a weight shrink by so much
+EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # engines that cast, alone or beside a softmax
 
 
 # --- In kernels -----------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ class Gain(NamedTuple):
 
 # --- In modules -----------------------------------------------------------------------------------
 #
-# The last weight of a kernel carries the scales of all of them, None where none is quantised.
+# A kernel's last weight carries all weights' scales, None where no weight is quantised.
 
 
 def with_scales(weight: KernelWeight, columns: int) -> None:
@@ -168,11 +168,11 @@ def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> No
     stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
     dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
     for path, module in model.named_modules():
-        if "medusa_head" in path:  # no Hugging Face checkpoint has them, so none is quantised
+        if "medusa_head" in path:  # Hugging Face checkpoints have none, so these stay float
             continue
         kernel = {n: w for n, w in module.named_children() if isinstance(w, KernelWeight)}
         for name, weight in kernel.items():
-            known = f"{path}.{name}".replace("qkv_proj", "q_proj")  # as in the checkpoint
+            known = f"{path}.{name}".replace("qkv_proj", "q_proj")  # the checkpoint's name
             if any(part in known for part in stay):
                 continue
             hold(weight, "weight", weight.weight.shape[1], dtype)
@@ -215,7 +215,7 @@ def convert_scales(layers: Projections) -> bool:
     for name, scale in scales.items():
         rows = torch.ones(1, 1) if scale is None else scale.float().reshape(-1, 1)
         every = layers.output_rows(name, rows.expand(len(state[f"{name}.weight"]), 1))
-        # features of V lie in rows: each partition has the scales of all
+        # V's features lie in rows: each partition has the scales of all
         across = name.endswith("v_proj")
         columns.append([x.t().expand(P_MAX, -1) if across else in_columns(x) for x in every])
     gains: OfRanks = [in_columns(in_runs(layers.gain.float()[:, None], 0))] * layers.tp

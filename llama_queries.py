@@ -28,11 +28,11 @@ from llama_families import slots_of, tiles_of
 
 # --- Choices --------------------------------------------------------------------------------------
 
-VALUE_BYTES = 32 * 1024  # for new values in a tile for each sequence; else these come back from HBM
+VALUE_BYTES = 32 * 1024  # new values in one tile a sequence; larger ones come back from HBM
 SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
-SCRATCH_BYTES = 16 * 1024  # SBUF for them and their values
-RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
-ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
+SCRATCH_BYTES = 16 * 1024  # SBUF for those keys and their values
+RESIDENT_BYTES = 48 * 1024  # a sequence's keys and values stay in SBUF up to this size
+ADAPTER_BYTES = 16 * 1024  # subtracted where adapters lie in SBUF, too
 
 
 # --- Attention of many queries --------------------------------------------------------------------
@@ -57,7 +57,7 @@ ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 
 TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
 AUGMENTED = 1 + TILES_AT_ONCE
-HEADS_AT_ONCE = 4  # KV heads of a tile whose blocks of a cache are in SBUF at the same time
+HEADS_AT_ONCE = 4  # KV heads of a tile whose blocks of the cache share SBUF
 
 
 class ScoreBank(NamedTuple):
@@ -120,7 +120,7 @@ def score_banks(parts, heads, largest):
     ``largest`` tokens. Each set of KV heads, whole stacks whose contexts share tiles, has a list of
     banks."""
     together = P_MAX // largest
-    most = TILES_AT_ONCE * together  # members of a group whose queries share a bank
+    most = TILES_AT_ONCE * together  # members of a group that share a bank
     each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
     each = min(HEADS_AT_ONCE // slots_of(heads), each)
     return [
@@ -423,7 +423,7 @@ class MaximaPass(NamedTuple):
         for bank in banks:
             shape = (bank.queries, len(bank.tiles()), len(group.spans(bank)))
             maxima_sb.append(nl.ndarray(shape, new.k_sb.dtype))
-            if len({count for *_, count in bank.tiles()}) > 1:  # one has fewer queries
+            if len({count for *_, count in bank.tiles()}) > 1:  # one tile has fewer queries
                 maxima_sb[-1][...] = nisa.memset(shape, 0.0, new.k_sb.dtype)
         return cls(group, q_sb, maxima_sb, [None, None])
 
@@ -529,7 +529,7 @@ class WeightsPass(NamedTuple):
         (part, n, span, begins, ends), group = step, self.first.group
         keys, bank = group.keys(part, n, self.held, True), group.banks[n]
         if begins:
-            columns = group.head_dim + 1  # of as many tiles of queries as share a bank
+            columns = group.head_dim + 1  # as many tiles of queries share a bank
             self.sums[n] = [
                 psum_zeros((bank.queries, tiles, columns))
                 for _, tiles in spans(len(bank.tiles()), MOVING_MAX // columns)
@@ -540,7 +540,7 @@ class WeightsPass(NamedTuple):
         if self.before[n] is not None:
             pairs = zip(self.before[n], self.sums[n])
             self.sums[n] = [nisa.tensor_tensor(b_psum, a_sb, nl.add) for a_sb, b_psum in pairs]
-        elif group.blocks or n + 2 < len(group.banks):  # PSUM has room for the sums of two
+        elif group.blocks or n + 2 < len(group.banks):  # PSUM holds the sums of two banks
             self.sums[n] = [nisa.tensor_copy(sums_psum) for sums_psum in self.sums[n]]
         self.before[n] = self.sums[n]
         if part == len(group.blocks) and n + 1 == len(group.banks):
@@ -563,7 +563,7 @@ class WeightsPass(NamedTuple):
             nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
             scale=score_scales(group.head_dim)[1], dtype=q_sb.dtype,
         )  # fmt: skip
-        if triangle:  # GpSimdE: 662 cycles, beside TensorE, which would take 576
+        if triangle:  # GpSimdE takes 662 cycles beside TensorE, which would need 576
             token, row = nl.arange(bank.tokens)[None, None, :], nl.arange(bank.rows)[None, :, None]
             lane, last_sb = nl.arange(keys.lanes)[:, None, None], weights_sb[:, tiles - 1, :, :]
             last_sb[...] = nisa.affine_select(token + 0 * row >= lane, last_sb, 0.0)
@@ -591,7 +591,7 @@ def bank_contexts(banks, sums, heads, context_sb):
             shapes = [(count * bank.tokens, slots_of(heads) * P_MAX) for _, count in parts]
             rows = [nl.ndarray(shape, dtype) for shape in shapes]
             if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
-                # lanes without a feature
+                # some lanes have no feature
                 rows = [nisa.memset(shape, 0.0, dtype) for shape in shapes]
         for n, rows_sb in enumerate(rows, at * len(parts)):
             values = sum_of(found, n, rows_sb.shape[0])[:, 0:d]
@@ -715,8 +715,8 @@ def attend_groups(groups):
 
 # --- Prefill attention ----------------------------------------------------------------------------
 #
-# A block of tokens after the other: it is projected, attends, and is multiplied with the output's
-# weight. Keys and values of a sequence stay in SBUF, or come back from HBM where they have no room.
+# Blocks of tokens follow each other: a block is projected, attends, and is multiplied with the
+# output's weight. A sequence's keys and values stay in SBUF, or come back from HBM, by room.
 
 
 def store_transposed(k_hbm, k_sb, first=0):
@@ -816,7 +816,7 @@ def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
     short = key_bytes(length, heads, AUGMENTED, layer.x_hbm.itemsize) <= RESIDENT_BYTES
     kept, scratch = {}, None
     for block in blocks:
-        # hidden states [128, H/128, count], behind their first weights; queries, keys and values
+        # hidden states [128, H/128, count], after their first weights; queries, keys, values
         (rows,), at = project_blocks([block], layer), block.start % length
         rows.store_keys(*new_hbm)
         before, size = (0, length) if short else (at, block.count)
@@ -838,7 +838,7 @@ def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
             ]
         if not short:
             scratch.append(before // P_MAX, kept[groups[0][0]])
-        # attention, a bank of PSUM at a time
+        # attention takes one bank of PSUM at a time
         attend_groups(
             QueryGroup(
                 banks, [] if short else scratch.tiles(banks, before, window, heads), kept[sequence],
@@ -846,5 +846,5 @@ def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
             )
             for sequence, banks in groups
         )  # fmt: skip
-        # the output [128, H/128, count], q_tiles passes of all tokens for each tile
+        # the output [128, H/128, count], q_tiles passes of all tokens a tile
         store_product(layer.out, [(rows.context_sb, block)], layer.out_hbm)

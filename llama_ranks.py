@@ -69,10 +69,10 @@ def attention_projection_kernel(
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
     for some in grouped(token_blocks(features, tokens, length), most_tokens):
         # queries and keys [128, tiles, count], values [tokens, kv_heads * D]: H/128 passes of a
-        # block's tokens for every tile of features, one pass over the weights for some blocks
+        # block's tokens for each tile of features; the weights pass once for some blocks
         for rows in project_blocks(some, layer):
-            # for the cache TensorE transposes keys into rows, 128 tokens a pass; the other ranks
-            # take queries and keys as they lie, a row of tiles * count for each partition
+            # TensorE transposes keys into rows for the cache, 128 tokens a pass; the other ranks
+            # take queries and keys as they lie, a row of tiles * count on each partition
             rows.store_keys(keys_hbm, values_hbm)
             nl.store(qk_hbm[:, :, nl.ds(rows.block.start, rows.block.count)], rows.qk_sb)
     results = qk_hbm, keys_hbm, values_hbm
@@ -102,7 +102,7 @@ def attention_share_kernel(
     constants = attention_constants(length, heads, dtype)
     cache = AnyCache(keys_hbm, values_hbm, bias_hbm)
     for row in nl.static_range(batch * len(spans_of)):
-        # a span of a sequence's tokens as they lie behind a projection
+        # a span of a sequence's tokens, as a projection leaves them
         sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
         first, parts = sequence * length + start, spans(size, P_MAX)
         columns = nl.ds(first, size)
@@ -113,7 +113,7 @@ def attention_share_kernel(
         new = new_keys(size, heads, dtype, active_sb, hides=True)
         for at, count in parts:
             new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
-        # over the keys before them and themselves, a set of KV heads at a time
+        # tokens attend to the keys before them and to themselves, a set of KV heads at a time
         context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
         sets = score_banks([(0, at, at, count) for at, count in parts], heads, most)
         groups = (
@@ -148,7 +148,7 @@ def attention_output_kernel(
     most_tokens = token_chunk(context_hbm.itemsize * heads.q_tiles)
     for some in grouped(token_blocks(features, tokens, length), most_tokens):
         # contexts [128, q_tiles, count] as attention leaves them, then the output [128, H/128,
-        # count]: q_tiles passes of a block's tokens for every tile, one pass over the weight
+        # count]: q_tiles passes of a block's tokens for each tile; the weight passes once
         contexts = [
             (nl.load(context_hbm[:, :, nl.ds(block.start, block.count)]), block) for block in some
         ]
@@ -266,7 +266,7 @@ class PromptAttention(SharedAttention):
 
     def __init__(self, config: InferenceConfig) -> None:
         from neuronx_distributed_inference.modules.attention import (
-            attention_process_groups as groups,  # NxDI before 0.4 has none
+            attention_process_groups as groups,  # NxDI before 0.4 has no such module
         )
 
         tp, parts = config.neuron_config.tp_degree, parts_of_prompt(config)
@@ -383,7 +383,7 @@ class SharedModel(NeuronLlamaModel):
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         super().setup_attr_for_model(config)
-        if parts_of_prompt(config) == 1:  # else the cache's manager counts replicas by itself
+        if parts_of_prompt(config) == 1:  # else the cache's manager counts replicas
             sizes = Sizes.of(config)
             self.num_attention_heads, self.num_key_value_heads = sizes.q_heads, sizes.kv_heads
 
@@ -506,7 +506,7 @@ def every_kind(kinds: Sequence[Sequence[str]]) -> List[Tuple[int, str, str]]:
     return [(dim, name, kind) for dim, name in dims for kind in kinds[dim]]
 
 
-# Tensors of attention that have heads: rows of Q, K and V, and columns of the output.
+# Attention's tensors with heads: in rows of Q, K and V, and in columns of the output.
 OF_HEADS = ("weight", "bias", "scale", "lora_B"), ("weight", "lora_A")
 
 

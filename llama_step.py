@@ -34,12 +34,12 @@ from llama_nki import (
     weight_pieces, whole_tiles,
 )  # fmt: skip
 
-SBUF_BYTES = 176 * 1024  # of a partition that a compiler has on gen2, the least of all generations
-STEP_CACHE_BYTES = 88 * 1024  # for the cache of a tile of sequences: eight over 640 keys
-STEP_PIECE_BYTES = 16384  # of a partition, brought at once: larger ones leave SBUF unused
-LOGITS_BYTES = 64 * 1024  # for the logits that the ranks exchange at once
-STREAM_BYTES = 64 * 1024  # of these for weights: what DMA brings while a collective takes 60 us
-MOST_INSTRUCTIONS = 5_000_000  # of a graph (message XTP002 of the compiler, aws-neuron-sdk #819)
+SBUF_BYTES = 176 * 1024  # of a partition, for a compiler on gen2, the least of all
+STEP_CACHE_BYTES = 88 * 1024  # the cache of a tile of sequences: eight with 640 keys
+STEP_PIECE_BYTES = 16384  # of a partition, in one load: larger ones leave SBUF unused
+LOGITS_BYTES = 64 * 1024  # the logits that ranks exchange at once
+STREAM_BYTES = 64 * 1024  # of these for weights: DMA brings them while a collective takes 60 us
+MOST_INSTRUCTIONS = 5_000_000  # in a graph (the compiler's message XTP002, aws-neuron-sdk #819)
 
 
 class Step(nl.NKIObject):
@@ -156,7 +156,7 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm, cach
             caches.append(load_cache(step, n + 1, keys_hbm, values_hbm, bias_hbm))
         attend_cached(qk_sb, v_sb[n], caches[n], heads, context_sb)
     delta_sb = reduced(multiply(out_hbm, context_sb, own_tiles(heads.q_tiles)), step.ranks)
-    for n in range(len(step.parts)):  # behind an exchange: both cores have read the caches
+    for n in range(len(step.parts)):  # after an exchange both cores have read the caches
         if nl.program_id(0) == 0:
             start, tokens = step.parts[n]
             keep(step, n, key_rows(qk_sb, start, tokens, heads), keys_hbm)
@@ -195,7 +195,7 @@ def head_rows(head, x_sb, along_sb, tiles):
     ``tiles`` (first, count), [128, T, count] @ SBUF. Partition p has a run of features."""
     tokens = x_sb.shape[2]
     rows_sb = tile_of((P_MAX, tokens, tiles[1]), x_sb.dtype)
-    # the step ends with small pieces
+    # small pieces end the step
     for span in moved(weight_pieces(tiles[1], head.k_tiles, tokens, last=True), tiles[0]):
         piece = head.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
@@ -394,7 +394,7 @@ def decode_step_kernel(
         updated, caches = updated + (keys[n], values[n]), (keys[n], values[n], bias_hbm, cache)
         x_sb = added(x_sb, attention(step, x_sb, qkv_hbm[n], out_hbm[n], *caches))
         part_sb = mlp(step, x_sb, gate_hbm[n], up_hbm[n], down_hbm[n])
-        if n + 1 < len(keys):  # before its weights: engines are at the cache while ranks add up
+        if n + 1 < len(keys):  # before its weights: engines read the cache while ranks add up
             cache = load_cache(step, 0, keys[n + 1], values[n + 1], bias_hbm)
         x_sb = added(x_sb, reduced(part_sb, ranks))
     return (run_head(head, x_sb, norm, ranks, vocabulary, greedy),) + updated
@@ -518,7 +518,7 @@ class NeuronStepModel(llama.NeuronLlamaModel):
         dtype, heads = hidden.dtype, HeadShape(*sizes.of_rank)
         mask = attention_mask.to(torch.bool)
         whole = whole_tiles(mask.shape[1]) * P_MAX
-        if P_MAX < mask.shape[1] < whole <= caches[0].shape[2]:  # odd lengths lie badly in runs
+        if P_MAX < mask.shape[1] < whole <= caches[0].shape[2]:  # odd lengths make bad runs
             mask = nn.functional.pad(mask, (0, whole - mask.shape[1]))
         runs = cache_runs(mask.shape[1], P_MAX // heads.kv_heads)
         bias = llama._mask_bias(mask, dtype).unflatten(1, runs).transpose(1, 2).reshape(mask.shape)

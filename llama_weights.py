@@ -18,7 +18,7 @@ from llama import (
     pad_to, times_gain,
 )  # fmt: skip
 
-OfRanks = Sequence[torch.Tensor]  # what each tensor-parallel rank has of something, in their order
+OfRanks = Sequence[torch.Tensor]  # each tensor-parallel rank's part, in the ranks' order
 
 
 class Sizes(NamedTuple):
@@ -33,7 +33,7 @@ class Sizes(NamedTuple):
     head_dim: int
     replicas: int
     group: int  # query heads per replica of a KV head
-    kv_heads: int  # replicas and zero heads included
+    kv_heads: int  # it includes replicas and zero heads
 
     @classmethod
     def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> Sizes:
@@ -82,7 +82,7 @@ def spread_heads(
     for name in ATTENTION_TARGETS:
         dim = 1 if name == "o_proj" else 0
         for key in (f"{attention}{name}.{kind}" for kind in kinds[dim]):
-            if key not in state or state[key].numel() == 1:  # one number for all rows
+            if key not in state or state[key].numel() == 1:  # one scale serves all rows
                 continue
             if name in ("k_proj", "v_proj"):
                 state[key] = spread_kv(state[key], sizes)

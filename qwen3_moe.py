@@ -48,9 +48,9 @@ from torch import nn
 FP32 = nl.float32
 P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array; also the head dimension
 MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
-HEAD_TILES = 12  # of the head's weight, loaded at once: rows of 3 KiB
-BEST = 8  # what VectorE finds at once: the most experts of a token
-BY_TURNS = nisa.vector_engine, nisa.scalar_engine  # where copies of a chain wait for each other
+HEAD_TILES = 12  # of the head's weight in one load: rows of 3 KiB
+BEST = 8  # VectorE finds as many at once: a token has at most as many experts
+BY_TURNS = nisa.vector_engine, nisa.scalar_engine  # engines of copies that wait for each other
 NEVER = -1.0e30  # the score of a key that a query does not see
 StateDict = Dict[str, torch.Tensor]
 
@@ -187,7 +187,7 @@ def column_norm(x_sb, gain_sb, eps):
     total_psum, ones_sb = psum_of((P_MAX, 1)), filled((P_MAX, P_MAX), 1.0, FP32)
     gained_sb, eps_sb = tile_of(x_sb.shape, x_sb.dtype), tile_of((P_MAX, 1), FP32)
     multiply(gained_sb, x_sb, gain_sb)
-    product(total_psum, ones_sb, summed(nl.square, x_sb))  # adds the partitions up
+    product(total_psum, ones_sb, summed(nl.square, x_sb))  # sums the partitions
     size = P_MAX * x_sb.shape[1]
     nisa.tensor_scalar(eps_sb, total_psum, nl.multiply, eps / size, op1=nl.add, operand1=eps**2)
     return gained_sb, inverse_roots(total_psum, size, eps), eps_sb
@@ -363,19 +363,19 @@ def attend_token(step, x_sb, weights, caches):
             for part in parts:
                 cached[0].append(loaded(cached[1][0, kv_head, nl.ds(part[0], part[1]), :]))
         out_w_sb = heads.output(weights[3], kv_head)
-        # TensorE turns the cached keys while the stream is awaited; the new one comes last
+        # TensorE transposes the cached keys while it waits for the stream; the new key comes last
         k_sb = tile_of((P_MAX, length + 1), dtype)
         for n in range(len(parts)):
             turn(k_sb[:, nl.ds(parts[n][0], parts[n][1])], keys[n], BY_TURNS[n % 2])
-        # key and queries [D, own + 1], a column of PSUM each, are normed by themselves: the scale
-        # of the stream's norm counts beside their epsilon alone
+        # key and queries [D, own + 1], one column of PSUM each, have norms of their own: the scale
+        # of the stream's norm matters only beside their epsilon
         qk_psum, qk_sb = psum_of((P_MAX, count)), tile_of((P_MAX, count), dtype)
         for n in range(count):
             contract(qk_psum[:, n : n + 1], weight_sb[:, n + 1], gained_sb)
         rotated(qk_sb, qk_psum, tables, eps_sb)
         nisa.tensor_copy(dst=k_sb[:, length : length + 1], src=qk_sb[:, 0:1])
         scores = scores_of(qk_sb[:, 1:count], k_sb, ones_sb, step.bias_sb)
-        # the value, a row [1, D], while other engines are at the scores
+        # the value, a row [1, D], is made while other engines compute the scores
         v_psum, v_sb = psum_of((1, P_MAX)), tile_of((1, P_MAX), dtype)
         contract(v_psum, gained_sb, weight_sb[:, 0])
         scaled(v_sb, v_psum, root_sb[0:1, :])
@@ -408,7 +408,7 @@ def attention_prefill_kernel(
     for kv_head in range(kv_heads):
         weights.append(tile_of((P_MAX, heads.own + 2, tiles, P_MAX), dtype))
         heads.load(weights[kv_head], qkv_hbm, kv_head)
-    # queries and keys of all tokens with features on partitions, values in rows: what scores take
+    # all tokens' queries and keys have features on partitions, values lie in rows, as scores need
     q_sb = tile_of((P_MAX, kv_heads * heads.own, tokens), dtype)
     k_sb, values = tile_of((P_MAX, kv_heads, tokens), dtype), []
     for part in parts:
@@ -451,7 +451,7 @@ def causal_contexts(q_sb, k_sb, values, heads, parts, n):
     128] @ SBUF. All scores of a part fit in PSUM at once."""
     (start, size), dtype, contexts = parts[n], q_sb.dtype, []
     seen_sb, one_sb = filled((size, size), 0.0, dtype), nl.shared_identity_matrix(size, dtype=dtype)
-    nisa.affine_select(  # of the part itself only keys that are no later
+    nisa.affine_select(  # in the part itself only keys that are not later count
         dst=seen_sb, pattern=[[-1, size]], channel_multiplier=1, on_true_tile=seen_sb,
         on_false_value=NEVER, cmp_op=nl.greater_equal,
     )  # fmt: skip
@@ -510,9 +510,9 @@ def store_rows(rows, out_hbm):
 #
 # A decode step reads the weights of the chosen experts alone. Up to 128 tokens of a prompt go
 # through all experts: DMA needs longer for the weights than TensorE for the products, and sums stay
-# in PSUM from the first expert to the last. More tokens are put into blocks of 128 that go to one
-# expert (Gale et al. 2022, "MegaBlocks"): the graph gives each block its expert and its tokens, and
-# each token the places of its results.
+# in PSUM from the first expert to the last. More tokens form blocks of 128, one expert a block
+# (Gale et al. 2022, "MegaBlocks"): the graph gives each block its expert and tokens, and each token
+# the places of its results.
 
 
 def expert_weights(gate_up_hbm, down_hbm, number_sb, pieces=1):
@@ -541,7 +541,7 @@ def inner_features(x_sb, gate_up_sb, weight, root_sb=None):
         parts, both = spans(pair[1], P_MAX), []
         for part in parts:
             both.append(psum_of((part[1], 2, tokens)))
-        for k in range(tiles):  # all of a piece of the weight, as it arrives
+        for k in range(tiles):  # a whole piece of the weight, as it arrives
             for n in range(2 * len(parts)):
                 start, size = parts[n // 2]
                 own_sb = gate_up_sb[:, k, nl.ds(pair[0] + start + n % 2 * inner, size)]
@@ -570,12 +570,12 @@ def run_chosen(step, x_sb, weights):
     router_sb = loaded(weights[1].reshape((P_MAX, x_sb.shape[1], -1)))
     gained_sb, root_sb, _ = column_norm(x_sb, gain_sb, step.eps)
     number_sb, shares_sb = routed(gained_sb, router_sb, step.each, step.normalized, root_sb)
-    # the experts' shares [1, 8], scaled, on every partition: a product with ones
+    # a product with ones puts the experts' scaled shares [1, 8] on every partition
     ones_sb, spread_psum = filled((1, P_MAX), 1.0, FP32), psum_of((P_MAX, BEST))
     scaled(shares_sb, shares_sb, root_sb[0:1, :])
     product(spread_psum, ones_sb, shares_sb)
     spread_sb = copied(spread_psum, FP32)
-    # 2.4 MB an expert; its products take TensorE less than DMA needs for the next one's weights
+    # an expert has 2.4 MB; TensorE multiplies it faster than DMA brings the next expert's weights
     choices = own_share(list(range(step.each)))
     for choice in choices:
         own, pieces = nl.ds(choice, 1), 4 if choice == choices[-1] else 2
@@ -620,7 +620,7 @@ def experts_dense_kernel(normed_hbm, weight_hbm, gate_up_hbm, down_hbm):
     for expert in own_share(list(range(experts))):
         number = number_sb[:, expert : expert + 1]
         gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number)
-        # the expert's row of weights on every partition: a product with a column of the identity
+        # a product with a column of the identity puts the expert's row on every partition
         spread_psum, column_sb = psum_of((P_MAX, tokens)), one_sb[0:experts, expert : expert + 1]
         product(spread_psum, column_sb.broadcast(1, P_MAX), weight_sb)
         inners = inner_features(normed_sb, gate_up_sb, spread_psum)
@@ -740,7 +740,7 @@ def decode_step_kernel(
     for _ in range(kv_heads):
         qkv.append(tile_of((P_MAX, heads.own + 2, tiles, P_MAX), x_hbm.dtype))
     # QKV's weights have one place: the next layer's come while softmax and a collective run, and
-    # leave the DMA queues before the experts
+    # leave the DMA queues before the experts'
     step = Step(
         heads, ranks, loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count)),
         loaded(bias_hbm), loaded(place_hbm), qkv, bias_hbm.shape[1] - 1,
@@ -751,7 +751,7 @@ def decode_step_kernel(
         cached = caches[2 * n : 2 * n + 2]
         part_psum, new = attend_token(step, x_sb, attention, cached)
         x_sb = step.added(x_sb, part_psum)
-        if nl.program_id(0) == 0:  # behind an exchange: both cores have read the caches
+        if nl.program_id(0) == 0:  # after an exchange both cores have read the caches
             for kv_head in range(kv_heads):
                 step.keep(new[kv_head][0], cached[0], kv_head)
                 step.keep(new[kv_head][1], cached[1], kv_head)
@@ -969,7 +969,7 @@ class Qwen3MoeExperts(nn.Module):
         chosen = chosen.scatter(1, number, 1)
         ends = ((chosen.sum(0) + P_MAX - 1) // P_MAX).cumsum(0)
         firsts = torch.cat((torch.zeros_like(ends[:1]), ends[:-1])) * P_MAX
-        places = (firsts + chosen.cumsum(0) - 1).gather(1, number)  # of a token's own experts
+        places = (firsts + chosen.cumsum(0) - 1).gather(1, number)  # a token's own experts
         rows = torch.arange(tokens, device=device)[:, None].expand(places.shape)
         slots = torch.zeros(most * P_MAX, dtype=torch.int64, device=device)
         slots = slots.scatter(0, places.reshape(-1), rows.reshape(-1))
@@ -1023,7 +1023,7 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
         )
         layers = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(Qwen3MoeDecoderLayer(config) for _ in layers)
-        self.norm = nn.Identity()  # the head's
+        self.norm = nn.Identity()  # the head has the norm
         self.lm_head = Qwen3MoeHead(config, gathers=not self.on_device_sampling)
 
     def get_model_output(self, input_ids: Any = None, **given: Any) -> Tuple[Any, Any]:

@@ -9,10 +9,8 @@ they are written, as the others have it. Of trn2 and trn3 a kernel runs on one p
 are uncalibrated. A second table has how far both files are apart at other lengths.
 """
 
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -31,6 +29,7 @@ import llama_nki  # noqa: E402
 from benchmarks import pages  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
+from neuron_cpu.environment import variable  # noqa: E402
 
 PAGE = ROOT / "docs" / "porting.md"
 CHIPS = ("trn1", "trn2", "trn3")
@@ -71,19 +70,6 @@ def calls(
     yield "norm and head", module.linear_kernel, (meta(hidden, 1), weight(vocabulary, hidden), norm)
 
 
-@contextmanager
-def chip(name: str) -> Iterator[None]:
-    """Kernels are traced for this one."""
-    before = os.environ.get(target.ENVIRONMENT_VARIABLE)
-    os.environ[target.ENVIRONMENT_VARIABLE] = name
-    try:
-        yield
-    finally:
-        os.environ.pop(target.ENVIRONMENT_VARIABLE)
-        if before is not None:
-            os.environ[target.ENVIRONMENT_VARIABLE] = before
-
-
 def times(name: str) -> dict[str, list[float]]:
     """µs by kernel: of either file on trn1 alike, then of llama_nki.py on each chip of today."""
     found: dict[str, list[float]] = {}
@@ -91,7 +77,7 @@ def times(name: str) -> dict[str, list[float]]:
     columns = [("trn1", module, alike) for module in (llama, llama_nki)]
     columns += [(each, llama_nki, None) for each in CHIPS]
     for each, module, order in columns:
-        with chip(each):
+        with variable(target.ENVIRONMENT_VARIABLE, each):
             for kernel, function, arguments in calls(module, SIZES[name]):
                 total = schedule.schedule(function.trace(*arguments), order=order).total / 1e3
                 found.setdefault(kernel, []).append(total)
@@ -102,7 +88,7 @@ def differences(name: str, length: int) -> dict[str, float]:
     """What llama_nki.py takes longer than llama.py, in %, by kernel whose time depends on the
     length of a prompt or a cache: on trn1, both rearranged."""
     found: dict[str, list[float]] = {}
-    with chip("trn1"):
+    with variable(target.ENVIRONMENT_VARIABLE, "trn1"):
         for module in (llama, llama_nki):
             for kernel, function, arguments in calls(module, SIZES[name], length):
                 if kernel in ("attention, prefill", "MLP, prefill", "attention, decode"):

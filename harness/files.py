@@ -72,6 +72,23 @@ def remove_unlocked(folder: Path) -> bool:
     return not folder.exists()
 
 
+def bytes_of(folder: Path) -> int:
+    """The size of all files below; another run may remove some of them meanwhile."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(root, name)).st_size
+    return total
+
+
+def modified(path: Path) -> float:
+    """When it was written last, in seconds since 1970; 0 where another run has removed it."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return 0.0
+
+
 def read_key(file: Optional[Path]) -> Optional[str]:
     """The first line of a file: an argument could be read by every user of the machine."""
     if file is None:

@@ -27,14 +27,12 @@ class Platform:
         baseline_figures: the kind of the baseline's own figures, in words.
         runs: how often a measurement is repeated by default.
         warm_ups: unmeasured runs after the accuracy check.
-        measures_apart: whether speed is measured in runs of its own, not in the accuracy check's.
         new_tokens: of each prompt of a whole benchmark run, where none were asked for.
         default_ranks: tensor-parallel degree unasked, whatever the heads; None: where it divides.
-        estimates: whether a cost model tells device times, from shapes alone.
-        shows_graphs: whether values inside of a graph can be looked at.
+        simulates: whether a simulator computes. It shows values inside of a graph, and a cost model
+            tells device times from shapes. The accuracy check's own run is the measurement, the
+            baseline may have a process of its own, and ranks may be processes of torchrun.
         confines: whether a submission's process may be kept from the file system.
-        shares_process: whether the baseline must run in the submission's process.
-        ranks_as_processes: whether ranks may be processes that torchrun has started.
     """
 
     name: str
@@ -42,14 +40,10 @@ class Platform:
     baseline_figures: str
     runs: int
     warm_ups: int
-    measures_apart: bool
     new_tokens: Optional[int]
     default_ranks: Optional[int]
-    estimates: bool
-    shows_graphs: bool
+    simulates: bool
     confines: bool
-    shares_process: bool
-    ranks_as_processes: bool
 
 
 # The simulator's times are not worth repeating, and the accuracy check has warmed its caches. Each
@@ -60,14 +54,10 @@ STAND_IN = Platform(
     baseline_figures="estimated by the cost model of neuron_cpu",
     runs=1,
     warm_ups=0,
-    measures_apart=False,
     new_tokens=8,
     default_ranks=None,
-    estimates=True,
-    shows_graphs=True,
+    simulates=True,
     confines=True,
-    shares_process=False,
-    ranks_as_processes=True,
 )
 # 20 runs as NxDI's Benchmark class. A NeuronCore belongs to one process, and compiler and runtime
 # write to places that differ from version to version.
@@ -77,14 +67,10 @@ DEVICE = Platform(
     baseline_figures="measured here",
     runs=20,
     warm_ups=1,
-    measures_apart=True,
     new_tokens=None,
     default_ranks=2,
-    estimates=False,
-    shows_graphs=False,
+    simulates=False,
     confines=False,
-    shares_process=True,
-    ranks_as_processes=False,
 )
 
 

@@ -231,6 +231,7 @@ class Settings:
     # generation
     prompts: tuple[str, ...]  # empty where the model is to choose the default one
     prompt_notes: tuple[str, ...]  # one line for each --prompt value that was split
+    given: tuple[str, ...]  # the words of the command line that --mode diff takes, too
     system: Optional[str]  # of a chat
     raw: bool
     stream: bool

@@ -165,6 +165,8 @@ def test_preflight_fails_what_must_not_be_uploaded(run: Callable, text: str, fai
     done = run("preflight", text)
     assert done.returncode == 1, done.stdout + done.stderr
     assert failed in done.stdout and "Not ready" in done.stdout and "Traceback" not in done.stderr
+    last = done.stdout.splitlines()[-1]
+    assert ("python main.py --enable-nki --mode diff --" in last) == ("accurate" in failed)
 
 
 @pytest.mark.parametrize(

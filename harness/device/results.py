@@ -75,7 +75,7 @@ def begun(path: Path) -> dict[str, Any]:
     if path == path.with_suffix(".md"):
         raise UserError(f"{path} is where the page goes, expected a name such as report.json.")
     check_writable_folder(path.parent)
-    source = REHEARSAL if sdk.platform().estimates else DEVICE
+    source = REHEARSAL if sdk.platform().simulates else DEVICE
     new = {"format": FORMAT, "source": source, "machine": machine(), "entries": {}}
     new["begun"] = time.strftime(BEGUN)
     if not path.exists():

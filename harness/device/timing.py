@@ -35,7 +35,7 @@ ONE_CORE = {"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "1"}  # a ke
 def benchmark(call: Mapping[str, Any]) -> dict[str, float]:
     """Microseconds of a kernel by percentile, the start of its graph included."""
     if call["module"] in calls.OF_TODAY:
-        return estimated(call) if sdk.platform().estimates else profiled(call)
+        return estimated(call) if sdk.platform().simulates else profiled(call)
     import neuronxcc.nki as nki
     import neuronxcc.nki.language as nl
     import neuronxcc.nki.typing as nt
@@ -109,7 +109,7 @@ def graph(call: Mapping[str, Any]) -> dict[str, float]:
 
     A process of its own runs it, as the cores are free again only when that has ended.
     """
-    if sdk.platform().estimates:
+    if sdk.platform().simulates:
         return estimated(call)
     with tempfile.TemporaryDirectory() as folder:
         run = "-m", "harness.device.timing", json.dumps(dict(call)), "times.json"

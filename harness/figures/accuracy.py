@@ -18,7 +18,6 @@ from harness import sdk
 from harness.errors import UserError
 from harness.session.building import Loaded, identity
 from harness.session.generation import OnStep, greedy_scores
-from harness.session.opening import Session
 from harness.settings import Settings
 from harness.swapping import reference_cache
 from neuron_cpu.errors import UnwritableError
@@ -245,13 +244,9 @@ def check_row(
     return replace(result, passed=excused, contest_passed=False)
 
 
-def cause(session: Session) -> str:
-    """The command that finds where a submission begins to differ."""
-    settings = session.settings
-    words = ["--llama", settings.llama]
-    if settings.model_path is not None:
-        words += ["--model-path", str(settings.model_path)]
-    words += [part for text in settings.prompts[:1] for part in ("--prompt", f'"{text}"')]
+def cause(settings: Settings) -> str:
+    """The command that finds where a submission begins to differ, with the options given."""
+    words = [word for word in settings.given if word != "--enable-nki"]
     return f"What finds the cause: python main.py --enable-nki --mode diff {shlex.join(words)}"
 
 
@@ -280,7 +275,7 @@ def not_finite(what: str) -> RowResult:
 
 def origin_of_nonfinite(loaded: Loaded, ids: Sequence[int], count: int) -> str:
     """Which kernel, line and element, or which module of the submission they come from."""
-    if not sdk.platform().shows_graphs:
+    if not sdk.platform().simulates:
         return "--mode diff on the stand-in tells which kernel they come from"
     what = "The first value that is not finite cannot be found"
     found: Any = loaded.call(_LOCATE, what, ids=list(ids), new_tokens=count).body
@@ -310,7 +305,7 @@ def _known_scores(loaded: Loaded, ids: Sequence[int], count: int, on_step: Optio
     import torch  # as above
 
     shape = count, loaded.session.vocabulary
-    if not sdk.platform().estimates or 4 * math.prod(shape) > MOST_KEPT_BYTES:
+    if not sdk.platform().simulates or 4 * math.prod(shape) > MOST_KEPT_BYTES:
         return _scores(loaded, ids, count, on_step)
     rounding = loaded.session.settings.baseline_rounding
     file = reference_cache.place({"ids": list(ids), "model": identity(loaded), "as": rounding})

@@ -74,7 +74,7 @@ def _meter(session: Session, scratch: Path) -> tuple[str, int, Meter]:
     """The model whose baseline is recorded, its ranks, and the function that gives its figures."""
     chosen = session.settings.profile_model
     here = sdk.platform()
-    if chosen is not None and not here.estimates:
+    if chosen is not None and not here.simulates:
         raise UserError("--profile-model has no weights to measure; give --model-path.")
     loaded = (
         build(session, Role.BASELINE)
@@ -82,7 +82,7 @@ def _meter(session: Session, scratch: Path) -> tuple[str, int, Meter]:
         else _without_weights(session, chosen, scratch)
     )
     name, ranks = loaded.session.model.name.lower(), loaded.session.settings.tp_degree or 1
-    if here.estimates:
+    if here.simulates:
         own = SpeedEstimates(loaded)
         return name, ranks, lambda ids, count: _known(own.report(len(ids), count))
     return name, ranks, lambda ids, count: benchmark.measure(loaded, [ids], count, here.runs)

@@ -62,7 +62,7 @@ class SpeedEstimates:
         One deterministic run, so all percentiles would be the same number: `latency_ms_p99` and
         `latency_ms_avg` stand for them.
         """
-        if not sdk.platform().estimates:
+        if not sdk.platform().simulates:
             return None
         first = self._prompt(prompt_tokens)
         later = [

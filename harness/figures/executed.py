@@ -51,7 +51,7 @@ def calls(host: Host, role: str, needed: Sequence[Sequence[Any]]) -> list[dict[s
 def check(loaded: Loaded, traced: Sequence[Graph], used: Sequence[tuple[str, int]]) -> None:
     """Refuse a model whose runs differ from its traces. The check takes graphs of a sub-model up to
     the longest bucket that is `used`; no figure counts longer ones."""
-    if not sdk.platform().shows_graphs:
+    if not sdk.platform().simulates:
         return
     what = "The graphs that ran cannot be held against those that were traced"
     longest = {name: max(n for other, n in used if other == name) for name, _ in used}

@@ -54,12 +54,9 @@ def _of_the_library(model: Any, scratch: Path) -> dict[tuple[str, str], GraphRec
         tempfile.TemporaryDirectory(dir=scratch) as folder,
         mock.patch.dict(os.environ, {_WORK_DIR: folder + os.sep}),
         builder.heard() as graphs,
+        mock.patch.object(model, "_builder", None, create=True),
     ):
-        before, model._builder = getattr(model, "_builder", None), None
-        try:
-            model.get_builder().trace(initialize_model_weights=False)
-        finally:
-            model._builder = before
+        model.get_builder().trace(initialize_model_weights=False)
     names = [
         (wrapper.tag, str(bucket))
         for wrapper in model.models

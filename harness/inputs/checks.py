@@ -140,7 +140,7 @@ def _check_sampling(settings: Settings) -> None:
     if not 0 < settings.top_p <= 1:
         raise UserError(f"--top-p must be above 0 and at most 1, got {settings.top_p}.")
     if not settings.temperature > 0:
-        raise UserError(f"--temperature must be above 0, got {settings.temperature}.")
+        raise UserError(f"--temperature must be at least 0, got {settings.temperature}.")
     if settings.global_topk is not None and not settings.on_device_sampling:
         raise UserError("--global-topk needs --on-device-sampling.")
     if settings.async_mode and not settings.on_device_sampling:

@@ -54,6 +54,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "llama": args.llama[0],
         "contestants": tuple(args.llama),
         "clear": tuple(args.clear),
+        "given": tuple(options.words_for("diff", given)),
         "only": None if args.only is None else tuple(args.only),
         **_batching(args),
         "speculation": speculation.asked(args),

@@ -45,18 +45,22 @@ def check_flags(args: argparse.Namespace) -> None:
                 raise UserError(f"{flag} needs --enable-eagle-speculation.")
 
 
+def _read(source: Path, adapter: TypeAdapter[Any], form: str) -> Any:
+    """A tree's file in its form; a UserError names the form."""
+    try:
+        return adapter.validate_json(source.read_bytes())
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:120]
+        told = f"Cannot read the tree {source}, expected a JSON {form}: {reason}; mend the file."
+        raise UserError(told) from error
+
+
 def token_tree(args: argparse.Namespace, most: int) -> tuple[TokenTree, int]:
     """The children of each node that has some, and the number of nodes. UserError unless the nodes
     of a tree count up from 0, level by level."""
     source = args.token_tree_json
-    try:
-        given = _TOKEN_TREE.validate_json(source.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Cannot read the tree {source}, expected a JSON object of nodes and their children, "
-            f'such as {{"0": ["1", "2"], "1": ["3"]}}: {" ".join(str(error).split())[:120]}; mend '
-            "the file."
-        ) from error
+    form = 'object of nodes and their children, such as {"0": ["1", "2"], "1": ["3"]}'
+    given = _read(source, _TOKEN_TREE, form)
     found = [0]
     for node in found:
         if len(found) <= most:  # a circle has no end
@@ -106,14 +110,8 @@ def medusa(args: argparse.Namespace) -> Speculation:
 
 def _read_tree(source: Path, heads: int) -> list[list[int]]:
     """The paths of a tree, each with its beginning among them; UserError for anything else."""
-    try:
-        paths = _PATHS.validate_json(source.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Cannot read the tree {source}, expected a JSON list of lists of candidates below "
-            f"{MEDUSA_CANDIDATES}, such as [[0], [1], [0, 0]]: "
-            f"{' '.join(str(error).split())[:120]}; mend the file."
-        ) from error
+    form = f"list of lists of candidates below {MEDUSA_CANDIDATES}, such as [[0], [1], [0, 0]]"
+    paths = _read(source, _PATHS, form)
     known: set[tuple[int, ...]] = {tuple(path) for path in paths} | {()}
     torn = [path for path in paths if tuple(path[:-1]) not in known or len(path) > heads]
     if torn or not paths or len(known) <= len(paths):

@@ -146,13 +146,18 @@ def check_folder(path: Path) -> ModelFolder:
     config = schema.read_json(path / "config.json")
     check_config(path, config)
     if not (path / "tokenizer_config.json").is_file():
-        raise UserError(f"The model folder {path} has no tokenizer (tokenizer_config.json).")
+        raise UserError(
+            f"The model folder {path} has no tokenizer (tokenizer_config.json); copy the model's "
+            "tokenizer files into it."
+        )
     generation: dict[str, Any] = {}
     if (path / "generation_config.json").is_file():
         generation = schema.read_json(path / "generation_config.json")
         schema.checked(path / "generation_config.json", schema.Generation, generation)
     if not any((path / name).is_file() for name in _WEIGHT_FILES):
-        raise UserError(f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}.")
+        raise UserError(
+            f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}; download them."
+        )
     model = ModelFolder(path.resolve(), path.resolve().name, config, generation)
     check_shapes(model)
     return model
@@ -185,19 +190,30 @@ def check_shapes(model: ModelFolder) -> None:
 
     Reads safetensors headers; other formats are checked by the SDK when it loads them.
     """
-    shapes: dict[str, list[int]] = {}
-    for file in sorted(model.path.glob("*.safetensors")):
-        shapes.update(safetensors_shapes(file))
+    shapes = _shapes_in(model.path)
     if not shapes:
         return
     for name, expected in expected_shapes(model).items():
         if name not in shapes:
-            raise UserError(f"The checkpoint in {model.path} lacks the tensor {name}.")
+            mend = _mend_of_missing(model, name)
+            raise UserError(f"The checkpoint in {model.path} lacks the tensor {name}; {mend}.")
         if shapes[name] != expected:
             raise UserError(
                 f"The tensor {name} in {model.path} does not fit config.json: expected shape "
-                f"{expected}, got {shapes[name]}."
+                f"{expected}, got {shapes[name]}; take the config.json that came with the weights."
             )
+
+
+def _mend_of_missing(model: ModelFolder, name: str) -> str:
+    """What to do about a tensor that no file holds."""
+    quantised = model.config.get("quantization_config")
+    if isinstance(quantised, dict):
+        method = quantised.get("quant_method")
+        return f"it is quantised by {method}: take the float checkpoint, and --quantize int8 here"
+    index = model.path / f"{_WEIGHT_FILES[0]}.index.json"
+    files = schema.read_json(index).get("weight_map") if index.is_file() else None
+    file = files.get(name) if isinstance(files, dict) else None
+    return f"download {file}" if file else "take the config.json that came with the weights"
 
 
 def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
@@ -237,12 +253,20 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     return expected
 
 
+def _shapes_in(folder: Path) -> dict[str, list[int]]:
+    """Tensor name -> shape of all safetensors files in a folder."""
+    files = map(safetensors_shapes, sorted(folder.glob("*.safetensors")))
+    return {name: shape for shapes in files for name, shape in shapes.items()}
+
+
 def safetensors_shapes(path: Path) -> dict[str, list[int]]:
     """Tensor name -> shape from the JSON header: 8 bytes of length, then the header itself."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
+            if struct.pack("<Q", length) == b"version ":
+                raise ValueError("it is a pointer of Git LFS, and `git lfs pull` fetches the file")
             if length > min(size, schema.MOST_JSON_BYTES):
                 raise ValueError("the header is longer than the file")
             header = json.loads(file.read(length))
@@ -257,7 +281,8 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
             f"Cannot read the checkpoint file {path}: it {schema.first_problem(error)}."
         ) from error
     except (OSError, ValueError, struct.error, RecursionError) as error:
-        raise UserError(f"Cannot read the checkpoint file {path}: {error}.") from error
+        again = "" if "LFS" in str(error) else "; download it again"
+        raise UserError(f"Cannot read the checkpoint file {path}: {error}{again}.") from error
     return {name: entry.shape for name, entry in entries.items()}
 
 
@@ -330,9 +355,7 @@ def check_eagle_folder(path: Path, target: ModelFolder) -> ModelFolder:
     config = schema.read_json(path / "config.json")
     check_config(path, config)
     draft, size = ModelFolder(path.resolve(), path.resolve().name, config), config["hidden_size"]
-    shapes: dict[str, list[int]] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        shapes.update(safetensors_shapes(file))
+    shapes = _shapes_in(path)
     found = shapes.get("model.fc.weight", shapes.get("fc.weight"))
     expected = target.config["hidden_size"]
     if size != expected or config["num_hidden_layers"] != 1 or found != [expected, 2 * expected]:

@@ -8,7 +8,7 @@ import argparse
 import ast
 import math
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -429,6 +429,17 @@ def default_seq_len(mode: str) -> int:
     return LONGER_SEQ_LEN if mode in ("chat", "serve", "swap") else DEFAULT_SEQ_LEN
 
 
+def words_for(mode: str, given: Sequence[str]) -> Iterator[str]:
+    """The words of a command line that are options of ``mode``, with their values."""
+    kept = False
+    for word in given:
+        if word.startswith("--"):
+            option = OPTIONS.get(word.split("=")[0])
+            kept = option is not None and mode in (option.modes or (mode,))
+        if kept:
+            yield word
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare every option, including refused ones."""
     parser.add_argument("--mode", choices=list(MODES), required=True, metavar="MODE")
@@ -457,7 +468,8 @@ def help_of_mode(mode: str, width: int) -> str:
     shown: list[tuple[str, str]] = []
     named: list[str] = []
     for name, topic in TOPICS.items():
-        known = [option for option in topic.options if mode in (option.modes or (mode,))]
+        every = () if mode == "cache" else (mode,)  # no model there: its own options alone
+        known = [option for option in topic.options if mode in (option.modes or every)]
         if topic.whole_in is None or mode in topic.whole_in:
             shown += [(option.left, option.help) for option in known]
         elif known and name != EXPERIMENTS:
@@ -470,7 +482,8 @@ def help_of_mode(mode: str, width: int) -> str:
     if len(own) + 1 + len(named) > SCREEN:
         topics = ", ".join(line.split(":")[0].strip() for line in named if ":" in line)
         named = textwrap.wrap(topics, width, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join([*own, "others, which main.py --help TOPIC explains:", *named])
+    others = ["others, which main.py --help TOPIC explains:", *named] if named else []
+    return "\n".join([*own, *others])
 
 
 def help_of_topic(name: str, width: int) -> str:

@@ -171,11 +171,15 @@ def read_json(path: Path) -> dict[str, Any]:
             raise ValueError(f"it has more than {MOST_JSON_BYTES} bytes")
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise UserError(f"The model folder {path.parent} has no {path.name}.") from error
+        raise UserError(
+            f"The model folder {path.parent} has no {path.name}; name a folder of a model of "
+            "Hugging Face, downloaded whole."
+        ) from error
     except RecursionError as error:
         raise UserError(f"Cannot read {path}: it is nested too deeply.") from error
     except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read {path}: {error}.") from error
+        told = f"Cannot read {path}: {error}; correct it or download it again."
+        raise UserError(told) from error
     if not isinstance(content, dict):
         raise UserError(f"{path} must hold one JSON object.")
     return content

@@ -170,10 +170,12 @@ def _tree(file: Path) -> ast.AST:
 def load(path: Path, model_type: str) -> ModuleType:
     """Import the file under its stem; a UserError says where it raised, or which name it lacks."""
     module = imported(path)
-    if not hasattr(module, MODEL_CLASSES[model_type]):
+    name = MODEL_CLASSES[model_type]
+    if not hasattr(getattr(module, name, None), "get_neuron_config_cls"):
+        what = "defines no application of NxDI as" if hasattr(module, name) else "does not define"
         raise UserError(
-            f"The submission {path} does not define {MODEL_CLASSES[model_type]}, which the driver "
-            f"runs for a model of type {model_type!r}."
+            f"The submission {path} {what} {name}, which the driver runs for a model of type "
+            f"{model_type!r}; begin with a copy of llama.py."
         )
     return module
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness import console
 from harness.errors import UserError
-from harness.files import cache_folder, remove_unlocked
+from harness.files import bytes_of, cache_folder, modified, remove_unlocked
 from harness.session.building import MOST_COMPILED_BYTES, last_used
 from harness.settings import Settings
 from harness.swapping import reference_cache
@@ -27,9 +27,8 @@ def run(settings: Settings) -> int:
                 "lists; correct it."
             )
         wanted[name] = folders[name]
-    stay = [name for name, path in wanted.items() if not remove_unlocked(path)]
-    if stay:
-        console.say(f"In use, not removed: {', '.join(stay)}")
+    if stay := [name for name, path in wanted.items() if not remove_unlocked(path)]:
+        console.say(f"Not removed, as they are in use or read-only: {', '.join(stay)}")
     _show(place, {name: path for name, path in folders.items() if path.exists()})
     return 1 if stay else 0
 
@@ -49,8 +48,8 @@ def _folders(place: Path) -> list[Path]:
 def _show(place: Path, folders: dict[str, Path]) -> None:
     out, table, total = terminal.output(100), terminal.table_of(">MiB|last used|folder"), 0
     for name, path in folders.items():
-        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        used = time.strftime("%Y-%m-%d", time.localtime(last_used(path) or path.stat().st_mtime))
+        size = bytes_of(path)
+        used = time.strftime("%Y-%m-%d", time.localtime(last_used(path) or modified(path)))
         table.add_row(f"{size / 2**20:.0f}", used, name)
         total += size
     if folders:

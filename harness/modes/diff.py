@@ -35,7 +35,7 @@ def run(settings: Settings) -> int:
 
     Status 1 also where fp32 itself is not finite, so nothing can be compared.
     """
-    if not sdk.platform().shows_graphs:
+    if not sdk.platform().simulates:
         raise UserError(
             "--mode diff looks inside the graphs, which a device does not show; run it with "
             "NEURON_CPU=1 or on another machine."

@@ -41,8 +41,6 @@ def run(settings: Settings) -> int:
             0, session.prompts, session.prompt_ids, settings.seq_len, None, step.advance
         )
     report.print_result(result)
-    if result.figures is not None and not result.accurate:
-        console.say(accuracy.cause(session))
     for note in report.of_quantised(settings.quantised_words, [result]):
         console.say(note)
     if result.figures is None:
@@ -50,6 +48,8 @@ def run(settings: Settings) -> int:
     speeds = json.dumps(result.figures.speed.as_dict(), indent=1)
     write_text_atomically(Path(REPORT_FILE), speeds + "\n")
     console.say(f"Speed report written to {REPORT_FILE}")
+    if not result.accurate:
+        console.say(accuracy.cause(settings))
     return 0 if result.accurate else 1
 
 
@@ -72,7 +72,7 @@ class Evaluator:
     def __init__(self, session: Session, soon: Sequence[tuple[list[int], int, int]] = ()) -> None:
         self.session = session
         self.baseline = build(session, Role.BASELINE)
-        self.precise = build(session, Role.PRECISE) if sdk.platform().estimates else None
+        self.precise = build(session, Role.PRECISE) if sdk.platform().simulates else None
         # One thread asks the baseline's process, which answers one request at a time.
         self._ahead = ThreadPoolExecutor(max_workers=1)
         self._known: dict[tuple[int, ...], Future[Expected]] = {}
@@ -104,7 +104,7 @@ class Evaluator:
         """
         settings = self.session.settings
         alone = len(prompt_ids) == 1 and settings.speculation is None and settings.runs is None
-        return alone and not sdk.platform().measures_apart
+        return alone and sdk.platform().simulates
 
     def begin(self, ids: Sequence[int], new_tokens: int, room: int = 0) -> None:
         """Let the baseline start on its logits for a later `evaluate` of this prompt.
@@ -112,7 +112,7 @@ class Evaluator:
         With `room` for tokens behind the prompt, on its own speed, too. It runs in a process of its
         own, where the platform has two.
         """
-        apart = self.session.settings.isolate and not sdk.platform().shares_process
+        apart = self.session.settings.isolate and sdk.platform().simulates
         if apart and tuple(ids) not in self._known:
             self._known[tuple(ids)] = self._ahead.submit(self._expected, ids, new_tokens, room)
 

@@ -214,7 +214,7 @@ def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
 # What a resumed run may ask differently: it changes no result.
 _FREE_TO_CHANGE = (
     *("resume", "debug", "recompile", "results_path", "compiled_model_path", "llama", "model_path"),
-    *("isolate", "memory_limit", "cpu_limit", "time_limit", "prompt_notes"),
+    *("isolate", "memory_limit", "cpu_limit", "time_limit", "prompt_notes", "given"),
     "contestants",
 )
 

@@ -62,7 +62,7 @@ def run(settings: Settings) -> int:
         "Ready for the upload." if not failed else f"Not ready: {failed} of {len(items)} failed."
     )
     if any(item.name == ACCURATE and not item.passed for item in items):
-        terminal.printed(accuracy.cause(session))
+        terminal.printed(accuracy.cause(settings))
     return 1 if failed else 0
 
 

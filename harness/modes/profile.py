@@ -34,7 +34,7 @@ MOST_FILE_BYTES = 1 << 28  # of a page or trace
 
 def run(settings: Settings) -> int:
     """Print the profile of prefill and decode; write the files that options name."""
-    if not sdk.platform().estimates:
+    if not sdk.platform().simulates:
         return _run_on_device(settings)
     if settings.profile_output:
         check_writable_folder(settings.profile_output)

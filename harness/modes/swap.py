@@ -196,7 +196,7 @@ def _variant(trial: Trial, worker: Worker, name: str, kernel: bool) -> tuple[Agr
         raise SubmissionFailed(f"{what}: expected results of {shapes}, got others.")
     seconds = tuple(np.diff(clock))
     speed = Speed(seconds[0], seconds[len(_SLOWEST_RUNS) :])
-    if sdk.platform().estimates:
+    if sdk.platform().simulates:
         with console.step(f"Estimating {name}"):
             found = worker.call(_ESTIMATE, what, **told).body
         speed = replace(speed, estimate_ms=tuple(found["ms"]), why_not=str(found["why_not"]))

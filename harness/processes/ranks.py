@@ -251,7 +251,7 @@ def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
     """The settings of a run over torchrun's ranks; a UserError where it cannot be one."""
     if place is None:
         return settings
-    if not sdk.platform().ranks_as_processes:
+    if not sdk.platform().simulates:
         raise UserError(
             "torchrun starts ranks as processes, which only the stand-in for the SDK takes; start "
             "main.py by itself, and the SDK starts the ranks."

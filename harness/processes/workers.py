@@ -28,6 +28,7 @@ from harness.errors import UserError, is_refusal
 from harness.inputs.submission import REPOSITORY
 from harness.processes import wire, worker
 from harness.processes.worker import Answer, Host, Job
+from neuron_cpu.environment import variable
 from neuron_cpu.files import remove_tree, temporary_sibling
 from neuron_cpu.processes import forked, limits
 from neuron_cpu.processes.pipes import Pipe
@@ -348,16 +349,8 @@ def _text(value: Any) -> str:
     return "".join(c if c.isprintable() else " " for c in value[:10_000])
 
 
-@contextlib.contextmanager
-def _importable() -> Iterator[None]:
+def _importable() -> contextlib.AbstractContextManager[None]:
     """New interpreters find the harness wherever the driver was started (Python 3.10 and 3.11
     give the fork server no path)."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), before)))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    path = os.environ.get("PYTHONPATH")
+    return variable("PYTHONPATH", os.pathsep.join(filter(None, (str(REPOSITORY), path))))

@@ -16,7 +16,7 @@ from typing import Any, Optional
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.files import cache_folder, locked_folder, remove_unlocked
+from harness.files import bytes_of, cache_folder, locked_folder, modified, remove_unlocked
 from harness.inputs import models, quantised, submission
 from harness.processes.roles import BASELINES, QUANTISED, Role
 from harness.processes.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
@@ -97,7 +97,7 @@ def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
 def _job(session: Session, role: Role) -> Job:
     """The baseline gets a process of its own where the platform allows two."""
     settings, platform_here = session.settings, sdk.platform()
-    own = role in BASELINES and not platform_here.shares_process
+    own = role in BASELINES and platform_here.simulates
     return Job(
         settings=settings,
         model_path=session.model.path,
@@ -200,7 +200,7 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
         text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
         write_text_atomically(target / MANIFEST, text)
         if loaded.session.settings.compiled_model_path is None:
-            size = sum(_file_sizes(target).values())
+            size = bytes_of(target)
             cache = folder.parent.parent
             left, gone = forget_old(cache, MOST_COMPILED_BYTES - size, folder.parent)
             step.note(f"{title}; {_said(left + size, gone)}")
@@ -242,7 +242,7 @@ def _said(kept_bytes: int, gone: int) -> str:
 
 def last_used(root: Path) -> float:
     """When one of its compiled models was last compiled or loaded."""
-    return max((path.stat().st_mtime for path in root.glob(f"*/{MANIFEST}")), default=0.0)
+    return max(map(modified, root.glob(f"*/{MANIFEST}")), default=0.0)
 
 
 def forget_old(cache: Path, most_bytes: int, keep: Path) -> tuple[int, int]:
@@ -252,7 +252,7 @@ def forget_old(cache: Path, most_bytes: int, keep: Path) -> tuple[int, int]:
     number of folders removed.
     """
     roots = [path for path in cache.iterdir() if path.is_dir() and path != keep]
-    sizes = {path: sum(_file_sizes(path).values()) for path in [*roots, keep]}
+    sizes = {path: bytes_of(path) for path in [*roots, keep]}
     before = len(sizes)
     for root in sorted(roots, key=last_used):
         if sum(sizes.values()) <= most_bytes:
@@ -312,7 +312,8 @@ def _changed_inputs(folder: Path, inputs: dict[str, Any]) -> list[str]:
 def _checksums(folder: Path, seconds: float) -> dict[str, str]:
     """Relative path -> checksum of everything in a compiled folder but the manifest itself."""
     until = time.monotonic() + seconds
-    return {name: _checksum(folder / name, until) for name in _file_sizes(folder)}
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    return {name: _checksum(folder / name, until) for name in names if name != MANIFEST}
 
 
 def _checksum(path: Path, until: float = math.inf) -> str:
@@ -333,11 +334,3 @@ def _checksum(path: Path, until: float = math.inf) -> str:
     except OSError:
         return ""
     return f"{size} {value:08x}"
-
-
-def _file_sizes(folder: Path) -> dict[str, int]:
-    """Relative path -> bytes of everything in a compiled folder but the manifest itself."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
-    sizes.pop(MANIFEST, None)
-    return sizes

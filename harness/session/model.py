@@ -63,7 +63,7 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     if role in BASELINES and asked.seq_len <= MOST_PREFILL:
         asked = asked.whole_prefill()
     settings = asked.neuron_config()
-    if role in BASELINES and sdk.platform().estimates and sdk.real_libraries() is None:
+    if role in BASELINES and sdk.platform().simulates and sdk.real_libraries() is None:
         settings["save_sharded_checkpoint"] = False  # `load` reads the checkpoint itself
     if role in (Role.SHADOW, Role.PRECISE):
         settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
@@ -210,7 +210,7 @@ def compile(host: Host, role: str) -> str:
             host.models[Role(role)].compile(str(target))
         if not (target / GRAPHS).is_dir():
             # on the stand-in nobody's but this run's: the default folder is of all users
-            own = work_dir.is_dir() or sdk.platform().estimates
+            own = work_dir.is_dir() or sdk.platform().simulates
             source = work_dir if own else Path(_DEFAULT_WORK_DIR)
             for graph in source.glob("*/*/model/graph.hlo"):
                 kept = target / GRAPHS / graph.relative_to(source)
@@ -234,7 +234,7 @@ def load(host: Host, role: str, folder: Path) -> None:
             f"The compiled model in {folder} cannot be loaded: {host.where(error)}; if its files "
             "are damaged, --recompile builds them anew."
         ) from error
-    if sdk.platform().estimates:
+    if sdk.platform().simulates:
         _keep_memory()
 
 
@@ -319,7 +319,7 @@ def _watched(
 
 def _is_watched(host: Host, role: Role) -> bool:
     of_submission = role in (Role.NKI, Role.TORCH) and "evaluate" in host.job.settings.mode
-    return of_submission and sdk.platform().shows_graphs
+    return of_submission and sdk.platform().simulates
 
 
 def _rounding(settings: Settings, role: Role) -> contextlib.AbstractContextManager[None]:
@@ -327,7 +327,7 @@ def _rounding(settings: Settings, role: Role) -> contextlib.AbstractContextManag
     if (
         role != Role.BASELINE
         or settings.baseline_rounding == OPERATOR
-        or not sdk.platform().shows_graphs
+        or not sdk.platform().simulates
     ):
         return contextlib.nullcontext()
     return importlib.import_module("neuron_cpu.runtime.rounding").fused(settings.baseline_rounding)

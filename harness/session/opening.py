@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -22,6 +21,7 @@ from harness.processes import ranks as other_ranks
 from harness.processes.workers import Workers
 from harness.settings import Settings
 from neuron_cpu.console import streams
+from neuron_cpu.environment import variable
 
 
 @dataclass(frozen=True)
@@ -185,25 +185,15 @@ def read_tokenizer(folder: Path, padding_side: str, alone: bool = False) -> Any:
     return tokenizer
 
 
-@contextlib.contextmanager
-def _without_torch(alone: bool) -> Iterator[None]:
+def _without_torch(alone: bool) -> contextlib.AbstractContextManager[None]:
     """Tokenizers that are ``alone`` need none of the seconds that PyTorch's import takes.
 
     Where a model runs in this process, or PyTorch is imported already, transformers may see
     PyTorch: its choice at the first import holds for the process.
     """
     if not alone or "torch" in sys.modules:
-        yield
-        return
-    before = os.environ.get("USE_TORCH")
-    os.environ["USE_TORCH"] = "0"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["USE_TORCH"]
-        else:
-            os.environ["USE_TORCH"] = before
+        return contextlib.nullcontext()
+    return variable("USE_TORCH", "0")
 
 
 def _padding_token(tokenizer: Any) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from harness.files import cache_folder
+from harness.files import bytes_of, cache_folder, modified
 from neuron_cpu.files import write_bytes_atomically
 
 MOST_BYTES = 4 << 30
@@ -42,11 +42,10 @@ def write(path: Path, body: Any, arrays: list[np.ndarray]) -> None:
     named = {f"array{index:02}": array for index, array in enumerate(arrays)}
     np.savez(content, **{_BODY: np.array(json.dumps(body))}, **named)  # type: ignore[arg-type]
     write_bytes_atomically(path, content.getvalue())
-    others = sorted(path.parent.glob("*.npz"), key=lambda file: file.stat().st_mtime)
-    room = sum(file.stat().st_size for file in others) - MOST_BYTES
-    for file in others:
+    room = bytes_of(path.parent) - MOST_BYTES
+    for file in sorted(path.parent.glob("*.npz"), key=modified):
         if room <= 0 or file == path:
             return
-        room -= file.stat().st_size
         with contextlib.suppress(OSError):
+            room -= file.stat().st_size
             file.unlink()

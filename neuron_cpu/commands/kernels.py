@@ -2,18 +2,18 @@
 
 import argparse
 import importlib.util
-import os
 import re
 import sys
 import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from ..console.arguments import positive
 from ..console.hints import hint
+from ..environment import variable
 from ..errors import UsageError
 from ..processes import limits
 
@@ -64,19 +64,10 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
 
 
-@contextmanager
-def targeted(args: argparse.Namespace) -> Iterator[None]:
+def targeted(args: argparse.Namespace) -> AbstractContextManager[None]:
     """The body builds kernels for the chip of the command line."""
-    before, asked = os.environ.get(TARGET), getattr(args, "target", None)
-    if asked is None:
-        yield
-        return
-    os.environ[TARGET] = asked
-    try:
-        yield
-    finally:
-        os.environ.pop(TARGET)
-        os.environ.update({} if before is None else {TARGET: before})
+    asked = getattr(args, "target", None)
+    return nullcontext() if asked is None else variable(TARGET, asked)
 
 
 def declare_kernel(parser: argparse.ArgumentParser) -> None:

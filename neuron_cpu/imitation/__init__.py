@@ -1,1 +1,1 @@
-"""The imitation of the public libraries; on `sys.path` where these are absent."""
+"""The imitation of the public libraries. It is on `sys.path` where these are absent."""

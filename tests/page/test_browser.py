@@ -300,7 +300,17 @@ def test_a_kernel_that_is_nowhere_legal_has_its_verdict_alone(shown, file, tmp_p
     assert page.locator("section:visible").count() == 1
 
 
-@pytest.mark.parametrize("width", [420, 800, 1280])
+@pytest.mark.parametrize("width", [390, 800, 1280])
+def test_no_table_is_wider_than_its_panel(one, width):
+    one.page.set_viewport_size({"width": width, "height": 900})
+    wide = "p => p.scrollWidth > p.clientWidth"
+    panels = "[...document.querySelectorAll('.panel.wide')]"
+    cut = f"() => {panels}.filter({wide}).map(p => p.innerText)"
+    assert one.page.evaluate(cut) == []
+    assert one.page.locator(".panel.wide:visible").count() >= 3
+
+
+@pytest.mark.parametrize("width", [390, 800, 1280])
 def test_no_line_of_the_roofline_crosses_a_label(one, width):
     one.page.set_viewport_size({"width": width, "height": 900})
     one.drawn()

@@ -27,6 +27,7 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 from ..device.errors import refuse, warn
+from ..device.unknown import CALLS
 from ..program.source import methods_of, names_of, reachable, tree_of
 
 TRACED_ONCE = frozenset({"affine_range", "sequential_range", "range"})
@@ -84,6 +85,34 @@ def lint(function: Callable | None) -> None:
             raise refuse(finding.identifier, finding.message, place)
         # the contest's winner took min() of an index, and ran on a device
         warn(finding.identifier, finding.message, place, finding.identifier == "sim_loop_min_max")
+
+
+def warn_of_attributes(function: Callable) -> None:
+    """Warn of assignments to ``.shape`` or ``.dtype`` of what nl or nisa made. They change a view
+    in place, or raise Python's own error: the warning explains what follows."""
+    for one, _ in reachable(function):
+        tree = tree_of(one)
+        for line, name, attribute in _attributes_set(tree) if tree is not None else ():
+            warn(
+                "sim_tile_attribute",
+                f"{name}.{attribute} is assigned to, expected it as the tile was made; "
+                f"{CALLS[attribute]}",
+                f"{one.__name__} ({one.__code__.co_filename}:{line})",
+            )
+
+
+@functools.cache
+def _attributes_set(tree: ast.FunctionDef) -> list[tuple[int, str, str]]:
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    values = [node.targets for node in found if _calls_tensor_api(node.value)]
+    made = {name.id for targets in values for one in targets for name in _targets(one)}
+    return [
+        (node.lineno, ast.unparse(one.value), one.attr)
+        for node in found
+        for one in node.targets
+        if isinstance(one, ast.Attribute) and one.attr in ("shape", "dtype")
+        if ast.unparse(one.value) in made
+    ]
 
 
 def findings(function: Callable) -> list[tuple[str, Finding]]:
@@ -409,6 +438,16 @@ class _Scope:
         """Names that the body rebinds and that carry a value out of an iteration."""
         # Carried: an iteration reads the name before it writes it, so it sees the iteration before.
         # Used: something after the loop reads what the last iteration left.
+        for one in loop.body:
+            if isinstance(one, (ast.Return, ast.Break, ast.Continue)):
+                word = type(one).__name__.lower()
+                self._report(
+                    "sim_loop_exit",
+                    one,
+                    word,
+                    f"{word} ends the loop at line {loop.lineno} in its first iteration, expected "
+                    "the whole body, traced once for all iterations; move it behind the loop",
+                )
         own = {n.id for n in _targets(loop.target)}
         for name, node in _stores([loop.target, *loop.body]).items():
             if self._only_updated_in_place(name, loop.body, bound):

@@ -375,6 +375,7 @@ def jit(fn: Any = None, **options: Any) -> Any:
     ``platform_target``, of 2.27 and 2.28, chooses its generation; later releases leave that to the
     environment, so there it is a warning.
     """
+    __tracebackhide__ = True
     if fn is None:
         return lambda f: jit(f, **options)
     target = options.get("platform_target")

@@ -161,6 +161,7 @@ def token(op: Any, what: str) -> str:
     meant = (name or given).removeprefix("nl.")
     if name is None or name in ("max", "min"):
         meant = f"{meant}imum" if meant in ("max", "min") else meant
+        meant = meant if meant.isidentifier() else "add or another operator,"
         raise refuse(
             "sim_unknown_operator",
             f"{what} got operator {given}, expected a function of nki.language such as nl.add; "

@@ -44,7 +44,7 @@ def element_type(given: Any) -> DType:
     try:
         mend = f"write nl.{dtypes.to_dtype(given).name}"
     except TypeError:
-        mend = "give the shape as one tuple" if isinstance(given, int) else dtypes.meant(given)
+        mend = dtypes.meant(given)
     raise refuse(
         "sim_dtype",
         f"dtype {given!r}, expected an element type of nki.language such as nl.bfloat16; {mend}",
@@ -124,6 +124,7 @@ class _TileSize:
     bn_stats_fmax = 512
 
     def __getattr__(self, name: str) -> NoReturn:
+        __tracebackhide__ = True
         raise no_member("nl.tile_size", f".{name}", vars(type(self)))
 
     @property

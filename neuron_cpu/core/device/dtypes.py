@@ -157,8 +157,11 @@ def to_dtype(spec: Any) -> DType:
 
 def meant(given: Any) -> str:
     """The advice instead of a type that NKI lacks."""
-    if isinstance(given, str):
-        return f"use {answer(given, False) or 'nl.float32 or another name of nl'}"
+    if isinstance(given, int):
+        return "give the shape as one tuple, nl.zeros((128, 64), nl.float32)"
+    name = given.__name__ if given is float or given is int else given
+    if isinstance(name, str):
+        return f"use {answer(name, False) or 'nl.float32 or another name of nl'}"
     return "cast to a type of 32 bits or fewer, such as float32"
 
 

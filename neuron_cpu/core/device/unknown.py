@@ -100,6 +100,7 @@ class Listed(EnumMeta):
     """An enumeration that answers names and values which it lacks with those it has."""
 
     def __getattr__(cls, name: str) -> NoReturn:
+        __tracebackhide__ = True
         if name.startswith("_"):
             raise AttributeError(name)
         raise no_member(f"nisa.{cls.__name__}", f".{name}", cls.__members__)
@@ -115,12 +116,13 @@ def no_member(owner: str, asked: str, members: Iterable[str]) -> UnknownName:
     """The error of a name that an enumeration or a table of limits lacks."""
     known = [one for one in members if not one.startswith("_")]
     close = difflib.get_close_matches(asked, known, 3, 0.4) or known
-    return UnknownName(
+    error = UnknownName(
         "sim_unknown_name",
         f"{owner}{asked} does not exist, expected one of its {len(known)} names; use "
         + " or ".join(f"{owner}.{one}" for one in close),
         current_place(),
     )
+    return error if error.source else error.with_traceback(users_line())
 
 
 class Memory:

@@ -29,15 +29,19 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     if isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
     elif isinstance(value, DynamicIndex):
-        mend = "index the tensor, tensor[rows, columns]: it is no pointer"
+        mend = "index a tensor, tensor[rows, columns], or make a tile of numbers with nisa.iota"
     elif hasattr(value, "shape") and what == "store":
         mend = "make results with nl.ndarray(shape, dtype, buffer=nl.shared_hbm)"
-    elif hasattr(value, "shape"):
-        mend = "pass it to the kernel and load it with nl.load"
     elif callable(value):
         mend = "name its arguments, as op=nl.exp and data=tile"
-    elif value is None or isinstance(value, (str, list, tuple, dict)):
+    elif value is None:
+        mend = "give a tensor: None is what stores return, and what arguments are that are left out"
+    elif isinstance(value, tuple) and all(map(is_integer, value)):
+        mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
+    elif isinstance(value, (str, list, tuple, dict, memoryview)):
         mend = "give tensors one by one, to the kernel as numpy arrays or torch tensors"
+    elif getattr(value, "shape", ()):
+        mend = "pass it to the kernel and load it with nl.load, or make constants with nl.zeros"
     return refuse(
         "sim_operand_type", f"{what} got a {type_name(value)}, expected {expected}; {mend}"
     )
@@ -121,7 +125,7 @@ def on_bits(operator: str, views: Iterable[View]) -> bool:
             raise refuse(
                 "sim_bitwise_on_float",
                 f"{operator} got {view.label()}, expected an integer type; use view(nl.int32) for "
-                "bits",
+                "bits, nl.logical_not, nl.logical_and and nl.logical_or for conditions",
             )
     return True
 

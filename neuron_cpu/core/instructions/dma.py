@@ -98,7 +98,8 @@ def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> No
             raise refuse(
                 "err_store_dst_shape_smaller_than_other_shape",
                 f"dma of {src.label()} to a region of shape {dst.shape}, expected equal shapes; "
-                "slice both sides alike",
+                "slice both sides alike"
+                + (", inside of both: a slice is not cut to its tensor" if src.oob else ""),
             )
         if src.on_chip and not dst.on_chip and dst.by_data is None:
             dst = dst.reshape(src.shape)

@@ -167,7 +167,7 @@ def _check_scale(scale: View, data: View) -> None:
         raise refuse(
             "err_activation_scale_scalar_or_vector",
             f"activation scale {scale.label()} for data {data.label()}, expected a number or "
-            f"shape ({data.shape[0]}, 1)",
+            f"shape ({data.shape[0]}, 1); multiply by a whole tile with nl.multiply",
         )
 
 

@@ -45,10 +45,12 @@ def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
     marked = [a for a, s in enumerate(sizes) if type(s) is par_dim]
     for s in sizes:
         if not (type(s) is int or is_integer(s)) or s < 1:
+            number = isinstance(s, (int, float))
             raise refuse(
                 "sim_shape",
                 f"tensor shape {tuple(sizes)!r} has axis {s!r}, expected positive integers known "
-                "while tracing; compute sizes from input shapes with //",
+                "while tracing; "
+                + ("compute sizes from input shapes with //" if number else "give the shape first"),
             )
     return tuple(map(int, sizes)), (marked[0] if marked else 0)
 

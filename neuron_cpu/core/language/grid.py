@@ -28,14 +28,17 @@ def static_range(*args: int, **_: Any) -> range:
 # --- launch grid ----------------------------------------------------------------------------------
 def program_id(axis: int) -> int:
     """Index of the running grid instance on ``axis``."""
-    index = trace.current("nl.program_id").grid_index
-    if not 0 <= axis < len(index):
+    return _on_axis("program_id", axis, trace.current("nl.program_id").grid_index)
+
+
+def _on_axis(what: str, axis: int, values: tuple[int, ...]) -> int:
+    if not 0 <= axis < len(values):
         raise refuse(
             "sim_program_axis",
-            f"program_id({axis}) in a launch grid of rank {len(index)}, expected an axis below it; "
+            f"{what}({axis}) in a launch grid of rank {len(values)}, expected an axis below it; "
             "launch with kernel[grid](...)",
         )
-    return index[axis]
+    return values[axis]
 
 
 def num_programs(axes: Any = None) -> int:
@@ -44,7 +47,7 @@ def num_programs(axes: Any = None) -> int:
     if axes is None:
         return int(np.prod(grid, dtype=int))
     chosen = axes if isinstance(axes, (tuple, list)) else (axes,)
-    return int(np.prod([grid[a] for a in chosen], dtype=int))
+    return math.prod(_on_axis("num_programs", a, grid) for a in chosen)
 
 
 def program_ndim() -> int:

@@ -107,6 +107,17 @@ def _unseen() -> Iterator[None]:
         yield
 
 
+def at_users_line(run: Callable, *args: Any) -> Any:
+    """``run(*args)``; the traceback of an error ends at the user's line."""
+    __tracebackhide__ = True
+    try:
+        return run(*args)
+    except (NkiError, WrongArguments) as error:
+        raise error.with_traceback(users_frames(error)) from error.__cause__
+    except Exception as error:
+        raise error.with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays
+
+
 def _observers() -> list[Callable[[KernelCall], None]]:
     if not hasattr(_local, "observers"):
         _local.observers = []
@@ -125,6 +136,13 @@ class Kernel:
     today = False  # a kernel of `nki`
 
     def __init__(self, function: Callable, grid: tuple[int, ...] = (), **options: Any) -> None:
+        __tracebackhide__ = True  # as in __call__
+        if not callable(function):
+            raise refuse(
+                "sim_no_function",
+                f"a kernel is made of a {type(function).__name__}, expected a function; write "
+                "@nki.jit above its def, and call it by its name",
+            ).with_traceback(users_line())
         self.function, self.grid, self.options = function, grid, options
         self.programs: dict[Any, Program] = {}
         self.lock = threading.Lock()
@@ -164,17 +182,19 @@ class Kernel:
         if trace.active() is not None:  # called by another kernel: inlined into its program
             return self.function(*args, **kwargs)
         __tracebackhide__ = True  # notebooks and pytest leave this entry out
-        try:
-            return self._called(args, kwargs)
-        except (NkiError, WrongArguments) as error:
-            raise error.with_traceback(users_frames(error)) from error.__cause__
-        except Exception as error:
-            raise error.with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays
+        return at_users_line(self._called, args, kwargs)
 
     def _called(self, args: tuple, kwargs: dict) -> Any:
         """A call that is not inlined: the results of the specialisation's Program."""
         tensors, key = self._keyed(args, kwargs)
-        only_shapes = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
+        meta = [isinstance(t, torch.Tensor) and t.is_meta for t in tensors]
+        only_shapes = any(meta)
+        if only_shapes and not all(meta) and not _observers():  # a model's graph has constants
+            raise refuse(
+                "sim_meta_argument",
+                f"kernel {self.name} is called with meta tensors beside tensors with values, "
+                "expected values in all of them or in none; load the weights before the call",
+            )
         eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")
         if eager and not only_shapes:
             with _unseen():
@@ -220,7 +240,10 @@ class Kernel:
                 if found is None:
                     specialisation.check_call(self.function, args, kwargs)
                     with without_garbage_collection():
-                        found = self._record(args, kwargs)
+                        try:
+                            found = self._record(args, kwargs)
+                        finally:
+                            lint.warn_of_attributes(self.function)
                         self._check(found)
                     self.programs[key] = found
         return found

@@ -19,7 +19,7 @@ from ..report import report
 from ..time import cost
 from ..time.schedule import Schedule, schedule
 from .annotation import placeholder
-from .kernel import Kernel
+from .kernel import Kernel, at_users_line
 
 PERCENTILES = (0, 1, 10, 25, 50, 90, 99, 100)
 
@@ -79,10 +79,12 @@ class TimedKernel:
         return TimedKernel(self.kernel[grid], self.trace_path, self.dma_profile)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
         # Shapes and types only: nothing is computed, so annotations can stand for arguments.
         args = tuple(map(placeholder, args))
         kwargs = {name: placeholder(value) for name, value in kwargs.items()}
-        found = schedule(self.kernel.trace(*args, **kwargs), self.dma_profile)
+        traced = at_users_line(lambda: self.kernel.trace(*args, **kwargs))
+        found = schedule(traced, self.dma_profile)
         self.benchmark_result = BenchmarkResult(found)
         if self.trace_path is not None:
             events = report.perfetto([(self.kernel.name, found)])

@@ -46,7 +46,7 @@ def constant_key(value: Any) -> Any:
         return (type(value), constant_key(fields))
     try:
         hash(value)
-    except TypeError:  # it may change between calls: the same object counts as the same constant
+    except (TypeError, ValueError):  # what may change between calls: the same object is the same
         return _Itself(value)
     return (type(value).__name__, value)
 
@@ -136,6 +136,12 @@ def to_torch(value: Any, writes: bool = False) -> torch.Tensor:
     With ``writes`` a copy of memory that is read-only.
     """
     if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided:
+            raise refuse(
+                "sim_argument_layout",
+                f"a kernel is called with a tensor of layout {value.layout}, expected a dense one; "
+                "pass x.to_dense()",
+            )
         return value.detach().contiguous()
     # arrays of JAX never change: a kernel that writes one has a copy
     array = _of_jax(value) if is_jax(value) else np.ascontiguousarray(value)

@@ -116,8 +116,8 @@ def _truth_refusal(tensor: Tile) -> tuple[str, str]:
     return (
         "err_ambiguous_tensor_truth_value",
         f"{tensor.label()} is used as a truth value (and, or, not, bool), which has no meaning for "
-        "a tensor, expected a Python value; choose with nl.where or nl.maximum, join with & and |, "
-        "negate with ~, test 'is None'",
+        "a tensor, expected a Python value; choose with nl.where, nl.maximum or nl.minimum, join "
+        "with & and |, negate with ~, test 'is None'",
     )
 
 

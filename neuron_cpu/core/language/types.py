@@ -23,6 +23,7 @@ bool_ = np.bool_
 
 class _Limits(type):
     def __getattr__(cls, name: str) -> NoReturn:
+        __tracebackhide__ = True
         raise no_member(f"nl.{cls.__name__}", f".{name}", vars(cls))
 
 

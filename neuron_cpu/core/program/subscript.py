@@ -141,10 +141,13 @@ def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
             start += size
         count = -(-(stop - start) // step)
         if count <= 0 or step < 1:
+            mend = "backwards it is 63 - nl.arange(64)[None, :]"
+            if stop == start:
+                mend = "the part of iteration k is k * width : (k + 1) * width"
             raise refuse(
                 "sim_empty_slice",
                 f"slice {k.start}:{k.stop}:{k.step} of an axis of length {size} is empty, expected "
-                "start < stop and a positive step; backwards it is 63 - nl.arange(64)[None, :]",
+                f"start < stop and a positive step; {mend}",
             )
         return start, count, step, True
     if is_integer(k):

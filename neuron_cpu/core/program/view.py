@@ -194,7 +194,7 @@ class View:
             raise refuse(
                 "sim_reshape",
                 f"reshape of {self.label()} to {new} changes the number of elements, expected "
-                f"{self.size}",
+                f"{self.size}; slice it, or copy it into a tile of that shape",
             )
         if self.on_chip and self.paxis == 0 and new[0] != self.shape[0]:
             raise refuse(

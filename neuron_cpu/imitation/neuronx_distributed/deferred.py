@@ -1,32 +1,33 @@
-"""Building a model without memory for its weights, which come from the checkpoint afterwards."""
+"""Builds a model without memory for its weights, which the checkpoint brings afterwards."""
 
 import threading
-from contextlib import contextmanager
-from typing import Iterator, Optional
+from contextlib import AbstractContextManager
+from typing import Optional
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import CompileError
 
 _state = threading.local()
 
 
 def parameter_device() -> Optional[torch.device]:
-    """Where parallel layers allocate: meta inside `deferred_parameters`, else the default."""
-    return torch.device("meta") if getattr(_state, "depth", 0) else None
+    """The device on which parallel layers allocate: meta inside `deferred_parameters`."""
+    return torch.device("meta") if getattr(_state, "deferred", False) else None
 
 
 def _without_value(
     module: nn.Module, name: str, parameter: Optional[nn.Parameter]
 ) -> Optional[nn.Parameter]:
-    """The parameter on the meta device; None leaves it as it is.
+    """The parameter on the meta device, or None to leave the parameter unchanged.
 
-    CompileError for one with tags: NxD's `init_on_device` hands `parameter.__dict__` to its class
-    as arguments, which takes none of them.
+    CompileError for a parameter with tags: NxD's `init_on_device` would hand these tags to its
+    class as arguments, and the class takes none of them.
     """
-    if parameter is None or parameter.is_meta or not getattr(_state, "depth", 0):
+    if parameter is None or parameter.is_meta or not getattr(_state, "deferred", False):
         return None
     if parameter.__dict__:
         raise CompileError(
@@ -41,14 +42,7 @@ def _without_value(
 register_module_parameter_registration_hook(_without_value)
 
 
-@contextmanager
-def deferred_parameters() -> Iterator[None]:
-    """Inside the block, parameters that this thread registers become meta tensors.
-
-    Buffers keep their values: they are constants of the graph, no checkpoint holds them.
-    """
-    _state.depth = getattr(_state, "depth", 0) + 1
-    try:
-        yield
-    finally:
-        _state.depth -= 1
+def deferred_parameters() -> AbstractContextManager[None]:
+    """Inside the block, parameters that this thread registers become meta tensors. Buffers keep
+    their values: a buffer is a constant of the graph, and no checkpoint holds it."""
+    return within(_state, deferred=True)

@@ -1,11 +1,14 @@
-"""Keywords of later releases, which change nothing here or are refused where they would."""
+"""Keywords of later releases: those without effect here are taken, others refused."""
 
 from typing import Any, Dict
 
 
 def refuse_others(owner: str, given: Dict[str, Any], **known: Any) -> None:
-    """TypeError for a keyword that no release has; NotImplementedError for one with another value
-    than the one known. ``...`` stands for any: such a keyword changes no result."""
+    """Refuse keywords of later releases that the stand-in cannot honour.
+
+    TypeError for a keyword that no release has. NotImplementedError for another value than the one
+    known; the value ``...`` allows any, because that keyword changes no result.
+    """
     unknown = sorted(given.keys() - known)
     if unknown:
         raise TypeError(f"{owner} got unexpected keyword arguments {unknown}; leave them out.")

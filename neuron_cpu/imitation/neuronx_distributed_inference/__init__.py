@@ -1,5 +1,5 @@
-"""Stand-in for the subset of NeuronX Distributed Inference that Llama models and drivers use.
+"""Stand-in for the part of NeuronX Distributed Inference that Llama models and drivers use.
 
-The interfaces are those of NxDI 0.1.0; `NEURON_CPU_NXDI=0.1 ... 0.6` chooses another version's
-(see contract.py). A model written against them runs here and on the device unchanged.
+Interfaces are those of NxDI 0.1.0; `NEURON_CPU_NXDI=0.1 ... 0.6` chooses another version
+(contract.py). A model that is written for them runs here and on a device unchanged.
 """

@@ -37,10 +37,10 @@ def graph_path(root: Path, tag: str, bucket_index: int) -> Path:
 
 @contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
-    """A temporary sibling that takes `target`'s place when the block ends without an exception.
+    """A temporary sibling, which replaces `target` when the block ends without an exception.
 
-    Files of an earlier `target` that the block did not write again are kept (a tokenizer saved
-    beside the model, say), except earlier compile results.
+    Files of an earlier `target` that the block did not write again stay (a tokenizer beside the
+    model, say); earlier compile results do not.
     """
     target = Path(os.path.abspath(target))
     with atomic_folder(target) as stage:
@@ -50,7 +50,7 @@ def staged_folder(target: Path) -> Iterator[Path]:
 
 
 def _keep_other_files(old: Path, new: Path) -> None:
-    """Copy entries of `old` that are no compile results and that `new` lacks."""
+    """Copy the entries of `old` that are no compile results and that `new` lacks."""
     results = {MANIFEST_FILE, OPERATORS_FILE, GRAPHS_FOLDER, WEIGHTS_FOLDER}
     for entry in old.iterdir():
         if entry.name in results or (new / entry.name).exists():
@@ -59,7 +59,7 @@ def _keep_other_files(old: Path, new: Path) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """A file, folder or link without its times and modes, which a confined process may not set."""
+    """Copy a file, folder or link without times and modes: a confined process may not set them."""
     if source.is_symlink():
         os.symlink(os.readlink(source), target)
     elif source.is_dir():
@@ -75,17 +75,14 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def clear_work_dir(work_dir: Path, tags: Iterable[str]) -> None:
-    """Delete earlier graphs from the compiler's work folder, as the SDK does before it traces.
-
-    Only the sub-models' own folders go, because the variable that names the work folder may name
-    one that holds other things.
-    """
+    """Delete earlier graphs from the compiler's work folder, as the SDK does before it traces. Only
+    the sub-models' own folders go: the variable may name a folder that holds other things."""
     for tag in tags:
         shutil.rmtree(work_dir / tag, ignore_errors=True)
 
 
 def write_graph(path: Path, graph: bytes) -> None:
-    """Write one graph as `path`; StandInError where that cannot be written."""
+    """Write one graph to `path`; StandInError where that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(graph)
@@ -97,7 +94,7 @@ def write_graph(path: Path, graph: bytes) -> None:
 
 
 def read_manifest(folder: Path) -> Dict[str, Any]:
-    """The manifest of a finished compile; StandInError where there is none or it is foreign."""
+    """The manifest of a finished compile; StandInError where it is missing or foreign."""
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise StandInError(

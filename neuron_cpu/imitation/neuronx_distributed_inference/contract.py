@@ -1,10 +1,9 @@
-"""Which version of NxDI the stand-in behaves as, and what differs between the versions.
+"""The version of NxDI that the stand-in behaves as, and the differences between versions.
 
-`NEURON_CPU_NXDI` holds the version. The default is 0.1, and 0.9 for a program that has imported
-`models.qwen3_moe`, which 0.1 lacks. A configuration reads it once, when it is made, and carries the
-Contract from then on: everything built for that configuration follows it, whatever the environment
-says by then. All differences are properties below; no other file compares versions.
-Sources of the differences: the tags v0.1.0 to v0.7.14366 and commit c63afe0 of
+`NEURON_CPU_NXDI` names the version. The default is 0.1, and 0.9 for a program that has imported
+`models.qwen3_moe`. A configuration reads the variable once, when it is made, and carries its
+Contract: everything that is built for it follows that Contract. Every difference is a property
+below; no other file compares versions. Sources: the tags v0.1.0 to v0.7.14366 and commit c63afe0 of
 aws-neuron/neuronx-distributed-inference.
 """
 
@@ -60,13 +59,13 @@ _FIELDS = {
 
 
 def _within(first: int, last: int = _LAST) -> property:
-    """Whether a version lies between two minor ones: what is said above a name holds in these."""
+    """A property: whether a version's minor number lies from `first` to `last`, both included."""
     return property(lambda self: first <= self.minor <= last)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Behaviour of one NxDI version; `minor` is the second number of the version."""
+    """The behaviour of one NxDI version; `minor` is the version's second number."""
 
     minor: int
 
@@ -77,7 +76,7 @@ class Contract:
     # -- configuration ---------------------------------------------------------------------------
 
     def has_field(self, name: str) -> bool:
-        """Whether NeuronConfig has the attribute `name`; those outside the table always exist."""
+        """Whether NeuronConfig has the attribute `name`; True for a name outside of the table."""
         first, last = _FIELDS.get(name, (1, _LAST))
         return first <= self.minor <= last
 
@@ -94,7 +93,7 @@ class Contract:
 
     @property
     def physical_cores(self) -> int:
-        """Of a logical core, by default: two where the environment says so, from 0.7 on."""
+        """Cores of a logical core: from 0.7 on two where the environment says so, else one."""
         chip = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
         return 2 if self.minor >= 7 and chip in ("trn2", "trn3") else 1
 
@@ -115,7 +114,7 @@ class Contract:
 
     @property
     def fp8_scale_floor(self) -> float:
-        """Least scale of a row in fp8."""
+        """The least scale of a row in fp8."""
         return 1e-5 if self.minor >= 2 else 0.0
 
     # -- sub-models and their inputs -------------------------------------------------------------
@@ -170,7 +169,7 @@ class Contract:
 
     @property
     def layer_inputs(self) -> Dict[str, Optional[int]]:
-        """Inputs of a graph that every layer gets, with what they are where it has none of them."""
+        """Graph inputs that every layer gets, each with its value where a graph has none."""
         chunks = ("cache_mask", "cache_reordered_idx", "current_reordered_idx")
         tiles = ("tile_q_indices", "tile_block_tables", "tile_masks")
         blocks = ("active_block_table", "num_queries", "scatter_index", "kv_active_mask")
@@ -218,7 +217,7 @@ class Contract:
 
 
 def field_versions(name: str) -> str:
-    """The versions whose NeuronConfig has the attribute `name`; "" for one outside the table."""
+    """The versions in which NeuronConfig has the attribute `name`; "" outside of the table."""
     if name not in _FIELDS:
         return ""
     first, last = _FIELDS[name]
@@ -229,19 +228,14 @@ _thread = threading.local()
 
 
 def building_under(contract: Contract) -> AbstractContextManager[None]:
-    """Inside the block, what this thread builds follows `contract`.
-
-    Projections, samplers and the attention of NxDI 0.1 get no configuration; this is how they
-    follow the one that their model is built for.
-    """
+    """Inside the block, what this thread builds follows `contract`. Projections, samplers and the
+    attention of NxDI 0.1 get no configuration: the block tells them."""
     return within(_thread, contract=contract)
 
 
 def contract() -> Contract:
-    """The contract of the model under construction, outside of one what the environment names.
-
-    StandInError where the environment names none of VERSIONS.
-    """
+    """The contract of the model under construction, else the environment's. StandInError where the
+    environment names none of VERSIONS."""
     building = getattr(_thread, "contract", None)
     if building is not None:
         return building

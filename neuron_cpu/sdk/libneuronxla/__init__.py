@@ -1,6 +1,6 @@
-"""The compiler as NxD calls it: a traced graph in, the file that `SPMDModel` runs out.
+"""The compiler as NxD calls it: it takes a traced graph and makes the file that `SPMDModel` runs.
 
-Names and arguments: NxD, trace/model_builder.py (v2.26.0, fecfe75).
+Source of names and arguments: NxD, trace/model_builder.py (v2.26.0, fecfe75).
 """
 
 import json
@@ -20,7 +20,7 @@ def neuron_xla_compile(
     work_dir: Optional[Union[str, Path]] = None,
     **_options: Any,
 ) -> bytes:
-    """The graph of an HloModuleProto that `generate_hlo` made; its record goes into `work_dir`."""
+    """Compile an HloModuleProto that `generate_hlo` made; its record goes into `work_dir`."""
     module = hlo_pb2.HloModuleProto()
     module.ParseFromString(module_bytes)
     graph = compiled_graph(module.name)
@@ -35,5 +35,5 @@ def neuron_xla_compile(
 def neuron_xla_wlo_compile(
     module_bytes: bytes, *arguments: Any, **options: Any
 ) -> Tuple[bytes, None]:
-    """The same, and no proposal of another layout of weights: here there is no better one."""
+    """The same, without a proposal for the weights' layout: none is better here."""
     return neuron_xla_compile(module_bytes, *arguments, **options), None

@@ -1,4 +1,4 @@
-"""Import names of the Neuron compiler package, over the simulator in neuron_cpu.core."""
+"""The import names of the Neuron compiler's package, over the simulator in neuron_cpu.core."""
 
 from neuron_cpu.closed import stand_for
 

@@ -1,4 +1,4 @@
-"""Stand-in for the subset of torch_neuronx that model files, drivers and NxD use."""
+"""Stand-in for the part of torch_neuronx that model files, drivers and NxD use."""
 
 from neuron_cpu.closed import stand_for
 

@@ -1,4 +1,4 @@
-"""How a sub-model of several buckets chooses one, up to NxD 0.14."""
+"""The way in which a sub-model of several buckets chooses one, up to NxD 0.14."""
 
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional
@@ -22,14 +22,14 @@ class BucketModelConfig:
 
     @property
     def bucket_degree(self) -> int:
-        """How many buckets there are."""
+        """The number of buckets."""
         return len(self.example_inputs or self.func_kwargs or ())
 
     def store_example_inputs(self, example_inputs: Any) -> None:
         self.example_inputs = example_inputs
 
     def get_func_kwargs_for_bucket_rank(self, bucket_rank: int) -> Dict[str, Any]:
-        """A copy of the bucket's own; empty where there are none."""
+        """A copy of the bucket's own keywords; empty where it has none."""
         if isinstance(self.func_kwargs, dict):
             return dict(self.func_kwargs)
         return dict(self.func_kwargs[bucket_rank]) if self.func_kwargs else {}

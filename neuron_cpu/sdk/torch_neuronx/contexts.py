@@ -1,4 +1,4 @@
-"""Blocks in which the runtime does something else than usual."""
+"""Blocks that change what the runtime does."""
 
 from contextlib import contextmanager
 from typing import Iterator
@@ -6,5 +6,5 @@ from typing import Iterator
 
 @contextmanager
 def disable_nrt_load() -> Iterator[None]:
-    """Inside the block nothing is loaded to the device; here nothing ever is."""
+    """Do nothing: the block keeps models off a device, and none is loaded here."""
     yield

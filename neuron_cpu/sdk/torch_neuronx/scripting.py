@@ -1,9 +1,9 @@
-"""The parts of TorchScript, and of the runtime's classes in it, that NxD uses.
+"""The parts of TorchScript, and the runtime's classes in it, that NxD uses.
 
 NxD scripts its containers of compiled graphs, saves them with torch.jit.save and runs them from
-torch.jit.load. The runtime's classes are C++ there and Python here, which TorchScript cannot take,
-so what NxD hands to torch.jit stays Python: `install` lets `torch.jit` leave modules of NxD as they
-are, and save and load them by pickle. Everything else goes to TorchScript as ever.
+torch.jit.load. The runtime's classes are C++ there and Python here, which TorchScript does not
+take. So `install` lets `torch.jit` leave NxD's modules as they are, and pickle them. Everything
+else goes to TorchScript.
 """
 
 import io
@@ -71,7 +71,7 @@ def _is_nxds(obj: Any) -> bool:
 
 
 def _kept(module: nn.Module) -> nn.Module:
-    """The module, with what a scripted one has beside it."""
+    """The module, with the attributes that a scripted one has."""
     for part in module.modules():
         part.original_name = type(part).__name__
         shapes = part.__dict__.get("input_shape_map")
@@ -81,7 +81,7 @@ def _kept(module: nn.Module) -> nn.Module:
 
 
 class _Shapes(dict):
-    """Keys are shapes as TorchScript prints them; Python calls them torch.Size."""
+    """A dict by shape: TorchScript prints shapes as keys, Python calls them torch.Size."""
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(_printed(key))
@@ -95,7 +95,7 @@ def _printed(shapes: object) -> str:
 
 
 class _OnHost(nn.Module):
-    """Runs a module whose tensors are to be in a rank's memory."""
+    """Runs a module whose tensors belong into a rank's memory."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class _HostMemory(TorchFunctionMode):
 
 
 class Loaded(nn.Module):
-    """The result of torch.jit.load for a model of NxD: its executor, which passes for a script."""
+    """torch.jit.load's result for a model of NxD: its executor, which passes for a script."""
 
     def __init__(self, executor: nn.Module) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Loaded(nn.Module):
 
     @property
     def __class__(self) -> Any:
-        """NxDI takes what is no ScriptModule for a model on the CPU."""
+        """ScriptModule: NxDI takes anything else for a model on the CPU."""
         return torch.jit.ScriptModule
 
     @property
@@ -138,17 +138,17 @@ class Loaded(nn.Module):
         return self.executor(*inputs)
 
     def graphs(self) -> Dict[str, List[SPMDModel]]:
-        """The compiled graphs of each sub-model, bucket by bucket."""
+        """Each sub-model's compiled graphs, one a bucket."""
         return {name: _graphs(part) for name, part in self.nxd_model.models.items()}
 
 
 def _graphs(part: nn.Module) -> List[SPMDModel]:
-    """The graphs of NxD's executor of one sub-model, which 0.10 to 0.14 keep one level deeper."""
+    """The graphs of one sub-model's executor; NxD 0.10 to 0.14 keep them one level deeper."""
     return list(getattr(part, "bucket_model_executor", part).models)
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles scripted functions, which choose buckets, as files of TorchScript."""
+    """Pickles the scripted functions that choose buckets as TorchScript files."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (torch.jit.ScriptFunction, torch.jit.RecursiveScriptModule)):

@@ -15,12 +15,12 @@ Tensors = Dict[str, torch.Tensor]
 
 @functools.cache
 def ranks(size: int) -> RankPool:
-    """The ranks of this process's models, which run one call at a time."""
+    """The ranks of this process's models; they run one call at a time."""
     return RankPool(size)
 
 
 class SPMDModel:
-    """One graph: every rank runs it on its own weights and states, which all graphs share."""
+    """One graph that every rank runs on its own weights and states, which all graphs share."""
 
     def __init__(self, neff: bytes, metaneff: bytes, local_ranks: int, world_size: int) -> None:
         if local_ranks != world_size:
@@ -52,13 +52,13 @@ class SPMDModel:
         return self._tape
 
     def set_mock_initialized(self, mock: bool) -> None:
-        """Only a TorchScript trace needs it, and there is none here."""
+        """Do nothing: only a TorchScript trace needs it."""
 
     def is_initialized(self) -> bool:
         return self._ready
 
     def initialize(self, states: List[Tensors], weights: List[Tensors], start_rank: int) -> None:
-        """Take the ranks' tensors; CheckpointError names what a rank's weights lack."""
+        """Take the ranks' tensors; CheckpointError names a weight that a rank lacks."""
         if start_rank:
             raise StandInError(
                 f"A model begins at rank {start_rank}, expected 0, because several machines are "
@@ -79,11 +79,11 @@ class SPMDModel:
             self._states = [{} for _ in weights]
 
     def forward(self, inputs: List[torch.Tensor]) -> List[Any]:
-        """One call; rank 0's outputs that are no states."""
+        """Run one call; returns rank 0's outputs without the states."""
         return self._run([inputs] * self.world_size)[0]
 
     def forward_ranked(self, inputs: Sequence[List[torch.Tensor]]) -> List[List[Any]]:
-        """One call on inputs of each rank's own; every rank's outputs, in the rank's memory."""
+        """Run one call on each rank's own inputs; returns all ranks' outputs, in their memory."""
         return [[InRank.of(value) for value in own] for own in self._run(inputs)]
 
     forward_async = forward_ranked  # the host waits: what runs beside it is the same
@@ -112,7 +112,7 @@ class SPMDModel:
 
 
 class InRank(torch.Tensor):
-    """A tensor that NxDI takes for one in a rank's memory, by its device; `cpu` fetches it."""
+    """A tensor whose device tells NxDI that it lies in a rank's memory; `cpu` fetches it."""
 
     @staticmethod
     def of(value: Any) -> Any:
@@ -130,7 +130,7 @@ class InRank(torch.Tensor):
 
 
 def _check(what: str, tensor: torch.Tensor, form: tuple) -> None:
-    """Refuse a tensor of another shape or type than the graph was compiled for."""
+    """Refuse a tensor whose shape or type the graph was not compiled for."""
     if (tuple(tensor.shape), tensor.dtype) != form:
         raise StandInError(
             f"{what} has shape {list(tensor.shape)} and {tensor.dtype}, expected {list(form[0])} "

@@ -1,9 +1,9 @@
 """`torch_neuronx.trace`: a module for inputs of one form, as the compiler makes it.
 
-Signature: AWS Neuron documentation, api-torch-neuronx-trace. Compiled for a device a module is a
-graph; here it stays the Python that it is, and its kernels are traced and verified by the one run
-on the example inputs. So Python that looks at values passes here, and a traced module has no file:
-what does so is refused by the driver's estimate, which runs on shapes alone.
+Signature: AWS Neuron documentation, api-torch-neuronx-trace. A device gets a graph. Here the module
+stays Python; one run on the example inputs traces and verifies its kernels. Python that reads
+values therefore passes here, and a traced module has no file. The driver's estimate, which runs on
+shapes alone, refuses such Python.
 """
 
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
@@ -50,7 +50,7 @@ def trace(
 
 
 class _Traced(nn.Module):
-    """Runs a module on inputs of one form only."""
+    """Runs a module, on inputs of one form only."""
 
     def __init__(self, func: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()

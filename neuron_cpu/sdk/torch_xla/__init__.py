@@ -1,4 +1,4 @@
-"""The names of torch_xla that model files and NxD import; there is no XLA device here."""
+"""The names of torch_xla that model files and NxD import. No XLA device exists here."""
 
 from types import SimpleNamespace
 
@@ -28,5 +28,5 @@ def device() -> torch.device:
 
 
 def sync(wait: bool = False) -> None:
-    """Nothing is pending: the stand-in executes at once (the later name of `mark_step`)."""
+    """Do nothing: the stand-in executes at once. It is the later name of `mark_step`."""
     del wait

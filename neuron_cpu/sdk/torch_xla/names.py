@@ -1,6 +1,7 @@
-"""``device="xla"`` and ``.to("xla")``, which AWS's examples write: the CPU, as ``xla_device()`` is.
+"""``device="xla"`` and ``.to("xla")``, which AWS's examples write, mean the CPU, as
+``xla_device()``.
 
-PyTorch's own dispatch key of that name is given the two operators that make memory; ``to`` and
+PyTorch's dispatch key of that name gets the two operators that make memory. ``to`` and
 ``torch.tensor`` ask for a device guard before that, so they are wrapped.
 """
 

@@ -1,8 +1,9 @@
-"""The names of torch_xla.runtime: which of the processes this one is, of one."""
+"""The names of torch_xla.runtime: this process's number among the processes, of which one
+exists."""
 
 
 def world_size() -> int:
-    """NxD's builder puts its own number in the place of this function while it traces."""
+    """1; NxD's builder replaces this function by its own number while it traces."""
     return 1
 
 

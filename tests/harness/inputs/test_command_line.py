@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
+from harness.figures import accuracy
 from harness.figures.reference import PROMPTS_FILE
 from harness.inputs import command_line, options
 
@@ -348,7 +349,8 @@ def test_help_of_a_mode_fits_a_screen_and_names_its_options(columns, monkeypatch
         topics = text.partition("explains:")[2]
         for name, topic in options.TOPICS.items():
             for option in topic.options:
-                counts = mode in (option.modes or (mode,)) and name != "experiments"
+                every = () if mode == "cache" else (mode,)  # no model runs there
+                counts = mode in (option.modes or every) and name != "experiments"
                 named = re.search(rf"--(\[no-\])?{option.flag[2:]}(?![\w-])", text)
                 by_topic = re.search(rf"\b{name}\b(?!:)", topics)
                 assert bool(named or (counts and by_topic)) == counts, option.flag
@@ -420,3 +422,15 @@ def test_temperatures_that_change_nothing_need_no_sampling(temperature: str) -> 
     parse("--temperature", temperature)
     with pytest.raises(UserError, match="--temperature tunes sampling"):
         parse("--temperature", "0.5")
+
+
+def test_the_command_that_finds_a_cause_is_taken_with_its_options() -> None:
+    given = ["--llama", "mine.py", "--prompt", 'Say "hi", all', "--tp-degree", "2", "--runs=3"]
+    given += ["--quantize", "int8", "--max-new-tokens", "4", "--judge", "ties"]
+    evaluated = command_line.parse(["--mode", "evaluate", "--enable-nki", *given])
+    said = accuracy.cause(evaluated).partition("python main.py ")[2]
+    compared = command_line.parse(shlex.split(said))
+    assert compared.mode == "diff" and compared.enable_nki
+    for name in ("llama", "prompts", "tp_degree", "quantized", "quantization_type"):
+        assert getattr(compared, name) == getattr(evaluated, name)
+    assert "--runs" not in said and "--judge" not in said

@@ -180,23 +180,45 @@ def cut_weights(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
 
 
+def lose_part(folder: Path) -> None:
+    """A checkpoint of two files, as large models have it, of which one did not come."""
+    names = list(load_file(str(folder / "model.safetensors")))
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    where = {name: "model-00001-of-00002.safetensors" for name in names}
+    index = {"weight_map": where | {DOWN: "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights = load_file(str(folder / "model-00001-of-00002.safetensors"))
+    del weights[DOWN]
+    save_file(weights, str(folder / "model-00001-of-00002.safetensors"))
+
+
+def quantise_elsewhere(folder: Path) -> None:
+    drop_tensor(folder, DOWN)
+    break_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000\n"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        (lambda f: (f / "config.json").unlink(), "config.json"),
-        (lambda f: (f / "config.json").write_text("{"), "config.json"),
+        (lambda f: (f / "config.json").unlink(), "no config.json; name a folder of a model"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json.*; correct it or download"),
         (lambda f: (f / "config.json").write_text("[]"), "JSON object"),
         (lambda f: break_config(f, model_type="gpt2"), "gpt2"),
         (lambda f: break_config(f, hidden_size="128"), "hidden_size"),
-        (lambda f: break_config(f, intermediate_size=256), "mlp"),
-        (lambda f: (f / "model.safetensors").unlink(), "weights"),
-        (lambda f: (f / "tokenizer_config.json").unlink(), "tokenizer"),
+        (lambda f: break_config(f, intermediate_size=256), "mlp.*; take the config"),
+        (lambda f: break_config(f, num_hidden_layers=3), "layers.2.*; take the config.json that"),
+        (lambda f: (f / "model.safetensors").unlink(), "weights.*; download them"),
+        (lambda f: (f / "tokenizer_config.json").unlink(), "tokenizer.*; copy the model's"),
         (lambda f: break_tensor(f, DOWN), DOWN),
         (lambda f: drop_tensor(f, DOWN), DOWN),
-        (cut_weights, "cut short"),
+        (lose_part, "; download model-00002-of-00002.safetensors"),
+        (quantise_elsewhere, "gptq: take the float checkpoint, and --quantize int8 here"),
+        (cut_weights, "cut short; download it again"),
+        (lambda f: (f / "model.safetensors").write_text(POINTER), "`git lfs pull` fetches"),
         (lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60)), "header"),
         (lambda f: (f / "model.safetensors").write_bytes(b"12"), "model.safetensors"),
     ],

@@ -71,3 +71,10 @@ def test_an_error_names_the_file_that_raised(tmp_path: Path) -> None:
         submission.imported(entry)
     places = folder_of(tmp_path / "b", "import part_b\n\ndef f(): ...", part_b="def g(): ...")
     assert submission.kernel_places(places) == {"f": "entry_of_test.py:3", "g": "part_b.py:1"}
+
+
+def test_a_class_without_the_librarys_base_is_refused(tmp_path: Path) -> None:
+    entry = folder_of(tmp_path / "mine", "class NeuronLlamaForCausalLM: ...")
+    told = "defines no application of NxDI as NeuronLlamaForCausalLM.*begin with a copy of llama.py"
+    with pytest.raises(UserError, match=told):
+        submission.load(entry, "llama")

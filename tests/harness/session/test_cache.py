@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.errors import UserError
-from harness.files import locked_folder
+from harness.files import locked_folder, modified
 from harness.inputs import command_line
 from harness.modes import cache
-from harness.session.building import MANIFEST, forget_old
+from harness.session.building import MANIFEST, forget_old, last_used
 
 
 def compiled(cache: Path, name: str, used: float) -> Path:
@@ -56,7 +58,27 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path, monkeypatch, capsys) ->
         assert "compiled/kept" in listed and "2001-09-09" in listed and "at most 16.0 GiB" in listed
         with pytest.raises(UserError, match="nothing named compiled/other"):
             told("--clear", "compiled/other")
-        assert "In use, not removed: compiled/used" in told("--clear", "all")
+        assert "Not removed, as they are in use or read-only: compiled/used" in told(
+            "--clear", "all"
+        )
     assert not kept.exists() and used.exists() and not (place / "references").exists()
     told("--clear", "compiled/used")
     assert not used.exists() and "empty" in told()
+
+
+def test_what_another_run_removes_meanwhile_is_no_error(tmp_path: Path, monkeypatch) -> None:
+    """Two runs that make room at once: the second looks at folders that the first removes."""
+    for name in ("old", "new"):
+        compiled(tmp_path, name, 1e9)
+    real = os.walk
+
+    def walk(folder: Path) -> Iterator[tuple]:
+        for step in list(real(folder)):
+            if "old" in str(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+            yield step
+
+    monkeypatch.setattr(os, "walk", walk)
+    left, gone = forget_old(tmp_path, 500, tmp_path / "new")
+    assert not (tmp_path / "old").exists() and left == 1002 and gone == 1
+    assert modified(tmp_path / "old") == last_used(tmp_path / "old") == 0

@@ -1,4 +1,4 @@
-"""Arg-maximum of a tensor whose `gather_dim` is sharded across the ranks."""
+"""The arg-maximum of a tensor that is sharded along `gather_dim`."""
 
 from typing import Optional
 
@@ -17,10 +17,10 @@ def argmax(
     keepdim: bool = False,
     process_group: Optional[Group] = None,
 ) -> torch.Tensor:
-    """Global indices (int64) of the maxima along `dim`; the first one wins a tie.
+    """Global indices (int64) of the maxima along `dim`; a tie goes to the first index.
 
-    `tensor` is this rank's shard. Where `dim` is not the sharded one, each rank's result is local
-    and gathered along `gather_dim`.
+    `tensor` is this rank's shard. Where `dim` is not sharded, a rank's results are local, and the
+    ranks' results are gathered along `gather_dim`.
     """
     group = process_group or parallel_state.get_tensor_model_parallel_group()
     if dim % tensor.ndim != gather_dim % tensor.ndim:

@@ -1,4 +1,4 @@
-"""The k largest elements of a tensor whose `gather_dim` is sharded across the ranks."""
+"""The k largest elements of a tensor that is sharded along `gather_dim`."""
 
 from typing import Optional, Tuple
 
@@ -13,7 +13,8 @@ from ..parallel_layers.mappings import _gather_along_dim
 def topk(
     tensor: torch.Tensor, k: int, dim: int, gather_dim: int, process_group: Optional[Group] = None
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Values and global indices (int64) of the k largest along the sharded `dim`, sorted."""
+    """Values and global indices (int64) of the k largest elements along the sharded `dim`,
+    sorted."""
     group = process_group or parallel_state.get_tensor_model_parallel_group()
     if dim % tensor.ndim != gather_dim % tensor.ndim:
         raise NotImplementedError(

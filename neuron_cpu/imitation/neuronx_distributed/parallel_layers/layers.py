@@ -1,9 +1,8 @@
-"""Linear layers and embeddings whose weights are sharded across ranks (NxD 0.10 names).
+"""Linear layers and embeddings with weights that are sharded across ranks (NxD 0.10 names).
 
-Each constructor makes the parameters of one rank and tags them with how the checkpoint loader
-slices the full tensor. Linear layers compute `x @ W.T` with PyTorch: bf16 operands, fp32
-accumulation, one rounding. Parameters are allocated on the meta device while an application
-builds its model, because their values come from the checkpoint.
+A constructor makes one rank's parameters, and tags that tell the checkpoint loader how to slice the
+full tensor. Linear layers compute `x @ W.T` with PyTorch: bf16 operands, fp32 accumulation, one
+rounding. While an application builds its model, parameters lie on the meta device.
 """
 
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
@@ -47,7 +46,7 @@ def _sharded_parameter(
     device: Optional[torch.device],
     init_method: Optional[Callable[[torch.Tensor], Any]],
 ) -> Parameter:
-    """One rank's shard of shape `shape`, tagged for slicing along `dim` into `size` parts."""
+    """One rank's shard of shape `shape`, with tags that cut `size` parts along `dim`."""
     device = parameter_device() or device
     weight = Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
     if not weight.is_meta:
@@ -67,10 +66,10 @@ def _initialize_parameter_cpu(
     param_dtype: torch.dtype = torch.float32,
     stride: int = 1,
 ) -> None:
-    """Tag one rank's shard and give it values, for layers of models' own.
+    """Tag one rank's shard and give it values, for a model's own layers.
 
-    Unlike NxD's, which cuts it from a whole one, the shard is drawn by itself, and there is no
-    whole parameter to return: checkpoints bring the values.
+    NxD cuts the shard from a whole parameter and returns that. Here the shard is drawn by itself
+    and nothing is returned: checkpoints bring the values.
     """
     del param_dtype, return_master_param
     set_tensor_model_parallel_attributes(param, True, partition_dim, stride, num_partitions)
@@ -107,10 +106,8 @@ def pad_tensor(tensor: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
 
 
 class LinearWithAsyncCommunication(torch.autograd.Function):
-    """The linear of the layers, `apply(input, weight, bias, ...)` in NxD's argument order.
-
-    Models subclass it to put a kernel where `forward` multiplies. There is no backward.
-    """
+    """The product of the layers: `apply(input, weight, bias, ...)` in NxD's order of arguments. A
+    model subclasses it to put a kernel where `forward` multiplies. There is no backward."""
 
     @staticmethod
     def forward(
@@ -125,7 +122,7 @@ class LinearWithAsyncCommunication(torch.autograd.Function):
         process_group: Optional[Group] = None,
         reduce_dtype: torch.dtype = torch.float32,
     ) -> torch.Tensor:
-        """`input (..., K) @ weight (N, K).T + bias`; gathers a sharded sequence first."""
+        """`input (..., K) @ weight (N, K).T + bias`; a sharded sequence is gathered first."""
         del ctx, async_grad_allreduce, save_for_backward, reduce_dtype  # concern gradients
         if sequence_parallel_enabled:
             input = gather_from_sequence_parallel_region(
@@ -148,8 +145,8 @@ def linear_with_async_allreduce(
 ) -> torch.Tensor:
     """`autograd_func_class.apply` on the other arguments: `input (..., K) @ weight (N, K).T`.
 
-    `reduce_dtype` came with NxD 0.10.1; it is handed on only where the caller names it, so that
-    classes written for either version fit.
+    `reduce_dtype` (NxD 0.10.1) is passed on only where the caller names it: classes for either
+    version fit.
     """
     arguments = (
         input,
@@ -170,9 +167,7 @@ def linear_with_async_allreduce(
 
 class BaseParallelLinear(nn.Module):
     """The attributes by which the checkpoint loader recognises a sharded linear.
-
-    `autograd_func_class` multiplies in `_forward_impl`; subclasses replace either.
-    """
+    `autograd_func_class` multiplies in `_forward_impl`; subclasses replace either."""
 
     autograd_func_class: Type[torch.autograd.Function] = LinearWithAsyncCommunication
 
@@ -181,7 +176,7 @@ class BaseParallelLinear(nn.Module):
         self._forward_impl = linear_with_async_allreduce
 
     def _init_weight(self, weight: torch.Tensor) -> None:
-        """Start values of a weight: `arg_init_method`, where a subclass has one."""
+        """Give a weight its start values, by a subclass's `arg_init_method` where there is one."""
         (getattr(self, "arg_init_method", None) or _default_init)(weight)
 
     def _group_of(self, group: Optional[Group]) -> Group:
@@ -193,12 +188,12 @@ class BaseParallelLinear(nn.Module):
 
 
 class ColumnParallelLinear(BaseParallelLinear):
-    """Linear whose outputs are sharded: weight (output/tp, input), sliced along dim 0.
+    """Linear with sharded outputs: weight (output/tp, input), sliced along dim 0.
 
-    `forward(x)`: (..., input) -> (..., output/tp), or (..., output) with `gather_output`.
-    With `pad` the output size is rounded up to a multiple of tp with zero rows, which a gathered
-    result drops again. The bias is sharded as the outputs are, and whole where they are gathered.
-    With `skip_bias_add` the result is the pair (output, bias).
+    `forward(x)`: (..., input) -> (..., output/tp), or (..., output) with `gather_output`. `pad`
+    adds zero rows up to a multiple of tp; a gathered result drops them. The bias is sharded like
+    the outputs, and whole where outputs are gathered. `skip_bias_add` returns the pair (output,
+    bias).
     """
 
     def __init__(
@@ -285,11 +280,11 @@ class ColumnParallelLinear(BaseParallelLinear):
 
 
 class RowParallelLinear(BaseParallelLinear):
-    """Linear whose inputs are sharded: weight (output, input/tp), sliced along dim 1.
+    """Linear with sharded inputs: weight (output, input/tp), sliced along dim 1.
 
-    `forward(x)`: (..., input/tp) with `input_is_parallel`, else (..., input) -> (..., output),
-    summed over the ranks in `reduce_dtype` (None: the layer's dtype), or reduce-scattered along
-    the sequence. The bias is replicated and added after the sum.
+    `forward(x)`: (..., input/tp) with `input_is_parallel`, else (..., input) -> (..., output). The
+    ranks' sum is taken in `reduce_dtype` (None: the layer's dtype) and may be scattered along the
+    sequence. Every rank holds the bias, which is added after the sum.
     """
 
     def __init__(
@@ -354,7 +349,7 @@ class RowParallelLinear(BaseParallelLinear):
         return output if self.bias is None else output + self.bias
 
     def _reduce(self, partial: torch.Tensor) -> torch.Tensor:
-        """Sum the ranks' partial products in `reduce_dtype`, and come back to their dtype."""
+        """Sum the ranks' partial products in `reduce_dtype`, and return to their own dtype."""
         if not self.reduce_output:
             return partial
         original = partial.dtype
@@ -375,15 +370,14 @@ class RowParallelLinear(BaseParallelLinear):
 
 
 class ParallelEmbedding(nn.Module):
-    """Embedding sharded over the embedding dimension or over the vocabulary.
+    """An embedding, sharded over its features or over the vocabulary.
 
-    `shard_across_embedding`: weight (V, H/tp), lookup, then all-gather of the last dimension; NxD
-    does so whether or not the sequence is parallel, and the model scatters the result.
-    Otherwise: weight (V/tp, H), each rank looks up its own rows, zeros elsewhere, then all-reduce,
-    or reduce-scatter along the sequence under sequence parallelism.
-    `forward(ids)`: (B, S) integers -> (B, S, H), or (B, S/tp, H). `use_spmd_rank` reads the rank
-    from a checkpoint tensor, as a graph that all ranks share has to; the module then owns a
-    `rank_util`.
+    `shard_across_embedding`: weight (V, H/tp); the lookup's last dimension is all-gathered, also
+    where the sequence is parallel, and the model scatters the result. Otherwise: weight (V/tp, H);
+    a rank looks up its own rows and zeros elsewhere, and the ranks' results are all-reduced, or
+    reduce-scattered along a parallel sequence. `forward(ids)`: (B, S) integers -> (B, S, H), or (B,
+    S/tp, H). `use_spmd_rank` reads the rank from a checkpoint tensor (`rank_util`), as a graph for
+    all ranks must.
     """
 
     def __init__(
@@ -442,12 +436,12 @@ class ParallelEmbedding(nn.Module):
         return self._reduce(self._own_rows(input_.long()))
 
     def _gather(self, local: torch.Tensor) -> torch.Tensor:
-        """(B, S, H/tp) of this rank -> (B, S, H)."""
+        """This rank's (B, S, H/tp) -> (B, S, H)."""
         whole = gather_from_tensor_model_parallel_region(local, self.tensor_parallel_group)
         return whole.narrow(-1, 0, self.embedding_dim) if self.pad_size else whole
 
     def _own_rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """(B, S, H): rows that this rank holds, zeros for the others."""
+        """(B, S, H): this rank's rows of the table, zeros for other ids."""
         rows = self.weight.shape[0]
         if self.rank_util is None and self.tensor_parallel_group.size() > 1:
             warn_of_constant_rank("A lookup in a sharded vocabulary", "use_spmd_rank=True")
@@ -481,7 +475,7 @@ class SPMDRank(nn.Module):
         set_tensor_model_parallel_attributes(self.rank, True, 0, 1, num_partitions=world_size)
 
     def get_rank(self) -> torch.Tensor:
-        """int32 of shape (1,)."""
+        """This rank's number, int32 of shape (1,)."""
         return self.rank
 
     def forward(self) -> torch.Tensor:

@@ -8,7 +8,7 @@ so a bf16 all-reduce rounds after every addition, as the device does.
 
 import warnings
 from functools import reduce
-from typing import List, Optional, Sequence, Union
+from typing import Callable, List, Optional, Sequence, Union
 
 import torch
 import torch_xla.core.xla_model as xm
@@ -20,10 +20,10 @@ from .utils import divide
 
 
 def _group(process_group: Union[Group, Sequence[Sequence[int]], None]) -> Group:
-    """The group meant: the one given, or the running thread's for None and for replica groups.
+    """The group given; the running thread's for None and for its replica groups.
 
-    Replica groups are what `get_tensor_model_parallel_group(as_list=True)` returns, of which there
-    is one.
+    Replica groups are what `get_tensor_model_parallel_group(as_list=True)` returns. ValueError for
+    others: only one group exists.
     """
     if isinstance(process_group, Group):
         return process_group
@@ -42,11 +42,6 @@ def _label(operation: str, tensor: torch.Tensor) -> str:
     return f"{operation}({str(tensor.dtype).replace('torch.', '')}{list(tensor.shape)})"
 
 
-def _copies(tensor: torch.Tensor, size: int) -> List[torch.Tensor]:
-    """One tensor of its own for each rank, so that none sees another's in-place operation."""
-    return [tensor] + [tensor.clone() for _ in range(size - 1)]
-
-
 # What a reduction does with two ranks' tensors, under the names of torch_xla.core.xla_model.
 _REDUCTIONS = {
     xm.REDUCE_SUM: torch.add,
@@ -57,7 +52,7 @@ _REDUCTIONS = {
 
 
 def _reduced(parts: List[torch.Tensor], computation: str) -> torch.Tensor:
-    """The ranks' tensors as one, in rank order."""
+    """The ranks' tensors reduced to one, in rank order."""
     if computation not in _REDUCTIONS:
         raise ValueError(
             f"computation is {computation!r}, expected one of {sorted(_REDUCTIONS)}; take a "
@@ -66,42 +61,43 @@ def _reduced(parts: List[torch.Tensor], computation: str) -> torch.Tensor:
     return reduce(_REDUCTIONS[computation], parts)
 
 
+def _joined(
+    x: torch.Tensor,
+    process_group: Optional[Group],
+    operation: str,
+    join: Callable[[List[torch.Tensor]], torch.Tensor],
+) -> torch.Tensor:
+    """What `join` makes of the ranks' tensors, in a tensor of each rank's own: no rank sees
+    another's in-place operation. `x` itself where one rank is alone."""
+    group = _group(process_group)
+    if group.size() == 1:
+        return x
+
+    def combine(parts: List[torch.Tensor]) -> List[torch.Tensor]:
+        whole = join(parts)
+        return [whole, *(whole.clone() for _ in parts[1:])]
+
+    return group.exchange(_label(operation, x), x, combine)
+
+
 def _reduce(
     input_: torch.Tensor, computation: str = xm.REDUCE_SUM, process_group: Optional[Group] = None
 ) -> torch.Tensor:
     """All-reduce by `computation`."""
-    group = _group(process_group)
-    if group.size() == 1:
-        return input_
-    return group.exchange(
-        _label("all-reduce", input_),
-        input_,
-        lambda parts: _copies(_reduced(parts, computation), len(parts)),
-    )
+    return _joined(input_, process_group, "all-reduce", lambda parts: _reduced(parts, computation))
 
 
 def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
     """Rank 0's tensor on every rank."""
-    group = _group(process_group)
-    if group.size() == 1:
-        return input_
-    return group.exchange(
-        _label("broadcast", input_), input_, lambda parts: _copies(parts[0], len(parts))
-    )
+    return _joined(input_, process_group, "broadcast", lambda parts: parts[0])
 
 
 def _gather_along_dim(
     x: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
 ) -> torch.Tensor:
     """All-gather: the ranks' tensors concatenated in rank order along `partition_dim`."""
-    group = _group(process_group)
-    if group.size() == 1:
-        return x
-    return group.exchange(
-        _label(f"all-gather along dim {partition_dim}", x),
-        x,
-        lambda parts: _copies(torch.cat(parts, dim=partition_dim), len(parts)),
-    )
+    operation = f"all-gather along dim {partition_dim}"
+    return _joined(x, process_group, operation, lambda parts: torch.cat(parts, dim=partition_dim))
 
 
 def _reduce_scatter_along_dim(
@@ -111,7 +107,7 @@ def _reduce_scatter_along_dim(
     process_group: Optional[Group] = None,
     tile_cc: bool = False,
 ) -> torch.Tensor:
-    """Sum (or maximum, ...) over the ranks, of which each keeps its slice along `partition_dim`."""
+    """Reduce over the ranks by `computation`; each rank keeps its slice along `partition_dim`."""
     del tile_cc  # the device may do it in pieces
     group = _group(process_group)
     if group.size() == 1:
@@ -128,7 +124,7 @@ def _reduce_scatter_along_dim(
 def _split_along_dim(
     input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """Rank 0's slice along `partition_dim`, on every rank, as one graph serves all of them."""
+    """Rank 0's slice along `partition_dim` on every rank: one graph serves all ranks."""
     group = _group(process_group)
     if group.size() == 1:
         return input_
@@ -140,8 +136,8 @@ def _split_along_dim(
 
 
 def warn_of_constant_rank(what: str, instead: str) -> None:
-    """Tell, while a model is traced, that `what` depends on the group's rank; names the caller's
-    caller."""
+    """Warn, while a model is traced, that `what` takes the rank for a constant. The warning names
+    the caller's caller."""
     if is_tracing():
         warnings.warn(
             f"{what} by the group's own rank is traced: every rank shares one graph, traced as "
@@ -158,7 +154,7 @@ def _gather_along_first_dim(x: torch.Tensor, process_group: Optional[Group] = No
 def copy_to_tensor_model_parallel_region(
     input_: torch.Tensor, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """The identity (its gradient would be an all-reduce)."""
+    """The input itself (its gradient would be an all-reduce)."""
     del process_group
     return input_
 
@@ -166,7 +162,7 @@ def copy_to_tensor_model_parallel_region(
 def reduce_from_tensor_model_parallel_region(
     input_: torch.Tensor, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """Sum of the ranks' tensors, on every rank."""
+    """The sum of the ranks' tensors, on every rank."""
     return _reduce(input_, process_group=process_group)
 
 
@@ -187,19 +183,19 @@ def gather_from_tensor_model_parallel_region_with_dim(
 def scatter_to_tensor_model_parallel_region(
     input_: torch.Tensor, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """A slice of the last dimension."""
+    """This rank's slice of the last dimension; see `_split_along_dim`."""
     return _split_along_dim(input_, -1, process_group)
 
 
 def scatter_input_channels_to_tensor_model_parallel_region(input_: torch.Tensor) -> torch.Tensor:
-    """A slice of dimension 1, the channels of a convolution."""
+    """A slice of dimension 1, a convolution's channels; see `_split_along_dim`."""
     return _split_along_dim(input_, 1)
 
 
 def scatter_to_sequence_parallel_region(
     input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """A slice of the sequence."""
+    """A slice of the sequence; see `_split_along_dim`."""
     return _split_along_dim(input_, sequence_dimension, process_group)
 
 
@@ -210,7 +206,7 @@ def gather_from_sequence_parallel_region(
     process_group: Optional[Group] = None,
     tile_cc: bool = False,
 ) -> torch.Tensor:
-    """The whole sequence from the ranks' slices; the two flags steer gradients and tiling only."""
+    """The whole sequence from the ranks' slices. Two flags concern gradients and tiling only."""
     del to_model_parallel, tile_cc
     return _gather_along_dim(input_, sequence_dimension, process_group)
 
@@ -221,7 +217,7 @@ def reduce_scatter_to_sequence_parallel_region(
     process_group: Optional[Group] = None,
     dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
-    """Sum over the ranks (in `dtype` where given); each keeps its slice of the sequence."""
+    """Sum over the ranks, in `dtype` where given; a rank keeps its slice of the sequence."""
     original = input_.dtype
     summed = _reduce_scatter_along_dim(
         input_.to(dtype or original), sequence_dimension, process_group=process_group
@@ -232,7 +228,7 @@ def reduce_scatter_to_sequence_parallel_region(
 def reduce_scatter_to_sequence_parallel_region_tiled(
     input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
 ) -> torch.Tensor:
-    """The same in pieces that the device overlaps with computation; here in one."""
+    """The same sum. A device cuts it into pieces, beside computation."""
     return reduce_scatter_to_sequence_parallel_region(
         input_, sequence_dimension, process_group=process_group
     )

@@ -1,6 +1,6 @@
-"""Which rank of which tensor-parallel group the running thread is (NxD 0.10 names).
+"""The running thread's rank and its tensor-parallel group (NxD 0.10 names).
 
-Tensor parallelism exists here: pipeline, data- and expert-parallel sizes are 1.
+Pipeline, data- and expert-parallel sizes are 1.
 """
 
 from typing import List, Union
@@ -16,8 +16,8 @@ def initialize_model_parallel(
 ) -> None:
     """Make the running thread rank 0 of `tensor_model_parallel_size` ranks.
 
-    With more than one rank the group is mocked, as while the SDK traces: shapes are those of one
-    rank, and a collective works on meta tensors only. Applications start real ranks by themselves.
+    Several ranks are a mocked group, as while the SDK traces: shapes are one rank's, and
+    collectives take meta tensors only. An application starts real ranks by itself.
     """
     del skip_collective_init  # nothing is set up ahead of the first collective
     if any(size != 1 for size in (pipeline_model_parallel_size, *others.values())):
@@ -58,12 +58,12 @@ def get_tensor_model_parallel_size() -> int:
 
 
 def get_tensor_model_parallel_rank() -> int:
-    """Rank of the running thread; while compiling it is 0, whatever rank later runs the graph."""
+    """The running thread's rank; 0 while a model compiles, whatever rank runs the graph later."""
     return get_tensor_model_parallel_group().rank()
 
 
 def get_pipeline_model_parallel_rank() -> int:
-    """There is one stage."""
+    """0: there is one stage."""
     return 0
 
 
@@ -72,7 +72,7 @@ def get_aot_mode() -> bool:
 
 
 def get_kv_shared_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
-    """The ranks that share this rank's KV head: there are none without flash decoding."""
+    """The ranks that share this rank's KV head: none without flash decoding."""
     raise AssertionError(
         "No ranks share a key-value head, expected flash decoding, which runs over the real "
         "libraries only; name their checkouts with --libraries (docs/libraries.md)."
@@ -80,5 +80,5 @@ def get_kv_shared_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
 
 
 def get_speculative_draft_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
-    """Of a draft model with the target's degree, the only one here: the target's group."""
+    """The target's group: a draft model has the target's degree here."""
     return get_tensor_model_parallel_group(as_list)

@@ -1,6 +1,6 @@
-"""Seeding of the ranks' random generators."""
+"""Seeds the ranks' random generators."""
 
 
 def model_parallel_xla_manual_seed(seed: int) -> None:
-    """Nothing to seed: ranks draw no random numbers of their own (rank 0 draws for all)."""
+    """Do nothing: a rank draws no random numbers of its own (rank 0 draws for all)."""
     del seed

@@ -13,21 +13,21 @@ _MODEL_PARALLEL_ATTRIBUTES = {
 
 
 def divide(numerator: int, denominator: int) -> int:
-    """The quotient, or an AssertionError naming both where it is not whole."""
+    """The quotient. AssertionError, which names both numbers, where a remainder is left."""
     if numerator % denominator != 0:
         raise AssertionError(f"{numerator} is not divisible by {denominator}")
     return numerator // denominator
 
 
 def get_padding_length(numerator: int, denominator: int) -> int:
-    """The number to add to `numerator` to make it a multiple of `denominator`."""
+    """The amount that brings `numerator` to a multiple of `denominator`."""
     return -numerator % denominator
 
 
 def set_tensor_model_parallel_attributes(
     tensor: torch.Tensor, is_parallel: bool, dim: int, stride: int, num_partitions: int
 ) -> None:
-    """Tag a parameter, once, with how the checkpoint loader has to slice it."""
+    """Tag a parameter, once, with how the checkpoint loader slices it."""
     if any(hasattr(tensor, name) for name in _MODEL_PARALLEL_ATTRIBUTES):
         raise AssertionError(
             "A parameter gets tensor-parallel tags twice, expected once; tag it where it is made."
@@ -41,19 +41,19 @@ def set_tensor_model_parallel_attributes(
 def copy_tensor_model_parallel_attributes(
     destination_tensor: torch.Tensor, source_tensor: torch.Tensor
 ) -> None:
-    """Give `destination_tensor` the slicing tags that `source_tensor` has."""
+    """Copy the slicing tags of `source_tensor` to `destination_tensor`."""
     for name in _MODEL_PARALLEL_ATTRIBUTES:
         if hasattr(source_tensor, name):
             setattr(destination_tensor, name, getattr(source_tensor, name))
 
 
 def cast_if_autocast_enabled(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
-    """The tensors as they are: autocast is never on here."""
+    """The tensors unchanged: autocast is never on here."""
     return tensors
 
 
 def verify_casted_dtype(value: Any) -> None:
-    """Nothing to verify without autocast."""
+    """Do nothing: autocast is never on here."""
     del value
 
 
@@ -62,13 +62,13 @@ def is_torch_version_greater_than_2() -> bool:
 
 
 class EmbeddingUtility:
-    """Which rows of a vocabulary-sharded embedding a rank holds."""
+    """The rows of a vocabulary-sharded embedding that a rank holds."""
 
     @staticmethod
     def range_from_per_partition_vocab_size(
         per_partition_vocab_size: int, rank: int, world_size: int
     ) -> Tuple[int, int]:
-        """First row of `rank` and the one behind its last, from the rows per rank."""
+        """The first row of `rank`, and the row after its last."""
         del world_size
         start = rank * per_partition_vocab_size
         return start, start + per_partition_vocab_size

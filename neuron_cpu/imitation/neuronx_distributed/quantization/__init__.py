@@ -1,5 +1,5 @@
-"""Weight quantisation of NxD: types, checkpoints, quantised parallel layers, conversion.
+"""NxD's weight quantisation: types, checkpoints, quantised parallel layers, conversion.
 
-Facts: aws-neuron/neuronx-distributed, src/neuronx_distributed/quantization; the features that NxDI
-reaches through it are int8 and fp8 (e4m3) weights, per tensor and per channel.
+NxDI reaches int8 and fp8 (e4m3) weights through it, with one scale a tensor or a channel. Source:
+aws-neuron/neuronx-distributed, src/neuronx_distributed/quantization.
 """

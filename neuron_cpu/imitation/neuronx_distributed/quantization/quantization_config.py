@@ -1,4 +1,4 @@
-"""Enumerations of NxD's weight quantisation, and what a conversion is told."""
+"""The enumerations of NxD's weight quantisation, and the settings of a conversion."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 
 class QuantizationType(Enum):
-    """Over what one scale extends."""
+    """The extent of one scale."""
 
     PER_TENSOR_SYMMETRIC = "per_tensor_symmetric"
     PER_CHANNEL_SYMMETRIC = "per_channel_symmetric"
 
 
 class ActivationQuantizationType(Enum):
-    """How activations are quantised (NxD 0.11 and later)."""
+    """The way in which activations are quantised (NxD 0.11 and later)."""
 
     NONE = None
     DYNAMIC = "dynamic"
@@ -31,7 +31,7 @@ class QuantizedDtype(Enum):
 
 
 class DtypeBound:
-    """The values that quantised weights may take."""
+    """The largest and the least value of quantised weights."""
 
     # e4m3 on Neuron ends at 240: what OCP's type has beyond it reads as infinity or NaN there
     # (NxD, quantization/README_rescaling_fp8_for_neuron.md).
@@ -51,7 +51,7 @@ QConfig = Dict[str, Any]
 
 
 def get_default_custom_qconfig_dict() -> QConfig:
-    """One int8 scale a tensor."""
+    """The settings of one int8 scale a tensor."""
     return {
         "quantization_type": QuantizationType.PER_TENSOR_SYMMETRIC,
         "quantized_dtype": QuantizedDtype.INT8,
@@ -59,7 +59,7 @@ def get_default_custom_qconfig_dict() -> QConfig:
 
 
 def get_default_per_channel_custom_qconfig_dict() -> QConfig:
-    """One int8 scale for each output feature."""
+    """The settings of one int8 scale an output feature."""
     return {
         "quantization_type": QuantizationType.PER_CHANNEL_SYMMETRIC,
         "quantized_dtype": QuantizedDtype.INT8,
@@ -68,7 +68,7 @@ def get_default_per_channel_custom_qconfig_dict() -> QConfig:
 
 
 def qconfig_of(quantization_type: Union[str, QuantizationType], dtype: QuantizedDtype) -> QConfig:
-    """The conversion's settings for a type and a dtype."""
+    """A conversion's settings for a type and a dtype."""
     per_channel = QuantizationType(quantization_type) is QuantizationType.PER_CHANNEL_SYMMETRIC
     whole, channels = get_default_custom_qconfig_dict, get_default_per_channel_custom_qconfig_dict
     return (channels if per_channel else whole)() | {"quantized_dtype": dtype}
@@ -78,10 +78,8 @@ NEURON_CONFIG_DTYPES = {"int8": QuantizedDtype.INT8, "f8e4m3": QuantizedDtype.F8
 
 
 def dtype_of(name: Optional[str]) -> QuantizedDtype:
-    """The member that NeuronConfig.quantization_dtype names.
-
-    ValueError for other names: NxDI would take the weights for int8 then.
-    """
+    """The member that NeuronConfig.quantization_dtype names. ValueError for other names, which NxDI
+    would take for int8."""
     if name not in NEURON_CONFIG_DTYPES:
         raise ValueError(
             f"quantization_dtype must be one of {', '.join(NEURON_CONFIG_DTYPES)}, got {name!r}; "

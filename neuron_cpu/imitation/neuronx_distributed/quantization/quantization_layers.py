@@ -1,9 +1,9 @@
 """Parallel linear layers with int8 or fp8 weights (NxD, quantization/quantization_layers.py).
 
-`y = x W^T` with the weight cast to the input's type and no scale before the product: integers up to
-127 are exact in bf16. The product goes to fp32, times the scale, and back to the input's type;
-row-parallel layers scale before they sum the ranks. Scales are fp32: (1,) per tensor, (out, 1) per
-channel, cut with the rows of a column-parallel layer, whole on every rank of a row-parallel one.
+`y = x W^T` takes the weight in the input's type, unscaled: bf16 holds integers up to 127 exactly.
+The product becomes fp32, is scaled, and returns to the input's type. A row-parallel layer scales
+before it sums the ranks. Scales are fp32: (1,) for a tensor, (out, 1) for channels. A
+column-parallel layer cuts them with its rows; every rank of a row-parallel layer has them whole.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _CASTS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class BaseQuantizeParallelLinear(BaseParallelLinear):
-    """Weight, scale and product of the two quantised layers, which take the arguments of the layer
-    behind this class among their bases, and how it is quantised."""
+    """Weight, scale and product of the two quantised layers. A quantised layer takes the arguments
+    of its float layer, the next of its bases, and the kind of quantisation."""
 
     quantized_dtype: QuantizedDtype
     quantization_type: QuantizationType
@@ -70,7 +70,7 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
         self._quantise(quantization_per_channel_axis, activation_quantization_type)
 
     def _quantise(self, per_channel_axis: Optional[int], activation: Any) -> None:
-        """Give the weight its type, and the layer a scale."""
+        """Give the weight its type, and the layer its scale."""
         if ActivationQuantizationType(getattr(activation, "value", activation)).value is not None:
             raise NotImplementedError(
                 f"{type(self).__name__}: quantised activations are not supported by neuron_cpu, "
@@ -98,13 +98,13 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
     def _scaled_product(
         self, input: torch.Tensor, weight: torch.Tensor, **arguments: Any
     ) -> torch.Tensor:
-        """The product as the plain layer makes it, times the scale in fp32."""
+        """The plain layer's product, times the scale in fp32."""
         product = self._multiply(input=input, weight=self._cast(weight, input.dtype), **arguments)
         return (product.to(torch.float32) * self.scale.view(-1)).to(input.dtype)
 
     def _cast(self, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The weight in the input's type, once for all sub-models: PyTorch takes a second for the
-        casts of one decode step of 135 million fp8 weights."""
+        """The weight in the input's type, kept for all sub-models. PyTorch takes a second to cast
+        the 135 million fp8 weights of one decode step."""
         if weight.is_meta:
             return weight.to(dtype)
         key = weight.data_ptr(), tuple(weight.shape), weight._version, dtype
@@ -116,7 +116,7 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
 
     @classmethod
     def _arguments(cls, mod: Any, q_config: QConfig) -> Dict[str, Any]:
-        """Keywords of the constructor that both kinds of layers share, and those of a conversion's
+        """Keywords for the constructor: those of both kinds of layers, and a conversion's
         settings."""
         found = {"bias": mod.add_bias, "tensor_model_parallel_group": mod.tensor_parallel_group}
         found |= {name: getattr(mod, name) for name in _SHARED}
@@ -124,7 +124,7 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
 
 
 class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
-    """Quantised ColumnParallelLinear: its arguments, and how it is quantised."""
+    """ColumnParallelLinear with quantised weights; it takes that layer's arguments, too."""
 
     shards_scale = True
 
@@ -147,7 +147,7 @@ class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
         return _with_parameters_of(made, mod)
 
     def preshard_hook(self, model_state_dict: Dict[str, torch.Tensor], prefix: str) -> None:
-        """Pad the full weight, a sharded bias and a scale per channel before slicing."""
+        """Pad the full weight, a sharded bias and channels' scales before they are sliced."""
         super().preshard_hook(model_state_dict, prefix)
         key = prefix.rpartition("weight")[0] + "scale"
         scale = model_state_dict.get(key)
@@ -156,7 +156,7 @@ class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
 
 
 class QuantizedRowParallel(BaseQuantizeParallelLinear, RowParallelLinear):
-    """Quantised RowParallelLinear: its arguments, and how it is quantised."""
+    """RowParallelLinear with quantised weights; it takes that layer's arguments, too."""
 
     @classmethod
     def from_float(cls, mod: RowParallelLinear, q_config: QConfig) -> QuantizedRowParallel:
@@ -174,7 +174,7 @@ class QuantizedRowParallel(BaseQuantizeParallelLinear, RowParallelLinear):
 
 
 def _with_parameters_of(made: Any, mod: BaseParallelLinear) -> Any:
-    """The bias as the float layer has it by now: cast, and of the mode of that layer."""
+    """The quantised layer with the float layer's bias, which is cast already, and with its mode."""
     if mod.bias is not None:
         made.bias = mod.bias
     return made.train(mod.training)

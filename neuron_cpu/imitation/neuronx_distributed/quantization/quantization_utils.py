@@ -26,8 +26,8 @@ _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def quantize_int8(weight: torch.Tensor, per_channel: bool) -> Weights:
-    """[out, in] -> int8 and scale (1,) or (out, 1); PyTorch multiplies by the reciprocal, which
-    decides ties."""
+    """Weights [out, in] as int8, and their scale, (1,) or (out, 1). PyTorch multiplies by the
+    reciprocal of the scale, which decides ties."""
     weight = weight.to(torch.float32)
     amax = weight.abs().amax(dim=1, keepdim=True) if per_channel else weight.abs().amax().reshape(1)
     steps = 127.0 if per_channel else INT8_STEPS_PER_TENSOR
@@ -36,13 +36,13 @@ def quantize_int8(weight: torch.Tensor, per_channel: bool) -> Weights:
 
 
 def _to_fp8(weight: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Zeros where a row of zeros has the scale 0, which NxD makes NaN."""
+    """Cast to fp8; a row of zeros with the scale 0 stays zeros, where NxD makes NaN."""
     most, least = DtypeBound.from_torch_dtype(dtype)
     return torch.nan_to_num(weight / scale).clamp(least, most).to(dtype)
 
 
 def quantize_fp8_per_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> Weights:
-    """[out, in] -> fp8 and scale ()."""
+    """Weights [out, in] as fp8, and one scale ()."""
     tensor = tensor.to(torch.float32)
     scale = tensor.abs().amax() / DtypeBound.from_torch_dtype(dtype)[0]
     return _to_fp8(tensor, scale, dtype), scale
@@ -55,7 +55,7 @@ def quantize_fp8_per_channel(
     clamp_bound: float = float("inf"),
     floor: float = FP8_FLOOR,
 ) -> Weights:
-    """[...] -> fp8 and a scale of size 1 but along `channel_axis`."""
+    """Weights [...] as fp8, and a scale for each index of `channel_axis`."""
     tensor = tensor.to(torch.float32)
     others = tuple(axis for axis in range(tensor.dim()) if axis != channel_axis)
     amax = tensor.abs().amax(dim=others, keepdim=True).clamp_max(clamp_bound)
@@ -64,11 +64,8 @@ def quantize_fp8_per_channel(
 
 
 class QuantizedLinear(nn.Module):
-    """In the place of an nn.Linear of a Hugging Face model: it carries weights and cannot run.
-
-    Its entries in a state dict are those that NxDI makes of PyTorch's packed ones: `weight`,
-    `scale` and, for int8 only, `bias`.
-    """
+    """The place of an nn.Linear in a Hugging Face model: it holds weights and cannot run. Its
+    entries in a state dict are those of NxDI: `weight`, `scale` and, for int8 only, `bias`."""
 
     def __init__(
         self, weight: torch.Tensor, scale: torch.Tensor, bias: Optional[torch.Tensor]
@@ -82,7 +79,7 @@ class QuantizedLinear(nn.Module):
 def _replace_linears(
     model: nn.Module, quantise: Callable[[torch.Tensor], Weights], skipped: List[str]
 ) -> nn.Module:
-    """Replace, in place, every nn.Linear whose name contains none of `skipped`."""
+    """Replace, in place, every nn.Linear, except where a name contains one of `skipped`."""
     found = [
         name
         for name, module in model.named_modules()
@@ -101,7 +98,7 @@ def _replace_linears(
 def quantize_pytorch_model_per_tensor_symmetric(
     float_model: nn.Module, inplace: bool = False, dtype: torch.dtype = torch.int8
 ) -> nn.Module:
-    """Every nn.Linear with one scale; in place, whatever `inplace` says: nobody keeps the other."""
+    """Quantise every nn.Linear with one scale, in place whatever `inplace` says."""
     del inplace
 
     def quantise(weight: torch.Tensor) -> Weights:
@@ -119,8 +116,8 @@ def quantize_pytorch_model_per_channel_symmetric(
     modules_to_not_convert: Optional[List[str]] = None,
     floor: float = FP8_FLOOR,
 ) -> nn.Module:
-    """Every nn.Linear but those whose names contain one of `modules_to_not_convert`, with a scale
-    for each output feature; in place."""
+    """Quantise every nn.Linear with a scale for each output feature, in place. A name that contains
+    one of `modules_to_not_convert` stays in float."""
     del inplace
 
     def quantise(weight: torch.Tensor) -> Weights:

@@ -1,4 +1,5 @@
-"""Parallel layers of a built model become quantised ones (NxD, quantization/quantize.py)."""
+"""Replaces the parallel layers of a built model by quantised ones (NxD,
+quantization/quantize.py)."""
 
 import copy
 from typing import Callable, Dict, List, Optional, Union
@@ -14,7 +15,7 @@ Mapping = Dict[Callable, type]
 
 
 def get_default_quant_module_mappings() -> Mapping:
-    """Float layer -> quantised one, by exact type: subclasses stay as they are."""
+    """Float layer -> quantised layer, by exact type: subclasses stay float."""
     return {ColumnParallelLinear: QuantizedColumnParallel, RowParallelLinear: QuantizedRowParallel}
 
 
@@ -26,7 +27,7 @@ def convert(
     include: Union[str, List[str], None] = None,
     modules_to_not_convert: Optional[List[str]] = None,
 ) -> nn.Module:
-    """Replace the layers of `mapping` whose names contain none of `modules_to_not_convert`."""
+    """Replace layers by `mapping`, except where a name contains one of `modules_to_not_convert`."""
     if include is not None:
         raise NotImplementedError(
             "convert got include, expected None; name the others in modules_to_not_convert."
@@ -44,10 +45,8 @@ def convert(
 
 
 def direct_cast_quantize(tensor: torch.Tensor, downcast_dtype: torch.dtype) -> torch.Tensor:
-    """A cast without a scale.
-
-    Beyond 240, where e4m3 ends on Neuron, sources leave open what a cast gives: here it is NaN.
-    """
+    """The tensor cast without a scale. Values beyond 240, the end of Neuron's e4m3, become NaN
+    here. Sources leave them open."""
     result = tensor.to(downcast_dtype)
     if downcast_dtype is not torch.float8_e4m3fn:
         return result

@@ -1,10 +1,9 @@
-"""From a full checkpoint to the tensors of each rank (rules of NxD's trace/trace.py).
+"""Makes each rank's tensors from a full checkpoint (rules of NxD's trace/trace.py).
 
-1. `preshard_hook(state_dict, prefix)` of modules runs top-down, and not below a module that has
-   one: hooks rename, replicate or pad full tensors.
-2. Keys that the model does not name are dropped.
-3. Parameters that belong directly to a parallel layer are sliced by their tags; all others are
-   replicated. A parameter with `get_tensor_from_state_dict(prefix, state_dict)` is read through it.
+1. `preshard_hook(state_dict, prefix)` runs top-down, and not below a module that has one. Hooks
+rename, replicate or pad full tensors. 2. Keys that the model does not name are dropped. 3. A
+parallel layer's own parameters are sliced by their tags; all others are replicated.
+`get_tensor_from_state_dict(prefix, state_dict)` of a parameter, where there is one, reads it.
 """
 
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
@@ -22,7 +21,7 @@ _SHARDED_MODULES = (BaseParallelLinear, ParallelEmbedding, SPMDRank)
 
 
 def invoke_preshard_hook(module: nn.Module, checkpoint: StateDict, prefix: str) -> None:
-    """Run the hooks of `module` and below; each gets the key of its own `weight`."""
+    """Run the hooks of `module` and below; a hook gets the key of its own `weight`."""
     hook = getattr(module, "preshard_hook", None)
     if hook is not None:
         hook(checkpoint, prefix + "weight")
@@ -36,7 +35,7 @@ def preprocess_checkpoint(
     checkpoint: StateDict,
     behind_hooks: Optional[Callable[[nn.Module, StateDict], None]] = None,
 ) -> List[str]:
-    """Run the hooks and drop unknown keys, both in place; says what was dropped."""
+    """Run the hooks and drop unknown keys, both in place; the result tells what was dropped."""
     invoke_preshard_hook(model, checkpoint, "")
     if behind_hooks is not None:
         behind_hooks(model, checkpoint)
@@ -48,7 +47,7 @@ def preprocess_checkpoint(
 
 
 def _own_parameters(model: nn.Module) -> Iterator[Tuple[str, nn.Module, str, torch.Tensor]]:
-    """(prefix, module, name, tensor) of every parameter and persistent buffer, where it belongs."""
+    """(prefix, module, name, tensor) of every parameter and persistent buffer."""
     wanted = set(model.state_dict().keys())
     for path, module in model.named_modules(remove_duplicate=False):
         prefix = f"{path}." if path else ""
@@ -66,10 +65,8 @@ def create_local_weight(
     per_partition_size: int,
     stride: int,
 ) -> torch.Tensor:
-    """The part of `full_weight` of `rank`: a view, `per_partition_size` wide along `partition_dim`.
-
-    With `stride` s > 1 the full tensor is s fused matrices, each sliced by itself.
-    """
+    """The view of `full_weight` for `rank`, `per_partition_size` wide along `partition_dim`. A
+    `stride` s above 1 means s fused matrices; each is sliced by itself."""
     if stride == 1:
         return full_weight.narrow(partition_dim, rank * per_partition_size, per_partition_size)
     width = per_partition_size // stride
@@ -78,7 +75,7 @@ def create_local_weight(
 
 
 def _fused_qkv_slice(full: torch.Tensor, parameter: torch.Tensor, rank: int) -> torch.Tensor:
-    """Rank's rows q, k, v out of the fused matrix (q then k then v), each sliced by itself."""
+    """The rank's rows of q, k and v, cut from the fused matrix (q, then k, then v)."""
     size, dim = parameter.num_partitions, parameter.partition_dim
     query_rows = parameter.num_attention_heads * parameter.head_dim
     key_rows = parameter.num_key_value_heads * parameter.head_dim
@@ -89,7 +86,7 @@ def _fused_qkv_slice(full: torch.Tensor, parameter: torch.Tensor, rank: int) -> 
 def _local_tensor(
     full: torch.Tensor, module: nn.Module, parameter: torch.Tensor, rank: int, key: str
 ) -> torch.Tensor:
-    """This rank's part of `full`, refused by name where its shape is not the parameter's."""
+    """This rank's part of `full`. An error names a tensor of another shape than the parameter's."""
     if full.dim() == 0 and parameter.numel() == 1:  # fp8's one scale of a tensor
         full = full.reshape(parameter.shape)
     local = full
@@ -129,9 +126,8 @@ def get_sharded_checkpoint(
 ) -> Tuple[StateDict, List[str]]:
     """Contiguous tensors of `rank` for `model`, and the parameters that the checkpoint lacks.
 
-    `checkpoint` is what `preprocess_checkpoint` left. Tensors that need no slicing are returned
-    as they are, without a copy; what a model keeps between calls is no part of a checkpoint and
-    not reported.
+    `checkpoint` is the result of `preprocess_checkpoint`. A tensor that needs no slicing is not
+    copied. State that a model keeps between calls belongs to no checkpoint and is not reported.
     """
     del tp_degree  # each parameter knows into how many parts it is cut
     local: StateDict = {}

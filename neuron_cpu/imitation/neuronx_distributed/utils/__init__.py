@@ -4,9 +4,9 @@ import os
 
 
 def cpu_mode() -> bool:
-    """Whether NxD's own CPU mode is asked for (environment variable NXD_CPU_MODE above 0).
+    """Whether the environment asks for NxD's own CPU mode (NXD_CPU_MODE above 0).
 
-    False by default although this is a CPU: the mode makes NxDI-style code leave its device path,
-    and the stand-in exists to run exactly that path.
+    The default is False: in that mode code like NxDI's leaves its device path, which is the path
+    that the stand-in runs.
     """
     return int(os.environ.get("NXD_CPU_MODE", "0")) > 0

@@ -1,1 +1,1 @@
-"""Configurations, the traced module, the application around it."""
+"""Configurations, the traced module, and the application around it."""

@@ -59,7 +59,7 @@ def normalize_path(path: PathLike) -> str:
 
 
 class NeuronApplicationBase(nn.Module):
-    """Compile, load and weight handling; subclasses say which sub-models there are."""
+    """Compiles, loads and shards weights; a subclass says which sub-models exist."""
 
     _model_cls: Any = None
     _STATE_DICT_MODEL_PREFIX = "model."
@@ -91,7 +91,7 @@ class NeuronApplicationBase(nn.Module):
 
     @classmethod
     def validate_config(cls, config: InferenceConfig) -> None:
-        """Refuse a configuration without the attributes that the model reads."""
+        """Refuse a configuration that lacks an attribute which the model reads."""
         if not hasattr(config, "neuron_config"):
             raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
         refuse_unsupported(config.neuron_config)
@@ -108,7 +108,7 @@ class NeuronApplicationBase(nn.Module):
         return cls.get_config_cls().get_neuron_config_cls()
 
     def get_compiler_args(self) -> Optional[str]:
-        """Compiler flags; None means the wrapper's defaults."""
+        """The compiler's flags; None means the wrapper's defaults."""
         return None
 
     def forward(self, **kwargs: Any) -> Any:
@@ -123,12 +123,11 @@ class NeuronApplicationBase(nn.Module):
         pre_shard_weights_hook: Optional[Callable[[NeuronApplicationBase], None]] = None,
         dry_run: bool = False,
     ) -> None:
-        """Trace every sub-model and bucket and write the compiled folder (see artifacts.py).
+        """Trace every sub-model and bucket, and write the compiled folder (artifacts.py).
 
-        The folder appears, or replaces an earlier one, only when everything in it is finished.
-        `dry_run` traces but shards no weights. Raises CompileError,
-        CheckpointError, or a kernel's refusal, each one sentence. Where ranks are processes, rank 0
-        compiles for all of them, which have to see the folder, too.
+        The folder appears, or replaces an earlier one, only when it is finished. `dry_run` traces
+        but shards no weights. CompileError, CheckpointError or a kernel's refusal is one sentence.
+        Where ranks are processes, rank 0 compiles for all, and all must see the folder.
         """
         del debug
         on_first_rank(
@@ -175,13 +174,13 @@ class NeuronApplicationBase(nn.Module):
         }
 
     def _build(self, wrapper: ModelWrapper, rank: int = 0) -> nn.Module:
-        """The module of a sub-model as `rank` sees it, without weights."""
+        """A sub-model's module for `rank`, without weights."""
         group = Group(rank, self.neuron_config.tp_degree)
         with rank_context(group):
             return wrapper.get_model_instance().load_module()
 
     def _trace_all(self, stage: Path) -> Tuple[List[nn.Module], List[graph.GraphRecord]]:
-        """Trace each bucket; graphs go to the work folder, as on the device, and to the stage."""
+        """Trace each bucket; graphs go to the stage, and to the work folder as on the device."""
         work_dir = Path(base_compile_work_dir())
         artifacts.clear_work_dir(work_dir, SUBMODEL_TAGS)
         # One graph serves all ranks, as on the device: shapes are the same on each, so only rank
@@ -208,7 +207,7 @@ class NeuronApplicationBase(nn.Module):
         return instances, records
 
     def _cast_warnings(self) -> List[str]:
-        """Sentences about precise buffers that the loader's cast to `torch_dtype` rounds."""
+        """A sentence for each precise buffer that the loader's cast to `torch_dtype` rounds."""
         # The buffers of every sub-model come from the same constructors: one stands for all.
         with rank_context(Group(0, self.neuron_config.tp_degree)):
             damaged = self.models[0].get_model_instance().buffers_rounded_by_cast()
@@ -225,7 +224,7 @@ class NeuronApplicationBase(nn.Module):
     # -- weights ---------------------------------------------------------------------------------
 
     def checkpoint_loader_fn(self, mmap: bool = False) -> StateDict:
-        """The checkpoint in the model's keys, floating tensors cast to `torch_dtype`."""
+        """The checkpoint by the model's keys, floating tensors cast to `torch_dtype`."""
         del mmap
         if self.neuron_config.quantized:
             state_dict = self._quantized_state_dict()
@@ -242,15 +241,15 @@ class NeuronApplicationBase(nn.Module):
 
     @property
     def _source(self) -> PathLike:
-        """The folder of the weights: from 0.3 on, which saves none for a compiled model, the one
-        that the configuration came from."""
+        """The folder of the weights. From 0.3 on a compiled model saves no weights; the
+        configuration's folder has them."""
         named = getattr(self.config, "_name_or_path", None)
         saved = self.neuron_config.contract.saves_sharded_checkpoint
         return self.model_path if saved or not named else named
 
     @classmethod
     def get_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> StateDict:
-        """Read, rename and convert the checkpoint of a folder, and tie what is tied."""
+        """Read a folder's checkpoint, rename and convert its keys, and fill in tied weights."""
         state_dict = cls._strip_prefix(cls._read_checkpoint(model_path))
         state_dict = cls.convert_hf_to_neuron_state_dict(state_dict, config)
         if getattr(config, "tie_word_embeddings", False):
@@ -258,10 +257,8 @@ class NeuronApplicationBase(nn.Module):
         return state_dict
 
     def _quantized_state_dict(self) -> StateDict:
-        """The same of the quantised checkpoint, refused where it is none or of other scales.
-
-        FileNotFoundError where there is nothing; CheckpointError for everything else.
-        """
+        """The quantised checkpoint, read like `get_state_dict`. FileNotFoundError where nothing is
+        there; CheckpointError for a checkpoint that is not quantised or has other scales."""
         config, contract = self.neuron_config, self.neuron_config.contract
         state_dict = self._strip_prefix(quantised.read(config.quantized_checkpoints_path))
         if contract.ties_quantised_head:
@@ -274,10 +271,8 @@ class NeuronApplicationBase(nn.Module):
 
     @classmethod
     def save_quantized_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> None:
-        """Quantise the checkpoint of a folder into `quantized_checkpoints_path`.
-
-        An existing folder gets safetensors, any other path a pickle; either appears whole.
-        """
+        """Quantise a folder's checkpoint into `quantized_checkpoints_path`. An existing folder gets
+        safetensors, another path a pickle. Either appears whole."""
         made = cls.generate_quantized_state_dict(model_path, config)
         quantised.save(made, Path(config.neuron_config.quantized_checkpoints_path))
 
@@ -285,7 +280,7 @@ class NeuronApplicationBase(nn.Module):
     def generate_quantized_state_dict(
         cls, model_path: PathLike, config: InferenceConfig
     ) -> StateDict:
-        """Names without prefix; int8 or fp8 weights, their scales, the rest as it was."""
+        """Names without prefix: int8 or fp8 weights, their scales, other tensors unchanged."""
         model = cls.load_hf_model(os.fspath(model_path).rstrip(os.sep))
         return cls.prepare_quantized_state_dict(quantised.quantise(model, config.neuron_config))
 
@@ -327,7 +322,7 @@ class NeuronApplicationBase(nn.Module):
         """Hook: fill in the weights that the checkpoint leaves out because they are tied."""
 
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
-        """The full checkpoint after the hooks, and sentences about keys nobody reads."""
+        """The full checkpoint after all hooks, and a sentence for each key that no module reads."""
         checkpoint = dict(self.checkpoint_loader_fn())
         unused = preprocess_checkpoint(module, checkpoint, self._add_adapters)
         warnings = []
@@ -340,13 +335,13 @@ class NeuronApplicationBase(nn.Module):
         return checkpoint, warnings
 
     def _add_adapters(self, module: nn.Module, checkpoint: StateDict) -> None:
-        """Behind the hooks, which know layers by their own names."""
+        """Add the adapters' tensors, after the hooks: these know layers by their own names."""
         if self.neuron_config.lora_config is not None:
             move_base_weights(module, checkpoint)
             add_adapters(module, checkpoint)
 
     def _local_weights(self, checkpoint: StateDict, rank: int) -> StateDict:
-        """One rank's tensors; refuses a model with parameters that the checkpoint lacks."""
+        """One rank's tensors. An error names parameters that the checkpoint lacks."""
         degree = self.neuron_config.tp_degree
         module = self._build(self.models[0], rank)
         local, missing = get_sharded_checkpoint(checkpoint, module, rank, degree)
@@ -387,10 +382,10 @@ class NeuronApplicationBase(nn.Module):
         local_ranks_size: Optional[int] = None,
         skip_warmup: bool = True,
     ) -> None:
-        """Bind the weights of a compiled folder to every rank and zero the caches.
+        """Bind a compiled folder's weights to every rank, and zero the caches.
 
-        Weights are mapped from the files, not copied. Without `skip_warmup` every bucket runs
-        once. StandInError where the folder is unfinished or was compiled for other shapes.
+        Weights are mapped from the files, not copied. Every bucket runs once unless `skip_warmup`.
+        StandInError for an unfinished folder, or one of other shapes.
         """
         del start_rank_id, local_ranks_size  # the pool knows which ranks live in this process
         folder = Path(compiled_model_path)
@@ -434,7 +429,8 @@ class NeuronApplicationBase(nn.Module):
     def _bind(
         self, wrapper: ModelWrapper, rank: int, weights: StateDict, caches: StateDict
     ) -> nn.Module:
-        """One rank's module with its weights; `caches` carries the caches between sub-models."""
+        """One rank's module with its weights; `caches` passes the caches from sub-model to
+        sub-model."""
         with rank_context(self._pool.group(rank)):
             module = wrapper.get_model_instance().load_module()
         for name, parameter in dict(module.named_parameters()).items():
@@ -457,7 +453,7 @@ class NeuronApplicationBase(nn.Module):
         return module
 
     def warmup(self) -> None:
-        """Run every bucket of every sub-model once, then forget what that left in the caches."""
+        """Run every bucket of every sub-model once, then clear the caches."""
         for wrapper in self.models:
             buckets = wrapper.neuron_config.buckets
             for bucket, example in zip(buckets, wrapper.input_generator(), strict=True):
@@ -469,7 +465,7 @@ class NeuronApplicationBase(nn.Module):
 
 
 def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:
-    """NotImplementedError for the first of the options `names` that is on."""
+    """NotImplementedError for the first option of `names` that is on."""
     for name in names:
         if getattr(neuron_config, name, None):
             raise NotImplementedError(
@@ -479,7 +475,7 @@ def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:
 
 
 def refuse_unsupported(neuron_config: NeuronConfig) -> None:
-    """NotImplementedError for a feature of the SDK that would silently not happen here."""
+    """NotImplementedError for a feature of the SDK that would silently do nothing here."""
     refuse_options(neuron_config, _UNSUPPORTED)
     refuse_blocks(neuron_config)
     _refuse_batches(neuron_config)
@@ -506,7 +502,7 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
 
 
 def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:
-    """Refuse what NxDI's layers with adapters do not go with, or are not modelled with."""
+    """Refuse options that NxDI's layers with adapters exclude, or that are not modelled."""
     if not neuron_config.contract.loads_adapters:
         raise NotImplementedError(
             "lora_config needs NxDI 0.2 or later, because 0.1 reads no adapter's checkpoint, got "
@@ -527,7 +523,7 @@ def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:
 
 
 def _refuse_batches(neuron_config: NeuronConfig) -> None:
-    """Refuse batches and caches of other sizes than the graphs here have."""
+    """Refuse sizes of batches and caches that the graphs here do not have."""
     if neuron_config.is_continuous_batching and neuron_config.padding_side == "left":
         raise NotImplementedError(
             "Continuous batching with padding_side='left' would shift the caches of idle lines, "
@@ -557,7 +553,7 @@ def _refuse_batches(neuron_config: NeuronConfig) -> None:
 
 
 def _refuse_with_sequence_parallelism(neuron_config: NeuronConfig) -> None:
-    """Refuse what NxDI combines with a sharded sequence in a way that cannot be right."""
+    """Refuse options with which a sharded sequence goes wrong, or has no public description."""
     if neuron_config.vocab_parallel:
         raise NotImplementedError(
             "sequence_parallel_enabled meets vocab_parallel, expected one of them, because public "
@@ -582,14 +578,14 @@ def _some(names: List[str], limit: int = 4) -> str:
 
 
 def _read_shard(path: Path) -> StateDict:
-    """Tensors mapped from a safetensors file: pages come in as they are used."""
+    """Tensors mapped from a safetensors file; the system reads a page when it is used."""
     with safe_open(path, framework="pt", device="cpu") as reader:
         names = reader.keys()  # the reader itself cannot be iterated
         return {name: reader.get_tensor(name) for name in names}
 
 
 def _fill(parameter: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a meta parameter its value, keeping the object and its tags."""
+    """Give a meta parameter its value; the object and its tags stay."""
     filled = nn.Parameter(value, requires_grad=False)
     filled.__dict__.update(parameter.__dict__)
     copy_tensor_model_parallel_attributes(filled, parameter)

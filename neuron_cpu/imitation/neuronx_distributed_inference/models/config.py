@@ -1,8 +1,8 @@
-"""Configurations: what the hardware run looks like, and what the model looks like.
+"""Configurations: `NeuronConfig` for the hardware run, `InferenceConfig` for the model.
 
-`NeuronConfig` takes everything as keywords; unknown ones are logged and ignored, as NxDI does.
-`InferenceConfig` carries the Hugging Face configuration as attributes beside a `NeuronConfig`,
-and saves both as `neuron_config.json`.
+`NeuronConfig` takes every field as a keyword; it logs and ignores an unknown one, as NxDI does.
+`InferenceConfig` holds the Hugging Face configuration as attributes beside a `NeuronConfig`, and
+saves both as `neuron_config.json`.
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ def to_torch_dtype(dtype_str: str) -> torch.dtype:
 
 
 def to_dict(obj: Any) -> Any:
-    """`obj` as JSON-ready data: objects become their attributes, dtypes bare names.
-
-    The contract is left out: it belongs to the process that reads the data, not to the data.
-    """
+    """`obj` as JSON-ready data: an object becomes its attributes, a dtype its bare name. The
+    contract is left out: it belongs to the process that reads the data."""
     if isinstance(obj, torch.dtype):
         return str(obj).split(".")[1]
     if isinstance(obj, dict):
@@ -96,7 +94,7 @@ def _as_dtype(value: Union[str, torch.dtype]) -> torch.dtype:
 
 
 class OnDeviceSamplingConfig:
-    """How the device chooses tokens; unknown keywords are ignored."""
+    """The way in which the device chooses tokens. Unknown keywords are ignored."""
 
     def __init__(self, **kwargs: Any) -> None:
         self.do_sample = kwargs.pop("do_sample", contract().samples_by_default)
@@ -110,10 +108,8 @@ class OnDeviceSamplingConfig:
 
 
 class NeuronConfig:
-    """Shapes, parallelism and features of one compiled model; every field is a keyword.
-
-    `contract` says which version of NxDI the configuration and all that is built for it follow.
-    """
+    """Shapes, parallelism and features of one compiled model; every field is a keyword. `contract`
+    is the NxDI version of the configuration and of all that is built for it."""
 
     def __init__(self, **kwargs: Any) -> None:
         take = kwargs.pop
@@ -135,22 +131,21 @@ class NeuronConfig:
         self._check()
 
     def _subclass_reads(self, keyword: str) -> bool:
-        """Whether a subclass's constructor names `keyword`, which it may take after this one."""
+        """Whether a subclass's constructor names `keyword` and may take it later."""
         before = type(self).__mro__[: type(self).__mro__.index(NeuronConfig)]
         constructors = [vars(cls).get("__init__") for cls in before]
         return any(keyword in c.__code__.co_consts for c in constructors if c is not None)
 
     def _optional(self, take: Callable[..., Any], name: str, default: Any) -> None:
-        """Set a field that not every version has; elsewhere its keyword stays an unknown one."""
+        """Set a field that only some versions have; elsewhere its keyword stays unknown."""
         if self.contract.has_field(name):
             setattr(self, name, take(name, default))
 
     def __getattr__(self, name: str) -> Any:
-        """AttributeError for what is not set, with the versions that would have it.
+        """AttributeError for an attribute that is not set, with the versions that have it.
 
-        `logical_neuron_cores` is 0.1's name of `logical_nc_config`, and later versions still read
-        it, though they do not save it. A method that came later is found here as well, so that
-        hasattr tells the truth about the version.
+        `logical_neuron_cores`, 0.1's name of `logical_nc_config`, can still be read in later
+        versions. Later methods are found here too, so that hasattr tells a version's truth.
         """
         if name == "logical_neuron_cores":
             return self.logical_nc_config
@@ -166,7 +161,7 @@ class NeuronConfig:
         raise AttributeError(f"{sentence}.")
 
     def _is_mlp_quantized(self) -> Any:
-        """Whether the MLP's weights or activations are to be quantised (NxDI 0.2 and later)."""
+        """Whether weights or activations of the MLP are quantised (NxDI 0.2 and later)."""
         return self.quantized_mlp_kernel_enabled or self.activation_quantization_type
 
     def _set_shapes(self, take: Callable[..., Any]) -> None:
@@ -205,7 +200,7 @@ class NeuronConfig:
 
     @staticmethod
     def _bucket_list(buckets: Optional[List[int]], limit: int, name: str) -> Optional[List[int]]:
-        """Sorted buckets, refused where the last one exceeds the length it serves."""
+        """Sorted buckets; an error where the last one exceeds the length it serves."""
         if buckets is None:
             return None
         buckets = sorted(buckets)
@@ -226,7 +221,7 @@ class NeuronConfig:
         self._optional(take, "trace_tokengen_model", True)
 
     def _set_blocks(self, take: Callable[..., Any]) -> None:
-        """Caches of blocks, and what is only possible with them."""
+        """Caches of blocks, and the options that need them."""
         self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
         self.pa_block_size = take("pa_block_size", self.seq_len)
         if not self.contract.has_field("chunked_prefill_config"):
@@ -242,7 +237,7 @@ class NeuronConfig:
         self._optional(take, "quantize_clamp_bound", float("inf"))
 
     def _set_speculation(self, take: Callable[..., Any]) -> None:
-        """Several tokens a step."""
+        """Options for several tokens a step."""
         self.spec_batch_size = take("spec_batch_size", self.batch_size)
         self.enable_fused_speculation = (
             take("enable_fused_speculation", False) or self.enable_eagle_speculation
@@ -252,7 +247,7 @@ class NeuronConfig:
             take("enable_token_tree", None)  # derived, but part of a saved file
 
     def _set_parallelism(self, take: Callable[..., Any]) -> None:
-        """Ranks, and what is written for them."""
+        """Ranks, and the files that are written for them."""
         world_size = take("world_size", None)
         self.world_size = world_size or self.tp_degree * self.pp_degree * self.ep_degree
         self.local_ranks_size = take("local_ranks_size", None) or self.world_size
@@ -261,7 +256,7 @@ class NeuronConfig:
         )
 
     def _set_kernels(self, take: Callable[..., Any]) -> None:
-        """The SDK's private kernels and compiler flags; none of them exists on the CPU."""
+        """The SDK's private kernels and compiler flags. None of the kernels exists on the CPU."""
         self.kv_cache_tiling = False  # of fused speculation
         take("kv_cache_tiling", None)  # derived, but part of a saved file
         self.attn_kernel_enabled = take(
@@ -278,7 +273,7 @@ class NeuronConfig:
         self.weights_to_skip_layout_optimization = take("weights_to_skip_layout_optimization", [])
 
     def _check(self) -> None:
-        """Refuse settings that exclude each other or that the stand-in cannot honour."""
+        """Refuse settings that exclude each other, or that the stand-in cannot honour."""
         asked = [name for name in _REAL_ONLY if getattr(self, name, False)]
         asked += ["cp_degree"] if getattr(self, "cp_degree", 1) != 1 else []
         if asked:
@@ -327,9 +322,9 @@ class NeuronConfig:
 class MoENeuronConfig(NeuronConfig):
     """NeuronConfig of a mixture of experts.
 
-    `capacity_factor` None drops no tokens; `glu_mlp` says that experts have gates. The router's
-    configuration has its activation and its type; `blockwise_matmul_config` says which of equal
-    ways computes the experts of a prompt.
+    `capacity_factor` None drops no tokens. `glu_mlp` gives experts a gate. The router's
+    configuration has its activation and type. `blockwise_matmul_config` chooses among equal ways to
+    compute a prompt's experts.
     """
 
     def __init__(
@@ -366,11 +361,11 @@ class MoENeuronConfig(NeuronConfig):
 
 
 class InferenceConfig:
-    """The model's own configuration as attributes, with `neuron_config` beside them.
+    """A model's configuration as attributes, with `neuron_config` beside them.
 
-    `load_config(self)` is a hook that fills the attributes, usually from a Hugging Face config;
-    keywords are applied after it and win. `attribute_map` holds aliases: reading or writing the
-    alias reads or writes the attribute that it stands for.
+    `load_config(self)` fills the attributes, usually from a Hugging Face config; keywords are
+    applied after it and win. `attribute_map` maps an alias to the attribute that it reads and
+    writes.
     """
 
     attribute_map: Dict[str, str] = {}
@@ -405,7 +400,7 @@ class InferenceConfig:
 
     @staticmethod
     def _alias(config: InferenceConfig, key: str) -> str:
-        """The attribute behind `key`; works on instances whose __init__ never ran (deepcopy)."""
+        """The attribute behind `key`, also before __init__ has run (deepcopy)."""
         if key == "attribute_map":
             return key
         try:
@@ -414,14 +409,14 @@ class InferenceConfig:
             return key
 
     def load_config(self) -> None:
-        """Hook for subclasses that know where their attributes come from."""
+        """Hook: fill the attributes."""
 
     def add_derived_config(self) -> None:
-        """Attributes that follow from others; called before validation."""
+        """Hook: set attributes that follow from others; validation runs after it."""
         self.num_cores_per_group = 1
 
     def get_required_attributes(self) -> List[str]:
-        """Names that must exist (None counts as existing)."""
+        """Names that must exist; None counts as a value."""
         return []
 
     def validate_config(self) -> None:
@@ -433,7 +428,7 @@ class InferenceConfig:
             )
 
     def get_text_config(self) -> InferenceConfig:
-        """The configuration of the language model inside, `self` where there is only that."""
+        """The configuration of the language model inside, else `self`."""
         return getattr(self, "text_config", None) or self
 
     @classmethod
@@ -441,7 +436,8 @@ class InferenceConfig:
         return NeuronConfig
 
     def save(self, model_path: Union[str, os.PathLike]) -> None:
-        """Write `neuron_config.json` into the folder `model_path`, which is made if missing."""
+        """Write `neuron_config.json` into `model_path`, a folder that is made where it is
+        missing."""
         os.makedirs(model_path, exist_ok=True)
         self.to_json_file(os.path.join(model_path, CONFIG_FILE))
 
@@ -455,7 +451,7 @@ class InferenceConfig:
 
     @classmethod
     def load(cls, model_path: Union[str, os.PathLike], **kwargs: Any) -> InferenceConfig:
-        """The configuration that `save` wrote into the folder `model_path`."""
+        """The configuration that `save` wrote into `model_path`."""
         return cls.from_json_file(os.path.join(model_path, CONFIG_FILE), **kwargs)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Marks that tell the compiler where a layer begins and ends; here they change nothing."""
+"""Marks at which the compiler sees a layer begin and end; here they change nothing."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from torch import nn
 
 
 class ModuleMarkerStartWrapper(nn.Module):
-    """In front of a layer: hands on what it is given."""
+    """The mark before a layer; it returns its inputs."""
 
     def forward(self, *args: Any) -> Any:
         return args[0] if len(args) == 1 else args
 
 
 class ModuleMarkerEndWrapper(ModuleMarkerStartWrapper):
-    """Behind a layer."""
+    """The mark after a layer; it returns its inputs."""

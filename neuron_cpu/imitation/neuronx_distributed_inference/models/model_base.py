@@ -47,11 +47,11 @@ Caches = List[List[torch.Tensor]]
 
 
 class NeuronBaseModel(nn.Module):
-    """The module of one graph. Subclasses fill in the layers.
+    """The module of one graph; a subclass fills in the layers.
 
     `setup_attr_for_model` sets on_device_sampling, tp_degree, hidden_size, num_attention_heads,
-    num_key_value_heads, max_batch_size, buckets; `init_model` sets embed_tokens, layers, norm,
-    lm_head. `n_positions` is the bucket of the current graph.
+    num_key_value_heads, max_batch_size, buckets. `init_model` sets embed_tokens, layers, norm,
+    lm_head. `n_positions` is the current graph's bucket.
     """
 
     def __init__(self, config: InferenceConfig, optimize_inference: bool = True) -> None:
@@ -85,7 +85,7 @@ class NeuronBaseModel(nn.Module):
         raise NotImplementedError("A model builds its layers in init_model.")
 
     def init_inference_optimization(self, config: InferenceConfig) -> None:
-        """The sampler, where the device samples, and the caches."""
+        """Make the caches, and the sampler where the device samples."""
         if self.on_device_sampling:
             self.sampler = Sampler(config.neuron_config)
         manager = BlockKVCacheManager if self.is_block_kv_layout else KVCacheManager
@@ -100,7 +100,7 @@ class NeuronBaseModel(nn.Module):
         is_for_speculation: bool,
         **_later: Any,
     ) -> torch.Tensor:
-        """bool (B, 1, S, S) for prefill; (B, 1, T, P) over prior tokens for decode."""
+        """The mask: bool (B, 1, S, S) for prefill, (B, 1, T, P) over prior tokens for decode."""
         if is_for_context_encoding:
             return self._create_context_attn_mask(attention_mask)
         if is_for_speculation:
@@ -108,7 +108,7 @@ class NeuronBaseModel(nn.Module):
         return self._create_prior_mask(attention_mask, 1)
 
     def _create_context_attn_mask(self, attention_mask: torch.Tensor) -> torch.Tensor:
-        """Causal; with left padding also without the padding columns."""
+        """The causal mask; left padding hides the padding columns, too."""
         size = self.n_positions
         mask = torch.ones((size, size), dtype=torch.bool, device=attention_mask.device).tril()
         mask = mask[None, None].expand(self.batch_size, 1, size, size)
@@ -122,7 +122,7 @@ class NeuronBaseModel(nn.Module):
         return mask.to(torch.bool)
 
     def _create_active_mask(self, active: int, device: torch.device) -> torch.Tensor:
-        """bool (B, 1, T, T): which new tokens each new token sees (speculation only)."""
+        """The new tokens that each new token sees, bool (B, 1, T, T); speculation only."""
         mask = torch.ones((active, active), dtype=torch.bool, device=device).tril()
         return mask[None, None].expand(self.batch_size, 1, active, active)
 
@@ -133,8 +133,8 @@ class NeuronBaseModel(nn.Module):
         prefill: bool,
         speculation: bool,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """The tokens of the prompt or cache that each token sees; of several new tokens each sees
-        those before it."""
+        """The tokens of prompt or cache that each token sees; a new token sees the new ones before
+        it."""
         mask = self.create_attn_mask(attention_mask, prefill, speculation)
         tokens = input_ids.shape[-1]
         return mask, self._create_active_mask(tokens, mask.device) if speculation else None
@@ -172,11 +172,11 @@ class NeuronBaseModel(nn.Module):
     ) -> List[torch.Tensor]:
         """One call of one graph.
 
-        input_ids, position_ids (B, T), attention_mask (B, bucket), seq_ids (B), all int32,
-        sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...) int32,
-        the logits again under `output_logits`, then every cache]; T' is 1 but under speculation.
-        Over a cache of blocks `block_inputs` says what slots, tables and lengths are; the mask
-        (B, prefix) shows cached tokens. A previous hidden state, Medusa's inputs and tiles are
+        Inputs: input_ids and position_ids (B, T), attention_mask (B, bucket), seq_ids (B), all
+        int32, and sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...)
+        int32, the logits again under `output_logits`, then every cache]; T' is 1 except under
+        speculation. For a cache of blocks `block_inputs` has slots, tables and lengths, and the
+        mask (B, prefix) shows cached tokens. A previous hidden state, Medusa's inputs and tiles are
         empty.
         """
         rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
@@ -206,15 +206,15 @@ class NeuronBaseModel(nn.Module):
         return [*_in_order(outputs, None if order is None else torch.argsort(order)), *caches]
 
     def _order_in_cache(self, seq_ids: torch.Tensor) -> Optional[torch.Tensor]:
-        """Which row of the batch each line of the cache has, where the graph sorts rows by their
-        sequence ids: cache line i belongs to sequence id i. None: rows stay as they are."""
+        """The batch row of each cache line, where a graph sorts rows by sequence id; else None.
+        Cache line i belongs to sequence id i."""
         continuous = self.neuron_config.is_continuous_batching
         return torch.argsort(seq_ids) if continuous and self.contract.graph_sorts_rows else None
 
     def _forward_blocks(
         self, inputs: Any, adapter_ids: Optional[torch.Tensor], slots: Any, table: Any, new: Any
     ) -> List[torch.Tensor]:
-        """`forward` over a cache of blocks: a prompt behind its prefix, or a step."""
+        """`forward` for a cache of blocks: a prompt after its prefix, or a step."""
         input_ids, attention_mask, position_ids, seq_ids, sampling_params = inputs
         prefill, active_mask = input_ids.shape[-1] > 1, among_new(input_ids)
         if prefill and table.dim() == 1:  # no prefix: nothing is read
@@ -246,7 +246,7 @@ class NeuronBaseModel(nn.Module):
     def _run_layers(
         self, prefill: bool, seq_ids: torch.Tensor, **inputs: Any
     ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
-        """Hidden states of the new tokens and the written caches, by the version's call sites."""
+        """The new tokens' hidden states and the written caches, by the version's calls."""
         if self.contract.body_updates_cache:
             return self.get_model_output(
                 update_cache=True, is_for_context_encoding=prefill, seq_ids=seq_ids, **inputs
@@ -263,7 +263,7 @@ class NeuronBaseModel(nn.Module):
         return hidden, caches
 
     def _last_token(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """(B, S, H) -> (B, 1, H): the row of the largest position, the last one if left-padded."""
+        """(B, S, H) -> (B, 1, H): the row of the largest position, the last row if left-padded."""
         if self.padding_side == "left":
             return hidden[:, -1:, :]
         index = torch.argmax(position_ids, dim=1, keepdim=True)
@@ -274,14 +274,14 @@ class NeuronBaseModel(nn.Module):
 
     @property
     def _slices_last_token(self) -> bool:
-        """Whether `get_model_output` returns one row a sequence instead of all."""
+        """Whether `get_model_output` returns one row a sequence, not all rows."""
         return self.sequence_parallel_enabled and self.contract.slices_last_token
 
     def _shard_sequence(self, hidden: torch.Tensor) -> torch.Tensor:
         """(B, S, H), equal on all ranks -> this rank's rows (B, S/tp, H).
 
-        A reduce-scatter by maximum, as NxDI does it: all ranks share one graph, in which a slice by
-        the rank's number would be rank 0's on every rank.
+        A reduce-scatter by maximum does it, as in NxDI: all ranks share one graph, where a slice by
+        rank would be rank 0's.
         """
         length, degree = hidden.shape[1], self.neuron_config.tp_degree
         if length % degree:
@@ -297,8 +297,8 @@ class NeuronBaseModel(nn.Module):
     ) -> torch.Tensor:
         """This rank's rows (B, S/tp, H) -> (B, 1, H): the row of the largest position.
 
-        Each rank picks the row with the wanted number within its shard; of the tp candidates the
-        one from the shard that holds the position counts. tp rows travel instead of S.
+        Each rank offers its row of the wanted number; the shard that holds the position decides. So
+        tp rows travel, not S.
         """
         shard = hidden.shape[1]
         index = torch.argmax(position_ids, dim=1, keepdim=True)[:, :, None]  # (B, 1, 1)
@@ -308,7 +308,7 @@ class NeuronBaseModel(nn.Module):
         return torch.gather(candidates, 1, index // shard)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits (B, T, V or V/tp) in fp32; what is hidden of a padded vocabulary, see Contract."""
+        """Logits (B, T, V or V/tp) in fp32; Contract says which padded tokens are hidden."""
         head, logits = self.lm_head, self.lm_head(hidden).float()
         padding = getattr(head, "pad_size", 0) if self.contract.masks_padded_vocabulary else 0
         if padding:
@@ -323,7 +323,7 @@ class NeuronBaseModel(nn.Module):
     def _choose(
         self, logits: torch.Tensor, sampling_params: torch.Tensor, speculation: bool
     ) -> List[torch.Tensor]:
-        """Logits, or the tokens that the device chose and, where asked for, gathered logits."""
+        """Logits, or the device's tokens and, where asked for, gathered logits."""
         if not self.on_device_sampling:
             return [logits]
         if speculation:
@@ -359,11 +359,10 @@ class NeuronBaseModel(nn.Module):
         active_block_table: Optional[torch.Tensor] = None,
         **later: Any,
     ) -> Tuple[torch.Tensor, Sequence[Any]]:
-        """Embedding, layers and final norm: hidden (B, T, H) and the layers' new (K, V).
+        """Embedding, layers and final norm: hidden (B, T, H), and the layers' new (K, V).
 
-        With `update_cache` (NxDI 0.3 and later) it reads and writes the caches, and returns the
-        flat list of them instead. Layers then get `active_block_table` and `scatter_index` where
-        the cache is one of blocks.
+        With `update_cache` (NxDI 0.3 and later) it reads and writes the caches and returns their
+        flat list. With a cache of blocks, layers get `active_block_table` and `scatter_index`.
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         length = hidden.shape[1]
@@ -417,7 +416,7 @@ class NeuronBaseModel(nn.Module):
     def _later_keywords(
         self, rotary_position_ids: Any, seq_ids: Any, prefill: bool
     ) -> Dict[str, Any]:
-        """Keywords that layers get from NxDI 0.2, 0.3 and 0.5 on."""
+        """Keywords that NxDI 0.2, 0.3 and 0.5 began to pass to layers."""
         keywords: Dict[str, Any] = {}
         if self.contract.passes_rotary_positions:
             keywords["rotary_position_ids"] = rotary_position_ids
@@ -438,7 +437,7 @@ class NeuronBaseModel(nn.Module):
     def _layers_forward(
         self, hidden: torch.Tensor, past_key_values: Optional[Caches], common: Dict[str, Any]
     ) -> Tuple[torch.Tensor, List[Any]]:
-        """All decoder layers; rotary angles come from the first one and serve the others."""
+        """Run all decoder layers; the first layer's rotary angles serve the others."""
         expected = 5 if self.contract.passes_residual else 4
         cos_cache = sin_cache = residual = None
         new_key_values = []
@@ -475,14 +474,14 @@ class NeuronBaseModel(nn.Module):
 def _in_order(
     tensors: Sequence[torch.Tensor], order: Optional[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
-    """Tensors with their rows in an order, as they are where there is none."""
+    """The tensors with their rows in `order`; unchanged where that is None."""
     if order is None:
         return tensors
     return [torch.index_select(tensor, 0, order) for tensor in tensors]
 
 
 def _none_if_empty(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """NxDI 0.2 and later pass an absent tensor as an empty one."""
+    """None for an empty tensor, by which NxDI 0.2 and later pass an absent one."""
     return None if tensor is None or tensor.numel() == 0 else tensor
 
 
@@ -514,7 +513,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             self.enable_speculation()
 
     def _check_speculation_length(self) -> None:
-        """Refuse a length that is a prefill bucket, too: graphs tell the two by their shape."""
+        """Refuse a length that is a prefill bucket too: calls tell graphs apart by shape."""
         length = self.neuron_config.speculation_length
         if length in self.context_encoding_model.neuron_config.buckets:
             raise ValueError(
@@ -531,7 +530,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def _submodel(
         self, tag: str, priority: Optional[int], model_init_kwargs: Dict[str, Any], **changes: Any
     ) -> ModelWrapper:
-        """A wrapper around its own copy of the configuration, with `changes` made to it."""
+        """A wrapper with a copy of the configuration, to which `changes` are made."""
         config = copy.deepcopy(self.config)
         for name, value in changes.items():
             setattr(config.neuron_config, name, value)
@@ -548,7 +547,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return wrapper
 
     def _stage(self, prefill: bool) -> Dict[str, Any]:
-        """The mark of a sub-model, where the version leaves one."""
+        """The mark of a sub-model, in versions that leave one."""
         return {"is_prefill_stage": prefill} if self.neuron_config.contract.marks_prefill else {}
 
     def _pairs(self, prefill: bool) -> List[List[int]]:
@@ -571,7 +570,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return given or generate_buckets(128, longest)
 
     def enable_context_encoding(self, **model_init_kwargs: Any) -> None:
-        """Prefill: as many tokens as the bucket, caches written from their start."""
+        """Prefill: a bucket's tokens, written to the caches from their start."""
         config = self.neuron_config
         if self.is_block_kv_layout:
             buckets: List[Any] = self._pairs(prefill=True)
@@ -591,7 +590,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def enable_token_generation(
         self, enable_wlt_optimization: bool = True, **model_init_kwargs: Any
     ) -> None:
-        """Decode: one token a row against the cached prefix of the bucket's length."""
+        """Decode: one token a row, over the cached prefix of a bucket's length."""
         config = self.neuron_config
         if self.is_block_kv_layout:
             buckets: List[Any] = self._pairs(prefill=False)
@@ -610,7 +609,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         )
 
     def enable_speculation(self) -> None:
-        """Decode of `speculation_length` candidate tokens a row in one call."""
+        """Decode: `speculation_length` candidate tokens a row in one call."""
         config = self.neuron_config
         self.speculation_model = self._submodel(
             SPECULATION_MODEL_TAG,
@@ -627,11 +626,11 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     # -- calls -----------------------------------------------------------------------------------
 
     def get_required_kwargs(self) -> List[str]:
-        """Extra keywords of `forward` that the generation adapter must pass on."""
+        """Keywords of `forward` that the generation adapter must pass on."""
         return []
 
     def reset(self) -> None:
-        """The next call starts a new sequence; caches need no clearing, masks hide what is old."""
+        """Begin a new sequence with the next call; masks hide the caches' old values."""
         self.kv_cache_populated = False
         self.cache_lines.forget()
 
@@ -661,11 +660,11 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     ) -> CausalLMOutputWithPast:
         """Logits (B, 1, V) fp32 of the last tokens, or `tokens` under on-device sampling.
 
-        input_ids, position_ids, attention_mask (B, T): prefill where T > 1 and a position is 0,
-        else decode; the decode mask covers the tokens before the new one. `seq_ids` (B) names
-        the cache lines (default: 0..B-1). A cache of blocks takes the last four, BlockArguments,
-        and whole prompts, of which only what is not computed runs. ValueError for inputs that no
-        graph can serve.
+        input_ids, position_ids and attention_mask are (B, T): prefill where T > 1 and a position is
+        0, else decode. The decode mask covers the tokens before the new one. `seq_ids` (B) names
+        cache lines (default: 0..B-1). A cache of blocks takes the last four arguments
+        (BlockArguments) and whole prompts, of which only uncached tokens are computed. ValueError
+        for inputs that no graph serves.
         """
         del past_key_values, labels, use_cache, output_attentions, output_hidden_states
         del return_dict, llava_args, medusa_args
@@ -697,7 +696,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         seq_ids: Optional[torch.Tensor],
         sampling_params: Optional[torch.Tensor],
     ) -> List[torch.Tensor]:
-        """The five inputs of a sub-model, int32 and fp32, with the defaults filled in."""
+        """A sub-model's five inputs, int32 and fp32, with defaults filled in."""
         if input_ids is None or position_ids is None:
             raise ValueError("forward needs input_ids and position_ids; pass both.")
         rows = input_ids.shape[0]
@@ -728,7 +727,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return [*(t.to(torch.int32) for t in given), sampling_params]
 
     def _adapter_rows(self, ids: Optional[torch.Tensor], rows: int) -> Optional[torch.Tensor]:
-        """int32 (B,) where the model has adapters, the base model's unasked; else None."""
+        """The adapter of each row, int32 (B,), the base model by default; None without adapters."""
         lora = self.neuron_config.lora_config
         if lora is None:
             return ids
@@ -742,7 +741,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return ids.to(torch.int32)
 
     def adapter_indices(self, names: Sequence[str]) -> torch.Tensor:
-        """(B,) of adapters' ids; KeyError for one that there is none of, "0" is the base model."""
+        """Rows (B,) of adapters by their ids; "0" is the base model, KeyError for an unknown id."""
         lora = self.neuron_config.lora_config
         known = {"0": 0} if lora is None else lora.indices
         unknown = [name for name in names if name not in known]
@@ -751,7 +750,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return torch.tensor([known[name] for name in names], dtype=torch.int32)
 
     def _infer_attention_mask(self, position_ids: torch.Tensor) -> torch.Tensor:
-        """Ones for the tokens up to each row's largest position (prompt) or before it (decode)."""
+        """Ones up to each row's largest position (prompt), or before it (decode)."""
         if position_ids.shape[-1] > 1:
             width = position_ids.shape[-1]
             return (position_ids >= torch.arange(width)).to(torch.int32)
@@ -761,7 +760,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def _check_prompt(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
     ) -> None:
-        """Refuse one-token prompts: the SDK answers them from an unfilled cache."""
+        """Refuse one-token prompts, which the SDK would answer from an unfilled cache."""
         if int(position_ids.min()) != 0:
             return
         shortest = input_ids.shape[1]
@@ -801,7 +800,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return self.token_generation_model
 
     def _construct_output(self, outputs: Any) -> CausalLMOutputWithPast:
-        """Logits or tokens in the shape that callers of Hugging Face models expect."""
+        """Logits or tokens in the shape that a caller of a Hugging Face model expects."""
         first, logits = outputs if isinstance(outputs, list) else (outputs, None)
         if not self.on_device_sampling:
             logits, hidden = first, first

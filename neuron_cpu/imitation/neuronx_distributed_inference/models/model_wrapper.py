@@ -1,4 +1,4 @@
-"""One sub-model (prefill or decode): its buckets, its padding, and how it is called."""
+"""One sub-model (prefill or decode): its buckets, its padding, its calls."""
 
 import logging
 import math
@@ -46,7 +46,7 @@ def base_compile_work_dir() -> str:
 
 
 class DecoderModelInstance:
-    """Builds the traced module of a sub-model; its weights are bound later."""
+    """Builds a sub-model's traced module; weights are bound later."""
 
     def __init__(
         self, model_cls: Callable[..., nn.Module], config: Any, **model_init_kwargs: Any
@@ -58,16 +58,15 @@ class DecoderModelInstance:
         self.module: Optional[nn.Module] = None
 
     def _construct(self) -> nn.Module:
-        """The module as its constructor leaves it, but for the values of its parameters."""
+        """The module as its constructor leaves it, without the parameters' values."""
         with building_under(self.neuron_config.contract), deferred_parameters():
             return self.model_cls(self.config, **self.model_init_kwargs)
 
     def load_module(self) -> nn.Module:
-        """The module in eval mode, every floating parameter and buffer cast to `torch_dtype`.
+        """The module in eval mode, with floating parameters and buffers cast to `torch_dtype`.
 
-        Parameters whose names end in "scale" stay fp32, and fp8 ones as they are. Parameters
-        have no values yet; buffers have, so a precise one made in a constructor is damaged
-        here exactly as it is on the device.
+        Parameters named *scale stay fp32, and fp8 ones stay fp8. Parameters have no values yet, but
+        buffers have: the cast damages a precise buffer here exactly as on a device.
         """
         module = self._construct()
         module.eval()
@@ -79,7 +78,7 @@ class DecoderModelInstance:
         return module
 
     def _quantise(self, module: nn.Module) -> None:
-        """Swap plain parallel layers for quantised ones, in place."""
+        """Replace plain parallel layers by quantised ones, in place."""
         neuron_config = self.neuron_config
         dtype = dtype_of(neuron_config.quantization_dtype)
         with building_under(neuron_config.contract), deferred_parameters():
@@ -114,7 +113,7 @@ class DecoderModelInstance:
         return damaged
 
     def get(self, bucket_rank: Optional[int], **_: Any) -> Tuple[nn.Module, Dict[Any, int]]:
-        """The module set to one bucket, and which cache each extra output is an alias of."""
+        """The module set to one bucket, and the cache that each extra output is an alias of."""
         if self.module is None:
             self.load_module()
         if bucket_rank is not None:
@@ -125,7 +124,7 @@ class DecoderModelInstance:
 
 
 def own_outputs(neuron_config: Any) -> int:
-    """How many outputs of a graph stand in front of the caches."""
+    """The number of a graph's outputs before the caches."""
     return 2 if neuron_config.output_logits else 1
 
 
@@ -143,9 +142,9 @@ def use_bucket(module: nn.Module, bucket: Bucket) -> None:
 class RankedModel:
     """The loaded sub-model on all ranks: `model(bucket, *inputs)` -> rank 0's outputs.
 
-    `modules` are those of the ranks that live in this process. Each holds its rank's shard of the
-    weights; modules of other sub-models share them and the caches. A module that returns new cache
-    tensors has them copied into the caches.
+    `modules` are this process's ranks, each with its shard of the weights. Modules of other
+    sub-models share weights and caches. New cache tensors that a module returns are copied into the
+    caches.
     """
 
     def __init__(self, pool: RankPool, modules: Sequence[nn.Module], num_outputs: int) -> None:
@@ -179,7 +178,7 @@ class RankedModel:
 
 
 class ModelWrapper(nn.Module):
-    """A sub-model as the application calls it; an nn.Module so that hooks can time it."""
+    """A sub-model as the application calls it. It is an nn.Module, so that hooks can time it."""
 
     def __init__(
         self,
@@ -217,7 +216,8 @@ class ModelWrapper(nn.Module):
         return DecoderModelInstance(self.model_cls, self.config, **self.model_init_kwargs)
 
     def input_generator(self) -> List[Tuple[torch.Tensor, ...]]:
-        """Example inputs of every bucket: ids, mask, positions, sequence ids, sampling params."""
+        """Example inputs of every bucket: ids, mask, positions, sequence ids, sampling
+        parameters."""
         config = self.neuron_config
         if getattr(config, "is_block_kv_layout", False):
             return [self._block_example(bucket) for bucket in config.buckets]
@@ -265,15 +265,16 @@ class ModelWrapper(nn.Module):
         return self._with_empties(inputs)
 
     def _with_empties(self, inputs: Tensors) -> Tuple[torch.Tensor, ...]:
-        """The five, six empty ones, one of which may be adapter ids, and those of the blocks."""
+        """The five inputs, six empty ones (adapter ids may be one of them), and the blocks'
+        inputs."""
         at = 5 + (self.neuron_config.lora_config is not None)
         empties = [torch.empty(0)] * 5
         ids = inputs[5:at] or empties[:1]
         return (*inputs[:5], torch.empty(0), *ids, *empties[1:], *inputs[at:])
 
     def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
-        """From NxDI 0.2 on, zeros int32 (B) stand for the previous hidden state and adapter ids.
-        `inputs` are the five, and ids where there are adapters."""
+        """The inputs with zeros int32 (B) for the previous hidden state and adapter ids. NxDI 0.2
+        and later pass both. `inputs` are the five, and ids where there are adapters."""
         if not self.contract.passes_dummies:
             return inputs
         none = torch.zeros(len(inputs[0]), dtype=torch.int32)
@@ -282,11 +283,10 @@ class ModelWrapper(nn.Module):
     def forward(
         self, *args: Optional[torch.Tensor], blocks: Optional[block_inputs.BlockArguments] = None
     ) -> Any:
-        """Run one call: pad to a bucket and to the compiled batch, in several parts if needed.
+        """One call, padded to a bucket and to the compiled batch, in several parts if needed.
 
-        `args` are the five inputs above and optionally the previous hidden state, which does not
-        exist here, and adapter ids; `blocks` says where a cache of blocks has what.
-        Returns logits (B, 1, V) fp32, or tokens.
+        `args` are the five inputs, and optionally a previous hidden state (none here) and adapter
+        ids. `blocks` describes a cache of blocks. Returns logits (B, 1, V) fp32, or tokens.
         """
         if self.model is None:
             raise RuntimeError("Forward was called before load(); call load() first.")
@@ -332,7 +332,7 @@ class ModelWrapper(nn.Module):
         return torch.cat(parts)
 
     def _over_blocks(self, inputs: List[torch.Tensor], blocks: block_inputs.BlockArguments) -> Any:
-        """A call over a cache of blocks; rows of a prompt graph run one after the other."""
+        """A call for a cache of blocks; a prompt graph runs its rows one by one."""
         config, rows, pad = self.neuron_config, len(inputs[0]), self.config.pad_token_id
         blocks = blocks.checked(config, rows)
         if not self.is_prefill and rows > config.batch_size:
@@ -360,7 +360,7 @@ class ModelWrapper(nn.Module):
         return self.model(bucket, *self._with_empties(inputs))
 
     def _run_part(self, inputs: List[torch.Tensor], bucket: int) -> Any:
-        """At most one compiled batch: missing rows are filled in, their results dropped."""
+        """Run one compiled batch at most: missing rows are filled in, and their results dropped."""
         rows = inputs[0].shape[0]
         missing = self.neuron_config.batch_size - rows
         self._note_lines(inputs)
@@ -381,10 +381,10 @@ class ModelWrapper(nn.Module):
         return self.neuron_config.is_continuous_batching and not self.is_prefill
 
     def _note_lines(self, inputs: List[torch.Tensor]) -> None:
-        """Keep account of the cache lines; ValueError for a call that the device answers wrongly.
+        """Record the cache lines in use; ValueError for a call that a device answers wrongly.
 
-        A whole batch goes to the graph in the caller's order, which has to be that of the lines
-        where the graph does not sort.
+        A whole batch keeps the caller's order, which must be that of the lines where the graph does
+        not sort.
         """
         if not self.neuron_config.is_continuous_batching:
             return
@@ -404,9 +404,9 @@ class ModelWrapper(nn.Module):
     def _fill_rows(self, inputs: List[torch.Tensor], missing: int) -> List[torch.Tensor]:
         """Add rows that change no live cache line.
 
-        Prefill repeats the first row, sequence id included, so the same values are written twice.
-        Decode takes unused sequence ids at the last position, which no prior mask ever shows
-        before the line's own token has overwritten it.
+        Prefill repeats the first row with its sequence id, so that equal values are written twice.
+        Decode takes unused sequence ids at the last position: no prior mask shows it before the
+        line's own token overwrites it.
         """
         filled = [torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) for t in inputs]
         if self.is_prefill and self.neuron_config.is_continuous_batching:
@@ -420,7 +420,7 @@ class ModelWrapper(nn.Module):
         return filled
 
     def _pad_to_bucket(self, inputs: List[torch.Tensor]) -> Tuple[int, List[torch.Tensor]]:
-        """Choose the bucket and bring the 2-D inputs to its width, on the right."""
+        """Choose the bucket, and pad the 2-D inputs on the right to its width."""
         input_ids, mask, positions, *rest = inputs
         longest, left = self.neuron_config.max_length, self.neuron_config.padding_side == "left"
         if left and mask.shape[1] != longest:
@@ -446,7 +446,7 @@ class ModelWrapper(nn.Module):
     def choose_bucket(
         self, input_ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
     ) -> int:
-        """The length of the graph that serves this call; ValueError where none is long enough."""
+        """The length of the graph for this call; ValueError where none is long enough."""
         buckets = self.neuron_config.buckets
         if self.is_prefill:
             return self._prefill_bucket(input_ids, mask, buckets)

@@ -1,4 +1,4 @@
-"""Lengths for which graphs are built, and which of them a call uses (NxDI's two rules)."""
+"""The lengths for which graphs are built, and NxDI's two rules of which one a call uses."""
 
 import math
 from typing import List, Tuple
@@ -7,10 +7,8 @@ import torch
 
 
 def generate_buckets(min_length: int, max_length: int) -> List[int]:
-    """Powers of two from `min_length` below about `max_length`, then `max_length` itself.
-
-    640 from 128 gives [128, 256, 640]: the powers stop below 2^round(log2 640) = 512.
-    """
+    """Powers of two from `min_length` below about `max_length`, then `max_length` itself. 640 from
+    128 gives [128, 256, 640]: the powers stop below 2^round(log2 640) = 512."""
     if min_length >= max_length:
         return [max_length]
     first = int(math.log2(min_length))
@@ -19,10 +17,8 @@ def generate_buckets(min_length: int, max_length: int) -> List[int]:
 
 
 def context_encoder_bucket(input_ids: torch.Tensor, buckets: List[int], pad_token: int) -> int:
-    """Index of the first bucket that holds the longest row, counting ids that are not padding.
-
-    The rule of NxDI 0.1; a prompt that contains the padding id is counted too short by it.
-    """
+    """Index of the first bucket that holds the longest row without padding ids (NxDI 0.1). A prompt
+    that contains the padding id counts too short."""
     length = int((input_ids != pad_token).sum(dim=1).max())
     return next((i for i, bucket in enumerate(buckets) if bucket >= length), len(buckets) - 1)
 
@@ -46,18 +42,18 @@ Pair = List[int]
 def prefix_caching_buckets(
     prefill: List[int], prefix: List[int], is_context_encode: bool = True
 ) -> List[Pair]:
-    """[new, cached] of every graph: all pairs of a prefill and a prefix length, 0 first; of decode
-    graphs [1, length]."""
+    """[new, cached] of every graph: pairs of a prefill and a prefix length, 0 first. Decode graphs
+    have [1, length]."""
     if not is_context_encode:
         return [[1, length] for length in prefill]
     return [[new, cached] for new in prefill for cached in [0, *prefix]]
 
 
 def prefix_caching_bucket(queries: int, computed: int, buckets: List[Pair]) -> Tuple[Pair, int]:
-    """The bucket of a prompt of which `computed` tokens are cached and `queries` are not, and how
-    many of the cached ones are computed again, because the graph has room for them.
+    """The bucket for `computed` cached and `queries` new tokens, and the tokens computed again.
 
-    AssertionError where no bucket is large enough, as in NxDI.
+    A graph with room computes some cached tokens again. AssertionError where no bucket is large
+    enough, as in NxDI.
     """
     prefills = sorted({new for new, _ in buckets})
     prefixes = sorted({cached for _, cached in buckets})

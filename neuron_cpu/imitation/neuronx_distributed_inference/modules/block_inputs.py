@@ -1,7 +1,7 @@
-"""Turns a caller's blocks into the inputs of a graph: buckets, padding, checks.
+"""Turns a caller's blocks into a graph's inputs: buckets, padding, checks.
 
-The caller gives whole prompts with their blocks, and how many tokens of them are cached; the graph
-gets the tokens that are not, and of the cached ones those that its columns have room for.
+A caller gives whole prompts, their blocks, and the number of cached tokens. A graph gets the other
+tokens, and cached ones where its columns have room.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Tensors = List[torch.Tensor]
 class BlockArguments(NamedTuple):
     """The last four arguments of an application's `forward`.
 
-    block_table (rows, blocks): blocks of each sequence in order; entries behind are padding.
-    slot_mapping: of a prompt (1, n) and of a decode step (rows, 1): where each new token's keys
-    and values go, -1 for nowhere. full_context_lens and
-    computed_context_lens (rows, 1): tokens of each sequence, and how many of them the cache has.
+    block_table (rows, blocks) has a sequence's blocks in order, then padding. slot_mapping, (1, n)
+    for a prompt and (rows, 1) for a step, has the place of each new token's keys and values, -1 for
+    none. full_context_lens and computed_context_lens (rows, 1) count a sequence's tokens, and those
+    that are cached.
     """
 
     slot_mapping: Optional[torch.Tensor]
@@ -33,7 +33,8 @@ class BlockArguments(NamedTuple):
     computed_context_lens: Optional[torch.Tensor]
 
     def checked(self, config: Any, rows: int) -> BlockArguments:
-        """int64, contexts (rows,); ValueError for what is missing or lies outside of the cache."""
+        """int64, contexts (rows,); ValueError for an argument that is missing or outside the
+        cache."""
         missing = [name for name, value in self._asdict().items() if value is None]
         if missing:
             raise ValueError(
@@ -69,7 +70,7 @@ class BlockArguments(NamedTuple):
 
 
 def _fit(tensor: torch.Tensor, width: int, value: int) -> torch.Tensor:
-    """The last axis cut, or padded behind, to a width."""
+    """The last axis cut, or padded at the end, to a width."""
     return F.pad(tensor[..., :width], (0, max(0, width - tensor.shape[-1])), value=value)
 
 
@@ -78,8 +79,8 @@ def prefill(
 ) -> Tuple[Pair, Tensors]:
     """Bucket and inputs of a prompt (1, n): the five, then slots, table, queries, computed.
 
-    The mask (1, prefix) shows the cached tokens that are not computed again; where the bucket has
-    no prefix, mask and table are zeros of one axis.
+    The mask (1, prefix) shows cached tokens that are not computed again. A bucket without prefix
+    has zeros of one axis for mask and table.
     """
     slots, table, full, computed = blocks
     total, queries = int(full[0]), int(full[0] - computed[0])
@@ -107,10 +108,8 @@ def prefill(
 
 
 def decode(config: Any, inputs: Tensors, blocks: BlockArguments) -> Tuple[Pair, Tensors]:
-    """Bucket [1, length] and inputs of a step (rows, 1), filled up to the compiled batch.
-
-    Rows that fill it repeat the first one with slot -1.
-    """
+    """Bucket [1, length] and inputs of a step (rows, 1), filled up to the compiled batch. Rows that
+    fill it repeat the first row with slot -1."""
     slots, table, _, computed = blocks
     longest = int(computed.max())
     lengths = [length for _, length in config.buckets]
@@ -133,5 +132,5 @@ def decode(config: Any, inputs: Tensors, blocks: BlockArguments) -> Tuple[Pair, 
 
 
 def _as_int32(tensors: Tensors) -> Tensors:
-    """All but the sampling parameters, the fifth."""
+    """The inputs as int32, except the fifth, the sampling parameters."""
     return [part if at == 4 else part.to(torch.int32) for at, part in enumerate(tensors)]

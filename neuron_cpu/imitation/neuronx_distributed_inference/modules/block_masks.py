@@ -1,4 +1,4 @@
-"""Who sees whom over a cache of blocks: masks that a graph makes from shapes and counts."""
+"""Masks for a cache of blocks, which a graph makes from shapes and counts."""
 
 import torch
 
@@ -11,10 +11,10 @@ def among_new(input_ids: torch.Tensor) -> torch.Tensor:
 
 
 def of_prefix(attention_mask: torch.Tensor) -> torch.Tensor:
-    """The caller's mask int32 (B, prefix), which NxDI hands to layers as it is -> bool (B, 1, 1,
-    prefix); any other as it is.
+    """The caller's mask int32 (B, prefix) as bool (B, 1, 1, prefix); another mask unchanged.
 
-    NxDI's own path shows padding behind the prefix, too; its kernel does not.
+    NxDI passes the caller's mask on unchanged, and its own path shows padding behind the prefix;
+    its kernel does not.
     """
     if attention_mask.dim() == 4:
         return attention_mask

@@ -1,4 +1,4 @@
-"""Checks of a configuration with a cache of blocks."""
+"""Checks a configuration with a cache of blocks."""
 
 import math
 from typing import Any, List, Optional, Tuple
@@ -9,8 +9,8 @@ _OTHERS = ("speculation_length", "sequence_parallel_enabled", "k_cache_transpose
 
 
 def refuse_blocks(config: Any) -> None:
-    """NotImplementedError for what the version lacks or is not modelled; AssertionError for blocks
-    of sizes that no graph can have."""
+    """NotImplementedError for a feature that the version lacks or that is not modelled.
+    AssertionError for blocks of sizes that no graph can have."""
     asked = [
         name for name in ("is_block_kv_layout", "is_prefix_caching") if getattr(config, name, False)
     ]
@@ -33,7 +33,7 @@ def refuse_blocks(config: Any) -> None:
 
 
 def _misfit(config: Any, asked: List[str]) -> Optional[Tuple[str, str]]:
-    """Settings that do not belong together: the expected value, and the value."""
+    """Settings that contradict each other: the expected value, and the value."""
     if len(asked) != 2:
         return "is_block_kv_layout with is_prefix_caching", f"{asked[0]} alone"
     if config.padding_side != "right":
@@ -42,7 +42,7 @@ def _misfit(config: Any, asked: List[str]) -> Optional[Tuple[str, str]]:
 
 
 def _sizes(config: Any) -> Optional[Tuple[str, str]]:
-    """The same of the blocks' size and number."""
+    """Sizes and numbers of blocks that contradict others, in `_misfit`'s form."""
     block = config.pa_block_size
     if block < 1 or block & (block - 1):
         return "a pa_block_size that is a power of two", str(block)

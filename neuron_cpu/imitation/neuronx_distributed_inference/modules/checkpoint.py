@@ -1,4 +1,4 @@
-"""Reading checkpoints: safetensors and pickle, whole and sharded (NxDI's order of preference)."""
+"""Reads checkpoints: safetensors and pickle, whole and sharded, in NxDI's order of preference."""
 
 import json
 import os
@@ -21,10 +21,8 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 
 def load_pickle(path: Path) -> StateDict:
-    """Tensors of a pickle, mapped from the file; only tensor data is unpickled.
-
-    Files in the format of before PyTorch 1.6, which are no archives, are read into memory.
-    """
+    """Tensors of a pickle, mapped from the file; only tensor data is unpickled. A file from before
+    PyTorch 1.6 is no archive, and is read into memory."""
     try:
         return torch.load(
             path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True
@@ -61,10 +59,10 @@ _FORMATS: Tuple[Tuple[str, Callable[[Path, str], StateDict]], ...] = (
 
 
 def load_state_dict(state_dict_dir: Path) -> StateDict:
-    """The tensors of the checkpoint in a folder; mapped from the files, not copied.
+    """The tensors of a folder's checkpoint, mapped from the files, not copied.
 
-    FileNotFoundError where the folder holds none of the four formats; CheckpointError where a
-    file cannot be read.
+    FileNotFoundError where the folder holds none of the four formats; CheckpointError for a file
+    that cannot be read.
     """
     for name, read in _FORMATS:
         if not os.path.isfile(os.path.join(state_dict_dir, name)):
@@ -86,7 +84,7 @@ def load_state_dict(state_dict_dir: Path) -> StateDict:
 
 
 def without_sharing(state_dict: StateDict) -> StateDict:
-    """Contiguous tensors of which no two overlap in memory, as safetensors demands; copies few."""
+    """Contiguous tensors without overlaps in memory, as safetensors wants them; few are copied."""
     seen: Dict[int, str] = {}
     result: StateDict = {}
     for key, tensor in state_dict.items():

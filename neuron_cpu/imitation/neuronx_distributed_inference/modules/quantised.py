@@ -1,4 +1,4 @@
-"""Quantised checkpoints: made of a Hugging Face model, written, read, and checked."""
+"""Quantised checkpoints: made from a Hugging Face model, written, read and checked."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ _OTHER_TOOLS_SUFFIX, _SUFFIX = ".weight_scale", ".scale"
 
 
 def quantise(model: nn.Module, neuron_config: Any) -> nn.Module:
-    """The model with its Linear layers quantised, in place, as the configuration says."""
+    """Quantise the model's Linear layers in place, as the configuration says."""
     dtype = dtype_of(neuron_config.quantization_dtype).value
     if _per_channel(neuron_config):
         return quantize_pytorch_model_per_channel_symmetric(
@@ -43,7 +43,7 @@ def _per_channel(neuron_config: Any) -> bool:
 
 
 def save(state_dict: StateDict, path: Path) -> None:
-    """Into an existing folder as safetensors, else as a pickle of that name; whole or not."""
+    """Write a checkpoint whole: safetensors into an existing folder, else a pickle of that name."""
     target = path / SAFETENSORS_FILE if path.is_dir() else path
     holder = temporary_sibling(target)
     try:
@@ -60,7 +60,7 @@ def save(state_dict: StateDict, path: Path) -> None:
 
 
 def read(path: PathLike) -> StateDict:
-    """The tensors of a folder, or of a pickle; FileNotFoundError where there is neither."""
+    """The tensors of a folder or a pickle; FileNotFoundError where neither is there."""
     if os.path.isdir(path):
         return load_state_dict(path)
     if os.path.isfile(path):
@@ -72,7 +72,7 @@ def read(path: PathLike) -> StateDict:
 
 
 def with_own_names(state_dict: StateDict) -> StateDict:
-    """`X.weight_scale`, which other tools write, becomes `X.scale`."""
+    """Rename `X.weight_scale`, as other tools write it, to `X.scale`."""
     return {
         key.removesuffix(_OTHER_TOOLS_SUFFIX) + _SUFFIX
         if key.endswith(_OTHER_TOOLS_SUFFIX)
@@ -82,12 +82,12 @@ def with_own_names(state_dict: StateDict) -> StateDict:
 
 
 def _beyond_neuron(weight: torch.Tensor) -> bool:
-    """Whether some bits of e4m3 stand for more than 240, or for NaN; 0x77 are those of 240."""
+    """Whether some e4m3 bits mean more than 240, or NaN; the bits of 240 are 0x77."""
     return bool(((weight.contiguous().view(torch.uint8) & 0x7F) > 0x77).any())
 
 
 def check(state_dict: StateDict, neuron_config: Any) -> None:
-    """CheckpointError for a checkpoint that is not quantised, or otherwise than configured."""
+    """CheckpointError for a checkpoint that is not quantised, or not as configured."""
     path = neuron_config.quantized_checkpoints_path
     dtype, per_channel = (
         dtype_of(neuron_config.quantization_dtype).value,

@@ -18,11 +18,8 @@ def get_generate_outputs_from_token_ids(
     input_capture_hook: Optional[Callable[..., Any]] = None,
     **generate_kwargs: Any,
 ) -> Tuple[Any, List[str]]:
-    """Generate from token ids (B, L), padded on the side that the model wants.
-
-    Lists of unequal lengths are padded with the tokenizer's padding token. Returns what
-    `generate` returned and the decoded texts without special tokens.
-    """
+    """Generate from token ids (B, L), padded on the model's side. Lists of unequal lengths get the
+    tokenizer's padding token. Returns `generate`'s result and the texts without special tokens."""
     if draft_model is not None:
         raise NotImplementedError(
             "A draft model is not supported by neuron_cpu; use prompt lookup, or none."

@@ -18,10 +18,10 @@ DEFAULT_RUNS = 20
 
 
 class Benchmark:
-    """Calls a function once to warm up and `num_runs` times on the clock.
+    """Calls a function once to warm up, then `num_runs` times on the clock.
 
-    `input_param` is a tuple (positional), a dict (keywords) or a single argument. The timed span
-    of a run includes `preprocess_func`. `post_warmup_func` runs between warm-up and timing.
+    `input_param` is a tuple (positional), a dict (keywords) or one argument. A run's time includes
+    `preprocess_func`. `post_warmup_func` runs after the warm-up.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Benchmark:
         self.benchmark_func()
 
     def run(self) -> None:
-        """Fill `latency_list` with one wall-clock time a run."""
+        """Fill `latency_list` with each run's wall-clock time, in seconds."""
         self._call()
         if self.post_warmup_func is not None:
             self.post_warmup_func()
@@ -76,7 +76,7 @@ class LatencyCollector:
 
 
 def create_submodule_latency_collectors(model: Any) -> Dict[str, LatencyCollector]:
-    """A collector for each sub-model that `model` has, by its tag."""
+    """A collector for each sub-model of `model`, by its tag."""
     tags = (CONTEXT_ENCODING_MODEL_TAG, TOKEN_GENERATION_MODEL_TAG, SPECULATION_MODEL_TAG)
     return {tag: LatencyCollector() for tag in tags if hasattr(model, tag)}
 
@@ -84,7 +84,7 @@ def create_submodule_latency_collectors(model: Any) -> Dict[str, LatencyCollecto
 def register_latency_collectors(
     latency_collectors: Dict[str, LatencyCollector], model: Any
 ) -> None:
-    """Attach the collectors to the sub-models; they stay attached, as NxDI leaves them."""
+    """Attach the collectors to the sub-models, where they stay, as in NxDI."""
     for tag, collector in latency_collectors.items():
         register_forward_latency_collector(collector, getattr(model, tag))
 
@@ -101,10 +101,8 @@ def generate_report(
     max_batch_size: int,
     n_runs: int = DEFAULT_RUNS,
 ) -> Optional[Report]:
-    """Percentiles in ms and throughput in tokens/s; None without any latency.
-
-    throughput = n_runs * max_length * max_batch_size / total seconds.
-    """
+    """Percentiles in ms, and throughput in tokens/s; None without any latency. throughput = n_runs
+    * max_length * max_batch_size / total seconds."""
     if len(latency_list) == 0:
         return None
     latencies = np.array(latency_list)

@@ -1,7 +1,7 @@
 """Hugging Face's `generate` around a Neuron application, for transformers 4.45 to 4.51.
 
-Follows NxDI 0.1.0 (`utils/hf_adapter.py`): its own `_sample`, because the application keeps the
-key-value cache and takes positions; everything else is transformers'.
+Follows NxDI 0.1.0 (`utils/hf_adapter.py`). `_sample` is its own, because the application keeps the
+key-value cache and takes positions. The rest is transformers'.
 """
 
 import copy
@@ -31,8 +31,8 @@ def load_pretrained_config(
 ) -> Callable[[InferenceConfig], None]:
     """A hook for `InferenceConfig(load_config=...)` that copies a Hugging Face config.
 
-    Exactly one argument is given. Every key becomes an attribute; the dtype goes to the
-    NeuronConfig unless that names one itself; nested configs become namespaces.
+    Exactly one argument is given. Every key becomes an attribute, and a nested config a namespace.
+    The dtype goes to the NeuronConfig unless that names one.
     """
     if (model_path_or_name is None) == (hf_config is None):
         raise ValueError("load_pretrained_config takes a path or a config, exactly one of them.")
@@ -55,11 +55,8 @@ def load_pretrained_config(
 
 
 class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
-    """Makes `generate` drive a Neuron application.
-
-    Streamers, stopping criteria and logits processors are those of transformers; under on-device
-    sampling the application's tokens are taken as they are.
-    """
+    """Makes `generate` drive a Neuron application. Streamers, stopping criteria and logits
+    processors are transformers'. Under on-device sampling the application chooses the tokens."""
 
     main_input_name = "input_ids"
 
@@ -207,7 +204,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
 
     @staticmethod
     def _next_position(attention_mask: torch.Tensor) -> torch.Tensor:
-        """(B, 1): the mask shows the tokens before the new one, so their count is its position."""
+        """The new token's position (B, 1): the number of tokens that the mask shows before it."""
         return attention_mask.long().sum(dim=-1, keepdim=True)
 
     def _update_model_kwargs_for_generation(
@@ -218,10 +215,10 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         is_encoder_decoder: bool = False,
         **_: Any,
     ) -> Dict[str, Any]:
-        """Extend the mask by the token that the step has cached; prefill has cached no new one.
+        """Extend the mask by the token that a step has cached; prefill caches no new one.
 
-        Right padding: a one in front, so that ones stay together. Left padding: a one behind, and
-        the first column goes, as caches of left-padded prompts move up.
+        Right padding puts the one in front, so that ones stay together. Left padding puts it at the
+        end and drops the first column, because such caches move up.
         """
         del outputs, is_encoder_decoder
         mask = model_kwargs.get("attention_mask")
@@ -232,10 +229,10 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         return model_kwargs
 
     def _sampler_for(self, generation_config: GenerationConfig) -> Sampler:
-        """The sampler of the processed scores: NxDI's own, with the first text's settings.
+        """NxDI's own sampler for the processed scores, with the first text's settings.
 
-        It applies temperature and top_p once more to scores that transformers has treated, and
-        that of 0.1 draws even where `do_sample` is False (v0.1.0 and later, utils/hf_adapter.py).
+        It applies temperature and top_p again to scores that transformers has treated. NxDI 0.1
+        draws even where `do_sample` is False (v0.1.0 and later, utils/hf_adapter.py).
         """
         if self.sampler is None:
             config = OnDeviceSamplingConfig(top_k=generation_config.top_k)
@@ -253,7 +250,7 @@ def _hf_config(config: InferenceConfig) -> PretrainedConfig:
 
 
 def _pad_token(generation_config: GenerationConfig) -> Optional[int]:
-    """The padding of finished rows: HF's prepared tensor, or the id, or EOS."""
+    """The padding of finished rows: HF's prepared tensor, else the id, else EOS."""
     prepared = getattr(generation_config, "_pad_token_tensor", None)
     if prepared is not None:
         return int(prepared)

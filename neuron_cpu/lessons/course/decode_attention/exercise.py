@@ -4,7 +4,7 @@ A decode step has one query per head and a long cache of keys and values. Its
 scores are few and its keys are many, and several query heads share the same
 keys (grouped-query attention). What takes the time is not arithmetic: an
 instruction on one partition takes as long as one on 128, and DMA brings the
-same keys again for everybody who asks for them.
+same keys again for every load that asks for them.
 
 This kernel is right, and treats one head after the other.
 

@@ -2,10 +2,10 @@
 
 DMA and each engine have queues of their own. While ScalarE computes on one
 tile, DMA can load the next one and store the last one: then a loop takes the
-time of its slowest part, not the sum of the parts. What it needs is a second
+time of its slowest part, not the sum of the parts. The loop needs a second
 tile to load into. The compiler makes copies of a tile that is created inside
 of an affine_range; a tile from before the loop exists once, and the next load
-waits until everybody has read it.
+waits until every engine has read it.
 
 This kernel is right, and DMA and ScalarE wait for each other.
 

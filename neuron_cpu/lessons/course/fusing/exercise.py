@@ -1,4 +1,4 @@
-"""Fusing: what is on chip stays there until it is done with.
+"""Fusing: data stay on chip until the kernel is done with them.
 
 An RMSNorm in PyTorch is a chain of operators, each of which reads its operands
 from HBM and writes its result back. Translated line by line the chain moves

@@ -1,9 +1,9 @@
 """Masked tail: one mask for what is read, the same one for what is written.
 
-The relu needs none: it computes on 128 partitions in the time of one, and what
-it makes of rows that nobody loaded goes nowhere, because the store leaves them
-out. An instruction that mixes partitions or columns, a product or a sum, would
-have to leave them out itself.
+The relu needs none: it computes on 128 partitions in the time of one, and its
+results for rows that were not loaded go nowhere: the store leaves them out. An
+instruction that mixes partitions or columns, a product or a sum, would have to
+leave them out itself.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""Transposes: a product contracts over partitions, whatever was meant.
+"""Transposes: a product always contracts over partitions.
 
 nisa.nc_matmul(a, b) computes a.T @ b: it multiplies what lies on the same
-partition and adds up over partitions. Rows that come from HBM as they lie
-there have their features along the free axis, the wrong way round for a
-product over features. TensorE turns them: nisa.nc_transpose takes a tile
-[P, F] of at most 128 x 128 in SBUF and leaves [F, P] in PSUM.
+partition and sums over partitions. Rows from HBM have their features along the
+free axis, the wrong way round for a product over features. TensorE transposes
+them: nisa.nc_transpose takes a tile [P, F] of at most 128 x 128 in SBUF and
+leaves [F, P] in PSUM.
 
 This kernel is to score every row of a against every row of b. On square tiles
 nothing complains: the shapes fit, and every number is wrong.

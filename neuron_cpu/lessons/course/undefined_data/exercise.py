@@ -8,8 +8,8 @@ is followed back to what wrote it.
 This kernel takes the mean of each element and its two neighbours in the row,
 with zeros beyond both ends. It makes room for these zeros.
 
-Task: write what nobody has written. nisa.memset(shape, value, dtype) makes a
-tile of one value, and an assignment to a slice of a tile writes that slice.
+Task: write the missing elements. nisa.memset(shape, value, dtype) makes a tile
+of one value, and an assignment to a slice of a tile writes that slice.
 """
 
 import neuronxcc.nki as nki

@@ -34,13 +34,15 @@ MODES = ("auto", "torchxla", "jax", "baremetal", "benchmark", "simulation", "tra
 
 
 def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any:
-    """Make a kernel of ``func``; usable as ``@nki.jit``, ``@nki.jit()`` and ``nki.jit(f, mode=)``.
+    """Make a kernel of ``func``: ``@nki.jit``, ``@nki.jit()`` or ``nki.jit(f, mode=)``.
 
-    Called with torch tensors it returns torch tensors, with numpy arrays numpy arrays; every mode
-    runs on the simulator here. ``mode="benchmark"`` is ``nki.benchmark``. ``kernel_return=False``,
-    or a function without a ``return`` in the modes that run no framework graph, means the old
-    convention: outputs are parameters, written in place.
+    A kernel returns torch tensors for torch tensors, and numpy arrays for numpy arrays. Every mode
+    runs on the simulator; ``mode="benchmark"`` is ``nki.benchmark``. ``kernel_return=False`` means
+    the old convention, where outputs are parameters that the kernel writes in place. So does a
+    function without ``return`` in the modes without a framework graph. ValueError for an unknown
+    mode or platform.
     """
+    __tracebackhide__ = True
     if mode not in MODES:
         raise ValueError(f"nki.jit mode {mode!r}, expected one of {', '.join(MODES)}")
     if options.get("platform_target", "trn1") not in PLATFORMS:
@@ -62,21 +64,19 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
 
 
 def baremetal(kernel: Callable | None = None, **options: Any) -> Any:
-    """Run without a framework: numpy in, numpy out; file names of compiler artifacts are ignored,
-    as nothing is compiled here."""
+    """Run a kernel without a framework: numpy in, numpy out. Nothing is compiled, so file names of
+    compiler artifacts have no effect."""
     return jit(kernel, "baremetal", **options)
 
 
 def trace(func: Callable | None = None, **options: Any) -> Any:
-    """A kernel that is only called from inside another kernel; ``@nki.trace`` or with options."""
+    """Make a kernel that only other kernels call: ``@nki.trace``, or with options."""
     return jit(func, "trace", **options)
 
 
 def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run ``kernel`` (decorated or plain) on numpy arrays and return numpy arrays.
-
-    Output parameters of kernels of the old convention are filled in place.
-    """
+    """Run ``kernel`` (decorated or plain) on numpy arrays and return numpy arrays. Output
+    parameters of kernels of the old convention are filled in place."""
     made = kernel if isinstance(kernel, Kernel) else jit(kernel, "simulation")
     if made.options.get("mode") in ("auto", "torchxla") and not returns_value(made.function):
         made = Kernel(made.function, made.grid, mode="simulation", kernel_return=False)

@@ -1,4 +1,4 @@
-"""``nki.isa.constants``: the enumerations, which AWS's library imports from here."""
+"""``nki.isa.constants``: AWS's library imports the enumerations from here."""
 
 from neuron_cpu.core.current.enums import (
     dge_mode,

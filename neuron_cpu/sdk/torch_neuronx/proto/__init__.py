@@ -1,1 +1,1 @@
-"""Messages of torch_neuronx."""
+"""Protobuf messages of torch_neuronx."""

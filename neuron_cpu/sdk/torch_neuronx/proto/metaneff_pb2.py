@@ -1,7 +1,7 @@
-"""MetaNeff: what the inputs and outputs of a compiled graph are.
+"""MetaNeff: the inputs and outputs of a compiled graph.
 
-The fields are those that NxD reads (trace/model_builder.py, v2.26.0, fecfe75); their numbers are
-this stand-in's own, as the vendor's are not public.
+The fields are those that NxD reads (trace/model_builder.py, v2.26.0, fecfe75). Their numbers are
+this stand-in's own: the vendor's are not public.
 """
 
 from ..pyhlo.messages import Messages

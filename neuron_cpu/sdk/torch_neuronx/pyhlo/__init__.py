@@ -1,1 +1,1 @@
-"""Protobuf classes of the compiler graph format."""
+"""Protobuf classes for the format of the compiler's graphs."""

@@ -1,8 +1,8 @@
-"""HloModuleProto and the messages inside it, as far as the driver's MAC count reads them.
+"""HloModuleProto, and the messages in it that the driver reads to count MACs.
 
-The classes are built at import from the field numbers of the public XLA `hlo.proto` and
-`xla_data.proto`; a graph written by the real compiler parses too, because protobuf keeps fields
-that a schema does not name.
+The classes are built at import, from the field numbers of the public XLA `hlo.proto` and
+`xla_data.proto`. A graph of the real compiler parses too: protobuf keeps fields that a schema does
+not name.
 """
 
 from .messages import Messages, Table

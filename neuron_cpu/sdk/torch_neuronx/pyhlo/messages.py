@@ -1,4 +1,4 @@
-"""Protobuf messages from tables of their fields, without generated code."""
+"""Makes protobuf messages from tables of their fields, without generated code."""
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -14,10 +14,8 @@ Table = dict[str, list[tuple[str, int, str, bool]]]
 
 
 class Messages:
-    """Classes of the messages of a table, by name.
-
-    A kind is one of `_KINDS`, another message, "Message.Enum", or "map KEY VALUE".
-    """
+    """The classes of a table's messages, by name. A kind is one of `_KINDS`, another message,
+    "Message.Enum", or "map KEY VALUE"."""
 
     def __init__(
         self, name: str, table: Table, enums: dict[str, dict[str, tuple[str, ...]]] | None = None

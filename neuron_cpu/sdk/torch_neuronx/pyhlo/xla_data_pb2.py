@@ -1,9 +1,9 @@
-"""Element types of XLA, as far as NxD names them: numbers of the public `xla_data.proto`."""
+"""The element types of XLA that NxD names, by the numbers of the public `xla_data.proto`."""
 
 from enum import IntEnum
 
 
 class PrimitiveType(IntEnum):
-    """Kinds of an HLO shape."""
+    """The element types of an HLO shape."""
 
     TUPLE = 13

@@ -1,7 +1,7 @@
-"""Comparison of a model's logits with expected ones, with teacher forcing at each divergence.
+"""Compares a model's logits with expected ones, with teacher forcing at each divergence.
 
-The tolerances and the rules follow the onboarding guide of aws-neuron-sdk v2.21.1
-(libraries/nxd-inference/developer_guides/onboarding-models.rst) and the way that NxDI calls it.
+Tolerances and rules follow the onboarding guide of aws-neuron-sdk v2.21.1
+(libraries/nxd-inference/developer_guides/onboarding-models.rst) and NxDI's calls.
 """
 
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
@@ -21,7 +21,7 @@ DEFAULT_DIVERGENCE_DIFFERENCE_TOLERANCE = 0.001
 
 
 def _decimals(value: float) -> int:
-    """Number of decimals that `value` is written with: 0.05 has 2."""
+    """The number of decimals of `value`: 2 for 0.05."""
     text = f"{value:.12f}".rstrip("0")
     return max(1, len(text.split(".")[1]))
 
@@ -31,8 +31,8 @@ def custom_allclose(
 ) -> Tuple[bool, float]:
     """Whether (|actual - expected| - atol) / max |expected| stays within `rtol`, and its maximum.
 
-    The error is rounded to as many decimals as `rtol` has before the comparison, so rtol 0.05
-    accepts up to about 0.055. Both tensors have the same shape; they are compared in fp64.
+    The error is rounded to `rtol`'s number of decimals first, so that rtol 0.05 accepts up to about
+    0.055. Both tensors have one shape; fp64 compares them.
     """
     expected, actual = expected.double(), actual.double()
     largest = expected.abs().max().clamp_min(torch.finfo(torch.float64).tiny)
@@ -41,7 +41,7 @@ def custom_allclose(
 
 
 class AllCloseSummary(NamedTuple):
-    """Whether two tensors agree, and by how much they do not (NxDI 0.9 reads both)."""
+    """Whether two tensors agree, and their distance (NxDI 0.9 reads both)."""
 
     allclose: bool
     max_rel_error: float
@@ -50,12 +50,12 @@ class AllCloseSummary(NamedTuple):
 def neuron_allclose(
     actual: torch.Tensor, expected: torch.Tensor, rtol: float = 0.01, atol: float = 1e-5
 ) -> AllCloseSummary:
-    """`custom_allclose` with a name for each result; the defaults are assumed."""
+    """`custom_allclose` with named results; the defaults are assumed."""
     return AllCloseSummary(*custom_allclose(expected, actual, atol, rtol))
 
 
 def _remove_shift(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
-    """`actual` (V,) without the constant offset of its least-squares fit on `expected` (V,)."""
+    """`actual` (V,) without the constant offset of a least-squares fit on `expected` (V,)."""
     expected, actual = expected.double(), actual.double()
     centred = expected - expected.mean()
     variance = (centred * centred).sum()
@@ -68,7 +68,7 @@ def _remove_shift(expected: torch.Tensor, actual: torch.Tensor) -> torch.Tensor:
 def _check_token(
     expected: torch.Tensor, actual: torch.Tensor, tol_map: ToleranceMap, divergence_tol: float
 ) -> dict:
-    """Verdict over one position of one row: expected and actual are (V,) logits."""
+    """The verdict on one position of one row; expected and actual are (V,) logits."""
     finite = torch.isfinite(expected) & torch.isfinite(actual)
     expected, actual = expected[finite].double(), actual[finite].double()
     shifted = _remove_shift(expected, actual)
@@ -88,13 +88,13 @@ def _check_token(
 
 
 def _first_divergence(expected: torch.Tensor, actual: torch.Tensor) -> int:
-    """Positions to validate: up to and including the first whose greedy token differs in a row."""
+    """The positions to validate, up to and including a row's first other greedy token."""
     differs = (expected.argmax(dim=-1) != actual.argmax(dim=-1)).any(dim=-1)  # (T,)
     return int(differs.int().argmax()) + 1 if bool(differs.any()) else len(expected)
 
 
 def _status(results: List[List[dict]], tol_map: ToleranceMap, divergence_tol: float) -> str:
-    """A short report: positions that failed, and the largest error per top-k set."""
+    """A short report: failed positions, and the largest error of each top-k set."""
     flat = [token for position in results for token in position]
     failed = [i for i, position in enumerate(results) if not all(t["passed"] for t in position)]
     lines = [f"Validated {len(results)} positions of {len(results[0]) if results else 0} rows."]
@@ -116,10 +116,10 @@ def logit_validation(
 ) -> Tuple[bool, List[List[dict]], str]:
     """Compare generated logits with `expected_logits` (T, B, V), forcing the expected tokens.
 
-    `generate_fn(input_ids)` gets (B, L) ids and returns the logits (>= 1, B, V) of the tokens
-    after them. Positions are validated up to and including the first greedy divergence; then the
-    expected tokens are appended to the input and generation starts again, until all T positions
-    are covered. Returns (passed, results[position][row], message).
+    `generate_fn(input_ids)` gets (B, L) ids and returns the logits (>= 1, B, V) of the tokens after
+    them. Positions are validated up to and including the first greedy divergence. Then the expected
+    tokens join the input and generation starts again, until all T positions are covered. Returns
+    (passed, results[position][row], message).
     """
     tol_map = DEFAULT_TOLERANCE_MAP if tol_map is None else tol_map
     if divergence_difference_tol is None:

@@ -1,4 +1,4 @@
-"""The hardware that a program runs on."""
+"""Tells the hardware that a program runs on."""
 
 from .utils import get_platform_target
 

@@ -1,4 +1,4 @@
-"""Where NxDI 0.2 to 0.5 import `xla_hlo_call` from."""
+"""The place from which NxDI 0.2 to 0.5 import `xla_hlo_call`."""
 
 from neuron_cpu.closed import Closed
 

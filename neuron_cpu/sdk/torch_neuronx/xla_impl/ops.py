@@ -1,4 +1,4 @@
-"""Operators that the Neuron compiler provides, computed with PyTorch."""
+"""Operators of the Neuron compiler, computed with PyTorch."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from neuronxcc import nki
 
 
 class RmsNorm:
-    """Root-mean-square norm, called as an autograd function is: `RmsNorm.apply(x, w, eps, dim)`."""
+    """Root-mean-square norm, with an autograd function's call: `RmsNorm.apply(x, w, eps, dim)`."""
 
     @staticmethod
     def apply(
         hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, dim: int
     ) -> torch.Tensor:
-        """`x * rsqrt(mean(x^2 along dim) + eps) * weight`, computed in the dtype of the input."""
+        """`x * rsqrt(mean(x^2 along dim) + eps) * weight`, computed in the input's dtype."""
         mean_square = hidden_states.pow(2).mean(dim=dim, keepdim=True)
         return hidden_states * torch.rsqrt(mean_square + eps) * weight
 
 
 class Argmax:
-    """`Argmax.apply(x, dim, keepdim)` -> int64 indices; the first maximum wins."""
+    """`Argmax.apply(x, dim, keepdim)` -> int64 indices; a tie goes to the first maximum."""
 
     @staticmethod
     def apply(tensor: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tensor:
@@ -39,7 +39,7 @@ class TopK:
 
 
 class Softmax:
-    """`Softmax.apply(x, dim)`, computed in the dtype of the input."""
+    """`Softmax.apply(x, dim)`, computed in the input's dtype."""
 
     @staticmethod
     def apply(tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -55,16 +55,16 @@ class ConcatenateOp:
 
 
 def neuron_layer(layer: Any) -> Any:
-    """Marks a class of layers for the compiler, which makes no difference here."""
+    """A mark for the compiler on a class of layers; it has no effect here."""
     return layer
 
 
 def xla_hlo_call(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-    """A function that writes HLO, as one of tensors.
+    """Make a function of tensors from a function that writes HLO.
 
-    Of HLO there is what NxDI writes by hand (modules/kvcache/utils.py, generation/sampling.py):
-    constants, uniform random numbers, and DynamicUpdateSlice, which moves a start that would leave
-    the tensor back into it.
+    It knows the HLO that NxDI writes by hand (modules/kvcache/utils.py, generation/sampling.py):
+    constants, uniform random numbers, and DynamicUpdateSlice. That last one moves a start that
+    would leave the tensor back into it.
     """
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ def xla_hlo_call(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
 
 
 class _Operand:
-    """A tensor as a function that writes HLO sees it."""
+    """A tensor, as a function that writes HLO sees it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.sizes = tensor, tuple(tensor.shape)
@@ -86,7 +86,7 @@ class _Operand:
 
 
 class _Scribe:
-    """Element types by HLO's names."""
+    """Element types by their names in HLO."""
 
     u32 = property(lambda self: _Type(torch.int32))
     s32 = u32
@@ -100,7 +100,7 @@ class _Scribe:
 
 
 def _marked(operands: Sequence[_Operand], target: Any) -> Any:
-    """Operands between which the compiler is told where a layer begins or ends."""
+    """Operands at which the compiler learns where a layer begins or ends."""
     name = str(target)
     if "ModuleMarker" not in name:
         raise NotImplementedError(
@@ -112,7 +112,7 @@ def _marked(operands: Sequence[_Operand], target: Any) -> Any:
 
 
 class _Type:
-    """An element type, and with `[sizes]` a shape: what operators are asked of."""
+    """An element type, and with `[sizes]` the shape that an operator is asked for."""
 
     def __init__(self, dtype: torch.dtype, sizes: Tuple[int, ...] = ()) -> None:
         self._dtype, self._sizes = dtype, sizes
@@ -144,10 +144,10 @@ class _Type:
 
 
 class nki_jit:
-    """The older way to call a kernel: `nki_jit()(kernel)[grid](inputs..., outputs..., constants)`.
+    """The older call of a kernel: `nki_jit()(kernel)[grid](inputs..., outputs..., constants)`.
 
-    `@nki_jit` without parentheses is the same. The kernel stores into its arguments instead of
-    returning tensors; the call writes the caller's tensors in place and returns the last one.
+    `@nki_jit` without parentheses is the same. The kernel stores into its arguments and returns no
+    tensor. The call writes the caller's tensors in place and returns the last one.
     """
 
     def __new__(cls, *options: Any, **keyword_options: Any) -> Any:
@@ -163,7 +163,7 @@ class nki_jit:
 
 
 class _OutputArgumentKernel:
-    """A kernel that stores into its arguments; the last tensor is what a call returns."""
+    """A kernel that stores into its arguments; a call returns the last tensor."""
 
     def __init__(self, jitted: Any) -> None:
         self._jitted = jitted

@@ -1,4 +1,4 @@
-"""From a call's tensors to a graph's inputs, and back from its outputs."""
+"""Turns a call's tensors into a graph's inputs, and its outputs into results."""
 
 from typing import Any, List, Optional, Sequence
 
@@ -10,7 +10,7 @@ scripting.install()
 
 
 class Flattener:
-    """A call's tensors, in order, without those that the graph leaves out."""
+    """A call's tensors in order, without those that the graph leaves out."""
 
     def __init__(self, layout: Sequence[int], exclude: Optional[Sequence[int]] = None) -> None:
         self.layout, self.exclude = tuple(layout), exclude
@@ -21,10 +21,8 @@ class Flattener:
 
 
 class Packer:
-    """The result of a call: one tensor by itself, several as a list.
-
-    `layout`, `identifiers` and `constants` are those of the outputs that no state takes over.
-    """
+    """A call's result: one tensor by itself, several as a list. `layout`, `identifiers` and
+    `constants` concern the outputs that no state takes."""
 
     def __init__(self, layout: Any, identifiers: Any = None, constants: Any = None) -> None:
         self.layout, self.identifiers, self.constants = layout, identifiers, constants

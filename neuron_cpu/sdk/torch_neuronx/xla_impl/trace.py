@@ -1,7 +1,7 @@
-"""From a module to a compiled graph, as NxD's model builder asks for it.
+"""Makes a compiled graph of a module, as NxD's model builder asks for it.
 
-Names, arguments and results: NxD, trace/model_builder.py (3aa65c6 to v2.27.0, 47f695c). A graph of
-the stand-in is what `neuron_cpu.runtime.tape` describes; HLO, NEFF and MetaNeff are its forms here.
+Names, arguments and results: NxD, trace/model_builder.py (3aa65c6 to v2.27.0, 47f695c).
+`neuron_cpu.runtime.tape` describes the stand-in's graph; HLO, NEFF and MetaNeff are its forms here.
 """
 
 import inspect
@@ -52,7 +52,7 @@ class HloArtifacts:
 
 @dataclass
 class NeffArtifacts:
-    """Where a compiled graph has been written."""
+    """The place to which a compiled graph was written."""
 
     neff_filename: str
 
@@ -65,10 +65,8 @@ def generate_hlo(
     treat_inputs_as_kwargs: bool = False,
     **_options: Any,
 ) -> HloArtifacts:
-    """The graph of `func` for inputs of the shapes and types of `example_inputs`.
-
-    A parameter in `input_output_aliases` is a state: after a call it is the output that is named.
-    """
+    """The graph of `func` for inputs with the shapes and types of `example_inputs`. A parameter in
+    `input_output_aliases` is a state: after a call it holds the named output."""
     named = dict(example_inputs) if treat_inputs_as_kwargs else None
     inputs = list(named.values()) if named is not None else _as_list(example_inputs)
     names = list(named or _argument_names(func, len(inputs)))
@@ -99,7 +97,7 @@ def generate_hlo(
 
 @contextmanager
 def heard() -> Iterator[List[graph.Compiled]]:
-    """Inside the block the list gets every graph that is traced."""
+    """Inside the block the list collects every graph that is traced."""
     graphs: List[graph.Compiled] = []
     _listeners.append(graphs)
     try:
@@ -159,8 +157,8 @@ def generate_neff(
     compiler_args: Any = None,
     inline_weights_to_neff: bool = False,
 ) -> NeffArtifacts:
-    """Compile into `compiler_workdir`: graph.neff, operators.json, and the graph as model/graph.hlo
-    and, as SDK 2.27 and later name it, hlo_module.pb."""
+    """Compile into `compiler_workdir`: graph.neff, operators.json, and the graph twice. It is
+    model/graph.hlo and, under SDK 2.27's name, hlo_module.pb."""
     del inline_weights_to_neff
     from libneuronxla import neuron_xla_compile  # which imports this module
 
@@ -180,7 +178,7 @@ def get_torch_dtype(data_type: int) -> torch.dtype:
 
 
 def __getattr__(name: str) -> Any:
-    """Other names of the vendor's module, which can be imported."""
+    """Other names of the vendor's module, for imports only."""
     if name.startswith("__"):
         raise AttributeError(name)
     return Closed(f"{__name__}.{name}")

@@ -1,6 +1,6 @@
-"""The names of torch_xla.core.xla_model that model files and NxD use; there is no XLA device here.
+"""The names of torch_xla.core.xla_model that model files and NxD use. No XLA device exists here.
 
-Collectives take `groups` as lists of global ranks, and meet on the ranks that run a graph.
+Collectives take `groups` as lists of global ranks; the ranks that run a graph meet in them.
 """
 
 from typing import Any, List, Optional, Sequence, Tuple, TypeVar, Union
@@ -28,7 +28,7 @@ def xla_device() -> torch.device:
 
 
 def mark_step() -> None:
-    """Nothing is pending: the stand-in executes at once."""
+    """Do nothing: the stand-in executes at once."""
 
 
 def get_ordinal(defval: int = 0) -> int:
@@ -51,7 +51,7 @@ def master_print(*values: Any) -> None:
 
 
 def rendezvous(tag: str, *_: Any) -> None:
-    """There is one process."""
+    """Do nothing: one process is here."""
 
 
 def all_reduce(
@@ -80,7 +80,7 @@ def all_gather(
     pin_layout: bool = True,
     **_: Any,
 ) -> torch.Tensor:
-    """The parts of a group's ranks one behind the other along `dim`."""
+    """The parts of a group's ranks, concatenated along `dim`."""
     del pin_layout
     call = Collective(collectives.ALL_GATHER, groups_of(groups), dim=dim % value.dim())
     return _into(output, collective(call, value))
@@ -97,7 +97,7 @@ def reduce_scatter(
     pin_layout: bool = True,
     **_: Any,
 ) -> torch.Tensor:
-    """This rank's of `shard_count` parts of the reduced tensor along `scatter_dim`."""
+    """This rank's part of the reduced tensor, one of `shard_count` along `scatter_dim`."""
     del shard_count, pin_layout
     dim = scatter_dim % input.dim()
     call = Collective(collectives.REDUCE_SCATTER, groups_of(groups), reduce_type, dim)
@@ -113,14 +113,15 @@ def all_to_all(
     pin_layout: bool = True,
     **_: Any,
 ) -> torch.Tensor:
-    """Parts along one dimension go to the ranks of the group, and are joined along another one."""
+    """Send parts along one dimension to the group's ranks, and join those received along
+    another."""
     del split_count, pin_layout
     dims = {"dim": split_dimension, "other_dim": concat_dimension}
     return collective(Collective(collectives.ALL_TO_ALL, groups_of(groups), **dims), value)
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Tuple[int, int]]) -> torch.Tensor:
-    """The tensor of the rank that is this one's source, zeros where there is none."""
+    """The tensor of this rank's source; zeros where it has none."""
     made = tuple((int(source), int(target)) for source, target in pairs)
     return collective(Collective(collectives.PERMUTE, pairs=made), value)
 

@@ -1,1 +1,1 @@
-"""Mixtures of experts: a router, and MLPs of which each token takes a few."""
+"""Mixtures of experts: a router, and many MLPs. Each token takes a few of the MLPs."""

@@ -28,7 +28,7 @@ _LATER = dict.fromkeys(
 
 
 class Experts(nn.Module):
-    """act(gate(x)) * up(x), then down, of all experts."""
+    """All experts: down(act(gate(x)) * up(x))."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class Experts(nn.Module):
         )
 
     def forward(self, x: torch.Tensor, chosen: Optional[torch.Tensor] = None) -> torch.Tensor:
-        """(T, H) -> partial results of all experts (E, T, H), or of those ``chosen`` (n,) alone."""
+        """Partial results (E, T, H) of all experts for (T, H), or (n, T, H) of those ``chosen``
+        (n,)."""
         gate, up = self.gate_up_proj(x[None], chosen).chunk(2, dim=-1)
         return self.down_proj(self.act_fn(gate) * up, chosen)
 
@@ -56,10 +57,10 @@ class Experts(nn.Module):
 class ExpertMLPs(nn.Module):
     """The chosen experts' results, weighted by their affinities.
 
-    NxD picks one of four ways to compute them by the number of tokens: the weights of the chosen
-    experts only, all experts, blocks of tokens, or as many tokens an expert as a capacity factor
-    allows. The first three give equal results up to rounding. Here the first runs where a call
-    chooses fewer experts than there are, and else all experts do. A capacity is refused.
+    NxD computes them in one of four ways, by the number of tokens: the chosen experts' weights
+    only, all experts, blocks of tokens, or a capacity of tokens an expert. The first three agree up
+    to rounding. Here the first way runs where a call chooses fewer experts than exist; otherwise
+    all experts run. A capacity is refused.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class ExpertMLPs(nn.Module):
         expert_index: torch.Tensor,
         seq_len: int,
     ) -> torch.Tensor:
-        """(T, H), affinities (T, E), indices (T, k) -> partial sums (T, H) of this rank."""
+        """This rank's partial sums (T, H) for (T, H), affinities (T, E) and indices (T, k)."""
         del seq_len
         if expert_index.numel() < self.num_experts:
             return self._selected(hidden_states, expert_affinities, expert_index)
@@ -116,7 +117,7 @@ class ExpertMLPs(nn.Module):
     def _selected(
         self, hidden_states: torch.Tensor, affinities: torch.Tensor, index: torch.Tensor
     ) -> torch.Tensor:
-        """`forward` of few tokens, from the weights of each token's own experts."""
+        """`forward` for few tokens, from the weights of each token's own experts."""
         weights = affinities.gather(1, index)
         if self.normalize_top_k_affinities:
             weights = nn.functional.normalize(weights, p=1.0, dim=1)

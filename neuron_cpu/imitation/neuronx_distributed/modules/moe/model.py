@@ -15,7 +15,8 @@ from .routing import RouterTopK
 
 
 class MoE(nn.Module):
-    """(B, S, H), or this rank's part of S under sequence parallelism -> a tuple of the same."""
+    """The module (B, S, H) -> a tuple of the same; under sequence parallelism S is this rank's
+    part."""
 
     def __init__(
         self,
@@ -37,10 +38,8 @@ class MoE(nn.Module):
         padding_mask: Optional[torch.Tensor] = None,
         is_speculative_decoding: bool = False,
     ) -> Tuple[torch.Tensor]:
-        """One all-reduce (or reduce-scatter) of what all experts have added up.
-
-        A ``padding_mask`` only keeps padding from taking an expert's time.
-        """
+        """Add up all experts, then all-reduce or reduce-scatter the sum once. A ``padding_mask``
+        changes no result: it only keeps padding from taking an expert's time."""
         del padding_mask, is_speculative_decoding
         if self.rmsnorm is not None:
             hidden_states = self.rmsnorm(hidden_states)

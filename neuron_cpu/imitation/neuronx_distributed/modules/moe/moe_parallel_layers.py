@@ -10,7 +10,7 @@ from ...parallel_layers.utils import divide, set_tensor_model_parallel_attribute
 
 
 class _ExpertLinear(BaseParallelLinear):
-    """`forward(x (E or 1, T, K))` -> (E, T, N): each expert's product with its own weight."""
+    """`forward(x (E or 1, T, K))` -> (E, T, N): the product of each expert with its own weight."""
 
     def _make(
         self,
@@ -32,14 +32,14 @@ class _ExpertLinear(BaseParallelLinear):
     def forward(
         self, input_: torch.Tensor, expert_indices: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
-        """With ``expert_indices`` (n,) the weights of those experts alone: (n, T, N)."""
+        """All experts' products (E, T, N), or (n, T, N) of ``expert_indices`` (n,)."""
         return torch.matmul(
             input_, self.weight if expert_indices is None else self.weight[expert_indices]
         )
 
 
 class ExpertFusedColumnParallelLinear(_ExpertLinear):
-    """Outputs sharded: weight (E, input, output/tp); with `stride` s as s fused matrices."""
+    """The outputs are sharded: weight (E, input, output/tp). `stride` s means s fused matrices."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class ExpertFusedColumnParallelLinear(_ExpertLinear):
 
 
 class ExpertFusedRowParallelLinear(_ExpertLinear):
-    """Inputs sharded: weight (E, input/tp, output). Partial sums: nobody has reduced them yet."""
+    """The inputs are sharded: weight (E, input/tp, output). Results are partial sums of a rank."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which experts a token goes to (NxD's modules.moe.routing)."""
+"""The router: it decides which experts a token goes to (NxD's modules.moe.routing)."""
 
 from typing import Any, Tuple
 
@@ -9,7 +9,7 @@ from ...keywords import refuse_others
 
 
 class RouterTopK(nn.Module):
-    """Scores of all experts, the best `top_k` of each token; equal on all ranks."""
+    """Scores all experts and names the best `top_k` of each token; ranks agree."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class RouterTopK(nn.Module):
         self.linear_router = nn.Linear(hidden_size, num_experts, bias=False, dtype=dtype)
 
     def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """(T, H) -> logits (T, E), affinities (T, E) over all experts, indices (T, k).
+        """Logits (T, E), affinities (T, E) and indices (T, k) of tokens (T, H).
 
-        The product is in the router's own type. The softmax is in fp64 and comes back in the
-        activations' type; the choice is by logits.
+        The product has the router's own type. The softmax runs in fp64 and returns in the
+        activations' type. The logits decide the choice.
         """
         logits = self.linear_router(hidden_states.to(self.linear_router.weight.dtype))
         affinities = torch.softmax(logits.to(torch.float64), dim=-1).to(hidden_states.dtype)

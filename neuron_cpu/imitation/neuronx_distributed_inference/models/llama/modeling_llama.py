@@ -45,7 +45,7 @@ _CLOSED_KERNEL_OPTIONS = (
 
 
 def register_module(key: str) -> Callable[[type], type]:
-    """Class decorator: make an attention class available as `NeuronConfig(attn_cls=key)`."""
+    """Class decorator that makes an attention class available as `NeuronConfig(attn_cls=key)`."""
 
     def register(cls: type) -> type:
         _LLAMA_MODULE_MAP[key] = cls
@@ -55,12 +55,12 @@ def register_module(key: str) -> Callable[[type], type]:
 
 
 def get_rmsnorm_cls() -> Type[nn.Module]:
-    """The compiler's norm on ranks, Hugging Face's outside them."""
+    """The compiler's norm on ranks, Hugging Face's elsewhere."""
     return CustomRMSNorm if parallel_state.model_parallel_is_initialized() else LlamaRMSNorm
 
 
 def convert_state_dict_to_fused_qkv(llama_state_dict: StateDict, cfg: InferenceConfig) -> StateDict:
-    """Replace q, k and v of every layer by `Wqkv`, their rows one after the other."""
+    """Replace q, k and v of every layer by `Wqkv`: q's rows, then k's, then v's."""
     for layer in range(cfg.num_hidden_layers):
         prefix = f"layers.{layer}.self_attn"
         for kind in ("weight", "bias", "scale"):
@@ -78,7 +78,7 @@ def convert_state_dict_to_fused_qkv(llama_state_dict: StateDict, cfg: InferenceC
 
 
 class LlamaInferenceConfig(InferenceConfig):
-    """Configuration of a Llama; Hugging Face's attributes under their own names."""
+    """A Llama's configuration; attributes have Hugging Face's names."""
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1  # more under flash decoding
@@ -103,12 +103,12 @@ class LlamaInferenceConfig(InferenceConfig):
 
 
 def model_type(config: InferenceConfig) -> str:
-    """Of the family of Llama: llama, mistral, qwen2, qwen3 or qwen3_moe."""
+    """The type in Llama's family: llama, mistral, qwen2, qwen3 or qwen3_moe."""
     return getattr(config, "model_type", "llama")
 
 
 def window_of(config: InferenceConfig) -> Optional[int]:
-    """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
+    """Tokens that a query sees, itself included; None where the cache holds no more."""
     if getattr(config, "use_sliding_window", False):
         raise NotImplementedError(
             "use_sliding_window gives some layers a window and others none, expected False; it is "
@@ -119,7 +119,7 @@ def window_of(config: InferenceConfig) -> Optional[int]:
 
 
 def head_dim_of(config: InferenceConfig) -> int:
-    """Size of one head, given or derived."""
+    """The size of one head, as given, else derived."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
@@ -164,7 +164,7 @@ class NeuronLlamaMLP(nn.Module):
         residual: Optional[torch.Tensor] = None,
         adapter_ids: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """(B, S, H), or this rank's slice of S under sequence parallelism -> the same, None."""
+        """(B, S, H) -> the same, None. Under sequence parallelism S is this rank's slice."""
         del rmsnorm, residual  # the private kernels'
         if self.sequence_parallel_enabled:
             x = gather_from_sequence_parallel_region(x, self.sequence_dimension)
@@ -173,7 +173,8 @@ class NeuronLlamaMLP(nn.Module):
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):
-    """Rotary angles with Llama 3's scaling: low frequencies divided, a smooth step in between."""
+    """Rotary angles in Llama 3's scaling: low frequencies are divided, a smooth step lies
+    between."""
 
     def __init__(
         self,
@@ -192,7 +193,7 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
         self.old_context_len = original_max_position_embeddings
 
     def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
-        """fp32 (dim/2,): unchanged above the high band, divided below the low one."""
+        """Frequencies, fp32 (dim/2,): unchanged above the high band, divided below the low one."""
         plain = super().get_inv_freqs(device)
         wavelength = 2 * math.pi / plain
         span = self.high_freq_factor - self.low_freq_factor
@@ -204,7 +205,7 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
 class ScaledRotaryEmbedding(RotaryEmbedding):
     """Rotary angles as transformers scales them for a whole prompt (modeling_rope_utils).
 
-    "dynamic" changes them with each token beyond the positions of training: a cache that reaches
+    "dynamic" changes angles with each token beyond the trained positions: a cache that reaches
     there is refused.
     """
 
@@ -223,7 +224,7 @@ class ScaledRotaryEmbedding(RotaryEmbedding):
         self.frequencies = frequencies.tolist()  # no buffer: the loader would round it
 
     def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
-        """fp32 (dim/2,)."""
+        """Frequencies, fp32 (dim/2,)."""
         return torch.tensor(self.frequencies, dtype=torch.float32, device=device)
 
     def forward(
@@ -235,7 +236,7 @@ class ScaledRotaryEmbedding(RotaryEmbedding):
 
 
 def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
-    """The rotary module that the configuration asks for; ValueError for scalings not modelled."""
+    """The rotary module that the configuration asks for; ValueError for a scaling not modelled."""
     scaling = getattr(config, "rope_scaling", None)
     common = dict(
         dim=head_dim_of(config),
@@ -263,7 +264,7 @@ def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
 
 @register_module("NeuronLlamaAttention")
 class NeuronLlamaAttention(NeuronAttentionBase):
-    """Llama's attention over the shared base, in the flavour of the version in force."""
+    """Llama's attention on the shared base, as the version in force has it."""
 
     def __init__(
         self, config: InferenceConfig, tensor_model_parallel_group: Optional[Any] = None
@@ -310,7 +311,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self._norm_heads(config)
 
     def _norm_heads(self, config: InferenceConfig) -> None:
-        """Norms over each query and key head, where the model has them."""
+        """Norms over query and key heads, where the model has them."""
         if model_type(config) in ("qwen3", "qwen3_moe"):
             norm = get_rmsnorm_cls()
             self.q_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)
@@ -342,8 +343,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
     def _within_window(
         self, mask: torch.Tensor, position_ids: Any, past_key_value: Any
     ) -> torch.Tensor:
-        """The mask without keys that lie `window` tokens and more in front of a query; prompts are
-        padded on the right."""
+        """The mask without keys that lie `window` tokens or more before a query. Prompts are padded
+        on the right."""
         keys = torch.arange(mask.shape[-1], device=mask.device)
         queries = keys[None] if past_key_value is None else position_ids
         return mask & (queries[:, None, :, None] - keys < self.window)
@@ -361,7 +362,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         adapter_ids: Optional[torch.Tensor] = None,
         **kwargs: Any,
     ) -> Tuple[Any, ...]:
-        """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
+        """(B, S, H) -> hidden, new (K, V), cos, sin; and the residual where one is passed in."""
         with_residual = "residual" in kwargs
         if self.window is not None and attention_mask is not None:
             given = of_prefix(attention_mask), position_ids, past_key_value
@@ -383,7 +384,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
 
 
 class NeuronLlamaModel(NeuronBaseModel):
-    """The traced Llama, and what differs from it by its layers only."""
+    """The traced Llama, or a model that differs by its layers only."""
 
     decoder_layer_cls: Type[nn.Module] = NeuronLlamaDecoderLayer
 
@@ -441,14 +442,14 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
 
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
-        """Hugging Face's model, of whatever family the folder's config names."""
+        """Hugging Face's model, of the family that the folder's config names."""
         return AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(
         state_dict: StateDict, config: InferenceConfig
     ) -> StateDict:
-        """Fuse q, k and v if asked to, and add the tensors that tell a rank its number."""
+        """Fuse q, k and v where asked, and add the tensors that tell a rank its number."""
         neuron_config = config.neuron_config
         if neuron_config.fused_qkv:
             state_dict = convert_state_dict_to_fused_qkv(state_dict, config)

@@ -1,6 +1,6 @@
 """The baseline Qwen2: a Llama with biases on queries, keys and values.
 
-The name is that of NxDI's module for this type of model, in the versions that have one.
+Versions of NxDI that know this type of model have the module under the same name.
 """
 
 from ..llama.modeling_llama import LlamaInferenceConfig as Qwen2InferenceConfig  # noqa: F401

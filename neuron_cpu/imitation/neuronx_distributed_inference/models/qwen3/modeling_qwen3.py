@@ -1,6 +1,6 @@
 """The baseline Qwen3: a Llama with norms over query and key heads.
 
-The name is that of NxDI's module for this type of model, in the versions that have one.
+Versions of NxDI that know this type of model have the module under the same name.
 """
 
 from typing import Dict, Type
@@ -12,11 +12,11 @@ from ..llama.modeling_llama import LlamaInferenceConfig, NeuronLlamaForCausalLM
 
 
 class Qwen3InferenceConfig(LlamaInferenceConfig):
-    """Configuration of a Qwen3; Hugging Face's attributes under their own names."""
+    """A Qwen3's configuration; attributes have Hugging Face's names."""
 
 
 class NeuronQwen3ForCausalLM(NeuronLlamaForCausalLM):
-    """The application around a traced Llama that reads what differs from its configuration."""
+    """The application around a traced Llama; the configuration says what differs."""
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

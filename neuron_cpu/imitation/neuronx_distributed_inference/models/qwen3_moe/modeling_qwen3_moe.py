@@ -17,10 +17,10 @@ StateDict = Dict[str, torch.Tensor]
 
 
 class Qwen3MoeInferenceConfig(Qwen3InferenceConfig):
-    """Configuration of a Qwen3-MoE; Hugging Face's attributes under their own names."""
+    """A Qwen3-MoE's configuration; attributes have Hugging Face's names."""
 
     def add_derived_config(self) -> None:
-        """The names that `initialize_moe_module` reads; the router is fp32 for accuracy."""
+        """Set the names that `initialize_moe_module` reads; the router is fp32 for accuracy."""
         super().add_derived_config()
         refuse_dense(self)
         self.num_local_experts, self.n_shared_experts = self.num_experts, 0
@@ -38,7 +38,7 @@ class Qwen3MoeInferenceConfig(Qwen3InferenceConfig):
 
 
 def refuse_dense(config: InferenceConfig) -> None:
-    """ValueError where not every layer is a mixture of experts."""
+    """ValueError where a layer is no mixture of experts."""
     experts = getattr(config, "num_experts", 0) or 0
     dense = list(getattr(config, "mlp_only_layers", None) or [])
     step = getattr(config, "decoder_sparse_step", 1)
@@ -51,7 +51,7 @@ def refuse_dense(config: InferenceConfig) -> None:
 
 
 class NeuronQwen3MoeDecoderLayer(NeuronLlamaDecoderLayer):
-    """A Llama's layer with norms of heads, and experts in the place of its MLP."""
+    """A Llama's layer with norms of heads, and experts instead of its MLP."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
@@ -68,7 +68,7 @@ class NeuronQwen3MoeModel(NeuronLlamaModel):
 
 
 def stack_experts(state_dict: StateDict, config: InferenceConfig) -> None:
-    """Stack the experts of each layer: gate and up (E, H, 2I), down (E, I, H)."""
+    """Stack each layer's experts: gate and up (E, H, 2I), down (E, I, H)."""
     for layer in range(config.num_hidden_layers):
         prefix = f"layers.{layer}.mlp."
         if f"{prefix}gate.weight" not in state_dict:  # converted already
@@ -103,7 +103,7 @@ class NeuronQwen3MoeForCausalLM(NeuronQwen3ForCausalLM):
     def convert_hf_to_neuron_state_dict(
         state_dict: StateDict, config: InferenceConfig
     ) -> StateDict:
-        """A Qwen3's conversion, and the experts."""
+        """Convert like a Qwen3, and stack the experts."""
         stack_experts(state_dict, config)
         return NeuronQwen3ForCausalLM.convert_hf_to_neuron_state_dict(state_dict, config)
 

@@ -1,7 +1,7 @@
 """Attention as NxDI computes it in plain PyTorch: prefill, and decode over the cache.
 
-Numbers are rounded where the device rounds them: scores in the activation dtype, softmax in fp32,
-probabilities and their product with V in the activation dtype.
+Numbers are rounded where a device rounds them: scores in the activations' dtype, softmax in fp32,
+probabilities and their product with V in the activations' dtype.
 """
 
 import enum
@@ -32,7 +32,7 @@ _FLASH_MINIMUM = 512
 
 
 class FlashAttentionStrategy(enum.Enum):
-    """Which prefill kernel runs: none, the closed one on one core, or split over two."""
+    """The prefill kernel: none, the closed one on one core, or the closed one split over two."""
 
     NONE = 0
     UNSHARDED_KERNEL = 1
@@ -40,7 +40,7 @@ class FlashAttentionStrategy(enum.Enum):
 
 
 class EPDispatchOption(enum.Enum):
-    """Collectives around experts on several nodes; here the first alone."""
+    """Collectives around experts on several nodes; only the first exists here."""
 
     AR_AG = "AR_AG"
     RS_AG = "RS_AG"
@@ -49,7 +49,7 @@ class EPDispatchOption(enum.Enum):
 
 @dataclass(frozen=True)
 class NeuronAttentionBaseOutput:
-    """The result of attention from NxDI 0.3 on: unpacks as four items, indexes as five."""
+    """Attention's result from NxDI 0.3 on: it unpacks as four items and indexes as five."""
 
     hidden_states: torch.Tensor
     present_key_value: Tuple[torch.Tensor, torch.Tensor]
@@ -61,16 +61,12 @@ class NeuronAttentionBaseOutput:
         return iter((self.hidden_states, self.present_key_value, self.cos_cache, self.sin_cache))
 
     def __getitem__(self, index: int) -> Any:
-        return (
-            self.hidden_states,
-            self.present_key_value,
-            self.cos_cache,
-            self.sin_cache,
-            self.residual,
-        )[index]
+        return (*self, self.residual)[index]
 
 
-# Arguments of later constructors.
+# Arguments of both projections, and of later constructors.
+_OF_BOTH = ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads",
+            "sequence_parallel_enabled", "sequence_dimension")  # fmt: skip
 _LATER = dict.fromkeys(
     ("attention_chunk_size", "sliding_window", "q_layernorm", "k_layernorm", "rope_theta",
      "qk_norm_placement", "learned_sinks_size"), None
@@ -80,9 +76,9 @@ _LATER = dict.fromkeys(
 class NeuronAttentionBase(nn.Module):
     """Grouped-query attention over tensor-parallel projections.
 
-    Two ways to build one. Up to NxDI 0.3 the constructor takes only the rank group, the subclass
-    sets the attributes that `init_gqa_properties` reads, and calls it. From 0.4 on the
-    constructor takes the configuration and the sizes, and calls it by itself.
+    Up to NxDI 0.3 the constructor takes the rank group only; a subclass sets the attributes that
+    `init_gqa_properties` reads, and calls it. From 0.4 on the constructor takes the configuration
+    and the sizes, and calls it.
     """
 
     def __init__(
@@ -151,10 +147,8 @@ class NeuronAttentionBase(nn.Module):
         num_cores_per_group: int = 1,
         **later: Any,
     ) -> None:
-        """The 0.4 way: every attribute from the arguments, then the projections.
-
-        NotImplementedError for a later argument that is on: its feature would not happen.
-        """
+        """Set every attribute from the arguments (NxDI 0.4 and later), then the projections.
+        NotImplementedError for a later argument that is on: its feature would do nothing here."""
         refuse_others("NeuronAttentionBase", later, **_LATER)
         neuron_config = config.neuron_config
         del num_cores_per_group  # of flash decoding
@@ -167,11 +161,8 @@ class NeuronAttentionBase(nn.Module):
         self.ep_dispatch_cc_option = EPDispatchOption.AR_AG
         self.rotary_emb, self.rms_norm_eps, self.clip_qkv = rotary_emb, rms_norm_eps, clip_qkv
         self.bias, self.qkv_bias, self.o_bias = qkv_bias or o_bias, qkv_bias, o_bias
-        self.padding_side = neuron_config.padding_side
-        self.torch_dtype = neuron_config.torch_dtype
-        self.tp_degree = neuron_config.tp_degree
-        self.fused_qkv = neuron_config.fused_qkv
-        self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
+        for name in ("padding_side", "torch_dtype", "tp_degree", "fused_qkv", "rpl_reduce_dtype"):
+            setattr(self, name, getattr(neuron_config, name))
         if sequence_parallel_enabled is None:
             sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
         self.sequence_parallel_enabled = sequence_parallel_enabled
@@ -179,7 +170,7 @@ class NeuronAttentionBase(nn.Module):
         self.init_gqa_properties()
 
     def init_gqa_properties(self) -> None:
-        """Build qkv_proj and o_proj, and replace the head counts by those of one rank."""
+        """Build qkv_proj and o_proj, and replace the head counts by one rank's."""
         width = self.head_dim * self.num_attention_heads
         if self.contract.heads_fill_hidden_size and width != self.hidden_size:
             raise ValueError(
@@ -203,17 +194,10 @@ class NeuronAttentionBase(nn.Module):
     def _projections(
         self, tp_degree: int, group: Optional[Group]
     ) -> Tuple[GroupQueryAttention_QKV, GroupQueryAttention_O]:
-        """Both projections over the ranks of a group."""
-        common = dict(
-            hidden_size=self.hidden_size,
-            head_dim=self.head_dim,
-            num_attention_heads=self.num_attention_heads,
-            num_key_value_heads=self.num_key_value_heads,
-            tp_degree=tp_degree,
-            dtype=self.torch_dtype,
-            sequence_parallel_enabled=self.sequence_parallel_enabled,
-            sequence_dimension=self.sequence_dimension,
-            tensor_model_parallel_group=group,
+        """The input and the output projection over a group's ranks."""
+        common = {name: getattr(self, name) for name in _OF_BOTH}
+        common |= dict(
+            tp_degree=tp_degree, dtype=self.torch_dtype, tensor_model_parallel_group=group
         )
         named = self.qkv_bias or self.o_bias  # each by itself; else one word for both
         qkv_proj = GroupQueryAttention_QKV(
@@ -245,7 +229,7 @@ class NeuronAttentionBase(nn.Module):
     def scaled_qk(
         self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Optional[torch.Tensor]
     ) -> torch.Tensor:
-        """Scores Q K^T / sqrt(D) in the activation dtype, its minimum where the mask is False."""
+        """Scores Q K^T / sqrt(D) in the activations' dtype; its minimum where the mask is False."""
         scores = torch.matmul(Q, K.transpose(2, 3)) / math.sqrt(self.head_dim)
         if attention_mask is None:
             return scores
@@ -264,10 +248,8 @@ class NeuronAttentionBase(nn.Module):
         residual: Optional[torch.Tensor] = None,
         use_polar_compatible_rope: bool = False,
     ) -> Tuple[Any, ...]:
-        """Q (B, heads, S, D), K, V (B, kv heads, S, D) after RoPE, and the angles used.
-
-        Returns (Q, K, V, cos, sin), from NxDI 0.3 on with the residual behind them.
-        """
+        """Q (B, heads, S, D) and K, V (B, kv heads, S, D) after RoPE, and their angles. Returns (Q,
+        K, V, cos, sin), and the residual behind them from NxDI 0.3 on."""
         projections = self.get_qkv_proj()
         later = {"residual": residual} if self.contract.passes_residual else {}
         given = {"rmsnorm": rmsnorm, "adapter_ids": adapter_ids, **later}
@@ -293,7 +275,7 @@ class NeuronAttentionBase(nn.Module):
         sin_cache: Optional[torch.Tensor],
         use_polar_compatible_rope: bool,
     ) -> Tuple[torch.Tensor, ...]:
-        """Q and K (B, heads, S, D) rotated to their positions, and cos and sin of these."""
+        """Rotate Q and K (B, heads, S, D) to their positions; returns Q, K, cos and sin."""
         if use_polar_compatible_rope:
             raise NotImplementedError("use_polar_compatible_rope is not modelled; leave it off.")
         if cos_cache is None or sin_cache is None:
@@ -301,7 +283,7 @@ class NeuronAttentionBase(nn.Module):
         return (*apply_rotary_pos_emb(Q, K, cos_cache, sin_cache), cos_cache, sin_cache)
 
     def get_learned_sinks(self) -> None:
-        """Scores that belong to no key: none."""
+        """None: no score is without a key here."""
 
     def perform_prefill(
         self,
@@ -312,7 +294,7 @@ class NeuronAttentionBase(nn.Module):
         bsz: int,
         attention_mask: Optional[torch.Tensor],
     ) -> Tuple[torch.Tensor, FlashAttentionStrategy]:
-        """Causal attention of the prompt with itself: (B, heads, S, D)."""
+        """The prompt's causal attention to itself: (B, heads, S, D)."""
         K = repeat_kv(K, self.num_key_value_groups)
         V = repeat_kv(V, self.num_key_value_groups)
         strategy = self.get_flash_attention_strategy(q_len, attention_mask is not None)
@@ -325,11 +307,8 @@ class NeuronAttentionBase(nn.Module):
     def get_flash_attention_strategy(
         self, q_len: int, has_attention_mask: bool = True
     ) -> FlashAttentionStrategy:
-        """The closed kernel only where `attn_kernel_enabled` asks for it, from 512 tokens on.
-
-        NxDI also takes it unasked for prompts of 4096 tokens or more; plain attention computes
-        the same there, so here it does.
-        """
+        """The closed kernel where `attn_kernel_enabled` asks for it, from 512 tokens on. NxDI takes
+        it unasked from 4096 tokens on; plain attention gives the same, and runs here."""
         del has_attention_mask  # decides between kernels of two-core setups (NxDI 0.4 and later)
         if self.attn_kernel_enabled and q_len >= _FLASH_MINIMUM:
             return FlashAttentionStrategy.UNSHARDED_KERNEL
@@ -346,7 +325,7 @@ class NeuronAttentionBase(nn.Module):
         past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
         active_mask: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Prefill with the heads moved back: (B, S, heads, D), and what this rank keeps of K, V."""
+        """Prefill with the heads moved back: (B, S, heads, D), and this rank's K and V."""
         if past_key_value is None:
             output, _ = self.perform_prefill(Q, K, V, q_len, bsz, attention_mask)
         else:
@@ -380,7 +359,7 @@ class NeuronAttentionBase(nn.Module):
         active_mask: Optional[torch.Tensor],
         is_prefix_caching: bool = False,
     ) -> torch.Tensor:
-        """Attention of new tokens to the cache and to themselves: (B, heads, S, D)."""
+        """The new tokens' attention to cache and themselves: (B, heads, S, D)."""
         del is_prefix_caching
         speculating = position_ids.shape[-1] > 1
         groups = self.num_key_value_groups
@@ -405,10 +384,8 @@ class NeuronAttentionBase(nn.Module):
         past_key_value: Tuple[torch.Tensor, torch.Tensor],
         active_mask: Optional[torch.Tensor],
     ) -> torch.Tensor:
-        """A prompt behind its cached prefix: one softmax over both, (B, heads, S, D).
-
-        `attention_mask` (B, prefix) shows cached tokens, `active_mask` (B, 1, S, S) new ones.
-        """
+        """A prompt after its cached prefix: one softmax over both, (B, heads, S, D).
+        `attention_mask` (B, prefix) shows cached tokens, `active_mask` (B, 1, S, S) new ones."""
         del q_len, bsz
         masks, places = (of_prefix(attention_mask), active_mask), K.new_empty((1, K.shape[2]))
         both = past_key_value, *masks

@@ -1,8 +1,8 @@
-"""Query, key, value and output projections of grouped-query attention under tensor parallelism.
+"""The projections of grouped-query attention under tensor parallelism.
 
-Heads are whole on a rank. Where the counts do not divide, query heads are padded with zeros, and
-key-value heads are replicated, so that each rank's query heads meet their own key-value heads.
-The arithmetic below decides the counts; `preshard_hook` arranges the full weights accordingly.
+A head stays whole on a rank. Where counts do not divide, query heads are padded with zeros and
+key-value heads replicated: each rank's query heads meet their own key-value heads. The functions
+below decide the counts; `preshard_hook` arranges the full weights.
 """
 
 import enum
@@ -28,7 +28,7 @@ StateDict = Dict[str, torch.Tensor]
 
 
 class GQA(enum.Enum):
-    """The treatment of key-value heads that ranks cannot share evenly."""
+    """The way to treat key-value heads that ranks cannot share evenly."""
 
     CONVERT_TO_MHA = "convert-to-mha"
     REPLICATE_TO_TP_DEGREE = "replicate-to-tp-degree"
@@ -47,7 +47,7 @@ def determine_sharding_strategy(
 def get_shardable_head_counts(
     tp_degree: int, num_attention_heads: int, num_key_value_heads: int, sharding_strategy: GQA
 ) -> Tuple[int, int]:
-    """Query and key-value heads over all ranks, after padding and replication."""
+    """Query and key-value heads of all ranks, after padding and replication."""
     queries = num_attention_heads + get_number_of_extra_heads(num_attention_heads, tp_degree)
     if num_attention_heads == num_key_value_heads:
         return queries, queries
@@ -93,14 +93,14 @@ def maybe_pad_interleaved(
 
 
 def group_or_all(given: Optional[Group]) -> Optional[Group]:
-    """The group given, else that of all ranks; None before there are ranks."""
+    """The group given, else all ranks' group; None before there are ranks."""
     if given is None and parallel_state.model_parallel_is_initialized():
         return parallel_state.get_tensor_model_parallel_group()
     return given
 
 
 class BaseGroupQueryAttention(nn.Module):
-    """Head counts shared by the two projection modules, and the renaming of checkpoint keys."""
+    """Head counts of both projection modules, and the renaming of checkpoint keys."""
 
     def __init__(
         self,
@@ -144,18 +144,15 @@ class BaseGroupQueryAttention(nn.Module):
     def replace_prefixes(
         self, old_prefix: str, new_prefix: str, model_state_dict: StateDict
     ) -> None:
-        """Rename, in place, every key that contains `old_prefix`.
-
-        Of the prompts' projections under context parallelism, whose names begin with "cte_", the
-        old keys stay: those of decode steps take them, too.
-        """
+        """Rename, in place, every key that contains `old_prefix`. Under context parallelism
+        prompts' projections ("cte_...") keep the old keys, too: decode steps take them."""
         stays = ".cte_" in new_prefix
         for key in [key for key in model_state_dict if old_prefix in key]:
             tensor = model_state_dict[key] if stays else model_state_dict.pop(key)
             model_state_dict[key.replace(old_prefix, new_prefix)] = tensor
 
     def _pad_queries(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-        """Full query rows with the zero heads where the strategy wants them."""
+        """The full query rows, with zero heads where the strategy wants them."""
         source, target = self._src_num_attention_heads, self.num_attention_heads
         # A rank takes a run of query heads and one KV head: zeros at the end of each group keep the
         # queries of a KV head on its own ranks, where zeros at the very end would shift them.
@@ -165,7 +162,7 @@ class BaseGroupQueryAttention(nn.Module):
         return maybe_pad_tail(tensor, source, target, self.head_dim)
 
     def _spread_kv(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-        """Full key or value rows, replicated and padded to the target count."""
+        """The full key or value rows, replicated and padded to the target count."""
         source, target = self._src_num_key_value_heads, self.num_key_value_heads
         if target == source:
             return tensor
@@ -180,8 +177,8 @@ class BaseGroupQueryAttention(nn.Module):
 class GroupQueryAttention_QKV(BaseGroupQueryAttention):
     """The three input projections: children q_proj, k_proj, v_proj, or Wqkv when fused.
 
-    `forward(hidden)`: (B, S, H) -> Q (B, S, heads/tp * D), K, V (B, S, kv heads/tp * D); from
-    NxDI 0.3 on a fourth item, the residual, follows.
+    `forward(hidden)`: (B, S, H) -> Q (B, S, heads/tp * D), K, V (B, S, kv heads/tp * D). From NxDI
+    0.3 on the residual is a fourth item.
     """
 
     def __init__(
@@ -289,7 +286,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
     def _kernel_qkv_forward(
         self, hidden_states: torch.Tensor, fused_rmsnorm: bool, rmsnorm: Optional[nn.Module]
     ) -> Sequence[torch.Tensor]:
-        """Norm and Wqkv in the SDK's closed kernel, refused here; subclasses bring their own."""
+        """Norm and Wqkv in the SDK's closed kernel, refused here; a subclass has its own."""
         del fused_rmsnorm, rmsnorm
         return rmsnorm_qkv_isa_kernel(hidden_states, self.Wqkv.weight)
 

@@ -55,8 +55,8 @@ def apply_rotary_pos_emb(
 class RotaryEmbedding(nn.Module):
     """Angles of rotary position embeddings: base^(-2i/dim) times the position.
 
-    Frequencies are made on the first use, not at construction: the loader casts every buffer that
-    exists then to the model's dtype, and bf16 frequencies turn into wrong angles.
+    Frequencies are made on the first use. The loader casts buffers that a constructor makes, and
+    bf16 frequencies give wrong angles.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", None, persistent=False)
 
     def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
-        """fp32 (dim/2,)."""
+        """Frequencies, fp32 (dim/2,)."""
         exponents = torch.arange(0, self.dim, 2, dtype=torch.float32, device=device) / self.dim
         return 1.0 / (self.base**exponents)
 
@@ -77,7 +77,7 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, x: torch.Tensor, position_ids: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """cos, sin (B, S, dim) of positions (B, S), computed in fp32, in the dtype of `x`."""
+        """cos and sin (B, S, dim) of positions (B, S), computed in fp32, in `x`'s dtype."""
         if self.inv_freq is None:
             self.inv_freq = self.get_inv_freqs(x.device)
         freqs = position_ids[:, :, None].float() * self.inv_freq[None, None, :].float()
@@ -88,7 +88,7 @@ class RotaryEmbedding(nn.Module):
 def manual_softmax(
     prior_scores: torch.Tensor, active_scores: torch.Tensor, is_speculation: bool
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """One softmax over two score tensors (..., P) and (..., A), returned in two parts, fp32."""
+    """One softmax over two score tensors (..., P) and (..., A), in two parts, fp32."""
     del is_speculation  # a single active score is its own maximum
     prior, active = prior_scores.float(), active_scores.float()
     peak = torch.maximum(prior.amax(dim=-1, keepdim=True), active.amax(dim=-1, keepdim=True))
@@ -98,16 +98,16 @@ def manual_softmax(
 
 
 def distributed_softmax(prior_scores: torch.Tensor, active_scores: torch.Tensor) -> Any:
-    """`manual_softmax` over the ranks that share a KV head, of which there are none here."""
+    """`manual_softmax`: no other rank shares a KV head here."""
     return parallel_state.get_kv_shared_group()
 
 
 def transpose_parallel_linear_layer(parallel_layer: torch.Tensor) -> nn.Parameter:
-    """The transposed weight of a parallel linear, sharded along the other dimension.
+    """A parallel linear's transposed weight, sharded along the other dimension.
 
-    (N/tp, K) of a column-parallel layer becomes (K, N/tp), the layout in which kernels read a
-    weight as their moving operand. The result carries `get_tensor_from_state_dict(prefix, sd)`
-    and `set_tensor_to_state_dict(prefix, value, sd)`, so that checkpoints keep the usual layout.
+    A column-parallel (N/tp, K) becomes (K, N/tp), the layout of a kernel's moving operand.
+    `get_tensor_from_state_dict(prefix, sd)` and `set_tensor_to_state_dict(prefix, value, sd)` of
+    the result keep the usual layout in checkpoints.
     """
     transposed = nn.Parameter(parallel_layer.detach().T.contiguous(), requires_grad=False)
     for name, value in vars(parallel_layer).items():
@@ -131,7 +131,7 @@ def transpose_parallel_linear_layer(parallel_layer: torch.Tensor) -> nn.Paramete
 
 
 def preprocess_quantized_linear_layer(layer: Any) -> NoReturn:
-    """Layout of fp8 weights for the quantised MLP kernel; refused, as that kernel is."""
+    """Refused: the layout of fp8 weights for a closed kernel."""
     raise NotImplementedError(
         f"{type(layer).__name__}: the quantised MLP kernel is the SDK's own and closed; "
         "leave quantized_mlp_kernel_enabled off."

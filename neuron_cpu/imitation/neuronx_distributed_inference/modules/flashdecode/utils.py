@@ -1,4 +1,4 @@
-"""Arithmetic of flash decoding, which model files import; the rest is the library's alone."""
+"""The arithmetic of flash decoding that model files import; only the library has the rest."""
 
 
 def calculate_num_cores_per_group(num_attn_heads: int, num_kv_heads: int, tp_degree: int) -> int:

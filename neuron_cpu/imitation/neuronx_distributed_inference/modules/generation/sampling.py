@@ -1,7 +1,7 @@
-"""Choice of the next token: greedy, top-k, top-p and temperature, per row of the batch.
+"""Chooses the next token: greedy, top-k, top-p and temperature, for each row of the batch.
 
-On the device logits are sharded over the vocabulary, so the candidates are found with distributed
-operators; on the CPU (`on_cpu`) the whole row is at hand. Both share the arithmetic.
+On a device logits are sharded over the vocabulary, and distributed operators find the candidates.
+On the CPU (`on_cpu`) the whole row is there. Both share the arithmetic.
 """
 
 from typing import Any, Optional, Sequence, Tuple, Union
@@ -27,7 +27,7 @@ _REJECTED = -3000.0
 def prepare_sampling_params(
     batch_size: int, top_k: Values = (1,), top_p: Values = (1.0,), temperature: Values = (1.0,)
 ) -> torch.Tensor:
-    """fp32 (batch_size, 3) of top_k, top_p, temperature: one value of each, or one a row."""
+    """top_k, top_p and temperature, fp32 (batch_size, 3), from one value each or one a row."""
     given = [torch.as_tensor(value).reshape(-1).float() for value in (top_k, top_p, temperature)]
     lengths = [len(value) for value in given]
     if lengths not in ([1] * 3, [batch_size] * 3):
@@ -41,10 +41,8 @@ def prepare_sampling_params(
 def validate_sampling_params(
     params: torch.Tensor, on_device_sampling_config: Any, zero: bool = False
 ) -> None:
-    """Refuse rows of (top_k, top_p, temperature) outside what the sampler can do.
-
-    `zero` says that a top_k and a temperature may be 0 (Contract.takes_zeros).
-    """
+    """Refuse rows of (top_k, top_p, temperature) that the sampler cannot follow. `zero` allows a
+    top_k and a temperature of 0 (Contract.takes_zeros)."""
     limit, least = on_device_sampling_config.global_topk, 0 if zero else 1
     top_k, top_p, temperature = params.unbind(dim=1)
     off = (top_k > limit) | ((top_k < least) & (top_k != -1)) | (top_k != top_k.floor())
@@ -65,13 +63,13 @@ def validate_sampling_params(
 
 
 class Sampler(nn.Module):
-    """Tokens from logits. `forward(logits (B, V or V/tp), params (B, 3))` -> (B,) int32 tokens.
+    """Tokens from logits: `forward(logits (B, V or V/tp), params (B, 3))` -> (B,) int32.
 
-    Greedy rows take the first maximum. Others keep `global_topk` candidates, of those the `top_k`
-    best (none: all are as likely), of those as many as have a probability of at most `top_p`
-    together, and draw one at the row's temperature. A graph that is not `dynamic` knows `top_p`
-    and temperatures only where its configuration has some; on the CPU the call's own count.
-    `deterministic` draws always at the middle of the distribution.
+    A greedy row takes the first maximum. Another row keeps `global_topk` candidates, then the best
+    `top_k` (none: every candidate is as likely), then as many as have a probability of at most
+    `top_p` together, and draws one at its temperature. A graph that is not `dynamic` takes `top_p`
+    and temperatures only where its configuration has some; on the CPU the call's own values count.
+    `deterministic` draws at the distribution's middle.
     """
 
     def __init__(self, neuron_config: Any, do_sample: Optional[bool] = None) -> None:
@@ -116,15 +114,15 @@ class Sampler(nn.Module):
     def candidates(
         self, logits: torch.Tensor, sampling_params: torch.Tensor
     ) -> Tuple[torch.Tensor, torch.Tensor]:
-        """Tokens int64 (..., k) from the best one on, and their probabilities, of logits (B, V) or
-        (B, T, V); one candidate where every token is the best one."""
+        """Tokens int64 (..., k), best first, and probabilities, of logits (B, V) or (B, T, V). One
+        candidate where every token is the best one."""
         values, indices = self._candidates(logits.float())
         if not self.samples():
             return indices[..., :1], torch.ones_like(values[..., :1])
         return indices, self._distribution(values, sampling_params)
 
     def samples(self) -> bool:
-        """Whether rows may differ from the arg-maximum; static, as a graph has to be."""
+        """Whether rows may differ from the arg-maximum; a graph needs it as a constant."""
         if self.contract.samples_above_top_1_only:
             top_k = self.top_k if isinstance(self.top_k, (list, tuple)) else [self.top_k]
             return bool(self.do_sample and (self.dynamic or any(k > 1 for k in top_k)))
@@ -165,8 +163,8 @@ class Sampler(nn.Module):
         return torch.softmax(values, dim=-1)
 
     def draw(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Indices (..., 1) drawn by inverting the cumulative distribution, the same on every rank;
-        at its middle if `deterministic`."""
+        """Indices (..., 1), drawn by inverting the cumulative distribution, equal on every rank.
+        `deterministic` draws at its middle."""
         shape, device = (*probabilities.shape[:-1], 1), probabilities.device
         if self.deterministic:
             point = torch.full(shape, 0.5, device=device)

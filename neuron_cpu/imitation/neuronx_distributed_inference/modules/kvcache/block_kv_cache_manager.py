@@ -1,7 +1,8 @@
-"""The cache as blocks that sequences own in any order: a table says which, slots where to write.
+"""The cache as blocks that sequences own in any order: a table names them, slots say where to
+write.
 
-Slot `block * pa_block_size + offset` is the place of one token's keys and values on every layer.
-Slot -1 stands for no place: such tokens go to one that nobody reads.
+Slot `block * pa_block_size + offset` is one token's place for keys and values, on every layer. Slot
+-1 is no place: the token goes to a block that is never read.
 """
 
 import math
@@ -19,8 +20,8 @@ _LANES = 128  # blocks of a sequence from which on NxDI cuts none
 class BlockKVCacheManager(KVCacheManager):
     """Caches K0, V0, K1, V1, ... in blocks, by `pa_num_blocks` and `pa_block_size`.
 
-    (blocks + 1, block, kv heads, D), the last block for tokens without a slot; cut into t parts,
-    (blocks + 1, t, block / t, kv heads, D), where a sequence has fewer than 128 blocks.
+    Each is (blocks + 1, block, kv heads, D); the last block takes tokens without a slot. A sequence
+    of fewer than 128 blocks cuts a block into t parts: (blocks + 1, t, block / t, kv heads, D).
     """
 
     _NUM_EXTRA_RESERVED_BLOCK = 1
@@ -50,10 +51,8 @@ class BlockKVCacheManager(KVCacheManager):
         is_for_context_encoding: bool = False,
         **_: Any,
     ) -> List[List[torch.Tensor]]:
-        """[K, V] of every layer: of the table's blocks, (B, kv heads, blocks * block size, D).
-
-        `active_block_table` (B, blocks).
-        """
+        """[K, V] of every layer, the table's blocks as (B, kv heads, blocks * block size, D).
+        `active_block_table` is (B, blocks)."""
         del seq_len, skip_slice, is_for_context_encoding
         layers = len(self.past_key_values) // 2
         caches = [list(self.past_key_values[2 * idx : 2 * idx + 2]) for idx in range(layers)]
@@ -63,7 +62,7 @@ class BlockKVCacheManager(KVCacheManager):
         return [[direct_cast_dequantize(c, self.dequant_dtype) for c in kv] for kv in caches]
 
     def _gathered(self, cache: torch.Tensor, table: Optional[torch.Tensor]) -> torch.Tensor:
-        """The blocks of a table (B, n), one after the other: (B, kv heads, n * block size, D)."""
+        """The blocks of a table (B, n) in its order: (B, kv heads, n * block size, D)."""
         if table is None:
             raise ValueError("A cache of blocks is read through an active_block_table, got none.")
         blocks = _as_bytes(cache)[table.long()]  # (B, n, ...)
@@ -88,7 +87,7 @@ class BlockKVCacheManager(KVCacheManager):
         return list(self.past_key_values)
 
     def _write(self, cache: torch.Tensor, new: torch.Tensor, slots: torch.Tensor) -> None:
-        """New (B, kv heads, T, D) to the slots (B * T)."""
+        """Write new (B, kv heads, T, D) to the slots (B * T)."""
         new = direct_cast_quantize(new, self.quant_dtype) if self.quant else new.to(cache.dtype)
         rows = _as_bytes(new).transpose(1, 2).flatten(0, 1)  # (B * T, kv heads, D)
         slots = torch.where(slots < 0, self.pa_num_blocks * self.pa_block_size, slots)
@@ -97,7 +96,7 @@ class BlockKVCacheManager(KVCacheManager):
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """fp8 as uint8: PyTorch moves no fp8 by index, and moving bytes is the same."""
+    """fp8 as uint8: PyTorch indexes no fp8, and moving bytes gives the same."""
     return tensor.view(torch.uint8) if tensor.dtype.itemsize == 1 else tensor
 
 
@@ -107,10 +106,8 @@ def generate_tokengen_slot_mapping(
     block_table: torch.Tensor,
     block_size: int,
 ) -> torch.Tensor:
-    """Slots (B, 1) of new tokens at positions (B, 1) of sequences with tables (B, n).
-
-    Rows whose given slot is -1 keep it.
-    """
+    """Slots (B, 1) of new tokens at positions (B, 1), of sequences with tables (B, n). A row whose
+    given slot is -1 keeps it."""
     block = torch.gather(block_table, 1, (position_ids // block_size).long())
     slots = block * block_size + position_ids % block_size
     return torch.where(slot_mapping >= 0, slots, -1)

@@ -1,9 +1,9 @@
-"""Continuous batching: which cache lines are in use, and which a call has left unreadable.
+"""Continuous batching: the cache lines in use, and those that a call leaves unreadable.
 
-A decode graph computes its whole batch. Rows that a call leaves out are filled in, and in NxDI
-these rows write keys and values into lines that may belong to sequences that only wait: silently,
-unless `apply_seq_ids_mask` (0.4 and later) sends them to a position that nobody reads. The stand-in
-writes them there in every version, and refuses to read a line that a device would have damaged.
+A decode graph computes its whole batch. Rows that a call leaves out are filled in. In NxDI these
+rows silently write keys and values into lines of waiting sequences, unless `apply_seq_ids_mask`
+(0.4 and later) sends them to a position that is never read. The stand-in always sends them there,
+and refuses to read a line that a device would have damaged.
 """
 
 from typing import Any, Dict, List
@@ -12,7 +12,7 @@ import torch
 
 
 class CacheLines:
-    """How many tokens each line holds, and where NxDI would have overwritten one."""
+    """The tokens that each line holds, and the place where NxDI would have overwritten one."""
 
     def __init__(self, neuron_config: Any) -> None:
         self._contract = neuron_config.contract
@@ -21,20 +21,21 @@ class CacheLines:
         self.forget()
 
     def forget(self) -> None:
-        """All lines are free."""
+        """Free all lines."""
         self._tokens: Dict[int, int] = {}
         self._damaged: Dict[int, int] = {}  # line -> position that another row's token took
 
     def prefill(self, seq_ids: torch.Tensor, mask: torch.Tensor) -> None:
-        """Prompts on lines `seq_ids` (B,), as long as `mask` (B, S) has ones: old tokens go."""
+        """Put prompts on lines `seq_ids` (B,), as long as `mask` (B, S) has ones."""
         for line, tokens in zip(self._checked(seq_ids), mask.sum(1).tolist(), strict=True):
             self._tokens[line] = tokens
             self._damaged.pop(line, None)
 
     def decode(self, seq_ids: torch.Tensor, positions: torch.Tensor) -> None:
-        """New tokens at `positions` (B, T) of lines `seq_ids` (B,); ValueError for a damaged one.
+        """Add tokens at `positions` (B, T) of lines `seq_ids` (B,); ValueError for a damaged line.
 
-        The lines left out that hold a token where a row that fills the batch writes are damaged.
+        A line that the call leaves out is damaged where a row that fills the batch overwrites a
+        token of it.
         """
         lines = self._checked(seq_ids)
         for line in lines:
@@ -60,7 +61,8 @@ class CacheLines:
         )
 
     def _checked(self, seq_ids: torch.Tensor) -> List[int]:
-        """The lines' numbers; ValueError for one that the cache lacks, or that occurs twice."""
+        """The lines' numbers; ValueError for a number that the cache lacks, or that occurs
+        twice."""
         lines = seq_ids.tolist()
         if len(set(lines)) != len(lines) or not all(0 <= line < self._size for line in lines):
             raise ValueError(

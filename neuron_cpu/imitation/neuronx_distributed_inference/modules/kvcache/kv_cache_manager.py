@@ -1,8 +1,8 @@
-"""The key-value cache: storage of one rank, and how prefill and decode write it.
+"""The key-value cache: one rank's storage, and the writes of prefill and decode.
 
-Caches are module parameters, because on the device they are inputs and outputs of a graph that
-share memory. The stand-in writes them in place: a decode step touches one position, whatever the
-length of the cache. Layout (batch, key-value heads of the rank, length, head_dim).
+Caches are module parameters: on a device they are a graph's inputs and outputs in shared memory.
+The stand-in writes in place, so that a decode step touches one position. Layout: (batch, the rank's
+key-value heads, length, head_dim).
 """
 
 from typing import Any, List, Optional, Sequence
@@ -22,9 +22,9 @@ _QUANTIZED_DTYPE = torch.float8_e4m3fn
 class KVCacheManager(nn.Module):
     """Caches K0, V0, K1, V1, ... as `past_key_values`, zeros of the model's dtype.
 
-    With `kv_cache_quant`, from 0.8 on `kv_quant_config`, they are stored as fp8 (e4m3), by a cast
-    without a scale, and read as `dequant_dtype`, the model's; new keys and values take part
-    unrounded in the call that makes them.
+    With `kv_cache_quant` (from 0.8 on `kv_quant_config`) they are stored as fp8 (e4m3), cast
+    without a scale, and read as `dequant_dtype`, the model's. The call that makes keys and values
+    uses them unrounded.
     """
 
     def __init__(self, config: Any, num_kv_head: int, global_rank: Any = None, **_later: Any):
@@ -45,7 +45,7 @@ class KVCacheManager(nn.Module):
         )
 
     def _get_num_kv_heads_per_rank(self, config: Any) -> int:
-        """Heads after the padding or replication that the sharding strategy asks for."""
+        """A rank's heads after the sharding strategy's padding or replication."""
         tp_degree = config.neuron_config.tp_degree
         strategy = determine_sharding_strategy(tp_degree, self.num_kv_head)
         _, heads = get_shardable_head_counts(
@@ -66,11 +66,11 @@ class KVCacheManager(nn.Module):
         self.k_shape = (batch, heads, head_dim, length) if self.k_cache_transposed else self.v_shape
 
     def _keys(self, cache: torch.Tensor) -> torch.Tensor:
-        """A K cache as (B, H, S, D), a view where it is stored transposed."""
+        """A K cache as (B, H, S, D); a view where it is stored transposed."""
         return cache.transpose(2, 3) if self.k_cache_transposed else cache
 
     def get_kv_by_layer_id(self, idx: int, seq_len: int, skip_slice: bool = False, **_: Any):
-        """[K, V] of layer `idx`, the first (right padding) or last (left) `seq_len` positions."""
+        """[K, V] of layer `idx`: the first `seq_len` positions, the last ones if left-padded."""
         keys, values = self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]
         if not skip_slice:
             start = 0 if self.padding_side == "right" else self.kv_shape[2] - seq_len
@@ -101,7 +101,7 @@ class KVCacheManager(nn.Module):
         kvcache_buffer: Optional[List[List[torch.Tensor]]] = None,
         **_: Any,
     ) -> List[torch.Tensor]:
-        """Write the new keys and values (B, H, T, D) of one layer; returns its full caches."""
+        """Write one layer's new keys and values (B, H, T, D); returns its full caches."""
         del seq_len, kv_active_mask  # the new tensors say how long they are
         if kvcache_buffer is None:
             caches = [self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]]
@@ -125,10 +125,8 @@ class KVCacheManager(nn.Module):
         return caches
 
     def _write_prefix(self, cache: torch.Tensor, new: torch.Tensor, seq_ids: torch.Tensor) -> None:
-        """Prefill: `new` (B, H, S, D) becomes the head of the cache.
-
-        With continuous batching row b goes to cache line `seq_ids[b]`.
-        """
+        """Prefill: write `new` (B, H, S, D) to the beginning of the cache. With continuous batching
+        row b goes to cache line `seq_ids[b]`."""
         region = cache.narrow(2, 0, new.shape[2])
         if self.is_continuous_batching:
             region.index_copy_(0, seq_ids.long(), new)
@@ -137,7 +135,7 @@ class KVCacheManager(nn.Module):
 
     @staticmethod
     def _write_positions(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
-        """Decode: `new` (B, H, T, D) goes to `positions` (B, T) of rows 0..B-1."""
+        """Decode: write `new` (B, H, T, D) to `positions` (B, T) of rows 0..B-1."""
         index = positions.long()[:, None, :, None].expand_as(new)
         cache[: new.shape[0]].scatter_(2, index, new)
 

@@ -1,7 +1,7 @@
-"""Adapters' checkpoints: PEFT folders, what they ask for, and their tensors in the model's layout.
+"""Adapters' checkpoints: PEFT folders, their demands, and their tensors in the model's layout.
 
-Keys are matched by layer number, block and leaf ("0", "self_attn", "q_proj"), whatever stands
-around them, as NxDI does it (`modules/lora_serving/lora_checkpoint.py`).
+Keys are matched by layer number, block and leaf ("0", "self_attn", "q_proj"), as NxDI does
+(`modules/lora_serving/lora_checkpoint.py`); other parts of a key do not count.
 """
 
 import json
@@ -37,7 +37,8 @@ class Adapter:
 
 
 def read_config(name: str, folder: str) -> Adapter:
-    """FileNotFoundError where a file is missing, ValueError for an adapter of another kind."""
+    """The adapter's configuration. FileNotFoundError where a file is missing, ValueError for
+    another kind of adapter."""
     path = Path(folder)
     for needed in (_CONFIG, _WEIGHTS):
         if not (path / needed).is_file():
@@ -60,7 +61,7 @@ def read_config(name: str, folder: str) -> Adapter:
 
 
 def resolve(config: LoraServingConfig) -> None:
-    """Ranks and targets that the checkpoints ask for; ValueError for more than fit."""
+    """The ranks and targets that checkpoints ask for; ValueError for more than fit."""
     adapters = [read_config(*entry) for entry in config.lora_ckpt_paths.items()]
     if len(adapters) > config.max_loras:
         raise ValueError(
@@ -75,10 +76,8 @@ def resolve(config: LoraServingConfig) -> None:
 
 
 def add_adapters(model: Any, state_dict: Dict[str, torch.Tensor]) -> None:
-    """Put the adapters' whole tensors, scaled and padded to the largest rank, into a checkpoint.
-
-    CheckpointError where one does not fit its layer, or no layer takes it.
-    """
+    """Put the adapters' whole tensors into a checkpoint, scaled and padded to the largest rank.
+    CheckpointError for a tensor that does not fit its layer, or that no layer takes."""
     config = model.neuron_config.lora_config
     layers = dict(wrapped(model))
     for path, layer in layers.items():

@@ -8,10 +8,10 @@ Paths = Union[Dict[str, str], List[str], None]
 
 
 class LoraServingConfig:
-    """Low-rank adapters that are resident on the device, chosen row by row of a batch.
+    """Low-rank adapters that stay on the device; each row of a batch chooses one.
 
     `lora_ckpt_paths` is a dict of id and folder, or a list of "id : folder". `max_lora_rank` and
-    `target_modules` follow the checkpoints where these ask for more (`adapters.resolve`).
+    `target_modules` grow where a checkpoint asks for more (`adapters.resolve`).
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class LoraServingConfig:
 
     @property
     def indices(self) -> Dict[str, int]:
-        """Id -> row of the adapters' weights; row 0, which stays zero, is the base model."""
+        """Id -> row of the adapters' weights. Row 0 stays zero: it is the base model."""
         return {"0": 0} | {name: row for row, name in enumerate(self.lora_ckpt_paths, 1)}
 
 
@@ -60,5 +60,5 @@ def _by_id(paths: Paths) -> Dict[str, str]:
 
 
 def as_lora_config(value: Optional[Union[LoraServingConfig, Dict[str, Any]]]) -> Any:
-    """A dict, as saved configurations and command lines have it, becomes the object."""
+    """The object for a dict, the form of saved configurations and command lines."""
     return LoraServingConfig(**value) if isinstance(value, dict) else value

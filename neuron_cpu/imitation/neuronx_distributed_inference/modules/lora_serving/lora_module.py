@@ -1,9 +1,9 @@
-"""Layers with adapters: base(x) + B(A(x)), where every row of a batch has an A and a B of its own.
+"""Layers with adapters: base(x) + B(A(x)), with an A and a B for each row of a batch.
 
-Layouts are those of NxDI (`modules/lora_serving/lora_layer.py`): with r the largest rank and n one
-more than the number of adapters, A is (n, in, r) and B (n, r, out), or with the last two dimensions
-swapped without `lora_memory_transpose`. What the base layer shards its adapter shards, too: B of a
-column-parallel layer along out, A of a row-parallel one along in.
+Layouts are NxDI's (`modules/lora_serving/lora_layer.py`). With the largest rank r and n one above
+the number of adapters, A is (n, in, r) and B (n, r, out); without `lora_memory_transpose` the last
+two dimensions are swapped. An adapter is sharded like its base: B of a column-parallel layer along
+out, A of a row-parallel layer along in.
 """
 
 import re
@@ -61,7 +61,7 @@ class MultiLoraModule(nn.Module):
         self.lora_B = LoraWeight(last, column, 2, self.transposed, base_layer)
 
     def _sizes(self) -> Tuple[int, int]:
-        """Inputs and outputs of this rank."""
+        """This rank's inputs and outputs."""
         return self.base_layer.weight.shape[1], self.base_layer.weight.shape[0]
 
     def _shards(self) -> Tuple[bool, bool]:
@@ -69,11 +69,11 @@ class MultiLoraModule(nn.Module):
         return False, False
 
     def _whole(self) -> Tuple[int, int]:
-        """Inputs and outputs of all ranks, padding included."""
+        """All ranks' inputs and outputs, padding included."""
         return self._sizes()
 
     def checkpoint_size(self, kind: str) -> int:
-        """Features of A (in) or B (out) as a checkpoint has them, without the layer's padding."""
+        """A checkpoint's features of A (in) or B (out), without the layer's padding."""
         inputs, outputs = self._whole()
         pad = getattr(self.base_layer, "pad_size", 0)
         row, column = self._shards()
@@ -92,7 +92,7 @@ class MultiLoraModule(nn.Module):
         }
 
     def preshard_hook(self, state_dict: Dict[str, torch.Tensor], prefix: str) -> None:
-        """The base layer's, which still finds its own name; afterwards its tensors move below."""
+        """Run the base layer's hook under its own name, then move its tensors below."""
         hook = getattr(self.base_layer, "preshard_hook", None)
         if hook is not None:
             hook(state_dict, prefix)
@@ -108,11 +108,11 @@ class MultiLoraModule(nn.Module):
 
 
 class MultiLoraLinear(MultiLoraModule):
-    """Around nn.Linear."""
+    """The adapter of an nn.Linear."""
 
 
 class MultiLoraColumnParallelLinear(MultiLoraModule):
-    """The outputs stay sharded, those of B with them."""
+    """The outputs stay sharded, and B's outputs with them."""
 
     def _shards(self) -> Tuple[bool, bool]:
         return False, True
@@ -122,7 +122,7 @@ class MultiLoraColumnParallelLinear(MultiLoraModule):
 
 
 class MultiLoraRowParallelLinear(MultiLoraModule):
-    """A's outputs are summed over the ranks, r numbers a token; the base's are already."""
+    """A's outputs, r numbers a token, are summed over the ranks; the base's sum is made already."""
 
     def _shards(self) -> Tuple[bool, bool]:
         return True, False
@@ -144,27 +144,25 @@ _CLASSES = {
 
 
 def is_lora_module(module: nn.Module) -> bool:
-    """Whether `module` is an adapter layer and so takes `adapter_ids`."""
+    """Whether `module` has adapters, and so takes `adapter_ids`."""
     return isinstance(module, MultiLoraModule)
 
 
 def adapted(module: nn.Module, x: torch.Tensor, adapter_ids: Optional[torch.Tensor]) -> Any:
-    """`module(x)`, with the ids where it takes them."""
+    """`module(x)`, with the ids where the module takes them."""
     return module(x, adapter_ids) if is_lora_module(module) else module(x)
 
 
 def wrapped(model: nn.Module) -> Iterator[Tuple[str, MultiLoraModule]]:
-    """Path and layer of each layer with adapters."""
+    """Path and layer of every layer with adapters."""
     for path, module in model.named_modules():
         if isinstance(module, MultiLoraModule):
             yield path, module
 
 
 def wrap_model_with_lora(model: nn.Module, config: LoraServingConfig) -> None:
-    """Replace the layers that `target_modules` names, by their leaf names or as a pattern.
-
-    ValueError where none is found, or where one is of a class that adapters are not defined for.
-    """
+    """Replace the layers that `target_modules` names, by leaf names or as a pattern. ValueError
+    where no layer matches, or where one has a class without adapters."""
     paths = [path for path, _ in model.named_modules() if path]
     parents = {path.rpartition(".")[0] for path in paths}
     found = [p for p in paths if p not in parents and is_target(p, config.target_modules)]

@@ -1,4 +1,4 @@
-"""Kernels that the SDK keeps closed, but for those beside this file; others refuse to be called."""
+"""The SDK's closed kernels. A kernel runs if it has a file here; any other refuses a call."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
-"""The kernel by which NxDI 0.3 to 0.8 draw tokens and lay out the chunks of prompts.
+"""The kernel with which NxDI 0.3 to 0.8 draw tokens and lay out a prompt's chunks.
 
-Its later form is public, of other arguments (aws-neuron/nki-library d2ad3a5, core/cumsum); this one
-is written anew, so its estimates are not those of the closed one.
+Its later form is public and has other arguments (aws-neuron/nki-library d2ad3a5, core/cumsum). This
+one is written anew: its estimates are not the closed kernel's.
 """
 
 import neuronxcc.nki.isa as nisa
@@ -11,12 +11,12 @@ COLUMNS = 2048  # of fp32 a tile: 8 of a partition's 192 KiB
 
 
 def _spans(size, most):
-    """(start, length) of pieces."""
+    """The (start, length) of each piece."""
     return [(start, min(most, size - start)) for start in range(0, size, most)]
 
 
 def cumsum(x_hbm, sums_hbm, axis=1):
-    """Running sums of x [rows, N] @ HBM along axis 1 -> sums [rows, N] @ HBM, carried in fp32."""
+    """Running sums along axis 1: x [rows, N] @ HBM -> sums [rows, N] @ HBM, carried in fp32."""
     assert axis == 1, f"cumsum got axis {axis}, expected the last one, 1; transpose in front of it."
     for rows in _spans(x_hbm.shape[0], nl.tile_size.pmax):
         carried = 0.0

@@ -1,4 +1,4 @@
-"""``neuronxcc.nki.isa.constants``: where public kernels import the DMA enumerations from."""
+"""``neuronxcc.nki.isa.constants``: public kernels import the DMA enumerations from here."""
 
 from neuron_cpu.core.instructions.constants import dge_mode, oob_mode, reduce_cmd
 

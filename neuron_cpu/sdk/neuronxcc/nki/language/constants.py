@@ -1,4 +1,4 @@
-"""``neuronxcc.nki.language.constants``: helpers that public kernels import from there."""
+"""``neuronxcc.nki.language.constants``: public kernels import helpers from here."""
 
 from typing import Any
 
@@ -8,5 +8,5 @@ __all__ = ["sizeinbytes"]
 
 
 def sizeinbytes(dtype: Any) -> int:
-    """Bytes of one element of ``dtype``."""
+    """The bytes of one element of ``dtype``."""
     return to_dtype(dtype).itemsize

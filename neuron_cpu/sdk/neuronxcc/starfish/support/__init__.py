@@ -1,1 +1,1 @@
-"""Helpers of the compiler package that public kernels import."""
+"""Helpers of the compiler's package that public kernels import."""

@@ -1,4 +1,4 @@
-"""Debugging names in HLO."""
+"""Names for debugging in HLO."""
 
 from contextlib import contextmanager
 from typing import Any, Iterator
@@ -6,5 +6,6 @@ from typing import Any, Iterator
 
 @contextmanager
 def hlo_debug(*_: Any, **_options: Any) -> Iterator[None]:
-    """Inside the block operators get the names of their modules; here they have them anyway."""
+    """Do nothing: inside the block operators get their modules' names, which they have here
+    anyway."""
     yield
