@@ -29,9 +29,8 @@ class Platform:
         warm_ups: unmeasured runs after the accuracy check.
         new_tokens: of each prompt of a whole benchmark run, where none were asked for.
         default_ranks: tensor-parallel degree unasked, whatever the heads; None: where it divides.
-        simulates: whether a simulator computes. It shows values inside of a graph, and a cost model
-            tells device times from shapes. The accuracy check's own run is the measurement, the
-            baseline may have a process of its own, and ranks may be processes of torchrun.
+        simulates: whether a simulator computes. Then graphs show their values, a cost model tells
+            times, and the baseline and torchrun's ranks may have processes of their own.
         confines: whether a submission's process may be kept from the file system.
     """
 
