@@ -266,7 +266,7 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if struct.pack("<Q", length) == b"version ":
-                raise ValueError("it is a pointer of Git LFS, and `git lfs pull` fetches the file")
+                raise ValueError("it is a pointer of Git LFS: `git lfs pull` fetches the file")
             if length > min(size, schema.MOST_JSON_BYTES):
                 raise ValueError("the header is longer than the file")
             header = json.loads(file.read(length))
@@ -281,8 +281,8 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
             f"Cannot read the checkpoint file {path}: it {schema.first_problem(error)}."
         ) from error
     except (OSError, ValueError, struct.error, RecursionError) as error:
-        again = "" if "LFS" in str(error) else "; download it again"
-        raise UserError(f"Cannot read the checkpoint file {path}: {error}{again}.") from error
+        told = f"Cannot read the checkpoint file {path}: {error}; download it again."
+        raise UserError(told) from error
     return {name: entry.shape for name, entry in entries.items()}
 
 

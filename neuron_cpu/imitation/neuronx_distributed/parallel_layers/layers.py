@@ -327,10 +327,9 @@ class RowParallelLinear(BaseParallelLinear):
         shard = (output_size, self.input_size_per_partition)
         self.weight = _sharded_parameter(shard, 1, stride, size, dtype, device, init_method)
         self.add_bias = bias
-        if bias:
-            self.bias = _replicated_bias(output_size, dtype, device)
-        else:
-            self.register_parameter("bias", None)
+        self.register_parameter(
+            "bias", _replicated_bias(output_size, dtype, device) if bias else None
+        )
 
     def forward(self, input_: torch.Tensor) -> Output:
         self._refuse_padding_in_training()
@@ -372,12 +371,11 @@ class RowParallelLinear(BaseParallelLinear):
 class ParallelEmbedding(nn.Module):
     """An embedding, sharded over its features or over the vocabulary.
 
-    `shard_across_embedding`: weight (V, H/tp); the lookup's last dimension is all-gathered, also
-    where the sequence is parallel, and the model scatters the result. Otherwise: weight (V/tp, H);
-    a rank looks up its own rows and zeros elsewhere, and the ranks' results are all-reduced, or
-    reduce-scattered along a parallel sequence. `forward(ids)`: (B, S) integers -> (B, S, H), or (B,
-    S/tp, H). `use_spmd_rank` reads the rank from a checkpoint tensor (`rank_util`), as a graph for
-    all ranks must.
+    `shard_across_embedding`: weight (V, H/tp), and the lookup is all-gathered. Otherwise: weight
+    (V/tp, H); a rank looks up its own rows, zeros elsewhere, and the ranks' sum is reduced, or
+    scattered along a parallel sequence. `forward(ids)`: (B, S) integers -> (B, S, H), or (B, S/tp,
+    H). `use_spmd_rank` reads the rank from a checkpoint tensor (`rank_util`), as a graph for all
+    ranks must.
     """
 
     def __init__(
