@@ -327,9 +327,8 @@ class RowParallelLinear(BaseParallelLinear):
         shard = (output_size, self.input_size_per_partition)
         self.weight = _sharded_parameter(shard, 1, stride, size, dtype, device, init_method)
         self.add_bias = bias
-        self.register_parameter(
-            "bias", _replicated_bias(output_size, dtype, device) if bias else None
-        )
+        whole = _replicated_bias(output_size, dtype, device) if bias else None
+        self.register_parameter("bias", whole)
 
     def forward(self, input_: torch.Tensor) -> Output:
         self._refuse_padding_in_training()
