@@ -555,12 +555,12 @@ def _lowered(
     program: Program, rows: dict[str, cost.DmaProfile], order: str, keeps: bool
 ) -> dict[str, Schedule]:
     """One run under each of the profiles for which the compiler makes the same of the kernel."""
-    compiled = order == COMPILER_ORDER
-    made = lower(program, keeps) if compiled else as_written(program)
-    if found := _scheduled(made, rows, order, fits=True):
-        return found
-    if compiled and keeps:  # what is kept is the first to go
-        return _lowered(program, rows, order, False)
+    compiled, before = order == COMPILER_ORDER, -1
+    for kept in (True, False) if keeps and compiled else (False,):  # kept tiles are the first to go
+        made = lower(program, kept) if compiled else as_written(program)
+        if len(made) != before and (found := _scheduled(made, rows, order, fits=True)):
+            return found
+        before = len(made)
     return _scheduled(spill(made), rows, order)
 
 
