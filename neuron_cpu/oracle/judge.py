@@ -310,7 +310,7 @@ def _errors(asked: Tolerance, got: list[torch.Tensor], exact: list[torch.Tensor]
     measured = []
     for mine, right in zip(got, exact):
         apart = mine - right
-        if not bool(apart.isfinite().all()):
+        if not bool(apart.norm().isfinite()):  # a pass without copies of the whole
             same = (mine == right) | (mine.isnan() & right.isnan())
             apart = torch.where(same, 0.0, apart)
         if asked.relative_l2 is not None:
