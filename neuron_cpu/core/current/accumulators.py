@@ -5,21 +5,23 @@ A hidden (P, 1) fp32 tile stands for the registers of an engine. The usual reset
 from the registers, a copy of that result is put behind the instruction that made it.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse
+from ..instructions.arguments import check_total
 from ..instructions.copies import MEMSET, TENSOR_COPY, FillAttrs, copy_attrs, copy_instruction
+from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
 from ..instructions.vector import TENSOR_SCALAR, TENSOR_TENSOR, BinaryAttrs, Step, StepsAttrs
 from ..program import trace
+from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from .enums import reduce_cmd
 from .numeric import real
-from .operands import NkiInstruction, tensor
+from .operands import NkiInstruction, put, tensor
 
 SCALAR, VECTOR = "ScalarE", "VectorE"
 IDENTITY = {
@@ -113,9 +115,14 @@ def _copied_behind(made: Instruction, result: View) -> View:
 
 
 def reducing(
-    how: Reduction, into: Callable[[View | None], NkiInstruction], command: Any, reduce_res: Any
-) -> NkiInstruction:
-    """Record an instruction with ``reduce_cmd``; ``into`` records it with a second result."""
+    how: Reduction, command: Any, reduce_res: Any,
+    op: OpSpec, dst: View, src: tuple[View, ...], attrs: Attrs, name: str | None,
+) -> NkiInstruction:  # fmt: skip
+    """Record ``op`` with ``reduce_cmd``: a second result reduces ``dst`` over all free axes."""
+
+    def into(total: View) -> NkiInstruction:
+        return put(op, (dst, total), src, replace(attrs, reduce_axes=dst.ndim - 1), name)
+
     if not isinstance(command, reduce_cmd):
         raise refuse(
             "sim_reduce_command",
@@ -125,7 +132,7 @@ def reducing(
     registers = tracer.accumulators.setdefault(how.engine, Registers())
     target = None if reduce_res is None else _target(reduce_res, how)
     if command in (reduce_cmd.idle, reduce_cmd.reset):
-        made = into(None)
+        made = put(op, (dst,), src, attrs, name)
         if command is reduce_cmd.reset:
             registers.hold(constant=IDENTITY[how.op])
     elif command is reduce_cmd.reset_reduce or (
@@ -186,9 +193,5 @@ def keep_result(how: Reduction, made: NkiInstruction, result: View) -> None:
 def _target(reduce_res: Any, how: Reduction) -> View:
     """The (P, 1) tile that receives the accumulators."""
     total = tensor(reduce_res, f"{how.what} reduce_res")
-    if total.shape[0] != how.partitions or total.free_size != 1:
-        raise refuse(
-            "sim_reduce_res_shape",
-            f"{how.what} reduce_res {total.label()}, expected shape ({how.partitions}, 1)",
-        )
+    check_total(total, how.partitions, how.what)
     return total if total.ndim == 2 else total.reshape((how.partitions, 1))

@@ -1,10 +1,10 @@
 """``nki.isa``: arithmetic, reductions, scans and activations."""
 
 import functools
-from collections.abc import Callable
+import math
 from typing import Any
 
-from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
+from ..device.dtypes import INT32
 from ..device.errors import refuse, warn
 from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
@@ -12,9 +12,14 @@ from ..device.target import needs
 from ..instructions.activations import ACTIVATIONS, no_activation
 from ..instructions.alu import ARITHMETIC, BITWISE, REDUCTIONS
 from ..instructions.arguments import free_axes, on_bits, stretched
-from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
-from ..instructions.scalar import ACTIVATION, ACTIVATION2, Activation2Attrs, ActivationAttrs
+from ..instructions.scalar import (
+    ACTIVATION,
+    ACTIVATION2,
+    BIAS_TYPES,
+    Activation2Attrs,
+    ActivationAttrs,
+)
 from ..instructions.vector import (
     BN_AGGR,
     BN_STATS,
@@ -28,7 +33,6 @@ from ..instructions.vector import (
     TENSOR_TENSOR,
     TENSOR_TENSOR_SCAN,
     WORDS,
-    BinaryAttrs,
     CumulativeAttrs,
     ExponentialAttrs,
     ReduceAttrs,
@@ -36,6 +40,7 @@ from ..instructions.vector import (
     StatisticsAttrs,
     Step,
     StepsAttrs,
+    binary_attrs,
 )
 from ..program.attributes import Attrs
 from ..program.view import View
@@ -91,13 +96,8 @@ def tensor_tensor(
         )
     bits = exact or on_bits(code, (a, b))
     sign = SIGN if exact and a.dt is INT32 else 0
-    attrs = _binary(code, choice, bits, sign)
+    attrs = binary_attrs(code, choice, bits, sign)
     return put(TENSOR_TENSOR, (target,), (a, b), attrs, name)
-
-
-@functools.cache
-def _binary(op: str, choice: Engine | None, bits: bool, sign: int) -> BinaryAttrs:
-    return BinaryAttrs(engine=choice, bits=bits, op=op, sign=sign)
 
 
 # --- a tensor and numbers or vectors --------------------------------------------------------------
@@ -194,29 +194,15 @@ def scalar_tensor_tensor(
         attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
         return put(SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
     how = Reduction(VECTOR, operator(reduce_op, what), a.shape[0], what)
-    made = _steps_with_total(SCALAR_TENSOR_TENSOR, target, src, steps, how, name)
-    return reducing(how, made, reduce_cmd, reduce_res)
+    done = SCALAR_TENSOR_TENSOR, target, tuple(src), _reduced_steps(how, steps, src), name
+    return reducing(how, reduce_cmd, reduce_res, *done)
 
 
-def _steps_with_total(
-    entry: OpSpec,
-    target: View,
-    src: list[View],
-    steps: tuple[Step, ...],
-    how: Reduction,
-    name: str | None,
-) -> Callable[[View | None], NkiInstruction]:
-    """Records steps with the reduction of their result."""
+def _reduced_steps(how: Reduction, steps: tuple[Step, ...], src: list[View]) -> StepsAttrs:
+    """Attributes of steps whose result is reduced."""
     bits = of_bits(how.what, steps, src)
     _reducible(how.op, how.what, ("add", "multiply", "maximum", "minimum"))
-
-    def into(total: View | None) -> NkiInstruction:
-        axes = 0 if total is None else src[0].ndim - 1
-        attrs = StepsAttrs(bits=bits, steps=steps, reduce_axes=axes, reduce_op=how.op)
-        results = (target,) if total is None else (target, total)
-        return put(entry, results, tuple(src), attrs, name)
-
-    return into
+    return StepsAttrs(bits=bits, steps=steps, reduce_op=how.op)
 
 
 def tensor_scalar_reduce(
@@ -241,9 +227,8 @@ def tensor_scalar_reduce(
     steps = (step(f"{what} operand0", operator(op0, what), operand0, False, src),)
     initial = 0.0 if reduce_init is None else real(reduce_init, f"{what} reduce_init")
     how = Reduction(VECTOR, operator(reduce_op, what), source.shape[0], what, initial)
-    made = reducing(
-        how, _steps_with_total(TENSOR_SCALAR, target, src, steps, how, name), reduce_cmd, reduce_res
-    )
+    done = TENSOR_SCALAR, target, tuple(src), _reduced_steps(how, steps, src), name
+    made = reducing(how, reduce_cmd, reduce_res, *done)
     if reduce_res_negate and reduce_res is not None:  # the read-out alone
         minus = StepsAttrs(steps=(Step("multiply", -1.0),))
         total = tensor(reduce_res, what)
@@ -366,24 +351,24 @@ def tensor_reduce(
         )
     kept = source.shape[: source.ndim - len(axes)]
     shape = kept if len(kept) > 1 else (*kept, 1)
-    if target.shape != shape:
-        _check_count(what, target, source, shape)
-        target = target.reshape(shape)
+    target = _shaped(what, target, source, shape)
     bits = on_bits(code, (source,))
     attrs = ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=flag(negate, "negate"))
     return put(TENSOR_REDUCE, (target,), (source,), attrs, name)
 
 
-def _check_count(what: str, target: View, source: View, shape: tuple[int, ...]) -> None:
-    count = 1
-    for size in shape[1:]:
-        count *= size
+def _shaped(what: str, target: View, source: View, shape: tuple[int, ...]) -> View:
+    """The destination in the shape of its result."""
+    if target.shape == shape:
+        return target
+    count = math.prod(shape[1:])
     if target.shape[0] != shape[0] or target.free_size != count:
         raise refuse(
             "sim_shape_mismatch",
             f"{what} of {source.label()} into {target.label()}, expected a dst of {shape[0]} "
             f"partitions with {count} elements each",
         )
+    return target.reshape(shape)
 
 
 def tensor_partition_reduce(
@@ -400,12 +385,11 @@ def tensor_partition_reduce(
             f"{what} of {source.label()} with nl.average: its meaning is not stated, expected "
             "nl.add; here it is the sum over the partitions divided by their number",
         )
-    shape = (1, *source.shape[1:])
-    _check_count(what, target, source, shape)
+    target = _shaped(what, target, source, (1, *source.shape[1:]))
     attrs = PartitionReduceAttrs(
         bits=code in BITWISE and on_bits(code, (source,)), op=code, ndim=source.ndim
     )
-    return put(PARTITION_REDUCE, (target.reshape(shape),), (source,), attrs, name)
+    return put(PARTITION_REDUCE, (target,), (source,), attrs, name)
 
 
 def bn_stats(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
@@ -420,16 +404,12 @@ def bn_aggr(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
 
 def _statistics(op: Any, dst: Any, data: Any, columns: int, name: str | None) -> NkiInstruction:
     target, source = tensor(dst, op.name), tensor(data, op.name)
-    shape = (source.shape[0], columns)
-    _check_count(op.name, target, source, shape)
+    target = _shaped(op.name, target, source, (source.shape[0], columns))
     attrs = StatisticsAttrs(free_axes=source.ndim - 1)
-    return put(op, (target.reshape(shape),), (source,), attrs, name)
+    return put(op, (target,), (source,), attrs, name)
 
 
 # --- activations ----------------------------------------------------------------------------------
-_BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
-
-
 def activation(
     dst: Any,
     op: Any,
@@ -451,21 +431,16 @@ def activation(
     if reduce_op is not None:
         _reducible(operator(reduce_op, what), what, ("add",))
     if reduce_cmd is _IDLE and reduce_res is None:
-        return put(ACTIVATION, (target,), src, attrs(0), name)
-
-    def into(total: View | None) -> NkiInstruction:
-        if total is None:
-            return put(ACTIVATION, (target,), src, attrs(0), name)
-        return put(ACTIVATION, (target, total), src, attrs(source.ndim - 1), name)
-
-    return reducing(Reduction(SCALAR, "add", source.shape[0], what), into, reduce_cmd, reduce_res)
+        return put(ACTIVATION, (target,), src, attrs, name)
+    how = Reduction(SCALAR, "add", source.shape[0], what)
+    return reducing(how, reduce_cmd, reduce_res, ACTIVATION, target, src, attrs, name)
 
 
 _IDLE = reduce_cmd.idle
 
 
 def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
-    """Sources, and the attributes for a number of axes to sum over."""
+    """Sources and attributes."""
     code = token(op, "activation")
     if code not in ACTIVATIONS:
         raise no_activation(code)
@@ -478,7 +453,7 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
     else:
         factor = real(scale, "activation scale")
     if isinstance(bias, View):
-        if bias.dt not in _BIAS_TYPES:
+        if bias.dt not in BIAS_TYPES:
             raise refuse(
                 "err_activation_bias_invalid_type",
                 f"activation bias {bias.label()}, expected fp32, fp16 or bf16; cast it",
@@ -491,20 +466,14 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
         raise refuse(
             "sim_newer_core", "activation(nl.reciprocal) with a bias on gen2, expected none"
         )
-
-    def attrs(axes: int) -> ActivationAttrs:
-        return _activation_attrs(code, factor, shift, scale_at, bias_at, axes)
-
-    return tuple(src), attrs
+    return tuple(src), _activation_attrs(code, factor, shift, scale_at, bias_at)
 
 
 @functools.lru_cache(4096)
 def _activation_attrs(
-    op: str, scale: float, bias: float, scale_at: int | None, bias_at: int | None, axes: int
+    op: str, scale: float, bias: float, scale_at: int | None, bias_at: int | None
 ) -> ActivationAttrs:
-    return ActivationAttrs(
-        op=op, scale=scale, bias=bias, scale_at=scale_at, bias_at=bias_at, reduce_axes=axes
-    )
+    return ActivationAttrs(op=op, scale=scale, bias=bias, scale_at=scale_at, bias_at=bias_at)
 
 
 def _constant_bias(bias: Any, data: View) -> float:
@@ -570,19 +539,10 @@ def activate2(
     )
     join = "add" if reduce_op is None else operator(reduce_op, what)
     _reducible(join, what, ("add", "maximum", "minimum", "abs_max", "abs_min"))
-
-    def into(total: View | None) -> NkiInstruction:
-        attrs = Activation2Attrs(
-            op=code,
-            steps=steps,
-            slope=real(relu_param, f"{what} relu_param"),
-            reduce_op=join,
-            reduce_axes=0 if total is None else source.ndim - 1,
-        )
-        results = (target,) if total is None else (target, total)
-        return put(ACTIVATION2, results, tuple(src), attrs, name)
-
-    return reducing(Reduction(SCALAR, join, source.shape[0], what), into, reduce_cmd, reduce_res)
+    slope = real(relu_param, f"{what} relu_param")
+    attrs = Activation2Attrs(op=code, steps=steps, slope=slope, reduce_op=join)
+    how = Reduction(SCALAR, join, source.shape[0], what)
+    return reducing(how, reduce_cmd, reduce_res, ACTIVATION2, target, tuple(src), attrs, name)
 
 
 STEP_PAIRS = (
@@ -614,12 +574,6 @@ def exponential(
         views.append(column(max_value, source, f"{what} max_value"))
     else:
         shift = real(max_value, f"{what} max_value")
-
-    def into(total: View | None) -> NkiInstruction:
-        axes = 0 if total is None else source.ndim - 1
-        results = (target,) if total is None else (target, total)
-        attrs = ExponentialAttrs(shift=shift, reduce_axes=axes)
-        return put(EXPONENTIAL, results, tuple(views), attrs, name)
-
     how = Reduction(VECTOR, "add", source.shape[0], what, real(reduce_init, f"{what} reduce_init"))
-    return reducing(how, into, reduce_cmd, reduce_res)
+    attrs = ExponentialAttrs(shift=shift)
+    return reducing(how, reduce_cmd, reduce_res, EXPONENTIAL, target, tuple(views), attrs, name)

@@ -12,15 +12,14 @@ from ..instructions.copies import (
     COPY_PREDICATED,
     DYNAMIC_DST,
     DYNAMIC_SRC,
-    KEEP_LANE,
     MEMSET,
     SELECT_REDUCE,
     STREAM_SHUFFLE,
     TENSOR_COPY,
     FillAttrs,
     SelectAttrs,
-    ShuffleAttrs,
     copy_attrs,
+    shuffling,
 )
 from ..instructions.gpsimd import (
     GATHER,
@@ -126,15 +125,14 @@ def tensor_copy_predicated(
     if isinstance(src, View):
         target, data, choice = alike(what, target, src, choice)
         same_types(what, target, data)
-        operands: tuple[View, ...] = (choice, data, target)
         attrs = SelectAttrs(raw=True, reverse=flag(reverse_pred, "reverse_pred"))
-    else:  # where the predicate does not choose, what is there stays
-        target, choice = alike(what, target, choice)
-        operands, constant = (choice, target), number(src)
-        real(constant, f"{what} src")
-        attrs = SelectAttrs(on_false=constant, reverse=not reverse_pred)
-        return put(SELECT_REDUCE, (target,), operands, attrs, name)
-    return put(COPY_PREDICATED, (target,), operands, attrs, name)
+        return put(COPY_PREDICATED, (target,), (choice, data, target), attrs, name)
+    # where the predicate does not choose, what is there stays
+    target, choice = alike(what, target, choice)
+    constant = number(src)
+    real(constant, f"{what} src")
+    attrs = SelectAttrs(on_false=constant, reverse=not reverse_pred)
+    return put(SELECT_REDUCE, (target,), (choice, target), attrs, name)
 
 
 def select_reduce(
@@ -166,17 +164,9 @@ def select_reduce(
         src.append(column(on_false, data, f"{what} on_false"))
     else:
         constant = real(on_false, f"{what} on_false")
-
-    def into(total: View | None) -> NkiInstruction:
-        attrs = SelectAttrs(
-            on_false=constant,
-            reverse=flag(reverse_pred, "reverse_pred"),
-            reduce_axes=0 if total is None else data.ndim - 1,
-        )
-        results = (target,) if total is None else (target, total)
-        return put(SELECT_REDUCE, results, tuple(src), attrs, name)
-
-    return reducing(Reduction(VECTOR, "maximum", data.shape[0], what), into, reduce_cmd, reduce_res)
+    attrs = SelectAttrs(on_false=constant, reverse=flag(reverse_pred, "reverse_pred"))
+    how = Reduction(VECTOR, "maximum", data.shape[0], what)
+    return reducing(how, reduce_cmd, reduce_res, SELECT_REDUCE, target, tuple(src), attrs, name)
 
 
 def nc_stream_shuffle(
@@ -190,15 +180,8 @@ def nc_stream_shuffle(
     what = "nc_stream_shuffle"
     target, data = alike(what, tensor(dst, what), tensor(src, what), partitions=False)
     same_types(what, target, data)
-    lanes = tuple(wholes(shuffle_mask, f"{what} mask"))
-    quadrant = CORE.quadrant_partitions
-    if len(lanes) != quadrant or any(k != KEEP_LANE and not 0 <= k < quadrant for k in lanes):
-        raise refuse(
-            "sim_shuffle_mask", f"{what} mask {lanes}, expected 32 numbers from 0 to 31 or 255"
-        )
-    rows = target.shape[0]
-    attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim, rounds=True, rows=rows)
-    views = (data, target) if KEEP_LANE in lanes else (data,)
+    lanes = wholes(shuffle_mask, f"{what} mask")
+    views, attrs = shuffling(data, target, lanes, raw=True, rounds=True)
     return put(STREAM_SHUFFLE, (target,), views, attrs, name)
 
 

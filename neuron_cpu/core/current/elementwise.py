@@ -20,7 +20,7 @@ from ..language.labels import fitted
 from ..program.view import View
 from . import compute, copies, products, random
 from .creation import ndarray, new
-from .enums import engine, reduce_cmd
+from .enums import engine
 from .numeric import flag, real, several, whole, wholes
 from .operands import tensor
 from .types import NAMES, element_type, psum, sbuf
@@ -125,25 +125,6 @@ def divide(x: Any, y: Any, dtype: Any = None) -> Any:
 
 
 # --- one operand ----------------------------------------------------------------------------------
-def _activation_function(name: str) -> Callable:
-    def function(x: Any, dtype: Any = None) -> Any:
-        source = tensor(x, f"nl.{name}")
-        made = _result(source, dtype)
-        compute.activation(made, function, source)
-        return made
-
-    function.__doc__ = f"``{name}`` of every element, on ScalarE."
-    return named(name, function)
-
-
-ON_SCALAR = (
-    "exp", "log", "sqrt", "tanh", "sigmoid", "relu", "gelu", "gelu_apprx_sigmoid",
-    "gelu_apprx_tanh", "gelu_dx", "gelu_apprx_sigmoid_dx", "silu", "silu_dx", "softplus", "mish",
-    "erf", "erf_dx", "square", "arctan", "sign",
-)  # fmt: skip
-FUNCTIONS |= {name: _activation_function(name) for name in ON_SCALAR}
-
-
 def _unary(name: str, record: Callable[[Any, View], Any], summary: str) -> Callable:
     def function(x: Any, dtype: Any = None) -> Any:
         source = tensor(x, f"nl.{name}")
@@ -153,6 +134,21 @@ def _unary(name: str, record: Callable[[Any, View], Any], summary: str) -> Calla
 
     function.__doc__ = f"{summary}."
     return named(name, function)
+
+
+def _activation_function(name: str) -> Callable:
+    def record(made: Any, x: View) -> None:
+        compute.activation(made, FUNCTIONS[name], x)
+
+    return _unary(name, record, f"``{name}`` of every element, on ScalarE")
+
+
+ON_SCALAR = (
+    "exp", "log", "sqrt", "tanh", "sigmoid", "relu", "gelu", "gelu_apprx_sigmoid",
+    "gelu_apprx_tanh", "gelu_dx", "gelu_apprx_sigmoid_dx", "silu", "silu_dx", "softplus", "mish",
+    "erf", "erf_dx", "square", "arctan", "sign",
+)  # fmt: skip
+FUNCTIONS |= {name: _activation_function(name) for name in ON_SCALAR}
 
 
 def _with_number(operator: str, value: float) -> Callable[[Any, View], Any]:
@@ -351,9 +347,7 @@ def softmax(x: Any, axis: Any = -1, dtype: Any = None) -> Any:
     most, total = (new((source.shape[0], 1), FLOAT32, sbuf) for _ in range(2))
     powers, made = new(source.shape, FLOAT32, sbuf), _result(source, dtype)
     compute.tensor_reduce(most, FUNCTIONS["maximum"], source, 1, negate=True)
-    command = reduce_cmd.reset_reduce
-    sums = {"reduce_op": FUNCTIONS["add"], "reduce_res": total, "reduce_cmd": command}
-    compute.activation(powers, FUNCTIONS["exp"], source, bias=most, **sums)
+    compute.activation_reduce(powers, FUNCTIONS["exp"], source, FUNCTIONS["add"], total, most)
     compute.reciprocal(total, total)
     compute.tensor_scalar(made, powers, FUNCTIONS["multiply"], total)
     return made
@@ -372,9 +366,7 @@ def rms_norm(
     source, weight = tensor(x, "nl.rms_norm"), tensor(w, "nl.rms_norm")
     wide = FLOAT32 if compute_dtype is None else element_type(compute_dtype)
     squares, total = new(source.shape, wide, sbuf), new((source.shape[0], 1), FLOAT32, sbuf)
-    command = reduce_cmd.reset_reduce
-    sums = {"reduce_op": FUNCTIONS["add"], "reduce_res": total, "reduce_cmd": command}
-    compute.activation(squares, FUNCTIONS["square"], source, **sums)
+    compute.activation_reduce(squares, FUNCTIONS["square"], source, FUNCTIONS["add"], total)
     count = max(1, whole(n, "rms_norm n"))
     steps = (FUNCTIONS["multiply"], 1.0 / count, False, FUNCTIONS["add"], epsilon)
     compute.tensor_scalar(total, total, *steps)

@@ -27,15 +27,6 @@ tensor_engine, vector_engine = engine.tensor, engine.vector
 scalar_engine, gpsimd_engine = engine.scalar, engine.gpsimd
 unknown_engine = engine.unknown
 
-_ENGINES: dict[engine, Engine | None] = {
-    engine.unknown: None,
-    engine.tensor: Engine.TENSOR,
-    engine.scalar: Engine.SCALAR,
-    engine.gpsimd: Engine.GPSIMD,
-    engine.vector: Engine.VECTOR,
-    engine.dma: Engine.DMA,
-}
-
 
 class reduce_cmd(Enum, metaclass=Listed):
     """An instruction's use of its engine's accumulators."""
@@ -81,7 +72,7 @@ def choose(given: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
             "sim_engine",
             f"{what} with engine={type(given).__name__}, expected a member of nisa.engine",
         )
-    found = _ENGINES.get(given)
+    found = Engine.__members__.get(given.name.upper())
     if found not in allowed:
         names = " or ".join(f"nisa.engine.{e.value[:-1].lower()}" for e in allowed)
         raise refuse("sim_engine", f"{what} cannot run on {given}, expected {names}; drop engine=")

@@ -18,7 +18,7 @@ from ..instructions.alu import ARITHMETIC, BITWISE, LATER
 from ..instructions.arguments import no_tensor, number, on_bits, stretched
 from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
-from ..instructions.vector import Step
+from ..instructions.vector import Step, one_class
 from ..program import trace
 from ..program.attributes import Attrs
 from ..program.index import is_integer
@@ -90,13 +90,9 @@ def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
         unequal = partitions and v.shape[0] != first[0]
         if unequal or v.free_size != views[0].free_size:
             kind = "partition" if unequal else "free"
-            mine, other = (
-                (views[0].shape[0], v.shape[0])
-                if kind == "partition"
-                else (views[0].free_size, v.free_size)
-            )
+            mine, other = (w.shape[0] if unequal else w.free_size for w in (views[0], v))
             raise refuse(
-                "err_num_partition_mismatch" if kind == "partition" else "sim_shape_mismatch",
+                "err_num_partition_mismatch" if unequal else "sim_shape_mismatch",
                 f"{what} got {views[0].label()} and {v.label()}, expected equal {kind} total "
                 f"elements, got {mine} and {other}; slice both alike, nothing is broadcast",
             )
@@ -205,15 +201,9 @@ def step(what: str, op: str, value: Any, reverse: Any, src: list[View], exact: b
 
 def of_bits(what: str, steps: tuple[Step, ...], views: list[View]) -> bool:
     """Whether the steps are bitwise; refuses a mixture."""
-    bits = [s.op in BITWISE for s in steps]
-    if any(bits) != all(bits):
-        raise refuse(
-            "sim_mixed_operator_classes",
-            f"{what} joins {' and '.join(s.op for s in steps)}, expected both bitwise or both "
-            "arithmetic; use two instructions",
-        )
+    bitwise = one_class(what, steps)
     for s in steps:
-        if bits[0] and s.at is None and not is_integer(s.value):
+        if bitwise and s.at is None and not is_integer(s.value):
             raise refuse(
                 "sim_bitwise_on_float", f"{what} joins bits with {s.value!r}, expected an integer"
             )

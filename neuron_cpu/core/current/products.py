@@ -1,6 +1,5 @@
 """``nki.isa``: TensorE."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from ..instructions.tensor_engine import (
     MatmulAttrs,
     TransposeAttrs,
     collapsed,
+    matmul_attrs,
     multiply_into,
 )
 from ..program import trace
@@ -35,15 +35,6 @@ from ..program.view import View
 from .enums import choose, engine, matmul_perf_mode
 from .numeric import flag
 from .operands import NkiInstruction, labelled, put, tensor
-
-
-@functools.cache
-def _attrs(is_transpose: bool, stationary_onezero: bool, moving_onezero: bool) -> MatmulAttrs:
-    return MatmulAttrs(
-        is_transpose=is_transpose,
-        stationary_onezero=stationary_onezero,
-        moving_onezero=moving_onezero,
-    )
 
 
 def nc_matmul(
@@ -99,7 +90,7 @@ def nc_matmul(
     groups = storage.groups if target.by_data is None else None
     if accumulate and groups is not None and groups.missing(target) is not None:
         groups.written(target, by_matmul=True)  # undefined there; values show who looks
-    attrs = _attrs(
+    attrs = matmul_attrs(
         flag(is_transpose, "is_transpose"),
         flag(is_stationary_onezero, "is_stationary_onezero"),
         flag(is_moving_onezero, "is_moving_onezero"),
@@ -115,13 +106,15 @@ def _product_of(dst: View, left: View, right: View) -> View:
     shape = (left.free_size, right.free_size)
     if dst.shape == shape:
         return dst
+    _check_size(f"nc_matmul of stationary {left.label()} and moving {right.label()}", dst, shape)
+    return collapsed(dst)
+
+
+def _check_size(what: str, dst: View, shape: tuple[int, int]) -> None:
     if dst.shape[0] != shape[0] or dst.free_size != shape[1]:
         raise refuse(
-            "sim_shape_mismatch",
-            f"nc_matmul of stationary {left.label()} and moving {right.label()} into "
-            f"{dst.label()}, expected a dst of shape {shape}",
+            "sim_shape_mismatch", f"{what} into {dst.label()}, expected a dst of shape {shape}"
         )
-    return collapsed(dst)
 
 
 def _check_bank(dst: View) -> None:
@@ -417,12 +410,7 @@ def nc_transpose(
         choice = Engine.TENSOR if target.storage.buffer == "psum" else Engine.VECTOR
     shape = (source.free_size, source.shape[0])
     if target.shape != shape:
-        if target.shape[0] != shape[0] or target.free_size != shape[1]:
-            raise refuse(
-                "sim_shape_mismatch",
-                f"{what} of {source.label()} into {target.label()}, expected a dst of shape "
-                f"{shape}",
-            )
+        _check_size(f"{what} of {source.label()}", target, shape)
         target = target.reshape(shape)
     _check_transposed_type(target, source, choice)
     attrs = TransposeAttrs(

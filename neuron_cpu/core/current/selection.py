@@ -122,20 +122,11 @@ def range_select(
         )
     bounds = [column(b, data, f"{what} bound") for b in (bound0, bound1)]
     codes = (_comparison(comp_op0, what), _comparison(comp_op1, what))
-
-    def into(total: View | None) -> NkiInstruction:
-        attrs = RangeAttrs(
-            ops=codes,
-            first=real(range_start, f"{what} range_start"),
-            on_false=FP32_MIN,
-            free_axes=data.ndim - 1,
-            reduce_axes=0 if total is None else data.ndim - 1,
-        )
-        results = (target,) if total is None else (target, total)
-        return put(RANGE_SELECT, results, (data, *bounds), attrs, name)
-
+    first = real(range_start, f"{what} range_start")
+    attrs = RangeAttrs(ops=codes, first=first, on_false=FP32_MIN, free_axes=data.ndim - 1)
     how = Reduction(VECTOR, "maximum", data.shape[0], what)
-    return reducing(how, into, reduce_cmd, reduce_res)
+    src = (data, *bounds)
+    return reducing(how, reduce_cmd, reduce_res, RANGE_SELECT, target, src, attrs, name)
 
 
 def sequence_bounds(dst: Any, segment_ids: Any, name: str | None = None) -> NkiInstruction:

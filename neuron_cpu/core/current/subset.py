@@ -187,11 +187,5 @@ def _leaving(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _of_with(node: ast.With) -> Iterator[Finding]:
     for item in node.items:
-        call = item.context_expr
-        name = (
-            getattr(call.func, "attr", getattr(call.func, "id", ""))
-            if isinstance(call, ast.Call)
-            else ""
-        )
-        if name != "no_reorder" or item.optional_vars is not None:
+        if _calls(item.context_expr) != "no_reorder" or item.optional_vars is not None:
             yield Finding(node.lineno, "a with other than nl.no_reorder()", "call functions")

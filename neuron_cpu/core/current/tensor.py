@@ -173,10 +173,7 @@ class NkiTensor(trace.Values, Foreign, View):
     def _sliced_rows(self, keys: Sequence[Any]) -> Any:
         """Rows that data choose go with the axis that they were chosen for."""
         assert self.by_data is not None
-        tile = self.by_data[0]
-        if tile.size == 1:
-            return self.by_data
-        if keys[0] != slice(None):
+        if self.by_data[0].size != 1 and keys[0] != slice(None):
             raise refuse(
                 "sim_indirect_axis",
                 f"subscript of axis 0 of {self.label()}, whose rows data choose, expected ':' "
@@ -253,9 +250,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 f"broadcast of axis {dim} of {self.label()}, expected size 1, got "
                 f"{self.shape[dim]}; slice one element of it first",
             )
-        shape, strides = list(self.shape), list(self.strides)
-        shape[dim], strides[dim] = whole(size, "size of a broadcast"), 0
-        return self._rearranged(shape, strides)
+        return self._replaced(dim, [whole(size, "size of a broadcast")], [0])
 
     def expand_dim(self, dim: int) -> NkiTensor:
         """A new axis of size 1 at ``dim``; on chip not before the partition axis."""
@@ -263,9 +258,7 @@ class NkiTensor(trace.Values, Foreign, View):
         at = dim if dim >= 0 else dim + self.ndim + 1
         if self.storage.on_chip and at == 0:
             raise self._wrong_axis("expand_dim", dim)
-        return self._rearranged(
-            [*self.shape[:at], 1, *self.shape[at:]], [*self.strides[:at], 0, *self.strides[at:]]
-        )
+        return self._replaced(at, [1], [0], of=0)
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
         """Without an axis of size 1."""
@@ -276,20 +269,14 @@ class NkiTensor(trace.Values, Foreign, View):
                 f"squeeze_dim({dim}) of {self.label()}, expected size 1 there, got "
                 f"{self.shape[dim]}",
             )
-        return self._rearranged(
-            [*self.shape[:dim], *self.shape[dim + 1 :]],
-            [*self.strides[:dim], *self.strides[dim + 1 :]],
-        )
+        return self._replaced(dim, [], [])
 
     def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
         """One axis split into several, one of them possibly -1."""
         dim = self._free_axis(dim, "reshape_dim")
         parts = _filled(shape, self.shape[dim], self)
         steps = [self.strides[dim] * s for s in contiguous(tuple(parts))]
-        return self._rearranged(
-            [*self.shape[:dim], *parts, *self.shape[dim + 1 :]],
-            [*self.strides[:dim], *steps, *self.strides[dim + 1 :]],
-        )
+        return self._replaced(dim, parts, steps)
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
         """Axes ``start_dim`` to ``end_dim`` as one; their strides must allow that."""
@@ -504,6 +491,13 @@ class NkiTensor(trace.Values, Foreign, View):
                 f"view of {self.label()} with shape {sizes}, expected at most {MAX_AXES} axes",
             )
         return self._with(self.offset, sizes, intern(tuple(strides)), None, self.by_data)
+
+    def _replaced(self, at: int, sizes: list[int], steps: list[int], of: int = 1) -> NkiTensor:
+        """The view with other axes instead of ``of`` axes from ``at`` on."""
+        shape, strides = list(self.shape), list(self.strides)
+        shape[at : at + of] = sizes
+        strides[at : at + of] = steps
+        return self._rearranged(shape, strides)
 
     def _axis(self, dim: int) -> int:
         dim = whole(dim, "axis of a view")

@@ -5,7 +5,7 @@ from typing import Any
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
-from ..instructions.dma import DMA_COPY, DMA_SUM, DMA_TRANSPOSE, TRANSPOSED_AXES, PermuteAttrs
+from ..instructions.dma import DMA_COPY, DMA_SUM, DMA_TRANSPOSE, PermuteAttrs, transposed_axes
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
 from .enums import dge_mode, engine, oob_mode
@@ -169,13 +169,7 @@ def dma_transpose(
     """Axes of ``src`` (HBM or SBUF) in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0) into SBUF."""
     what = "dma_transpose"
     target, source = tensor(dst, what), tensor(src, what)
-    order = TRANSPOSED_AXES.get(source.ndim)
-    if order is None or (axes is not None and tuple(several(axes, f"{what} axes")) != order):
-        raise refuse(
-            "sim_dma_transpose_axes",
-            f"{what} of {source.label()} with axes {axes}, expected 2 to 4 axes and the order "
-            f"{order or list(TRANSPOSED_AXES.values())}",
-        )
+    order = transposed_axes(source, None if axes is None else several(axes, f"{what} axes"))
     shape = tuple(source.shape[a] for a in order)
     if target.shape != shape or target.dt is not source.dt:
         raise refuse(

@@ -143,12 +143,17 @@ def check_operator(operator: str, what: str) -> None:
 def reduction_target(reduce_res: Any, data: View, what: str) -> View:
     """The (P, 1) tile that receives a second result."""
     total = tile(reduce_res, f"{what} reduce_res")
-    if total.shape[0] != data.shape[0] or total.free_size != 1:
+    check_total(total, data.shape[0], what)
+    return total
+
+
+def check_total(total: View, partitions: int, what: str) -> None:
+    """Refuse a tile of another size for a second result."""
+    if total.shape[0] != partitions or total.free_size != 1:
         raise refuse(
             "sim_reduce_res_shape",
-            f"{what} reduce_res {total.label()}, expected shape ({data.shape[0]}, 1)",
+            f"{what} reduce_res {total.label()}, expected shape ({partitions}, 1)",
         )
-    return total
 
 
 def newer(name: str, release: str) -> None:

@@ -5,7 +5,7 @@ Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -520,6 +520,20 @@ STREAM_SHUFFLE = OpSpec(
 )  # fmt: skip
 
 
+def shuffling(
+    data: View, target: View, mask: Iterable[int], **more: Any
+) -> tuple[tuple[View, ...], ShuffleAttrs]:
+    """Sources and attributes of a shuffle by the checked ``mask``."""
+    lanes, quadrant = tuple(mask), CORE.quadrant_partitions
+    if len(lanes) != quadrant or any(k != KEEP_LANE and not 0 <= k < quadrant for k in lanes):
+        raise refuse(
+            "sim_shuffle_mask",
+            f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255",
+        )
+    views = (data, target) if KEEP_LANE in lanes else (data,)
+    return views, ShuffleAttrs(lanes=lanes, ndim=data.ndim, rows=target.shape[0], **more)
+
+
 def nc_stream_shuffle(
     src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
 ) -> None:
@@ -530,15 +544,5 @@ def nc_stream_shuffle(
     data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
     if target.shape[1:] != data.shape[1:]:
         same_shape("nc_stream_shuffle", target, data)
-    lanes = tuple(int(k) for k in shuffle_mask)
-    if len(lanes) != CORE.quadrant_partitions or any(
-        k != KEEP_LANE and not 0 <= k < CORE.quadrant_partitions for k in lanes
-    ):
-        raise refuse(
-            "sim_shuffle_mask",
-            f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255",
-        )
-    views = (data, target) if KEEP_LANE in lanes else (data,)
-    rows = target.shape[0]
-    attrs = ShuffleAttrs(raw=target.dt is data.dt, lanes=lanes, ndim=data.ndim, rows=rows)
+    views, attrs = shuffling(data, target, map(int, shuffle_mask), raw=target.dt is data.dt)
     record(STREAM_SHUFFLE, (target,), views, attrs, mask)

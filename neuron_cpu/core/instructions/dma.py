@@ -190,19 +190,25 @@ def transposed(src: View, order: tuple[int, ...], dtype: Any, mask: Any) -> View
     return fresh(DMA_TRANSPOSE, shape, dt, (src,), attrs, mask, src.shape, (order, ALIKE))
 
 
+def transposed_axes(src: View, axes: Any) -> tuple[int, ...]:
+    """The order of axes that a transpose of ``src`` makes; refuses another one."""
+    order = TRANSPOSED_AXES.get(src.ndim)
+    if order is None or (axes is not None and tuple(axes) != order):
+        raise refuse(
+            "sim_dma_transpose_axes",
+            f"dma_transpose of {src.label()} with axes {axes}, expected 2 to 4 axes and the "
+            f"order {order or list(TRANSPOSED_AXES.values())}",
+        )
+    return order
+
+
 def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None) -> View:
     """Transpose by DMA into a new SBUF tile: 2-D [1, 0], 3-D [2, 1, 0], 4-D [3, 1, 2, 0].
 
     ``src`` @ HBM|SBUF. Element-granular descriptors: very slow on this core.
     """
     source = tile(src, "dma_transpose")
-    order = TRANSPOSED_AXES.get(source.ndim)
-    if order is None or (axes is not None and tuple(axes) != order):
-        raise refuse(
-            "sim_dma_transpose_axes",
-            f"dma_transpose of {source.label()} with axes {axes}, expected 2 to 4 axes and the "
-            f"order {order or list(TRANSPOSED_AXES.values())}",
-        )
+    order = transposed_axes(source, axes)
     rows = source.shape[order[0]]
     if rows > CORE.partitions:
         raise refuse(

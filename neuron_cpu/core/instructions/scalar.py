@@ -117,7 +117,7 @@ ACTIVATION2 = OpSpec(
     note="NeuronCore-v4: op((data op0 imm0) op1 imm1), with more reductions",
 )  # fmt: skip
 
-_BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
+BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
 
 def activation_operands(
@@ -143,7 +143,7 @@ def activation_operands(
             f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile",
         )
     if bias is not None:
-        if not isinstance(bias, View) or bias.dt not in _BIAS_TYPES:
+        if not isinstance(bias, View) or bias.dt not in BIAS_TYPES:
             got = bias.label() if isinstance(bias, View) else type(bias).__name__
             raise refuse(
                 "err_activation_bias_invalid_type",

@@ -155,7 +155,7 @@ def nc_matmul(
             )
         warn("sim_newer_api", f"nc_matmul({name}=) needs SDK 2.22 or newer; drop it to run on 2.21")
     hints = bool(is_stationary_onezero), bool(is_moving_onezero)
-    attrs = _matmul_attrs(bool(is_transpose), *hints)
+    attrs = matmul_attrs(bool(is_transpose), *hints)
     shape = (left.free_size, right.free_size)
     dt = right.dt if is_transpose and right.dt is left.dt else FLOAT32
     if mask is not None:  # on [M, N]: M are the columns of one operand, N those of the other
@@ -166,7 +166,7 @@ def nc_matmul(
 
 
 @functools.cache
-def _matmul_attrs(transpose: bool, stationary_onezero: bool, moving_onezero: bool) -> MatmulAttrs:
+def matmul_attrs(transpose: bool, stationary_onezero: bool, moving_onezero: bool) -> MatmulAttrs:
     """One object for equal attributes: programs are matmuls for the most part."""
     return MatmulAttrs(
         is_transpose=transpose, stationary_onezero=stationary_onezero, moving_onezero=moving_onezero

@@ -112,7 +112,7 @@ def tensor_tensor(
     sign = 0
     if dtype is None and _exact_integers(name, choice, a, b):
         choice, bits, sign = Engine.GPSIMD, True, SIGN if a.dt is INT32 else 0
-    attrs = _binary_attrs(name, choice, bits, sign)
+    attrs = binary_attrs(name, choice, bits, sign)
     dt = result_type(dtype, promote(a.dt, b.dt))
     return fresh(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
 
@@ -127,7 +127,8 @@ def _exact_integers(name: str, choice: Engine | None, a: View, b: View) -> bool:
 
 
 @functools.cache
-def _binary_attrs(op: str, engine: Engine | None, bits: bool, sign: int) -> BinaryAttrs:
+def binary_attrs(op: str, engine: Engine | None, bits: bool, sign: int) -> BinaryAttrs:
+    """One object for equal attributes."""
     return BinaryAttrs(engine=engine, bits=bits, op=op, sign=sign)
 
 
@@ -299,15 +300,21 @@ def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Ste
     )
 
 
-def _steps_on_bits(what: str, steps: tuple[Step, ...], src: list[View]) -> bool:
-    """Whether the steps are bitwise; refuses a mixture, and values that are no operator."""
+def one_class(what: str, steps: tuple[Step, ...]) -> bool:
+    """Whether the steps are bitwise; refuses a mixture."""
     bits = [step.op in BITWISE for step in steps]
-    if any(bits) and not all(bits):
+    if any(bits) != all(bits):
         raise refuse(
             "sim_mixed_operator_classes",
             f"{what} joins {' and '.join(step.op for step in steps)}, expected both bitwise or "
             "both arithmetic; use two instructions",
         )
+    return bits[0]
+
+
+def _steps_on_bits(what: str, steps: tuple[Step, ...], src: list[View]) -> bool:
+    """Whether the steps are bitwise; refuses a mixture, and values that are no operator."""
+    one_class(what, steps)
     for step in steps:
         check_operator(step.op, what)
     return on_bits(steps[0].op, src)
