@@ -142,6 +142,13 @@ def test_where_takes_tiles_and_numbers():
     assert np.array_equal(run(lambda x, y: nl.where(x > 0, x, y), a, b), np.where(a > 0, a, b))
     assert np.array_equal(run(lambda x: nl.where(x > 0, x, 0.0), a), np.where(a > 0, a, 0))
 
+    def of_indices(x):
+        i, j = nl.mgrid[0 : a.shape[0], 0 : a.shape[1]]
+        return nl.where(condition=(i >= j) & (j < 3), x=x, y=-1e30)
+
+    i, j = np.mgrid[0 : a.shape[0], 0 : a.shape[1]]
+    assert np.array_equal(run(of_indices, a), np.where((i >= j) & (j < 3), a, np.float32(-1e30)))
+
 
 PROMOTED = [
     ("bfloat16", 0.5, "float32"), ("bfloat16", 2, "bfloat16"), ("float16", 1.25, "float32"),

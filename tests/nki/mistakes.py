@@ -33,8 +33,8 @@ OLD = {
         r"shared_hbm",
     ),
     "nc_matmul as a @ b": ("r = nisa.nc_matmul(x, y[0:64, 0:64])", r"transpose|nl\.matmul"),
-    "where of indices": (
-        "i, j = nl.mgrid[0:128, 0:64]\nr = nl.where(i >= j, x, -1e30)",
+    "where of indices, of two tiles": (
+        "i, j = nl.mgrid[0:128, 0:64]\nr = nl.where(i >= j, x, y)",
         r"affine_select",
     ),
     "python where of indices": (

@@ -15,7 +15,7 @@ from ..device.errors import refuse, warn
 from ..instructions import arguments, copies, gpsimd, recorder, scalar, vector
 from ..instructions.arguments import tile
 from ..instructions.operators import named
-from ..program.index import Index
+from ..program.index import Index, Mask
 from ..program.view import View
 from .memory import copy, partition_broadcast
 from .types import float32
@@ -193,7 +193,15 @@ named("reciprocal", reciprocal)
 
 # --- selection ------------------------------------------------------------------------------------
 def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
-    """``x`` where the data tile ``condition`` is nonzero, else ``y`` (a tile or a number)."""
+    """``x`` where the data tile ``condition`` is nonzero, else ``y`` (a tile or a number).
+
+    A condition on indices selects term by term, as ``affine_select`` does; ``y`` is a number then. A
+    contest entry ran that on a device (dinghongsong, llama.py of 2025-03-10, its attention).
+    """
+    if isinstance(condition, Mask) and _scalar_like(y):
+        for term in condition.terms:
+            x = gpsimd.affine_select(Mask((term,)), x, y, mask=mask, dtype=dtype)
+        return x
     cond, first = tile(condition, "where"), tile(x, "where")
     src = [cond.expand(first.shape) if cond.shape != first.shape else cond, first]
     constant, dt = None, first.dt
