@@ -264,7 +264,7 @@ def test_a_run_takes_as_long_as_its_process_says_at_least(odd: object, monkeypat
             note(seconds)
         return Answer(None, states)
 
-    monkeypatch.setattr(mode.sdk, "platform", lambda: SimpleNamespace(estimates=False))
+    monkeypatch.setattr(mode.sdk, "platform", lambda: SimpleNamespace(simulates=False))
     settings: Any = SimpleNamespace(runs=2)
     trial = mode.Trial(settings, settings, Path(), [[1, 2, 3]], [3], (), states)
     worker: Any = SimpleNamespace(call=call)
