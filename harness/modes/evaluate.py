@@ -16,6 +16,7 @@ from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.evaluation import Evaluation, Figures, Speeds
 from harness.figures.score import Speed, from_report, score
 from harness.files import check_writable_folder
+from harness.inputs.chunks import MOST_PREFILL
 from harness.output import report
 from harness.processes.roles import Role
 from harness.processes.workers import SubmissionFailed
@@ -27,6 +28,8 @@ from harness.streaming import Stream
 from neuron_cpu.files import write_text_atomically
 
 REPORT_FILE = "benchmark_report.json"
+AHEAD = 4  # prompts whose logits the baseline may have ready: 3 MB each of 49,152 tokens
+FINE = 64  # tokens between buckets of the fp32 model: a fifth of its prompts' time less
 
 
 def run(settings: Settings) -> int:
@@ -65,30 +68,35 @@ def planned(
 class Evaluator:
     """The baseline and the submission, compiled once and compared on any number of batches.
 
-    The baseline begins with the prompts of `soon`, as `begin` takes them, while the submission is
-    compiled.
+    The baseline begins with the first prompts of `soon`, as `begin` takes them, while the
+    submission is compiled. Lengths of `soon` are the fp32 model's buckets, as nobody times it.
     """
 
     def __init__(self, session: Session, soon: Sequence[tuple[list[int], int, int]] = ()) -> None:
         self.session = session
-        self.baseline = build(session, Role.BASELINE)
+        self.baseline, asked = build(session, Role.BASELINE), session.settings
+        if soon and asked.enable_bucketing and asked.seq_len <= MOST_PREFILL:
+            fine = sorted({-(-len(ids) // FINE) * FINE for ids, *_ in soon})
+            session = session.changed(
+                context_encoding_buckets=asked.context_encoding_buckets or fine
+            )
         self.precise = build(session, Role.PRECISE) if sdk.platform().simulates else None
         # One thread asks the baseline's process, which answers one request at a time.
         self._ahead = ThreadPoolExecutor(max_workers=1)
         self._known: dict[tuple[int, ...], Future[Expected]] = {}
         self._speeds: dict[tuple[int, ...], Speed] = {}
         self._base_estimates = SpeedEstimates(self.baseline)
-        for prompt in soon:
+        for prompt in soon[:AHEAD]:
             self.begin(*prompt)
         try:
-            self.candidate = build(session)
+            self.candidate = build(self.session)
         except BaseException:
             self.close()
             raise
         self._graphs = graphs.read(self.candidate.folder)
-        floors.check_macs(session, self._graphs)
+        floors.check_macs(self.session, self._graphs)
         self._estimates = SpeedEstimates(self.candidate)
-        self._runs = benchmark.runs_asked(session.settings.runs)
+        self._runs = benchmark.runs_asked(self.session.settings.runs)
         self._warm_ups = sdk.platform().warm_ups
 
     def steps(self, prompt_ids: Sequence[Sequence[int]], new_tokens: int) -> int:

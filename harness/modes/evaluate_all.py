@@ -28,7 +28,7 @@ from harness.inputs import submission
 from harness.inputs.chunks import LONGEST_PREFILL, with_chunks
 from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
-from harness.modes.evaluate import Evaluator, planned
+from harness.modes.evaluate import AHEAD, Evaluator, planned
 from harness.output import leaderboard, report
 from harness.session.opening import Session, check_seq_len, open_session
 from harness.settings import Settings
@@ -39,7 +39,6 @@ RUN_FILE = "run.json"
 # for DEFAULT_NEW_TOKENS, longer ones at a multiple of the first, the smallest bucket of NxDI.
 LENGTHS = (128, 256, 512, 640, 1280)
 DEFAULT_NEW_TOKENS = 64
-AHEAD = 4  # prompts whose logits the baseline may have ready: 3 MB each of 49,152 tokens
 
 
 def run(settings: Settings) -> int:
@@ -278,7 +277,7 @@ def _run_cases(run: Run, alone: bool) -> None:
         return
     coming = [_for_baseline(case, session) for case in cases]
     try:
-        evaluator = Evaluator(session, coming[:AHEAD])
+        evaluator = Evaluator(session, coming)
     except UserError as error:
         if alone:
             raise

@@ -195,8 +195,8 @@ named("reciprocal", reciprocal)
 def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` where the data tile ``condition`` is nonzero, else ``y`` (a tile or a number).
 
-    A condition on indices selects term by term, as ``affine_select`` does; ``y`` is a number then. A
-    contest entry ran that on a device (dinghongsong, llama.py of 2025-03-10, its attention).
+    A condition on indices selects term by term, as ``affine_select`` does; ``y`` is a number then.
+    A contest entry ran that on a device (dinghongsong, llama.py of 2025-03-10, its attention).
     """
     if isinstance(condition, Mask) and _scalar_like(y):
         for term in condition.terms:
