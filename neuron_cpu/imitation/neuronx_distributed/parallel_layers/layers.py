@@ -49,10 +49,7 @@ def _sharded_parameter(
     """One rank's shard of shape `shape`, with tags that cut `size` parts along `dim`."""
     device = parameter_device() or device
     weight = Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
-    if not weight.is_meta:
-        with torch.no_grad():
-            (init_method or _default_init)(weight)
-    set_tensor_model_parallel_attributes(weight, True, dim, stride, num_partitions=size)
+    _initialize_parameter_cpu(weight, dim, size, init_method or _default_init, stride=stride)
     return weight
 
 
@@ -103,6 +100,15 @@ def pad_tensor(tensor: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
     shape = list(tensor.shape)
     shape[dim] = amount
     return torch.cat([tensor, tensor.new_zeros(shape)], dim=dim)
+
+
+def _summed(layer: Any, local: torch.Tensor) -> torch.Tensor:
+    """The ranks' sum, which a layer with a parallel sequence scatters along it."""
+    if layer.sequence_parallel_enabled:
+        return reduce_scatter_to_sequence_parallel_region(
+            local, layer.sequence_dimension, process_group=layer.tensor_parallel_group
+        )
+    return reduce_from_tensor_model_parallel_region(local, layer.tensor_parallel_group)
 
 
 class LinearWithAsyncCommunication(torch.autograd.Function):
@@ -352,13 +358,7 @@ class RowParallelLinear(BaseParallelLinear):
             return partial
         original = partial.dtype
         partial = partial.to(self.reduce_dtype)
-        if self.sequence_parallel_enabled:
-            total = reduce_scatter_to_sequence_parallel_region(
-                partial, self.sequence_dimension, process_group=self.tensor_parallel_group
-            )
-        else:
-            total = reduce_from_tensor_model_parallel_region(partial, self.tensor_parallel_group)
-        return total.to(original)
+        return _summed(self, partial).to(original)
 
     def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
         """Pad the full weight (key `prefix`) with zero columns before it is sliced."""
@@ -430,7 +430,7 @@ class ParallelEmbedding(nn.Module):
             raise RuntimeError("Layers with pad=True are for inference only; call eval() first.")
         if self.shard_across_embedding:
             return self._gather(F.embedding(input_.long(), self.weight))
-        return self._reduce(self._own_rows(input_.long()))
+        return _summed(self, self._own_rows(input_.long()))
 
     def _gather(self, local: torch.Tensor) -> torch.Tensor:
         """This rank's (B, S, H/tp) -> (B, S, H)."""
@@ -447,13 +447,6 @@ class ParallelEmbedding(nn.Module):
         mine = (local >= 0) & (local < rows)
         found = F.embedding(local.clamp(0, rows - 1), self.weight)
         return torch.where(mine.unsqueeze(-1), found, torch.zeros((), dtype=found.dtype))
-
-    def _reduce(self, local: torch.Tensor) -> torch.Tensor:
-        if self.sequence_parallel_enabled:
-            return reduce_scatter_to_sequence_parallel_region(
-                local, self.sequence_dimension, process_group=self.tensor_parallel_group
-            )
-        return reduce_from_tensor_model_parallel_region(local, self.tensor_parallel_group)
 
     def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
         """Pad the full table (key `prefix`) with zeros before it is sliced."""

@@ -9,7 +9,7 @@ column-parallel layer cuts them with its rows; every rank of a row-parallel laye
 from __future__ import annotations
 
 import weakref
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 from torch import nn
@@ -34,7 +34,7 @@ _FUSED_TAGS = ("fused_qkv", "num_attention_heads", "num_key_value_heads", "head_
 # Attributes of a float layer that its quantised one takes under the same names.
 _SHARED = (
     *("dtype", "stride", "sequence_parallel_enabled", "sequence_dimension", "skip_bias_add"),
-    *("pad", "reduce_dtype"),
+    *("pad", "reduce_dtype", "input_size", "output_size"),
 )
 _SETTINGS = (  # of a conversion
     *("quantization_type", "quantized_dtype", "quantization_per_channel_axis"),
@@ -51,6 +51,9 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
 
     quantized_dtype: QuantizedDtype
     quantization_type: QuantizationType
+    float_class: type
+    own_arguments: Tuple[str, ...]
+    padded_size: str
     shards_scale = False  # along the output features
 
     def __init__(
@@ -115,36 +118,35 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
         return cast
 
     @classmethod
-    def _arguments(cls, mod: Any, q_config: QConfig) -> Dict[str, Any]:
-        """Keywords for the constructor: those of both kinds of layers, and a conversion's
-        settings."""
-        found = {"bias": mod.add_bias, "tensor_model_parallel_group": mod.tensor_parallel_group}
-        found |= {name: getattr(mod, name) for name in _SHARED}
-        return found | {name: q_config[name] for name in _SETTINGS if name in q_config}
-
-
-class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
-    """ColumnParallelLinear with quantised weights; it takes that layer's arguments, too."""
-
-    shards_scale = True
-
-    @classmethod
-    def from_float(cls, mod: ColumnParallelLinear, q_config: QConfig) -> QuantizedColumnParallel:
-        """The layer of the same sizes, without the weights' values."""
-        if type(mod) is not ColumnParallelLinear:
-            raise AssertionError(f"Expected a ColumnParallelLinear, got {type(mod).__name__}.")
-        made = cls(
-            mod.input_size,
-            mod.output_size - mod.pad_size,
-            gather_output=mod.gather_output,
-            **cls._arguments(mod, q_config),
-        )
+    def from_float(cls, mod: Any, q_config: QConfig) -> Any:
+        """The layer of the same sizes, without the weights' values, with the bias, which is cast
+        already, and with the mode."""
+        if type(mod) is not cls.float_class:
+            raise AssertionError(
+                f"Expected a {cls.float_class.__name__}, got {type(mod).__name__}."
+            )
+        found = {name: getattr(mod, name) for name in (*_SHARED, *cls.own_arguments)}
+        found[cls.padded_size] -= mod.pad_size
+        found |= {name: q_config[name] for name in _SETTINGS if name in q_config}
+        group = mod.tensor_parallel_group
+        made = cls(bias=mod.add_bias, tensor_model_parallel_group=group, **found)
         if getattr(mod.weight, "fused_qkv", False):
             tags = {name: getattr(mod.weight, name) for name in _FUSED_TAGS}
             for parameter in (made.weight, made.scale):
                 if parameter.dim() == 2:  # one scale of a whole tensor is not cut
                     parameter.__dict__.update(tags)
-        return _with_parameters_of(made, mod)
+        if mod.bias is not None:
+            made.bias = mod.bias
+        return made.train(mod.training)
+
+
+class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
+    """ColumnParallelLinear with quantised weights; it takes that layer's arguments, too."""
+
+    float_class = ColumnParallelLinear
+    own_arguments = ("gather_output",)
+    padded_size = "output_size"
+    shards_scale = True
 
     def preshard_hook(self, model_state_dict: Dict[str, torch.Tensor], prefix: str) -> None:
         """Pad the full weight, a sharded bias and channels' scales before they are sliced."""
@@ -158,23 +160,6 @@ class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
 class QuantizedRowParallel(BaseQuantizeParallelLinear, RowParallelLinear):
     """RowParallelLinear with quantised weights; it takes that layer's arguments, too."""
 
-    @classmethod
-    def from_float(cls, mod: RowParallelLinear, q_config: QConfig) -> QuantizedRowParallel:
-        """The layer of the same sizes, without the weights' values."""
-        if type(mod) is not RowParallelLinear:
-            raise AssertionError(f"Expected a RowParallelLinear, got {type(mod).__name__}.")
-        made = cls(
-            mod.input_size - mod.pad_size,
-            mod.output_size,
-            input_is_parallel=mod.input_is_parallel,
-            reduce_output=mod.reduce_output,
-            **cls._arguments(mod, q_config),
-        )
-        return _with_parameters_of(made, mod)
-
-
-def _with_parameters_of(made: Any, mod: BaseParallelLinear) -> Any:
-    """The quantised layer with the float layer's bias, which is cast already, and with its mode."""
-    if mod.bias is not None:
-        made.bias = mod.bias
-    return made.train(mod.training)
+    float_class = RowParallelLinear
+    own_arguments = ("input_is_parallel", "reduce_output")
+    padded_size = "input_size"

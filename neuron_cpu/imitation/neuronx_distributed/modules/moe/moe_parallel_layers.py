@@ -1,33 +1,35 @@
 """Linear layers of all experts at once, sharded across ranks (NxD's names)."""
 
-from typing import Optional, Tuple
+from typing import Optional
 
 import torch
 
-from ...deferred import parameter_device
-from ...parallel_layers.layers import BaseParallelLinear
-from ...parallel_layers.utils import divide, set_tensor_model_parallel_attributes
+from ...parallel_layers.layers import BaseParallelLinear, _sharded_parameter
+from ...parallel_layers.utils import divide
 
 
 class _ExpertLinear(BaseParallelLinear):
     """`forward(x (E or 1, T, K))` -> (E, T, N): the product of each expert with its own weight."""
 
-    def _make(
+    sharded_dim: int
+
+    def __init__(
         self,
-        shape: Tuple[int, int, int],
-        dim: int,
-        stride: int,
-        dtype: torch.dtype,
-        device: Optional[torch.device],
+        num_experts: int,
+        input_size: int,
+        output_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: Optional[torch.device] = None,
+        stride: int = 1,
     ) -> None:
+        super().__init__()
         size = self._group_of(None).size()
-        local = list(shape)
-        local[dim] = divide(shape[dim], size)
-        weight = torch.empty(local, dtype=dtype, device=parameter_device() or device)
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)
-        set_tensor_model_parallel_attributes(self.weight, True, dim, stride, size)
-        if not self.weight.is_meta:
-            self._init_weight(self.weight)
+        shape = [num_experts, input_size, output_size]
+        shape[self.sharded_dim] = divide(shape[self.sharded_dim], size)
+        self.weight = _sharded_parameter(
+            tuple(shape), self.sharded_dim, stride, size, dtype, device, self._init_weight
+        )
 
     def forward(
         self, input_: torch.Tensor, expert_indices: Optional[torch.Tensor] = None
@@ -41,31 +43,10 @@ class _ExpertLinear(BaseParallelLinear):
 class ExpertFusedColumnParallelLinear(_ExpertLinear):
     """The outputs are sharded: weight (E, input, output/tp). `stride` s means s fused matrices."""
 
-    def __init__(
-        self,
-        num_experts: int,
-        input_size: int,
-        output_size: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: Optional[torch.device] = None,
-        stride: int = 1,
-    ) -> None:
-        super().__init__()
-        self._make((num_experts, input_size, output_size), 2, stride, dtype, device)
+    sharded_dim = 2
 
 
 class ExpertFusedRowParallelLinear(_ExpertLinear):
     """The inputs are sharded: weight (E, input/tp, output). Results are partial sums of a rank."""
 
-    def __init__(
-        self,
-        num_experts: int,
-        input_size: int,
-        output_size: int,
-        *,
-        dtype: torch.dtype = torch.float32,
-        device: Optional[torch.device] = None,
-    ) -> None:
-        super().__init__()
-        self._make((num_experts, input_size, output_size), 1, 1, dtype, device)
+    sharded_dim = 1

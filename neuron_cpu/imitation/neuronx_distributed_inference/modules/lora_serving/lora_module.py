@@ -48,6 +48,8 @@ class LoraWeight(BaseParallelLinear):
 class MultiLoraModule(nn.Module):
     """A layer and its adapters; without `adapter_ids` the layer alone."""
 
+    shards = (False, False)  # whether A is sharded along its inputs, and B along its outputs
+
     def __init__(self, base_layer: nn.Module, lora_config: LoraServingConfig) -> None:
         super().__init__()
         self.base_layer = base_layer
@@ -56,7 +58,7 @@ class MultiLoraModule(nn.Module):
         inputs, outputs = self._sizes()
         first = (self.count, inputs, self.rank)
         last = (self.count, self.rank, outputs)
-        row, column = self._shards()
+        row, column = self.shards
         self.lora_A = LoraWeight(first, row, 1, self.transposed, base_layer)
         self.lora_B = LoraWeight(last, column, 2, self.transposed, base_layer)
 
@@ -64,19 +66,17 @@ class MultiLoraModule(nn.Module):
         """This rank's inputs and outputs."""
         return self.base_layer.weight.shape[1], self.base_layer.weight.shape[0]
 
-    def _shards(self) -> Tuple[bool, bool]:
-        """Whether A is sharded along its inputs, and B along its outputs."""
-        return False, False
-
     def _whole(self) -> Tuple[int, int]:
         """All ranks' inputs and outputs, padding included."""
-        return self._sizes()
+        if not isinstance(self.base_layer, BaseParallelLinear):
+            return self._sizes()
+        return self.base_layer.input_size, self.base_layer.output_size
 
     def checkpoint_size(self, kind: str) -> int:
         """A checkpoint's features of A (in) or B (out), without the layer's padding."""
         inputs, outputs = self._whole()
         pad = getattr(self.base_layer, "pad_size", 0)
-        row, column = self._shards()
+        row, column = self.shards
         return inputs - pad * row if kind == "lora_A" else outputs - pad * column
 
     def empty(self, path: str) -> Dict[str, torch.Tensor]:
@@ -114,21 +114,13 @@ class MultiLoraLinear(MultiLoraModule):
 class MultiLoraColumnParallelLinear(MultiLoraModule):
     """The outputs stay sharded, and B's outputs with them."""
 
-    def _shards(self) -> Tuple[bool, bool]:
-        return False, True
-
-    def _whole(self) -> Tuple[int, int]:
-        return self.base_layer.input_size, self.base_layer.output_size
+    shards = (False, True)
 
 
 class MultiLoraRowParallelLinear(MultiLoraModule):
     """A's outputs, r numbers a token, are summed over the ranks; the base's sum is made already."""
 
-    def _shards(self) -> Tuple[bool, bool]:
-        return True, False
-
-    def _whole(self) -> Tuple[int, int]:
-        return self.base_layer.input_size, self.base_layer.output_size
+    shards = (True, False)
 
     def _adapted(self, x: torch.Tensor, adapter_ids: torch.Tensor) -> torch.Tensor:
         partial = self.lora_A(x, adapter_ids)
