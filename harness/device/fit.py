@@ -1,13 +1,14 @@
 """The constants of the cost model with which it gives the times that a device showed.
 
-Nonlinear least squares on logarithms of times (Gauss-Newton, derivatives by differences; Nocedal
-and Wright 2006, chapter 10). Rows that no constants explain weigh less (Huber 1964), and are named.
-A switch of the model is changed where that explains the times that much better. Errors are two
-standard deviations of the linearised problem; where one exceeds TOLD, the times cannot tell it.
+Nonlinear least squares on logarithms of times (Levenberg and Marquardt; Nocedal and Wright 2006,
+chapter 10). The model runs on numbers that carry their derivatives (Griewank and Walther 2008).
+Rows that no constants explain weigh less (Huber 1964), and are named. A switch of the model is
+changed where that explains the times that much better. Errors are two standard deviations of the
+linearised problem, here and at places as likely; where one exceeds TOLD, the times cannot tell it.
 """
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Optional
 
@@ -19,17 +20,21 @@ from harness.device.rows import ROWS
 from harness.simulator import COMPILER_ORDER, Engine, NeuronCore, cost
 
 STEP = 0.02  # of a logarithm, for derivatives
-LATE, WIDE = "ramp_ns", 0.2  # it changes times product by product; moves when clocks are near
+LATE, WIDE = "ramp_ns", 0.2  # it changes times product by product
 TOLD = 0.05  # two standard deviations, relative, of a constant that the times tell
 ALIKE = 0.9  # correlation of constants that trade with each other
 LOOSE = 1.0  # standard deviation of a logarithm before anything is measured
 NOISE, NOISE_US = 0.005, 0.3  # of a time: relative, and what a clock reads
+JUMPS = 0.03  # of a time in which TensorE gets warm again and again
 HUBER = 3.0
 BETTER, EARNED = 0.6, 12.0  # a switch leaves this share of the misfit, and takes off so much
 OFF = 0.1  # a row that differs by more is not explained
-ITERATIONS, FRESH, QUICK, SWITCHES = 7, 3, 3, 3  # FRESH: steps that one set of derivatives serves
-LIKELY = 2  # switches that are solved to the end
-Slopes = dict[str, np.ndarray]  # by constant, of every row
+ITERATIONS, FIRST, QUICK, SWITCHES = 20, 8, 2, 3
+NOTABLE = 0.5  # of the rows beyond the constants: a smaller misfit is noise
+DAMPING, SETTLED = (0.003, 0.1, 1.0, 10.0), 3e-3  # as little of the misfit is the last step
+BENDS = 4
+PLACES, FAR = 6, 0.3
+RAMPS = np.linspace(-0.35, 0.35, 8)
 _MISFIT = operator.attrgetter("misfit")
 CYCLES = 20.0  # a constant that is 0 moves by such steps instead of logarithms
 
@@ -43,13 +48,21 @@ _CORE = (
     *(f"engine_start_cycles.{e}" for e in ENGINES), "tensor_pace", "half_rows_pace", "dma.start_ns",
     "dma.lone_row_ns", "dma.descriptor_ns",
 )  # fmt: skip
+# of what changes step by step, or is kept beside a transfer: kernels on which it has an influence
+BY_STEPS = {
+    LATE: ("products", "product_chain"), "dma.descriptor_ns": ("gathers",),
+    "dma.one_index_ns": ("gathers",),
+}  # fmt: skip
 _SOME = ("ramp_ns", "dma.one_index_ns")  # which a generation has that knows the mechanism
 _ROWS = {  # by DMA profile
     "sdk2.25": ("dma.bytes_per_ns", "dma.row_2_24_ns", "dma.part_word_ns"),
     "sdk2.21": ("dma.bytes_per_ns", "dma.flat_bytes_per_ns", "dma.row_ns"),
     "row-rule": ("dma.bytes_per_ns", "dma.short_row_ns", "dma.row_ns"),
 }
-_ROWS_OF_TODAY = ("dma.today_bytes_per_ns", "dma.row_ns", "dma.part_word_ns")  # from gen3 on
+_ROWS_OF_TODAY = (  # from gen3 on
+    "dma.today_bytes_per_ns", "dma.today_row_ns", "dma.bytes_per_ns", "dma.row_ns",
+    "dma.part_word_ns", "dma.half_word_ns",
+)  # fmt: skip
 SWITCHED = ("exclusive_ports", "dma.fixed_lanes", "dma.today_fixed", "dma.today_issued")
 _ISSUE = ("dma.issue_ns", "dma.issue_row_ns")
 
@@ -74,7 +87,8 @@ class Variant:
     @property
     def names(self) -> tuple[str, ...]:
         """Constants that times may depend on."""
-        dma, rows = self.core.dma, _ROWS[self.profile]
+        dma = self.core.dma
+        rows: tuple[str, ...] = _ROWS[self.profile]
         if self.today and dma.today_bytes_per_ns and self.profile == cost.DEFAULT_PROFILE:
             rows = _ROWS_OF_TODAY
         issued = dma.issue_ns and (dma.today_issued or not self.today)
@@ -83,14 +97,7 @@ class Variant:
         return (*_CORE, *some, *rows, *(_ISSUE if issued else ()), *model.OVERHEADS)
 
 
-MECHANISMS = {
-    "ports": "whether VectorE shares its ports of SBUF with GpSimdE and of PSUM with ScalarE",
-    "fixed lanes": "whether partitions have fixed places on DMA engines",
-    "issue": "whether one queue issues every transfer, one after the other",
-    "order": "whether engines leave the order in which a kernel is written",
-    "sdk2.21": "rows of up to 1 KiB move at a rate of their own",
-    "row-rule": "each row takes a time of its own beside its bytes",
-}
+MECHANISMS = "ports", "fixed lanes", "issue", "order", "sdk2.21", "row-rule"
 
 
 def switched(variant: Variant, name: str) -> Variant:
@@ -124,6 +131,40 @@ def value_of(core: NeuronCore, name: str) -> float:
     return held[Engine(rest)] if rest else held
 
 
+class Dual(float):
+    """A number and its derivatives: what the model computes of such numbers has them, too."""
+
+    slope: np.ndarray
+
+    def __new__(cls, value: float, slope: np.ndarray) -> "Dual":
+        made = super().__new__(cls, value)
+        made.slope = slope
+        return made
+
+
+def _carried(name: str, slopes: Callable[[float, float], tuple[float, float]]) -> Any:
+    """An operator of Dual; ``slopes`` of its result by both sides' values."""
+    plain = getattr(float, name)
+
+    def operate(self: Dual, other: float) -> Dual:
+        mine, others = slopes(float(self), float(other))
+        slope = mine * self.slope
+        if isinstance(other, Dual):
+            slope = slope + others * other.slope
+        return Dual(plain(self, other), slope)
+
+    return operate
+
+
+for _name, _slopes in {
+    "__add__": lambda a, b: (1.0, 1.0), "__sub__": lambda a, b: (1.0, -1.0),
+    "__mul__": lambda a, b: (b, a), "__truediv__": lambda a, b: (1 / b, -a / b**2),
+    "__radd__": lambda a, b: (1.0, 1.0), "__rsub__": lambda a, b: (-1.0, 1.0),
+    "__rmul__": lambda a, b: (b, a), "__rtruediv__": lambda a, b: (-b / a**2, 1 / a),
+}.items():  # fmt: skip
+    setattr(Dual, _name, _carried(_name, _slopes))
+
+
 class Problem:
     """Measured rows, and what a variant says of them under any constants."""
 
@@ -131,7 +172,8 @@ class Problem:
         self.rows, self.today = [name for name in ROWS if name in measured], today
         self.calls = [of_row(ROWS[name], today).call for name in self.rows]
         self.times = np.array([measured[name] for name in self.rows])
-        self.sigma = np.hypot(NOISE, NOISE_US / self.times)
+        late = np.array(["burst" in ROWS[name].keywords for name in self.rows])
+        self.sigma = np.hypot(np.where(late, JUMPS, NOISE), NOISE_US / self.times)
         self.core = model.program(self.calls[0]).core
 
     def values(self, variant: Variant, u: np.ndarray) -> dict[str, float]:
@@ -143,97 +185,145 @@ class Problem:
         return found
 
     def predicted(
-        self, variant: Variant, u: np.ndarray, rows: Optional[np.ndarray] = None
-    ) -> np.ndarray:
+        self, variant: Variant, values: Mapping[str, float], rows: Optional[np.ndarray] = None
+    ) -> list[float]:
         """Microseconds of every row, or of the rows whose numbers are given."""
-        values = self.values(variant, u)
-        costs = {name: values.pop(name) for name in model.OVERHEADS}
-        core = cost.with_constants(variant.core, values)
+        costs = {name: values[name] for name in model.OVERHEADS}
+        own = {name: value for name, value in values.items() if name not in costs}
+        core = cost.with_constants(variant.core, own)
         found = []
         for row in range(len(self.calls)) if rows is None else rows:
             call = self.calls[row]
             model.program(call).core = core
             found.append(model.graph_ns(call, costs, variant.profile, variant.order) / 1e3)
             model.program(call).core = self.core  # whoever asks next is told the model's own
-        return np.array(found)
-
-    def derivatives(
-        self, variant: Variant, u: np.ndarray, at: np.ndarray, kept: Slopes, masks: Slopes
-    ) -> Slopes:
-        """Derivatives of the logarithms of times, by constant; those in ``kept`` are not made anew.
-
-        A row on which an engine's constant had no influence before (``masks``) has none now. Rows
-        of DMA bend where one limit takes over from another, so these are all tried again.
-        """
-        found = {}
-        for k, name in enumerate(variant.names):
-            if name in kept:
-                found[name] = kept[name]
-                continue
-            fixed = name in masks and not name.startswith("dma.")
-            rows: np.ndarray = np.flatnonzero(masks[name]) if fixed else np.arange(len(at))
-            moved, step = u.copy(), WIDE if name == LATE else STEP
-            moved[k] += step
-            found[name] = np.zeros(len(at))
-            found[name][rows] = (np.log(self.predicted(variant, moved, rows)) - at[rows]) / step
         return found
 
-    def solve(
-        self, variant: Variant, u: np.ndarray, iterations: int, before: Optional["Solution"] = None
-    ) -> "Solution":
-        """Gauss-Newton from ``u``; with the slopes of ``before``, which are then not made anew."""
-        slopes: Slopes = {}
-        best: Optional[Solution] = None
-        known = np.eye(len(u)) / LOOSE**2
-        for turn in range(iterations):
-            at = np.log(self.predicted(variant, u))
-            apart = (np.log(self.times) - at) / self.sigma
-            weights = np.minimum(1.0, HUBER / np.maximum(np.abs(apart), 1e-9))
-            misfit = float((weights * apart**2).sum())
-            late = turn >= FRESH or before is not None
-            if best is not None and late and misfit > 0.99 * best.misfit:
+    def slopes(
+        self, variant: Variant, u: np.ndarray, every: bool = True
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Logarithms of times [row], and derivatives [row, constant]; by LATE only with ``every``."""
+        values = self.values(variant, u)
+        carried = dict(values)
+        for k, (name, one) in enumerate(values.items()):
+            if name not in BY_STEPS:
+                unit = one if value_of(variant.core, name) else CYCLES
+                carried[name] = Dual(one, unit * (np.arange(len(u)) == k))
+        found = self.predicted(variant, carried)
+        at = np.log(np.array(found))
+        slopes = np.array([one.slope / one if isinstance(one, Dual) else 0 * u for one in found])
+        for name in set(BY_STEPS) & set(values) - (set() if every else {LATE}):
+            k, step = variant.names.index(name), WIDE if name == LATE else STEP
+            rows = np.flatnonzero([ROWS[row].kernel in BY_STEPS[name] for row in self.rows])
+            there = self.values(variant, u + step * (np.arange(len(u)) == k))
+            then = np.log(np.array(self.predicted(variant, there, rows)))
+            slopes[rows, k] = (then - at[rows]) / step
+        return at, slopes
+
+    def solution(self, variant: Variant, u: np.ndarray) -> "Solution":
+        """What constants give; distances from the times count as squares, far ones by their size
+        (Huber)."""
+        at, slopes = self.slopes(variant, u, every=False)
+        apart = np.abs(np.log(self.times) - at) / self.sigma
+        near = np.minimum(apart, HUBER)
+        misfit = (near * (2 * apart - near)).sum() + (u**2).sum() / LOOSE**2
+        return Solution(variant, u, float(misfit), at, slopes)
+
+    def normal(self, at: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Matrix [constant, constant] and right side of the normal equations."""
+        apart = (np.log(self.times) - at) / self.sigma
+        weights = np.minimum(1.0, HUBER / np.maximum(np.abs(apart), 1e-9))
+        scaled = slopes / self.sigma[:, None]
+        matrix = scaled.T @ (weights[:, None] * scaled) + np.eye(slopes.shape[1]) / LOOSE**2
+        return matrix, scaled.T @ (weights * apart)
+
+    def freedom(self, variant: Variant) -> int:
+        """Rows beyond the constants."""
+        return max(1, len(self.rows) - len(variant.names))
+
+    def ramped(self, found: "Solution") -> "Solution":
+        """The solution with the best of some ramps of TensorE, to which no step finds a way."""
+        late = np.array(found.variant.names) == LATE
+        ways = [np.where(late, ramp, found.u) for ramp in RAMPS[: late.any() * len(RAMPS)]]
+        return min([found, *(self.solution(found.variant, u) for u in ways)], key=_MISFIT)
+
+    def solve(self, found: "Solution", iterations: int) -> "Solution":
+        """Steps that make the misfit smaller. Where the times bend, and none does, slopes are the
+        mean of those around (Burke, Lewis and Overton 2005)."""
+        source = np.random.default_rng(0)
+        for _ in range(iterations):
+            enough = (1 - SETTLED) * found.misfit
+            moved = self.step(found, found.slopes)
+            if moved.misfit > enough and iterations > QUICK:
+                ways = source.choice((-STEP, STEP), (BENDS, len(found.u)))
+                around = [self.slopes(found.variant, found.u + way, every=False)[1] for way in ways]
+                moved = self.step(moved, np.mean([moved.slopes, *around], axis=0))
+            found = moved
+            if found.misfit > enough:
                 break
-            if turn % FRESH == 0 and (before is None or turn == 0):
-                kept = before.slopes if before is not None else {}
-                slopes = self.derivatives(variant, u, at, kept, slopes)
-            moves = [slopes[name] * (late or name != LATE) for name in variant.names]
-            scaled = np.array(moves).T / self.sigma[:, None]
-            normal = scaled.T @ (weights[:, None] * scaled) + known
-            best = Solution(variant, u, slopes, normal, misfit, np.exp(at))
-            step = np.linalg.solve(normal, scaled.T @ (weights * apart) - known @ u)
-            u = u + np.clip(step, -0.7, 0.7)
-        assert best is not None
-        return best
+        return found
+
+    def step(self, found: "Solution", slopes: np.ndarray) -> "Solution":
+        """The first of ever shorter steps of Levenberg and Marquardt's that makes the misfit
+        smaller, or the solution itself."""
+        matrix, right = self.normal(found.at, slopes)
+        right = right - found.u / LOOSE**2
+        for damping in DAMPING:
+            step = np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), right)
+            moved = self.solution(found.variant, found.u + np.clip(step, -0.5, 0.5))
+            if moved.misfit < found.misfit:
+                return moved
+        return found
 
 
 class Solution(NamedTuple):
-    """Constants that fit, slopes there, and the matrix of the normal equations."""
+    """Constants that fit, their misfit, logarithms of times there and derivatives of those."""
 
     variant: Variant
     u: np.ndarray
-    slopes: Slopes
-    normal: np.ndarray
     misfit: float
-    predicted: np.ndarray
+    at: np.ndarray
+    slopes: np.ndarray
 
 
 def best_of(problem: Problem) -> Solution:
     """The mechanisms and constants that explain the times; each switch has to earn its place."""
     base = Variant(problem.core, problem.today)
-    found = problem.solve(base, np.zeros(len(base.names)), ITERATIONS)
-    while found.misfit > EARNED and len(found.variant.changed) < SWITCHES:
+    found = problem.solve(problem.solution(base, np.zeros(len(base.names))), FIRST)
+    found = problem.solve(problem.ramped(found), FIRST)
+    while found.misfit > NOTABLE * problem.freedom(base) and len(found.variant.changed) < SWITCHES:
         known, tried = dict(zip(found.variant.names, found.u)), []
         taken = (*found.variant.changed, found.variant.profile)
         for name in (one for one in MECHANISMS if one not in taken):
             variant = switched(found.variant, name)
             u = np.array([known.get(one, 0.0) for one in variant.names])
-            tried.append(problem.solve(variant, u, QUICK, found))
-        likely = sorted(tried, key=_MISFIT)[:LIKELY]
-        best = min((problem.solve(one.variant, one.u, ITERATIONS) for one in likely), key=_MISFIT)
+            tried.append(problem.solve(problem.solution(variant, u), QUICK))
+        while len(tried) > 1:  # the better half goes on
+            better = sorted(tried, key=_MISFIT)[: len(tried) // 2]
+            tried = [problem.solve(one, QUICK) for one in better]
+        best = problem.solve(tried[0], FIRST)
         if best.misfit > min(BETTER * found.misfit, found.misfit - EARNED):
             break
         found = best
-    return found
+    return problem.solve(problem.ramped(found), ITERATIONS)
+
+
+def errors_of(problem: Problem, found: Solution) -> tuple[np.ndarray, np.ndarray]:
+    """Standard deviations of the constants, and their correlations [constant, constant].
+
+    Times bend where one limit takes over from another. So the errors are the largest of those at
+    the solution and at PLACES as likely as it.
+    """
+    scale = max(1.0, found.misfit / problem.freedom(found.variant))
+    slopes = problem.slopes(found.variant, found.u)[1]
+    covariance = np.linalg.inv(problem.normal(found.at, slopes)[0]) * scale
+    source, every = np.random.default_rng(0), [covariance]
+    for way in source.multivariate_normal(0 * found.u, covariance, PLACES):
+        slopes = problem.slopes(found.variant, found.u + np.clip(2 * way, -FAR, FAR))[1]
+        every.append(np.linalg.inv(problem.normal(found.at, slopes)[0]) * scale)
+    errors = [np.sqrt(np.diag(one)) for one in every]
+    alike = [np.abs(one / np.outer(here, here)) for one, here in zip(every, errors)]
+    return np.max(errors, axis=0), np.max(alike, axis=0)
 
 
 def profile_of(found: Mapping[str, Any], name: str, note: str) -> dict[str, Any]:
@@ -253,10 +343,7 @@ def fit(measured: Mapping[str, float], today: bool = False) -> dict[str, Any]:
     problem = Problem(measured, today)
     found = best_of(problem)
     values = problem.values(found.variant, found.u)
-    freedom = max(1, len(problem.rows) - len(found.u))
-    covariance = np.linalg.inv(found.normal) * max(1.0, found.misfit / freedom)
-    errors = np.sqrt(np.diag(covariance))
-    alike = np.abs(covariance / np.outer(errors, errors)) > ALIKE
+    errors, alike = errors_of(problem, found)
     constants = {}
     for k, name in enumerate(found.variant.names):
         prior = value_of(problem.core, name)
@@ -264,9 +351,9 @@ def fit(measured: Mapping[str, float], today: bool = False) -> dict[str, Any]:
         constants[name] = {
             "value": values[name], "error": float(error), "before": prior,
             "told": bool(abs(error) <= TOLD * abs(values[name])),
-            "trades_with": [n for n, same in zip(values, alike[k]) if same and n != name],
+            "trades_with": [n for n, same in zip(values, alike[k]) if same > ALIKE and n != name],
         }  # fmt: skip
-    ratios = dict(zip(problem.rows, (found.predicted / problem.times).tolist()))
+    ratios = dict(zip(problem.rows, (np.exp(found.at) / problem.times).tolist()))
     return {
         "generation": problem.core.name,
         "profile": found.variant.profile, "order": found.variant.order,

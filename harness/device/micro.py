@@ -14,12 +14,12 @@ if __name__.endswith("_today"):
     import nki.isa as nisa
     import nki.language as nl
 
-    def step(tile, engine, addend, kept=None, start=0):
+    def step(tile, engine, addend, kept=None, i=None):
         """One instruction of VectorE, ScalarE or GpSimdE over a whole tile; the result is a tile,
-        or in the columns of ``kept`` from ``start`` on."""
+        or in ``kept``, of which it may be part i."""
         if kept is None:
             kept = nl.ndarray(tile.shape, dtype=tile.dtype, buffer=nl.sbuf)
-        part = kept[:, start : start + tile.shape[1]]
+        part = kept if i is None else kept[:, i, :]
         if engine == "scalar":
             nisa.activation(dst=part, op=nl.copy, data=tile, scale=1.0 + addend)
         elif engine == "vector":
@@ -63,14 +63,17 @@ else:
 
     ENGINES = {"vector": nisa.vector_engine, "gpsimd": nisa.gpsimd_engine}
 
-    def step(tile, engine, addend, kept=None, start=0):
+    def step(tile, engine, addend, kept=None, i=None):
         if engine == "scalar":
             result = nisa.activation(np.copy, tile, scale=1.0 + addend)
         else:
             result = nisa.tensor_scalar(tile, np.add, addend, engine=ENGINES[engine])
         if kept is None:
             return result
-        kept[:, start : start + tile.shape[1]] = result
+        if i is None:
+            kept[:, :] = result
+        else:
+            kept[:, i, :] = result
         return kept
 
     def brought(tile, start, part_hbm):
@@ -107,13 +110,14 @@ def chain(x_hbm, n, engine):
 
 @nki.jit
 def stream(x_hbm, n, engine):
-    """``n`` instructions of one column, none of which needs another's result."""
+    """``n`` instructions, none of which needs another's result. Its first column is stored."""
     out_hbm = nl.ndarray((P, n), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm)
-    results_sb = nl.ndarray((P, n), dtype=x_hbm.dtype, buffer=nl.sbuf)
+    results_sb = nl.ndarray((P, n, tile.shape[1]), dtype=x_hbm.dtype, buffer=nl.sbuf)
     for i in nl.static_range(n):
         step(tile, engine, float(i), results_sb, i)
-    nl.store(out_hbm, results_sb)
+    first = results_sb[:, :, 0]
+    nl.store(out_hbm, first if tile.shape[1] == 1 else copied(first))
     return out_hbm
 
 
@@ -168,7 +172,7 @@ def rows(x_hbm, row):
     partitions, k, _ = x_hbm.shape
     out_hbm = nl.ndarray((partitions, k), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x_hbm[:, :, 0:row])
-    nl.store(out_hbm, copied(tile[:, :, 0]))
+    nl.store(out_hbm, copied(tile[:, :, 0], x_hbm.dtype))
     return out_hbm
 
 

@@ -381,13 +381,14 @@ class _Run:
 
     def _ramp(self, at: int, now: float) -> float:
         """How much slower TensorE is than at its full rate, by how it was used just before."""
+        now = float(now)  # a number of `harness/device/fit.py` carries more
         used, since = self.used, now - CORE.ramp_ns
         while used and used[0][1] <= since:
             used.popleft()
         share = cost.array_use(self.program.instructions[at])
         work = sum((end - max(begin, since)) * part for begin, end, part in used)
         slower = 2.0 if share and 2 * work < CORE.ramp_ns else 1.0
-        used.append((now, now + slower * self.times[at], share))
+        used.append((now, now + slower * float(self.times[at]), share))
         return slower
 
     def _transfer(self, at: int, now: float) -> None:

@@ -1,6 +1,7 @@
 """How well constants of played devices come back: a table over seeds, for docs/device_report.md.
 
-    python -m tests.harness.device.recovery [--target trn2] [--today] [--seeds 20] [--keep FILE]
+    python -m tests.harness.device.recovery [--target trn2] [--today] [--first 100] [--seeds 20]
+        [--keep FILE]
 
 Each seed is a device with constants, noise and a change of mechanism of its own. Results are kept
 in FILE as they come, and seeds that it has are not run again.
@@ -80,6 +81,7 @@ def one(seed: int, target: str, today: bool, large: dict[str, dict]) -> dict:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first", type=int, default=0, help="of the seeds")
     parser.add_argument("--target", default="trn1")
     parser.add_argument("--today", action="store_true", help="kernels of nki")
     parser.add_argument("--keep", type=Path, default=Path("recovery.jsonl"))
@@ -87,7 +89,7 @@ def main() -> int:
     kept = [json.loads(line) for line in args.keep.open()] if args.keep.exists() else []
     os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = args.target
     large = kernels(args.today)
-    for seed in range(args.seeds):
+    for seed in range(args.first, args.first + args.seeds):
         if seed in {found["seed"] for found in kept}:
             continue
         kept.append(one(seed, args.target, args.today, large))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from harness.device import fit
@@ -37,6 +38,36 @@ def test_a_port_that_is_not_shared_is_named_and_constants_are_recovered():
     told = {name for name, one in found["constants"].items() if one["told"]}
     assert {"clock_hz.VectorE", "clock_hz.ScalarE", "dma.bytes_per_ns"} <= told
     assert "clock_hz.TensorE" not in told and "COLLECTIVE_START_NS" not in told
+
+
+@pytest.mark.parametrize(("target", "today"), [("trn1", False), ("trn2", True)])
+def test_times_carry_their_derivatives_by_every_constant(target, today, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+    names = (*FEW, "product-chain-16", "transfers-16", "launches-33", "collectives-8-16384")
+    problem = fit.Problem({name: 10.0 for name in names}, today)
+    variant = fit.switched(fit.Variant(problem.core, today), "issue")
+    u = np.random.default_rng(1).uniform(-0.3, 0.3, len(variant.names))
+    at, slopes = problem.slopes(variant, u)
+    for k, name in enumerate(variant.names):
+        if name not in fit.BY_STEPS:
+            moved = problem.values(variant, u + 1e-6 * (np.arange(len(u)) == k))
+            then = np.log(np.array(problem.predicted(variant, moved)))
+            assert np.allclose((then - at) / 1e-6, slopes[:, k], atol=1e-3), name
+
+
+def test_a_limit_that_another_one_hides_is_said_to_be_untold(monkeypatch):
+    """VectorE takes longer to start than its initiation interval: only TensorE shows that one, in
+    cycles of a clock that is not known otherwise."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    device = played.Device(7, target="trn2", today=True)
+    starts = device.constants["engine_start_cycles.VectorE"]
+    assert device.constants["min_ii"] < starts + 1
+    rows = {row.name: row for row in KERNELS if row.name.startswith(("vector-", "product-", "sm"))}
+    found = fit.fit(played.times(device, rows), today=True)["constants"]
+    alike = {"clock_hz.TensorE", "min_ii", "tensor_pace", "half_rows_pace"}
+    assert not [name for name in alike if found[name]["told"]]
+    assert set(found["clock_hz.TensorE"]["trades_with"]) >= alike - {"clock_hz.TensorE"}
+    assert found["engine_start_cycles.VectorE"]["told"]
 
 
 @pytest.mark.parametrize("mechanism", ["issue", "fixed lanes"])

@@ -15,7 +15,7 @@ from tests.warned import allows
 
 pytestmark = allows("sim_sbuf_capacity")  # a row spills on purpose
 ONE_OF_EACH = (
-    "vector-stream-1-32", "scalar-chain-1-32", "product-16-64", "rows-512",
+    "vector-stream-64-512", "scalar-chain-1-32", "product-16-64", "rows-512",
     "product-chain-16", "transfers-16", "round-trips-4", "gathers-8", "two-vector-scalar-psum",
     "small",
 )  # fmt: skip
