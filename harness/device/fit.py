@@ -202,7 +202,7 @@ class Problem:
     def slopes(
         self, variant: Variant, u: np.ndarray, every: bool = True
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Logarithms of times [row], and derivatives [row, constant]; by LATE only with ``every``."""
+        """Logarithms of times [row], and derivatives [row, constant]; by LATE only if asked."""
         values = self.values(variant, u)
         carried = dict(values)
         for k, (name, one) in enumerate(values.items()):
