@@ -63,11 +63,12 @@ def test_a_limit_that_another_one_hides_is_said_to_be_untold(monkeypatch):
     starts = device.constants["engine_start_cycles.VectorE"]
     assert device.constants["min_ii"] < starts + 1
     rows = {row.name: row for row in KERNELS if row.name.startswith(("vector-", "product-", "sm"))}
-    found = fit.fit(played.times(device, rows), today=True)["constants"]
-    alike = {"clock_hz.TensorE", "min_ii", "tensor_pace", "half_rows_pace"}
-    assert not [name for name in alike if found[name]["told"]]
-    assert set(found["clock_hz.TensorE"]["trades_with"]) >= alike - {"clock_hz.TensorE"}
-    assert found["engine_start_cycles.VectorE"]["told"]
+    problem = fit.Problem(played.times(device, rows), today=True)
+    base = fit.Variant(problem.core, today=True)
+    start = problem.solution(base, np.zeros(len(base.names)))
+    errors, alike = fit.errors_of(problem, problem.solve(start, fit.FIRST))
+    at = [base.names.index(n) for n in ("clock_hz.TensorE", "min_ii", "tensor_pace")]
+    assert (2 * errors[at] > fit.TOLD).all() and (alike[np.ix_(at, at)] > fit.ALIKE).all()
 
 
 @pytest.mark.parametrize("mechanism", ["issue", "fixed lanes"])
