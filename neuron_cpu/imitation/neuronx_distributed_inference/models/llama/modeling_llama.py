@@ -269,19 +269,49 @@ class NeuronLlamaAttention(NeuronAttentionBase):
     def __init__(
         self, config: InferenceConfig, tensor_model_parallel_group: Optional[Any] = None
     ) -> None:
-        bias = getattr(config, "attention_bias", False)
-        super().__init__(
-            config,
-            tensor_model_parallel_group=tensor_model_parallel_group or get_tp_group(config),
+        group = tensor_model_parallel_group or get_tp_group(config)
+        sizes = dict(
             hidden_size=config.hidden_size,
             num_attention_heads=config.num_attention_heads,
             num_key_value_heads=config.num_key_value_heads,
-            head_dim=head_dim_of(config),
-            rotary_emb=make_rotary_embedding(config),
-            rms_norm_eps=config.rms_norm_eps,
-            qkv_bias=bias or model_type(config) == "qwen2",  # which has no word for it
-            o_bias=bias,
         )
+        bias = getattr(config, "attention_bias", False)
+        qkv_bias = bias or model_type(config) == "qwen2"  # which has no word for it
+        if config.neuron_config.contract.attention_takes_config:
+            super().__init__(
+                config,
+                tensor_model_parallel_group=group,
+                head_dim=head_dim_of(config),
+                rotary_emb=make_rotary_embedding(config),
+                rms_norm_eps=config.rms_norm_eps,
+                qkv_bias=qkv_bias,
+                o_bias=bias,
+                **sizes,
+            )
+            self._norm_heads(config)
+            return
+        super().__init__(tensor_model_parallel_group=group)
+        neuron_config = config.neuron_config
+        self.config, self.neuron_config = config, neuron_config
+        for name, value in sizes.items():
+            setattr(self, name, value)
+        self.head_dim = head_dim_of(config)
+        self.bias, self.qkv_bias, self.o_bias = bias, qkv_bias, bias
+        self.padding_side = neuron_config.padding_side
+        self.torch_dtype = neuron_config.torch_dtype
+        self.tp_degree = neuron_config.tp_degree
+        self.fused_qkv = neuron_config.fused_qkv
+        self.clip_qkv = None
+        self.rms_norm_eps = config.rms_norm_eps
+        self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
+        self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
+        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        self.init_gqa_properties()
+        self.rotary_emb = make_rotary_embedding(config)
+        self._norm_heads(config)
+
+    def _norm_heads(self, config: InferenceConfig) -> None:
+        """Norms over query and key heads, where the model has them."""
         if model_type(config) in ("qwen3", "qwen3_moe"):
             norm = get_rmsnorm_cls()
             self.q_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)
