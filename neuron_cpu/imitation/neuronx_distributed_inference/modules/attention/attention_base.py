@@ -161,7 +161,8 @@ class NeuronAttentionBase(nn.Module):
         self.ep_dispatch_cc_option = EPDispatchOption.AR_AG
         self.rotary_emb, self.rms_norm_eps, self.clip_qkv = rotary_emb, rms_norm_eps, clip_qkv
         self.bias, self.qkv_bias, self.o_bias = qkv_bias or o_bias, qkv_bias, o_bias
-        for name in ("padding_side", "torch_dtype", "tp_degree", "fused_qkv", "rpl_reduce_dtype"):
+        self.padding_side = neuron_config.padding_side
+        for name in ("torch_dtype", "tp_degree", "fused_qkv", "rpl_reduce_dtype"):
             setattr(self, name, getattr(neuron_config, name))
         if sequence_parallel_enabled is None:
             sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
