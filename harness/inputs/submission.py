@@ -162,6 +162,8 @@ def _imported_names(file: Path) -> set[str]:
 def _tree(file: Path) -> ast.AST:
     """The syntax tree; empty where a file is no Python."""
     try:
+        with contextlib.suppress(SystemError):  # CPython 3.11, where another thread parses, too
+            return ast.parse(file.read_bytes())
         return ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])
