@@ -194,7 +194,11 @@ def written(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """Answers by operator, and their score under the name ``score``."""
+    """Answers by operator, their score under the name ``score``, and who ran before them."""
+    from neuron_cpu.processes import forked
+
+    server = forked._server()  # 0 before anything was forked
+    before = alive(server) if server else []  # processes of other files' fixtures
     root = tmp_path_factory.mktemp("judged")
     written(root / "answers")
     figures = root / "figures.json"
@@ -202,7 +206,8 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     options += ["--time-limit", "60", "--cpu-limit", "3", "--memory-limit", "2"]
     assert main(["judge", str(root / "answers"), *options]) == 1
     content = json.loads(figures.read_text())
-    return {one["operator"]: one for one in content["answers"]} | {"score": content["score"]}
+    answers = {one["operator"]: one for one in content["answers"]}
+    return answers | {"score": content["score"], "before": before}
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -228,10 +233,13 @@ def test_the_score_counts_right_and_faster(judged: dict[str, dict]) -> None:
 def test_nothing_of_theirs_is_left(judged: dict[str, dict]) -> None:
     from neuron_cpu.processes import forked
 
+    def left() -> set[int]:
+        return set(alive(forked._server())) - set(judged["before"])
+
     deadline = time.monotonic() + 10
-    while alive(forked._server()) and time.monotonic() < deadline:
+    while left() and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert not alive(forked._server())
+    assert not left()
 
 
 def alive(server: int) -> list[int]:
