@@ -27,17 +27,8 @@ from neuron_cpu.core.current.types import (
 globals().update(_NAMES)
 globals().update(_elementwise.FUNCTIONS)
 globals().update(_all_released(dict(globals())))
+__all__ = [name for name in globals() if not name.startswith("_")]
 bool = _NAMES["bool_"]  # AWS's library uses these two names, which the stubs do not have
 range = affine_range
-
-__all__ = [
-    "MemoryRegion", "NKIObject", "NkiBlockGrid", "NkiGrid", "NkiTensor", "NkiTileGrid",
-    "affine_range", "alloc_blocks", "alloc_tiles", "blocks", "device_print", "ds",
-    "dynamic_range", "empty_like", "fori_loop", "full", "hbm", "is_hbm", "is_on_chip", "is_psum",
-    "is_sbuf", "load", "load_transpose2d", "ndarray", "no_reorder", "num_programs", "ones",
-    "private_hbm", "program_id", "program_ndim", "psum", "sbuf", "sequential_range",
-    "shared_constant", "shared_hbm", "shared_identity_matrix", "static_range", "store",
-    "tile_size", "tiles", "while_loop", "zeros", "zeros_like", *_NAMES, *_elementwise.FUNCTIONS,
-]  # fmt: skip
 
 __getattr__ = _unknown.of_module("nl", globals(), current=True)

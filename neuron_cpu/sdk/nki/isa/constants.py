@@ -10,6 +10,4 @@ from neuron_cpu.core.current.enums import (
     reduce_cmd,
 )
 
-__all__ = [
-    "dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd",
-]  # fmt: skip
+__all__ = [name for name in globals() if not name.startswith("_")]

@@ -13,38 +13,21 @@ from neuron_cpu.core.instructions.copies import (
     select_reduce, tensor_copy, tensor_copy_dynamic_dst, tensor_copy_dynamic_src,
     tensor_copy_predicated,
 )  # fmt: skip
-from neuron_cpu.core.instructions.dma import (
-    dma_copy, dma_transpose,
-)  # fmt: skip
+from neuron_cpu.core.instructions.dma import dma_copy, dma_transpose
 from neuron_cpu.core.instructions.gpsimd import (
     affine_select, builtin_custom_op, dropout, iota, local_gather, sequence_bounds,
     tensor_partition_reduce,
 )  # fmt: skip
-from neuron_cpu.core.instructions.scalar import (
-    activation, activation_reduce,
-)  # fmt: skip
-from neuron_cpu.core.instructions.tensor_engine import (
-    nc_matmul, nc_transpose,
-)  # fmt: skip
+from neuron_cpu.core.instructions.scalar import activation, activation_reduce
+from neuron_cpu.core.instructions.tensor_engine import nc_matmul, nc_transpose
 from neuron_cpu.core.instructions.vector import (
     bn_aggr, bn_stats, reciprocal, scalar_tensor_tensor, tensor_reduce, tensor_scalar,
     tensor_scalar_reduce, tensor_tensor, tensor_tensor_scan,
 )  # fmt: skip
-from neuron_cpu.core.language.labels import label_all
+from neuron_cpu.core.language.labels import label_all as _label_all
 
-__all__ = [
-    "activation", "activation_reduce", "affine_select", "bn_aggr", "bn_stats",
-    "builtin_custom_op", "dge_mode", "dma_copy", "dma_engine", "dma_transpose", "dropout",
-    "engine", "fp32", "get_nc_version", "gpsimd_engine", "iota", "local_gather", "max8",
-    "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_stream_shuffle",
-    "nc_transpose", "nc_version", "oob_mode", "range_select", "reciprocal", "reduce_cmd",
-    "scalar_engine", "scalar_tensor_tensor", "select_reduce", "sequence_bounds", "tensor_copy",
-    "tensor_copy_dynamic_dst", "tensor_copy_dynamic_src", "tensor_copy_predicated",
-    "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
-    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine",
-    "vector_engine",
-]  # fmt: skip
+__all__ = [name for name in globals() if not name.startswith("_")]
 
-label_all(globals(), __all__)
+_label_all(globals(), __all__)
 
 __getattr__ = _unknown.of_module("nisa", globals(), current=False)

@@ -23,13 +23,11 @@ from neuron_cpu.core.language.grid import (
     affine_range, all_reduce, gemm_grid, gemm_stationary_grid, loop_reduce, nc, num_programs,
     program_id, program_ndim, sequential_range, spmd_dim, static_range,
 )  # fmt: skip
-from neuron_cpu.core.language.labels import label_all
+from neuron_cpu.core.language.labels import label_all as _label_all
 from neuron_cpu.core.language.memory import (
     atomic_rmw, broadcast_to, copy, device_print, expand_dims, load, load_transpose2d, store,
 )  # fmt: skip
-from neuron_cpu.core.language.products import (
-    matmul, transpose,
-)  # fmt: skip
+from neuron_cpu.core.language.products import matmul, transpose
 from neuron_cpu.core.language.reductions import (
     all, max, mean, min, prod, rms_norm, softmax, sum, var,
 )  # fmt: skip
@@ -39,26 +37,8 @@ from neuron_cpu.core.language.types import (
 )  # fmt: skip
 from neuron_cpu.core.program.index import arange, ds, mgrid
 
-__all__ = [
-    "abs", "add", "affine_range", "all", "all_reduce", "arange", "arctan", "atomic_rmw",
-    "bfloat16", "bitwise_and", "bitwise_or", "bitwise_xor", "bool_", "broadcast_to", "ceil",
-    "copy", "cos", "device_print", "divide", "dropout", "ds", "empty_like", "equal", "erf",
-    "erf_dx", "exp", "expand_dims", "finfo", "float16", "float32", "float8_e4m3", "float8_e5m2",
-    "floor", "fmod", "fp32", "full", "gather_flattened", "gelu", "gelu_apprx_sigmoid",
-    "gelu_apprx_tanh", "gelu_dx", "gemm_grid", "gemm_stationary_grid", "greater", "greater_equal",
-    "hbm", "int16", "int32", "int8", "invert", "left_shift", "less", "less_equal", "load",
-    "load_transpose2d", "log",
-    "logical_and", "logical_not", "logical_or", "logical_xor", "loop_reduce", "matmul", "max",
-    "maximum", "mean", "mgrid", "min", "minimum", "mish", "mod", "multiply", "nc", "ndarray",
-    "negative", "not_equal", "num_programs", "ones", "par_dim", "power", "private_hbm", "prod",
-    "program_id", "program_ndim", "psum", "rand", "random_seed", "reciprocal", "relu",
-    "right_shift", "rms_norm", "rsqrt", "sbuf", "sequential_range", "shared_constant",
-    "shared_hbm", "shared_identity_matrix", "sigmoid", "sign", "silu", "silu_dx", "sin",
-    "softmax", "softplus", "spmd_dim", "sqrt", "square", "static_cast", "static_range", "store",
-    "subtract", "sum", "tan", "tanh", "tfloat32", "tile_size", "transpose", "trunc", "uint16",
-    "uint32", "uint8", "var", "where", "zeros", "zeros_like",
-]  # fmt: skip
+__all__ = [name for name in globals() if not name.startswith("_")]
 
-label_all(globals(), __all__)
+_label_all(globals(), __all__)
 
 __getattr__ = _unknown.of_module("nl", globals(), current=False)
