@@ -328,6 +328,18 @@ def test_range_select(target):
     )
 
 
+def test_a_range_is_filled_with_a_number(target):
+    target("trn2")
+
+    def body(d, t, a, b):
+        filled = {"on_false_value": np.zeros((2, 2)), "reduce_res": d[:, 16:17]}
+        nisa.range_select(d[:, 0:16], t, nl.less, nl.less, a, b, **filled)
+
+    column = np.zeros((4, 1), np.float32)
+    with pytest.raises(NkiError, match="range_select on_false_value is a ndarray, expected"):
+        run(body, (4, 17), data(23, (4, 16)), column, column)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_predicated_copies_and_selections(reverse):
     x = data(24, (4, 6))

@@ -15,6 +15,7 @@ from ..device.spec import CORE
 from ..program import trace
 from ..program.index import is_integer
 from ..program.view import View
+from .numeric import whole
 from .registers import VirtualRegister
 
 LIMIT = 1 << 20  # iterations of one device loop: a condition that never fails ends here
@@ -146,8 +147,8 @@ def program_id(axis: int = 0) -> int:
 
 def num_programs(axes: Any = 0) -> int:
     """Cores that run the kernel."""
-    if axes is not None:
-        _check_axis(axes[0] if isinstance(axes, (tuple, list)) else axes, "num_programs")
+    for axis in () if axes is None else axes if isinstance(axes, (tuple, list)) else (axes,):
+        _check_axis(axis, "num_programs")
     grid = trace.current("nl.num_programs").program.grid
     return grid[0] if grid else 1
 
@@ -158,7 +159,7 @@ def program_ndim() -> int:
 
 
 def _check_axis(axis: Any, what: str) -> None:
-    if axis != 0:
+    if whole(axis, f"{what} axis") != 0:
         raise refuse(
             "sim_program_axis", f"{what}({axis}), expected axis 0: a launch has one axis only"
         )

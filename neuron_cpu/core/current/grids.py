@@ -195,6 +195,10 @@ def alloc_tiles(
     return NkiTileGrid(backing, tile, tuple((0, n) for n in sizes), (0, 1), columns)
 
 
-def alloc_blocks(*, block_shape: Any, **what: Any) -> NkiBlockGrid:
+def alloc_blocks(
+    *, block_shape: Any, tile_shape: Any, element_shape: Any, buffer: Any, dtype: Any,
+    address: Any = None, name: str = "",
+) -> NkiBlockGrid:  # fmt: skip
     """Allocate tiles as ``alloc_tiles`` does, in coordinates of blocks of ``block_shape`` tiles."""
-    return blocks(alloc_tiles(**what), block_shape=block_shape)
+    what = dict(tile_shape=tile_shape, element_shape=element_shape, buffer=buffer, dtype=dtype)
+    return blocks(alloc_tiles(**what, address=address, name=name), block_shape=block_shape)

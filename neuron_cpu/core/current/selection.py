@@ -111,10 +111,10 @@ def range_select(
     needs("range_select", 3)
     what = "range_select"
     target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
+    other = reduce_op is not None and operator(reduce_op, what) != "maximum"
     # written with fewer digits it is still that number in fp32
-    if np.float32(on_false_value) != np.float32(FP32_MIN) or (
-        reduce_op and operator(reduce_op, what) != "maximum"
-    ):
+    least = real(on_false_value, f"{what} on_false_value")
+    if np.float32(least) != np.float32(FP32_MIN) or other:
         raise refuse(
             "sim_range_select",
             f"{what} with on_false_value={on_false_value}, reduce_op={reduce_op}, expected the "

@@ -254,8 +254,9 @@ class Tracer:
         if self.machine is None:
             raise refuse(
                 "err_dynamic_control_flow_not_supported",
-                f"values of {view.label()} are asked for while tracing, where nothing is computed; "
-                "set NKI_CPU_EAGER=1 to execute each instruction as it is recorded",
+                f"values of {view.label()} are asked for while tracing, where nothing is computed, "
+                "expected code that asks for none; set NKI_CPU_EAGER=1 to execute each instruction "
+                "as it is recorded",
             )
         return self.machine.values(view)
 
