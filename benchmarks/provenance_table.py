@@ -16,14 +16,16 @@ exit status 1 where there are some.
 """
 
 import argparse
+import importlib
 import inspect
 import json
+import math
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from enum import EnumMeta
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,9 +37,7 @@ ensure_sdk()
 import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
 import neuronxcc.nki.isa as nisa  # noqa: E402
 import neuronxcc.nki.language as nl  # noqa: E402
-import nki.collectives as current_collectives  # noqa: E402
-import nki.isa as current_isa  # noqa: E402
-import nki.language as current_language  # noqa: E402
+import nki  # noqa: E402
 import pages  # noqa: E402
 
 from neuron_cpu.core import NkiError  # noqa: E402
@@ -49,6 +49,8 @@ ABOUT = (
     "of benchmarks/calibration.json, whose times are published, and the winner of the contest."
 )
 WINNER = "thustorage/nki-llama-contest"
+RAN = ROOT / "benchmarks/provenance_ran.json"
+NO_TIME = "no time of one call"
 # Pages of the vendor, and which of them describes the forms and the names that are no functions.
 PAGES: dict[str, Any] = json.loads((ROOT / "benchmarks/provenance_pages.json").read_text())
 STARTS = [f"operand of at most 32 partitions from partition {n}" for n in (32, 64, 96)]
@@ -74,6 +76,8 @@ UNPROVEN = [
     "tile in an attribute of an object", "tile of a static_range body used after it",
     "while on Python values", *sorted(IN_PROGRAM),
 ]  # fmt: skip
+# Tensors of today have no operators and no block axes.
+NOT_TODAY = ("accumulation of products by +=", "block axis", "in-place operator on a tile")
 # The stand-in has them under names of other pages, or refuses them.
 NO_PAGE = ("nl.gemm_grid", "nl.gemm_stationary_grid", "nl.shared_identity_matrix", "nl.static_cast")
 NOT_IN_STUBS = ("bool", "range")  # AWS's library uses them all the same
@@ -83,29 +87,47 @@ Rows = dict[str, list[str]]  # construct -> status, source
 
 def documented() -> Rows:
     """What the stand-in's functions take, and the forms and names of the pages."""
-    rows: Rows = {name: [provenance.UNPROVEN, ""] for name in UNPROVEN}
+    forms = [*UNPROVEN, *(provenance.of_today(name) for name in UNPROVEN if name not in NOT_TODAY)]
+    rows: Rows = {name: [provenance.UNPROVEN, ""] for name in forms}
     for page, module in (("doc-language", nl), ("doc-isa", nisa)):
-        for name in _functions(module, "nl" if module is nl else "nisa"):
+        for name in _functions("nl" if module is nl else "nisa", vars(module)):
             known = name.split("(")[0] not in NO_PAGE
             rows[name] = [provenance.DOCUMENTED, page] if known else [provenance.UNPROVEN, ""]
-    for module in (current_isa, current_language, current_collectives):
-        names = [f"{module.__name__}.{name}" for name in module.__all__ if name not in NOT_IN_STUBS]
-        for kind in (value for value in vars(module).values() if isinstance(value, EnumMeta)):
-            names += [f"{module.__name__}.{kind.__name__}.{member.name}" for member in kind]
-        rows |= {name: [provenance.DOCUMENTED, "doc-current"] for name in names}
+    rows |= {name: [provenance.DOCUMENTED, "doc-current"] for name in _today()}
     for page, names in PAGES["names"].items():
         rows |= {name: [provenance.DOCUMENTED, page] for name in names}
     return rows | {form: [provenance.DOCUMENTED, page] for form, page in PAGES["forms"].items()}
 
 
-def _functions(module: ModuleType, short: str) -> list[str]:
-    """The public functions of a module and their keywords, as the readers name them."""
+def _today() -> Iterator[str]:
+    """Names of `nki`: functions, their keywords, members of enums, methods of tensors."""
+    yield from ("nki.jit", "nki.simulate", "nki.typing.mutable_tensor", "nki.typing.tensor")
+    for short, name in provenance.TODAY.items():
+        module = importlib.import_module(name)
+        offered = {one: getattr(module, one) for one in module.__all__ if one not in NOT_IN_STUBS}
+        yield from (f"{name}.{one}" for one in offered)
+        yield from _functions(name, offered)
+        both = (one for one in offered if f"{short}.{one}" in provenance.OPERATORS)
+        yield from (f"{name}.{one}()" for one in both)
+        for kind in (value for value in offered.values() if isinstance(value, EnumMeta)):
+            yield from (f"{name}.{kind.__name__}.{member.name}" for member in kind)
+    methods = {one: getattr(nki.language.NkiTensor, one) for one in provenance.METHODS_TODAY}
+    yield from _functions("nki.language.NkiTensor", methods)
+    sizes = (one for one in dir(nki.language.tile_size) if not one.startswith("_"))
+    yield from (f"nki.language.tile_size.{one}" for one in sizes)
+    yield "nki.isa.NkiInstruction.depends_on"
+
+
+def _functions(short: str, offered: Mapping[str, Any]) -> list[str]:
+    """The public functions of a module or a class and their keywords, as the readers name them."""
     found = []
-    for name, value in vars(module).items():
-        if inspect.isfunction(value) and not name.startswith("_") and name != OWN:
+    for name, value in offered.items():
+        function = inspect.isfunction(value) or isinstance(value, partial)
+        if function and not name.startswith("_") and name != OWN:
             found.append(f"{short}.{name}")
             for one in inspect.signature(value).parameters.values():
-                if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                named = one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+                if named and one.name != "self":
                     found.append(f"{short}.{name}({one.name}=)")
     return found
 
@@ -124,15 +146,16 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
                 rows[construct] = [provenance.SEEN, source]
 
     missing = set()
-    for row in sorted(public_rows.rows(), key=lambda one: "aws-neuron" not in one.repository):
+    every = [*public_rows.rows(), *ran()]
+    for row in sorted(every, key=lambda one: "aws-neuron" not in one.repository):
         place = f"{row.repository} {row.commit[:7]}, {row.file}"
         stem = Path(row.file).stem
         key = next((k for k, text in sources.items() if text == place), stem)
         if sources.get(key, place) != place:
             key = f"{stem}-{row.commit[:4]}"
         try:
-            found = set(provenance.in_source(public_rows.source(row, public), row.function))
-            found |= _traced(row, public) if trace else set()
+            found = set(provenance.in_source(public_rows.source(row, public), row.function or None))
+            found |= _traced(row, public) if trace and row.kind != NO_TIME else set()
         except public_rows.Missing as error:
             missing.add(place)
             print(f"{row.id}: {error}; its rows stay", file=sys.stderr)
@@ -149,6 +172,19 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
         lost = sources.get(source) in missing or (construct in IN_PROGRAM and not trace)
         if lost and status == provenance.SEEN:
             enter([construct], source)
+
+
+def ran() -> Iterator[public_rows.Row]:
+    """Files in `nki` that no row of calibration.json has, and functions of them that ran."""
+    for place, told in json.loads(RAN.read_text(encoding="utf-8"))["ran"].items():
+        repository, commit = place.split(" ")
+        for file, functions in told["files"].items():
+            for function in functions or [""]:
+                yield public_rows.Row(
+                    f"{file}:{function}", place, repository, commit, file, function,
+                    measured_us=math.nan, kind=NO_TIME, sdk=told["release"], set="", group="",
+                    figures=told["shown"], machine=told["machine"],
+                )  # fmt: skip
 
 
 def _traced(row: public_rows.Row, public: Path) -> set[str]:

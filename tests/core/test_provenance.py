@@ -63,6 +63,12 @@ def test_files_seen_are_those_with_published_times() -> None:
     published = {
         (one["repository"], one["commit"][:7], one["file"]) for one in rows["sources"].values()
     }
+    ran = json.loads((ROOT / "benchmarks" / "provenance_ran.json").read_text(encoding="utf-8"))
+    for place, told in ran["ran"].items():
+        repository, commit = place.split(" ")
+        assert len(commit) == 40 and told["machine"] and told["shown"], place
+        assert tuple(map(int, told["release"].split("."))) >= (2, 29), place
+        published |= {(repository, commit[:7], file) for file in told["files"]}
     for row in provenance.table().values():
         if row.status == provenance.SEEN and "contest" not in row.source:
             place, file = row.source.split(", ")

@@ -15,30 +15,39 @@ operands, which the source does not show.
 import ast
 import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..current.tensor import NkiTensor
 from ..device.spec import CORE, Engine
+from ..instructions.activations import ACTIVATIONS
+from ..instructions.alu import ARITHMETIC, BITWISE, LATER
 from ..program.program import Program
 from ..program.view import View
 
 DATA = Path(__file__).resolve().with_name("provenance.json")
 SEEN, DOCUMENTED, UNPROVEN = "seen on device", "documented", "unproven"
 STATUSES = (UNPROVEN, DOCUMENTED, SEEN)  # what needs attention first
+TODAY = {"nl": "nki.language", "nisa": "nki.isa", "nc": "nki.collectives"}
 MODULES = {
+    "nki.isa.constants": "nisa",
+    **{module: short for short, module in TODAY.items()},
     "neuronxcc.nki.language": "nl",
     "neuronxcc.nki.isa": "nisa",
     "neuronxcc.nki.compiler": "ncc",
     "neuronxcc.nki.typing": "nt",
-    "neuronxcc.nki": "nki",
 }
-TILE_WORDS = ("nl.", "nisa.", "ncc.")  # what makes a function kernel code
-DEVICE_LOOPS = frozenset({"nl.affine_range", "nl.sequential_range"})
+TILE_WORDS = ("nl.", "nisa.", "ncc.", "nc.")  # what makes a function kernel code
+DEVICE_LOOPS = frozenset({"nl.affine_range", "nl.sequential_range", "nl.dynamic_range"})
 LOOPS = DEVICE_LOOPS | {"nl.static_range"}
 PRODUCTS = frozenset({"nl.matmul", "nisa.nc_matmul"})
 SCRATCH = frozenset({"nl.hbm", "nl.private_hbm"})
 METHODS = frozenset({"astype", "broadcast_to", "expand_dims", "reshape", "view"})
+METHODS_TODAY = frozenset(
+    name for name, value in vars(NkiTensor).items() if callable(value) and name[0] != "_"
+) - {"check_bounds"}  # the simulator's own
+OPERATORS = {f"nl.{name}" for name in (*ARITHMETIC, *BITWISE, *LATER, *ACTIVATIONS)}
 MAKERS = ("nl.ndarray", "nl.zeros", "nl.load", "nisa.")  # calls whose result is a tile
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 QUADRANT, HALF = CORE.quadrant_partitions, 2 * CORE.quadrant_partitions
@@ -122,8 +131,9 @@ def in_program(program: Program) -> Found:
             starts = {_first_partition(v) for v in views if v.on_chip}
             if len(starts) > 1:
                 names.add("operands of one instruction that start at different partitions")
+        today = any(isinstance(view, NkiTensor) for view in views)
         for name in sorted(filter(None, names)):
-            found.setdefault(name, []).append(line)
+            found.setdefault(of_today(name) if today else name, []).append(line)
     return found
 
 
@@ -162,14 +172,21 @@ def in_source(text: str, kernel: str | None = None) -> Found:
     for function in inside:
         for construct, line in _Forms(module, function).all():
             found.setdefault(construct, []).append(line)
-    return {construct: sorted(set(lines)) for construct, lines in found.items()}
+    told = of_today if module.today else str
+    return {told(construct): sorted(set(lines)) for construct, lines in found.items()}
 
 
 class _Module:
     """Imports and functions of a file."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.imported = dict(_imports(tree))
+        imports = list(_imports(tree))
+        self.today = any(name.split(".")[0] == "nki" for _, name in imports)
+        other = "neuronxcc" if self.today else "nki"
+        self.imported = {alias: name for alias, name in imports if name.split(".")[0] != other}
+        self.views = "TensorView" in self.imported or any(
+            isinstance(node, ast.ClassDef) and node.name == "TensorView" for node in ast.walk(tree)
+        )
         self.functions: dict[str, list[Function]] = {}
         for node in ast.walk(tree):
             if isinstance(node, FUNCTIONS):
@@ -295,8 +312,17 @@ def _short(dotted: str) -> str:
             return ""
         if dotted.startswith(module + "."):
             parts = dotted[len(module) + 1 :].split(".")
-            return ".".join([short, *parts[: 2 if short == "ncc" else 1]])
+            deep = short == "ncc" or module.startswith("nki.")  # members of allocators and of enums
+            return ".".join([short, *parts[: 2 if deep else 1]])
     return dotted
+
+
+def of_today(construct: str) -> str:
+    """The name of a construct in the language of today: all of them begin with ``nki.``."""
+    first, _, rest = construct.partition(".")
+    if first in TODAY:
+        return f"{TODAY[first]}.{rest}"
+    return construct if first == "nki" else f"nki.{construct}"
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -312,8 +338,11 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
 def _names(module: _Module, root: ast.AST) -> Iterator[tuple[str, int]]:
     """Names of the kernel language and the keywords that calls give them."""
     inner = {n.value for n in ast.walk(root) if isinstance(n, ast.Attribute)}
+    callees = {n.func for n in ast.walk(root) if isinstance(n, ast.Call)}
     for node in ast.walk(root):
         name = module.name_of(node)
+        if module.today and node in callees and name in OPERATORS:
+            name += "()"  # a function on tiles since 2.29, and not the operator of an instruction
         whole = node not in inner
         if (
             isinstance(node, (ast.Attribute, ast.Name))
@@ -465,8 +494,8 @@ class _Forms:
             node in n.elts[1:] for n in self.nodes if isinstance(n, (ast.Tuple, ast.List))
         ):
             yield "block axis"
-        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not name:
-            yield f"tile.{node.func.attr}()"
+        if isinstance(node.func, ast.Attribute) and not name:
+            yield from self._method(node.func.attr, keywords)
         given = [*node.args, *(k.value for k in node.keywords)]
         callee = str(getattr(node.func, "id", None) or getattr(node.func, "attr", ""))
         if callee in self.module.tuples and any(map(self._is_tile, given)):
@@ -478,6 +507,17 @@ class _Forms:
             yield "closure passed as an argument"
         if (names & self.module.top) - self.nested - self.bound:
             yield "function of the file passed as an argument"
+
+    def _method(self, name: str, keywords: Iterable[str | None]) -> Iterator[str]:
+        """A method of tiles; today's library has views of its own with the same names."""
+        if not self.module.today:
+            if name in METHODS:
+                yield f"tile.{name}()"
+        elif name == "depends_on":
+            yield "nisa.NkiInstruction.depends_on"
+        elif name in METHODS_TODAY and not self.module.views:
+            yield f"nl.NkiTensor.{name}"
+            yield from (f"nl.NkiTensor.{name}({word}=)" for word in keywords)
 
     def _value(self, node: ast.expr) -> ast.expr:
         """The last binding of a local name, or the expression itself."""

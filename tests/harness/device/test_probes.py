@@ -27,7 +27,7 @@ def unseen() -> set[str]:
     rows = provenance.table().items()
     return {
         construct for construct, row in rows
-        if row.status != provenance.SEEN and not construct.startswith("nki.")
+        if row.status != provenance.SEEN and not construct.startswith(("nki.", "neuronxcc."))
     }  # fmt: skip
 
 
