@@ -11,17 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.figures import estimate
-from harness.figures.estimate import (
-    COLLECTIVE,
-    KERNEL,
-    TORCH,
-    Estimates,
-    GraphEstimate,
-    Operator,
-    PromptEstimate,
-    Several,
-    StepEstimate,
-)
 from harness.processes.worker import Host
 from harness.simulator import COMPILER_ORDER, Schedule, check_order, cost, report, spec, tables
 from neuron_cpu.console import terminal
@@ -38,7 +27,7 @@ _PLAIN = "submodel", "bucket", "prior", "batch", "latency_ns"  # of a graph
 SMALL = 0.005  # operators below this share of the graph are printed as one row
 
 
-def headline(graph: GraphEstimate) -> str:
+def headline(graph: estimate.GraphEstimate) -> str:
     """One sentence: what, how long, and the rate that users know."""
     milliseconds = graph.latency_ns / 1e6
     rate = graph.batch / graph.latency_ns * 1e9
@@ -57,7 +46,7 @@ def headline(graph: GraphEstimate) -> str:
     )
 
 
-def binding(graph: GraphEstimate) -> str:
+def binding(graph: estimate.GraphEstimate) -> str:
     """The graph's bound, in the words of the operator that takes most of its time; the launch
     stands first where it takes more."""
     worst = max(graph.operators, key=lambda op: op.total_ns)
@@ -96,7 +85,7 @@ def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
 
 
 def show(
-    graphs: Sequence[GraphEstimate], dma_profile: str, order: str, top: int, out: Console
+    graphs: Sequence[estimate.GraphEstimate], dma_profile: str, order: str, top: int, out: Console
 ) -> None:
     """Print every graph, then every distinct kernel by source line."""
     out.print(f"{tables.estimate_note(dma_profile)}; schedule {order}")
@@ -127,7 +116,7 @@ def show(
             )
 
 
-def _calls(prompt: PromptEstimate) -> Table:
+def _calls(prompt: estimate.PromptEstimate) -> Table:
     """A long prompt, call by call of equal graphs."""
     title = (
         f"\nprompt of {prompt.tokens:,} tokens in chunks of {prompt.chunk}: "
@@ -140,7 +129,7 @@ def _calls(prompt: PromptEstimate) -> Table:
     return table
 
 
-def _steps(step: StepEstimate) -> Table:
+def _steps(step: estimate.StepEstimate) -> Table:
     """The time of a token by the number of tokens that a step gives."""
     parts = " and ".join(f"{count} × {graph.submodel}" for graph, count in step.calls)
     title = (
@@ -153,12 +142,14 @@ def _steps(step: StepEstimate) -> Table:
     return table
 
 
-def _operators(graph: GraphEstimate) -> Table:
+def _operators(graph: estimate.GraphEstimate) -> Table:
     """Operators by their share of the graph's time."""
     columns = "~operator and module|~runs as|>times|>µs each|>total µs|>share|>MB each|>GB/s|>MFU|"
     table = terminal.table_of(f"{columns}~bound by", "\noperators of one rank")
     ordered = sorted(graph.operators, key=lambda op: -op.total_ns)
-    shown = [op for op in ordered if op.kind == KERNEL or op.total_ns > SMALL * graph.latency_ns]
+    shown = [
+        op for op in ordered if op.kind == estimate.KERNEL or op.total_ns > SMALL * graph.latency_ns
+    ]
     for op in shown:
         table.add_row(_label(op, shown), *_operator_cells(op, graph.latency_ns))
     rest = sum(op.total_ns for op in ordered) - sum(op.total_ns for op in shown)
@@ -169,7 +160,7 @@ def _operators(graph: GraphEstimate) -> Table:
     return table
 
 
-def included(graph: GraphEstimate) -> str:
+def included(graph: estimate.GraphEstimate) -> str:
     """The parts of an operator's time beside the kernel's own."""
     own = (op.time_ns - op.profile.time_ns for op in graph.operators if op.profile is not None)
     start = tables.microseconds(max(own, default=0.0))
@@ -180,17 +171,17 @@ def included(graph: GraphEstimate) -> str:
     )
 
 
-def _label(op: Operator, shown: Sequence[Operator]) -> str:
+def _label(op: estimate.Operator, shown: Sequence[estimate.Operator]) -> str:
     """Name and module; of a single one beside others of its name, the module that it is in."""
     alike = [other for other in shown if (other.name, other.where) == (op.name, op.where)]
     return f"{op.name} {op.first if op.count == 1 and len(alike) > 1 else op.where}".rstrip()
 
 
-def _operator_cells(op: Operator, total: float) -> list[str]:
+def _operator_cells(op: estimate.Operator, total: float) -> list[str]:
     time = op.time_ns or 1.0
     words = op.profile.binding if op.profile is not None else ""
-    if op.kind != KERNEL:
-        words = "assumed" if op.kind == COLLECTIVE else "engines' work"
+    if op.kind != estimate.KERNEL:
+        words = "assumed" if op.kind == estimate.COLLECTIVE else "engines' work"
     return [
         op.kind,
         str(op.count),
@@ -205,7 +196,7 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
 
 
 # --- files ----------------------------------------------------------------------------------------
-def as_json(found: Estimates, dma_profile: str, order: str) -> dict[str, Any]:
+def as_json(found: estimate.Estimates, dma_profile: str, order: str) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     return {
         "prompt": None if found.prompt is None else _several_json(found.prompt),
@@ -228,27 +219,31 @@ def as_json(found: Estimates, dma_profile: str, order: str) -> dict[str, Any]:
     }
 
 
-def _several_json(found: Several) -> dict[str, Any]:
+def _several_json(found: estimate.Several) -> dict[str, Any]:
     calls = [
         {"submodel": g.submodel, "bucket": g.bucket, "times": count, "latency_ns": g.latency_ns}
         for g, count in found.calls
     ]
-    more = {"ns_by_tokens_a_step": dict(found.rows())} if isinstance(found, StepEstimate) else {}
+    more = (
+        {"ns_by_tokens_a_step": dict(found.rows())}
+        if isinstance(found, estimate.StepEstimate)
+        else {}
+    )
     return {**vars(found), "latency_ns": found.latency_ns, "calls": calls, **more}
 
 
-def _by_release(graph: GraphEstimate, dma_profile: str) -> dict[str, float]:
+def _by_release(graph: estimate.GraphEstimate, dma_profile: str) -> dict[str, float]:
     """Latency under the DMA profile of every SDK release."""
     times = {dma_profile: graph.latency_ns, **graph.elsewhere_ns}
     return {name: times[name] for name in cost.RELEASES}
 
 
-def _operator_json(op: Operator) -> dict[str, Any]:
+def _operator_json(op: estimate.Operator) -> dict[str, Any]:
     plain = {k: v for k, v in vars(op).items() if k != "profile"}
     return plain | {"profile": op.profile.to_json() if op.profile is not None else None}
 
 
-def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[Path]:
+def write(found: estimate.Estimates, dma_profile: str, order: str, folder: Path) -> list[Path]:
     """profile.json, trace.json (for ui.perfetto.dev) and page.html; their paths."""
     graphs = found.graphs
     written = [folder / name for name in ("profile.json", "trace.json", "page.html")]
@@ -266,14 +261,14 @@ def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[
     return written
 
 
-def trace(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:
+def trace(graphs: Sequence[estimate.GraphEstimate], dma_profile: str) -> dict[str, Any]:
     """For ui.perfetto.dev: a process for each graph with every operator in order, and one for each
     distinct kernel with its engines and DMA queues."""
     events: list[dict[str, Any]] = []
     for pid, graph in enumerate(graphs, start=1):
         label = f"{graph.submodel}, bucket {graph.sizes}, batch {graph.batch}"
         events.append(report.meta_event("process_name", pid, 0, label))
-        kinds = (KERNEL, COLLECTIVE, TORCH)
+        kinds = (estimate.KERNEL, estimate.COLLECTIVE, estimate.TORCH)
         events += [report.meta_event("thread_name", pid, k, kind) for k, kind in enumerate(kinds)]
         clock = graph.launch_ns
         for kind, name, where, time in graph.steps:
@@ -287,7 +282,7 @@ def trace(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:
     return report.trace_file(events, dma_profile)
 
 
-def _distinct(graphs: Sequence[GraphEstimate]) -> list[tuple[str, Schedule]]:
+def _distinct(graphs: Sequence[estimate.GraphEstimate]) -> list[tuple[str, Schedule]]:
     """Every distinct kernel once, labelled with the graph that runs it."""
     found: dict[int, tuple[str, Schedule]] = {}
     for graph in graphs:

@@ -9,39 +9,11 @@ from ..device.errors import refuse, warn
 from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
 from ..device.target import needs
+from ..instructions import scalar, vector
 from ..instructions.activations import ACTIVATIONS, no_activation
 from ..instructions.alu import ARITHMETIC, BITWISE, REDUCTIONS
 from ..instructions.arguments import free_axes, on_bits, stretched
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
-from ..instructions.scalar import (
-    ACTIVATION,
-    ACTIVATION2,
-    BIAS_TYPES,
-    Activation2Attrs,
-    ActivationAttrs,
-)
-from ..instructions.vector import (
-    BN_AGGR,
-    BN_STATS,
-    CUMULATIVE,
-    EXPONENTIAL,
-    RECIPROCAL,
-    SCALAR_TENSOR_TENSOR,
-    SIGN,
-    TENSOR_REDUCE,
-    TENSOR_SCALAR,
-    TENSOR_TENSOR,
-    TENSOR_TENSOR_SCAN,
-    WORDS,
-    CumulativeAttrs,
-    ExponentialAttrs,
-    ReduceAttrs,
-    ScanAttrs,
-    StatisticsAttrs,
-    Step,
-    StepsAttrs,
-    binary_attrs,
-)
 from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, running
@@ -83,7 +55,7 @@ def tensor_tensor(
     target, a, b = alike(what, tensor(dst, what), tensor(data1, what), tensor(data2, what))
     code = operator(op, what)
     choice = choose(engine, what, BINARY_ENGINES)
-    words = a.dt in WORDS and b.dt in WORDS and code not in BITWISE and code not in INEXACT
+    words = a.dt in vector.WORDS and b.dt in vector.WORDS and code not in (*BITWISE, *INEXACT)
     in_psum = "psum" in (a.storage.buffer, b.storage.buffer, target.storage.buffer)
     exact = words and not in_psum and choice is not Engine.VECTOR
     if code == "power" or exact:
@@ -95,9 +67,9 @@ def tensor_tensor(
             "refused fp32 operands there, expected VectorE; leave the engine open",
         )
     bits = exact or on_bits(code, (a, b))
-    sign = SIGN if exact and a.dt is INT32 else 0
-    attrs = binary_attrs(code, choice, bits, sign)
-    return put(TENSOR_TENSOR, (target,), (a, b), attrs, name)
+    sign = vector.SIGN if exact and a.dt is INT32 else 0
+    attrs = vector.binary_attrs(code, choice, bits, sign)
+    return put(vector.TENSOR_TENSOR, (target,), (a, b), attrs, name)
 
 
 # --- a tensor and numbers or vectors --------------------------------------------------------------
@@ -118,7 +90,7 @@ def tensor_scalar(
     target, source = alike(what, tensor(dst, what), tensor(data, what))
     src = [source]
     first = operator(op0, what)
-    steps: tuple[Step, ...] = (step(f"{what} operand0", first, operand0, reverse0, src),)
+    steps: tuple[vector.Step, ...] = (step(f"{what} operand0", first, operand0, reverse0, src),)
     if op1 is not None:
         second = operator(op1, what)
         steps += (step(f"{what} operand1", second, operand1, reverse1, src),)
@@ -126,10 +98,10 @@ def tensor_scalar(
     if first == "rsqrt" and choice is None:
         choice = Engine.GPSIMD
     _warn_of_engine(choice, [s.op for s in steps])
-    attrs = StepsAttrs(engine=choice, bits=of_bits(what, steps, src), steps=steps)
+    attrs = vector.StepsAttrs(engine=choice, bits=of_bits(what, steps, src), steps=steps)
     if source.dt.is_int and not attrs.bits:
         _warn_of_unary(source, first)
-    return put(TENSOR_SCALAR, (target,), tuple(src), attrs, name)
+    return put(vector.TENSOR_SCALAR, (target,), tuple(src), attrs, name)
 
 
 def _warn_of_engine(choice: Engine | None, ops: list[str]) -> None:
@@ -183,7 +155,7 @@ def scalar_tensor_tensor(
     src = [a, b]
     steps = (
         step(f"{what} operand0", operator(op0, what), operand0, reverse0, src, exact=False),
-        Step(operator(op1, what), at=1, reverse=flag(reverse1, "reverse1")),
+        vector.Step(operator(op1, what), at=1, reverse=flag(reverse1, "reverse1")),
     )
     if reduce_op is ...:
         if reduce_res is not None:
@@ -191,18 +163,20 @@ def scalar_tensor_tensor(
                 "sim_reduce_operator",
                 f"{what} got reduce_res without reduce_op, expected both; name the operator",
             )
-        attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
-        return put(SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
+        attrs = vector.StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
+        return put(vector.SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
     how = Reduction(VECTOR, operator(reduce_op, what), a.shape[0], what)
-    done = SCALAR_TENSOR_TENSOR, target, tuple(src), _reduced_steps(how, steps, src), name
+    done = vector.SCALAR_TENSOR_TENSOR, target, tuple(src), _reduced_steps(how, steps, src), name
     return reducing(how, reduce_cmd, reduce_res, *done)
 
 
-def _reduced_steps(how: Reduction, steps: tuple[Step, ...], src: list[View]) -> StepsAttrs:
+def _reduced_steps(
+    how: Reduction, steps: tuple[vector.Step, ...], src: list[View]
+) -> vector.StepsAttrs:
     """Attributes of steps whose result is reduced."""
     bits = of_bits(how.what, steps, src)
     _reducible(how.op, how.what, ("add", "multiply", "maximum", "minimum"))
-    return StepsAttrs(bits=bits, steps=steps, reduce_op=how.op)
+    return vector.StepsAttrs(bits=bits, steps=steps, reduce_op=how.op)
 
 
 def tensor_scalar_reduce(
@@ -227,12 +201,12 @@ def tensor_scalar_reduce(
     steps = (step(f"{what} operand0", operator(op0, what), operand0, False, src),)
     initial = 0.0 if reduce_init is None else real(reduce_init, f"{what} reduce_init")
     how = Reduction(VECTOR, operator(reduce_op, what), source.shape[0], what, initial)
-    done = TENSOR_SCALAR, target, tuple(src), _reduced_steps(how, steps, src), name
+    done = vector.TENSOR_SCALAR, target, tuple(src), _reduced_steps(how, steps, src), name
     made = reducing(how, reduce_cmd, reduce_res, *done)
     if reduce_res_negate and reduce_res is not None:  # the read-out alone
-        minus = StepsAttrs(steps=(Step("multiply", -1.0),))
+        minus = vector.StepsAttrs(steps=(vector.Step("multiply", -1.0),))
         total = tensor(reduce_res, what)
-        put(TENSOR_SCALAR, (total,), (total,), minus)
+        put(vector.TENSOR_SCALAR, (total,), (total,), minus)
     return made
 
 
@@ -247,7 +221,7 @@ def _reducible(op: str, what: str, allowed: tuple[str, ...]) -> None:
 def reciprocal(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
     """``1 / data`` on VectorE, which is more exact and slower than ScalarE's."""
     target, source = alike("reciprocal", tensor(dst, "reciprocal"), tensor(data, "reciprocal"))
-    return put(RECIPROCAL, (target,), (source,), Attrs(engine=Engine.VECTOR), name)
+    return put(vector.RECIPROCAL, (target,), (source,), Attrs(engine=Engine.VECTOR), name)
 
 
 def tensor_tensor_scan(
@@ -274,7 +248,7 @@ def tensor_tensor_scan(
         src.append(column(initial, a, f"{what} initial", exact=False))
     else:
         start = real(initial, f"{what} initial")
-    attrs = ScanAttrs(
+    attrs = vector.ScanAttrs(
         op0=names[0],
         op1=names[1],
         reverse0=flag(reverse0, "reverse0"),
@@ -282,7 +256,7 @@ def tensor_tensor_scan(
         initial=start,
         free_axes=a.ndim - 1,
     )
-    return put(TENSOR_TENSOR_SCAN, (target,), tuple(src), attrs, name)
+    return put(vector.TENSOR_TENSOR_SCAN, (target,), tuple(src), attrs, name)
 
 
 def tensor_scalar_cumulative(
@@ -304,13 +278,13 @@ def tensor_scalar_cumulative(
     how = Reduction(VECTOR, code, source.shape[0], what)
     start, initial = running(how, reduce_cmd, imm1)
     views = (source,) if start is None else (source, start)
-    attrs = CumulativeAttrs(
-        step=Step(operator(op0, what), real(imm0, f"{what} imm0")),
+    attrs = vector.CumulativeAttrs(
+        step=vector.Step(operator(op0, what), real(imm0, f"{what} imm0")),
         op=code,
         initial=initial,
         free_axes=source.ndim - 1,
     )
-    made = put(CUMULATIVE, (target,), views, attrs, name)
+    made = put(vector.CUMULATIVE, (target,), views, attrs, name)
     last = target.slice_box(
         (slice(0, target.shape[0]), *(slice(n - 1, n) for n in target.shape[1:]))
     )
@@ -353,8 +327,8 @@ def tensor_reduce(
     shape = kept if len(kept) > 1 else (*kept, 1)
     target = _shaped(what, target, source, shape)
     bits = on_bits(code, (source,))
-    attrs = ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=flag(negate, "negate"))
-    return put(TENSOR_REDUCE, (target,), (source,), attrs, name)
+    attrs = vector.ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=flag(negate, "negate"))
+    return put(vector.TENSOR_REDUCE, (target,), (source,), attrs, name)
 
 
 def _shaped(what: str, target: View, source: View, shape: tuple[int, ...]) -> View:
@@ -394,18 +368,18 @@ def tensor_partition_reduce(
 
 def bn_stats(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
     """Count, mean, variance * count of even elements, then of odd ones: (P, 6), N <= 512."""
-    return _statistics(BN_STATS, dst, data, 6, name)
+    return _statistics(vector.BN_STATS, dst, data, 6, name)
 
 
 def bn_aggr(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
     """Mean and population variance (P, 2) from the triples of ``bn_stats``."""
-    return _statistics(BN_AGGR, dst, data, 2, name)
+    return _statistics(vector.BN_AGGR, dst, data, 2, name)
 
 
 def _statistics(op: Any, dst: Any, data: Any, columns: int, name: str | None) -> NkiInstruction:
     target, source = tensor(dst, op.name), tensor(data, op.name)
     target = _shaped(op.name, target, source, (source.shape[0], columns))
-    attrs = StatisticsAttrs(free_axes=source.ndim - 1)
+    attrs = vector.StatisticsAttrs(free_axes=source.ndim - 1)
     return put(op, (target,), (source,), attrs, name)
 
 
@@ -431,9 +405,9 @@ def activation(
     if reduce_op is not None:
         _reducible(operator(reduce_op, what), what, ("add",))
     if reduce_cmd is _IDLE and reduce_res is None:
-        return put(ACTIVATION, (target,), src, attrs, name)
+        return put(scalar.ACTIVATION, (target,), src, attrs, name)
     how = Reduction(SCALAR, "add", source.shape[0], what)
-    return reducing(how, reduce_cmd, reduce_res, ACTIVATION, target, src, attrs, name)
+    return reducing(how, reduce_cmd, reduce_res, scalar.ACTIVATION, target, src, attrs, name)
 
 
 _IDLE = reduce_cmd.idle
@@ -453,7 +427,7 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
     else:
         factor = real(scale, "activation scale")
     if isinstance(bias, View):
-        if bias.dt not in BIAS_TYPES:
+        if bias.dt not in scalar.BIAS_TYPES:
             raise refuse(
                 "err_activation_bias_invalid_type",
                 f"activation bias {bias.label()}, expected fp32, fp16 or bf16; cast it",
@@ -472,8 +446,8 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
 @functools.lru_cache(4096)
 def _activation_attrs(
     op: str, scale: float, bias: float, scale_at: int | None, bias_at: int | None
-) -> ActivationAttrs:
-    return ActivationAttrs(op=op, scale=scale, bias=bias, scale_at=scale_at, bias_at=bias_at)
+) -> scalar.ActivationAttrs:
+    return scalar.ActivationAttrs(op=op, scale=scale, bias=bias, scale_at=scale_at, bias_at=bias_at)
 
 
 def _constant_bias(bias: Any, data: View) -> float:
@@ -540,9 +514,11 @@ def activate2(
     join = "add" if reduce_op is None else operator(reduce_op, what)
     _reducible(join, what, ("add", "maximum", "minimum", "abs_max", "abs_min"))
     slope = real(relu_param, f"{what} relu_param")
-    attrs = Activation2Attrs(op=code, steps=steps, slope=slope, reduce_op=join)
+    attrs = scalar.Activation2Attrs(op=code, steps=steps, slope=slope, reduce_op=join)
     how = Reduction(SCALAR, join, source.shape[0], what)
-    return reducing(how, reduce_cmd, reduce_res, ACTIVATION2, target, tuple(src), attrs, name)
+    return reducing(
+        how, reduce_cmd, reduce_res, scalar.ACTIVATION2, target, tuple(src), attrs, name
+    )
 
 
 STEP_PAIRS = (
@@ -575,5 +551,7 @@ def exponential(
     else:
         shift = real(max_value, f"{what} max_value")
     how = Reduction(VECTOR, "add", source.shape[0], what, real(reduce_init, f"{what} reduce_init"))
-    attrs = ExponentialAttrs(shift=shift)
-    return reducing(how, reduce_cmd, reduce_res, EXPONENTIAL, target, tuple(views), attrs, name)
+    attrs = vector.ExponentialAttrs(shift=shift)
+    return reducing(
+        how, reduce_cmd, reduce_res, vector.EXPONENTIAL, target, tuple(views), attrs, name
+    )

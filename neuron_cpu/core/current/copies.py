@@ -7,28 +7,8 @@ import numpy as np
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..device.target import needs
+from ..instructions import copies, gpsimd
 from ..instructions.arguments import number
-from ..instructions.copies import (
-    COPY_PREDICATED,
-    DYNAMIC_DST,
-    DYNAMIC_SRC,
-    MEMSET,
-    SELECT_REDUCE,
-    STREAM_SHUFFLE,
-    TENSOR_COPY,
-    FillAttrs,
-    SelectAttrs,
-    copy_attrs,
-    shuffling,
-)
-from ..instructions.gpsimd import (
-    GATHER,
-    LOCAL_GATHER,
-    NONZERO,
-    GatherAttrs,
-    NonzeroAttrs,
-    gathering,
-)
 from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
@@ -56,11 +36,11 @@ def tensor_copy(
             "tensor_copy on ScalarE is unsupported on gen2, expected another engine; use "
             "nisa.activation(op=nl.copy)",
         )
-    op = TENSOR_COPY
+    op = copies.TENSOR_COPY
     if target.by_data is not None or data.by_data is not None:
-        op = DYNAMIC_DST if target.by_data is not None else DYNAMIC_SRC
+        op = copies.DYNAMIC_DST if target.by_data is not None else copies.DYNAMIC_SRC
     target, data = alike("tensor_copy", target, data)
-    attrs = copy_attrs(target.dt, data.dt, choice)
+    attrs = copies.copy_attrs(target.dt, data.dt, choice)
     if choice is Engine.SCALAR:  # from gen3 on it moves bits as VectorE does
         attrs = Attrs(engine=choice, raw=target.dt is data.dt)
     return put(op, (target,), (data,), attrs, name)
@@ -108,7 +88,7 @@ def memset(
             )
         constant = int(constant)
     choice = choose(engine, "memset", FILL_ENGINES)
-    return put(MEMSET, (target,), (), FillAttrs(engine=choice, value=constant), name)
+    return put(copies.MEMSET, (target,), (), copies.FillAttrs(engine=choice, value=constant), name)
 
 
 def tensor_copy_predicated(
@@ -125,14 +105,14 @@ def tensor_copy_predicated(
     if isinstance(src, View):
         target, data, choice = alike(what, target, src, choice)
         same_types(what, target, data)
-        attrs = SelectAttrs(raw=True, reverse=flag(reverse_pred, "reverse_pred"))
-        return put(COPY_PREDICATED, (target,), (choice, data, target), attrs, name)
+        attrs = copies.SelectAttrs(raw=True, reverse=flag(reverse_pred, "reverse_pred"))
+        return put(copies.COPY_PREDICATED, (target,), (choice, data, target), attrs, name)
     # where the predicate does not choose, what is there stays
     target, choice = alike(what, target, choice)
     constant = number(src)
     real(constant, f"{what} src")
-    attrs = SelectAttrs(on_false=constant, reverse=not reverse_pred)
-    return put(SELECT_REDUCE, (target,), (choice, target), attrs, name)
+    attrs = copies.SelectAttrs(on_false=constant, reverse=not reverse_pred)
+    return put(copies.SELECT_REDUCE, (target,), (choice, target), attrs, name)
 
 
 def select_reduce(
@@ -164,9 +144,11 @@ def select_reduce(
         src.append(column(on_false, data, f"{what} on_false"))
     else:
         constant = real(on_false, f"{what} on_false")
-    attrs = SelectAttrs(on_false=constant, reverse=flag(reverse_pred, "reverse_pred"))
+    attrs = copies.SelectAttrs(on_false=constant, reverse=flag(reverse_pred, "reverse_pred"))
     how = Reduction(VECTOR, "maximum", data.shape[0], what)
-    return reducing(how, reduce_cmd, reduce_res, SELECT_REDUCE, target, tuple(src), attrs, name)
+    return reducing(
+        how, reduce_cmd, reduce_res, copies.SELECT_REDUCE, target, tuple(src), attrs, name
+    )
 
 
 def nc_stream_shuffle(
@@ -181,8 +163,8 @@ def nc_stream_shuffle(
     target, data = alike(what, tensor(dst, what), tensor(src, what), partitions=False)
     same_types(what, target, data)
     lanes = wholes(shuffle_mask, f"{what} mask")
-    views, attrs = shuffling(data, target, lanes, raw=True, rounds=True)
-    return put(STREAM_SHUFFLE, (target,), views, attrs, name)
+    views, attrs = copies.shuffling(data, target, lanes, raw=True, rounds=True)
+    return put(copies.STREAM_SHUFFLE, (target,), views, attrs, name)
 
 
 def local_gather(
@@ -202,9 +184,9 @@ def local_gather(
     width, valid = whole(num_elem_per_idx, "local_gather num_elem_per_idx"), num_valid_indices
     if valid is not None:
         valid = whole(valid, "local_gather num_valid_indices")
-    attrs = gathering(data, offsets, width, valid, target)
+    attrs = gpsimd.gathering(data, offsets, width, valid, target)
     shaped = target.reshape((target.shape[0], attrs.count, width))
-    return put(LOCAL_GATHER, (shaped,), (data, offsets), attrs, name)
+    return put(gpsimd.LOCAL_GATHER, (shaped,), (data, offsets), attrs, name)
 
 
 def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> NkiInstruction:
@@ -217,8 +199,8 @@ def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> N
             "uint32 indices and a dst of data's type",
         )
     target, index = alike("nc_n_gather", target, index)
-    attrs = GatherAttrs(free_axes=source.ndim - 1, index_axes=index.ndim - 1)
-    return put(GATHER, (target,), (source, index), attrs, name)
+    attrs = gpsimd.GatherAttrs(free_axes=source.ndim - 1, index_axes=index.ndim - 1)
+    return put(gpsimd.GATHER, (target,), (source, index), attrs, name)
 
 
 def nonzero_with_count(
@@ -242,10 +224,10 @@ def nonzero_with_count(
     target = target.reshape((target.shape[0], target.free_size))
     mask = np.zeros(target.shape, bool)
     mask[:: CORE.gpsimd_partitions] = True  # one partition of each GpSimd core works
-    attrs = NonzeroAttrs(
+    attrs = gpsimd.NonzeroAttrs(
         offset=whole(index_offset, f"{what} index_offset"),
         padding=whole(padding_val, f"{what} padding_val"),
         free_axes=data.ndim - 1,
         mask=mask,
     )
-    return put(NONZERO, (target,), (data,), attrs, name)
+    return put(gpsimd.NONZERO, (target,), (data,), attrs, name)

@@ -9,25 +9,9 @@ from ..device.errors import refuse, warn
 from ..device.release import DOUBLED_SCALES, nki_since
 from ..device.spec import CORE, Engine
 from ..device.target import needs
+from ..instructions import microscaling, tensor_engine
 from ..instructions.copies import MEMSET, FillAttrs
-from ..instructions.microscaling import (
-    EXPONENTS,
-    NC_MATMUL_MX,
-    QUANTIZE_MX,
-    MicroscaledAttrs,
-    QuantizeAttrs,
-    scale_extent,
-    scale_parts,
-)
 from ..instructions.recorder import record
-from ..instructions.tensor_engine import (
-    NC_TRANSPOSE,
-    MatmulAttrs,
-    TransposeAttrs,
-    collapsed,
-    matmul_attrs,
-    multiply_into,
-)
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.regions import window
@@ -61,7 +45,7 @@ def nc_matmul(
     left, right = tensor(stationary, what), tensor(moving, what)
     if perf_mode is not matmul_perf_mode.none:
         return _double_rows(dst, left, right, accumulate, name)
-    left, right = collapsed(left), collapsed(right)
+    left, right = tensor_engine.collapsed(left), tensor_engine.collapsed(right)
     target = _product_of(tensor(dst, what), left, right)
     if tile_position or tile_size:
         _check_array_tile(tile_position, tile_size, left, right)
@@ -90,12 +74,12 @@ def nc_matmul(
     groups = storage.groups if target.by_data is None else None
     if accumulate and groups is not None and groups.missing(target) is not None:
         groups.written(target, by_matmul=True)  # undefined there; values show who looks
-    attrs = matmul_attrs(
+    attrs = tensor_engine.matmul_attrs(
         flag(is_transpose, "is_transpose"),
         flag(is_stationary_onezero, "is_stationary_onezero"),
         flag(is_moving_onezero, "is_moving_onezero"),
     )
-    made = multiply_into(target, left, right, attrs, accumulate)
+    made = tensor_engine.multiply_into(target, left, right, attrs, accumulate)
     if made.attrs.accumulate and CORE.number == 2 and target.by_data is None:
         _warn_of_sums(target)
     return labelled(made, name)
@@ -107,7 +91,7 @@ def _product_of(dst: View, left: View, right: View) -> View:
     if dst.shape == shape:
         return dst
     _check_size(f"nc_matmul of stationary {left.label()} and moving {right.label()}", dst, shape)
-    return collapsed(dst)
+    return tensor_engine.collapsed(dst)
 
 
 def _check_size(what: str, dst: View, shape: tuple[int, int]) -> None:
@@ -249,12 +233,12 @@ def _double_rows(
     target: View = tensor(dst, "nc_matmul")
     _check_bank(target)
     first, second = ((_half(left, k), _half(right, k)) for k in range(2))
-    attrs = MatmulAttrs(double_row=True)
+    attrs = tensor_engine.MatmulAttrs(double_row=True)
     target = _product_of(target, *first)
     if accumulate is None and target.storage.groups is not None:
         accumulate = _begun(target, target.storage.groups)
-    multiply_into(target, first[0], first[1], attrs, accumulate)
-    return labelled(multiply_into(target, second[0], second[1], attrs, True), name)
+    tensor_engine.multiply_into(target, first[0], first[1], attrs, accumulate)
+    return labelled(tensor_engine.multiply_into(target, second[0], second[1], attrs, True), name)
 
 
 def _half(view: View, k: int) -> View:
@@ -301,10 +285,10 @@ def nc_matmul_mx(
         accumulate = begun if begun is not None else not groups.begin(target)
     if groups is not None:
         groups.written(target, by_matmul=True)
-    attrs = MicroscaledAttrs(types=(left.dt, right.dt), add=bool(accumulate), raw=True)
-    parts = [p for s in scales for p in scale_parts(s, left.shape[0])]
+    attrs = microscaling.MicroscaledAttrs(types=(left.dt, right.dt), add=bool(accumulate), raw=True)
+    parts = [p for s in scales for p in microscaling.scale_parts(s, left.shape[0])]
     src = (*views, *parts, *((target,) if accumulate else ()))
-    made = record(NC_MATMUL_MX, (target,), src, attrs)
+    made = record(microscaling.NC_MATMUL_MX, (target,), src, attrs)
     assert made is not None
     if groups is not None:
         groups.written(target, by_matmul=True)
@@ -323,7 +307,7 @@ def _packed_tile(view: View, what: str) -> View:
 def _scales(given: Any, data: View, what: str) -> View:
     """The scale tile of an operand: a byte for each 8 partitions and packed element."""
     scale: View = tensor(given, what)
-    rows = scale_extent(data.shape[0])
+    rows = microscaling.scale_extent(data.shape[0])
     if scale.dt.itemsize != 1 or scale.free_size != data.free_size or scale.shape[0] < rows:
         raise refuse(
             "sim_microscaled",
@@ -348,7 +332,7 @@ def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> 
     what = "quantize_mx"
     needs(what, 4)
     target, source = tensor(dst, what), tensor(src, what)
-    if target.dt not in EXPONENTS or source.dt.itemsize != 2 or not source.dt.is_float:
+    if target.dt not in microscaling.EXPONENTS or source.dt.itemsize != 2 or not source.dt.is_float:
         raise refuse(
             "sim_microscaled",
             f"{what} of {source.label()} into {target.label()}, expected bf16 or fp16 into "
@@ -362,11 +346,11 @@ def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> 
         )
     scales = _scales(dst_scale, target, what)
     flat = source.reshape((source.shape[0], source.free_size))
-    attrs = QuantizeAttrs(type=target.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
-    parts = scale_parts(scales, source.shape[0])
+    attrs = microscaling.QuantizeAttrs(type=target.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
+    parts = microscaling.scale_parts(scales, source.shape[0])
     _fill_beside(scales, parts)
     results = (_packed_tile(target, what), *parts)
-    return put(QUANTIZE_MX, results, (flat,), attrs, name)
+    return put(microscaling.QUANTIZE_MX, results, (flat,), attrs, name)
 
 
 def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:
@@ -404,7 +388,7 @@ def nc_transpose(
     By default the engine follows from the destination. On gen2 TensorE writes fp32.
     """
     what = "nc_transpose"
-    target, source = tensor(dst, what), collapsed(tensor(data, what))
+    target, source = tensor(dst, what), tensor_engine.collapsed(tensor(data, what))
     choice = choose(engine, what, (Engine.TENSOR, Engine.VECTOR))
     if choice is None:
         choice = Engine.TENSOR if target.storage.buffer == "psum" else Engine.VECTOR
@@ -413,12 +397,12 @@ def nc_transpose(
         _check_size(f"{what} of {source.label()}", target, shape)
         target = target.reshape(shape)
     _check_transposed_type(target, source, choice)
-    attrs = TransposeAttrs(
+    attrs = tensor_engine.TransposeAttrs(
         engine=Engine.VECTOR if choice is Engine.VECTOR else None,
         raw=target.dt is source.dt,
         free_axes=source.ndim - 1,
     )
-    return put(NC_TRANSPOSE, (target,), (source,), attrs, name)
+    return put(tensor_engine.NC_TRANSPOSE, (target,), (source,), attrs, name)
 
 
 def _check_transposed_type(target: View, source: View, choice: Engine) -> None:

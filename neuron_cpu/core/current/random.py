@@ -5,16 +5,8 @@ from typing import Any
 from ..device.errors import refuse, warn
 from ..device.spec import Engine
 from ..device.target import needs
+from ..instructions import gpsimd
 from ..instructions.copies import TENSOR_COPY, copy_attrs
-from ..instructions.gpsimd import (
-    DROPOUT,
-    RANDOM_BITS,
-    UNIFORM,
-    DropoutAttrs,
-    UniformAttrs,
-    random_source,
-    with_probability,
-)  # fmt: skip
 from ..program import trace
 from ..program.view import View
 from .enums import choose, engine
@@ -41,8 +33,8 @@ def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> Nk
         raise refuse("sim_random_type", f"rng into {target.label()}, expected an integer type")
     src: list[View] = []
     _warn_of_stream("rng")
-    attrs = random_source(src, engine=choice, bits=True, shape=target.shape)
-    return put(RANDOM_BITS, (target,), tuple(src), attrs, name)
+    attrs = gpsimd.random_source(src, engine=choice, bits=True, shape=target.shape)
+    return put(gpsimd.RANDOM_BITS, (target,), tuple(src), attrs, name)
 
 
 def set_rng_seed(src_seeds: Any, name: str | None = None) -> None:
@@ -82,8 +74,8 @@ def rand_get_state(
     _check_state(target, engine, "rand_get_state")
     src: list[View] = []
     _warn_of_stream("rand_get_state")
-    attrs = random_source(src, bits=True, shape=target.shape)
-    return put(RANDOM_BITS, (target,), tuple(src), attrs, name)
+    attrs = gpsimd.random_source(src, bits=True, shape=target.shape)
+    return put(gpsimd.RANDOM_BITS, (target,), tuple(src), attrs, name)
 
 
 def _check_state(view: View, given: Any, what: str) -> None:
@@ -110,8 +102,8 @@ def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstructi
     low = 0.0 if places[0] is not None else real(min, "rand2 min")
     high = 0.0 if places[1] is not None else real(max, "rand2 max")
     bounds: Any = {"low": low, "high": high, "low_at": places[0], "high_at": places[1]}
-    attrs = random_source(src, UniformAttrs, shape=target.shape, **bounds)
-    return put(UNIFORM, (target,), tuple(src), attrs, name)
+    attrs = gpsimd.random_source(src, gpsimd.UniformAttrs, shape=target.shape, **bounds)
+    return put(gpsimd.UNIFORM, (target,), tuple(src), attrs, name)
 
 
 def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstruction:
@@ -123,9 +115,11 @@ def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstr
         "or kept, expected no need to know; here it is the share that is dropped",
     )
     prob = prob if isinstance(prob, View) else real(prob, "dropout prob")
-    src, probability, at = with_probability(
+    src, probability, at = gpsimd.with_probability(
         source, prob, lambda: column(prob, source, "dropout prob", exact=False)
     )
     _warn_of_stream("dropout")
-    attrs = random_source(src, DropoutAttrs, probability=probability, probability_at=at)
-    return put(DROPOUT, (target,), tuple(src), attrs, name)
+    attrs = gpsimd.random_source(
+        src, gpsimd.DropoutAttrs, probability=probability, probability_at=at
+    )
+    return put(gpsimd.DROPOUT, (target,), tuple(src), attrs, name)

@@ -8,16 +8,8 @@ from ..device.dtypes import FLOAT32, INT32
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
+from ..instructions import gpsimd
 from ..instructions.copies import FIND8, MAX8, REPLACE8, SearchAttrs
-from ..instructions.gpsimd import (
-    AFFINE_SELECT,
-    IOTA,
-    SEQUENCE_BOUNDS,
-    TOPK,
-    IotaAttrs,
-    KeepAttrs,
-    TopKAttrs,
-)
 from ..instructions.vector import RANGE_SELECT, RangeAttrs
 from ..program.attributes import Attrs
 from ..program.view import View
@@ -60,7 +52,7 @@ def iota(
     """``offset + p * channel_multiplier + sum of index * step`` over ``[[step, num], ...]``."""
     target = tensor(dst, "iota")
     values = _affine("iota", target, pattern, offset, channel_multiplier)
-    return put(IOTA, (target,), (), IotaAttrs(values=values), name)
+    return put(gpsimd.IOTA, (target,), (), gpsimd.IotaAttrs(values=values), name)
 
 
 def affine_select(
@@ -79,8 +71,8 @@ def affine_select(
     code = "equal" if cmp_op is None else _comparison(cmp_op, what)
     values = _affine(what, target, pattern, offset, channel_multiplier)
     keep = getattr(np, code)(values, 0)
-    attrs = KeepAttrs(keep=keep, on_false=real(on_false_value, f"{what} on_false_value"))
-    return put(AFFINE_SELECT, (target,), (data,), attrs, name)
+    attrs = gpsimd.KeepAttrs(keep=keep, on_false=real(on_false_value, f"{what} on_false_value"))
+    return put(gpsimd.AFFINE_SELECT, (target,), (data,), attrs, name)
 
 
 def _comparison(op: Any, what: str) -> str:
@@ -141,7 +133,7 @@ def sequence_bounds(dst: Any, segment_ids: Any, name: str | None = None) -> NkiI
         )
     n = ids.free_size
     views = target.reshape((1, 2, n)), ids.reshape((1, n))
-    return put(SEQUENCE_BOUNDS, views[:1], views[1:], Attrs(), name)
+    return put(gpsimd.SEQUENCE_BOUNDS, views[:1], views[1:], Attrs(), name)
 
 
 # --- the eight largest ----------------------------------------------------------------------------
@@ -230,5 +222,5 @@ def topk(val_dst: Any, idx_dst: Any, src: Any, n: int, name: str | None = None) 
         "stand, expected no need to know; here they stand on all of them",
         advice=True,
     )
-    attrs = TopKAttrs(n=whole(n, f"{what} n"), k=k, ndim=data.ndim)
-    return put(TOPK, (values, places), (data,), attrs, name)
+    attrs = gpsimd.TopKAttrs(n=whole(n, f"{what} n"), k=k, ndim=data.ndim)
+    return put(gpsimd.TOPK, (values, places), (data,), attrs, name)

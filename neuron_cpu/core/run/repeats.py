@@ -14,19 +14,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
 from ..program.program import Program
-from .merge import (
-    IsLocal,
-    Memory,
-    Op,
-    Ref,
-    batch_strides,
-    batched,
-    describe,
-    equal_run,
-    local_memories,
-    mixes_types,
-    most_joined,
-)
+from . import merge
 
 LONGEST = 64  # operations of an iteration
 ROUNDS = 4  # of loops in loops
@@ -35,9 +23,9 @@ MULTIPLES = 4  # of the shortest period of a stretch, that are tried, too
 MISSES = 4  # iterations in a row that depend on the next one: then the rest most likely do
 
 
-def join_repeats(ops: list[Op], program: Program) -> list[Op]:
+def join_repeats(ops: list[merge.Op], program: Program) -> list[merge.Op]:
     """The same operations, repeated stretches joined where that changes no result."""
-    if mixes_types(program):
+    if merge.mixes_types(program):
         return ops
     shared = {storage.id for pair in program.aliases for storage in pair}
     for _ in range(ROUNDS):
@@ -55,7 +43,7 @@ class _Repeats:
         shared: storages that lie over another one's elements.
     """
 
-    def __init__(self, ops: list[Op], shared: set[int]) -> None:
+    def __init__(self, ops: list[merge.Op], shared: set[int]) -> None:
         self.ops, self.shared = ops, shared
         self.first: dict[int, int] = {}
         self.last: dict[int, int] = {}
@@ -70,10 +58,10 @@ class _Repeats:
             edges[self.last[memory] + 1] -= 1
         self.open = np.cumsum(edges)
 
-    def joined(self) -> list[Op]:
+    def joined(self) -> list[merge.Op]:
         """Join the stretch that saves most first; overlapping stretches wait for the next pass."""
         taken = np.zeros(len(self.ops), dtype=bool)
-        instead: dict[int, tuple[int, list[Op]]] = {}
+        instead: dict[int, tuple[int, list[merge.Op]]] = {}
         for start, period, count in self._stretches():
             end = start + period * count
             if taken[start:end].any():
@@ -82,7 +70,7 @@ class _Repeats:
             if len(made) < end - start:
                 taken[start:end] = True
                 instead[start] = (end, made)
-        result: list[Op] = []
+        result: list[merge.Op] = []
         at = 0
         while at < len(self.ops):
             end, made = instead.get(at, (at + 1, self.ops[at : at + 1]))
@@ -121,16 +109,16 @@ class _Repeats:
         shift = min(range(period), key=cost)
         return (start + shift, period, count if shift <= spare else count - 1)
 
-    def _join(self, start: int, period: int, count: int) -> list[Op]:
+    def _join(self, start: int, period: int, count: int) -> list[merge.Op]:
         """The operations of a stretch, runs of its iterations joined."""
         places = range(start, start + period * count, period)
         bodies = [self.ops[at : at + period] for at in places]
         owns = [self._locals_of(at, at + period) for at in places]
-        described = [describe(body, own) for body, own in zip(bodies, owns)]
-        result: list[Op] = []
+        described = [merge.describe(body, own) for body, own in zip(bodies, owns)]
+        result: list[merge.Op] = []
         at, misses = 0, 0
         while at < count and misses < MISSES:
-            end = min(equal_run(described, at), at + most_joined(bodies[at], owns[at]))
+            end = min(merge.equal_run(described, at), at + merge.most_joined(bodies[at], owns[at]))
             made = None
             if end - at > 1:
                 made = self._batch(bodies[at], end - at, described[at:end], owns[at])
@@ -139,10 +127,10 @@ class _Repeats:
             at = at + 1 if made is None else end
         return [*result, *itertools.chain(*bodies[at:])]
 
-    def _locals_of(self, start: int, end: int) -> IsLocal:
+    def _locals_of(self, start: int, end: int) -> merge.IsLocal:
         """Which memories nothing outside of these operations touches."""
 
-        def is_local(memory: Memory) -> bool:
+        def is_local(memory: merge.Memory) -> bool:
             key = id(memory)
             inside = start <= self.first[key] and self.last[key] < end
             return inside and memory.storage.role == "local"
@@ -150,20 +138,22 @@ class _Repeats:
         return is_local
 
     def _batch(
-        self, ops: list[Op], n: int, described: list[tuple], is_local: IsLocal
-    ) -> list[Op] | None:
-        plan = batch_strides(ops, n, described, is_local)
+        self, ops: list[merge.Op], n: int, described: list[tuple], is_local: merge.IsLocal
+    ) -> list[merge.Op] | None:
+        plan = merge.batch_strides(ops, n, described, is_local)
         if plan is None or not self._independent(ops, plan, n, is_local):
             return None
         fresh = {
-            id(memory): Memory(memory.storage, memory.size * n, ())
-            for memory in local_memories(ops, is_local)
+            id(memory): merge.Memory(memory.storage, memory.size * n, ())
+            for memory in merge.local_memories(ops, is_local)
         }
-        return [batched(op, n, strides, fresh) for op, strides in zip(ops, plan)]
+        return [merge.batched(op, n, strides, fresh) for op, strides in zip(ops, plan)]
 
-    def _independent(self, ops: list[Op], plan: list[list[int]], n: int, is_local: IsLocal) -> bool:
+    def _independent(
+        self, ops: list[merge.Op], plan: list[list[int]], n: int, is_local: merge.IsLocal
+    ) -> bool:
         """True where no iteration touches an element that another one writes."""
-        uses: dict[int, list[tuple[Ref, int, bool]]] = {}
+        uses: dict[int, list[tuple[merge.Ref, int, bool]]] = {}
         for op, strides in zip(ops, plan):
             if 0 in strides[: len(op.dst)]:  # sums in PSUM keep their order
                 return False
@@ -176,7 +166,7 @@ class _Repeats:
             if any(written for _, _, written in touched)
         )
 
-    def _apart(self, touched: list[tuple[Ref, int, bool]], n: int) -> bool:
+    def _apart(self, touched: list[tuple[merge.Ref, int, bool]], n: int) -> bool:
         """Whether every written element of one memory is a single iteration's."""
         memory = touched[0][0].memory
         storage = memory.storage
@@ -196,7 +186,7 @@ class _Repeats:
         return True
 
 
-def _kind(op: Op) -> object:
+def _kind(op: merge.Op) -> object:
     """Equal for operations that may be iterations of each other; nothing's equal for the rest."""
     refs = [*op.dst, *op.src]
     empty = any(ref.by_data is not None or math.prod(ref.shape) == 0 for ref in refs)
