@@ -141,13 +141,9 @@ class Blocks:
     prefixes: tuple[int, ...] = ()
     tiles: tuple[int, int] = (128, 1024)
 
-    def blocks_of(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
-        return -(-tokens // self.size)
-
     def count(self, batch_size: int, seq_len: int) -> int:
         """The number of blocks of the cache; with chunks nobody owns the last slot."""
-        most = batch_size * self.blocks_of(seq_len) + (1 if self.chunks else 0)
+        most = batch_size * -(-seq_len // self.size) + (1 if self.chunks else 0)
         return self.number or most
 
     def neuron_config(self, batch_size: int, seq_len: int, prompt: int) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from harness.figures.graphs import DECODE, PREFILL
 from harness.processes.roles import BASELINES
 from harness.session.building import Loaded
 from harness.session.generation import generate_tokens, speculative_tokens
-from harness.settings import Speculation
 from harness.sources import Source
 from harness.streaming import Stream
 
@@ -104,7 +103,8 @@ def measure(
         if stream is not None:
             calls.append((acceptance.checked(body, asked.length, tokens), tokens))
 
-    asked = _speculation(loaded)
+    # the baseline never guesses
+    asked = None if loaded.role in BASELINES else loaded.session.settings.speculation
     calls: list[tuple[acceptance.Calls, int]] = []
     if warm_up:
         generate(None)
@@ -146,8 +146,3 @@ def timed(
         batch_size=batch,
         runs=len(streams),
     )
-
-
-def _speculation(loaded: Loaded) -> Optional[Speculation]:
-    """The speculation that the model was built with; the baseline never guesses."""
-    return None if loaded.role in BASELINES else loaded.session.settings.speculation

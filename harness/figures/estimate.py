@@ -349,18 +349,10 @@ def _draft_steps(
 
 def overheads(settings: Settings) -> cost.Overheads:
     """Costs outside of kernels, the command line's on top of the defaults."""
-    asked = vars(settings)
-    of = [
-        "kernel_launch",
-        "graph_launch",
-        "cache_update",
-        "logits",
-        "argmax",
-        "host_step",
-        "collective",
-    ]
-    given = {f"{name.split('_')[0]}_ns": asked[f"{name}_us"] for name in of}
-    values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
+    given = {name: us for name, us in vars(settings).items() if name.endswith("_us")}
+    values = {
+        f"{name.split('_')[0]}_ns": us * MICROSECOND for name, us in given.items() if us is not None
+    }
     if settings.collective_gb_per_s is not None:
         values["collective_bytes_per_ns"] = settings.collective_gb_per_s  # GB/s = bytes per ns
     measured = cost.dma_profile(settings.dma_profile or cost.DEFAULT_PROFILE).around
@@ -438,7 +430,8 @@ class Estimator:
         times = self._times(bare, self.dma_profile, submodel)
         for (where, event), time in zip(events, times):
             steps.append((event.kind, event.name, where, time))
-            place = layer_free(where)
+            # equal layers count as one row
+            place = ".".join("*" if part.isdigit() else part for part in where.split("."))
             key = (event.kind, event.name, place, event.bytes, event.macs, time, id(event.program))
             if key in rows:
                 rows[key].count += 1
@@ -468,8 +461,3 @@ class Estimator:
         if self.runs_ahead and submodel == DECODE:
             return self.overheads.exposed_ns(device_ns)
         return self.overheads.step_ns
-
-
-def layer_free(path: str) -> str:
-    """Module path with layer numbers as ``*``, so that equal layers count as one row."""
-    return ".".join("*" if part.isdigit() else part for part in path.split("."))

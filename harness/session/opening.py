@@ -117,7 +117,9 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     session = replace(session, settings=quantised.with_checkpoint(session.settings, model))
     texts = settings.prompts if prompt_texts is None else tuple(prompt_texts)
     if prompt_texts is None and not texts:
-        texts = (_default_prompt(session),)
+        # a sentence to go on with, or a question where there is a chat template
+        question = command_line.DEFAULT_QUESTION
+        texts = (command_line.DEFAULT_PROMPT if session.continues_prompts else question,)
     ids = prompts.encode(session.tokenizer, texts, settings.raw)
     prompts.check_lengths(
         texts,
@@ -146,13 +148,6 @@ def check_seq_len(seq_len: int, model: models.ModelFolder) -> None:
     limit = model.config.get("max_position_embeddings")
     if limit is not None and seq_len > limit:
         raise UserError(f"--seq-len must be at most {limit} for {model.name}, got {seq_len}.")
-
-
-def _default_prompt(session: Session) -> str:
-    """A question for a model with a chat template, a sentence to go on with for others."""
-    if session.continues_prompts:
-        return command_line.DEFAULT_PROMPT
-    return command_line.DEFAULT_QUESTION
 
 
 def _open_tokenizer(settings: Settings, model: models.ModelFolder) -> tuple[Any, int]:

@@ -71,7 +71,7 @@ class Speculative(PromptInChunks):
         """Ids [1, L] -> ids [1, L + new], or the adapter's own result with the scores."""
         del synced_gpus, streamer, model_kwargs
         warp = logits_warper or (lambda _, scores: scores)
-        scores: list[torch.Tensor] = []
+        scores: list[Any] = []
         guesses: list[int] = []
         rows, choose = self._prefill(input_ids), _chooser(generation_config)
         while True:
@@ -91,7 +91,9 @@ class Speculative(PromptInChunks):
             if self.steps:
                 self.steps[-1].agreed = agreed
             if stop:
-                return self._finished(generation_config, input_ids, scores)
+                if not generation_config.return_dict_in_generate:
+                    return input_ids
+                return GenerateDecoderOnlyOutput(sequences=input_ids, scores=tuple(scores))
             guesses, rows = self._step(input_ids)
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
@@ -119,12 +121,6 @@ class Speculative(PromptInChunks):
         scores = torch.full((len(ranked), self.config.vocab_size), -torch.inf)
         falling = -torch.arange(ranked.shape[1], dtype=torch.float32).expand(ranked.shape)
         return scores.scatter(1, ranked.long(), falling)
-
-    @staticmethod
-    def _finished(generation_config: Any, ids: Any, scores: list[Any]) -> Any:
-        if not generation_config.return_dict_in_generate:
-            return ids
-        return GenerateDecoderOnlyOutput(sequences=ids, scores=tuple(scores))
 
 
 class Guessing(Speculative):

@@ -57,8 +57,9 @@ def reference(host: Host, ids: Ids, lengths: Sequence[int], at: str) -> Answer:
     place [B, S]; the body has the keys that each call of attention hides, in the order of the
     calls.
     """
-    implementation = _reference_implementation(host, len(ids[0]), at)
-    model = _load(host.job.model_path, asked_of(host).layers, "float32", implementation)
+    eager = len(ids[0]) <= LONGEST_EAGER and (at != ATTENTION or _class_has_interface(host))
+    layers = asked_of(host).layers
+    model = _load(host.job.model_path, layers, "float32", "eager" if eager else "sdpa")
     calls: list[str] = []
     with host.told_as_the_submission("The model cannot be run"), torch.no_grad():
         attention: Any = contextlib.nullcontext()
@@ -69,12 +70,6 @@ def reference(host: Host, ids: Ids, lengths: Sequence[int], at: str) -> Answer:
         with attention:
             hidden = Hidden(model)(*inputs(ids, lengths))
     return Answer(calls, [hidden.float().numpy(), *_best_tokens(model, hidden)])
-
-
-def _reference_implementation(host: Host, tokens: int, at: str) -> str:
-    if at == ATTENTION and not _class_has_interface(host):
-        return "sdpa"
-    return "eager" if tokens <= LONGEST_EAGER else "sdpa"
 
 
 def check(host: Host) -> None:

@@ -102,7 +102,7 @@ class Processes:
         if self._failure is None and self._broken is None:
             self._failure = error
             with contextlib.suppress(CollectiveError):  # this rank's own reason counts
-                self._all_notes(_FAILED, _one_line(error))
+                self._all_notes(_FAILED, " ".join(str(error).split()) or type(error).__name__)
 
     def _compare_notes(
         self, kind: int, label: str, carried: Optional[torch.Tensor] = None
@@ -113,14 +113,11 @@ class Processes:
         `carried` has at most _SMALL_BYTES; results have padding behind them.
         """
         notes, data = self._all_notes(kind, label, carried)
-        self._stop_where(_disagreement(notes))
-        return data
-
-    def _stop_where(self, reason: Optional[str]) -> None:
-        """Break the call where there is a reason to."""
+        reason = _disagreement(notes)
         if reason is not None:
             self._failure = CollectiveError(reason)
             raise RankStopped
+        return data
 
     def _all_notes(
         self, kind: int, text: str, carried: Optional[torch.Tensor] = None
@@ -161,10 +158,6 @@ class Processes:
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _why_lost(error: BaseException) -> str:

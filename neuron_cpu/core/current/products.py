@@ -50,7 +50,8 @@ def nc_matmul(
     if tile_position or tile_size:
         _check_array_tile(tile_position, tile_size, left, right)
         _warn_of_columns(target, tile_position, tile_size)
-    _check_narrow_types(left, right)
+    if "float8_e4m3fn" in (left.dt.name, right.dt.name):
+        needs("float8_e4m3fn on TensorE", 4)
     _check_bank(target)
     storage = target.storage
     if target.dt is BFLOAT16 and not is_transpose:
@@ -244,12 +245,6 @@ def _double_rows(
 def _half(view: View, k: int) -> View:
     box = (slice(0, view.shape[0]), slice(k, k + 1), slice(0, view.shape[2]))
     return view.slice_box(box).reshape((view.shape[0], view.shape[2]))
-
-
-def _check_narrow_types(left: View, right: View) -> None:
-    names = {left.dt.name, right.dt.name}
-    if "float8_e4m3fn" in names:
-        needs("float8_e4m3fn on TensorE", 4)
 
 
 def nc_matmul_mx(

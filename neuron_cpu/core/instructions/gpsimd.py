@@ -495,11 +495,6 @@ RAND = OpSpec(
 )  # fmt: skip
 
 
-def _random_bits(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
-    """32 random bits of every element, as bit patterns."""
-    return torch.randint(0, 1 << 32, attrs.shape, generator=_generator(attrs, xs))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class UniformAttrs(RandomAttrs):
     """Attributes of random numbers between two bounds.
@@ -526,7 +521,9 @@ UNIFORM = OpSpec(
     note="NeuronCore-v4: uniform between two bounds; the streams are not documented",
 )  # fmt: skip
 RANDOM_BITS = OpSpec(
-    "rng", "random", RandomAttrs, _random_bits, streaming(), same_partitions=False,
+    "rng", "random", RandomAttrs,
+    lambda attrs, xs: torch.randint(0, 1 << 32, attrs.shape, generator=_generator(attrs, xs)),
+    streaming(), same_partitions=False,
     note="SDK 2.29: random bits of integer types; the streams are not documented",
 )  # fmt: skip
 

@@ -23,14 +23,16 @@ def transpose(work: Work) -> list[Instruction]:
     result: list[Instruction] = []
     for instruction in work.instructions:
         op = instruction.op
-        if op is DMA_TRANSPOSE and _by_engine(work, instruction):
+        if op is not DMA_COPY and (op is not DMA_TRANSPOSE or _by_engine(work, instruction)):
             result.append(instruction)
-        elif op is DMA_TRANSPOSE and len(instruction.src[0].shape) == 2:
-            result.extend(_turned(work, instruction, instruction.dst[0], instruction.src[0]))
-        elif op is DMA_COPY and _loads_columns(instruction):
-            result.extend(_turned(work, instruction, instruction.dst[0], _flip(instruction.src[0])))
-        elif op is DMA_COPY and _stores_columns(instruction):
-            result.extend(_turned(work, instruction, _flip(instruction.dst[0]), instruction.src[0]))
+            continue
+        source, target = instruction.src[0], instruction.dst[0]
+        if op is DMA_TRANSPOSE and len(source.shape) == 2:
+            result.extend(_turned(work, instruction, target, source))
+        elif op is DMA_COPY and _columns(source, target):
+            result.extend(_turned(work, instruction, target, _flip(source)))
+        elif op is DMA_COPY and _columns(target, source):
+            result.extend(_turned(work, instruction, _flip(target), source))
         else:
             result.append(instruction)
     return result
@@ -48,18 +50,10 @@ def _flip(view: View) -> View:
     return View(view.storage, view.offset, view.shape[::-1], view.strides[::-1], view.dt)
 
 
-def _loads_columns(instruction: Instruction) -> bool:
-    source, target = instruction.src[0], instruction.dst[0]
-    return target.storage.buffer == "sbuf" and _columns(source, target)
-
-
-def _stores_columns(instruction: Instruction) -> bool:
-    source, target = instruction.src[0], instruction.dst[0]
-    return source.storage.buffer == "sbuf" and _columns(target, source)
-
-
 def _columns(outside: View, inside: View) -> bool:
-    """Whether HBM has contiguous elements along the partitions of the tile, and only there."""
+    """Whether HBM has contiguous elements along the partitions of a tile, and only there."""
+    if inside.storage.buffer != "sbuf":
+        return False
     if outside.storage.on_chip or outside.by_data is not None or inside.by_data is not None:
         return False
     if len(outside.shape) != 2 or outside.shape != inside.shape or min(outside.shape) < 2:

@@ -85,7 +85,7 @@ class NeuronApplicationBase(nn.Module):
         self.model_path = model_path
         self.models: List[ModelWrapper] = []
         self.traced_model: Optional[List[RankedModel]] = None
-        self.is_compiled = artifacts_present(model_path)
+        self.is_compiled = (Path(model_path) / artifacts.MANIFEST_FILE).is_file()
         self.is_loaded_to_neuron = False
         self._pool: Optional[RankPool] = None
 
@@ -565,11 +565,6 @@ def _refuse_with_sequence_parallelism(neuron_config: NeuronConfig) -> None:
             f"{neuron_config.contract.version} then answers from the last row of rank 0's shard "
             "instead of the last row; pad on the right."
         )
-
-
-def artifacts_present(path: PathLike) -> bool:
-    """Whether a folder holds a finished compile."""
-    return (Path(path) / artifacts.MANIFEST_FILE).is_file()
 
 
 def _some(names: List[str], limit: int = 4) -> str:

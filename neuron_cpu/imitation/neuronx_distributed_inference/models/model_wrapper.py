@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -154,10 +155,7 @@ class RankedModel:
         self.executed: Dict[str, List[executed.Counts]] = {}  # by bucket, of watched calls
 
     def __call__(self, bucket: Bucket, *inputs: torch.Tensor) -> Any:
-        def rank_function(module: nn.Module) -> Callable[[], List[torch.Tensor]]:
-            return lambda: self._run(module, bucket, inputs)
-
-        functions = [rank_function(module) for module in self.modules]
+        functions = [partial(self._run, module, bucket, inputs) for module in self.modules]
         outputs = self.pool.first_of(functions, inputs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
@@ -367,7 +365,8 @@ class ModelWrapper(nn.Module):
         if missing:
             inputs = self._fill_rows(inputs, missing)
         back = slice(0, rows)
-        if missing and self._is_continuous_decode and not self.contract.graph_sorts_rows:
+        continuous = self.neuron_config.is_continuous_batching and not self.is_prefill
+        if missing and continuous and not self.contract.graph_sorts_rows:
             order = torch.argsort(inputs[3])  # a batch row is the cache line of the same number
             inputs = [tensor[order] for tensor in inputs]
             back = torch.argsort(order)[:rows]
@@ -375,10 +374,6 @@ class ModelWrapper(nn.Module):
         if isinstance(outputs, list):
             return [output[back] for output in outputs]
         return outputs[back]
-
-    @property
-    def _is_continuous_decode(self) -> bool:
-        return self.neuron_config.is_continuous_batching and not self.is_prefill
 
     def _note_lines(self, inputs: List[torch.Tensor]) -> None:
         """Record the cache lines in use; ValueError for a call that a device answers wrongly.

@@ -187,7 +187,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         position_ids.masked_fill_(attention_mask == 0, 1)
         if self.neuron_model.kv_cache_populated:
             input_ids = input_ids[:, -1:]
-            position_ids = self._next_position(attention_mask)
+            position_ids = attention_mask.long().sum(dim=-1, keepdim=True)  # tokens before it
         inputs: Dict[str, Any] = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -201,11 +201,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             if kwargs.get(name) is not None:
                 inputs[name] = kwargs[name]
         return inputs
-
-    @staticmethod
-    def _next_position(attention_mask: torch.Tensor) -> torch.Tensor:
-        """The new token's position (B, 1): the number of tokens that the mask shows before it."""
-        return attention_mask.long().sum(dim=-1, keepdim=True)
 
     def _update_model_kwargs_for_generation(
         self,

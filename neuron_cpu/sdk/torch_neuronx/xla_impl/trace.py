@@ -68,7 +68,8 @@ def generate_hlo(
     """The graph of `func` for inputs with the shapes and types of `example_inputs`. A parameter in
     `input_output_aliases` is a state: after a call it holds the named output."""
     named = dict(example_inputs) if treat_inputs_as_kwargs else None
-    inputs = list(named.values()) if named is not None else _as_list(example_inputs)
+    alone = isinstance(example_inputs, torch.Tensor)
+    inputs = [example_inputs] if alone else list(named.values() if named else example_inputs)
     names = list(named or _argument_names(func, len(inputs)))
     states = {id(key): place for key, place in (input_output_aliases or {}).items()}
     # The length of the new tokens, or of what they see: of ids and mask the longer one.
@@ -104,10 +105,6 @@ def heard() -> Iterator[List[graph.Compiled]]:
         yield graphs
     finally:
         _listeners.remove(graphs)
-
-
-def _as_list(inputs: Any) -> List[torch.Tensor]:
-    return [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
 
 
 def _argument_names(func: Any, count: int) -> List[str]:
