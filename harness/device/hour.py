@@ -11,7 +11,6 @@ from harness import console
 from harness.device import page, plan, results
 from harness.device.calls import SUBMISSIONS
 from harness.device.plan import Entry
-from harness.device.probes import PROBES
 from harness.device.running import SIMULATOR, XLA, Unanswered, Workers
 from harness.errors import UserError
 from harness.files import locked_folder
@@ -72,7 +71,7 @@ class _Hour:
                 known |= {} if found is None else {name: found}
                 results.write(self.path, self.report)  # tracing takes minutes
                 step.advance()
-        every = list(plan.entries(known, today))
+        every = list(plan.entries(known, today, self.report["machine"]["target"]))
         done = self.report["entries"]
         new = [entry for entry in every if entry.name not in done]
         # what a run was at when it was killed comes last: it may have been the reason
@@ -116,7 +115,7 @@ class _Hour:
         call = dict(entry.call)
         if entry.kind == plan.CONSTRUCT:
             file = self.scratch / f"probe_{len(self.report['entries'])}.py"
-            file.write_text(PROBES[call.pop("probe")].text, encoding="utf-8")
+            file.write_text(call.pop("text"), encoding="utf-8")
             call["module"] = str(file)
             found["constructs"] = self._simulate("harness.device.model:constructs", call=call)
         elif entry.kind in (plan.CONSTANT, plan.LAUNCH, plan.KERNEL):
