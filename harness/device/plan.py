@@ -79,7 +79,7 @@ def entries(
     first = [entry for graph in FIRST for entry in kernels.pop(graph, ())]
     yield from first
     probes = [
-        Entry(f"construct {name}", CONSTRUCT, XLA, {**probe.call, "text": probe.text})
+        construct(name, today)
         for name, probe in PROBES[today].items()
         if probe.generation <= GENERATIONS.get(target, 2)
     ]
@@ -102,6 +102,12 @@ def whole(length: int, today: bool) -> Entry:
     """The entry of a prompt's graph and of the decode step behind it."""
     call = {"length": length, "file": SUBMISSIONS[today], "degree": DEGREE[False]}
     return Entry(f"whole graphs of {length}", WHOLE, BENCHMARK, call)
+
+
+def construct(name: str, today: bool = False) -> Entry:
+    """The entry of a probe."""
+    probe = PROBES[today][name]
+    return Entry(f"construct {name}", CONSTRUCT, XLA, {**probe.call, "text": probe.text})
 
 
 def within(minutes: float, every: Sequence[Entry]) -> list[Entry]:

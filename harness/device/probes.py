@@ -66,7 +66,7 @@ def probe({arguments}):
 
 probe = probe{launch}
 '''
-USED = 5, 10  # probes of what `llama.py` and `llama_step.py` use; they are the first
+USED = 5, 7  # probes of what `llama.py` and `llama_step.py` use; they are the first
 
 
 class Probe(NamedTuple):
@@ -92,7 +92,8 @@ class Probe(NamedTuple):
     @property
     def text(self) -> str:
         """The file."""
-        return (TODAY if self.today else BEFORE).format(**self._asdict() | {"shape": tuple(self.shape)})
+        text = TODAY if self.today else BEFORE
+        return text.format(**self._asdict() | {"shape": tuple(self.shape)})
 
     @property
     def call(self) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_every_construct_that_no_public_run_shows_has_a_probe_that_the_simulator
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("target", CHIPS)
-def test_a_probe_of_today_has_numpy_s_result_where_a_chip_has_what_it_probes_and_is_refused_elsewhere(
+def test_a_probe_of_today_has_numpy_s_result_or_is_refused_by_a_chip_that_lacks_it(
     target, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
