@@ -11,27 +11,30 @@ from harness import console
 from harness.device import page, plan, results
 from harness.device.calls import SUBMISSIONS
 from harness.device.plan import Entry
-from harness.device.running import SIMULATOR, XLA, Unanswered, Workers
+from harness.device.probes import PROBES
+from harness.device.running import HUNG, SIMULATOR, XLA, Unanswered, Workers
 from harness.errors import UserError
 from harness.files import locked_folder
 from neuron_cpu.files import write_text_atomically
 
-MEASURED, WRONG, BEGUN = "measured", "wrong", "begun"
+MEASURED, WRONG, UNFINISHED = "measured", "wrong", "unfinished"
 FAR = 0.02  # of results from the simulator's, relative to their size
 SIMULATING_SECONDS = 1800.0
-FEWEST = 20  # times that constants are fitted to
+FITTED, FEWEST = (plan.CONSTANT, plan.LAUNCH), 20  # times that constants are fitted to
+FITTING_SECONDS = 120
 
 
 def run(path: Path, minutes: float) -> dict[str, Any]:
     """Go on with the report at ``path`` for so many minutes, and write its page beside it."""
+    until = time.monotonic() + 60 * minutes
     with contextlib.ExitStack() as stack:
         stack.enter_context(locked_folder(path.parent, lambda: _refuse(path)))
         report = results.begun(path)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = stack.enter_context(Workers(folder, report["machine"]["target"]))
-        hour = _Hour(report, path, workers, folder)
+        hour = _Hour(report, path, workers, folder, until)
         hour.plan(minutes)
-        hour.measure(time.monotonic() + 60 * minutes)
+        hour.measure()
         hour.fit()
     results.write(path, report | {"sentences": page.sentences(report)})
     write_text_atomically(path.with_suffix(".md"), page.page(report))
@@ -43,11 +46,14 @@ def _refuse(path: Path) -> NoReturn:
 
 
 class _Hour:
-    """A report that grows."""
+    """A report that grows until a time."""
 
-    def __init__(self, report: dict[str, Any], path: Path, workers: Workers, scratch: Path) -> None:
+    def __init__(
+        self, report: dict[str, Any], path: Path, workers: Workers, scratch: Path, until: float
+    ) -> None:
         self.report, self.path, self.workers, self.scratch = report, path, workers, scratch
-        self.entries: list[Entry] = []
+        self.until, self.today = until, results.of_today(report)
+        self.graphs: dict[str, Any] = dict(report.setdefault("graphs", {}))
 
     def _simulate(self, do: str, **given: Any) -> Any:
         """The simulator's results, or None and a line with the reason."""
@@ -57,45 +63,60 @@ class _Hour:
             console.say(f"The simulator {error.status}: {error.words}")
             return None
 
+    def _open(self) -> list[Entry]:
+        """What is not measured yet. An entry that a run was at when it was killed comes last: it
+        may have been the reason."""
+        done, every = self.report["entries"], list(plan.entries(self.graphs, self.today))
+        new = [entry for entry in every if entry.name not in done]
+        return new + [e for e in every if done.get(e.name, {}).get("status") == UNFINISHED]
+
+    def _chosen(self, known: int) -> list[Entry]:
+        """What fits into the time that is left; the fit takes some where enough times are known."""
+        fitting = FITTING_SECONDS if known >= FEWEST else 0
+        return plan.within(self.until - fitting - time.monotonic(), self._open())
+
+    def _planned(self) -> list[Entry]:
+        known = len(results.measured(self.report, *FITTED))
+        return self._chosen(known + sum(entry.kind in FITTED for entry in self._chosen(0)))
+
     def plan(self, minutes: float) -> None:
-        """The remaining work, and the part of it that fits; says so."""
+        """Say what fits. Those of the model's graphs are traced before whose kernels fit."""
         if self._simulate("harness.device.model:overheads") is None:
             raise UserError("Estimates need what the simulator has not found; install that.")
-        known = self.report.setdefault("graphs", {})
-        today = results.of_today(self.report)
-        of = {"file": SUBMISSIONS[today], "degree": plan.DEGREE[today]}
-        wanted = [name for name in plan.GRAPHS_OF_1B if name not in known]
-        with console.step("Tracing the model's graphs", len(wanted), least_seconds=1.0) as step:
-            for name in wanted:
-                found = self._simulate("harness.device.model:graph", name=name, **of)
-                known |= {} if found is None else {name: found}
-                results.write(self.path, self.report)  # tracing takes minutes
-                step.advance()
-        every = list(plan.entries(known, today, self.report["machine"]["target"]))
-        done = self.report["entries"]
-        new = [entry for entry in every if entry.name not in done]
-        # what a run was at when it was killed comes last: it may have been the reason
-        again = [entry for entry in every if done.get(entry.name, {}).get("status") == BEGUN]
-        self.entries = plan.within(minutes, [*new, *again])
-        counts = Counter(entry.kind for entry in self.entries)
+        begun = time.monotonic()
+        while graphs := [e.call["name"] for e in self._planned() if e.kind == plan.KERNELS_OF]:
+            with console.step(f"Tracing {graphs[0]}", least_seconds=1.0):
+                self._trace(graphs[0])
+        gone, chosen = (time.monotonic() - begun) / 60, self._planned()
+        counts = Counter(entry.kind for entry in chosen)
         took = {kind: count * plan.SECONDS[kind] / 60 for kind, count in counts.items()}
         said = ", ".join(f"{n} {kind} ({took[kind]:.0f} min)" for kind, n in counts.items())
-        left = len(new) + len(again) - len(self.entries)
         console.say(
-            f"Plan, the most valuable first: {said or 'nothing'}; {sum(took.values()):.0f} of "
-            f"{minutes:g} minutes; {left} of {len(every)} entries are left for another run. A run "
-            f"may be ended at any time: {self.path} holds what is done."
+            f"Plan of {minutes:g} minutes, the most valuable first: {said or 'nothing'}; tracing "
+            f"took {gone:.1f} and the fit may take {FITTING_SECONDS / 60:g}. "
+            f"{len(self._open()) - len(chosen)} entries are left for time that is saved, or for "
+            f"another run. A run may be ended at any time: {self.path} holds what is done."
         )
 
-    def measure(self, until: float) -> None:
-        """Entry by entry, as long as there is time."""
-        with console.step("Measuring", total=len(self.entries)) as step:
-            for place, entry in enumerate(self.entries, 1):
-                if time.monotonic() > until:
-                    console.say(f"Time is up: {len(self.entries) - place + 1} entries are left.")
-                    return
-                step.note(f"{place} of {len(self.entries)}: {entry.name}")
-                self._keep(entry, {"status": BEGUN})
+    def _trace(self, name: str) -> None:
+        """Find out about the kernels of one of the model's graphs; it has none if that fails."""
+        of = {"file": SUBMISSIONS[self.today], "degree": plan.DEGREE[self.today]}
+        found = self._simulate("harness.device.model:graph", name=name, **of)
+        self.graphs[name] = found or {"kernels": []}
+        if found is not None:
+            self.report["graphs"][name] = found
+            results.write(self.path, self.report)
+
+    def measure(self) -> None:
+        """The most valuable entry that fits, until none does."""
+        with console.step("Measuring", total=len(self._open())) as step:
+            while chosen := self._chosen(len(results.measured(self.report, *FITTED))):
+                entry = chosen[0]
+                step.note(f"Measuring {entry.name}")
+                if entry.kind == plan.KERNELS_OF:
+                    self._trace(entry.call["name"])
+                    continue
+                self._keep(entry, {"status": UNFINISHED})
                 started = time.monotonic()
                 found = self._done(entry)
                 found["seconds"] = round(time.monotonic() - started, 1)
@@ -104,6 +125,9 @@ class _Hour:
                     told = f" ({found['words']})" if "words" in found else ""
                     console.say(f"{entry.name}: {found['status']}{told}")
                 step.advance()
+            step.note("Measuring")
+        if left := self._open():
+            console.say(f"Time is up: {len(left)} entries are left.")
 
     def _keep(self, entry: Entry, found: dict[str, Any]) -> None:
         self.report["entries"][entry.name] = {"kind": entry.kind, **found}
@@ -114,8 +138,11 @@ class _Hour:
         found: dict[str, Any] = {}
         call = dict(entry.call)
         if entry.kind == plan.CONSTRUCT:
-            file = self.scratch / f"probe_{len(self.report['entries'])}.py"
-            file.write_text(call.pop("text"), encoding="utf-8")
+            probe = call.pop("probe")
+            file = (
+                self.scratch / f"probe_{list(PROBES).index(probe)}.py"
+            )  # modules are kept by path
+            file.write_text(PROBES[probe].text, encoding="utf-8")
             call["module"] = str(file)
             found["constructs"] = self._simulate("harness.device.model:constructs", call=call)
         elif entry.kind in (plan.CONSTANT, plan.LAUNCH, plan.KERNEL):
@@ -125,13 +152,15 @@ class _Hour:
             for name in (f"{phase}-{call['length']}" for phase in ("prefill", "decode")):
                 told = self._simulate("harness.device.model:graph", name=name, **of)
                 found.setdefault("expected", {})[name] = told and told["us"]
+        patience = float(plan.PATIENCE * plan.SECONDS[entry.kind])
+        limit = min(patience, self.until - time.monotonic())
         try:
-            return found | self._measured(entry, call)
-        except Unanswered as error:
-            return found | {"status": error.status, "words": error.words}
+            return found | self._measured(entry, call, limit)
+        except Unanswered as error:  # another run may have more time for it
+            late = error.status == HUNG and limit < patience
+            return found | {"status": UNFINISHED if late else error.status, "words": error.words}
 
-    def _measured(self, entry: Entry, call: dict[str, Any]) -> dict[str, Any]:
-        limit = float(plan.PATIENCE * plan.SECONDS[entry.kind])
+    def _measured(self, entry: Entry, call: dict[str, Any], limit: float) -> dict[str, Any]:
         if entry.kind in (plan.CONSTRUCT, plan.NUMBERS):
             given: dict[str, Any] = {"call": call, "results": str(self.scratch / "results.pt")}
             self.workers.ask(XLA, "harness.device.calls:run", given, limit)
@@ -156,13 +185,12 @@ class _Hour:
 
     def fit(self) -> None:
         """The constants with which the model gives these times, where there are enough."""
-        times = results.measured(self.report, plan.CONSTANT, plan.LAUNCH)
+        times = results.measured(self.report, *FITTED)
         if len(times) < FEWEST:
             console.say(f"No constants are fitted to {len(times)} times, {FEWEST} are needed.")
             return
         with console.step("Fitting the cost model's constants"):
-            today = results.of_today(self.report)
-            found = self._simulate("harness.device.fit:fit", measured=times, today=today)
+            found = self._simulate("harness.device.fit:fit", measured=times, today=self.today)
         if found is not None:
             self.report["fit"] = found
             results.write(self.path, self.report)

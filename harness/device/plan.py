@@ -12,12 +12,13 @@ from typing import Any
 from harness.device.calls import MICROS, SUBMISSIONS
 from harness.device.probes import PROBES, USED
 from harness.device.rows import GRAPHS, KERNELS, ROWS, Row
-from harness.device.running import BENCHMARK, XLA
+from harness.device.running import BENCHMARK, SIMULATOR, XLA
 from harness.inputs.models import EMBEDDED_WHEEL
 
 # kinds of entries
 CONSTANT, LAUNCH, KERNEL = "constant", "launch", "kernel"
 CONSTRUCT, NUMBERS, WHOLE, TEXT = "construct", "numbers", "whole graph", "text"
+KERNELS_OF = "kernels of a graph"  # that is not traced yet, so nobody knows them
 FIRST = ("decode-640", "prefill-640")
 GRAPHS_OF_1B = (
     *FIRST, "decode-128", "prefill-128", "decode-2048", "prefill-64", "prefill-512", "prefill-1024",
@@ -25,9 +26,10 @@ GRAPHS_OF_1B = (
 )  # fmt: skip
 DEGREE = (2, 1)  # by language: a step of one kernel has its collectives inside
 DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
-GENERATIONS = {"trn2": 3, "trn3": 4}  # of the others 2
-SECONDS = {CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600, TEXT: 300}
-LAST = "by keywords"  # a probe of other spellings
+SECONDS = {
+    CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600, TEXT: 300,
+    KERNELS_OF: 85,  # tracing, and one of them
+}  # fmt: skip
 PATIENCE = 10  # times as long is taken for hanging
 # Kernels whose results the simulator claims to the bit: they move, or add whole numbers in fp32.
 EXACT = ("small", "rows-4", "rows-512", "transfers-16", "gathers-8", "round-trips-4", "spills")
@@ -56,11 +58,9 @@ def of_row(row: Row, today: bool = False) -> Entry:
     return Entry(row.name, LAUNCH if row.calls else CONSTANT, BENCHMARK, call)
 
 
-def entries(
-    graphs: Mapping[str, Mapping[str, Any]], today: bool = False, target: str = ""
-) -> Iterator[Entry]:
-    """Every entry for a chip, the most valuable first; ``graphs`` as `model.graph` tells them, in
-    `nki` or `neuronxcc.nki`.
+def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Iterator[Entry]:
+    """Every entry, the most valuable first; ``graphs`` as `model.graph` tells them, in `nki` or
+    `neuronxcc.nki`.
 
     Launches of a kernel inside a graph decide whether a decode step should be one kernel
     (docs/decode_step.md), so they are first.
@@ -75,27 +75,27 @@ def entries(
             if key not in names:
                 names[key] = name
                 kernels.setdefault(graph, []).append(Entry(name, KERNEL, BENCHMARK, call))
+    for graph in GRAPHS_OF_1B:
+        if graph not in graphs:
+            entry = Entry(f"{KERNELS_OF}: {graph}", KERNELS_OF, SIMULATOR, {"name": graph})
+            kernels[graph] = [entry]
     yield from (of_row(row, today) for row in (*GRAPHS, *KERNELS))
     first = [entry for graph in FIRST for entry in kernels.pop(graph, ())]
     yield from first
-    probes = [
-        construct(name, today)
-        for name, probe in PROBES[today].items()
-        if probe.generation <= GENERATIONS.get(target, 2)
-    ]
-    yield from probes[: USED[today]]
+    if not today:  # probes are in the older language
+        yield from map(construct, list(PROBES)[:USED])
     exact = [of_row(ROWS[name], today) for name in EXACT]
-    for entry in (*exact, *first):
+    for entry in (*exact, *(one for one in first if one.kind == KERNEL)):
         numbers = f"{entry.name}: numbers"
         yield Entry(numbers, NUMBERS, XLA, entry.call, exact=entry.kind == CONSTANT)
     yield whole(640, today)
     if importlib.util.find_spec(EMBEDDED_WHEEL.replace("-", "_")):
         yield Entry("text of the embedded model", TEXT, BENCHMARK, {"file": SUBMISSIONS[today]})
     yield from (entry for found in kernels.values() for entry in found)
-    later = probes[USED[today] :]
-    yield from (entry for entry in later if not entry.name.endswith(LAST))
+    later = () if today else list(PROBES)[USED:]
+    yield from (construct(name) for name in later if not name.endswith("by keywords"))
     yield from (whole(length, today) for length in (128, 2048))
-    yield from (entry for entry in later if entry.name.endswith(LAST))
+    yield from (construct(name) for name in later if name.endswith("by keywords"))
 
 
 def whole(length: int, today: bool) -> Entry:
@@ -104,15 +104,15 @@ def whole(length: int, today: bool) -> Entry:
     return Entry(f"whole graphs of {length}", WHOLE, BENCHMARK, call)
 
 
-def construct(name: str, today: bool = False) -> Entry:
+def construct(name: str) -> Entry:
     """The entry of a probe."""
-    probe = PROBES[today][name]
-    return Entry(f"construct {name}", CONSTRUCT, XLA, {**probe.call, "text": probe.text})
+    return Entry(f"construct {name}", CONSTRUCT, XLA, {**PROBES[name].call, "probe": name})
 
 
-def within(minutes: float, every: Sequence[Entry]) -> list[Entry]:
-    """The first entries that fit; one that is too long leaves its time to those behind it."""
-    chosen, left = [], 60 * minutes
+def within(left: float, every: Sequence[Entry]) -> list[Entry]:
+    """The first entries that fit into so many seconds; one that is too long leaves its time to
+    those behind it."""
+    chosen = []
     for entry in every:
         if SECONDS[entry.kind] <= left:
             left -= SECONDS[entry.kind]

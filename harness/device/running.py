@@ -22,7 +22,10 @@ from neuron_cpu.processes import limits
 
 # who may run beside each other: the simulator touches no device
 BENCHMARK, XLA, SIMULATOR = "benchmark", "xla", "simulator"
-DEVICES = (BENCHMARK, XLA)
+DEVICES, HUNG = (BENCHMARK, XLA), "hung"
+# A kernel without [2] runs on one core. On Trainium2 and 3 two are one by default, and the runtime
+# refuses what was made for another number (aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py).
+ONE_CORE = {"NEURON_LOGICAL_NC_CONFIG": "1"}
 MOST_WORDS = 600  # of an error: a compiler's can be megabytes
 
 
@@ -57,7 +60,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
             result, words = self._running[role][0].submit(_do, do, dict(given)).result(limit)
         except TimeoutError:
             self._end(role)
-            raise Unanswered("hung", f"no answer within {limit:.0f} s") from None
+            raise Unanswered(HUNG, f"no answer within {limit:.0f} s") from None
         except BrokenProcessPool:
             self._end(role)
             raise Unanswered("died", "its process ended") from None
@@ -68,7 +71,7 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
     def _start(self, role: str) -> None:
         if role in DEVICES:
             self._end(*(other for other in DEVICES if other in self._running))
-        environment = {"NEURON_PLATFORM_TARGET_OVERRIDE": self._target}
+        environment = {"NEURON_PLATFORM_TARGET_OVERRIDE": self._target} | ONE_CORE
         given = self._scratch, environment | ({"NEURON_CPU": "1"} if role == SIMULATOR else {})
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=given)

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import torch
@@ -27,9 +27,10 @@ from harness import sdk
 from harness.device import calls
 
 WARM_UPS, RUNS, PERCENTILES = 5, 50, (0, 50, 99)
+RANKS = 2  # of a graph with all-reduces
 OFTEN = f"--num-exec={WARM_UPS + RUNS}", "--profile-nth-exec=11"
 PROFILERS, TOOLS = ("neuron-explorer", "neuron-profile"), "/opt/aws/neuron/bin"
-ONE_CORE = {"NEURON_LOGICAL_NC_CONFIG": "1", "NEURON_RT_NUM_CORES": "1"}  # a kernel's without [2]
+ONE_CORE = {"NEURON_RT_NUM_CORES": "1"}
 
 
 def benchmark(call: Mapping[str, Any]) -> dict[str, float]:
@@ -46,7 +47,8 @@ def benchmark(call: Mapping[str, Any]) -> dict[str, float]:
         return nt.tensor[shape, types[dtype]] if dtype in types else seeded(shape, dtype).numpy()
 
     kernel, given, named = calls.arguments(call, tensor)
-    timed = nki.benchmark(warmup=WARM_UPS, iters=RUNS)(kernel)
+    options = of_one_core() or ""
+    timed = nki.benchmark(warmup=WARM_UPS, iters=RUNS, additional_compile_opt=options)(kernel)
     timed(*given, **named)
     latency = timed.benchmark_result.nc_latency
     return {f"p{p}": float(latency.get_latency_percentile(p)) for p in PERCENTILES}
@@ -56,7 +58,7 @@ def estimated(call: Mapping[str, Any]) -> dict[str, float]:
     """The cost model's time, in the form of a measurement."""
     from harness.device import model
 
-    return dict.fromkeys((f"p{p}" for p in PERCENTILES), model.graph_ns(call) / 1e3)
+    return by_percentile([model.graph_ns(call) / 1e3])
 
 
 def by_percentile(us: Sequence[float]) -> dict[str, float]:
@@ -119,7 +121,7 @@ def graph(call: Mapping[str, Any]) -> dict[str, float]:
 
 def timed(call: Mapping[str, Any]) -> dict[str, float]:
     """The same, in this process."""
-    run = (_of_torch if importlib.util.find_spec("torch_neuronx") else _of_jax)(call)
+    run = (_of_torch if importlib.util.find_spec("torch_xla") else _of_jax)(call)
     seconds = []
     for _ in range(WARM_UPS + RUNS):
         begun = time.perf_counter()
@@ -129,48 +131,74 @@ def timed(call: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _of_jax(call: Mapping[str, Any]) -> Callable[[], Any]:
-    """The graph in JAX, which today's SDK has where PyTorch is gone."""
+    """The graph in JAX, which today's SDK has where PyTorch/XLA is gone."""
     import jax
 
     graph, value = _graph(call, lambda value: jax.lax.psum(value, "cores"))
-    if not call["reduced"]:
-        given, run = jax.numpy.asarray(value.numpy()), jax.jit(graph)
-    else:
-        given = jax.numpy.stack([value.numpy()] * 2)
-        run = jax.pmap(graph, axis_name="cores", devices=jax.devices()[:2])
+    given = jax.numpy.asarray(value.numpy())
+    if call["reduced"]:
+        mesh, whole = jax.sharding.Mesh(jax.devices()[:2], ("cores",)), jax.sharding.PartitionSpec()
+        # JAX cannot look into a kernel, so it cannot check where results are the same
+        graph = jax.shard_map(graph, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+        given = jax.device_put(given, jax.sharding.NamedSharding(mesh, whole))
+    run = jax.jit(graph)
     return lambda: run(given).block_until_ready()
 
 
 def _of_torch(call: Mapping[str, Any]) -> Callable[[], Any]:
     """The graph as inference has it: compiled before. PyTorch/XLA would record it at each run, and
     so run the Python of every kernel in it (aws-neuron-sdk v2.21.1, api-torch-neuronx-trace)."""
-    column = _graph(call)[1][:, :1].contiguous()
-    if call["reduced"]:
-        from neuronx_distributed.trace import parallel_model_trace
+    import neuronx_distributed as nxd
 
-        rank = functools.partial(_of_a_rank, dict(call))
-        traced = parallel_model_trace(rank, (column,), tp_degree=2)
-    else:
+    column, options = Ranked(call).value[:, :1].contiguous(), of_one_core()
+    run: Any
+    if not call["reduced"]:
         import torch_neuronx
 
-        traced = torch_neuronx.trace(_of_a_rank(call)[0], (column,))
-    return lambda: traced(column)
+        run = torch_neuronx.trace(Ranked(call), (column,), compiler_args=options)
+    elif not hasattr(nxd, "NxDParallelState"):  # before SDK 2.25
+        from neuronx_distributed.trace import parallel_model_trace as trace
+
+        of_rank = functools.partial(_of_rank, dict(call))
+        run = trace(of_rank, (column,), tp_degree=RANKS, compiler_args=options)
+    else:
+        with nxd.NxDParallelState(world_size=RANKS, tensor_model_parallel_size=RANKS):
+            traced = nxd.ModelBuilder(Ranked(call)).trace(args=column, tag="graph")
+            run = traced.compile(compiler_workdir=os.getcwd(), compiler_args=options)
+        run.set_weights([{}] * RANKS)
+        run.to_neuron()
+    return lambda: run(column)
 
 
-def _of_a_rank(call: Mapping[str, Any]) -> tuple[Callable[[Any], Any], dict[Any, Any]]:
-    """What a rank computes, and its states, of which there are none.
+def of_one_core() -> Optional[str]:
+    """The compiler's option with which a core is a core of its own. Where two are one by default, a
+    graph has to be compiled for what the runtime's NEURON_LOGICAL_NC_CONFIG says."""
+    target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE")
+    return None if target in ("trn1", "inf2") else "--logical-nc-config=1"
 
-    A column comes from the host and goes back, as little as possible: both are timed.
-    """
-    import torch_xla.core.xla_model as xm
 
-    graph, value = _graph(call, functools.partial(xm.all_reduce, xm.REDUCE_SUM))
-    shape = value.shape
-    return lambda column: graph(column.expand(shape).contiguous())[:, :1], {}
+def _of_rank(call: Mapping[str, Any]) -> tuple[torch.nn.Module, dict[Any, Any]]:
+    """A rank's module, and its states, of which there are none."""
+    return Ranked(call), {}
+
+
+class Ranked(torch.nn.Module):
+    """What a rank computes. A column comes from the host and goes back, as little as possible: both
+    are timed."""
+
+    def __init__(self, call: Mapping[str, Any]) -> None:
+        super().__init__()
+        from neuronx_distributed.parallel_layers import mappings
+
+        self.graph, self.value = _graph(call, mappings.reduce_from_tensor_model_parallel_region)
+
+    def forward(self, column: Any) -> Any:
+        """[rows, 1] of what every column holds -> the result's first column."""
+        return self.graph(column.expand(self.value.shape).contiguous())[:, :1]
 
 
 def _graph(
-    call: Mapping[str, Any], reduce: Callable[[Any], Any] = lambda value: value
+    call: Mapping[str, Any], reduce: Callable[[Any], Any]
 ) -> tuple[Callable[[Any], Any], torch.Tensor]:
     """The computation, and a tensor to begin with."""
     kernel, given, named = calls.arguments(call, calls.Seeded())

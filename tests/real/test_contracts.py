@@ -13,6 +13,7 @@ import pytest
 from neuronx_distributed_inference.models import config as config_module
 from neuronx_distributed_inference.models.llama import modeling_llama
 
+from harness.device import calls
 from neuron_cpu import libraries
 from tests.real import contracts, releases, seams
 from tests.real.differences import ACCEPTED, SEAMS
@@ -110,6 +111,38 @@ def test_inputs_parameters_calls_and_refusals_are_those_of_the_release(version, 
     told = set(seams.differences(*found))
     unknown = [one for one in told if not any(_fits(one, row[:3]) for row in SEAMS)]
     assert not unknown, "\n".join(map(str, sorted(unknown)))
+
+
+TWO_RANKS = """
+import torch
+import neuron_cpu
+neuron_cpu.ensure_sdk()
+from harness import sdk
+from harness.device import calls, plan, timing
+from harness.device.rows import ROWS
+
+call = plan.of_row(ROWS["collectives-8-512"], sdk.today()).call
+reduced = timing._of_torch(call)()
+(whole,) = calls.computed(call, calls.Seeded())
+assert torch.equal(reduced, 2 ** call["reduced"] * whole[:, :1])
+"""
+
+
+@checkouts
+@pytest.mark.parametrize(
+    ("version", "language"),
+    [("0.5", {}), ("0.6", {}), ("0.7", {}), ("0.8", {}), ("0.9", {"NEURON_CPU_NKI": "2.31"})],
+)
+def test_the_hour_compiles_a_graph_of_two_ranks_by_the_release_s_builder(
+    version, language, tmp_path
+):
+    """`--mode device-report` in SDK 2.25 to 2.31: the library's own code, a kernel, all-reduces."""
+    real = releases.environment(releases.RELEASES[version], Path(FOLDER))
+    path = f"{calls.ROOT}:{real['PYTHONPATH']}"
+    of_chip = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2" if language else "trn1", "NEURON_CPU": "1"}
+    environment = real | language | of_chip | {"PYTHONPATH": path}
+    command = [sys.executable, "-W", "ignore", "-c", TWO_RANKS]
+    subprocess.run(command, env=environment, cwd=tmp_path, check=True)
 
 
 def _fits(given: seams.Difference, row: tuple[str, ...]) -> bool:

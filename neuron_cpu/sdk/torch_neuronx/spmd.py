@@ -75,7 +75,7 @@ class SPMDModel:
             for name in self.tape.weights:
                 _check(f"The weight {name} of rank {rank}", own[name], self.tape.types[name])
         self._states, self._weights, self._ready = list(states), list(weights), True
-        if not states:  # a graph without states
+        if not any(states):  # a graph without states
             self._states = [{} for _ in weights]
 
     def forward(self, inputs: List[torch.Tensor]) -> List[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from unittest import mock
 
 import pytest
@@ -27,7 +28,7 @@ def some(monkeypatch):
     for name in ("small", "rows-4"):
         call = plan.of_row(ROWS[name]).call
         entries.append(plan.Entry(f"{name}: numbers", plan.NUMBERS, plan.XLA, call, exact=True))
-    monkeypatch.setattr(plan, "entries", lambda *_: iter(entries))
+    monkeypatch.setattr(plan, "entries", lambda graphs, today=False: iter(entries))
 
     def device(**faults):
         monkeypatch.setattr(played.Workers, "device", played.Device(1, None, faults))
@@ -90,11 +91,46 @@ def test_a_run_that_is_cut_off_goes_on_and_comes_last_to_what_it_was_at(
     with pytest.raises(KeyboardInterrupt):
         hour.run(path, 60)
     before = results.read(path)["entries"]
-    assert [entry["status"] for entry in before.values()] == ["measured"] * 2 + ["begun"]
+    assert [entry["status"] for entry in before.values()] == ["measured"] * 2 + ["unfinished"]
     monkeypatch.setattr(played.Workers, "ask", ask)
     after = hour.run(path, 60)["entries"]
     assert all(entry["status"] == "measured" for entry in after.values())
     assert all(after[name] == before[name] for name in ROW_NAMES[:2])
+
+
+def test_entries_that_runs_were_at_when_they_ended_are_told_apart(some, tmp_path):
+    path, names = tmp_path / "report.json", ("nl.silu", "nl.minimum", "nl.floor")
+    hour.run(path, 60)
+    report = results.read(path)
+    for name in names:
+        report["entries"][f"construct {name}"] = {"kind": "construct", "status": "unfinished"}
+    results.write(path, report)
+    after = hour.run(path, 60)["entries"]
+    assert [after[f"construct {name}"]["constructs"] for name in names] == [[n] for n in names]
+
+
+def test_a_run_ends_with_its_time_and_traces_only_what_fits(some, tmp_path, monkeypatch, capsys):
+    """Two launches fit into a minute. What hangs until the time is up is not called hung."""
+    monkeypatch.undo()  # the whole plan
+    monkeypatch.setattr(hour, "Workers", played.Workers)
+    clock, waited = [0.0], []
+
+    def ask(self, role, do, given, limit):
+        if role == "simulator":
+            return {"kernels": [], "us": 1.0, "band_us": [1.0, 2.0]}
+        waited.append(limit)
+        clock[0] += 30 if len(waited) < 2 else limit
+        if len(waited) < 2:
+            return {"p50": 1.0}
+        raise Unanswered("hung", "no answer")
+
+    monkeypatch.setattr(played.Workers, "ask", ask)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    report = hour.run(tmp_path / "report.json", 1)
+    assert clock[0] == 60 and waited == [60, 30]
+    assert [e["status"] for e in report["entries"].values()] == ["measured", "unfinished"]
+    assert not report["graphs"]
+    assert "Plan of 1 minutes, the most valuable first: 2 launch (1 min)" in capsys.readouterr().err
 
 
 def test_without_the_simulator_s_packages_no_hour_is_spent(some, tmp_path, monkeypatch, capsys):
@@ -118,7 +154,7 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_one_keeps_its_repor
 
 def test_minutes_choose_the_most_valuable_first():
     every = list(plan.entries({}))
-    chosen = plan.within(5, every)
+    chosen = plan.within(300, every)
     assert chosen == every[: len(chosen)] and sum(plan.SECONDS[one.kind] for one in chosen) <= 300
     assert {entry.kind for entry in chosen} >= {plan.LAUNCH, plan.CONSTANT}
     assert {entry.kind for entry in every} == set(plan.SECONDS) - {plan.KERNEL}

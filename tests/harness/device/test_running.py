@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import subprocess
 import sys
@@ -51,6 +52,8 @@ def test_one_process_is_beside_the_device_and_the_simulator_knows_what_it_stands
     name = {"key": "NEURON_PLATFORM_TARGET_OVERRIDE"}
     assert workers.ask(SIMULATOR, "os:getenv", name, 120) == "trn2"
     assert set(workers._running) == {XLA, SIMULATOR}
+    cores = {"key": "NEURON_LOGICAL_NC_CONFIG"}
+    assert {workers.ask(role, "os:getenv", cores, 120) for role in (XLA, SIMULATOR)} == {"1"}
 
 
 def test_of_a_long_error_its_end_is_told(workers):
@@ -69,27 +72,70 @@ def test_a_graph_is_timed_in_microseconds_behind_its_warm_up(monkeypatch):
     assert timing.timed({}) == {"p0": 1e6, "p50": 1e6, "p99": 1e6}
 
 
-@pytest.mark.parametrize("reduced", [0, 3])
-def test_a_graph_is_compiled_once_and_has_its_kernels_and_all_reduces(reduced, monkeypatch):
+class Builder:
+    """NxD's model builder; `made` says for how many ranks, and with which options."""
+
+    made: list = []
+
+    def __init__(self, module):
+        self.module, self.weights = module, None
+
+    def trace(self, args, tag):
+        return self
+
+    def compile(self, compiler_workdir, compiler_args):
+        self.made.append(compiler_args)
+        return self
+
+    def set_weights(self, weights):
+        self.weights = weights
+
+    def to_neuron(self):
+        assert self.weights == [{}, {}]
+
+    def __call__(self, column):
+        return self.module(column)
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2"])
+@pytest.mark.parametrize(("reduced", "release"), [(0, "2.21"), (3, "2.21"), (3, "2.29")])
+def test_a_graph_is_compiled_once_and_has_its_kernels_and_all_reduces(
+    reduced, release, target, monkeypatch
+):
     """Two ranks as one call; a sum doubles, and each call of the kernel adds what one does."""
+    import neuronx_distributed
     import torch_neuronx
-    import torch_xla.core.xla_model as xm
+    from neuronx_distributed.parallel_layers import mappings
 
-    compiled = []
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+    compiled = Builder.made = []
 
-    def parallel_model_trace(rank, example, tp_degree):
-        compiled.append(tp_degree)
+    def state(world_size, tensor_model_parallel_size):
+        compiled.append(world_size)
+        return contextlib.nullcontext()
+
+    def parallel_model_trace(rank, example, tp_degree, compiler_args):
+        compiled.extend((tp_degree, compiler_args))
         return pickle.loads(pickle.dumps(rank))()[0]
 
-    trace = SimpleNamespace(parallel_model_trace=parallel_model_trace)
-    monkeypatch.setitem(sys.modules, "neuronx_distributed.trace", trace)
-    monkeypatch.setattr(torch_neuronx, "trace", lambda made, _: compiled.append(1) or made)
-    monkeypatch.setattr(xm, "all_reduce", lambda kind, value: value * 2)
+    def trace(made, example, compiler_args):
+        compiled.extend((1, compiler_args))
+        return made
+
+    if release == "2.29":
+        monkeypatch.setattr(neuronx_distributed, "NxDParallelState", state, raising=False)
+        monkeypatch.setattr(neuronx_distributed, "ModelBuilder", Builder, raising=False)
+    old = SimpleNamespace(parallel_model_trace=parallel_model_trace)
+    monkeypatch.setitem(sys.modules, "neuronx_distributed.trace", old)
+    monkeypatch.setattr(torch_neuronx, "trace", trace)
+    sums = "reduce_from_tensor_model_parallel_region"
+    monkeypatch.setattr(mappings, sums, lambda value: value * 2)
     call = plan.of_row(ROWS["launches-1"]).call
     (chained,) = calls.computed(call, calls.Seeded())
     run = timing._of_torch(dict(call, reduced=reduced))
     first, second = run(), run()
-    assert compiled == [2 if reduced else 1] and torch.equal(first, second)
+    one_core = "--logical-nc-config=1" if target == "trn2" else None
+    assert compiled == [2 if reduced else 1, one_core] and torch.equal(first, second)
     assert torch.equal(first, chained[:, :1] * 2**reduced)
 
 

@@ -36,8 +36,8 @@ class HloArtifacts:
     """One traced graph.
 
     Attributes:
-        weight_name_to_idx: place of each weight among the parameters of the graph.
-        compiled: the graph itself; `hlo_module` carries its name.
+        weight_name_to_idx: place of each weight among the parameters of the graph. It holds the
+            graph, whose name alone `hlo_module` carries.
     """
 
     hlo_module: Any
@@ -47,7 +47,6 @@ class HloArtifacts:
     weights: Any
     constant_parameter_tensors: Any
     weight_name_to_idx: Dict[str, int]
-    compiled: Any = None
 
 
 @dataclass
@@ -55,6 +54,15 @@ class NeffArtifacts:
     """The place to which a compiled graph was written."""
 
     neff_filename: str
+
+
+class _Places(Dict[str, int]):
+    """The places of a graph's weights, which follow ``before`` others. It holds the graph, as NxD's
+    second model builder keeps this and the HLO alone."""
+
+    def __init__(self, compiled: graph.Compiled, before: int) -> None:
+        super().__init__((name, before + at) for at, name in enumerate(compiled.tape.weights))
+        self.compiled = compiled
 
 
 def generate_hlo(
@@ -89,10 +97,7 @@ def generate_hlo(
         metaneff=_metaneff(compiled, names),
         weights=None,
         constant_parameter_tensors=None,
-        weight_name_to_idx={
-            name: len(inputs) + len(tape.states) + place for place, name in enumerate(tape.weights)
-        },
-        compiled=compiled,
+        weight_name_to_idx=_Places(compiled, len(inputs) + len(tape.states)),
     )
 
 
