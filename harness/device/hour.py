@@ -80,7 +80,7 @@ class _Hour:
         return self._chosen(known + sum(entry.kind in FITTED for entry in self._chosen(0)))
 
     def plan(self, minutes: float) -> None:
-        """Say what fits. Those of the model's graphs are traced before whose kernels fit."""
+        """Say what fits; a graph of the model is traced where its kernels may fit."""
         if self._simulate("harness.device.model:overheads") is None:
             raise UserError("Estimates need what the simulator has not found; install that.")
         begun = time.monotonic()
