@@ -49,7 +49,8 @@ ABOUT = (
     "of benchmarks/calibration.json, whose times are published, and the winner of the contest."
 )
 WINNER = "thustorage/nki-llama-contest"
-RAN = ROOT / "benchmarks/provenance_ran.json"
+# Files in `nki` that ran on a device and are no row of calibration.json.
+RAN: dict[str, Any] = json.loads((ROOT / "benchmarks/provenance_ran.json").read_text())["ran"]
 NO_TIME = "no time of one call"
 # Pages of the vendor, and which of them describes the forms and the names that are no functions.
 PAGES: dict[str, Any] = json.loads((ROOT / "benchmarks/provenance_pages.json").read_text())
@@ -63,6 +64,7 @@ IN_PROGRAM = {
     "result of TensorE in PSUM as float16",
     "transpose of float32 on TensorE",
 }
+TRACED = ("operand", "result of", "transpose of")  # how their names begin
 # Known to the readers, and shown by no page and no file unless one of the files below does.
 UNPROVEN = [
     *(f"PSUM tile of {name}" for name in sorted(provenance.NARROW)),
@@ -156,6 +158,8 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
         try:
             found = set(provenance.in_source(public_rows.source(row, public), row.function or None))
             found |= _traced(row, public) if trace and row.kind != NO_TIME else set()
+            told = RAN.get(row.source, {})
+            found = found - {*told.get("branches", [])} | {*told.get("program", [])}
         except public_rows.Missing as error:
             missing.add(place)
             print(f"{row.id}: {error}; its rows stay", file=sys.stderr)
@@ -169,14 +173,15 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
         missing.add(sources["winner"])
         print(f"{winner} is not there; its rows stay", file=sys.stderr)
     for construct, (status, source) in former.items():
-        lost = sources.get(source) in missing or (construct in IN_PROGRAM and not trace)
+        traced = construct.removeprefix("nki.").startswith(TRACED)
+        lost = sources.get(source) in missing or (traced and not trace)
         if lost and status == provenance.SEEN:
             enter([construct], source)
 
 
 def ran() -> Iterator[public_rows.Row]:
-    """Files in `nki` that no row of calibration.json has, and functions of them that ran."""
-    for place, told in json.loads(RAN.read_text(encoding="utf-8"))["ran"].items():
+    """The functions that ran of the files in RAN."""
+    for place, told in RAN.items():
         repository, commit = place.split(" ")
         for file, functions in told["files"].items():
             for function in functions or [""]:

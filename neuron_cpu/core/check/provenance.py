@@ -146,9 +146,9 @@ def _start(view: View) -> str:
     start, partitions = _first_partition(view), view.shape[view.paxis]
     if not start:
         return ""
-    if partitions <= QUADRANT:
-        return f"operand of at most {QUADRANT} partitions from partition {start}"
-    return f"operand of {QUADRANT + 1} to {HALF} partitions from partition {start}"
+    many = f"at most {QUADRANT}" if partitions <= QUADRANT else f"{QUADRANT + 1} to {HALF}"
+    where = "one between quadrants" if start % QUADRANT else f"partition {start}"
+    return f"operand of {many} partitions from {where}"
 
 
 # --- source ---------------------------------------------------------------------------------------
@@ -184,9 +184,8 @@ class _Module:
         self.today = any(name.split(".")[0] == "nki" for _, name in imports)
         other = "neuronxcc" if self.today else "nki"
         self.imported = {alias: name for alias, name in imports if name.split(".")[0] != other}
-        self.views = "TensorView" in self.imported or any(
-            isinstance(node, ast.ClassDef) and node.name == "TensorView" for node in ast.walk(tree)
-        )
+        named = (getattr(n, "name", getattr(n, "id", "")) for n in ast.walk(tree))
+        self.views = "TensorView" in named  # its methods are not those of tensors
         self.functions: dict[str, list[Function]] = {}
         for node in ast.walk(tree):
             if isinstance(node, FUNCTIONS):
