@@ -19,10 +19,8 @@ from rich.progress import (
 )
 
 from neuron_cpu.console import terminal
+from neuron_cpu.console.progress import LOGGER_NAME as PROGRESS_LOGGER  # a real SDK sends nothing
 
-# Long steps of the SDK's stand-in say how far they are through records of this logger, which carry
-# an attribute `progress` with keys task, done and total. A real SDK sends none.
-PROGRESS_LOGGER = "neuron_cpu.progress"
 LINE_SECONDS = 10.0  # between progress lines where there is no terminal for a bar
 
 

@@ -9,6 +9,7 @@ SCRIPT ARGS...`` runs any script with the stand-in's SDK names in place.
 
 import argparse
 import contextlib
+import importlib
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,27 +21,15 @@ if _on_interrupt is signal.default_int_handler:  # no traceback out of the impor
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 from . import __version__, ensure_sdk  # noqa: E402
-from .commands import (  # noqa: E402
-    check,
-    compare,
-    judge,
-    kernels,
-    learn,
-    oracle,
-    profile,
-    sweep,
-    tune,
-)  # fmt: skip
+from .commands import kernels  # noqa: E402
 from .console import streams, terminal  # noqa: E402
 from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
 from .processes import run_script  # noqa: E402
 
 signal.signal(signal.SIGINT, _on_interrupt)
-COMMANDS = {
-    "learn": learn, "check": check, "profile": profile, "compare": compare, "sweep": sweep,
-    "tune": tune, "judge": judge, "oracle": oracle,
-}  # fmt: skip
+NAMES = "learn", "check", "profile", "compare", "sweep", "tune", "judge", "oracle"
+COMMANDS = {name: importlib.import_module(f"{__package__}.commands.{name}") for name in NAMES}
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import neuron_cpu
+from harness import sdk
 from harness.errors import UserError
 from harness.inputs import submission
 
@@ -122,7 +123,7 @@ def computed(call: Mapping[str, Any], tensor: Callable[[list[int], str], Any]) -
 def run(call: Mapping[str, Any], results: str) -> None:
     """Run a kernel on seeded values, on the device where there is one, and keep its results."""
     seeded = Seeded()
-    if call["module"] in OF_TODAY:  # a kernel runs NumPy's arrays by itself
+    if call["module"] in OF_TODAY or sdk.today():  # a kernel runs NumPy's arrays by itself
         outs = computed(call, lambda *asked: _to_numpy(seeded(*asked)))
         torch.save([_from_numpy(one) for one in outs], results)
         return

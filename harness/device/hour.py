@@ -11,7 +11,6 @@ from harness import console
 from harness.device import page, plan, results
 from harness.device.calls import SUBMISSIONS
 from harness.device.plan import Entry
-from harness.device.probes import PROBES
 from harness.device.running import HUNG, SIMULATOR, XLA, Unanswered, Workers
 from harness.errors import UserError
 from harness.files import locked_folder
@@ -66,7 +65,8 @@ class _Hour:
     def _open(self) -> list[Entry]:
         """What is not measured yet. An entry that a run was at when it was killed comes last: it
         may have been the reason."""
-        done, every = self.report["entries"], list(plan.entries(self.graphs, self.today))
+        done, target = self.report["entries"], self.report["machine"]["target"]
+        every = list(plan.entries(self.graphs, self.today, target))
         new = [entry for entry in every if entry.name not in done]
         return new + [e for e in every if done.get(e.name, {}).get("status") == UNFINISHED]
 
@@ -138,11 +138,9 @@ class _Hour:
         found: dict[str, Any] = {}
         call = dict(entry.call)
         if entry.kind == plan.CONSTRUCT:
-            probe = call.pop("probe")
-            file = (
-                self.scratch / f"probe_{list(PROBES).index(probe)}.py"
-            )  # modules are kept by path
-            file.write_text(PROBES[probe].text, encoding="utf-8")
+            number = len(list(self.scratch.glob("probe_*.py")))
+            file = self.scratch / f"probe_{number}.py"  # a new one, as modules are kept by path
+            file.write_text(call.pop("text"), encoding="utf-8")
             call["module"] = str(file)
             found["constructs"] = self._simulate("harness.device.model:constructs", call=call)
         elif entry.kind in (plan.CONSTANT, plan.LAUNCH, plan.KERNEL):

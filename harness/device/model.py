@@ -83,8 +83,10 @@ def estimate(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def constructs(call: Mapping[str, Any]) -> list[str]:
     """Constructs of a generated kernel that no public run on a device shows."""
+    kernel, given, named = calls.arguments(call, calls.Seeded())
+    traced = getattr(kernel, "trace_with_values", kernel.trace)(*given, **named)
     text = Path(call["module"]).read_text(encoding="utf-8")
-    used = provenance.in_source(text) | provenance.in_program(program(call))
+    used = provenance.in_source(text) | provenance.in_program(traced)
     return [one.construct for one in provenance.judge(used) if one.status != provenance.SEEN]
 
 

@@ -26,10 +26,12 @@ GRAPHS_OF_1B = (
 )  # fmt: skip
 DEGREE = (2, 1)  # by language: a step of one kernel has its collectives inside
 DEVICE, REHEARSAL = "device", "rehearsal"  # a rehearsal's times are the cost model's own
+GENERATIONS = {"trn2": 3, "trn3": 4}  # of the others 2
 SECONDS = {
     CONSTANT: 12, LAUNCH: 25, KERNEL: 60, CONSTRUCT: 12, NUMBERS: 45, WHOLE: 600, TEXT: 300,
     KERNELS_OF: 85,  # tracing, and one of them
 }  # fmt: skip
+LAST = "by keywords"  # a probe of other spellings
 PATIENCE = 10  # times as long is taken for hanging
 # Kernels whose results the simulator claims to the bit: they move, or add whole numbers in fp32.
 EXACT = ("small", "rows-4", "rows-512", "transfers-16", "gathers-8", "round-trips-4", "spills")
@@ -58,9 +60,11 @@ def of_row(row: Row, today: bool = False) -> Entry:
     return Entry(row.name, LAUNCH if row.calls else CONSTANT, BENCHMARK, call)
 
 
-def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Iterator[Entry]:
-    """Every entry, the most valuable first; ``graphs`` as `model.graph` tells them, in `nki` or
-    `neuronxcc.nki`.
+def entries(
+    graphs: Mapping[str, Mapping[str, Any]], today: bool = False, target: str = ""
+) -> Iterator[Entry]:
+    """Every entry for a chip, the most valuable first; ``graphs`` as `model.graph` tells them, in
+    `nki` or `neuronxcc.nki`.
 
     Launches of a kernel inside a graph decide whether a decode step should be one kernel
     (docs/decode_step.md), so they are first.
@@ -82,8 +86,12 @@ def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Ite
     yield from (of_row(row, today) for row in (*GRAPHS, *KERNELS))
     first = [entry for graph in FIRST for entry in kernels.pop(graph, ())]
     yield from first
-    if not today:  # probes are in the older language
-        yield from map(construct, list(PROBES)[:USED])
+    probes = [
+        construct(name, today)
+        for name, probe in PROBES[today].items()
+        if probe.generation <= GENERATIONS.get(target, 2)
+    ]
+    yield from probes[: USED[today]]
     exact = [of_row(ROWS[name], today) for name in EXACT]
     for entry in (*exact, *(one for one in first if one.kind == KERNEL)):
         numbers = f"{entry.name}: numbers"
@@ -92,10 +100,10 @@ def entries(graphs: Mapping[str, Mapping[str, Any]], today: bool = False) -> Ite
     if importlib.util.find_spec(EMBEDDED_WHEEL.replace("-", "_")):
         yield Entry("text of the embedded model", TEXT, BENCHMARK, {"file": SUBMISSIONS[today]})
     yield from (entry for found in kernels.values() for entry in found)
-    later = () if today else list(PROBES)[USED:]
-    yield from (construct(name) for name in later if not name.endswith("by keywords"))
+    later = probes[USED[today] :]
+    yield from (entry for entry in later if not entry.name.endswith(LAST))
     yield from (whole(length, today) for length in (128, 2048))
-    yield from (construct(name) for name in later if name.endswith("by keywords"))
+    yield from (entry for entry in later if entry.name.endswith(LAST))
 
 
 def whole(length: int, today: bool) -> Entry:
@@ -104,9 +112,10 @@ def whole(length: int, today: bool) -> Entry:
     return Entry(f"whole graphs of {length}", WHOLE, BENCHMARK, call)
 
 
-def construct(name: str) -> Entry:
+def construct(name: str, today: bool = False) -> Entry:
     """The entry of a probe."""
-    return Entry(f"construct {name}", CONSTRUCT, XLA, {**PROBES[name].call, "probe": name})
+    probe = PROBES[today][name]
+    return Entry(f"construct {name}", CONSTRUCT, XLA, {**probe.call, "text": probe.text})
 
 
 def within(left: float, every: Sequence[Entry]) -> list[Entry]:

@@ -1,8 +1,9 @@
 """Kernels for the constructs of which no public run on a device shows that compilers take them.
 
-The table is `probes.json`; compilers read kernels from files, so each text is written to one. Its
-constructs are found as in any kernel (`provenance.in_source`). A probe that compiles and runs turns
-what it uses into *seen*; the compiler's words stand beside one that does not.
+The tables are `probes.json`, of `neuronxcc.nki`, and `probes_today.json`, of `nki`. Compilers read
+kernels from files, so each text is written to one. Its constructs are found as in any kernel
+(`provenance.in_source`). A probe that compiles and runs turns what it uses into *seen*; the
+compiler's words stand beside one that does not.
 """
 
 import json
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TEXT = '''"""A construct that no public run shows: does the compiler take it?"""
+BEFORE = '''"""A construct that no public run shows: does the compiler take it?"""
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.compiler as ncc
@@ -42,11 +43,38 @@ def probe(x_hbm, y_hbm):
 
 probe = probe{launch}
 '''
-USED = 5  # probes of what `llama.py` uses; they are the first
+TODAY = '''"""A construct that no public run shows: does the compiler take it?"""
+
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+
+
+{decorators}
+def probe({arguments}):
+    out_hbm = nl.ndarray({shape}, dtype={dtype}, buffer=nl.shared_hbm)
+    x = nl.ndarray((128, 512), dtype=x_hbm.dtype, buffer=nl.sbuf)
+    y = nl.ndarray((128, 512), dtype=y_hbm.dtype, buffer=nl.sbuf)
+    result = nl.ndarray({shape}, dtype={dtype}, buffer=nl.sbuf)
+    nisa.dma_copy(dst=x, src=x_hbm)
+    nisa.dma_copy(dst=y, src=y_hbm)
+    {body}
+    {stores}
+    return out_hbm
+
+
+probe = probe{launch}
+'''
+USED = 5, 7  # probes of what `llama.py` and `llama_step.py` use; they are the first
 
 
 class Probe(NamedTuple):
-    """A kernel whose ``result`` has some shape and type; ``given`` is the type of x and y."""
+    """A kernel whose ``result`` has some shape and type; ``given`` is the type of x and y.
+
+    ``expected`` is NumPy's expression of the result; chips of an earlier ``generation`` lack what
+    is probed.
+    """
 
     body: str
     shape: Sequence[int] = (128, 512)
@@ -55,11 +83,17 @@ class Probe(NamedTuple):
     loads: str = "x, y = nl.load(x_hbm), nl.load(y_hbm)"
     decorators: str = "@nki.jit"
     launch: str = ""
+    arguments: str = "x_hbm, y_hbm"
+    stores: str = "nisa.dma_copy(dst=out_hbm, src=result)"
+    expected: str = ""
+    generation: int = 2
+    today: bool = False
 
     @property
     def text(self) -> str:
         """The file."""
-        return TEXT.format(**self._asdict() | {"shape": tuple(self.shape)})
+        text = TODAY if self.today else BEFORE
+        return text.format(**self._asdict() | {"shape": tuple(self.shape)})
 
     @property
     def call(self) -> dict[str, Any]:
@@ -68,5 +102,9 @@ class Probe(NamedTuple):
         return {"kernel": "probe", "arguments": [given, given], "keywords": {}}
 
 
-_TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-PROBES = {row.pop("name"): Probe(**row) for row in _TABLE}
+def _read(name: str, today: bool) -> dict[str, Probe]:
+    rows = json.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    return {row.pop("name"): Probe(**row, today=today) for row in rows}
+
+
+PROBES = _read("probes.json", False), _read("probes_today.json", True)  # by language

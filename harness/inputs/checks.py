@@ -141,12 +141,9 @@ def _check_sampling(settings: Settings) -> None:
         raise UserError(f"--top-p must be above 0 and at most 1, got {settings.top_p}.")
     if not settings.temperature > 0:
         raise UserError(f"--temperature must be at least 0, got {settings.temperature}.")
-    if settings.global_topk is not None and not settings.on_device_sampling:
-        raise UserError("--global-topk needs --on-device-sampling.")
-    if settings.async_mode and not settings.on_device_sampling:
-        raise UserError("--async-mode needs --on-device-sampling.")
-    if settings.dynamic and not settings.on_device_sampling:
-        raise UserError("--dynamic needs --on-device-sampling.")
+    for flag in ("--global-topk", "--async-mode", "--dynamic"):
+        if getattr(settings, _name(flag)) and not settings.on_device_sampling:
+            raise UserError(f"{flag} needs --on-device-sampling.")
 
 
 def _check_batching(settings: Settings) -> None:

@@ -1,7 +1,10 @@
 """Numbers of a command line: types for argparse, whose errors name the expected form."""
 
 import argparse
+import contextlib
 import math
+from collections.abc import Callable
+from typing import Any
 
 LARGEST = 2**31 - 1  # of a whole number that may become a size of a tensor
 
@@ -11,54 +14,35 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= 40 else text[:37] + "...")
 
 
+def _number(kind: type, text: str, expected: str, fits: Callable[[Any], bool]) -> Any:
+    """The number of a text, where it is one that `fits`."""
+    with contextlib.suppress(ValueError):
+        value = kind(text)
+        if fits(value):
+            return value
+    raise argparse.ArgumentTypeError(f"expected {expected}, got {shown(text)}")
+
+
 def positive(text: str) -> int:
     """A whole number of at least 1, and small enough for a tensor's size."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= LARGEST:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from 1 to {LARGEST}, got {shown(text)}"
-        )
-    return value
+    return _number(int, text, f"a whole number from 1 to {LARGEST}", lambda n: 1 <= n <= LARGEST)
 
 
 def finite(text: str) -> float:
     """A number that is neither infinite nor NaN."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a finite number, got {shown(text)}")
-    return value
+    return _number(float, text, "a finite number", math.isfinite)
 
 
 def at_least_zero(text: str) -> float:
     """A finite number of at least 0."""
-    value = finite(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {shown(text)}")
-    return value
+    return _number(float, text, "a finite number of at least 0", lambda x: 0 <= x < math.inf)
 
 
 def above_zero(text: str) -> float:
     """A finite number above 0."""
-    value = finite(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {shown(text)}")
-    return value
+    return _number(float, text, "a finite number above 0", lambda x: 0 < x < math.inf)
 
 
 def seed(text: str) -> int:
     """A seed for torch.manual_seed: a whole number of 64 bits."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 2**64:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from 0 to 2^64 - 1, got {shown(text)}"
-        )
-    return value
+    return _number(int, text, "a whole number from 0 to 2^64 - 1", lambda n: 0 <= n < 2**64)

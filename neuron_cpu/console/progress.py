@@ -1,6 +1,6 @@
 """Progress of long steps, as logging records that a driver may render.
 
-Each record goes to the logger `neuron_cpu.console.progress` at level INFO and carries an attribute
+Each record goes to the logger `neuron_cpu.progress` at level INFO and carries an attribute
 `progress = {"task": str, "done": int, "total": int}`. Nobody needs to import this module to
 listen: a handler on that logger is enough, and without one the records go nowhere.
 """

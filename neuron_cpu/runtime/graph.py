@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from neuron_cpu.core import observe_kernel_calls
+from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import CompileError
 
 from . import ranks
@@ -219,11 +220,8 @@ class GraphRecorder(TorchDispatchMode):
     def _in_rows(self, tree: Any) -> Any:
         """Hidden states in a layout of the model's own as [B, S, H], by their method `rows`."""
         if hasattr(tree, "rows"):
-            self._quiet = True
-            try:
+            with within(self, _quiet=True):
                 return tree.rows()
-            finally:
-                self._quiet = False
         if isinstance(tree, dict):
             tree = list(tree.values())
         return [self._in_rows(part) for part in tree] if isinstance(tree, (list, tuple)) else tree
@@ -332,11 +330,8 @@ class GraphRecorder(TorchDispatchMode):
     def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         """One collective of the real library; returns its results on shapes."""
         given = _as_meta(tensor)
-        self._inside_collective = True
-        try:
+        with within(self, _inside_collective=True):
             result = call.results([given] * call.size())[0]
-        finally:
-            self._inside_collective = False
         if self.capture is not None:
             arguments = self.capture.refs(((tensor,), {}))
             self.capture.node(call, arguments, result, self._where)
@@ -347,11 +342,8 @@ class GraphRecorder(TorchDispatchMode):
         self, name: str, tensor: torch.Tensor, compute: Callable[[], torch.Tensor]
     ) -> torch.Tensor:
         """Callback of `observe_collectives`: one event, whatever the stand-in computes inside."""
-        self._inside_collective = True
-        try:
+        with within(self, _inside_collective=True):
             result = compute()
-        finally:
-            self._inside_collective = False
         self._note(COLLECTIVE, name, [tensor], [result])
         return result
 
@@ -498,11 +490,8 @@ def compile_graph(
             (tape.weights if place is None else tape.states)[name] = number
             tape.types[name] = tuple(meta.shape), meta.dtype
         given = metas if isinstance(inputs, dict) else list(metas.values())
-        _CURRENT.recorder = recorder
-        try:
+        with within(_CURRENT, recorder=recorder):
             made = _run_traced(model, recorder, given)
-        finally:
-            _CURRENT.recorder = None
     first = next(iter(named.values()))
     _check_size(recorder.record, first.shape[1] if first.dim() > 1 else 1)
     shapes = [(tuple(t.shape), t.dtype) for t in tensors_of(made)]

@@ -73,9 +73,12 @@ def state(engine, values):
     return lambda x: nisa.rand_set_state(sb((4, values), nl.uint32), engine=engine)
 
 
-def prioritised(x):
-    own = nl.zeros(x.shape, x.dtype, buffer=nl.shared_hbm)
-    ncc.all_reduce([own], [own], [[0, 1]], nl.add, priority=1)
+def prioritised(ranks):
+    def reduced(x):
+        own, sums = (nl.zeros(x.shape, x.dtype, buffer=nl.shared_hbm) for _ in "ab")
+        ncc.all_reduce([own], [sums], [ranks], nl.add, priority=1)
+
+    return reduced
 
 
 # first generation: what it brings. Each takes a (4, 8) fp32 tensor in HBM.
@@ -97,7 +100,8 @@ GATES = {
     "exponential": (4, lambda x: nisa.exponential(sb(), sb())),
     "rand2": (4, lambda x: nisa.rand2(sb(), 0.0, 1.0)),
     "priority of a DMA": (4, lambda x: nisa.dma_copy(sb(), x, priority=1)),
-    "priority of a collective": (4, prioritised),
+    "priority of a collective": (4, prioritised([0, 1])),
+    "priority in a group of one": (4, prioritised([0])),
     "abs_max": (4, lambda x: nl.abs_max(sb(), 1.0)),
     "abs_max of tiles": (4, lambda x: nisa.tensor_tensor(sb(), sb(), sb(), nl.abs_max)),
     "abs_min": (4, lambda x: nisa.tensor_scalar(sb(), sb(), nl.abs_min, 1.0)),

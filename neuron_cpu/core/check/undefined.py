@@ -89,6 +89,7 @@ class _Walk:
 
     def __init__(self, program: Program, codes: bool) -> None:
         self.program, self.codes = program, codes
+        self.kind: type = np.int64 if codes else bool  # of a map's entries
         self.state: dict[int, Map | None] = {}
         self.clean: dict[int, set[tuple]] = {}
         self.written: dict[int, int] = {}
@@ -205,7 +206,7 @@ class _Walk:
         worst = None if flat is None or not flat.any() else flat.max()
         if index is None and worst is None:
             return None
-        found = np.zeros(view.shape, np.int64 if self.codes else bool)
+        found: Map = np.zeros(view.shape, self.kind)
         if worst is not None:
             found[...] = worst
         if index is not None:
@@ -305,12 +306,8 @@ class _Walk:
         at = view.storage.id
         flat = self.state.get(at)
         if flat is None:  # defined until now, or never written
-            flat = (
-                np.zeros(view.storage.size, np.int64 if self.codes else bool)
-                if at in self.state
-                else self.fresh(view.storage)
-            )
-            self.state[at] = flat
+            size, known = view.storage.size, at in self.state
+            flat = self.state[at] = np.zeros(size, self.kind) if known else self.fresh(view.storage)
         if mask is None:
             window(flat, view)[...] = found
         else:
@@ -330,8 +327,7 @@ class _Walk:
                     continue
                 flat = self.state[at]
                 if flat is None:
-                    flat = np.zeros(other.storage.size, np.int64 if self.codes else bool)
-                    self.state[at] = flat
+                    flat = self.state[at] = np.zeros(other.storage.size, self.kind)
                 blocks = (-1, other.partitions, other.storage.free_size)
                 fresh = self.fresh(other.storage).reshape(blocks)
                 flat.reshape(blocks)[lost] = fresh[lost]

@@ -143,6 +143,8 @@ def _issue(
 
     In a group of one rank a plain exchange copies its sources.
     """
+    if priority is not None:
+        needs(f"{what}(priority=)", 4)
     more = {"sent": len(sources), "raw": True} | more
     attrs = CollectiveAttrs(kind=what, members=group[0], place=group[1], **more)
     if len(attrs.members) == 1 and attrs.kind not in NOT_COPIES:
@@ -151,8 +153,6 @@ def _issue(
             copy = tensor_copy if source.on_chip else dma_copy
             made = copy(target, source, name=None if name is None else f"{name}{k or ''}")
         return made
-    if priority is not None:
-        needs(f"{attrs.kind}(priority=)", 4)
     tracer = trace.current(f"nki.collectives.{attrs.kind}")
     if tracer.program.cores == 1:
         return put(COLLECTIVE, tuple(targets), tuple(sources), attrs, name)

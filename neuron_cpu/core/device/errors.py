@@ -113,14 +113,15 @@ def _show(text: str, place: str | None) -> None:
 
 
 @contextmanager
-def within(local: threading.local, **values: Any) -> Iterator[None]:
-    """Inside the block ``local`` has these values in this thread, then those of before."""
-    before = {name: getattr(local, name, None) for name in values}
-    vars(local).update(values)
+def within(holder: Any, **values: Any) -> Iterator[None]:
+    """Inside the block ``holder`` has these values, then those of before (None where it had none);
+    a ``threading.local`` has them in this thread."""
+    before = {name: getattr(holder, name, None) for name in values}
+    vars(holder).update(values)
     try:
         yield
     finally:
-        vars(local).update(before)
+        vars(holder).update(before)
 
 
 def switched_off() -> frozenset[str]:

@@ -146,27 +146,12 @@ def _make_unary(name: str) -> Callable:
     return named(name, apply)
 
 
-exp = _make_unary("exp")
-log = _make_unary("log")
-sqrt = _make_unary("sqrt")
-rsqrt = _make_unary("rsqrt")
-square = _make_unary("square")
-sigmoid = _make_unary("sigmoid")
-relu = _make_unary("relu")
-tanh = _make_unary("tanh")
-silu = _make_unary("silu")
-silu_dx = _make_unary("silu_dx")
-gelu = _make_unary("gelu")
-gelu_dx = _make_unary("gelu_dx")
-gelu_apprx_tanh = _make_unary("gelu_apprx_tanh")
-gelu_apprx_sigmoid = _make_unary("gelu_apprx_sigmoid")
-softplus = _make_unary("softplus")
-mish = _make_unary("mish")
-erf = _make_unary("erf")
-erf_dx = _make_unary("erf_dx")
-sin = _make_unary("sin")
-arctan = _make_unary("arctan")
-sign = _make_unary("sign")
+ON_SCALAR = (
+    "exp", "log", "sqrt", "rsqrt", "square", "sigmoid", "relu", "tanh", "silu", "silu_dx", "gelu",
+    "gelu_dx", "gelu_apprx_tanh", "gelu_apprx_sigmoid", "softplus", "mish", "erf", "erf_dx", "sin",
+    "arctan", "sign",
+)  # fmt: skip
+globals().update({name: _make_unary(name) for name in ON_SCALAR})
 
 
 def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
@@ -184,11 +169,6 @@ def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
 def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``1 / x`` on VectorE (SDK 2.22)."""
     return vector.reciprocal(x, dtype=dtype, mask=mask)
-
-
-named("negative", negative)
-named("invert", invert)
-named("reciprocal", reciprocal)
 
 
 # --- selection ------------------------------------------------------------------------------------
@@ -319,5 +299,5 @@ def static_cast(arr: Any, dtype: Any) -> Any:
     return to_dtype(dtype).numpy.type(arr)
 
 
-for _name in ("abs", "logical_not", "floor", "ceil", "trunc", "cos", "tan"):
-    named(_name, globals()[_name])
+for _function in (negative, invert, reciprocal, abs, logical_not, floor, ceil, trunc, cos, tan):
+    named(_function.__name__, _function)

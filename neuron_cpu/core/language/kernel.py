@@ -325,9 +325,9 @@ class Kernel:
         machine = Machine()
         program = self._record(args, kwargs, machine)
         self._check(program)
-        check_writable(program, self._flatten(args, kwargs)[0])
-        raw = [machine.memory(s) for s in program.outputs]
         tensors, _ = self._flatten(args, kwargs)
+        check_writable(program, tensors)
+        raw = [machine.memory(s) for s in program.outputs]
         hosted = [machine.memory(s) for s in program.inputs]
         outputs = hand_back(program, tensors, hosted, raw)
         self._notify(program, tensors, outputs, (args, kwargs))

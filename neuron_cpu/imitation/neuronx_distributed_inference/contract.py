@@ -28,33 +28,24 @@ _LAST = len(VERSIONS) + len(EXPERT_VERSIONS)
 # Attributes of NeuronConfig that some versions lack: the minor versions of the first and the last
 # that has it.
 _FIELDS = {
-    "is_paged_attention": (1, 1),
-    "quantized_kernel_lower_bound": (1, 1),
-    "trace_tokengen_model": (1, 1),
-    "activation_quantization_type": (2, _LAST),
-    "allow_input_truncation": (2, _LAST),
-    "cp_max_num_seqs": (2, 3),
-    "cp_num_active_blocks": (2, 3),
-    "is_block_kv_layout": (2, _LAST),
-    "is_prefill_stage": (2, _LAST),
-    "is_prefix_caching": (2, _LAST),
-    "is_mlp_quantized": (2, _LAST),
-    "kv_cache_batch_size": (2, _LAST),
-    "kv_cache_padding_size": (2, _LAST),
-    "logical_nc_config": (2, _LAST),
-    "modules_to_not_convert": (2, _LAST),
-    "quantize_clamp_bound": (2, _LAST),
-    "token_tree_config": (2, _LAST),
-    "attn_tkg_builtin_kernel_enabled": (3, _LAST),
-    "fused_rmsnorm_skip_gamma": (3, _LAST),
-    "k_cache_transposed": (3, _LAST),
-    "qkv_kernel_fuse_residual_add": (3, _LAST),
-    "apply_seq_ids_mask": (4, _LAST),
-    "cast_type": (4, _LAST),
-    "chunked_prefill_config": (4, _LAST),
-    "cp_degree": (4, _LAST),
-    "prefix_buckets": (4, _LAST),
-    "kv_quant_config": (8, _LAST),
+    name: versions
+    for versions, names in {
+        (1, 1): "is_paged_attention quantized_kernel_lower_bound trace_tokengen_model",
+        (2, _LAST): (
+            "activation_quantization_type allow_input_truncation is_block_kv_layout "
+            "is_prefill_stage is_prefix_caching is_mlp_quantized kv_cache_batch_size "
+            "kv_cache_padding_size logical_nc_config modules_to_not_convert quantize_clamp_bound "
+            "token_tree_config"
+        ),
+        (2, 3): "cp_max_num_seqs cp_num_active_blocks",
+        (3, _LAST): (
+            "attn_tkg_builtin_kernel_enabled fused_rmsnorm_skip_gamma k_cache_transposed "
+            "qkv_kernel_fuse_residual_add"
+        ),
+        (4, _LAST): "apply_seq_ids_mask cast_type chunked_prefill_config cp_degree prefix_buckets",
+        (8, _LAST): "kv_quant_config",
+    }.items()
+    for name in names.split()
 }
 
 

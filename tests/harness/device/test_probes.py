@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+import ml_dtypes
+import numpy as np
 import pytest
+import torch
 
 from harness.device import calls, model, plan
-from harness.device.probes import PROBES
+from harness.device.probes import PROBES, USED, Probe
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.check import provenance
 
+# By language.
 NO_PROBE = {
     "nisa.builtin_custom_op": "runs a program of which no source tells the format",
     "nisa.dma_engine": "no instruction of that language takes it",
@@ -19,30 +26,86 @@ NO_PROBE = {
     "nl.gemm_grid": "no page tells its arguments",
     "nl.gemm_stationary_grid": "no page tells its arguments",
     "ncc.psum.kind": "the stand-in's own", "ncc.sbuf.kind": "the stand-in's own",
+}, {
+    "nki.collectives.all_gather_v": "its page asks for four ranks of two cores",
+    "nki.collectives.all_to_all_v": "its page asks for ranks on several devices or nodes",
+    "nki.isa.NkiValidationError": "is raised where a kernel is built, and no kernel names it",
+    "nki.isa.engine.dma": "no instruction takes it",
+    "nki.language.fmod": "no page lists it among operators of instructions",
+    "nki.language.logical_not": "no page lists it among operators of instructions",
+    "nki.language.mod": "no page lists it among operators of instructions",
+    "nki.simulate": "runs no device",
+    "nki.typing.mutable_tensor": "no page of the language has it",
+    **dict.fromkeys(
+        ("nki.isa.dge_mode", "nki.isa.dma_engine", "nki.isa.engine", "nki.isa.matmul_perf_mode",
+         "nki.isa.nc_version", "nki.isa.oob_mode", "nki.isa.reduce_cmd",
+         "nki.language.MemoryRegion", "nki.language.tile_size"), "kernels name its members alone",
+    ),
+}  # fmt: skip
+WIDE = {"fp32": torch.float64, "bf16": torch.float64, "int32": torch.int32}
+CHIPS = {"trn1": 2, "trn2": 3, "trn3": 4}  # and their generations
+EXACT, ROUNDED = 1e-6, 5e-3  # relative to the values' size: results in bf16 have eight bits
+
+
+def scanned(step: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A scan along rows, from 0 on."""
+    columns = [np.zeros(len(x))]
+    for a, b in zip(x.T, y.T):
+        columns.append(step(a, b, columns[-1]))
+    return np.stack(columns[1:], 1)
+
+
+def counted(mask: np.ndarray, offset: int, padding: int) -> np.ndarray:
+    """Places of what is true in each 16th row, and how many there are."""
+    found = np.zeros((mask.shape[0], mask.shape[1] + 1))
+    for row in range(0, mask.shape[0], 16):
+        places = np.flatnonzero(mask[row])
+        rest = mask.shape[1] - len(places)
+        found[row] = np.r_[places + offset, [padding] * rest, len(places)]
+    return found
+
+
+KNOWN = {
+    "np": np, "ml_dtypes": ml_dtypes, "erf": np.vectorize(math.erf), "scan": scanned,
+    "counted": counted,
 }  # fmt: skip
 
 
-def unseen() -> set[str]:
-    """Constructs of `neuronxcc.nki` that a table calls documented or unproven."""
+def unseen(today: bool) -> set[str]:
+    """Constructs of a language that a table calls documented or unproven."""
     rows = provenance.table().items()
     return {
         construct for construct, row in rows
-        if row.status != provenance.SEEN and not construct.startswith(("nki.", "neuronxcc."))
+        if row.status != provenance.SEEN and construct.startswith("nki.") == today
+        and not construct.startswith("neuronxcc.")
     }  # fmt: skip
 
 
+def without(construct: str, today: bool) -> bool:
+    """Whether a construct has no probe, or belongs to one that has none."""
+    owner = construct.partition("(")[0]
+    owners = {owner, owner.removesuffix("_prepare"), owner.removesuffix("_trigger"), construct}
+    return not owners.isdisjoint(NO_PROBE[today])
+
+
+def written(probe: Probe, folder: Path) -> dict[str, Any]:
+    """The call of a probe whose file stands in a folder."""
+    file = folder / f"probe_{len(list(folder.iterdir()))}.py"
+    file.write_text(probe.text)
+    return probe.call | {"module": str(file)}
+
+
 @pytest.mark.filterwarnings("ignore")  # a probe may be doubtful
+@pytest.mark.parametrize("today", [False, True])
 def test_every_construct_that_no_public_run_shows_has_a_probe_that_the_simulator_takes(
-    tmp_path, monkeypatch
+    today, tmp_path, monkeypatch
 ):
     shown: set[str] = set()
-    for number, (name, probe) in enumerate(PROBES.items()):
-        file = tmp_path / f"probe_{number}.py"
-        file.write_text(probe.text)
-        for target in ("trn1", "trn2"):
+    for name, probe in PROBES[today].items():
+        for target in [chip for chip, number in CHIPS.items() if number >= probe.generation]:
             monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
             try:
-                found = model.constructs(probe.call | {"module": str(file)})
+                found = model.constructs(written(probe, tmp_path))
                 break
             except NkiError as error:
                 refused = error
@@ -50,18 +113,59 @@ def test_every_construct_that_no_public_run_shows_has_a_probe_that_the_simulator
             raise AssertionError(f"{name}: {refused}")
         assert found, f"{name} shows nothing that is not seen; drop it"
         shown |= set(found)
-    assert unseen() - shown == set(NO_PROBE)
+    missing = unseen(today) - shown
+    assert {one for one in missing if not without(one, today)} == set()
+    assert missing >= set(NO_PROBE[today])
 
 
-def test_what_llama_uses_and_no_run_shows_is_probed_first():
-    used = provenance.in_source((calls.ROOT / calls.SUBMISSIONS[False]).read_text())
-    findings = provenance.judge(used)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", CHIPS)
+def test_a_probe_of_today_has_numpy_s_result_or_is_refused_by_a_chip_that_lacks_it(
+    target, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+    for name, probe in PROBES[True].items():
+        call = written(probe, tmp_path)
+        if probe.generation > CHIPS[target]:
+            with pytest.raises(NkiError):
+                calls.computed(call, calls.Seeded())
+            continue
+        (ours,), values = calls.computed(call, calls.Seeded()), calls.Seeded()
+        x, y = (np.asarray(values([128, 512], probe.given).to(WIDE[probe.given])) for _ in "xy")
+        theirs = np.asarray(eval(probe.expected, KNOWN | {"x": x, "y": y})).astype(np.float64)
+        assert ours.shape == theirs.shape, name
+        size = np.sqrt(np.mean(theirs**2)) or 1.0
+        limit = EXACT if ours.dtype == torch.int32 else ROUNDED
+        assert np.sqrt(np.mean((ours.double().numpy() - theirs) ** 2)) / size < limit, name
+
+
+@pytest.mark.parametrize(("target", "generation"), CHIPS.items())
+def test_a_chip_s_plan_has_the_probes_of_what_it_has(target, generation):
+    every = plan.entries({}, True, target)
+    planned = {entry.name for entry in every if entry.kind == plan.CONSTRUCT}
+    had = {name for name, probe in PROBES[True].items() if probe.generation <= generation}
+    assert planned == {f"construct {name}" for name in had}
+
+
+@pytest.mark.parametrize("today", [False, True])
+def test_what_llama_uses_and_no_run_shows_is_probed_first(today):
+    files = (calls.SUBMISSIONS[today], "llama_nki.py") if today else (calls.SUBMISSIONS[today],)
+    used = [one for file in files for one in provenance.in_source((calls.ROOT / file).read_text())]
+    findings = provenance.judge(dict.fromkeys(used, [1]))
     open_ones = {one.construct for one in findings if one.status != provenance.SEEN}
-    first = [entry.name for entry in plan.entries({}) if entry.kind == plan.CONSTRUCT]
+    every = list(plan.entries({}, today))
+    first = [entry for entry in every if entry.kind == plan.CONSTRUCT][: USED[today]]
     shown: set[str] = set()
-    for name in first[: len(open_ones)]:
-        shown |= set(provenance.in_source(PROBES[name.removeprefix("construct ")].text))
+    for entry in first:
+        found = set(provenance.in_source(entry.call["text"]))
+        assert found & open_ones, f"{entry.name} shows nothing that is used"
+        shown |= found
     assert open_ones <= shown
+    assert every.index(first[-1]) < min(map(every.index, every_of(every, plan.NUMBERS)))
+
+
+def every_of(entries: Sequence[plan.Entry], kind: str) -> list[plan.Entry]:
+    return [entry for entry in entries if entry.kind == kind]
 
 
 def jitted(file: str) -> Iterator[str]:
@@ -92,4 +196,4 @@ def test_whole_graphs_come_before_what_differs_in_keywords_alone(today):
     names = [entry.name for entry in plan.entries({}, today)]
     late = [names.index(name) for name in names if name.endswith("by keywords")]
     assert all(names.index("whole graphs of 2048") < place for place in late)
-    assert bool(late) != today
+    assert late

@@ -55,12 +55,8 @@ _CONSTANT = {
 logger = logging.getLogger("Neuron")
 
 _DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "int8": torch.int8,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "float8_e5m2": torch.float8_e5m2,
+    name: getattr(torch, name)
+    for name in ("float32", "float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")
 }
 
 
