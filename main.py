@@ -23,7 +23,7 @@ try:
     from harness.errors import is_refusal
     from harness.inputs import command_line
     from harness.processes import ranks
-    from neuron_cpu import libraries
+    from neuron_cpu import files, libraries
     from neuron_cpu.console import streams
     from neuron_cpu.processes import torchrun
     from neuron_cpu.processes.torchrun import Place
@@ -61,7 +61,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             traceback.print_exc()
         told = " ".join(str(error).split()) or type(error).__name__
         if isinstance(error, OSError) and not is_refusal(error):
-            told = f"The system refuses: {told.rstrip('.')}."
+            told = files.told(error)
         _say(f"main.py: {told}")
         streams.abandon()
         return 2

@@ -24,6 +24,7 @@ from . import __version__, ensure_sdk  # noqa: E402
 from .commands import kernels  # noqa: E402
 from .console import streams, terminal  # noqa: E402
 from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
+from .files import told  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
 from .processes import run_script  # noqa: E402
 
@@ -42,9 +43,13 @@ def parser() -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=command.HELP, description=command.HELP)
         command.declare(made)
         # options are listed below: a usage line that repeats them pushes them off the screen
-        words = [action.metavar or action.dest.upper() for action in made._get_positional_actions()]
-        made.usage = " ".join(["%(prog)s", *map(str, words), "[options]"])
-    commands.add_parser("run", help=f"run a script without the SDK: {run_script.USAGE}")
+        words = [
+            f"[{action.metavar}]" if action.nargs == "?" else str(action.metavar)
+            for action in made._get_positional_actions()
+        ]
+        made.usage = " ".join(["%(prog)s", *words, "[options]"])
+    said = f"run a script without the SDK: {run_script.USAGE}"
+    commands.add_parser("run", help=said, description=said, usage="%(prog)s SCRIPT ARGS...")
     return top
 
 
@@ -109,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(CPU_TORCH)
         return 2
     except refusals as error:
-        _say(with_pointers(str(error) or type(error).__name__))
+        said = told(error) if isinstance(error, OSError) else str(error)
+        _say(with_pointers(said or type(error).__name__))
         streams.abandon()
         return 2
 

@@ -174,6 +174,13 @@ def write_bytes_atomically(target: Path, content: bytes) -> None:
         raise unwritable(given, error) from error
 
 
+def told(error: OSError) -> str:
+    """The one sentence for what the system refuses."""
+    if error.filename is None:
+        return f"The system refuses: {str(error).rstrip('.')}."
+    return f"Cannot use {os.fsdecode(error.filename)}: {error.strerror}; correct the path."
+
+
 def unwritable(target: Path, error: OSError) -> UnwritableError:
     """The one sentence for a place that cannot be written."""
     reason = error.strerror or str(error)

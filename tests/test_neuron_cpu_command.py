@@ -141,6 +141,15 @@ def test_interrupts_and_readers_that_leave(target, monkeypatch, capsys) -> None:
     assert "interrupted" in told(capsys)
 
 
+def test_chips_and_places_that_are_none(target, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["profile", target(), "--arg", "128x64:bf16", "--target", "trn4"])
+    assert ended.value.code == 2 and "choose from 'trn1', 'inf2'" in told(capsys)
+    file = target().removesuffix(":k")
+    assert main(["judge", file, "--template"]) == 2
+    assert f"Cannot use {file}: File exists; correct the path." in told(capsys)
+
+
 def test_arrows_belong_to_a_trace(target, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     profile = ["profile", target(), "--arg", "128x512:bf16"]
     assert main([*profile, "--arrows", "3"]) == 2

@@ -107,6 +107,10 @@ def test_a_module_such_as_pytest(tmp_path):
         (("-m",), "run names no script"),
         (("absent.py",), "script absent.py does not exist, expected a Python file; correct it."),
         (("x" * 5000,), "x does not exist, expected a Python file; correct it."),
+        (
+            ("-m", "absent"),
+            "module absent does not exist, expected one that Python finds here; correct it.",
+        ),
     ],
 )
 def test_what_cannot_be_run(arguments, sentence, tmp_path):

@@ -46,3 +46,14 @@ def test_an_illegal_size_is_told_among_the_others(capsys: pytest.CaptureFixture)
 def test_a_range_that_means_nothing_is_refused(size: str, told: str, capsys) -> None:
     assert sweep("--arg", "128xN:bf16", "--range", size) == 2
     assert told in capsys.readouterr().err
+
+
+def test_a_plot_is_a_whole_picture_or_nothing(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    sizes = ["--arg", "128xN:bf16", "--range", "N=128..256"]
+    assert sweep(*sizes, "--plot", "sizes") == 0
+    assert Image.open(folder / "sizes").format == "PNG"
+    assert sweep(*sizes, "--plot", "sizes.xyz") == 2
+    assert "expected a name such as sizes.png" in capsys.readouterr().err
+    assert sweep(*sizes, "--plot", "/dev/full") == 2
+    assert "Cannot write /dev/full" in capsys.readouterr().err
+    assert sorted(path.name for path in folder.glob("sizes*")) == ["sizes"]

@@ -110,7 +110,8 @@ class RowResult:
             if (self.own_error or 0) < far and all(one.is_tie for one in self.divergences):
                 lines.append(
                     "No greedy token differs but in ties: two correct bf16 programs can differ so; "
-                    "--mode diff tells rounding from a bug."
+                    "compare fewer tokens (--max-new-tokens 8), or let --mode diff tell rounding "
+                    "from a bug."
                 )
         return [*lines, *self.errors_in_words()]
 

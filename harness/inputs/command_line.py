@@ -5,6 +5,7 @@ works or is refused with a reason; none is accepted and ignored.
 """
 
 import argparse
+import difflib
 import shutil
 import sys
 from collections.abc import Sequence
@@ -31,6 +32,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         said = f"{message[0].upper()}{message[1:]}".rstrip(".")
+        unknown = message.removeprefix("unrecognized arguments: ").split()[0].replace("_", "-")
+        close = difflib.get_close_matches(unknown, self._option_string_actions, 1)
+        said += f", {close[0]} is close" if close else ""
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
 

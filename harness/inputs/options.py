@@ -416,7 +416,7 @@ ONLY_IN = {flag: option.modes for flag, option in OPTIONS.items() if option.mode
 
 EXAMPLES = """examples:
   main.py --mode generate --enable-nki --prompt "Why is the sky blue?"
-  main.py --mode evaluate --enable-nki --llama path/to/my_llama.py
+  main.py --mode evaluate --enable-nki --llama my_llama.py --max-new-tokens 8
   main.py --mode profile --enable-nki --profile-model llama-3.2-1b --seq-len 640
 """
 HELP = ("-h", "--help")

@@ -74,8 +74,9 @@ def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
     try:
         return provenance.in_source(path.read_text(encoding="utf-8"), kernel or None)
     except (SyntaxError, ValueError, RecursionError) as error:
+        said = str(error).replace("<unknown>, ", "")
         raise UsageError(
-            f"kernel file {path} is no Python ({error}), expected a Python file; mend it first."
+            f"kernel file {path} is no Python ({said}), expected a Python file; mend it first."
         ) from error
     except LookupError:
         raise UsageError(

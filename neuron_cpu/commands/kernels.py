@@ -59,6 +59,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         metavar="CHIP",
+        choices=("trn1", "inf2", "trn2", "trn3"),
         help="chip that the kernel is built for: trn1, inf2, trn2 or trn3 (default: what "
         f"{TARGET} says, else trn1 for neuronxcc.nki and trn3 for nki)",
     )

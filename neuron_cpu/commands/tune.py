@@ -95,7 +95,7 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
         )
     known = earlier.trials(args.resume, task, names) if args.resume else []
     console = terminal.output(kernels.PIPED_WIDTH)
-    if known:
+    if args.resume:
         console.print(f"{len(known)} points known from {args.resume}")
     total = args.points if args.rewrite else min(args.points, space.size(names))
     shown = _Shown(console, total, lambda: _save(args, now, work))

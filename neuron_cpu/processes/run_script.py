@@ -49,6 +49,11 @@ def run(arguments: Sequence[str]) -> None:
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
         sys.path.insert(0, os.getcwd())
+        if importlib.util.find_spec(arguments[1].partition(".")[0]) is None:
+            raise UsageError(
+                f"module {arguments[1]} does not exist, expected one that Python finds here; "
+                "correct it."
+            )
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         _run_file(Path(arguments[0]), arguments[1:])

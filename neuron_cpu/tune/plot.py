@@ -1,10 +1,12 @@
 """The front of time against SBUF as a picture (matplotlib)."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..files import write_bytes_atomically
 
 if TYPE_CHECKING:  # a sweep draws without what a search needs
     from .search import Trial
@@ -75,8 +77,17 @@ def _save(pyplot: Any, figure: Any, axes: Any, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    picture, form = io.BytesIO(), path.suffix[1:] or "png"
+    try:
+        figure.savefig(picture, format=form, dpi=120)
+    except ValueError as error:
+        raise UsageError(
+            f"--plot {path} ends in .{form}, which is no picture, expected a name such as "
+            f"{path.stem}.png; correct it."
+        ) from error
+    finally:
+        pyplot.close(figure)
+    write_bytes_atomically(path, picture.getvalue())
 
 
 def _places(trials: "Sequence[Trial]") -> tuple[list[float], list[float]]:

@@ -123,7 +123,7 @@ def _judge(oracle: Oracle, request: Request, trial: Trial) -> None:
     if trial.answer["outcome"] == "invalid":
         raise UsageError(trial.answer["sentence"])
     trial.kind = KINDS.get(trial.answer["outcome"], "legal")
-    trial.refusal = trial.answer["sentence"]
+    trial.refusal = trial.answer["sentence"].partition("; places says")[0]  # --json has them
 
 
 # --- all points -----------------------------------------------------------------------------------

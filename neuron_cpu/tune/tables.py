@@ -43,12 +43,15 @@ def _add(table: Table, label: str, trial: Trial, now: Trial, names: Sequence[str
 
 
 def reasons(trials: Sequence[Trial]) -> list[tuple[str, int]]:
-    """The most frequent reasons why points were dropped; numbers in them do not distinguish."""
+    """The most frequent reasons why points were dropped, and warnings of legal points; numbers in
+    them do not distinguish."""
     first: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for trial in trials:
-        if trial.refusal:
-            kind = re.sub(r"\d+", "#", trial.refusal)
-            first.setdefault(kind, trial.refusal)
+        warned = (text for case in trial.answer.get("cases", ()) for text in case["warnings"])
+        said = trial.refusal or next((f"legal, but warned of: {text}" for text in warned), "")
+        if said:
+            kind = re.sub(r"\d+", "#", said)
+            first.setdefault(kind, said)
             counts[kind] += 1
     return [(first[kind], count) for kind, count in counts.most_common(REASONS)]

@@ -122,6 +122,12 @@ def test_reasons_differ_by_more_than_numbers() -> None:
     assert reasons(trials) == [("200 rows", 2), ("no store", 1)]
 
 
+def test_a_legal_point_that_warned_says_so() -> None:
+    cases = [{"warnings": []}, {"warnings": ["73 elements are missing"]}]
+    trials = [Trial({}, answer={"cases": cases}), Trial({}, answer={"cases": cases[:1]})]
+    assert reasons(trials) == [("legal, but warned of: 73 elements are missing", 1)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -185,6 +191,7 @@ def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys) -
     assert "6 points known" in told and "6 points tried: " in told and "3 legal" in told, told
     assert tune(folder, "--resume", str(tmp_path / "absent.json"), "--space", "WIDTH=64") == 1
     assert tried == [6, 0]  # nothing is known: a first run may name its own file
+    assert "0 points known from" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,20 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--promt", "--prompt"),
+        ("--enable_nki", "--enable-nki"),
+        ("--max-tokens", "--max-new-tokens"),
+    ],
+)
+def test_an_argument_with_a_typo_is_told_what_is_close(given, meant, capsys) -> None:
+    with pytest.raises(SystemExit):
+        parse(given)
+    assert f"Unrecognized arguments: {given}, {meant} is close; see" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("--prompt", ""),
