@@ -7,6 +7,7 @@ changed where that explains the times that much better. Errors are two standard 
 linearised problem, here and at places as likely; where one exceeds TOLD, the times cannot tell it.
 """
 
+import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -97,12 +98,14 @@ class Variant:
         return (*_CORE, *some, *rows, *(_ISSUE if issued else ()), *model.OVERHEADS)
 
 
-MECHANISMS = "ports", "fixed lanes", "issue", "order", "sdk2.21", "row-rule"
+PROFILES = "sdk2.21", "row-rule"  # of which one holds
+MECHANISMS = "ports", "fixed lanes", "issue", "order", *PROFILES
 
 
 def switched(variant: Variant, name: str) -> Variant:
     """The variant with one mechanism the other way."""
-    core, changed = variant.core, (*variant.changed, name)
+    core, others = variant.core, PROFILES if name in PROFILES else ()
+    changed = (*(one for one in variant.changed if one not in others), name)
     fixed, dma = ("dma.fixed_lanes", "dma.today_fixed")[variant.today], core.dma
     issue = {"dma.today_issued": float(not dma.today_issued)} if variant.today else {}
     if not (variant.today and dma.issue_ns):  # as a Trainium2 has it, or as a Trainium1
@@ -171,6 +174,7 @@ class Problem:
     def __init__(self, measured: Mapping[str, float], today: bool) -> None:
         self.rows, self.today = [name for name in ROWS if name in measured], today
         self.calls = [of_row(ROWS[name], today).call for name in self.rows]
+        self.lowered: list[dict[tuple, Any]] = [{} for _ in self.rows]
         self.times = np.array([measured[name] for name in self.rows])
         late = np.array(["burst" in ROWS[name].keywords for name in self.rows])
         self.sigma = np.hypot(np.where(late, JUMPS, NOISE), NOISE_US / self.times)
@@ -195,7 +199,9 @@ class Problem:
         for row in range(len(self.calls)) if rows is None else rows:
             call = self.calls[row]
             model.program(call).core = core
-            found.append(model.graph_ns(call, costs, variant.profile, variant.order) / 1e3)
+            lowered = self.lowered[row]
+            ns = model.graph_ns(call, costs, variant.profile, variant.order, lowered)
+            found.append(ns / 1e3)
             model.program(call).core = self.core  # whoever asks next is told the model's own
         return found
 
@@ -229,6 +235,11 @@ class Problem:
         misfit = (near * (2 * apart - near)).sum() + (u**2).sum() / LOOSE**2
         return Solution(variant, u, float(misfit), at, slopes)
 
+    def moved(self, found: "Solution", variant: Variant) -> "Solution":
+        """What the constants of a solution give under another variant."""
+        known = dict(zip(found.variant.names, found.u))
+        return self.solution(variant, np.array([known.get(one, 0.0) for one in variant.names]))
+
     def normal(self, at: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Matrix [constant, constant] and right side of the normal equations."""
         apart = (np.log(self.times) - at) / self.sigma
@@ -253,12 +264,12 @@ class Problem:
         source = np.random.default_rng(0)
         for _ in range(iterations):
             enough = (1 - SETTLED) * found.misfit
-            moved = self.step(found, found.slopes)
-            if moved.misfit > enough and iterations > QUICK:
+            taken = self.step(found, found.slopes)
+            if taken.misfit > enough and iterations > QUICK:
                 ways = source.choice((-STEP, STEP), (BENDS, len(found.u)))
                 around = [self.slopes(found.variant, found.u + way, every=False)[1] for way in ways]
-                moved = self.step(moved, np.mean([moved.slopes, *around], axis=0))
-            found = moved
+                taken = self.step(taken, np.mean([taken.slopes, *around], axis=0))
+            found = taken
             if found.misfit > enough:
                 break
         return found
@@ -286,18 +297,36 @@ class Solution(NamedTuple):
     slopes: np.ndarray
 
 
+def others(variant: Variant) -> list[Variant]:
+    """Variants with another mechanism beside those of the variant."""
+    return [switched(variant, name) for name in MECHANISMS if name not in variant.changed]
+
+
+def alike_of(problem: Problem, found: Solution) -> list[str]:
+    """Mechanisms that explain the times as well, within EARNED: beside those that the fit has
+    changed, or in the place of the last one."""
+    enough, variant = found.misfit + EARNED, found.variant
+    tried, near = others(variant), set()
+    if variant.changed:
+        before = Variant(problem.core, problem.today)
+        for name in variant.changed[:-1]:
+            before = switched(before, name)
+        tried += [v for v in others(before) if v.changed != variant.changed]
+    for one in tried:
+        now, last = problem.moved(found, one), math.inf
+        while now.misfit > enough and now.misfit < last - (last - enough) / 4:  # or too slow
+            last, now = now.misfit, problem.solve(now, QUICK)
+        near |= {one.changed[-1]} if now.misfit <= enough else set()
+    return [name for name in MECHANISMS if name in near]
+
+
 def best_of(problem: Problem) -> Solution:
     """The mechanisms and constants that explain the times; each switch has to earn its place."""
     base = Variant(problem.core, problem.today)
     found = problem.solve(problem.solution(base, np.zeros(len(base.names))), FIRST)
     found = problem.solve(problem.ramped(found), FIRST)
     while found.misfit > NOTABLE * problem.freedom(base) and len(found.variant.changed) < SWITCHES:
-        known, tried = dict(zip(found.variant.names, found.u)), []
-        taken = (*found.variant.changed, found.variant.profile)
-        for name in (one for one in MECHANISMS if one not in taken):
-            variant = switched(found.variant, name)
-            u = np.array([known.get(one, 0.0) for one in variant.names])
-            tried.append(problem.solve(problem.solution(variant, u), QUICK))
+        tried = [problem.solve(problem.moved(found, v), QUICK) for v in others(found.variant)]
         while len(tried) > 1:  # the better half goes on
             better = sorted(tried, key=_MISFIT)[: len(tried) // 2]
             tried = [problem.solve(one, QUICK) for one in better]
@@ -357,7 +386,7 @@ def fit(measured: Mapping[str, float], today: bool = False) -> dict[str, Any]:
     return {
         "generation": problem.core.name,
         "profile": found.variant.profile, "order": found.variant.order,
-        "mechanisms": list(found.variant.changed),
+        "mechanisms": list(found.variant.changed), "alike": alike_of(problem, found),
         "switches": {name: value_of(found.variant.core, name) for name in SWITCHED},
         "constants": constants, "ratios": ratios,
         "unexplained": [name for name, ratio in ratios.items() if abs(ratio - 1) > OFF],

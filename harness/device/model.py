@@ -58,18 +58,20 @@ def graph_ns(
     costs: Optional[Mapping[str, float]] = None,
     profile: str = cost.DEFAULT_PROFILE,
     order: Optional[str] = None,
+    known: Optional[dict[tuple, Any]] = None,
 ) -> float:
-    """Nanoseconds of what a row measures: `nki.benchmark` of a kernel, or a graph from the host."""
-    known = overheads() | dict(costs or {})
-    alone = schedules(program(call), (profile,), order)[profile].total
+    """Nanoseconds of what a row measures: `nki.benchmark` of a kernel, or a graph from the host.
+    ``known`` keeps what `schedules` finds once for all constants."""
+    told = overheads() | dict(costs or {})
+    alone = schedules(program(call), (profile,), order, known)[profile].total
     if not call.get("calls"):
-        return alone + known["GRAPH_START_NS"]
-    started, rate = known["COLLECTIVE_START_NS"], known["COLLECTIVE_BYTES_PER_NS"]
+        return alone + told["GRAPH_START_NS"]
+    started, rate = told["COLLECTIVE_START_NS"], told["COLLECTIVE_BYTES_PER_NS"]
     over = cost.Overheads(collective_ns=started, collective_bytes_per_ns=rate)
     given = calls.arguments(call, calls.shapes)[1][0]
     reduced = over.collective(given.numel() * given.itemsize, DEGREE)  # the result has its shape
-    launched = call["calls"] * (alone + known["KERNEL_LAUNCH_NS"])
-    return known["GRAPH_LAUNCH_NS"] + launched + call["reduced"] * reduced
+    launched = call["calls"] * (alone + told["KERNEL_LAUNCH_NS"])
+    return told["GRAPH_LAUNCH_NS"] + launched + call["reduced"] * reduced
 
 
 def estimate(call: Mapping[str, Any]) -> dict[str, Any]:

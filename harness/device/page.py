@@ -123,4 +123,8 @@ def constants(found: Mapping[str, Any]) -> Iterator[str]:
     yield _table(rows, "constant", "cost model", "fitted", "two standard deviations", "told apart")
     changed = ", ".join(found["mechanisms"]) or "none"
     off = ", ".join(found["unexplained"]) or "none"
-    yield f"Mechanisms that differ from the cost model's: {changed}. Rows not explained: {off}."
+    alike = ", ".join(found.get("alike", ())) or "none"
+    yield (
+        f"Mechanisms that differ from the cost model's: {changed}. Mechanisms that explain the "
+        f"times as well, so that these do not tell them: {alike}. Rows not explained: {off}."
+    )

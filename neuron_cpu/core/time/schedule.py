@@ -15,6 +15,7 @@ that rotates buffers could run ahead, so double buffering follows from the kerne
 capacity of SBUF and PSUM (memory.py) and is never assumed.
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -172,26 +173,50 @@ def _occupancy(schedule: Schedule) -> dict[str, list[tuple[float, int]]]:
 
 
 # --- what every instruction needs -----------------------------------------------------------------
-def _engines(program: Program) -> tuple[list[int], list[float], list[float]]:
+class _Made(NamedTuple):
+    """A lowered program with what no constant changes.
+
+    Attributes:
+        alike: of each instruction, the number of the first one that takes as long on each engine.
+    """
+
+    program: Program
+    needs: depend.Dependences
+    alike: list[int]
+
+
+def _made(program: Program) -> _Made:
+    known: dict[tuple, int] = {}
+    forms = [
+        (i.op.name, id(i.attrs), len(i.dst))
+        + tuple((v.shape, v.strides, v.dt, v.storage.buffer) for v in (*i.dst, *i.src))
+        for i in program.instructions
+    ]
+    alike = [known.setdefault(form, at) for at, form in enumerate(forms)]
+    return _Made(program, depend.dependences(program), alike)
+
+
+def _engines(made: _Made) -> tuple[list[int], list[float], list[float]]:
     """Engine and occupancy of every instruction, and what its result takes after that.
 
     Copies of floats that leave the engine open go to the less loaded of VectorE and ScalarE.
     """
     load = [0.0] * len(ENGINES)
+    known: dict[int, list[tuple[int, float, float]]] = {}  # engines that it may take, and times
     numbers, times, latency = [], [], []
-    for instruction in program.instructions:
-        number = NUMBER[instruction.op.engine_of(instruction)]
-        time = after = 0.0
-        if number != DMA:
-            time = cost.engine_ns(instruction, ENGINES[number])
-            # Greedy, in program order: the engine that would so be through with its work first.
-            if instruction.op.choice(instruction) is not None:
-                vector = cost.engine_ns(instruction, Engine.VECTOR)
-                scalar = cost.engine_ns(instruction, Engine.SCALAR)
-                number = VECTOR if load[VECTOR] + vector <= load[SCALAR] + scalar else SCALAR
-                time = vector if number == VECTOR else scalar
-            load[number] += time
-            after = cost.result_ns(instruction, ENGINES[number])
+    for first, instruction in zip(made.alike, made.program.instructions):
+        if first not in known:
+            free = instruction.op.choice(instruction) is not None
+            own = instruction.op.engine_of(instruction)
+            known[first] = [
+                (NUMBER[e], cost.engine_ns(instruction, e), cost.result_ns(instruction, e))
+                if e is not Engine.DMA
+                else (DMA, 0.0, 0.0)
+                for e in ((Engine.VECTOR, Engine.SCALAR) if free else (own,))
+            ]
+        # Greedy, in program order: the engine that would so be through with its work first.
+        number, time, after = min(known[first], key=lambda one: load[one[0]] + one[1])
+        load[number] += time
         numbers.append(number)
         times.append(time)
         latency.append(after)
@@ -215,17 +240,16 @@ class _Run:
     to be released. At one time, everything that becomes ready comes before an engine's choice.
     """
 
-    def __init__(
-        self, program: Program, needs: depend.Dependences, profile: cost.DmaProfile, order: str
-    ) -> None:
-        self.program, self.profile = program, cost.in_language(profile, program.today)
-        self.numbers, self.times, self.latency = _engines(program)
+    def __init__(self, made: _Made, profile: cost.DmaProfile, order: str) -> None:
+        self.program = program = made.program
+        self.profile = cost.in_language(profile, program.today)
+        self.numbers, self.times, self.latency = _engines(made)
         # Nodes: instructions, joins behind them; then the engines, for events only.
         n = self.joins_at = len(self.numbers)
         self.pending: list[int] = []
         self.after: list[list[int]] = []  # who needs the result: waits for end and latency
         self.behind: list[list[int]] = []  # who only follows on the same engine: waits for the end
-        self._edges(needs)
+        self._edges(made.needs)
         self.engines_at = len(self.pending)
         # What each engine may choose from. A window of one instruction is program order.
         self.window = 1 if order == PROGRAM_ORDER else WINDOW
@@ -381,11 +405,11 @@ class _Run:
 
     def _ramp(self, at: int, now: float) -> float:
         """How much slower TensorE is than at its full rate, by how it was used just before."""
-        now = float(now)  # a number of `harness/device/fit.py` carries more
+        now = float(now)  # the fit's numbers carry more
         used, since = self.used, now - CORE.ramp_ns
         while used and used[0][1] <= since:
             used.popleft()
-        share = cost.array_use(self.program.instructions[at])
+        share = float(cost.array_use(self.program.instructions[at]))
         work = sum((end - max(begin, since)) * part for begin, end, part in used)
         slower = 2.0 if share and 2 * work < CORE.ramp_ns else 1.0
         used.append((now, now + slower * float(self.times[at]), share))
@@ -527,9 +551,15 @@ def schedule(
 
 
 def schedules(
-    program: Program, profiles: Sequence[str], order: str | None = None
+    program: Program,
+    profiles: Sequence[str],
+    order: str | None = None,
+    known: dict[tuple, _Made] | None = None,
 ) -> dict[str, Schedule]:
     """One run under each of several DMA profiles, by name; what they share is done once.
+
+    Args:
+        known: what the caller keeps of one program, whose constants alone change between calls.
 
     Of a program of two cores, the run of the core that takes longer; what a core waits for the
     other at a barrier is not counted.
@@ -548,34 +578,44 @@ def schedules(
     with without_garbage_collection(), using(program.core):
         for keeps in sorted({profile.keeps for profile in rows.values()}):
             some = {name: row for name, row in rows.items() if row.keeps == keeps}
-            found |= _lowered(program, some, order, keeps)
+            found |= _lowered(program, some, order, keeps, {} if known is None else known)
     return {name: found[name] for name in profiles}
 
 
 def _lowered(
-    program: Program, rows: dict[str, cost.DmaProfile], order: str, keeps: bool
+    program: Program,
+    rows: dict[str, cost.DmaProfile],
+    order: str,
+    keeps: bool,
+    known: dict[tuple, _Made],
 ) -> dict[str, Schedule]:
     """One run under each of the profiles for which the compiler makes the same of the kernel."""
     compiled, before = order == COMPILER_ORDER, -1
     for kept in (True, False) if keeps and compiled else (False,):  # kept tiles are the first to go
-        made = lower(program, kept) if compiled else as_written(program)
-        if len(made) != before and (found := _scheduled(made, rows, order, fits=True)):
+        key: tuple = (compiled, kept, math.ceil(CORE.min_ii))  # nobody joins what is longer (join.py)
+        if key not in known:
+            known[key] = _made(lower(program, kept) if compiled else as_written(program))
+        made = known[key]
+        if len(made.program) != before and (found := _scheduled(made, rows, order, fits=True)):
             return found
-        before = len(made)
-    return _scheduled(spill(made), rows, order)
+        before = len(made.program)
+    key = ("spilled", *key)
+    if key not in known:
+        known[key] = _made(spill(made.program))
+    return _scheduled(known[key], rows, order)
 
 
 def _scheduled(
-    made: Program, rows: dict[str, cost.DmaProfile], order: str, fits: bool = False
+    made: _Made, rows: dict[str, cost.DmaProfile], order: str, fits: bool = False
 ) -> dict[str, Schedule]:
     """One run under each of the profiles; nothing where one has to fit and does not."""
-    needs, found = depend.dependences(made), {}
+    found = {}
     for name, profile in rows.items():
         with using(profile.core(in_force())):
-            run = _Run(made, needs, profile, order)
+            run = _Run(made, profile, order)
             if not run.run(fits):
                 return {}
-        found[name] = _told(run, made, profile.name, order)
+        found[name] = _told(run, made.program, profile.name, order)
     return found
 
 

@@ -72,6 +72,7 @@ def one(seed: int, target: str, today: bool, large: dict[str, dict]) -> dict:
     }
     return {
         "seed": seed, "mechanism": device.mechanism, "named": found["mechanisms"],
+        "alike": found["alike"],
         "told": len(told), "constants": len(found["constants"]), "errors": errors,
         "untold": sorted(set(found["constants"]) - set(told)), "worst": [worst, far[worst]],
         "worst kernel": max((abs(far[name]) for name in large), default=0.0), "seconds": took,
@@ -99,7 +100,8 @@ def main() -> int:
     errors = [abs(error) for found in kept for error in found["errors"].values()]
     right = sum(found["named"] == [found["mechanism"]] * bool(found["mechanism"]) for found in kept)
     beyond = sum(error > fit.TOLD for error in errors)
-    print(f"{len(kept)} devices: mechanism right in {right}")
+    alike = sum(found["mechanism"] in set(found["alike"]) - set(found["named"]) for found in kept)
+    print(f"{len(kept)} devices: mechanism right in {right}, said not to be told in {alike}")
     print(
         f"constants told: {len(errors)}; median error {statistics.median(errors):.2%}, largest "
         f"{max(errors):.2%}, beyond 5 %: {beyond}"
