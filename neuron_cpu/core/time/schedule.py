@@ -592,7 +592,7 @@ def _lowered(
     """One run under each of the profiles for which the compiler makes the same of the kernel."""
     compiled, before = order == COMPILER_ORDER, -1
     for kept in (True, False) if keeps and compiled else (False,):  # kept tiles are the first to go
-        key: tuple = (compiled, kept, math.ceil(CORE.min_ii))  # nobody joins what is longer (join.py)
+        key: tuple = (compiled, kept, math.ceil(CORE.min_ii))  # which join.py compares lengths with
         if key not in known:
             known[key] = _made(lower(program, kept) if compiled else as_written(program))
         made = known[key]
