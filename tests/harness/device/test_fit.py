@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.device import fit
+from harness.device import fit, page
 from harness.device.rows import KERNELS, ROWS
 from tests.harness.device import played
 from tests.warned import allows
@@ -82,6 +82,15 @@ def test_what_moves_transfers_of_nki_is_named_though_the_cost_model_knows_nothin
     found = fit.fit(played.times(device, rows), today=True)
     assert found["mechanisms"] == [mechanism]
     assert recovered(device, found) == [] and found["unexplained"] == []
+
+
+def test_mechanisms_that_the_times_do_not_tell_are_named_beside_the_constants():
+    """Short rows of one length show how long one takes, by whatever rule, and no order shows."""
+    names = ("rows-64", "rows-256", "small", "vector-chain-512-128", "vector-chain-2048-128")
+    device = played.Device(104, "row-rule")
+    found = fit.fit(played.times(device, {name: ROWS[name] for name in names}))
+    assert found["mechanisms"] == [] and {"row-rule", "order"} <= set(found["alike"])
+    assert "do not tell them: " + ", ".join(found["alike"]) in "".join(page.constants(found))
 
 
 @pytest.mark.full
