@@ -22,7 +22,8 @@ from neuron_cpu.processes import limits
 
 # who may run beside each other: the simulator touches no device
 BENCHMARK, XLA, SIMULATOR = "benchmark", "xla", "simulator"
-DEVICES, HUNG = (BENCHMARK, XLA), "hung"
+DEVICES = (BENCHMARK, XLA)
+HUNG, DIED = "hung", "died"
 # A kernel without [2] runs on one core. On Trainium2 and 3 two are one by default, and the runtime
 # refuses what was made for another number (aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py).
 ONE_CORE = {"NEURON_LOGICAL_NC_CONFIG": "1"}
@@ -57,15 +58,16 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         try:
             if role not in self._running:
                 self._start(role)
-            result, words = self._running[role][0].submit(_do, do, dict(given)).result(limit)
+            done = self._running[role][0].submit(_do, do, dict(given))
+            result, *unanswered = done.result(limit)
         except TimeoutError:
             self._end(role)
             raise Unanswered(HUNG, f"no answer within {limit:.0f} s") from None
         except BrokenProcessPool:
             self._end(role)
-            raise Unanswered("died", "its process ended") from None
-        if words:
-            raise Unanswered("refused", words)
+            raise Unanswered(DIED, "its process ended") from None
+        if unanswered:
+            raise Unanswered(*unanswered)
         return result
 
     def _start(self, role: str) -> None:
@@ -98,13 +100,19 @@ def _begin(scratch: Path, environment: Mapping[str, str]) -> None:
     neuron_cpu.ensure_sdk()
 
 
-def _do(do: str, given: Mapping[str, Any]) -> tuple[Any, str]:
-    """A function's result, or what its error says: on one line, and the end where it is long, as
-    compilers put the reason last."""
+def _do(do: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A function's result alone, or None, the status and what its error says: on one line, and the
+    end where it is long, as compilers put the reason last."""
     module, _, name = do.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)(**given), ""
+        return (getattr(importlib.import_module(module), name)(**given),)
+    except Unanswered as error:
+        return None, error.status, _plain(str(error))
     except Exception as error:  # a compiler may raise anything
-        told = " ".join("".join(traceback.format_exception_only(error)).split())
-        plain = "".join(letter if letter.isprintable() else "?" for letter in told)
-        return None, plain if len(plain) <= MOST_WORDS else f"... {plain[-MOST_WORDS:]}"
+        return None, "refused", _plain("".join(traceback.format_exception_only(error)))
+
+
+def _plain(told: str) -> str:
+    one_line = " ".join(told.split())
+    plain = "".join(letter if letter.isprintable() else "?" for letter in one_line)
+    return plain if len(plain) <= MOST_WORDS else f"... {plain[-MOST_WORDS:]}"

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ import torch
 
 from harness import sdk
 from harness.device import calls
+from harness.device.running import DIED, Unanswered
 
 WARM_UPS, RUNS, PERCENTILES = 5, 50, (0, 50, 99)
 RANKS = 2  # of a graph with all-reduces
@@ -92,8 +94,12 @@ def _told(folder: str, cores: Mapping[str, str], *command: str) -> str:
     env = os.environ | cores | {"NKI_ARTIFACTS_DIR": folder}
     env["PYTHONPATH"] = f"{calls.ROOT}:{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    name, words = Path(command[0]).name, (done.stderr or done.stdout)[-600:]
+    if done.returncode < 0:
+        ended = signal.Signals(-done.returncode).name
+        raise Unanswered(DIED, f"{ended} ended {name}, whose last words are: {words or 'none'}")
     if done.returncode:
-        raise RuntimeError(f"{Path(command[0]).name}: {(done.stderr or done.stdout)[-600:]}")
+        raise RuntimeError(f"{name}, with status {done.returncode}: {words or 'not a word'}")
     return done.stdout
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +19,8 @@ from unittest import mock
 
 import numpy as np
 
-from harness.device import fit, model, plan
+from harness import sdk
+from harness.device import fit, model, plan, running, timing
 from harness.device.running import SIMULATOR, Unanswered
 from neuron_cpu.core.device import spec, target
 from neuron_cpu.core.time import cost, schedule
@@ -119,6 +122,58 @@ class Workers:
         if isinstance(found, dict):
             found = {name: self.device.noisy(us) for name, us in found.items()}
         return found
+
+
+# Today's SDK: a kernel's process leaves a NEFF, the profiler runs it and tells times.
+COMPILES = """
+case "$2" in
+*timing) echo '{"p50": 20.0}' > "$4" ;;
+*) echo "$3" > "$NKI_ARTIFACTS_DIR/kernel.neff" ;;
+esac"""
+PROFILES = """
+case "$1" in
+capture) for n in 11 22 33 44 55; do echo > "profile_exec_$n.ntff"; done ;;
+*) echo 'reading'; echo '{"n": {"total_time": 1e-05}}' ;;
+esac"""
+
+
+def sdk_of_today(folder: Path, compiler: Mapping[str, str], profiler: Mapping[str, str]) -> None:
+    """Write both as programs. A row's name has what happens to it instead, in words of bash."""
+    for name, given, faults, usual in (
+        ("python", '"$3"', compiler, COMPILES),
+        ("neuron-explorer", '"$1 $(cat kernel.neff)"', profiler, PROFILES),
+    ):
+        cases = "".join(f'*\'"name": "{row}"\'*) {does} ;;\n' for row, does in faults.items())
+        text = f"#!/usr/bin/env bash\ncase {given} in\n{cases}esac{usual}\n"
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+
+class WithTools(running.Workers):
+    """Real processes, beside which the programs in `tools` are today's SDK."""
+
+    tools = Path()
+    patience = 300.0
+
+    def ask(self, role: str, do: str, given: Mapping[str, Any], limit: float) -> Any:
+        if role == SIMULATOR:
+            return super().ask(role, do, given, limit)
+        name = given["call"]["name"]
+        asked = {"do": do, "given": given, "tools": str(self.tools)}
+        limit = 3.0 if name == HANGS else self.patience
+        return super().ask(role, f"{__name__}:beside_tools", asked, limit)
+
+
+HANGS = "vector-stream-64-512"
+
+
+def beside_tools(do: str, given: Mapping[str, Any], tools: str) -> Any:
+    """In a process of its own: what a worker does on a device of today's SDK."""
+    module, _, name = do.partition(":")
+    sys.executable, timing.TOOLS = f"{tools}/python", tools
+    os.environ["PATH"] = f"{tools}:{os.environ['PATH']}"
+    with mock.patch.object(sdk, "platform", lambda: sdk.DEVICE):
+        return getattr(importlib.import_module(module), name)(**given)
 
 
 def spoil(results: str) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from harness.device import calls, model, page, plan, timing
+from harness.device import calls, hour, model, page, plan, timing
 from harness.device.rows import ROWS
+from tests.harness.device import played
 from tests.warned import allows
 
 pytestmark = allows("sim_sbuf_capacity")  # a row spills on purpose
@@ -80,34 +82,43 @@ def test_an_estimate_is_for_the_chip_that_is_measured(monkeypatch):
     assert clocks == ["gen2", "gen3"]
 
 
-@pytest.fixture
-def sdk_of_today(tmp_path, monkeypatch):
-    """A profiler that tells 10 us for each of five traces, and a process that leaves a NEFF."""
-
-    def tool(name, text):
-        path = tmp_path / name
-        path.write_text(f"#!/usr/bin/env bash\n{text}\n")
-        path.chmod(0o755)
-        return str(path)
-
-    capture = "for n in 11 22 33 44 55; do echo > profile_exec_$n.ntff; done"
-    view = 'echo reading; echo \'{"n": {"total_time": 1e-05}}\''
-    tool("neuron-explorer", f'case "$1" in capture) {capture};; *) {view};; esac')
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(timing, "TOOLS", str(tmp_path))
-    monkeypatch.setattr(sys, "executable", tool("python", 'echo > "$NKI_ARTIFACTS_DIR/k.neff"'))
-    return tool
+ROW_NAMES = ("small", "rows-512", "rows-4", "scalar-chain-1-32", "launches-1", played.HANGS)
+DIES = "kill -SEGV $$"
 
 
-def test_a_profiler_s_times_are_microseconds_on_the_device(sdk_of_today):
-    found = timing.profiled(plan.of_row(ROWS["small"], today=True).call)
-    assert all(math.isclose(us, 10) for us in found.values()) and set(found) == {"p0", "p50", "p99"}
-
-
-def test_the_compiler_s_words_are_told(sdk_of_today):
-    sdk_of_today("python", "echo 'error: no such engine' >&2; exit 70")
-    with pytest.raises(RuntimeError, match="python: error: no such engine"):
-        timing.profiled(plan.of_row(ROWS["small"], today=True).call)
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
+def test_what_becomes_of_a_compiler_or_a_profiler_is_one_result(tmp_path, monkeypatch):
+    """Processes of their own, with programs in the place of the SDK's."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.33")
+    monkeypatch.setattr(hour, "Workers", played.WithTools)
+    monkeypatch.setattr(played.WithTools, "tools", tmp_path)
+    monkeypatch.setattr(plan, "GRAPHS_OF_1B", ())
+    entries = [plan.of_row(ROWS[name], today=True) for name in (*ROW_NAMES, "rows-8")]
+    monkeypatch.setattr(plan, "entries", lambda *_: iter(entries))
+    compiler = {"rows-512": "echo 'error: no such engine' >&2; exit 70", "rows-4": DIES}
+    compiler |= {"launches-1": f"echo 'assertion failed'; {DIES}"}
+    hang = f"echo $$ > {tmp_path}/hanging; exec sleep 600"
+    profiler = {"scalar-chain-1-32": "exit 0", played.HANGS: hang, "rows-8": "exit 1"}
+    played.sdk_of_today(tmp_path, compiler, profiler)
+    found = hour.run(tmp_path / "report.json", 60)["entries"]
+    told = {name: (one["status"], one.get("words")) for name, one in found.items()}
+    assert told.pop("small") == ("measured", None)
+    assert all(math.isclose(us, 10) for us in found["small"]["us"].values())
+    assert told == {
+        "rows-512": ("refused", "RuntimeError: python, with status 70: error: no such engine"),
+        "rows-4": ("died", "SIGSEGV ended python, whose last words are: none"),
+        "scalar-chain-1-32": (
+            "refused", "FileNotFoundError: neuron-explorer capture left no profile*.ntff"
+        ),
+        "launches-1": ("died", "SIGSEGV ended python, whose last words are: assertion failed"),
+        played.HANGS: ("hung", "no answer within 3 s"),
+        "rows-8": ("refused", "RuntimeError: neuron-explorer, with status 1: not a word"),
+    }  # fmt: skip
+    hanging = Path(f"/proc/{int((tmp_path / 'hanging').read_text())}/stat")
+    assert not hanging.exists() or hanging.read_text().split()[2] == "Z"
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert all(words in text for _, words in told.values())
 
 
 @pytest.mark.parametrize(
