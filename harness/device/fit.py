@@ -313,9 +313,10 @@ def alike_of(problem: Problem, found: Solution) -> list[str]:
             before = switched(before, name)
         tried += [v for v in others(before) if v.changed != variant.changed]
     for one in tried:
-        now, last = problem.moved(found, one), math.inf
-        while now.misfit > enough and now.misfit < last - (last - enough) / 4:  # or too slow
-            last, now = now.misfit, problem.solve(now, QUICK)
+        now, gain = problem.moved(found, one), math.inf
+        while 0 < now.misfit - enough < 4 * gain:  # else it is there, or will not get there
+            gain, now = now.misfit, problem.solve(now, QUICK)
+            gain -= now.misfit
         near |= {one.changed[-1]} if now.misfit <= enough else set()
     return [name for name in MECHANISMS if name in near]
 
