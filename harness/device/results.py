@@ -46,7 +46,8 @@ def machine() -> dict[str, Any]:
         instance = PRODUCT.read_text(encoding="utf-8").strip()
     named = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE", instance)
     target = next((t for t in TARGETS if t in named), "trn2" if sdk.today() else "trn1")
-    cores = CORES.findall(_said("neuron-ls", "--json-output"))  # it names processes and the host
+    told = _said("neuron-ls", "--json-output") or _said("neuron-ls", "--output-format", "json")
+    cores = CORES.findall(told)  # it names processes and the host
     found = {str(one.metadata["Name"]): one.version for one in importlib.metadata.distributions()}
     packages = {name: found[name] for name in sorted(found) if name.lower().startswith(PACKAGES)}
     packages |= dict(map(str.split, _said(*DRIVERS).splitlines()))
