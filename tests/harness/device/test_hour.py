@@ -71,6 +71,7 @@ def test_times_differ_from_estimates_as_the_device_s_constants_do(some, tmp_path
     assert "A rehearsal" in text and "| scalar-stream-1-32 |" in text
     seen = len(set().union(*tried))
     assert f"refuses 0 of 3 probes of constructs, and {seen} constructs are seen now" in text
+    assert text.count("| seen |") == 3 and all(one in text for one in set().union(*tried))
 
 
 def test_a_kernel_that_is_refused_hangs_dies_or_is_wrong_is_one_result(some, tmp_path):
@@ -154,6 +155,22 @@ def test_without_the_simulator_s_packages_no_hour_is_spent(some, tmp_path, monke
     with pytest.raises(UserError, match="Estimates need what the simulator has not found"):
         hour.run(path, 60)
     assert "No module named 'ml_dtypes'" in capsys.readouterr().err and not path.exists()
+
+
+def test_a_decode_step_is_told_whole_or_else_as_one_kernel():
+    step = {"kind": "kernel", "status": "measured", "us": {"p50": 2500.0}}
+    entries = {"decode_step_kernel_16 decode-128": step, "decode_step_kernel_16 decode-640": step}
+    whole = step | {"us": {"decode p50": 8000.0}}
+    told = [
+        page._fast({"entries": found})
+        for found in ({}, entries, entries | {"whole graphs of 640": whole})
+    ]
+    assert told == [
+        "No whole decode step was measured.",
+        "A decode step behind 640 tokens takes 2.50 ms as one kernel on one rank.",
+        "A decode step behind 640 tokens takes 8.00 ms with the host, above the 7.59 ms of the "
+        "contest's second place on a trn1.",
+    ]
 
 
 def test_a_second_run_in_the_folder_is_refused_and_the_first_one_keeps_its_report(some, tmp_path):

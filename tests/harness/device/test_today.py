@@ -70,7 +70,9 @@ def test_a_kernel_that_takes_no_fp32_says_why_it_is_not_compared_with_it(tmp_pat
     monkeypatch.setattr(calls, "computed", narrow)
     found = calls.compare(call, str(tmp_path / "out.pt"))
     assert found["error"] == 0 and found["no fp32"] == "ValueError: tiles of fp32 have no room"
-    *_, told = page._row("a kernel", found | {"status": "measured", "exact": False})
+    *_, told = page._row(
+        "a kernel", found | {"kind": "numbers", "status": "measured", "exact": False}
+    )
     assert "not compared with fp32 (ValueError: tiles of fp32 have no room)" in told
 
 
