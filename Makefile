@@ -16,6 +16,9 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
+# The folder of the checkouts that some targets read; without it nothing of a recipe runs.
+CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
+
 .PHONY: replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
@@ -85,35 +88,35 @@ calibrate: setup
 ifdef DEVICE
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/device.py $(DEVICE) --write
 else
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write --public $(PUBLIC) $(if $(KEPT),--kept $(KEPT))
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write --public $(CHECKOUTS) $(if $(KEPT),--kept $(KEPT))
 endif
 
 # Published searches with estimates in place of device times; the table of docs/oracle.md.
 replay: setup
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay.py --write --public $(PUBLIC)
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay.py --write --public $(CHECKOUTS)
 
 # Fails where estimates of a fixed sample are no longer the page's.
 SAMPLE := vecadd nki-matmul kda-silu avgpool-1 mamba-v3-4096x512 sd-attention-5 matmul-optimized
 calibrate-sample: setup
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --public $(PUBLIC) --rows $(SAMPLE) --verify
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --public $(CHECKOUTS) --rows $(SAMPLE) --verify
 
 # nki-library's own tests on the simulator, from a checkout below DIR: ten cases of each test and 200 of
 # larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer.
 LIBRARY ?= --each 10 --large 200
 library: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
-	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(PUBLIC) --write $(LIBRARY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(CHECKOUTS) --write $(LIBRARY)
 
 # AWS's tutorials and samples, from checkouts below PUBLIC=DIR (docs/library.md).
 samples: setup
-	$(BIN)/python tests/samples.py $(PUBLIC) --write $(SAMPLES)
+	$(BIN)/python tests/samples.py $(CHECKOUTS) --write $(SAMPLES)
 
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).
 real: setup
-	OMP_NUM_THREADS=1 PUBLIC=$(PUBLIC) $(BIN)/python -m pytest -q tests/real/test_contracts.py tests/real/test_cheats.py
-	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(PUBLIC) --write
-	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(PUBLIC) --write
+	OMP_NUM_THREADS=1 PUBLIC=$(CHECKOUTS) $(BIN)/python -m pytest -q tests/real/test_contracts.py tests/real/test_cheats.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --write
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(CHECKOUTS) --write
 
 # The 2026 contest's driver and examples, and the winner's upload, unmodified, from clones of
 # aws-neuron/nki-moe and thustorage/NKI-MoE below PUBLIC=DIR; then the table of docs/qwen3_moe.md. A
@@ -123,8 +126,8 @@ CONTEST_RUN = OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(CURDIR)/$(BIN)/python -m 
 CONTEST_ARGS := --model-path $(CONTEST)/model --compiled-model-path $(CONTEST)/traced --seq-len 48
 contest: setup
 	rm -rf $(CONTEST) && mkdir -p $(CONTEST)
-	cp -rL $(PUBLIC)/nki-moe $(CONTEST)/nki-moe && cp qwen3_moe.py $(CONTEST)/nki-moe/
-	cp -rL $(PUBLIC)/NKI-MoE $(CONTEST)/winner
+	cp -rL $(CHECKOUTS)/nki-moe $(CONTEST)/nki-moe && cp qwen3_moe.py $(CONTEST)/nki-moe/
+	cp -rL $(CHECKOUTS)/NKI-MoE $(CONTEST)/winner
 	$(BIN)/python -m tests.tiny_model $(CONTEST)/model
 	cd $(CONTEST)/nki-moe && for mode in generate evaluate_single; do for file in qwen qwen_with_nki qwen3_moe; do \
 	    $(CONTEST_RUN) main.py --mode $$mode --qwen $$file $(CONTEST_ARGS) || exit 1; done; done
