@@ -140,30 +140,32 @@ class Dual(float):
     slope: np.ndarray
 
     def __new__(cls, value: float, slope: np.ndarray) -> "Dual":
-        made = super().__new__(cls, value)
+        made = float.__new__(cls, value)
         made.slope = slope
         return made
 
 
-def _carried(name: str, slopes: Callable[[float, float], tuple[float, float]]) -> Any:
-    """An operator of Dual; ``slopes`` of its result by both sides' values."""
+def _carried(
+    name: str, slopes: Optional[Callable[[float, float], tuple[float, float]]] = None
+) -> Any:
+    """An operator of Dual; ``slopes`` of its result by both sides' values, None of a sum."""
     plain = getattr(float, name)
 
     def operate(self: Dual, other: float) -> Dual:
-        mine, others = slopes(float(self), float(other))
-        slope = mine * self.slope
+        mine, others = slopes(float(self), float(other)) if slopes else (1.0, 1.0)
+        slope = mine * self.slope if slopes else self.slope
         if isinstance(other, Dual):
-            slope = slope + others * other.slope
+            slope = slope + (others * other.slope if slopes else other.slope)
         return Dual(plain(self, other), slope)
 
     return operate
 
 
 for _name, _slopes in {
-    "__add__": lambda a, b: (1.0, 1.0), "__sub__": lambda a, b: (1.0, -1.0),
+    "__add__": None, "__radd__": None, "__sub__": lambda a, b: (1.0, -1.0),
     "__mul__": lambda a, b: (b, a), "__truediv__": lambda a, b: (1 / b, -a / b**2),
-    "__radd__": lambda a, b: (1.0, 1.0), "__rsub__": lambda a, b: (-1.0, 1.0),
-    "__rmul__": lambda a, b: (b, a), "__rtruediv__": lambda a, b: (-b / a**2, 1 / a),
+    "__rsub__": lambda a, b: (-1.0, 1.0), "__rmul__": lambda a, b: (b, a),
+    "__rtruediv__": lambda a, b: (-b / a**2, 1 / a),
 }.items():  # fmt: skip
     setattr(Dual, _name, _carried(_name, _slopes))
 

@@ -94,6 +94,11 @@ class Attrs:
             return None
         return (self.start, self.accumulate, self.key())
 
+    def timed(self) -> tuple:
+        """Equal for constants with which an instruction takes as long: of a number that elements
+        are computed with it only matters whether it is 0."""
+        return (self.start, self.accumulate, *map(_rough, self._constants()))
+
     def _constants(self) -> tuple:
         """All fields that ``key`` compares; asked for every instruction, so by one C call."""
         kind = type(self)
@@ -123,6 +128,14 @@ def _exact(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return (value.shape, value.dtype.str, value.tobytes())
     return value
+
+
+def _rough(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_rough, value))
+    if isinstance(value, np.ndarray):
+        return id(value)
+    return bool(value) if isinstance(value, float) else value
 
 
 # Of a copy that casts and one that does not: most instructions have one of these.

@@ -187,8 +187,9 @@ class _Made(NamedTuple):
 
 def _made(program: Program) -> _Made:
     known: dict[tuple, int] = {}
+    constants = {id(i.attrs): i.attrs.timed() for i in program.instructions}
     forms = [
-        (i.op.name, id(i.attrs), len(i.dst))
+        (i.op.name, constants[id(i.attrs)], len(i.dst))
         + tuple((v.shape, v.strides, v.dt, v.storage.buffer) for v in (*i.dst, *i.src))
         for i in program.instructions
     ]
