@@ -76,7 +76,7 @@ class Variant:
         core: the generation with its switches.
         today: the kernels are those of `nki`.
         profile: form of short rows; order: of an engine's instructions, None for the usual one.
-        changed: names of the switches that differ from the cost model's.
+        changed: names of the switches that differ from the cost model's; before: without the last.
     """
 
     core: NeuronCore
@@ -84,6 +84,7 @@ class Variant:
     profile: str = cost.DEFAULT_PROFILE
     order: Optional[str] = None
     changed: tuple[str, ...] = ()
+    before: Optional["Variant"] = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -104,8 +105,9 @@ MECHANISMS = "ports", "fixed lanes", "issue", "order", *PROFILES
 
 def switched(variant: Variant, name: str) -> Variant:
     """The variant with one mechanism the other way."""
-    core, others = variant.core, PROFILES if name in PROFILES else ()
-    changed = (*(one for one in variant.changed if one not in others), name)
+    core, rivals = variant.core, PROFILES if name in PROFILES else ()
+    changed = (*(one for one in variant.changed if one not in rivals), name)
+    made = replace(variant, changed=changed, before=variant)
     fixed, dma = ("dma.fixed_lanes", "dma.today_fixed")[variant.today], core.dma
     issue = {"dma.today_issued": float(not dma.today_issued)} if variant.today else {}
     if not (variant.today and dma.issue_ns):  # as a Trainium2 has it, or as a Trainium1
@@ -116,11 +118,10 @@ def switched(variant: Variant, name: str) -> Variant:
         "issue": issue,
     }
     if name in switches:
-        return replace(variant, core=cost.with_constants(core, switches[name]), changed=changed)
+        return replace(made, core=cost.with_constants(core, switches[name]))
     if name == "order":
-        order = COMPILER_ORDER if variant.today else "program-order"
-        return replace(variant, order=order, changed=changed)
-    return replace(variant, profile=name, changed=changed)
+        return replace(made, order=COMPILER_ORDER if variant.today else "program-order")
+    return replace(made, profile=name)
 
 
 def value_of(core: NeuronCore, name: str) -> float:
@@ -145,9 +146,10 @@ class Dual(float):
         return made
 
 
-def _carried(
-    name: str, slopes: Optional[Callable[[float, float], tuple[float, float]]] = None
-) -> Any:
+Slopes = Callable[[float, float], tuple[float, float]]
+
+
+def _carried(name: str, slopes: Optional[Slopes] = None) -> Any:
     """An operator of Dual; ``slopes`` of its result by both sides' values, None of a sum."""
     plain = getattr(float, name)
 
@@ -307,20 +309,14 @@ def others(variant: Variant) -> list[Variant]:
 def alike_of(problem: Problem, found: Solution) -> list[str]:
     """Mechanisms that explain the times as well, within EARNED: beside those that the fit has
     changed, or in the place of the last one."""
-    enough, variant = found.misfit + EARNED, found.variant
-    tried, near = others(variant), set()
-    if variant.changed:
-        before = Variant(problem.core, problem.today)
-        for name in variant.changed[:-1]:
-            before = switched(before, name)
-        tried += [v for v in others(before) if v.changed != variant.changed]
-    for one in tried:
+    enough, variant, near = found.misfit + EARNED, found.variant, set()
+    for one in others(variant) + (others(variant.before) if variant.before else []):
         now, gain = problem.moved(found, one), math.inf
         while 0 < now.misfit - enough < 4 * gain:  # else it is there, or will not get there
             gain, now = now.misfit, problem.solve(now, QUICK)
             gain -= now.misfit
         near |= {one.changed[-1]} if now.misfit <= enough else set()
-    return [name for name in MECHANISMS if name in near]
+    return [name for name in MECHANISMS if name in near.difference(variant.changed)]
 
 
 def best_of(problem: Problem) -> Solution:

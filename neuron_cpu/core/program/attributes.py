@@ -133,9 +133,7 @@ def _exact(value: Any) -> Any:
 def _rough(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(_rough, value))
-    if isinstance(value, np.ndarray):
-        return id(value)
-    return bool(value) if isinstance(value, float) else value
+    return bool(np.all(value == 0)) if isinstance(value, (float, np.ndarray)) else value
 
 
 # Of a copy that casts and one that does not: most instructions have one of these.

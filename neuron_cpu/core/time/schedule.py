@@ -185,6 +185,10 @@ class _Made(NamedTuple):
     alike: list[int]
 
 
+Known = dict[tuple, _Made]
+Profiles = dict[str, cost.DmaProfile]
+
+
 def _made(program: Program) -> _Made:
     known: dict[tuple, int] = {}
     constants = {id(i.attrs): i.attrs.timed() for i in program.instructions}
@@ -552,10 +556,7 @@ def schedule(
 
 
 def schedules(
-    program: Program,
-    profiles: Sequence[str],
-    order: str | None = None,
-    known: dict[tuple, _Made] | None = None,
+    program: Program, profiles: Sequence[str], order: str | None = None, known: Known | None = None
 ) -> dict[str, Schedule]:
     """One run under each of several DMA profiles, by name; what they share is done once.
 
@@ -584,11 +585,7 @@ def schedules(
 
 
 def _lowered(
-    program: Program,
-    rows: dict[str, cost.DmaProfile],
-    order: str,
-    keeps: bool,
-    known: dict[tuple, _Made],
+    program: Program, rows: Profiles, order: str, keeps: bool, known: Known
 ) -> dict[str, Schedule]:
     """One run under each of the profiles for which the compiler makes the same of the kernel."""
     compiled, before = order == COMPILER_ORDER, -1
@@ -606,9 +603,7 @@ def _lowered(
     return _scheduled(known[key], rows, order)
 
 
-def _scheduled(
-    made: _Made, rows: dict[str, cost.DmaProfile], order: str, fits: bool = False
-) -> dict[str, Schedule]:
+def _scheduled(made: _Made, rows: Profiles, order: str, fits: bool = False) -> dict[str, Schedule]:
     """One run under each of the profiles; nothing where one has to fit and does not."""
     found = {}
     for name, profile in rows.items():
