@@ -29,6 +29,7 @@ NOISE, NOISE_US = 0.005, 0.3  # of a time: relative, and what a clock reads
 JUMPS = 0.03  # of a time in which TensorE gets warm again and again
 HUBER = 3.0
 BETTER, EARNED = 0.6, 12.0  # a switch leaves this share of the misfit, and takes off so much
+AS_WELL = 4.0  # two standard deviations of a misfit: times do not tell what is no worse
 OFF = 0.1  # a row that differs by more is not explained
 ITERATIONS, FIRST, QUICK, SWITCHES = 20, 8, 2, 3
 NOTABLE = 0.5  # of the rows beyond the constants: a smaller misfit is noise
@@ -54,7 +55,6 @@ BY_STEPS = {
     LATE: ("products", "product_chain"), "dma.descriptor_ns": ("gathers",),
     "dma.one_index_ns": ("gathers",),
 }  # fmt: skip
-_SOME = ("ramp_ns", "dma.one_index_ns")  # which a generation has that knows the mechanism
 _ROWS = {  # by DMA profile
     "sdk2.25": ("dma.bytes_per_ns", "dma.row_2_24_ns", "dma.part_word_ns"),
     "sdk2.21": ("dma.bytes_per_ns", "dma.flat_bytes_per_ns", "dma.row_ns"),
@@ -94,7 +94,7 @@ class Variant:
         if self.today and dma.today_bytes_per_ns and self.profile == cost.DEFAULT_PROFILE:
             rows = _ROWS_OF_TODAY
         issued = dma.issue_ns and (dma.today_issued or not self.today)
-        some = [name for name in _SOME if value_of(self.core, name)]
+        some = [name for name in (LATE, "dma.one_index_ns") if value_of(self.core, name)]
         some += [f"result_cycles.{e.value}" for e in self.core.result_cycles]
         return (*_CORE, *some, *rows, *(_ISSUE if issued else ()), *model.OVERHEADS)
 
@@ -203,9 +203,8 @@ class Problem:
         for row in range(len(self.calls)) if rows is None else rows:
             call = self.calls[row]
             model.program(call).core = core
-            lowered = self.lowered[row]
-            ns = model.graph_ns(call, costs, variant.profile, variant.order, lowered)
-            found.append(ns / 1e3)
+            asked = (call, costs, variant.profile, variant.order, self.lowered[row])
+            found.append(model.graph_ns(*asked) / 1e3)
             model.program(call).core = self.core  # whoever asks next is told the model's own
         return found
 
@@ -307,9 +306,9 @@ def others(variant: Variant) -> list[Variant]:
 
 
 def alike_of(problem: Problem, found: Solution) -> list[str]:
-    """Mechanisms that explain the times as well, within EARNED: beside those that the fit has
-    changed, or in the place of the last one."""
-    enough, variant, near = found.misfit + EARNED, found.variant, set()
+    """Mechanisms that explain the times AS_WELL: beside those that the fit has changed, or in the
+    place of the last one."""
+    enough, variant, near = found.misfit + AS_WELL, found.variant, set()
     for one in others(variant) + (others(variant.before) if variant.before else []):
         now, gain = problem.moved(found, one), math.inf
         while 0 < now.misfit - enough < 4 * gain:  # else it is there, or will not get there

@@ -611,22 +611,17 @@ def _scheduled(made: _Made, rows: Profiles, order: str, fits: bool = False) -> d
             run = _Run(made, profile, order)
             if not run.run(fits):
                 return {}
-        found[name] = _told(run, made.program, profile.name, order)
+        found[name] = Schedule(
+            made.program,
+            profile.name,
+            run.numbers,
+            run.start,
+            run.end,
+            run.times,
+            run.waits[: run.joins_at],
+            run.transfers,
+            run.lane_busy,
+            (run.memory.sbuf.short, run.memory.psum.short),
+            order,
+        )
     return found
-
-
-def _told(run: _Run, made: Program, profile: str, order: str) -> Schedule:
-    pools = run.memory
-    return Schedule(
-        made,
-        profile,
-        run.numbers,
-        run.start,
-        run.end,
-        run.times,
-        run.waits[: run.joins_at],
-        run.transfers,
-        run.lane_busy,
-        (pools.sbuf.short, pools.psum.short),
-        order,
-    )
