@@ -299,11 +299,9 @@ class GraphRecorder(TorchDispatchMode):
         self, name: str, args: Any, inputs: List[torch.Tensor], outputs: List[torch.Tensor]
     ) -> None:
         dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
-        if dot is None:
-            self._note(TORCH, name, inputs, outputs)
-            return
-        self._note(TORCH, name, inputs, outputs, dot.macs)
-        self.hlo.add_dot(dot, outputs[0])
+        self._note(TORCH, name, inputs, outputs, 0 if dot is None else dot.macs)
+        if dot is not None:
+            self.hlo.add_dot(dot, outputs[0])
 
     def _is_traced(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on inputs or weights: a shape, or a constant written to."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +22,10 @@ _WHOLE = slice(None)
 
 def is_integer(value: Any) -> bool:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+def _comparison(op: str) -> Callable[[Any, Any], Mask]:
+    return lambda index, other: index._compare(op, other)
 
 
 class Index(Affine):
@@ -207,24 +212,8 @@ class Index(Affine):
             )
         return Mask(((difference, op),))
 
-    def __lt__(self, other: Any) -> Mask:
-        return self._compare("lt", other)
-
-    def __le__(self, other: Any) -> Mask:
-        return self._compare("le", other)
-
-    def __gt__(self, other: Any) -> Mask:
-        return self._compare("gt", other)
-
-    def __ge__(self, other: Any) -> Mask:
-        return self._compare("ge", other)
-
-    def __eq__(self, other: Any) -> Any:
-        return self._compare("eq", other)
-
-    def __ne__(self, other: Any) -> Any:
-        return self._compare("ne", other)
-
+    __lt__, __le__, __gt__, __ge__ = map(_comparison, ("lt", "le", "gt", "ge"))
+    __eq__, __ne__ = map(_comparison, ("eq", "ne"))  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
 

@@ -98,9 +98,8 @@ class Tracer:
         self.phase_loops: list[Loop] = []  # of its cores between their meetings
         self.senders: dict[tuple, int] = {}  # whom each core receives from at a meeting
         self.identities: dict[tuple, View] = {}  # and its shared constants on chip
-        self.scales: dict[
-            int, tuple[int, np.ndarray]
-        ] = {}  # what is written of scale tiles, so far
+        # what is written of scale tiles, so far
+        self.scales: dict[int, tuple[int, np.ndarray]] = {}
 
     def __enter__(self) -> Tracer:
         self._outer = active()
