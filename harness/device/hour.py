@@ -11,7 +11,7 @@ from harness import console
 from harness.device import page, plan, results
 from harness.device.calls import SUBMISSIONS
 from harness.device.plan import Entry
-from harness.device.running import HUNG, SIMULATOR, XLA, Unanswered, Workers
+from harness.device.running import HUNG, SIMULATOR, Unanswered, Workers
 from harness.errors import UserError
 from harness.files import locked_folder
 from neuron_cpu.files import write_text_atomically
@@ -161,7 +161,7 @@ class _Hour:
     def _measured(self, entry: Entry, call: dict[str, Any], limit: float) -> dict[str, Any]:
         if entry.kind in (plan.CONSTRUCT, plan.NUMBERS):
             given: dict[str, Any] = {"call": call, "results": str(self.scratch / "results.pt")}
-            self.workers.ask(XLA, "harness.device.calls:run", given, limit)
+            self.workers.ask(entry.role, "harness.device.calls:run", given, limit)
             beside = self._simulate("harness.device.calls:compare", **given)
             if beside is None:
                 return {"status": MEASURED}

@@ -12,7 +12,7 @@ from typing import Any
 from harness.device.calls import MICROS, SUBMISSIONS
 from harness.device.probes import PROBES, USED
 from harness.device.rows import GRAPHS, KERNELS, ROWS, Row
-from harness.device.running import BENCHMARK, SIMULATOR, XLA
+from harness.device.running import BENCHMARK, PAIR, SIMULATOR, XLA
 from harness.inputs.models import EMBEDDED_WHEEL
 
 # kinds of entries
@@ -115,7 +115,8 @@ def whole(length: int, today: bool) -> Entry:
 def construct(name: str, today: bool = False) -> Entry:
     """The entry of a probe."""
     probe = PROBES[today][name]
-    return Entry(f"construct {name}", CONSTRUCT, XLA, {**probe.call, "text": probe.text})
+    role = PAIR if probe.launch == "[2]" else XLA
+    return Entry(f"construct {name}", CONSTRUCT, role, {**probe.call, "text": probe.text})
 
 
 def within(left: float, every: Sequence[Entry]) -> list[Entry]:

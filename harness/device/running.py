@@ -20,13 +20,12 @@ from typing import Any
 import neuron_cpu
 from neuron_cpu.processes import limits
 
-# who may run beside each other: the simulator touches no device
-BENCHMARK, XLA, SIMULATOR = "benchmark", "xla", "simulator"
-DEVICES = (BENCHMARK, XLA)
+# Who may run beside each other: the simulator touches no device. A kernel without [2] runs on one
+# core. On Trainium2 and 3 two are one by default, and the runtime refuses what was made for another
+# number (aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py), so kernels with [2] have a role.
+BENCHMARK, XLA, PAIR, SIMULATOR = "benchmark", "xla", "pair", "simulator"
+DEVICES = (BENCHMARK, XLA, PAIR)
 HUNG, DIED = "hung", "died"
-# A kernel without [2] runs on one core. On Trainium2 and 3 two are one by default, and the runtime
-# refuses what was made for another number (aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py).
-ONE_CORE = {"NEURON_LOGICAL_NC_CONFIG": "1"}
 MOST_WORDS = 600  # of an error: a compiler's can be megabytes
 
 
@@ -73,7 +72,8 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
     def _start(self, role: str) -> None:
         if role in DEVICES:
             self._end(*(other for other in DEVICES if other in self._running))
-        environment = {"NEURON_PLATFORM_TARGET_OVERRIDE": self._target} | ONE_CORE
+        environment = {"NEURON_PLATFORM_TARGET_OVERRIDE": self._target}
+        environment["NEURON_LOGICAL_NC_CONFIG"] = "2" if role == PAIR else "1"
         given = self._scratch, environment | ({"NEURON_CPU": "1"} if role == SIMULATOR else {})
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=given)

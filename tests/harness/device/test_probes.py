@@ -141,8 +141,11 @@ def test_a_probe_of_today_has_numpy_s_result_or_is_refused_by_a_chip_that_lacks_
 
 @pytest.mark.parametrize(("target", "generation"), CHIPS.items())
 def test_a_chip_s_plan_has_the_probes_of_what_it_has(target, generation):
-    every = plan.entries({}, True, target)
+    every = list(plan.entries({}, True, target))
     planned = {entry.name for entry in every if entry.kind == plan.CONSTRUCT}
+    pairs = [entry for entry in every if entry.role == plan.PAIR]
+    assert bool(pairs) == (generation > 2)
+    assert all("probe = probe[2]" in entry.call["text"] for entry in pairs)
     had = {name for name, probe in PROBES[True].items() if probe.generation <= generation}
     assert planned == {f"construct {name}" for name in had}
 

@@ -16,7 +16,7 @@ import torch
 from harness.device import calls, plan, timing
 from harness.device.calls import ROOT
 from harness.device.rows import ROWS
-from harness.device.running import BENCHMARK, SIMULATOR, XLA, Unanswered, Workers
+from harness.device.running import BENCHMARK, PAIR, SIMULATOR, XLA, Unanswered, Workers
 
 
 @pytest.fixture
@@ -53,7 +53,9 @@ def test_one_process_is_beside_the_device_and_the_simulator_knows_what_it_stands
     assert workers.ask(SIMULATOR, "os:getenv", name, 120) == "trn2"
     assert set(workers._running) == {XLA, SIMULATOR}
     cores = {"key": "NEURON_LOGICAL_NC_CONFIG"}
-    assert {workers.ask(role, "os:getenv", cores, 120) for role in (XLA, SIMULATOR)} == {"1"}
+    asked = {role: workers.ask(role, "os:getenv", cores, 120) for role in (XLA, SIMULATOR, PAIR)}
+    assert asked == {XLA: "1", SIMULATOR: "1", PAIR: "2"}
+    assert set(workers._running) == {PAIR, SIMULATOR}
 
 
 def test_of_a_long_error_its_end_is_told(workers):
