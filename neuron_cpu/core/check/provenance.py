@@ -32,6 +32,7 @@ STATUSES = (UNPROVEN, DOCUMENTED, SEEN)  # what needs attention first
 TODAY = {"nl": "nki.language", "nisa": "nki.isa", "nc": "nki.collectives"}
 MODULES = {
     "nki.isa.constants": "nisa",
+    "nki.dtype": "nl",
     **{module: short for short, module in TODAY.items()},
     "neuronxcc.nki.language": "nl",
     "neuronxcc.nki.isa": "nisa",
