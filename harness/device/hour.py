@@ -20,7 +20,7 @@ MEASURED, WRONG, UNFINISHED = "measured", "wrong", "unfinished"
 FAR = 0.02  # of results from the simulator's, relative to their size
 SIMULATING_SECONDS = 1800.0
 FITTED, FEWEST = (plan.CONSTANT, plan.LAUNCH), 20  # times that constants are fitted to
-FITTING_SECONDS = 120
+FITTING_SECONDS, MOST_FITTING = 120.0, 0.25  # of a run's time
 
 
 def run(path: Path, minutes: float) -> dict[str, Any]:
@@ -32,6 +32,7 @@ def run(path: Path, minutes: float) -> dict[str, Any]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         workers = stack.enter_context(Workers(folder, report["machine"]["target"]))
         hour = _Hour(report, path, workers, folder, until)
+        hour.fitting = min(FITTING_SECONDS, MOST_FITTING * 60 * minutes)
         hour.plan(minutes)
         hour.measure()
         hour.fit()
@@ -51,7 +52,7 @@ class _Hour:
         self, report: dict[str, Any], path: Path, workers: Workers, scratch: Path, until: float
     ) -> None:
         self.report, self.path, self.workers, self.scratch = report, path, workers, scratch
-        self.until, self.today = until, results.of_today(report)
+        self.until, self.today, self.fitting = until, results.of_today(report), 0.0
         self.graphs: dict[str, Any] = dict(report.setdefault("graphs", {}))
 
     def _simulate(self, do: str, **given: Any) -> Any:
@@ -72,7 +73,7 @@ class _Hour:
 
     def _chosen(self, known: int) -> list[Entry]:
         """What fits into the time that is left; the fit takes some where enough times are known."""
-        fitting = FITTING_SECONDS if known >= FEWEST else 0
+        fitting = self.fitting if known >= FEWEST else 0.0
         return plan.within(self.until - fitting - time.monotonic(), self._open())
 
     def _planned(self) -> list[Entry]:
@@ -93,7 +94,7 @@ class _Hour:
         said = ", ".join(f"{n} {kind} ({took[kind]:.0f} min)" for kind, n in counts.items())
         console.say(
             f"Plan of {minutes:g} minutes, the most valuable first: {said or 'nothing'}; tracing "
-            f"took {gone:.1f} and the fit may take {FITTING_SECONDS / 60:g}. "
+            f"took {gone:.1f} and the fit may take {self.fitting / 60:.1f}. "
             f"{len(self._open()) - len(chosen)} entries are left for time that is saved, or for "
             f"another run. A run may be ended at any time: {self.path} holds what is done."
         )

@@ -148,6 +148,18 @@ def test_a_run_ends_with_its_time_and_traces_only_what_fits(some, tmp_path, monk
     assert "Plan of 1 minutes, the most valuable first: 2 launch (1 min)" in capsys.readouterr().err
 
 
+def test_a_quarter_of_a_short_run_is_kept_for_the_fit_of_many_times(some, tmp_path, monkeypatch):
+    """So the second of two short runs measures, too."""
+    report = results.begun(tmp_path / "report.json")
+    timed = {"kind": plan.CONSTANT, "status": "measured", "us": {"p50": 1.0}}
+    report["entries"] = dict.fromkeys(list(ROWS)[-hour.FEWEST :], timed)
+    results.write(tmp_path / "report.json", report)
+    monkeypatch.setattr(hour._Hour, "fit", lambda self: fitted.append(self.fitting))
+    fitted = []
+    after = hour.run(tmp_path / "report.json", 1)["entries"]
+    assert fitted == [15] and after.keys() > report["entries"].keys()
+
+
 def test_without_the_simulator_s_packages_no_hour_is_spent(some, tmp_path, monkeypatch, capsys):
     path = tmp_path / "report.json"
     missing = Unanswered("refused", "ModuleNotFoundError: No module named 'ml_dtypes'")
