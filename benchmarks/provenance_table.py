@@ -1,18 +1,18 @@
-"""Make neuron_cpu/core/check/provenance.json anew from public kernels with published times.
+"""Make neuron_cpu/core/check/provenance.json anew from public kernels that ran on a device.
 
     python benchmarks/provenance_table.py --public DIR [--trace] [--write]
 
 DIR holds the checkouts that benchmarks/calibrate.py takes: ``DIR/OWNER/NAME@COMMIT`` or
-``DIR/OWNER/NAME``. What the kernel of a row of calibration.json uses is *seen on device*, and what
-the contest's winner uses, which has a score (DIR/thustorage/nki-llama-contest/llama.py). Some
-constructs show in a traced program only; ``--trace`` traces each row from its shapes (some ten
-minutes). Without it, and where a file is missing, the rows that it is credited with stay as they
-are, and a missing file is named.
+``DIR/OWNER/NAME``. *Seen on device* is what the kernel of a row of calibration.json uses, what a
+function of provenance_ran.json uses, and what the contest's winner uses, which has a score
+(DIR/thustorage/nki-llama-contest/llama.py). Some constructs show in a traced program only;
+``--trace`` traces each row from its shapes (some ten minutes). Without it, and where a file is
+missing, the rows that it is credited with stay as they are, and a missing file is named.
 
-Everything else of the kernel language that the stand-in has is *documented*, since its functions
-and keywords were written after the vendor's pages; provenance_pages.json says which page describes
-the other constructs, UNPROVEN which have none. Without ``--write`` the differences are printed;
-exit status 1 where there are some.
+Everything else that the stand-in has is *documented*, since its functions and keywords were
+written after the vendor's pages; provenance_pages.json says which page describes the other
+constructs, and which have none. Without ``--write`` the differences are printed; exit status 1
+where there are some.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import importlib
 import inspect
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,11 +43,13 @@ import pages  # noqa: E402
 
 from neuron_cpu.core import NkiError  # noqa: E402
 from neuron_cpu.core.check import provenance  # noqa: E402
+from neuron_cpu.core.device.target import ENVIRONMENT_VARIABLE  # noqa: E402
 
 ABOUT = (
     "Constructs of NKI kernels and where a public source shows them; provenance.py says what each "
     "status means, benchmarks/provenance_table.py makes this file. Files seen on a device: those "
-    "of benchmarks/calibration.json, whose times are published, and the winner of the contest."
+    "of benchmarks/calibration.json, whose times are published, those of "
+    "benchmarks/provenance_ran.json, which tells who published their run, and the contest's winner."
 )
 WINNER = "thustorage/nki-llama-contest"
 # Files in `nki` that ran on a device and are no row of calibration.json.
@@ -54,32 +57,7 @@ RAN: dict[str, Any] = json.loads((ROOT / "benchmarks/provenance_ran.json").read_
 NO_TIME = "no time of one call"
 # Pages of the vendor, and which of them describes the forms and the names that are no functions.
 PAGES: dict[str, Any] = json.loads((ROOT / "benchmarks/provenance_pages.json").read_text())
-STARTS = [f"operand of at most 32 partitions from partition {n}" for n in (32, 64, 96)]
-# What only a traced program shows.
-IN_PROGRAM = {
-    *STARTS,
-    "operand of 33 to 64 partitions from partition 64",
-    "operands of one instruction that start at different partitions",
-    "result of TensorE in PSUM as bfloat16",
-    "result of TensorE in PSUM as float16",
-    "transpose of float32 on TensorE",
-}
-TRACED = ("operand", "result of", "transpose of")  # how their names begin
-# Known to the readers, and shown by no page and no file unless one of the files below does.
-UNPROVEN = [
-    *(f"PSUM tile of {name}" for name in sorted(provenance.NARROW)),
-    *(f"nl.{loop}(start, stop)" for loop in ("affine_range", "sequential_range", "static_range")),
-    "HBM scratch tensor", "HBM scratch tensor created in a loop", "accumulation of products by +=",
-    "block axis", "closure passed as an argument", "for over Python values", "for over range()",
-    "function defined in a kernel", "function of the file passed as an argument",
-    "if on a loop variable", "in-place operator on a tile", "index: ...",
-    "index: integer or loop variable", "index: integer, then slice", "index: slice",
-    "index: slice of a slice", "index: whole axis", "loop of zero iterations",
-    "tile in an attribute of an object", "tile of a static_range body used after it",
-    "while on Python values", *sorted(IN_PROGRAM),
-]  # fmt: skip
-# Tensors of today have no operators and no block axes.
-NOT_TODAY = ("accumulation of products by +=", "block axis", "in-place operator on a tile")
+TRACED = ("operand", "result of", "transpose of")  # how forms begin that a Program shows alone
 # The stand-in has them under names of other pages, or refuses them.
 NO_PAGE = ("nl.gemm_grid", "nl.gemm_stationary_grid", "nl.shared_identity_matrix", "nl.static_cast")
 NOT_IN_STUBS = ("bool", "range")  # AWS's library uses them all the same
@@ -89,16 +67,16 @@ Rows = dict[str, list[str]]  # construct -> status, source
 
 def documented() -> Rows:
     """What the stand-in's functions take, and the forms and names of the pages."""
-    forms = [*UNPROVEN, *(provenance.of_today(name) for name in UNPROVEN if name not in NOT_TODAY)]
-    rows: Rows = {name: [provenance.UNPROVEN, ""] for name in forms}
+    pages_of: dict[str, str] = {}
     for page, module in (("doc-language", nl), ("doc-isa", nisa)):
         for name in _functions("nl" if module is nl else "nisa", vars(module)):
-            known = name.split("(")[0] not in NO_PAGE
-            rows[name] = [provenance.DOCUMENTED, page] if known else [provenance.UNPROVEN, ""]
-    rows |= {name: [provenance.DOCUMENTED, "doc-current"] for name in _today()}
+            pages_of[name] = "" if name.split("(")[0] in NO_PAGE else page
+    pages_of |= dict.fromkeys(_today(), "doc-current")
     for page, names in PAGES["names"].items():
-        rows |= {name: [provenance.DOCUMENTED, page] for name in names}
-    return rows | {form: [provenance.DOCUMENTED, page] for form, page in PAGES["forms"].items()}
+        pages_of |= dict.fromkeys(names, page)
+    pages_of |= PAGES["forms"]
+    status = {True: provenance.DOCUMENTED, False: provenance.UNPROVEN}
+    return {name: [status[bool(page)], page] for name, page in pages_of.items()}
 
 
 def _today() -> Iterator[str]:
@@ -194,6 +172,7 @@ def ran() -> Iterator[public_rows.Row]:
 
 def _traced(row: public_rows.Row, public: Path) -> set[str]:
     """Constructs that only the traced Program of a row shows; none where it is refused."""
+    os.environ[ENVIRONMENT_VARIABLE] = row.target or "trn1"
     try:
         program = public_rows.trace(row, public)
     except NkiError as error:

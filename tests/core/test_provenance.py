@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -27,13 +28,21 @@ import neuronxcc.nki.compiler as ncc
 """
 
 
-def kernel(body: str, before: str = "") -> str:
+TODAY = """
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+"""
+
+
+def kernel(body: str, before: str = "", imports: str = IMPORTS) -> str:
     lines = "\n".join(f"    {line}" for line in body.splitlines())
-    return f"{IMPORTS}\n{before}\n@nki.jit\ndef k(x):\n    t = nl.load(x)\n{lines}\n"
+    return f"{imports}\n{before}\n@nki.jit\ndef k(x):\n    t = nl.load(x)\n{lines}\n"
 
 
-def constructs(body: str, before: str = "") -> set[str]:
-    return set(provenance.in_source(kernel(body, before)))
+def constructs(body: str, before: str = "", imports: str = IMPORTS) -> set[str]:
+    return set(provenance.in_source(kernel(body, before, imports)))
 
 
 def test_every_function_of_the_language_has_a_row_and_so_have_its_keywords() -> None:
@@ -46,6 +55,22 @@ def test_every_function_of_the_language_has_a_row_and_so_have_its_keywords() -> 
             keywords = [p.name for p in named if p.kind != p.VAR_POSITIONAL]
             wanted = {f"{short}.{name}", *(f"{short}.{name}({k}=)" for k in keywords)}
             assert wanted <= set(rows), name
+
+
+@pytest.mark.parametrize("name", ["language", "isa", "collectives"])
+def test_every_name_of_today_has_a_row_and_so_have_keywords_and_methods(name: str) -> None:
+    module, rows = importlib.import_module(f"nki.{name}"), provenance.table()
+    for one in set(module.__all__) - {"bool", "range"}:
+        value = getattr(module, one)
+        wanted = {f"nki.{name}.{one}"}
+        if inspect.isfunction(value):
+            given = inspect.signature(value).parameters.values()
+            keywords = [p.name for p in given if p.kind != p.VAR_POSITIONAL]
+            wanted |= {f"nki.{name}.{one}({k}=)" for k in keywords}
+        assert wanted <= set(rows), one
+    for method in ("ap", "reshape", "permute", "view", "select", "slice", "broadcast"):
+        assert f"nki.language.NkiTensor.{method}" in rows
+    assert "nki.language.NkiTensor.ap(scalar_offset=)" in rows
 
 
 def test_rows_name_known_statuses_and_sources() -> None:
@@ -76,6 +101,84 @@ def test_files_seen_are_those_with_published_times() -> None:
             assert any(
                 (repository, commit) == one[:2] and file.startswith(one[2]) for one in published
             ), row.source
+
+
+def test_a_public_run_is_credited_to_the_language_that_it_was_in() -> None:
+    """Sources of `nki` ran with its compiler, and no source has rows of both languages."""
+    data = json.loads(provenance.DATA.read_text(encoding="utf-8"))
+    seen = [(name, row[1]) for name, row in data["constructs"].items() if row[0] == provenance.SEEN]
+    today = {source for name, source in seen if name.startswith("nki.")}
+    assert today and today.isdisjoint(source for name, source in seen if name[:4] != "nki.")
+    ran = json.loads((ROOT / "benchmarks" / "provenance_ran.json").read_text(encoding="utf-8"))
+    places = {
+        f"{place[:-33]}, {file}" for place, told in ran["ran"].items() for file in told["files"]
+    }
+    older = {data["sources"][source] for name, source in seen if name[:4] != "nki."}
+    assert places.isdisjoint(older)
+
+
+def test_the_page_counts_what_the_table_has() -> None:
+    page = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
+    for language, today in (("`nki`", True), ("`neuronxcc.nki`", False)):
+        rows = [row for name, row in provenance.table().items() if name.startswith("nki.") == today]
+        statuses = [row.status for row in rows]
+        ordered = (provenance.SEEN, provenance.DOCUMENTED, provenance.UNPROVEN)
+        numbers = " | ".join(str(statuses.count(status)) for status in ordered)
+        assert f"| {language} | {numbers} |" in page
+    ran = json.loads((ROOT / "benchmarks" / "provenance_ran.json").read_text(encoding="utf-8"))
+    assert f"names {len(ran['ran'])} checkouts" in page
+
+
+OF_TODAY = [
+    ("nki.isa.activation(bias=)", "nisa.activation(t, nl.exp, t, bias=t)",
+     "nisa.activation(t, nl.exp, t, t)"),
+    ("nki.language.exp", "nisa.activation(t, nl.exp, t)", "nl.exp(t)"),
+    ("nki.language.exp()", "nl.exp(t)", "nisa.activation(t, nl.exp, t)"),
+    ("nki.language.NkiTensor.ap(scalar_offset=)", "t.ap([[1, 1]], scalar_offset=r)",
+     "t.ap([[1, 1]], 0)"),
+    ("nki.language.NkiTensor.permute", "v = t.permute((0, 1))", "v = t.shape"),
+    ("nki.collectives.all_reduce(op=)", "ncc.all_reduce([t], [t], g, op=nl.add)",
+     "ncc.all_reduce([t], [t], g, nl.add)"),
+    ("nki.isa.dge_mode.hwdge", "nisa.dma_copy(t, x, dge_mode=nisa.dge_mode.hwdge)",
+     "nisa.dma_copy(t, x, dge_mode=nisa.dge_mode.swdge)"),
+    ("nki.isa.NkiInstruction.depends_on", "a = nisa.dma_copy(t, x)\na.depends_on(a)",
+     "a = nisa.dma_copy(t, x)"),
+    ("nki.index: slice of a slice", "v = t[0:64, :][0:32, :]", "v = t[:, :][0:32, :]"),
+    ("nki.while on Python values", "while n > 1: n //= 2", "if x.shape[0] > 1: pass"),
+    ("nki.PSUM tile of nl.bfloat16", "p = nl.ndarray((8, 8), nl.bfloat16, buffer=nl.psum)",
+     "p = nl.ndarray((8, 8), nl.bfloat16, buffer=nl.sbuf)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("construct", "body", "near_miss"), OF_TODAY)
+def test_what_today_s_kernels_use_is_found_and_near_misses_are_not(construct, body, near_miss):
+    assert construct in constructs(body, imports=TODAY)
+    assert construct not in constructs(near_miss, imports=TODAY)
+    assert construct in provenance.table()
+
+
+def test_constructs_of_one_language_are_none_of_the_other_s() -> None:
+    body = "v = t[0:64, 3]\nfor i in range(3): nisa.tensor_copy(dst=t, src=t)"
+    today, older = constructs(body, imports=TODAY), constructs(body)
+    assert all(one.startswith("nki.") for one in today)
+    assert not any(one.startswith("nki.") for one in older)
+    both = "try:\n    import nki\n    import nki.isa as nisa\nexcept ImportError:\n    pass\n"
+    assert {"nki.isa.tensor_copy"} == set(provenance.in_source(both + "nisa.tensor_copy(t)"))
+    mixed = both + "import neuronxcc.nki.language as nl\nnl.load(t)\n"
+    assert provenance.in_source(mixed) == {}
+
+
+def test_views_of_aws_s_library_are_no_tensors() -> None:
+    views = "from ..utils.tensor_view import TensorView"
+    assert "nki.language.NkiTensor.slice" in constructs("t.slice(0, 1, 2)", imports=TODAY)
+    assert "nki.language.NkiTensor.slice" not in constructs("t.slice(0, 1, 2)", views, TODAY)
+
+
+@pytest.mark.parametrize("file", ["llama_step.py", "qwen3_moe.py", "llama_nki.py"])
+def test_kernels_of_today_use_nothing_unproven(file: str) -> None:
+    findings = provenance.judge(provenance.in_source((ROOT / file).read_text("utf-8")))
+    number = provenance.counts(findings)
+    assert number[provenance.UNPROVEN] == 0 < number[provenance.SEEN]
 
 
 FORMS = [

@@ -1,8 +1,11 @@
 """Lists the constructs of a kernel file, and the source that shows that a device takes them.
 
 `provenance.json` has a row for each construct: *seen on device* names a public file that uses it
-and whose time on a device, or score in the contest, is published; *documented* names the page that
-describes it; *unproven* says that neither is known. A construct without a row is unproven.
+and whose run on a device is published (times, errors, a score in the contest); *documented* names
+the page that describes it; *unproven* says that neither is known. A construct without a row is
+unproven. Constructs of today's language begin with ``nki.``, forms such as ``nki.index: slice``
+included: what one language's compiler took proves nothing of the other's. Files of today ran with
+SDK 2.29 or later.
 
 Two readers find the constructs. ``in_source`` walks the syntax tree: names of the kernel language,
 their keywords, index forms, loops, and Python around them; only functions that use the language
@@ -14,6 +17,7 @@ operands, which the source does not show.
 
 import ast
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -103,13 +107,9 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
 
 def summary(findings: Sequence[Finding]) -> str:
     """One line: how many constructs there are of each status, and the unproven ones."""
-    number = counts(findings)
+    told = ", ".join(f"{number} {status}" for status, number in [*counts(findings).items()][::-1])
     unproven = ", ".join(one.construct for one in findings if one.status == UNPROVEN)
-    detail = f" ({unproven})" if unproven else ""
-    return (
-        f"{len(findings)} constructs: {number[SEEN]} {SEEN}, {number[DOCUMENTED]} {DOCUMENTED}, "
-        f"{number[UNPROVEN]} {UNPROVEN}{detail}"
-    )
+    return f"{len(findings)} constructs: {told}" + (f" ({unproven})" if unproven else "")
 
 
 # --- Program --------------------------------------------------------------------------------------
@@ -121,17 +121,13 @@ def in_program(program: Program) -> Found:
         views = (*instruction.dst, *instruction.src)
         names = {_start(view) for view in views if view.on_chip}
         if instruction.op.macs is not None:
-            names |= {
-                f"result of TensorE in PSUM as {view.dt.name}"
-                for view in instruction.dst
-                if view.storage.buffer == "psum" and view.dt.name != "float32"
-            }
+            types = {view.dt.name for view in instruction.dst if view.storage.buffer == "psum"}
+            names |= {f"result of TensorE in PSUM as {name}" for name in types - {"float32"}}
             if instruction.moves_only and instruction.src[0].dt.name == "float32":
                 names.add("transpose of float32 on TensorE")
-        if instruction.op.engine not in (Engine.TENSOR, Engine.DMA):
-            starts = {_first_partition(v) for v in views if v.on_chip}
-            if len(starts) > 1:
-                names.add("operands of one instruction that start at different partitions")
+        starts = {_first_partition(view) for view in views if view.on_chip}
+        if len(starts) > 1 and instruction.op.engine not in (Engine.TENSOR, Engine.DMA):
+            names.add("operands of one instruction that start at different partitions")
         today = any(isinstance(view, NkiTensor) for view in views)
         for name in sorted(filter(None, names)):
             found.setdefault(of_today(name) if today else name, []).append(line)
@@ -164,17 +160,13 @@ def in_source(text: str, kernel: str | None = None) -> Found:
     module = _Module(tree)
     if kernel is not None and kernel not in module.functions:
         raise LookupError(kernel)
-    found: Found = {}
-    inside = module.reached(module.functions[kernel]) if kernel else module.kernel_code()
-    roots: list[ast.AST] = list(inside) if kernel else [tree]
-    for root in roots:
-        for construct, line in _names(module, root):
-            found.setdefault(construct, []).append(line)
-    for function in inside:
-        for construct, line in _Forms(module, function).all():
-            found.setdefault(construct, []).append(line)
-    told = of_today if module.today else str
-    return {told(construct): sorted(set(lines)) for construct, lines in found.items()}
+    found: dict[str, set[int]] = {}
+    inside = module.reached(module.functions[kernel] if kernel else module.kernel_code())
+    names = (_names(module, root) for root in (inside if kernel else [tree]))
+    forms = (_Forms(module, function).all() for function in inside)
+    for construct, line in itertools.chain(*names, *forms):
+        found.setdefault(of_today(construct) if module.today else construct, set()).add(line)
+    return {construct: sorted(lines) for construct, lines in found.items()}
 
 
 class _Module:
@@ -198,10 +190,12 @@ class _Module:
             if isinstance(node, ast.ClassDef)
             and any(ast.unparse(base).split(".")[-1] == "NamedTuple" for base in node.bases)
         }
-        every = [one for group in self.functions.values() for one in group]
-        self.spans = {one: set(self._span_names(one)) for one in every}
+        self.spans = {  # names that a function binds to ``nl.ds(...)``
+            one: {name for name, value in _names_bound(one) if self._is_span(value, set())}
+            for one in itertools.chain(*self.functions.values())
+        }
         self.sliced: set[tuple[str, str]] = set()  # (function, parameter) that gets a slice
-        for one in every:
+        for one in self.spans:
             self._follow_arguments(one)
 
     def name_of(self, node: ast.AST) -> str:
@@ -215,9 +209,8 @@ class _Module:
         return _short(".".join([self.imported[node.id], *reversed(parts)]))
 
     def kernel_code(self) -> list[Function]:
-        """Functions that use the language and not PyTorch, and the functions that they reach."""
-        every = [one for group in self.functions.values() for one in group]
-        return self.reached([one for one in every if self._uses_tiles(one)])
+        """Functions that use the language and not PyTorch."""
+        return [one for one in self.spans if self._uses_tiles(one)]
 
     def reached(self, roots: list[Function]) -> list[Function]:
         """The functions, and the functions of this file that they name, without repetition."""
@@ -248,14 +241,6 @@ class _Module:
             return self.name_of(node.func) == "nl.ds"
         return isinstance(node, ast.Name) and node.id in spans
 
-    def _span_names(self, function: Function) -> Iterator[str]:
-        """Names that a function binds to ``nl.ds(...)``."""
-        for node in _walk(function):
-            if isinstance(node, ast.Assign):
-                for target, value in _bindings(node):
-                    if self._is_span(value, set()) and isinstance(target, ast.Name):
-                        yield target.id
-
     def _follow_arguments(self, function: Function) -> None:
         """Note which parameters of this file's functions get a range or a slice from here."""
         spans = self.spans[function]
@@ -285,6 +270,10 @@ def _axes(node: ast.Subscript) -> list[ast.expr]:
     return list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
 
 
+def _slices(node: ast.Subscript) -> bool:
+    return any(isinstance(axis, ast.Slice) for axis in _axes(node))
+
+
 def _bindings(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
     """Targets and values, pairwise where both sides are tuples."""
     for target in node.targets:
@@ -293,6 +282,12 @@ def _bindings(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
             yield from zip(target.elts, node.value.elts)  # type: ignore[attr-defined]
         else:
             yield target, node.value
+
+
+def _names_bound(root: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    for node in _walk(root):
+        pairs = _bindings(node) if isinstance(node, ast.Assign) else ()
+        yield from ((to.id, value) for to, value in pairs if isinstance(to, ast.Name))
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -340,20 +335,14 @@ def _names(module: _Module, root: ast.AST) -> Iterator[tuple[str, int]]:
     inner = {n.value for n in ast.walk(root) if isinstance(n, ast.Attribute)}
     callees = {n.func for n in ast.walk(root) if isinstance(n, ast.Call)}
     for node in ast.walk(root):
-        name = module.name_of(node)
-        if module.today and node in callees and name in OPERATORS:
-            name += "()"  # a function on tiles since 2.29, and not the operator of an instruction
-        whole = node not in inner
-        if (
-            isinstance(node, (ast.Attribute, ast.Name))
-            and whole
-            and name.startswith((*TILE_WORDS, "nki.", "nt.", "neuronxcc."))
-        ):
-            yield name, node.lineno
-        if isinstance(node, ast.Call):
-            called = module.name_of(node.func)
-            if called.startswith(TILE_WORDS):
-                yield from ((f"{called}({k.arg}=)", node.lineno) for k in node.keywords if k.arg)
+        name = module.name_of(node.func if isinstance(node, ast.Call) else node)
+        if isinstance(node, ast.Call) and name.startswith(TILE_WORDS):
+            yield from ((f"{name}({k.arg}=)", node.lineno) for k in node.keywords if k.arg)
+        elif isinstance(node, (ast.Attribute, ast.Name)) and node not in inner:
+            if module.today and node in callees and name in OPERATORS:
+                name += "()"  # a function on tiles since 2.29, not the operator of an instruction
+            if name.startswith((*TILE_WORDS, "nki.", "nt.", "neuronxcc.")):
+                yield name, node.lineno
 
 
 class _Forms:
@@ -363,24 +352,12 @@ class _Forms:
         self.module, self.function = module, function
         self.nodes = list(_walk(function))
         self.spans = module.spans[function]
-        self.assigned = {
-            target.id: value
-            for node in self.nodes
-            if isinstance(node, ast.Assign)
-            for target, value in _bindings(node)
-            if isinstance(target, ast.Name)
-        }
-        self.unpacked = {  # tuples that no value becomes: subscripts, and sides of ``a, b = c, d``
-            tuple_
-            for node in self.nodes
-            for tuple_ in (
-                [node.slice]
-                if isinstance(node, ast.Subscript)
-                else [*node.targets, node.value]
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
-                else []
-            )
-        }
+        self.assigned = dict(_names_bound(function))
+        # tuples that no value becomes: subscripts, and sides of ``a, b = c, d``
+        self.unpacked = {node.slice for node in self.nodes if isinstance(node, ast.Subscript)}
+        for node in self.nodes:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple):
+                self.unpacked |= {*node.targets, node.value}
         self.bound = {
             n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         }
@@ -408,11 +385,7 @@ class _Forms:
             yield from self._call(node)
         elif isinstance(node, (ast.ListComp, ast.List)) and self._makes_tiles(node):
             yield "tiles in a Python list"
-        elif (
-            isinstance(node, ast.Tuple)
-            and node not in self.unpacked
-            and any(map(self._is_tile, node.elts))
-        ):
+        elif isinstance(node, ast.Tuple) and self._holds_tiles(node):
             yield "tiles in a tuple"
 
     def _statement(self, node: ast.stmt) -> Iterator[str]:
@@ -426,9 +399,7 @@ class _Forms:
         elif isinstance(node, ast.AugAssign):
             yield from self._in_place(node)
         elif isinstance(node, ast.Assign):
-            bound = [
-                value for target, value in _bindings(node) if isinstance(target, ast.Attribute)
-            ]
+            bound = (value for to, value in _bindings(node) if isinstance(to, ast.Attribute))
             if any(self._makes_tiles(self._value(value)) for value in bound):
                 yield "tile in an attribute of an object"
         elif isinstance(node, FUNCTIONS) and node is not self.function:
@@ -464,9 +435,7 @@ class _Forms:
             base = self.assigned.get(base.id, base)
         if self.module.has_range(base, self.spans):
             yield "index: slice of a slice"
-        elif isinstance(base, ast.Subscript) and not any(
-            isinstance(axis, ast.Slice) for axis in _axes(base)
-        ):
+        elif isinstance(base, ast.Subscript) and not _slices(base):
             yield "index: integer, then slice"
 
     # --- calls ------------------------------------------------------------------------------------
@@ -490,9 +459,8 @@ class _Forms:
         if keywords.get("buffer") == "nl.psum":
             named = {keywords.get("dtype", ""), *map(self.module.name_of, node.args)}
             yield from (f"PSUM tile of {n}" for n in sorted(named) if n in NARROW)
-        if name == "nl.par_dim" and any(
-            node in n.elts[1:] for n in self.nodes if isinstance(n, (ast.Tuple, ast.List))
-        ):
+        shapes = (n for n in self.nodes if isinstance(n, (ast.Tuple, ast.List)))
+        if name == "nl.par_dim" and any(node in shape.elts[1:] for shape in shapes):
             yield "block axis"
         if isinstance(node.func, ast.Attribute) and not name:
             yield from self._method(node.func.attr, keywords)
@@ -528,6 +496,9 @@ class _Forms:
         value = self._value(node)
         return isinstance(value, ast.Call) and self._called(value).startswith(MAKERS)
 
+    def _holds_tiles(self, node: ast.Tuple) -> bool:
+        return node not in self.unpacked and any(map(self._is_tile, node.elts))
+
     def _makes_tiles(self, node: ast.AST) -> bool:
         return any(self._called(n).startswith(MAKERS) for n in _walk(node))
 
@@ -543,13 +514,7 @@ class _Forms:
 
     def _survives(self, loop: ast.For) -> bool:
         """Whether a name that the body binds to a call's result is next read after the loop."""
-        made = {
-            target.id
-            for node in _walk(loop)
-            if isinstance(node, ast.Assign) and self._makes_tiles(node.value)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
+        made = {name for name, value in _names_bound(loop) if self._makes_tiles(value)}
         end = loop.end_lineno or loop.lineno
         names = [n for n in self.nodes if isinstance(n, ast.Name) and n.lineno > end]
         first: dict[str, ast.Name] = {}
