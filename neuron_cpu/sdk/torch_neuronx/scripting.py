@@ -29,7 +29,11 @@ def install() -> None:
     if isinstance(torch.classes.__dict__.get("neuron"), SimpleNamespace):
         return
     closed = Closed("torch.classes.neuron.LayoutTransformation")  # no layout is ever proposed
-    torch.classes.neuron = SimpleNamespace(SPMDModel=SPMDModel, LayoutTransformation=closed)
+    torch.classes.neuron = SimpleNamespace(
+        SPMDModel=SPMDModel,
+        LayoutTransformation=closed,
+        Runtime=lambda: SimpleNamespace(unsafe_close=lambda: None),  # no device is held
+    )
     torch.ops.neuron = SimpleNamespace(_parallel_load=lambda checkpoint: checkpoint)
     # On trn1 NxD asks torchrun's variable for groups of four ranks, which are in one process here.
     os.environ.setdefault("LOCAL_WORLD_SIZE", "4")
