@@ -40,6 +40,11 @@ def filled_in_a_loop(tile):
     nl.fori_loop(0, 2, body)
 
 
+def reduced(**named):
+    """A tile that has been through an all-reduce of one rank."""
+    return lambda t: ncc.all_reduce([t], [t], ncc.ReplicaGroup([[0]]), nl.add, **named)
+
+
 CAME = {
     "2.29": lambda t: nl.exp(t),
     "2.30": lambda t: nisa.tensor_scalar_reduce(
@@ -50,6 +55,17 @@ CAME = {
         t, t, nl.add, 1.0, nl.add, t, reduce_op=nl.add, reduce_res=nl.ndarray((4, 1), nl.float32)
     ),
 }
+
+
+COLLECTIVES = {"2.30": reduced(priority=1), "2.31": reduced(name="sums")}
+
+
+@pytest.mark.parametrize(("release", "body"), COLLECTIVES.items())
+def test_a_collective_s_keywords_are_refused_before_they_came(release, body, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    with pytest.raises(NkiError, match=rf"all_reduce\(\w+=\) is there from SDK {release} on"):
+        run(body, f"2.{int(release[2:]) - 1}", monkeypatch)
+    run(body, release, monkeypatch)
 
 
 @pytest.mark.parametrize("release", CAME)

@@ -25,7 +25,7 @@ MATH = [
 ]  # fmt: skip
 CAME: dict[str, str] = dict.fromkeys(MATH, "2.29") | {
     "activate2": "2.30", "abs_max": "2.30", "abs_min": "2.30", "get_nc_sub_version": "2.31",
-    "topk": "2.32", "fori_loop": "2.32", "while_loop": "2.32",
+    "topk": "2.32", "fori_loop": "2.32", "while_loop": "2.32", "all_gather_v": "2.32",
 } | dict.fromkeys(
     ["tiles", "blocks", "alloc_tiles", "alloc_blocks", "all_gather_v_prepare",
      "all_gather_v_trigger", "all_to_all_v_prepare", "all_to_all_v_trigger"], "2.33",
@@ -42,7 +42,11 @@ KEYWORDS: dict[str, dict[str, str]] = {
     },
     "scalar_tensor_tensor": dict.fromkeys(("reduce_cmd", "reduce_op", "reduce_res"), "2.33"),
     "ndarray": {"address": "2.29"},
-}  # fmt: skip
+} | dict.fromkeys(
+    ["all_gather", "all_reduce", "all_to_all", "all_to_all_v", "collective_permute",
+     "collective_permute_implicit", "collective_permute_implicit_reduce", "reduce_scatter"],
+    {"priority": "2.30", "name": "2.31"},
+)  # fmt: skip
 # What a keyword of 2.27 and 2.28 is called now; None where it may be left out.
 FORMER: dict[str, dict[str, str | None]] = {
     "tensor_copy": {"dtype": None},
