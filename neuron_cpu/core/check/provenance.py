@@ -23,7 +23,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..current.tensor import NkiTensor
 from ..device.spec import CORE, Engine
 from ..instructions.activations import ACTIVATIONS
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER
@@ -49,9 +48,7 @@ LOOPS = DEVICE_LOOPS | {"nl.static_range"}
 PRODUCTS = frozenset({"nl.matmul", "nisa.nc_matmul"})
 SCRATCH = frozenset({"nl.hbm", "nl.private_hbm"})
 METHODS = frozenset({"astype", "broadcast_to", "expand_dims", "reshape", "view"})
-METHODS_TODAY = frozenset(
-    name for name, value in vars(NkiTensor).items() if callable(value) and name[0] != "_"
-) - {"check_bounds"}  # the simulator's own
+TENSOR = "nki.language.NkiTensor."  # whose methods have rows
 OPERATORS = {f"nl.{name}" for name in (*ARITHMETIC, *BITWISE, *LATER, *ACTIVATIONS)}
 MAKERS = ("nl.ndarray", "nl.zeros", "nl.load", "nisa.")  # calls whose result is a tile
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -128,9 +125,8 @@ def in_program(program: Program) -> Found:
         starts = {_first_partition(view) for view in views if view.on_chip}
         if len(starts) > 1 and instruction.op.engine not in (Engine.TENSOR, Engine.DMA):
             names.add("operands of one instruction that start at different partitions")
-        today = any(isinstance(view, NkiTensor) for view in views)
         for name in sorted(filter(None, names)):
-            found.setdefault(of_today(name) if today else name, []).append(line)
+            found.setdefault(of_today(name) if program.today else name, []).append(line)
     return found
 
 
@@ -483,7 +479,7 @@ class _Forms:
                 yield f"tile.{name}()"
         elif name == "depends_on":
             yield "nisa.NkiInstruction.depends_on"
-        elif name in METHODS_TODAY and not self.module.views:
+        elif TENSOR + name in table() and not self.module.views:
             yield f"nl.NkiTensor.{name}"
             yield from (f"nl.NkiTensor.{name}({word}=)" for word in keywords)
 
