@@ -157,7 +157,7 @@ def score(target: str, entry: Estimate) -> tuple[float, float]:
 def table(targets: Sequence[str], entries: Sequence[Path]) -> str:
     """All rows as Markdown, milliseconds."""
     files = {"baseline": None, "qwen3_moe.py": ROOT / "qwen3_moe.py"}
-    files |= {f"{path.parent.name}/{path.stem}": path for path in entries}
+    files |= {f"{path.absolute().parent.name}/{path.stem}": path for path in entries}
     heads = ["ms (in brackets collectives)", "floor", *files]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (1 + len(files)) + "|"]
     for target in targets:

@@ -22,7 +22,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "kernel", metavar="FILE[:KERNEL]", help="Python file, or one kernel and what it reaches"
     )
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the list")
+    kernels.declare_files(parser, json="write the list, or the figures")
     kernels.declare(parser)
     kernels.declare_time_limit(parser)
     judged.declare(parser)
@@ -69,8 +69,7 @@ def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
     """Constructs in the source of a file, or of one kernel in it."""
     from ..core.check import provenance
 
-    if "\0" in str(path) or not path.is_file():
-        raise UsageError(f"kernel file {path} does not exist, expected a Python file; correct it.")
+    kernels.check_file(path)
     try:
         return provenance.in_source(path.read_text(encoding="utf-8"), kernel or None)
     except (SyntaxError, ValueError, RecursionError) as error:

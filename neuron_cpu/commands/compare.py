@@ -11,7 +11,6 @@ HELP = "find the first instruction that loses precision"
 
 def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_kernel(parser)
-    kernels.declare(parser)
     kernels.declare_time_limit(parser)
     parser.add_argument(
         "--against",

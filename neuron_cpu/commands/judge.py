@@ -38,7 +38,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--memory-limit", type=above_zero, default=4.0, help="GiB of data for one answer (4)"
     )
     kernels.declare_isolation(parser)
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
+    kernels.declare_files(parser, json="write all figures")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import warnings
-from pathlib import Path
 from typing import Any
 
 from ..console import terminal
@@ -19,9 +18,7 @@ VALUES = ("random", "zeros", "ties", "large")
 def declare(parser: argparse.ArgumentParser) -> None:
     """The options of a judgement by a reference, or beside another kernel."""
     group = parser.add_argument_group("judged by a reference, or beside another kernel")
-    group.add_argument(
-        "--ref", metavar="FILE:FUNCTION", help="numpy or PyTorch function of the same arguments"
-    )
+    kernels.declare_reference(group, "numpy or PyTorch function of the same arguments")
     group.add_argument(
         "--baseline", metavar="FILE:KERNEL", help="the kernel as it was: compare times, by line too"
     )
@@ -57,14 +54,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
         default="any",
         help="where the reference is NaN: nothing is asked, or NaN, with NaN among the inputs",
     )
-    group.add_argument(
-        "--ref-library", choices=("numpy", "torch"), help="what --ref computes with (by its code)"
-    )
-    group.add_argument(
-        "--html",
-        type=Path,
-        metavar="PATH",
-        help="write one page to look at: verdicts, and the profile of every legal case",
+    kernels.declare_files(
+        group, html="write one page to look at: verdicts, and the profile of every legal case"
     )
 
 

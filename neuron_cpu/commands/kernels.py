@@ -71,11 +71,26 @@ def targeted(args: argparse.Namespace) -> AbstractContextManager[None]:
     return nullcontext() if asked is None else variable(TARGET, asked)
 
 
+def declare_files(parser: Any, **files: str) -> None:
+    """Options that name files: each with what the command does with it."""
+    for name, help in files.items():
+        parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=help)
+
+
+def declare_reference(parser: Any, help: str) -> None:
+    """The function that a kernel is held against."""
+    parser.add_argument("--ref", metavar="FILE:FUNCTION", help=help)
+    parser.add_argument(
+        "--ref-library", choices=("numpy", "torch"), help="what --ref computes with (by its code)"
+    )
+
+
 def declare_kernel(parser: argparse.ArgumentParser) -> None:
-    """The kernel that a command is about."""
+    """The kernel that a command is about, and how it is called."""
     parser.add_argument(
         "kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it"
     )
+    declare(parser)
 
 
 def declare_isolation(parser: argparse.ArgumentParser) -> None:
@@ -188,9 +203,15 @@ def load_function(target: str) -> Callable:
     return found
 
 
-def _import(path: Path) -> types.ModuleType:
+def check_file(path: Path) -> None:
+    """Refuse a kernel's file that is none."""
     if "\0" in str(path) or not path.is_file():
-        raise UsageError(f"kernel file {path} does not exist, expected a Python file; correct it.")
+        lacks = "is a folder" if path.is_dir() else "does not exist"
+        raise UsageError(f"kernel file {path} {lacks}, expected a Python file; correct it.")
+
+
+def _import(path: Path) -> types.ModuleType:
+    check_file(path)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"kernel file {path} is no Python file, expected a name ending in .py.")

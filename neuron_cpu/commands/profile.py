@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from ..console import terminal
@@ -19,7 +18,6 @@ ELSEWHERE = "a wider terminal or --json shows them"  # columns that were left ou
 
 def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_kernel(parser)
-    kernels.declare(parser)
     kernels.declare_time_limit(parser)
     parser.add_argument("--dma-profile", help="how DMA is timed (default: the calibrated one)")
     parser.add_argument(
@@ -29,9 +27,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "program-order (as written; the default for nki)",
     )
     parser.add_argument("--top", type=positive, default=12, help="source lines to print")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
-    parser.add_argument(
-        "--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev"
+    kernels.declare_files(
+        parser,
+        json="write all figures",
+        html="write one page to look at",
+        trace="write a trace for ui.perfetto.dev",
     )
     parser.add_argument(
         "--arrows",
@@ -41,7 +41,6 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="in --trace, to one instruction from at most N whose results it reads, those that end "
         "last (default: 1; 0: none; 8 are known)",
     )
-    parser.add_argument("--html", type=Path, metavar="PATH", help="write one page to look at")
     parser.add_argument(
         "--baseline",
         metavar="FILE:KERNEL",

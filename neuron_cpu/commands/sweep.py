@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -19,7 +18,6 @@ DOUBLED = re.compile(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})")
 
 def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_kernel(parser)
-    kernels.declare(parser)
     kernels.declare_time_limit(parser)
     parser.add_argument(
         "--range",
@@ -28,8 +26,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="the size that changes, as --arg names it: N=128..4096 doubles it, N=64..512:64 adds "
         "64, N=100,200 lists",
     )
-    parser.add_argument("--plot", type=Path, metavar="PATH", help="draw the times as a PNG")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
+    kernels.declare_files(parser, plot="draw the times as a PNG", json="write all figures")
 
 
 def run(args: argparse.Namespace) -> int:

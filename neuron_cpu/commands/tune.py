@@ -24,7 +24,6 @@ HELP = "search declared parameters of a kernel by the estimate"
 
 def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_kernel(parser)
-    kernels.declare(parser)
     parser.add_argument(
         "--space",
         nargs="+",
@@ -37,12 +36,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rewrite", metavar="COMMAND", help="search what a script makes of the source instead"
     )
-    parser.add_argument(
-        "--ref", metavar="FILE:FUNCTION", help="keep only points that agree with this function"
-    )
-    parser.add_argument(
-        "--ref-library", choices=("numpy", "torch"), help="what --ref computes with (by its code)"
-    )
+    kernels.declare_reference(parser, "keep only points that agree with this function")
     parser.add_argument(
         "--case", action="append", default=[], metavar="'ARG ...'", help="one more call; repeat"
     )
@@ -56,12 +50,11 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--time-limit", type=above_zero, default=120.0, help="seconds for one point (120)"
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the search")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write all points")
-    parser.add_argument(
-        "--resume", type=Path, metavar="PATH", help="go on from the points of an earlier --json"
-    )
-    parser.add_argument(
-        "--plot", type=Path, metavar="PATH", help="draw time against SBUF of all points as a PNG"
+    kernels.declare_files(
+        parser,
+        json="write all points",
+        resume="go on from the points of an earlier --json",
+        plot="draw time against SBUF of all points as a PNG",
     )
 
 

@@ -143,8 +143,7 @@ def parse_dtype(name: str, where: str) -> torch.dtype:
     dtype = getattr(torch, SHORT_DTYPES.get(name, name), None)
     if not isinstance(dtype, torch.dtype):
         raise UsageError(
-            f"{where} names dtype '{name}', expected one such as bf16, float32 or int32; correct "
-            "the part after the colon."
+            f"{where} names dtype '{name}', expected one such as bf16, float32 or int32; name that."
         )
     return dtype
 
