@@ -238,10 +238,14 @@ class Problem:
         misfit = (near * (2 * apart - near)).sum() + (u**2).sum() / LOOSE**2
         return Solution(variant, u, float(misfit), at, slopes)
 
-    def moved(self, found: "Solution", variant: Variant) -> "Solution":
-        """What the constants of a solution give under another variant."""
+    def begun(self, found: "Solution", variant: Variant) -> "Solution":
+        """First steps under another variant, from a solution's constants or the cost model's."""
         known = dict(zip(found.variant.names, found.u))
-        return self.solution(variant, np.array([known.get(one, 0.0) for one in variant.names]))
+        starts = (
+            np.array([known.get(one, 0.0) for one in variant.names]),
+            np.zeros(len(variant.names)),
+        )
+        return min((self.solve(self.solution(variant, u), QUICK) for u in starts), key=_MISFIT)
 
     def normal(self, at: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Matrix [constant, constant] and right side of the normal equations."""
@@ -310,7 +314,7 @@ def alike_of(problem: Problem, found: Solution) -> list[str]:
     place of the last one."""
     enough, variant, near = found.misfit + AS_WELL, found.variant, set()
     for one in others(variant) + (others(variant.before) if variant.before else []):
-        now, gain = problem.moved(found, one), math.inf
+        now, gain = problem.begun(found, one), math.inf
         while 0 < now.misfit - enough < 4 * gain:  # else it is there, or will not get there
             gain, now = now.misfit, problem.solve(now, QUICK)
             gain -= now.misfit
@@ -324,7 +328,7 @@ def best_of(problem: Problem) -> Solution:
     found = problem.solve(problem.solution(base, np.zeros(len(base.names))), FIRST)
     found = problem.solve(problem.ramped(found), FIRST)
     while found.misfit > NOTABLE * problem.freedom(base) and len(found.variant.changed) < SWITCHES:
-        tried = [problem.solve(problem.moved(found, v), QUICK) for v in others(found.variant)]
+        tried = [problem.begun(found, variant) for variant in others(found.variant)]
         while len(tried) > 1:  # the better half goes on
             better = sorted(tried, key=_MISFIT)[: len(tried) // 2]
             tried = [problem.solve(one, QUICK) for one in better]
