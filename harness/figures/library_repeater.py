@@ -109,9 +109,7 @@ def handed_on(seen: Seen, name: Name) -> list[Name]:
     for other in seen.made:
         if other == name:
             break
-        given, made = seen.given.get(other), seen.made[other]
-        same = given and made and given[0].shape == made[0].shape
-        before = [*before, other] if same and given and torch.equal(given[0], made[0]) else []
+        before = [*before, other] if handed_on_itself(seen, other) else []
     return before
 
 
@@ -148,8 +146,9 @@ def errors(
 
 
 def handed_on_itself(seen: Seen, name: Name) -> bool:
+    """Whether the module returned its input."""
     given, made = seen.given.get(name), seen.made[name]
-    if not given:
+    if not given or not made:
         return False
     return given[0].shape == made[0].shape and torch.equal(given[0], made[0])
 

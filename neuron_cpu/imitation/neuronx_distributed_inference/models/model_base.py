@@ -550,32 +550,26 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         """The mark of a sub-model, in versions that leave one."""
         return {"is_prefill_stage": prefill} if self.neuron_config.contract.marks_prefill else {}
 
-    def _pairs(self, prefill: bool) -> List[List[int]]:
-        """Two-dimensional buckets of a model with a cache of blocks."""
+    def _buckets(self, prefill: bool) -> List[Any]:
+        """Lengths of a sub-model's graphs; with a cache of blocks pairs of them."""
         config = self.neuron_config
         longest = config.max_context_length if prefill else config.max_length
-        if not config.enable_bucketing:
-            return prefix_caching_buckets([longest], [longest], prefill)
-        if not prefill:
-            lengths = config.token_generation_buckets or generate_buckets(256, longest)
-            return prefix_caching_buckets(lengths, [], False)
-        lengths = config.context_encoding_buckets or generate_buckets(512, longest)
-        return prefix_caching_buckets(
-            lengths, config.prefix_buckets or generate_buckets(512, longest)
-        )
+        given = config.context_encoding_buckets if prefill else config.token_generation_buckets
 
-    def _buckets(self, given: Optional[List[int]], longest: int) -> List[int]:
-        if not self.neuron_config.enable_bucketing:
-            return [longest]
-        return given or generate_buckets(128, longest)
+        def lengths(asked: Optional[List[int]], least: int) -> List[int]:
+            if not config.enable_bucketing:
+                return [longest]
+            return asked or generate_buckets(least, longest)
+
+        if not self.is_block_kv_layout:
+            return lengths(given, 128)
+        if not prefill:
+            return prefix_caching_buckets(lengths(given, 256), [], False)
+        return prefix_caching_buckets(lengths(given, 512), lengths(config.prefix_buckets, 512))
 
     def enable_context_encoding(self, **model_init_kwargs: Any) -> None:
         """Prefill: a bucket's tokens, written to the caches from their start."""
         config = self.neuron_config
-        if self.is_block_kv_layout:
-            buckets: List[Any] = self._pairs(prefill=True)
-        else:
-            buckets = self._buckets(config.context_encoding_buckets, config.max_context_length)
         self.context_encoding_model = self._submodel(
             CONTEXT_ENCODING_MODEL_TAG,
             None,
@@ -583,7 +577,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             batch_size=config.ctx_batch_size,
             n_active_tokens=config.max_context_length,
             bucket_n_active_tokens=True,
-            buckets=buckets,
+            buckets=self._buckets(prefill=True),
             **self._stage(prefill=True),
         )
 
@@ -592,10 +586,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     ) -> None:
         """Decode: one token a row, over the cached prefix of a bucket's length."""
         config = self.neuron_config
-        if self.is_block_kv_layout:
-            buckets: List[Any] = self._pairs(prefill=False)
-        else:
-            buckets = self._buckets(config.token_generation_buckets, config.max_length)
         self.token_generation_model = self._submodel(
             TOKEN_GENERATION_MODEL_TAG,
             0 if enable_wlt_optimization else None,
@@ -604,7 +594,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             n_active_tokens=1,
             bucket_n_active_tokens=False,
             sequence_parallel_enabled=False,
-            buckets=buckets,
+            buckets=self._buckets(prefill=False),
             **self._stage(prefill=False),
         )
 
@@ -619,7 +609,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             n_active_tokens=config.speculation_length,
             bucket_n_active_tokens=False,
             sequence_parallel_enabled=False,
-            buckets=self._buckets(config.token_generation_buckets, config.max_length),
+            buckets=self._buckets(prefill=False),
             **self._stage(prefill=False),
         )
 

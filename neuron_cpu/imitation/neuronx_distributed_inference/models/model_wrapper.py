@@ -340,7 +340,7 @@ class ModelWrapper(nn.Module):
             )
         if not self.is_prefill:
             bucket, found = block_inputs.decode(config, inputs, blocks)
-            outputs = self._run_blocks(bucket, found)
+            outputs = self.model(bucket, *self._with_empties(found))
             if isinstance(outputs, list):
                 return [output[:rows] for output in outputs]
             return outputs[:rows]
@@ -349,13 +349,10 @@ class ModelWrapper(nn.Module):
             one = slice(row, row + 1)
             own = block_inputs.BlockArguments(*(part[one] for part in blocks))
             bucket, found = block_inputs.prefill(config, [t[one] for t in inputs], own, pad)
-            parts.append(self._run_blocks(bucket, found))
+            parts.append(self.model(bucket, *self._with_empties(found)))
         if isinstance(parts[0], list):
             return [torch.cat(column) for column in zip(*parts, strict=True)]
         return torch.cat(parts)
-
-    def _run_blocks(self, bucket: Pair, inputs: Tensors) -> Any:
-        return self.model(bucket, *self._with_empties(inputs))
 
     def _run_part(self, inputs: List[torch.Tensor], bucket: int) -> Any:
         """Run one compiled batch at most: missing rows are filled in, and their results dropped."""
