@@ -239,12 +239,12 @@ class Problem:
         return Solution(variant, u, float(misfit), at, slopes)
 
     def begun(self, found: "Solution", variant: Variant) -> "Solution":
-        """First steps under another variant, from a solution's constants or the cost model's."""
+        """First steps under another variant, from a solution's constants or the cost model's. Its
+        own constants begin below those, too: where two limits are equal, no step tells them."""
         known = dict(zip(found.variant.names, found.u))
-        starts = (
-            np.array([known.get(one, 0.0) for one in variant.names]),
-            np.zeros(len(variant.names)),
-        )
+        starts = [np.zeros(len(variant.names))]
+        for own in (0.0, -FAR)[: 1 + bool(set(variant.names) - set(known))]:
+            starts.append(np.array([known.get(one, own) for one in variant.names]))
         return min((self.solve(self.solution(variant, u), QUICK) for u in starts), key=_MISFIT)
 
     def normal(self, at: np.ndarray, slopes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
