@@ -64,8 +64,8 @@ _ROWS_OF_TODAY = (  # from gen3 on
     "dma.today_bytes_per_ns", "dma.today_row_ns", "dma.bytes_per_ns", "dma.row_ns",
     "dma.part_word_ns", "dma.half_word_ns",
 )  # fmt: skip
-SWITCHED = ("exclusive_ports", "dma.fixed_lanes", "dma.today_fixed", "dma.today_issued")
 _ISSUE = ("dma.issue_ns", "dma.issue_row_ns")
+SWITCHED = ("exclusive_ports", "dma.fixed_lanes", "dma.today_fixed", "dma.today_issued", *_ISSUE)
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,7 @@ def profile_of(found: Mapping[str, Any], name: str, note: str) -> dict[str, Any]
     del values["GRAPH_START_NS"]  # what `nki.benchmark` adds is no part of a kernel
     return {
         "name": name, "note": note, "rows": found["profile"], "generation": found["generation"],
-        "constants": values | found["switches"], "around": around,
+        "constants": found["switches"] | values, "around": around,
     }  # fmt: skip
 
 

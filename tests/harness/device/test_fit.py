@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.device import fit, page
+from harness.device import fit, model, page, plan
 from harness.device.rows import KERNELS, ROWS
+from neuron_cpu.core.time import cost
 from tests.harness.device import played
 from tests.warned import allows
 
@@ -82,6 +83,20 @@ def test_what_moves_transfers_of_nki_is_named_though_the_cost_model_knows_nothin
     found = fit.fit(played.times(device, rows), today=True)
     assert found["mechanisms"] == [mechanism]
     assert recovered(device, found) == [] and found["unexplained"] == []
+
+
+def test_a_profile_leaves_out_the_issue_that_a_device_does_not_have(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    device = played.Device(304, "issue", target="trn2")
+    rows = {name: row for name, row in ROWS.items() if name.startswith(("rows-", "transfers-"))}
+    times = played.times(device, rows)
+    found = fit.fit(times)
+    assert found["mechanisms"] == ["issue"]
+    profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
+    monkeypatch.setitem(cost.PROFILES, "fitted", profile)
+    costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
+    us = model.graph_ns(plan.of_row(rows["transfers-64"], False).call, costs, "fitted") / 1e3
+    assert us == pytest.approx(times["transfers-64"], rel=0.05)
 
 
 def test_mechanisms_that_the_times_do_not_tell_are_named_beside_the_constants():
