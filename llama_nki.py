@@ -128,19 +128,14 @@ def on_gen2():
     return nisa.get_nc_version() == nisa.nc_version.gen2
 
 
-def sums_a_tile(columns):
-    """The number of sums of so many columns that share a tile @ PSUM: a bank's, but one on gen2,
-    where SDK 2.32 lost the first product of other sums (foxl-ai/kiln, docs/neuron-notes.md).
-    """
-    return 1 if on_gen2() else max(1, MOVING_MAX // columns)
-
-
 def psum_parts(tiles, tokens):
-    """(first tile, tiles, first token, tokens) of the parts of a product that fill a PSUM tile."""
+    """(tile, first token, tokens) of the parts of a product: a tile @ PSUM each. Several sums in
+    one tile lost their first products on a trn1 (foxl-ai/kiln, docs/neuron-notes.md) and on a trn2
+    (mega-trainium, megakernel/symnki_poc)."""
     found = []
     for columns in even_spans(tokens, MOVING_MAX):
-        for rows in spans(tiles, sums_a_tile(columns[1])):
-            found.append((rows[0], rows[1], columns[0], columns[1]))
+        for tile in range(tiles):
+            found.append((tile, columns[0], columns[1]))
     return found
 
 
@@ -272,15 +267,13 @@ class Piece(nl.NKIObject):
     weight_sb: nl.NkiTensor
 
     def product(self, part, x_sb):
-        """A part of ``psum_parts`` of W x [128, tiles, tokens] @ PSUM, of the tokens x_sb [128,
-        K/128, T]: k_tiles passes of max(64, tokens) columns a tile."""
-        tile, tiles, start, tokens = part
-        acc_psum = psum_of((P_MAX, tiles, tokens))
-        for at in range(tiles):
-            for k in range(x_sb.shape[1]):
-                w_sb, part_sb = self.weight_sb[:, tile + at, k, :], x_sb[:, k, nl.ds(start, tokens)]
-                tile_psum = acc_psum[:, at, :]
-                nisa.nc_matmul(dst=tile_psum, stationary=w_sb, moving=part_sb, accumulate=k > 0)
+        """A part of ``psum_parts`` of W x [128, tokens] @ PSUM, of the tokens x_sb [128, K/128, T]:
+        k_tiles passes of max(64, tokens) columns."""
+        tile, start, tokens = part
+        acc_psum = psum_of((P_MAX, tokens))
+        for k in range(x_sb.shape[1]):
+            w_sb, part_sb = self.weight_sb[:, tile, k, :], x_sb[:, k, nl.ds(start, tokens)]
+            nisa.nc_matmul(dst=acc_psum, stationary=w_sb, moving=part_sb, accumulate=k > 0)
         return acc_psum
 
 
@@ -316,10 +309,8 @@ def store_product(linear, inputs, out_hbm):
             piece = linear.load(span[0], span[1])
             for n in range(len(inputs)):
                 for part in psum_parts(span[1], inputs[n][1].count):
-                    tile, together, at, tokens = part
-                    rows, columns = nl.ds(span[0] - begin + tile, together), nl.ds(at, tokens)
-                    out_psum = piece.product(part, inputs[n][0])
-                    nisa.tensor_copy(dst=outs[n][:, rows, columns], src=out_psum)
+                    out_sb = outs[n][:, span[0] - begin + part[0], nl.ds(part[1], part[2])]
+                    nisa.tensor_copy(dst=out_sb, src=piece.product(part, inputs[n][0]))
         for n in range(len(inputs)):
             nl.store(block_part(out_hbm, inputs[n][1], begin, size), outs[n])
 
@@ -559,7 +550,7 @@ class Projection(nl.NKIObject):
         """Tile ``at`` of query or key heads times cos and times sin [128, 2, T] @ SBUF, the terms
         of its rotation: VectorE multiplies whole rows. -> the input of ``finish``."""
         terms_sb = tile_of((P_MAX, 2, self.x_sb.shape[2]), self.x_sb.dtype)
-        x_psum = piece.product((at - piece.first, 1, 0, self.x_sb.shape[2]), self.x_sb)
+        x_psum = piece.product((at - piece.first, 0, self.x_sb.shape[2]), self.x_sb)
         for term in range(2):
             table_sb, term_sb = self.sin_sb if term else self.cos_sb, terms_sb[:, term, :]
             nisa.tensor_tensor(dst=term_sb, data1=x_psum, data2=table_sb, op=nl.multiply)
@@ -821,31 +812,27 @@ class GroupAttention(nl.NKIObject):
     def weigh(self, tile, weights_sb):
         """Weights of a tile of keys times its values and ones into the sums."""
         start, columns = tile * P_MAX, self.keys.heads.head_dim + 1
-        each = sums_a_tile(columns)
         if tile == 0:
-            for bank in spans(self.count, each):
-                self.sums.append(psum_of((self.tokens, bank[1], columns)))
+            for _ in range(self.count):
+                self.sums.append(psum_of((self.tokens, columns)))
         keys = min(P_MAX, self.visible - start)
         values_sb = self.keys.v_sb[0:keys, tile, self.head, :]
         for at in range(self.count):
-            sums_psum, part_sb = self.sums[at // each][:, at % each, :], weights_sb[0:keys, at, :]
-            nisa.nc_matmul(dst=sums_psum, stationary=part_sb, moving=values_sb)
+            part_sb = weights_sb[0:keys, at, :]
+            nisa.nc_matmul(dst=self.sums[at], stationary=part_sb, moving=values_sb)
         if start + P_MAX >= self.visible:
-            self.divide(each)
+            self.divide()
 
-    def divide(self, each):
+    def divide(self):
         """Divides by the sums of weights; behind the last head of a tile of qk_sb, leaves the
         contexts of all that it holds."""
         heads, d = self.keys.heads, self.keys.heads.head_dim
         lanes = heads.place(self.head)[1]
-        for n in range(len(self.sums)):
-            sums_psum = self.sums[n]
-            inverse_sb = tile_of(sums_psum.shape[0:2], FP32)
-            nisa.reciprocal(dst=inverse_sb, data=sums_psum[:, :, d])
-            for at in range(sums_psum.shape[1]):
-                out_sb, part_sb = self.rows_sb[:, n * each + at, lanes], inverse_sb[:, nl.ds(at, 1)]
-                data = sums_psum[:, at, 0:d]
-                nisa.tensor_scalar(dst=out_sb, data=data, op0=nl.multiply, operand0=part_sb)
+        for n in range(self.count):
+            data, inverse_sb = self.sums[n][:, 0:d], tile_of((self.tokens, 1), FP32)
+            nisa.reciprocal(dst=inverse_sb, data=self.sums[n][:, d : d + 1])
+            out_sb = self.rows_sb[:, n, lanes]
+            nisa.tensor_scalar(dst=out_sb, data=data, op0=nl.multiply, operand0=inverse_sb)
         if (self.head + 1) % heads.stack == 0 or self.head + 1 == heads.kv_heads:
             self.later.leave(self, ("transpose", 0, self.rows_sb))
 
@@ -975,7 +962,7 @@ class PromptBlock(nl.NKIObject):
         out_sb = tile_of((P_MAX, tiles, count), self.context_sb.dtype)
         for n in range(tiles):
             piece = self.out.piece(first + n)
-            out_psum = piece.product((first + n - piece.first, 1, 0, count), self.context_sb)
+            out_psum = piece.product((first + n - piece.first, 0, count), self.context_sb)
             nisa.tensor_copy(dst=out_sb[:, n, :], src=out_psum)
         nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
 
@@ -1395,21 +1382,22 @@ class InnerTokens(nl.NKIObject):
     inner_sb: nl.NkiTensor
 
     def normed(self, piece, part):
-        """A part of ``psum_parts`` of gate or up times the norm's scale @ SBUF: one instruction
-        over all tiles, which reads the scale's row again for each."""
-        out_psum, columns = piece.product(part, self.x_sb), nl.ds(part[2], part[3])
-        scale_sb = self.along_sb[:, columns].expand_dim(1).broadcast(1, part[1])
+        """A part of ``psum_parts`` of gate or up times the norm's scale @ SBUF."""
+        out_psum, scale_sb = (
+            piece.product(part, self.x_sb),
+            self.along_sb[:, nl.ds(part[1], part[2])],
+        )
         out_sb = tile_of(out_psum.shape, self.x_sb.dtype)
         nisa.tensor_tensor(dst=out_sb, data1=out_psum, data2=scale_sb, op=nl.multiply)
         return out_sb
 
     def gate(self, gate, up, part, zero_sb):
         """silu(gate) * up of that part of two Pieces."""
-        tile, tiles, at, tokens = part
+        tile, at, tokens = part
         gate_sb = self.normed(gate, part)
         silu_sb = tile_of(gate_sb.shape, self.x_sb.dtype)
         nisa.activation(dst=silu_sb, op=nl.silu, data=gate_sb, bias=zero_sb)
-        inner = self.inner_sb[:, nl.ds(gate.first + tile, tiles), nl.ds(at, tokens)]
+        inner = self.inner_sb[:, gate.first + tile, nl.ds(at, tokens)]
         nisa.tensor_tensor(dst=inner, data1=silu_sb, data2=self.normed(up, part), op=nl.multiply)
 
 
@@ -1470,14 +1458,13 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
             # and takes them out with tokens outermost, so that each token has its own row
             start, count = span
             out_sb = tile_of((P_MAX, count, tiles), x_hbm.dtype)
-            scale_sb = along_sb[:, nl.ds(start, count)].expand_dim(2)
+            scale_sb = along_sb[:, nl.ds(start, count)]
             for one in linear.pieces(count, last=True):
                 piece = linear.load(one[0], one[1])
                 for part in psum_parts(one[1], count):
-                    out_psum = piece.product((part[0], part[1], start, count), x_sb)
-                    rows_sb = out_sb[:, :, nl.ds(one[0] + part[0], part[1])]
-                    scales_sb, data = scale_sb.broadcast(2, part[1]), out_psum.permute((0, 2, 1))
-                    nisa.tensor_tensor(dst=rows_sb, data1=data, data2=scales_sb, op=nl.multiply)
+                    out_psum = piece.product((part[0], start, count), x_sb)
+                    rows_sb = out_sb[:, :, one[0] + part[0]]
+                    nisa.tensor_tensor(dst=rows_sb, data1=out_psum, data2=scale_sb, op=nl.multiply)
             # features lie in runs: a partition stores N/128 neighbours of a token in one row
             tokens_hbm = rows_hbm[nl.ds(block.start + start, count)]
             nisa.dma_copy(dst=tokens_hbm.permute((1, 0, 2)), src=out_sb)

@@ -114,9 +114,8 @@ def multiply(weight_hbm, x_sb, k_tiles):
     for span in pieces_of((0, linear.tiles), k_tiles[1]):
         piece = Piece(span[0], nl.load(tiled_hbm[:, nl.ds(span[0], span[1]), own]))
         for part in psum_parts(span[1], tokens):
-            out_psum = piece.product(part, own_sb)
-            rows = nl.ds(span[0] + part[0], part[1])
-            nisa.tensor_copy(dst=out_sb[:, rows, nl.ds(part[2], part[3])], src=out_psum)
+            part_sb = out_sb[:, span[0] + part[0], nl.ds(part[1], part[2])]
+            nisa.tensor_copy(dst=part_sb, src=piece.product(part, own_sb))
     return out_sb
 
 
@@ -199,10 +198,9 @@ def head_rows(head, x_sb, along_sb, tiles):
     for span in moved(weight_pieces(tiles[1], head.k_tiles, tokens, last=True), tiles[0]):
         piece = head.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
-            out_psum = piece.product((part[0], part[1], 0, tokens), x_sb)
-            rows = rows_sb[:, :, nl.ds(span[0] - tiles[0] + part[0], part[1])]
-            scales, data = along_sb.expand_dim(2).broadcast(2, part[1]), out_psum.permute((0, 2, 1))
-            nisa.tensor_tensor(dst=rows, data1=data, data2=scales, op=nl.multiply)
+            out_psum = piece.product((part[0], 0, tokens), x_sb)
+            out_sb = rows_sb[:, :, span[0] - tiles[0] + part[0]]
+            nisa.tensor_tensor(dst=out_sb, data1=out_psum, data2=along_sb, op=nl.multiply)
     return rows_sb
 
 

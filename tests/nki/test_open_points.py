@@ -59,11 +59,11 @@ def rows(x, count):
     nisa.dma_copy(sb((2, 32 * count)), chosen)
 
 
-def sums_of(tensors):
+def sums_of(tensors, flags=(False, True)):
     """Two sums of two products each, in one tensor of PSUM or in two."""
     targets = [ps((32, 64)) for _ in range(tensors)]
     for k in range(2):
-        for flag in (False, True):
+        for flag in flags:
             target = targets[k % tensors][:, 32 * k : 32 * (k + 1)]
             nisa.nc_matmul(target, sb(), sb(), accumulate=flag)
 
@@ -210,7 +210,7 @@ CASES = {
     "sim_tensor_assignment": (2, assigned, lambda x: nisa.tensor_copy(sb(), sb())),
     "sim_dma_one_source": (2, lambda x: summed(1), lambda x: summed(2)),
     "sim_vector_offsets": (2, lambda x: rows(x, 2), lambda x: rows(x, 1)),
-    "sim_sums_share_tensor": (2, lambda x: sums_of(1), lambda x: sums_of(2)),
+    "sim_sums_share_tensor": (3, lambda x: sums_of(1), lambda x: sums_of(1, (None, None))),
     "sim_dma_on_chip": (2, lambda x: nisa.dma_copy(sb(), sb()), lambda x: nisa.dma_copy(sb(), x)),
     "sim_transpose_by_dma": (2, lambda x: turned(x, True), lambda x: turned(x, False)),
     "sim_unpublished_limit": (
@@ -242,7 +242,6 @@ CASES = {
 }  # fmt: skip
 GATES_ALONE = {  # open on gen2 only
     "sim_vector_offsets", "sim_transpose_by_dma", "sim_placed_operand", "sim_nested_device_loops",
-    "sim_sums_share_tensor",
 }  # fmt: skip
 
 
@@ -270,6 +269,13 @@ def test_gpsimd_and_two_tensors_on_gen2(target):
     assert "sim_engine_operators" not in told(lambda x: added(False))
     target("gen3")
     assert "sim_engine_operators" not in told(lambda x: added(True))
+
+
+def test_sums_that_share_a_tensor_are_open_on_gen2_however_they_begin(target):
+    target("gen2")
+    for flags in ((False, True), (None, None)):
+        assert "sim_sums_share_tensor" in told(lambda x, flags=flags: sums_of(1, flags))
+        assert "sim_sums_share_tensor" not in told(lambda x, flags=flags: sums_of(2, flags))
 
 
 def test_python_of_which_parser_and_tracer_differ_warns(monkeypatch):

@@ -39,7 +39,7 @@ def nc_matmul(
     ``accumulate``: False overwrites, True adds; None overwrites where no product has written yet
     and adds elsewhere. K, M <= 128; N <= 512, on gen4 as much as PSUM takes.
     """
-    what = "nc_matmul"
+    what, asked = "nc_matmul", accumulate is not None
     if accumulate is not None:
         accumulate = flag(accumulate, f"{what} accumulate")
     left, right = tensor(stationary, what), tensor(moving, what)
@@ -81,7 +81,7 @@ def nc_matmul(
         flag(is_moving_onezero, "is_moving_onezero"),
     )
     made = tensor_engine.multiply_into(target, left, right, attrs, accumulate)
-    if made.attrs.accumulate and CORE.number == 2 and target.by_data is None:
+    if made.attrs.accumulate and (asked or CORE.number == 2) and target.by_data is None:
         _warn_of_sums(target)
     return labelled(made, name)
 
@@ -151,16 +151,18 @@ def _warn_of_start(dst: View) -> None:
 
 
 def _warn_of_sums(dst: View) -> None:
-    """The compiler of SDK 2.32 on trn1 (foxl-ai/kiln, docs/neuron-notes.md): of several sums in one
-    tensor, one after another or in turns, all but the last lost their first product.
+    """Of several sums in one tensor, one after another or in turns, all but the last lost their
+    first product on a trn1 with SDK 2.32 (foxl-ai/kiln, docs/neuron-notes.md) and, where kernels
+    say ``accumulate``, on a trn2 with SDK 2.34 (mega-trainium, megakernel/symnki_poc). Left open,
+    it is right on that trn2: AWS's MLP and projections have such sums.
     """
     groups = dst.storage.groups
     if groups is not None and groups.sums_beside(dst):
         warn(
             "sim_sums_share_tensor",
             f"nc_matmul adds to {dst.label()}, and products add to another part of that tensor, "
-            "too: on a trn1 with SDK 2.32 all such sums but the last lost their first product, "
-            "expected one sum a tensor; make one in nl.psum for each",
+            "too: on a trn1 with SDK 2.32 and a trn2 with 2.34 all such sums but the last lost "
+            "their first product, expected one sum a tensor; make one in nl.psum for each",
         )
 
 
