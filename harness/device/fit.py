@@ -36,7 +36,7 @@ NOTABLE = 0.5  # of the rows beyond the constants: a smaller misfit is noise
 DAMPING, SETTLED = (0.003, 0.1, 1.0, 10.0), 3e-3  # as little of the misfit is the last step
 BENDS = 4
 PLACES, FAR = 6, 0.3
-RAMPS = np.linspace(-0.35, 0.35, 8)
+RAMPS = np.linspace(-0.35, 0.35, 36)
 _MISFIT = operator.attrgetter("misfit")
 CYCLES = 20.0  # a constant that is 0 moves by such steps instead of logarithms
 
@@ -230,13 +230,16 @@ class Problem:
         return at, slopes
 
     def solution(self, variant: Variant, u: np.ndarray) -> "Solution":
-        """What constants give; distances from the times count as squares, far ones by their size
-        (Huber)."""
+        """What constants give."""
         at, slopes = self.slopes(variant, u, every=False)
+        return Solution(variant, u, self.misfit(u, at), at, slopes)
+
+    def misfit(self, u: np.ndarray, at: np.ndarray) -> float:
+        """How far logarithms of times are from the measured ones, and constants from the model's:
+        distances count as squares, far ones by their size (Huber)."""
         apart = np.abs(np.log(self.times) - at) / self.sigma
         near = np.minimum(apart, HUBER)
-        misfit = (near * (2 * apart - near)).sum() + (u**2).sum() / LOOSE**2
-        return Solution(variant, u, float(misfit), at, slopes)
+        return float((near * (2 * apart - near)).sum() + (u**2).sum() / LOOSE**2)
 
     def begun(self, found: "Solution", variant: Variant) -> "Solution":
         """First steps under another variant, from a solution's constants or the cost model's. Its
@@ -260,10 +263,19 @@ class Problem:
         return max(1, len(self.rows) - len(variant.names))
 
     def ramped(self, found: "Solution") -> "Solution":
-        """The solution with the best of some ramps of TensorE, to which no step finds a way."""
+        """The solution with the best of many ramps of TensorE, to which no step finds a way; only
+        some rows change with it."""
         late = np.array(found.variant.names) == LATE
+        rows = np.flatnonzero([ROWS[row].kernel in BY_STEPS[LATE] for row in self.rows])
+
+        def misfit(u: np.ndarray) -> float:
+            at, values = found.at.copy(), self.values(found.variant, u)
+            at[rows] = np.log(self.predicted(found.variant, values, rows))
+            return self.misfit(u, at)
+
         ways = [np.where(late, ramp, found.u) for ramp in RAMPS[: late.any() * len(RAMPS)]]
-        return min([found, *(self.solution(found.variant, u) for u in ways)], key=_MISFIT)
+        best = min(ways, key=misfit, default=found.u)
+        return min(found, self.solution(found.variant, best), key=_MISFIT)
 
     def solve(self, found: "Solution", iterations: int) -> "Solution":
         """Steps that make the misfit smaller. Where the times bend, and none does, slopes are the
@@ -336,7 +348,7 @@ def best_of(problem: Problem) -> Solution:
         if best.misfit > min(BETTER * found.misfit, found.misfit - EARNED):
             break
         found = best
-    return problem.solve(problem.ramped(found), ITERATIONS)
+    return problem.ramped(problem.solve(problem.ramped(found), ITERATIONS))
 
 
 def errors_of(problem: Problem, found: Solution) -> tuple[np.ndarray, np.ndarray]:
