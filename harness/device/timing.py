@@ -30,6 +30,8 @@ from harness.device.running import DIED, Unanswered
 
 WARM_UPS, RUNS, PERCENTILES = 5, 50, (0, 50, 99)
 RANKS = 2  # of a graph with all-reduces
+INFERENCE, CORE = "libtorch_neuronx_lite", "neuron:0"  # PyTorch in vLLM's environment, its device
+ALONE: dict[str, Any] = {"rank": 0, "world_size": 1}
 OFTEN = f"--num-exec={WARM_UPS + RUNS}", "--profile-nth-exec=11"
 PROFILERS, TOOLS = ("neuron-explorer", "neuron-profile"), "/opt/aws/neuron/bin"
 ONE_CORE = {"NEURON_RT_NUM_CORES": "1"}
@@ -127,13 +129,30 @@ def graph(call: Mapping[str, Any]) -> dict[str, float]:
 
 def timed(call: Mapping[str, Any]) -> dict[str, float]:
     """The same, in this process."""
-    run = (_of_torch if importlib.util.find_spec("torch_xla") else _of_jax)(call)
+    made = _of_jax
+    if importlib.util.find_spec("torch_xla"):
+        made = _of_torch
+    elif importlib.util.find_spec(INFERENCE) and not call["reduced"]:
+        made = _of_inference
+    run = made(call)
     seconds = []
     for _ in range(WARM_UPS + RUNS):
         begun = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - begun)
     return by_percentile([1e6 * one for one in seconds[WARM_UPS:]])
+
+
+def _of_inference(call: Mapping[str, Any]) -> Callable[[], Any]:
+    """The graph as vLLM's environment of SDK 2.32 and later compiles it (foxl-ai/kiln on a trn1,
+    mega-trainium on a trn2, which begins a group of one process, too)."""
+    importlib.import_module(INFERENCE)  # PyTorch knows its device and compiler behind this
+    wrapped = importlib.import_module(f"{INFERENCE}.nki.nki_hop").wrap_nki
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), **ALONE)
+    graph, value = _graph(call, wrap=lambda kernel: wrapped(kernel)[1])
+    run = torch.compile(lambda x: graph(x)[:, :1], backend="neuron_libtorch", fullgraph=True)
+    given = value.to(CORE)
+    return lambda: run(given).cpu()
 
 
 def _of_jax(call: Mapping[str, Any]) -> Callable[[], Any]:
@@ -204,10 +223,13 @@ class Ranked(torch.nn.Module):
 
 
 def _graph(
-    call: Mapping[str, Any], reduce: Callable[[Any], Any]
+    call: Mapping[str, Any],
+    reduce: Callable[[Any], Any] = lambda value: value,
+    wrap: Callable[[Any], Any] = lambda kernel: kernel,
 ) -> tuple[Callable[[Any], Any], torch.Tensor]:
     """The computation, and a tensor to begin with."""
     kernel, given, named = calls.arguments(call, calls.Seeded())
+    kernel = wrap(kernel)
 
     def graph(value: Any) -> Any:
         for _ in range(call["calls"]):
