@@ -127,7 +127,7 @@ def multiply(dst, data1, data2):
 
 def product(dst, stationary, moving):
     """stationary [K, M].T @ moving [K, N] into dst [M, N] @ PSUM: on top of what products of the
-    same tile have put there."""
+    same place have put there. Sums may share a tile, as in AWS's MLP: ``accumulate`` stays open."""
     nisa.nc_matmul(dst=dst, stationary=stationary, moving=moving)
 
 
