@@ -464,7 +464,8 @@ def main() -> int:
         self.kernel_input_generator = lambda config: Aliased(inputs(config))
 
     UnitTestFramework.__init__ = framed
-    builtins.Platforms = Platforms  # type: ignore[attr-defined] # test_qkv_tkg.py does not import it
+    # test_qkv_tkg.py does not import it
+    builtins.Platforms = Platforms  # type: ignore[attr-defined]
     from nkilib_src.nkilib.core.utils import mx_torch_common
 
     quantize, names = mx_torch_common.quantize_to_mx, {d.numpy: d.name for d in dtypes.PACKED}

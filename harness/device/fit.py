@@ -230,7 +230,7 @@ class Problem:
         return at, slopes
 
     def solution(self, variant: Variant, u: np.ndarray) -> "Solution":
-        """What constants give."""
+        """The solution at these constants."""
         at, slopes = self.slopes(variant, u, every=False)
         return Solution(variant, u, self.misfit(u, at), at, slopes)
 

@@ -68,6 +68,9 @@ OTHERS = (
     ("2.29", "accesses to memory regions by string (`buffer=\"sbuf\"`) are refused"),
     ("2.29", "`tensor_reduce(axis=1)` is axis 1; before, it was the last one of any rank"),
     ("2.31", "`quantize_mx` writes twice the scale of the OCP sample"),
+    ("2.31", "stubs begin to name `permute`, `broadcast`, `expand_dim`, `slice` and `select` of "
+             "tensors, `nl.average` and `nl.float8_e8m0fnu` (2.30: `nl.prelu`, `nl.bypass`; 2.32: "
+             "`depends_on`); here older releases take them, too, so a device may refuse them"),
     ("2.33", "kernels are traced by Python: all of Python, no subset (`sim_parser_subset`)"),
     ("2.33", "`nl.dynamic_range` and `while` of a register are to become `nl.fori_loop` and "
              "`nl.while_loop`"),
