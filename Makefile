@@ -126,7 +126,7 @@ CONTEST_RUN = OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR) $(CURDIR)/$(BIN)/python -m 
 CONTEST_ARGS := --model-path $(CONTEST)/model --compiled-model-path $(CONTEST)/traced --seq-len 48
 contest: setup
 	rm -rf $(CONTEST) && mkdir -p $(CONTEST)
-	cp -rL $(CHECKOUTS)/nki-moe $(CONTEST)/nki-moe && cp qwen3_moe.py $(CONTEST)/nki-moe/
+	cp -rL $(CHECKOUTS)/nki-moe $(CONTEST)/nki-moe && cp models/qwen3_moe.py $(CONTEST)/nki-moe/
 	cp -rL $(CHECKOUTS)/NKI-MoE $(CONTEST)/winner
 	$(BIN)/python -m tests.tiny_model $(CONTEST)/model
 	cd $(CONTEST)/nki-moe && for mode in generate evaluate_single; do for file in qwen qwen_with_nki qwen3_moe; do \

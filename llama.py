@@ -2,7 +2,7 @@
 
 This one file is a complete submission. It reads prompts and generates a token a step, in bf16 or
 fp32, at any tensor-parallel degree that divides the KV heads. It imports torch, transformers and
-the Neuron SDK, nothing else. Other models and servers need more: llama_extended.py composes that
+the Neuron SDK, nothing else. Other models and servers need more: models/extended.py composes that
 from the files beside this one, and some layers here leave a place for it.
 
 The file goes from the limits of the core to layouts, sizes known while tracing and tile helpers.
@@ -1212,7 +1212,7 @@ class PromptPlan(NamedTuple):
         plans = cls.fitting(features, layer.heads, tokens, length, itemsize)
         assert plans, (
             f"attention of a prompt of {length} tokens keeps more than {PROMPT_BYTES} bytes of a "
-            "partition; take a higher degree, or llama_extended.py"
+            "partition; take a higher degree, or models/extended.py"
         )
         return plans[0]
 
@@ -1814,7 +1814,7 @@ class NeuronConfigNKI(NeuronConfig):
         super().__init__(**kwargs)
 
 
-# Settings of NxDI that llama_extended.py, beside this file, adds to it.
+# Settings of NxDI that models/extended.py, beside this file, adds to it.
 ELSEWHERE = (
     "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
     "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
@@ -1828,7 +1828,7 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
     elsewhere = ELSEWHERE
     covered = (
         "a Llama with SiLU and heads of 64 or 128, whose prompts and caches SBUF holds, which "
-        "llama_extended.py does not need"
+        "models/extended.py does not need"
     )
 
     def add_derived_config(self) -> None:
@@ -1844,7 +1844,7 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
         if asked or kind != "llama" or getattr(self, "attention_bias", False):
             raise ValueError(
                 f"llama.py alone runs Llamas in float, a token a step, got a {kind} with "
-                f"{', '.join(asked) or 'biases or windows'}; give llama_extended.py instead."
+                f"{', '.join(asked) or 'biases or windows'}; give models/extended.py instead."
             )
 
     def lacking(self) -> List[Tuple[bool, str]]:
@@ -1885,7 +1885,7 @@ def check_degree(config: InferenceConfig, *names: str) -> None:
     tp = config.neuron_config.tp_degree
     for name in names:
         if getattr(config, name) % tp:
-            other = ", or give llama_extended.py instead" if "heads" in name else ""
+            other = ", or give models/extended.py instead" if "heads" in name else ""
             raise ValueError(
                 f"{name} {getattr(config, name)} is not divisible by the tensor-parallel degree "
                 f"{tp}; choose a degree that divides it{other}."
@@ -1919,7 +1919,7 @@ def is_nki_enabled(config: InferenceConfig) -> bool:
 # --- Modules --------------------------------------------------------------------------------------
 #
 # Without kernels NxDI's own layers run. A module names the classes of its parts as attributes. It
-# has a method for each thing that another model does otherwise; llama_extended.py replaces both.
+# has a method for each thing that another model does otherwise; models/extended.py replaces both.
 
 
 class Columns(NamedTuple):

@@ -156,7 +156,7 @@ def score(target: str, entry: Estimate) -> tuple[float, float]:
 
 def table(targets: Sequence[str], entries: Sequence[Path]) -> str:
     """All rows as Markdown, milliseconds."""
-    files = {"baseline": None, "qwen3_moe.py": ROOT / "qwen3_moe.py"}
+    files = {"baseline": None, "qwen3_moe.py": ROOT / "models" / "qwen3_moe.py"}
     files |= {f"{path.absolute().parent.name}/{path.stem}": path for path in entries}
     heads = ["ms (in brackets collectives)", "floor", *files]
     lines = ["| " + " | ".join(heads) + " |", "|---" + "|---:" * (1 + len(files)) + "|"]

@@ -1,4 +1,4 @@
-"""A decode step as one kernel (llama_step.py) beside the 33 kernels of llama.py.
+"""A decode step as one kernel (models/step.py) beside the 33 kernels of llama.py.
 
     python benchmarks/decode_step.py [--rows ROW ...] [--write]
 
@@ -27,7 +27,7 @@ import neuron_cpu
 neuron_cpu.ensure_sdk()
 
 import llama  # noqa: E402
-import llama_step  # noqa: E402
+import models.step  # noqa: E402
 from benchmarks import pages, roofline  # noqa: E402
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import Estimator, events_of  # noqa: E402
@@ -125,7 +125,7 @@ def table(rows: Sequence[Row], keep: bool) -> None:
     lines = [f"| Step | bound | {' | '.join(heads)} | ratio |", "|---|" + "---:|" * 10]
     drawn: list[str] = []
     for row in rows:
-        bound, (one, _, schedule) = bound_ns(row), times(row, llama_step)
+        bound, (one, _, schedule) = bound_ns(row), times(row, models.step)
         cells = [f"{one[at] / 1e6:.2f}" for at in COSTS]
         if row.each == row.cores == row.batch == 1 and row.keys == 640:
             many, _, _ = times(row, llama)

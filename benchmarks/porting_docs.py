@@ -2,7 +2,7 @@
 
     python benchmarks/porting_docs.py
 
-Traces the kernels of llama.py and of llama_nki.py for one rank at tensor-parallel degree 2 and
+Traces the kernels of llama.py and of models/today.py for one rank at tensor-parallel degree 2 and
 schedules them with the cost model: estimated, nothing is measured. The first two columns are for
 comparison, with a compiler that rearranges for both; today's leaves kernels in the order in which
 they are written, as the others have it. Of trn2 and trn3 a kernel runs on one physical core; they
@@ -25,7 +25,7 @@ neuron_cpu.ensure_sdk()
 import torch  # noqa: E402
 
 import llama  # noqa: E402
-import llama_nki  # noqa: E402
+import models.today  # noqa: E402
 from benchmarks import pages  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
@@ -71,11 +71,11 @@ def calls(
 
 
 def times(name: str) -> dict[str, list[float]]:
-    """µs by kernel: of either file on trn1 alike, then of llama_nki.py on each chip of today."""
+    """µs by kernel: of either file on trn1 alike, then of models/today.py on each chip of today."""
     found: dict[str, list[float]] = {}
     alike = schedule.COMPILER_ORDER
-    columns = [("trn1", module, alike) for module in (llama, llama_nki)]
-    columns += [(each, llama_nki, None) for each in CHIPS]
+    columns = [("trn1", module, alike) for module in (llama, models.today)]
+    columns += [(each, models.today, None) for each in CHIPS]
     for each, module, order in columns:
         with variable(target.ENVIRONMENT_VARIABLE, each):
             for kernel, function, arguments in calls(module, SIZES[name]):
@@ -85,11 +85,11 @@ def times(name: str) -> dict[str, list[float]]:
 
 
 def differences(name: str, length: int) -> dict[str, float]:
-    """What llama_nki.py takes longer than llama.py, in %, by kernel whose time depends on the
+    """What models/today.py takes longer than llama.py, in %, by kernel whose time depends on the
     length of a prompt or a cache: on trn1, both rearranged."""
     found: dict[str, list[float]] = {}
     with variable(target.ENVIRONMENT_VARIABLE, "trn1"):
-        for module in (llama, llama_nki):
+        for module in (llama, models.today):
             for kernel, function, arguments in calls(module, SIZES[name], length):
                 if kernel in ("attention, prefill", "MLP, prefill", "attention, decode"):
                     program = function.trace(*arguments)
@@ -107,7 +107,7 @@ def rows(head: Sequence[str], cells: dict[str, list[str]]) -> str:
 
 def time_table() -> str:
     """µs of every kernel."""
-    head = ("Kernel", "`llama.py`, trn1", "`llama_nki.py` alike", "trn1, today", "trn2", "trn3")
+    head = ("Kernel", "`llama.py`, trn1", "`models/today.py` alike", "trn1, today", "trn2", "trn3")
     found = {
         f"{name}: {kernel}": [f"{figure:,.1f}" for figure in figures]
         for name in SIZES

@@ -22,7 +22,7 @@ neuron_cpu.ensure_sdk()
 import torch  # noqa: E402
 
 import llama  # noqa: E402
-import llama_cached  # noqa: E402
+import models.cached  # noqa: E402
 from benchmarks import pages  # noqa: E402
 from benchmarks.porting_docs import SIZES, meta, weight  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
@@ -63,7 +63,7 @@ def attention_us(cache: torch.dtype, keys: int, batch: int = 1) -> float:
     hidden, angles = meta(HIDDEN, batch), meta(128, batch)
     cached = [meta(batch, KV, keys, D, dtype=cache)] * 2
     given = hidden, hidden, norm, *weights, angles, angles, *cached
-    program = llama_cached.attention_chunk_kernel.trace(*given, meta(batch, keys), None, heads)
+    program = models.cached.attention_chunk_kernel.trace(*given, meta(batch, keys), None, heads)
     return schedule.schedule(program).total / 1e3
 
 

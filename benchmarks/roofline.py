@@ -40,7 +40,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import llama  # noqa: E402
-import llama_extended  # noqa: E402
+import models.extended  # noqa: E402
 from harness import console  # noqa: E402
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import Estimator, events_of  # noqa: E402
@@ -214,7 +214,7 @@ def application(
             prompt_in_chunks=True,
         )
     alone = row.length <= LONGEST_PREFILL and config["num_key_value_heads"] % degree == 0
-    module = module or (llama if alone else llama_extended)
+    module = module or (llama if alone else models.extended)
     sizes |= dict(tp_degree=degree, batch_size=row.batch, max_context_length=first, **more)
     with tempfile.TemporaryDirectory() as folder:
         length = max(128, row.length)

@@ -66,7 +66,7 @@ def programs_of_one_module() -> Iterator[None]:
     Over a whole run these are gigabytes, through which the garbage collector looks again and again.
     """
     yield
-    for name in [name for name in sys.modules if name.startswith(("llama", "qwen3_moe"))]:
+    for name in [name for name in sys.modules if name.startswith(("llama", "models"))]:
         for value in vars(sys.modules[name]).values():
             if isinstance(value, Kernel):
                 value.programs.clear()

@@ -82,6 +82,7 @@ DRIVER = "harness/"
 PARTS = {
     CORE: ["tests/core"],
     "llama.py": ["tests/llama", "tests/sdk/test_submission.py"],
+    "models/": ["tests/llama", "tests/sdk", "tests/nki"],
     "neuron_cpu/sdk/": ["tests/sdk"],
     "neuron_cpu/imitation/": ["tests/sdk"],
     "neuron_cpu/runtime/": ["tests/sdk", "tests/runtime"],

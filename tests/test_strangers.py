@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-ROOMS = ("neuron_cpu", "harness", "benchmarks", "docs")
+ROOMS = ("neuron_cpu", "models", "harness", "benchmarks", "docs")
 SOURCES = [
     *REPOSITORY.glob("*.py"),
     *(file for room in ROOMS for file in (REPOSITORY / room).rglob("*.py")),
@@ -24,8 +24,8 @@ RUNS = {
     "neuron_cpu/oracle/recorder.py:record eval": "a candidate in its confined process",
     "neuron_cpu/oracle/recorder.py:module_of exec": "a candidate in its confined process",
     "neuron_cpu/core/device/errors.py:_entry exec": "this project",
-    "llama_step.py:kernel_of exec": "this file, which writes the signature of its kernel",
-    "qwen3_moe.py:kernel_of exec": "this file, which writes the signature of its kernel",
+    "models/step.py:kernel_of exec": "this file, which writes the signature of its kernel",
+    "models/qwen3_moe.py:kernel_of exec": "this file, which writes the signature of its kernel",
     "neuron_cpu/core/language/annotation.py:_evaluated eval": "the kernel's author, who runs code",
 }
 READERS = (

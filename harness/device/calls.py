@@ -31,7 +31,7 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 # of neuronxcc.nki, and of nki (SDK 2.29 and later)
 MICRO, MICRO_TODAY = MICROS = "harness.device.micro", "harness.device.micro_today"
-SUBMISSIONS = "llama.py", "llama_step.py"
+SUBMISSIONS = "llama.py", "models/step.py"
 OF_TODAY = (MICRO_TODAY, SUBMISSIONS[True])
 ROOT = Path(__file__).resolve().parents[2]
 MOST_INDEX = 128  # rows of the smallest table or cache that a kernel indexes

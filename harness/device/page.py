@@ -7,7 +7,7 @@ from typing import Any
 from harness.device.plan import CONSTRUCT, DEVICE, KERNEL, SECONDS
 from harness.device.rows import ROWS
 
-STEP = "decode_step_kernel"  # of `llama_step.py`
+STEP = "decode_step_kernel"  # of `models/step.py`
 SECOND_PLACE_MS = 7.59  # a decode step of the contest's, in the header of its file
 
 

@@ -21,6 +21,7 @@ _EXTENDED = (
     "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
     "enable_fused_speculation", "prompt_in_chunks", "sequence_parallel_enabled",
 )  # fmt: skip
+OWN_MODULES = "llama", "models.extended", "models.qwen3_moe", "models.step"
 _OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs
 MODEL_CLASSES = {
@@ -70,7 +71,8 @@ def find(name: str) -> Path:
             return (root / relative).resolve()
     raise UserError(
         f"The submission {name!r} is not there: expected {relative} in "
-        f"{' or '.join(map(str, roots))}; give --llama a module name or the path of a .py file."
+        f"{' or '.join(map(str, roots))}; give --llama a module name, of this project "
+        f"{', '.join(OWN_MODULES)}, or the path of a .py file."
     )
 
 
@@ -85,7 +87,7 @@ def covering(path: Path, settings: Settings, config: Mapping[str, Any]) -> Path:
     plain &= asked.get("padding_side") != "left"
     if plain and not (settings.enable_nki and _lacks_kernels(settings, config)):
         return path
-    return REPOSITORY / "llama_extended.py"
+    return REPOSITORY / "models" / "extended.py"
 
 
 def _lacks_kernels(settings: Settings, config: Mapping[str, Any]) -> bool:
@@ -112,51 +114,71 @@ def _lacks_kernels(settings: Settings, config: Mapping[str, Any]) -> bool:
     return itemsize * kept > 108 * 1024
 
 
+def root_of(path: Path) -> Path:
+    """The folder that a submission's absolute imports begin in: above the packages around it."""
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def module_name(path: Path) -> str:
+    """The name that a file has when it is imported from its root."""
+    parts = path.relative_to(root_of(path)).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def files(path: Path) -> list[Path]:
-    """The submission, then every file of its own that it imports: files of its folder, and all of a
-    package there. Files of this project or of an environment do not count."""
-    found, waiting = [], [path]
+    """The submission, then every file of its own that it imports: files below its root, and all of
+    a package in which it does not lie. Files of this project or of an environment do not count."""
+    root, found, waiting = root_of(path), [], [path]
     while waiting:
         file = waiting.pop()
         if file in found:
             continue
         found.append(file)
-        for name in sorted(_imported_names(file)):
-            module, package = path.parent / f"{name}.py", path.parent / name
-            if path.parent == REPOSITORY and name in _OWN_PACKAGES:
+        for name in sorted(_imported_names(file, root)):
+            first, *rest = name.split(".")
+            if root == REPOSITORY and first in _OWN_PACKAGES:
                 continue
-            if package.is_dir():
-                waiting += sorted(package.rglob("*.py"))
-            elif module.is_file():
-                waiting.append(module)
+            if (root / first).is_dir() and root / first not in path.parents:
+                waiting += sorted((root / first).rglob("*.py"))
+                continue
+            places = [root.joinpath(first, *rest[:n]) for n in range(len(rest) + 1)]
+            beside = [place.with_name(f"{place.name}.py") for place in places]
+            inside = [place / "__init__.py" for place in places]
+            waiting += [place for place in (*beside, *inside) if place.is_file()]
     return [found[0], *sorted(found[1:])]
 
 
 def sources(path: Path) -> dict[str, bytes]:
-    """Their texts, by their places in the submission's folder."""
-    return {str(file.relative_to(path.parent)): file.read_bytes() for file in files(path)}
+    """Their texts, by their places below the submission's root."""
+    return {str(file.relative_to(root_of(path))): file.read_bytes() for file in files(path)}
 
 
 def digest(path: Path) -> str:
     """A hash of all of them."""
     texts = sources(path)
-    whole = hashlib.sha256(texts.pop(path.name))
+    whole = hashlib.sha256(texts.pop(str(path.relative_to(root_of(path)))))
     for name, text in texts.items():
         whole.update(b"\0" + name.encode() + b"\0" + hashlib.sha256(text).digest())
     return whole.hexdigest()
 
 
-def _imported_names(file: Path) -> set[str]:
-    """First parts of the modules that a file imports, anywhere in it, or names to import_module."""
+def _imported_names(file: Path, root: Path) -> set[str]:
+    """Modules, and what they give that may be one, that a file imports anywhere in it, or names to
+    import_module."""
     found: set[str] = set()
     for node in ast.walk(_tree(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            found.add(node.module or "")
+        elif isinstance(node, ast.ImportFrom):
+            above = file.parents[node.level - 1].relative_to(root).parts if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            found |= {f"{module}.{alias.name}".lstrip(".") for alias in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
             found |= {str(a.value) for a in node.args[:1] if isinstance(a, ast.Constant)}
-    return {name.partition(".")[0] for name in found} - {""}
+    return {name for name in found if name.partition(".")[0]}
 
 
 def _tree(file: Path) -> ast.AST:
@@ -183,21 +205,22 @@ def load(path: Path, model_type: str) -> ModuleType:
 
 
 def imported(path: Path) -> ModuleType:
-    """Import a stranger's file under its stem. Its folder comes first on the path, so that it finds
-    its own files, as a script does."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """Import a stranger's file by its name below its root. The root comes first on the path, so
+    that it finds its own files, as a script does."""
+    root, name = str(root_of(path)), module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise UserError(f"The submission {path} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
     # Kernels are inspected through sys.modules while they are traced.
-    sys.modules[path.stem] = module
-    if str(path.parent) in sys.path:
-        sys.path.remove(str(path.parent))
-    sys.path.insert(0, str(path.parent))
+    sys.modules[name] = module
+    if root in sys.path:
+        sys.path.remove(root)
+    sys.path.insert(0, root)
     for file in files(path)[1:]:
-        known = getattr(sys.modules.get(file.stem), "__file__", None)
+        known = getattr(sys.modules.get(module_name(file)), "__file__", None)
         if known is not None and Path(known).resolve() != file.resolve():
-            del sys.modules[file.stem]  # of another submission
+            del sys.modules[module_name(file)]  # of another submission
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:

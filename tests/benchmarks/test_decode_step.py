@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import llama
-import llama_step
+import models.step
 from benchmarks import decode_step, roofline
 from harness.inputs.model_shapes import MODEL_SHAPES
 
@@ -31,7 +31,7 @@ def test_the_bound_is_that_of_the_roofline():
 
 @pytest.mark.full
 def test_calls_and_collectives_cost_what_they_say(small):
-    one, many = (decode_step.times(small, module) for module in (llama_step, llama))
+    one, many = (decode_step.times(small, module) for module in (models.step, llama))
     assert (one[1], many[1]) == (1, 7)
     for found, kernels, _ in (one, many):
         first, second = (found[call, 10_000.0] for call in decode_step.LAUNCHES)
@@ -42,7 +42,7 @@ def test_calls_and_collectives_cost_what_they_say(small):
 
 
 def test_the_stream_of_a_layer(small):
-    lines = decode_step.stream(decode_step.times(small, llama_step)[2], 1)
+    lines = decode_step.stream(decode_step.times(small, models.step)[2], 1)
     arrives, collective, tensor, *_ = lines
     assert arrives.startswith("arrives") and collective.startswith("collective")
     assert collective.count("=") >= 2 * 26 / 4 - 2

@@ -51,7 +51,7 @@ def test_no_larger_graph_has_become_slower(name: str) -> None:
 @pytest.mark.speed
 @pytest.mark.parametrize("name", porting_docs.SIZES)
 def test_times_of_both_languages_are_those_of_the_page(name: str) -> None:
-    """Within 2 %; on trn1 those of llama_nki.py are within 3 % of those of llama.py."""
+    """Within 2 %; on trn1 those of models/today.py are within 3 % of those of llama.py."""
     said, found = porting_docs.published("times"), porting_docs.times(name)
     for kernel, times in found.items():
         assert times == pytest.approx(said[f"{name}: {kernel}"], rel=0.02), kernel

@@ -174,7 +174,7 @@ def test_views_of_aws_s_library_are_no_tensors() -> None:
     assert "nki.language.NkiTensor.slice" not in constructs("t.slice(0, 1, 2)", views, TODAY)
 
 
-@pytest.mark.parametrize("file", ["llama_step.py", "qwen3_moe.py", "llama_nki.py"])
+@pytest.mark.parametrize("file", ["models/step.py", "models/qwen3_moe.py", "models/today.py"])
 def test_kernels_of_today_use_nothing_unproven(file: str) -> None:
     findings = provenance.judge(provenance.in_source((ROOT / file).read_text("utf-8")))
     number = provenance.counts(findings)

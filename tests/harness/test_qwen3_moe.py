@@ -41,7 +41,7 @@ def test_a_folder_is_checked_by_the_form_of_its_type(tiny):
 
 
 def test_a_submission_for_another_type_is_refused():
-    path = REPOSITORY / "qwen3_moe.py"
+    path = REPOSITORY / "models" / "qwen3_moe.py"
     assert submission.load(path, "qwen3_moe").NeuronQwen3MoeForCausalLM
     with pytest.raises(UserError, match="does not define NeuronLlamaForCausalLM, .* 'llama'"):
         submission.load(path, "llama")
@@ -55,7 +55,7 @@ MODES = ["generate", "validate", "evaluate", "evaluate_all", "diff", "profile", 
 )
 def test_modes_run(mode, tiny, tmp_path, run_main, monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    arguments = ["--mode", mode, "--enable-nki", "--llama", REPOSITORY / "qwen3_moe.py"]
+    arguments = ["--mode", mode, "--enable-nki", "--llama", REPOSITORY / "models" / "qwen3_moe.py"]
     arguments += ["--model-path", tiny]
     if mode != "profile":
         arguments += ["--prompt", "Hello there"]
@@ -67,7 +67,13 @@ def test_modes_run(mode, tiny, tmp_path, run_main, monkeypatch):
 
 def test_another_platform_is_refused(tiny, tmp_path, run_main, monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
-    arguments = ["--mode", "generate", "--enable-nki", "--llama", REPOSITORY / "qwen3_moe.py"]
+    arguments = [
+        "--mode",
+        "generate",
+        "--enable-nki",
+        "--llama",
+        REPOSITORY / "models" / "qwen3_moe.py",
+    ]
     done = run_main(*arguments, "--model-path", tiny, "--prompt", "Hello", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "for trn2 and trn3: set NEURON_PLATFORM_TARGET_OVERRIDE" in done.stderr
@@ -81,7 +87,7 @@ def test_where_a_kernel_may_be_cut_in(kernels, tmp_path, run_main, monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     monkeypatch.setenv("COLUMNS", "200")
     tiny = write_tiny_model(tmp_path / "tiny", **{**EXPERTS, "num_hidden_layers": 1})
-    arguments = ["--mode", "diff", "--rounding", "--llama", REPOSITORY / "qwen3_moe.py"]
+    arguments = ["--mode", "diff", "--rounding", "--llama", REPOSITORY / "models" / "qwen3_moe.py"]
     arguments += ["--model-path", tiny, "--prompt", "Hello there", "--seq-len", "16"]
     done = run_main(*arguments, *(["--enable-nki"] if kernels else []), cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -12,8 +12,8 @@ from typing import Any
 FILES = [
     importlib.import_module(name)
     for name in (
-        "llama_extended", "llama_ranks", "llama_cached", "llama_layers", "llama_families",
-        "llama_quantised", "llama_adapters", "llama_queries", "llama_weights", "llama",
+        "models.extended", "models.ranks", "models.cached", "models.layers", "models.families",
+        "models.quantised", "models.adapters", "models.queries", "models.weights", "llama",
     )
 ]  # fmt: skip
 

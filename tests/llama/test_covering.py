@@ -75,10 +75,10 @@ def test_what_llama_refuses_the_extended_file_gets(name: str, tmp_path: Path, mo
             llama.check_kernels(read)
     except (TypeError, ValueError, NotImplementedError) as error:
         refused = True
-        assert "llama_extended.py" in str(error) or "do not cover" in str(error), error
+        assert "models/extended.py" in str(error) or "do not cover" in str(error), error
     assert refused != alone
     chosen = submission.covering(OWN, settings, config)
-    assert chosen == (OWN if alone else OWN.with_name("llama_extended.py"))
+    assert chosen == (OWN if alone else OWN.parent / "models" / "extended.py")
 
 
 def test_a_file_of_somebody_else_is_taken_as_it_is(tmp_path: Path) -> None:

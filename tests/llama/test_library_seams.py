@@ -8,13 +8,13 @@ import pytest
 from torch import nn
 
 import llama
-import llama_cached
+import models.cached
 
 
 def test_the_model_says_how_long_a_tree_is(monkeypatch):
     """The base reads `medusa_speculation_length` of the model, whose Medusa ended there."""
     monkeypatch.setattr(llama.NeuronLlamaModel, "setup_attr_for_model", lambda self, config: None)
-    model = llama_cached.CachedModel.__new__(llama_cached.CachedModel)
+    model = models.cached.CachedModel.__new__(models.cached.CachedModel)
     nn.Module.__init__(model)
     asked = SimpleNamespace(medusa_speculation_length=5)
     model.setup_attr_for_model(SimpleNamespace(neuron_config=asked))
@@ -25,7 +25,7 @@ def test_the_model_says_how_long_a_tree_is(monkeypatch):
 def test_kernels_get_caches_of_fp8_as_they_lie(monkeypatch, later):
     """NxDI 0.8 and later read caches by a method, earlier ones by a type."""
     monkeypatch.setattr(llama.NeuronLlamaModel, "init_inference_optimization", lambda *_: None)
-    model = llama_cached.CachedModel.__new__(llama_cached.CachedModel)
+    model = models.cached.CachedModel.__new__(models.cached.CachedModel)
     nn.Module.__init__(model)
     as_it_was = {"_dequantize_cache": None} if later else {"quant_dtype": "fp8"}
     model.kv_mgr = SimpleNamespace(**as_it_was)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import llama
-import llama_nki
-import llama_step
+import models.step
+import models.today
 from neuron_cpu.core import Kernel
 
 
@@ -51,7 +51,7 @@ def test_the_map_is_true() -> None:
             assert method in names, (name, callee)
 
 
-@pytest.mark.parametrize("module", [llama, llama_nki, llama_step])
+@pytest.mark.parametrize("module", [llama, models.today, models.step])
 def test_what_comments_name_is_in_the_code(module) -> None:
     """The buffers and functions of examples, tables and docstrings are those of the code."""
     text, code, told = Path(module.__file__).read_text(encoding="utf-8"), set(), ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import llama_quantised
+import models.quantised
 from llama import KernelWeight
 from neuron_cpu.runtime.ranks import Group, rank_context
 from tests.llama import test_references as fp32
@@ -111,6 +111,6 @@ def test_a_weight_that_is_quantised_leaves_no_other_behind():
     with rank_context(Group(0, 1)):
         layer = KernelWeight(128, 128, 1, torch.bfloat16)
     layer.master_weight = layer.weight
-    llama_quantised.hold(layer, "weight", 128, torch.int8)
+    models.quantised.hold(layer, "weight", 128, torch.int8)
     held = {name: parameter.dtype for name, parameter in layer.named_parameters()}
     assert held == {"weight": torch.int8}

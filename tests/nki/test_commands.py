@@ -233,7 +233,7 @@ def test_a_strangers_script_runs(tmp_path):
 
 
 HEADS = """
-from llama_nki import *
+from models.today import *
 
 HEADS, NORM = HeadShape(4, 2, 64), Norm(256, 1e-5)
 """

@@ -1,4 +1,4 @@
-"""llama_nki.py beside llama.py: equal results, and estimates that agree on the same chip.
+"""models/today.py beside llama.py: equal results, and estimates that agree on the same chip.
 
 Weights in the kernels' layout come from llama.py's host side; nothing else is shared.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import llama_nki
+import models.today
 from neuron_cpu.core.current.subset import _walk as outside_of_the_subset
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE
@@ -44,12 +44,12 @@ def tables(tokens, d, dtype=BF16):
 
 def norms(features=250):
     """The same norm for each module."""
-    return [module.Norm(features, 1e-5) for module in (llama, llama_nki)]
+    return [module.Norm(features, 1e-5) for module in (llama, models.today)]
 
 
 def attention(q, kv, d, tokens, hidden=HIDDEN, delta=True, dtype=BF16):
     """Arguments of an attention kernel of both modules up to the tables, and their heads."""
-    heads = [module.HeadShape(q, kv, d) for module in (llama, llama_nki)]
+    heads = [module.HeadShape(q, kv, d) for module in (llama, models.today)]
     columns = (heads[0].q_tiles + heads[0].stacks) * 128 + kv * d
     weights = weight(2, columns, hidden), weight(3, hidden, heads[0].q_tiles * 128)
     common = [t.to(dtype) for t in (*weights, *tables(tokens, d))]
@@ -89,7 +89,7 @@ def programs(case):
     name, *sides = case
     old, new = sides
     kernel = getattr(ALONE if "prefill" in name else llama, name)
-    return [kernel.trace(*old), getattr(llama_nki, name).trace(*new)]
+    return [kernel.trace(*old), getattr(models.today, name).trace(*new)]
 
 
 CASES = {
@@ -137,7 +137,7 @@ def test_results_are_equal(name):
 )  # fmt: skip
 def test_errors_are_those_of_torch(case):
     name, old, new = case
-    got = getattr(llama_nki, name)(*new)
+    got = getattr(models.today, name)(*new)
     bf16, exact = (getattr(reference, name)(*old) for reference in (TORCH, EXACT))
     for results in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, bf16, exact))):
         check_error(*results)
@@ -155,7 +155,7 @@ def test_adversarial_scores(kind):
     got, bf16, exact = (
         kernel(*args)
         for kernel, args in (
-            (llama_nki.attention_prefill_kernel, new),
+            (models.today.attention_prefill_kernel, new),
             (TORCH.attention_prefill_kernel, old),
             (EXACT.attention_prefill_kernel, old),
         )
@@ -207,7 +207,7 @@ def test_no_tile_has_several_sums_on_gen2(name, target):
     kernel, _, args = CASES[name]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        getattr(llama_nki, kernel).trace(*args)
+        getattr(models.today, kernel).trace(*args)
 
 
 @pytest.mark.parametrize("name", ["prompts of two blocks", "prompt of 128 heads",
@@ -222,8 +222,8 @@ def test_later_chips_agree(name, target):
         target(chip)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            results.append(getattr(llama_nki, kernel)(*args))
-        times.append(alike(getattr(llama_nki, kernel).trace(*args)))
+            results.append(getattr(models.today, kernel)(*args))
+        times.append(alike(getattr(models.today, kernel).trace(*args)))
     assert times[1] >= times[2]
     first, *others = (r if isinstance(r, tuple) else (r,) for r in results)
     for other in others:
@@ -231,7 +231,7 @@ def test_later_chips_agree(name, target):
 
 
 def test_the_compilers_parser_takes_it():
-    tree = ast.parse(Path(llama_nki.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(models.today.__file__).read_text(encoding="utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     assert len(functions) > 80
     assert not [(f.name, found) for f in functions for found in outside_of_the_subset(f)]
@@ -245,14 +245,16 @@ def test_the_compilers_parser_takes_it():
 
 
 REFUSED = {
-    "heads of 64 or 128": lambda: llama_nki.HeadShape(4, 2, 80),
-    "whole groups": lambda: llama_nki.HeadShape(5, 2, 64),
+    "heads of 64 or 128": lambda: models.today.HeadShape(4, 2, 80),
+    "whole groups": lambda: models.today.HeadShape(5, 2, 64),
     "weight of QKV is": lambda: attend(3, values(2, 128, 640)),
     "weight of the output is": lambda: attend(4, values(2, 128, 128)),
     "a table is": lambda: attend(5, values(2, 128, 3)),
     "no 2 sequences": lambda: attend(8, 2),
-    "weight of down is": lambda: llama_nki.swiglu_mlp_kernel(*mlp(3)[2][:5], values(2, 128, 256)),
-    "whole tiles": lambda: llama_nki.linear_kernel(values(1, 100, 3), values(2, 128, 128)),
+    "weight of down is": lambda: models.today.swiglu_mlp_kernel(
+        *mlp(3)[2][:5], values(2, 128, 256)
+    ),
+    "whole tiles": lambda: models.today.linear_kernel(values(1, 100, 3), values(2, 128, 128)),
 }
 
 
@@ -260,7 +262,7 @@ def attend(number, value):
     """attention_prefill_kernel with another value of one argument."""
     arguments = list(prefill(2, 1, 64, 5)[2])
     arguments[number] = value
-    return llama_nki.attention_prefill_kernel(*arguments)
+    return models.today.attention_prefill_kernel(*arguments)
 
 
 @pytest.mark.parametrize("message", REFUSED)

@@ -1,4 +1,4 @@
-"""llama_step.py: a decode step in one kernel, against a plain Llama in float64 and in bf16.
+"""models/step.py: a decode step in one kernel, against a plain Llama in float64 and in bf16.
 
 Weights come as a checkpoint has them; llama.py's host side puts them in the kernels' layout.
 """
@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import llama
-import llama_nki
-import llama_step
+import models.step
+import models.today
 from neuron_cpu.core import on_ranks
 
 BF16 = torch.bfloat16
@@ -145,11 +145,11 @@ def arguments(case, state, greedy=False):
     lanes = llama.in_lanes(torch.cat((frequencies(case.d), -frequencies(case.d))), case.d)
     angles = lanes[:, None] * positions(case, live).reshape(1, -1)
     kv, tokens = case.kv // case.ranks, case.batch * case.each
-    heads = llama_nki.HeadShape(case.q // case.ranks, kv, case.d)
+    heads = models.today.HeadShape(case.q // case.ranks, kv, case.d)
     bias = torch.zeros(case.batch, case.keys, dtype=case.dtype)
     for b, count in enumerate(live):
         bias[b, count:] = llama.masked(case.dtype)
-    runs = llama_nki.cache_runs(case.keys, 128 // kv)
+    runs = models.today.cache_runs(case.keys, 128 // kv)
     bias = bias.unflatten(1, runs).transpose(1, 2).reshape(bias.shape)
     starts = torch.tensor([live], dtype=torch.int32)
     x = llama.pad_tiles(x.reshape(tokens, -1), 1).t().contiguous()
@@ -167,7 +167,7 @@ def arguments(case, state, greedy=False):
         # a rank's own features, where they are whole partitions
         own = x.chunk(case.ranks)[rank].contiguous() if case.hidden % 128 == 0 else x
         found.append((
-            own, llama_nki.Norm(case.hidden, EPS), *weights, head, angles.cos().to(case.dtype),
+            own, models.today.Norm(case.hidden, EPS), *weights, head, angles.cos().to(case.dtype),
             angles.sin().to(case.dtype), keys, values, starts, bias, heads, case.batch,
             case.vocabulary // case.ranks, groups, greedy,
         ))  # fmt: skip
@@ -177,14 +177,14 @@ def arguments(case, state, greedy=False):
 def flat(args):
     """Each tensor by itself, as `kernel_of` takes them."""
     given = []
-    for name, value in zip(inspect.signature(llama_step.decode_step_kernel).parameters, args):
-        given += value if name in llama_step.OF_LAYERS else [value]
+    for name, value in zip(inspect.signature(models.step.decode_step_kernel).parameters, args):
+        given += value if name in models.step.OF_LAYERS else [value]
     return given
 
 
 def run(case, state, **more):
     """Logits [B, S, V] (or tokens of each rank) and caches."""
-    kernel = llama_step.kernel_of(case.layers)[case.cores]
+    kernel = models.step.kernel_of(case.layers)[case.cores]
     results = on_ranks(kernel, [flat(args) for args in arguments(case, state, **more)])
     caches = [[torch.cat([r[1 + 2 * n + k] for r in results], 1) for k in (0, 1)]
               for n in range(case.layers)]  # fmt: skip
@@ -251,9 +251,9 @@ def test_later_chips_and_two_cores(name, cores, target):
 
 
 def test_generated_kernels_have_names():
-    assert llama_step.decode_step_kernel_3 is llama_step.kernel_of(3)
+    assert models.step.decode_step_kernel_3 is models.step.kernel_of(3)
     with pytest.raises(AttributeError, match="decode_step_kernel_of"):
-        llama_step.decode_step_kernel_of  # noqa: B018
+        models.step.decode_step_kernel_of  # noqa: B018
 
 
 @pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.full), 2])
@@ -321,7 +321,7 @@ REFUSED = {
 def test_what_does_not_fit_is_refused(message, target, monkeypatch):
     target("trn2")
     given = dict(REFUSED[message])
-    monkeypatch.setattr(llama_step, "MOST_INSTRUCTIONS", given.pop("most", 5_000_000))
+    monkeypatch.setattr(models.step, "MOST_INSTRUCTIONS", given.pop("most", 5_000_000))
     case = given.pop("case", Case())
     args = list(arguments(case, checkpoint(case))[0])
     if "keys" in given:
@@ -329,6 +329,6 @@ def test_what_does_not_fit_is_refused(message, target, monkeypatch):
     if "batch" in given:
         args[15] = 2
     if "q" in given:
-        args[14] = llama_nki.HeadShape(6, 2, 64)
+        args[14] = models.today.HeadShape(6, 2, 64)
     with pytest.raises(AssertionError, match=message):
-        llama_step.kernel_of(len(args[10]))[case.cores](*flat(args))
+        models.step.kernel_of(len(args[10]))[case.cores](*flat(args))

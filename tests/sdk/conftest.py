@@ -91,7 +91,7 @@ def module(request: pytest.FixtureRequest) -> Any:
     """A file with the classes of a Llama."""
     from neuronx_distributed_inference.models.llama import modeling_llama
 
-    own = "llama_extended"
+    own = "models.extended"
     return modeling_llama if request.param != "llama.py" else importlib.import_module(own)
 
 

@@ -87,7 +87,7 @@ def made(of: str | None, application, folder, **options):
     if of is None:
         return application(folder, **options)
     options = {"torch_dtype": "float32", "enable_nki": of == "kernels", **options}
-    return build(importlib.import_module("llama_extended"), folder, **options)
+    return build(importlib.import_module("models.extended"), folder, **options)
 
 
 @pytest.fixture

@@ -328,7 +328,7 @@ def submitted(folder, path, enable_nki, tp_degree, **asked):
     """llama.py on a quantised checkpoint, compiled and loaded."""
     from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
-    import llama_extended as llama
+    import models.extended as llama
 
     neuron_config = llama.NeuronConfigNKI(
         seq_len=64,

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-import qwen3_moe
+from models import qwen3_moe
 from neuron_cpu.core.device.spec import GEN3, GEN4, using
 
 # Heads times their size is four times the hidden size; the head has columns that fill no tile.

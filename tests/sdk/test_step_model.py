@@ -1,4 +1,4 @@
-"""llama_step.py as a model: prompts by llama_nki.py's kernels, one kernel a decode step."""
+"""models/step.py as a model: prompts by models/today.py's kernels, one kernel a decode step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHAPE = {**ONE_KV_HEAD, "hidden_size": 256, "num_attention_heads": 4, "num_key_v
 
 @pytest.fixture(scope="module")
 def step():
-    return importlib.import_module("llama_step")
+    return importlib.import_module("models.step")
 
 
 @pytest.fixture(autouse=True)

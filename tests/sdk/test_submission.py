@@ -29,7 +29,7 @@ SHAPE = dict(
 @pytest.fixture(scope="module")
 def submission():
     """With every file beside llama.py, whose kernels for plain operands are those of llama.py."""
-    return importlib.import_module("llama_extended")
+    return importlib.import_module("models.extended")
 
 
 def build(submission, folder, **neuron):
@@ -113,7 +113,8 @@ def test_a_model_that_takes_prompts_in_chunks_decodes_as_well(
 
 def test_nothing_private_is_imported(submission):
     """Neither closed kernels nor the repository's own packages: the file is uploaded alone."""
-    for path in Path(submission.__file__).parent.glob("llama*.py"):
+    models = Path(submission.__file__).parent
+    for path in (models.parent / "llama.py", *models.glob("*.py")):
         source = path.read_text(encoding="utf-8")
         for name in ("_private_kernels", "starfish", "neuron_cpu", "harness"):
             assert f"import {name}" not in source, path

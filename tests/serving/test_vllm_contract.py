@@ -31,7 +31,7 @@ def load(folder: Path, device_samples: bool, **overrides: Any) -> Any:
 
     `overrides` as override_neuron_config.
     """
-    import llama_extended as llama
+    import models.extended as llama
 
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model_class = {"LlamaForCausalLM": (llama, "NeuronLlamaForCausalLM")}[architecture]

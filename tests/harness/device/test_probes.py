@@ -152,7 +152,7 @@ def test_a_chip_s_plan_has_the_probes_of_what_it_has(target, generation):
 
 @pytest.mark.parametrize("today", [False, True])
 def test_what_llama_uses_and_no_run_shows_is_probed_first(today):
-    files = (calls.SUBMISSIONS[today], "llama_nki.py") if today else (calls.SUBMISSIONS[today],)
+    files = (calls.SUBMISSIONS[today], "models/today.py") if today else (calls.SUBMISSIONS[today],)
     used = [one for file in files for one in provenance.in_source((calls.ROOT / file).read_text())]
     findings = provenance.judge(dict.fromkeys(used, [1]))
     open_ones = {one.construct for one in findings if one.status != provenance.SEEN}

@@ -36,7 +36,7 @@ class Running:
         config = json.loads((folder / "config.json").read_text())
         settings = chunks.with_chunks(settings_of(folder, *more), config)
         job = Job(
-            settings, folder, 0, None, submission.find("llama_extended"), scratch, None, False
+            settings, folder, 0, None, submission.find("models.extended"), scratch, None, False
         )
         self.steps, self.role = [], role
         self.host = Host(job, self.steps.append)

@@ -34,7 +34,7 @@ class Running:
         arguments += ["--enable-nki"] if role == "nki" else []
         settings = command_line.parse(arguments)
         job = Job(
-            settings, folder, 0, None, submission.find("llama_extended"), scratch, None, False
+            settings, folder, 0, None, submission.find("models.extended"), scratch, None, False
         )
         self.host, self.role = Host(job, lambda step: self.steps.append(step)), role
         self.steps: list = []

@@ -1092,8 +1092,8 @@ class PromptAttention(nl.NKIObject):
 # --- Decode attention -----------------------------------------------------------------------------
 #
 # The query heads of all sequences share the partitions of one tile of scores, as in llama.py's
-# example. A sequence may have several new tokens here (llama_step.py): its rows of scores are those
-# of each token in turn.
+# example. A sequence may have several new tokens here (models/step.py): its rows of scores are
+# those of each token in turn.
 
 
 def cache_runs(length, most):

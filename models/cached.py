@@ -3,7 +3,7 @@
 Servers need this file: prompts in chunks, guesses that one call checks, caches of blocks that a
 table names, chunks that sequences share, sliding windows, and caches larger than SBUF.
 
-Attention makes the two passes of llama_queries.py over blocks of the cache, whose keys TensorE
+Attention makes the two passes of models/queries.py over blocks of the cache, whose keys TensorE
 transposes, and then over the new tokens. Up to 128 queries of a sequence (attend_few) wait for the
 cache, not for an engine, and read it once. Cached keys and values are stationary in both products,
 128 keys at a time. The queries of all heads of a stack move together: a few columns take as long as
@@ -33,16 +33,16 @@ from llama import (
     room_for_keys, score_scales, spans, stack_keys, store_product, token_blocks, token_chunk,
     transposed_tiles, whole_tiles,
 )  # fmt: skip
-from llama_families import model_type, slots_of
-from llama_weights import Sizes
-from llama_quantised import SOFTMAX_TURNS
-from llama_queries import (
+from models.families import model_type, slots_of
+from models.weights import Sizes
+from models.quantised import SOFTMAX_TURNS
+from models.queries import (
     AUGMENTED, RESIDENT_BYTES, Constants, KeyTiles, QueryGroup, Window, attend_groups,
     attention_constants, bank_queries, contraction, heads_of, key_bytes, key_spans, load_constant,
     load_transposed, new_keys, project_blocks, score_banks, score_tile, store_transposed,
     value_parts,
 )  # fmt: skip
-from llama_layers import AnyAttention, attention_prefill_kernel, layer_of
+from models.layers import AnyAttention, attention_prefill_kernel, layer_of
 
 CACHE_ROW_BYTES = 3072  # a load's row, by head and partition: longer rows gain nothing
 FEW_ROW_BYTES = 4096  # the same for few queries: no augmented rows, no ones

@@ -24,8 +24,8 @@ from llama import (
     FEW_TOKENS, LONG_PIECE_BYTES, P_MAX, KernelWeight, NeuronLlamaAttention, NeuronLlamaHead,
     NeuronLlamaMLP, Sbuf, StateDict, in_runs, pad_tiles, spans, weight_pieces, whole_tiles,
 )  # fmt: skip
-from llama_weights import OfRanks, Projections
-from llama_adapters import of_ranks
+from models.weights import OfRanks, Projections
+from models.adapters import of_ranks
 
 QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
 LAST_STEP_BYTES = 1536  # the last pieces of a weight shrink by so much

@@ -26,7 +26,7 @@ from llama import (
     NeuronLlamaDecoderLayer, NeuronLlamaMLP, StateDict, pad_tiles, psum_zeros, spans, times_gain,
     whole_tiles,
 )  # fmt: skip
-from llama_weights import KernelRows, OfRanks, Projections
+from models.weights import KernelRows, OfRanks, Projections
 
 IDLE_TARGET = "idle_adapter"  # NxDI changes this module where the kernels' adapters are ours
 

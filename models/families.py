@@ -25,7 +25,7 @@ from llama import (
     ATTENTION_TARGETS, P_MAX, Hbm, HeadShape, LlamaRotaryEmbedding, NeuronLlamaAttention, PlainMLP,
     Sbuf, StateDict, depth_of, in_lanes, is_nki_enabled, option, pad_tiles, whole_tiles,
 )  # fmt: skip
-from llama_weights import KernelRows, Sizes, heads_in_tiles
+from models.weights import KernelRows, Sizes, heads_in_tiles
 
 
 # --- In kernels -----------------------------------------------------------------------------------

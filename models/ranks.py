@@ -31,12 +31,12 @@ from llama import (
     SumOfColumns, _mask_bias, cache_in_runs, causal_mask, from_blocks, grouped, in_blocks,
     is_nki_enabled, option, spans, store_product, token_blocks, token_chunk,
 )  # fmt: skip
-from llama_families import FamilyMLP, convert_terms
-from llama_weights import Sizes, spread_heads
-from llama_quantised import SOFTMAX_TURNS
-from llama_queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
-from llama_layers import AnyMLP, Projections, layer_of
-from llama_cached import (
+from models.families import FamilyMLP, convert_terms
+from models.weights import Sizes, spread_heads
+from models.quantised import SOFTMAX_TURNS
+from models.queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
+from models.layers import AnyMLP, Projections, layer_of
+from models.cached import (
     AnyCache, CachedAttention, attend_few_and_many, cache_blocks, chunk_tokens, query_spans,
     store_weights,
 )  # fmt: skip

@@ -1,14 +1,14 @@
 """llama.py with every file beside it: the driver takes this file where a setting asks for more.
 
-    llama.py            Llama of the contest: prompts, a token at a time; read it first
-    llama_adapters.py   low-rank adapters, several in a batch
-    llama_quantised.py  quantised weights, caches in fp8
-    llama_families.py   Qwen's biases and norms, heads that guess (Medusa, EAGLE)
-    llama_weights.py    how a checkpoint with these becomes weights of the ranks
-    llama_layers.py     linear layers and kernels with all of these
-    llama_queries.py    prompts of any length and size of heads, windows
-    llama_cached.py     several tokens over a cache, blocks, chunks that sequences share, windows
-    llama_ranks.py      flash decoding, context and sequence parallelism
+    llama.py       Llama of the contest: prompts, a token at a time; read it first
+    adapters.py    low-rank adapters, several in a batch
+    quantised.py   quantised weights, caches in fp8
+    families.py    Qwen's biases and norms, heads that guess (Medusa, EAGLE)
+    weights.py     how a checkpoint with these becomes weights of the ranks
+    layers.py      linear layers and kernels with all of these
+    queries.py     prompts of any length and size of heads, windows
+    cached.py      several tokens over a cache, blocks, chunks that sequences share, windows
+    ranks.py       flash decoding, context and sequence parallelism
 
 Features combine: a graph may have adapters over a cache of blocks under a window.
 """
@@ -23,19 +23,19 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import llama
-import llama_cached
-import llama_ranks
+import models.cached
+import models.ranks
 from llama import P_MAX, is_nki_enabled, option
-from llama_weights import Sizes
-from llama_adapters import (
+from models.weights import Sizes
+from models.adapters import (
     AdaptedLayer, adapter_ranks, add_adapters, add_idle_layer, check_adapters, keep_numbers,
 )  # fmt: skip
-from llama_families import (
+from models.families import (
     NormOfColumns, add_heads, attention_biases, has_head_norms, shows_hidden_states,
 )  # fmt: skip
-from llama_quantised import as_integers, as_quantised, quantise_kernel_weights
-from llama_layers import AnyHead, convert_heads, convert_mlp
-from llama_cached import NeuronConfigNKI, window_of
+from models.quantised import as_integers, as_quantised, quantise_kernel_weights
+from models.layers import AnyHead, convert_heads, convert_mlp
+from models.cached import NeuronConfigNKI, window_of
 
 
 class LlamaInferenceConfig(llama.LlamaInferenceConfig):
@@ -54,9 +54,9 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             )
         if option(self, "is_eagle_draft"):  # PyTorch runs one layer without its first norm
             self.neuron_config.nki_enabled = False
-        llama_ranks.check_ranks(self)
+        models.ranks.check_ranks(self)
         check_adapters(self)
-        llama_cached.check_window(self)
+        models.cached.check_window(self)
 
     def lacking(self) -> List[Tuple[bool, str]]:
         sizes, neuron_config = Sizes.of(self), self.neuron_config
@@ -66,7 +66,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         precise = neuron_config.torch_dtype is torch.float32  # TensorE pairs fp32 with fp32
         # a table names the rows
         named = option(self, "is_block_kv_layout") or window_of(self) is not None
-        wide, in_parts = dim > P_MAX, llama_ranks.parts_of_prompt(self) > 1
+        wide, in_parts = dim > P_MAX, models.ranks.parts_of_prompt(self) > 1
         left, lora = neuron_config.padding_side == "left", neuron_config.lora_config is not None
         return [
             (out_bias, "attention_bias"),
@@ -77,7 +77,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             (q_heads > P_MAX, f"{q_heads} query heads per rank"),
             (batch > P_MAX, f"a batch of {batch}"),
             (lora and quantised, "adapters with quantised weights"),
-            *llama_cached.chunks_too_large(self),
+            *models.cached.chunks_too_large(self),
             (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
             # the kernels see only the tokens before a part
             (in_parts and left, "left padding in parts of a prompt"),
@@ -93,11 +93,11 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         return NeuronConfigNKI
 
 
-class NeuronLlamaDecoderLayer(AdaptedLayer, llama_ranks.SharedLayer):
+class NeuronLlamaDecoderLayer(AdaptedLayer, models.ranks.SharedLayer):
     """The decoder layer with every attention and MLP."""
 
 
-class NeuronLlamaModel(llama_ranks.SharedModel, llama_cached.CachedModel):
+class NeuronLlamaModel(models.ranks.SharedModel, models.cached.CachedModel):
     """The model with further heads, quantised weights, adapters, and caches of blocks."""
 
     layer_cls, head_cls = NeuronLlamaDecoderLayer, AnyHead
@@ -147,7 +147,7 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
         if is_nki_enabled(config) and adapter_ranks(config):
             add_adapters(state, config)
         for prefix in (f"layers.{number}." for number in range(config.num_hidden_layers)):
-            llama_ranks.convert_attention(state, prefix, config)
+            models.ranks.convert_attention(state, prefix, config)
             convert_mlp(state, prefix, config)
         convert_heads(state, config)
         llama.add_ranks(state, config)

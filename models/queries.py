@@ -1,7 +1,7 @@
 """Attention of many queries for llama.py, over keys that may be anywhere, by heads of any size.
 
 It serves prompts that llama.py does not take (long ones, windows, padding on the left, heads of
-other sizes) and chunks over a cache (llama_cached.py). A source of keys is anything with tiles,
+other sizes) and chunks over a cache (models/cached.py). A source of keys is anything with tiles,
 lanes, ``load`` and masks.
 
     bank   of PSUM: 512 numbers fp32 a partition, the most that one product writes
@@ -24,7 +24,7 @@ from llama import (
     causal_mask, contraction, depth_of, key_rows, psum_tile, psum_zeros, residual_sum, score_scales,
     select_equal, select_mask, shifted_identity, spans, step_share, store_product, whole_tiles,
 )  # fmt: skip
-from llama_families import slots_of, tiles_of
+from models.families import slots_of, tiles_of
 
 # --- Choices --------------------------------------------------------------------------------------
 

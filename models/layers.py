@@ -20,7 +20,7 @@ import neuronxcc.nki.language as nl
 import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
 
-import llama_weights
+import models.weights
 from llama import (
     PIECE_BYTES, PROMPT_BYTES, P_MAX, AttentionLayer, Block, Columns, Hbm, HeadShape, Linear,
     NormScales, Projection, PromptAttention, PromptPlan, Sbuf, StateDict, causal_mask, gated_mlp,
@@ -28,17 +28,17 @@ from llama import (
     score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk, weight_pieces,
     whole_tiles,
 )  # fmt: skip
-from llama_adapters import (
+from models.adapters import (
     AdaptedAttention, AdaptedMLP, Adapters, add_terms, convert_adapters, split_adapters,
 )  # fmt: skip
-from llama_families import (
+from models.families import (
     FamilyAttention, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states, slots_of,
 )  # fmt: skip
-from llama_quantised import (
+from models.quantised import (
     EVEN_TURNS, Gain, QuantisedAttention, QuantisedHead, QuantisedMLP, convert_scales, in_bfloat16,
     quantised_pieces, scale_columns, times_features,
 )  # fmt: skip
-from llama_queries import ADAPTER_BYTES, attend_prompt
+from models.queries import ADAPTER_BYTES, attend_prompt
 
 
 class AnyLinear(NamedTuple):
@@ -386,7 +386,7 @@ class AnyHead(QuantisedHead):
 # --- In checkpoints -------------------------------------------------------------------------------
 
 
-class Projections(llama_weights.Projections):
+class Projections(models.weights.Projections):
     """The projections with scales and adapters."""
 
     def convert(self) -> None:

@@ -3,9 +3,9 @@
 ``decode_step_kernel`` runs all layers, the final norm and the head for one new token of each
 sequence, or for a few (speculation). Nothing stops the stream of weights: collectives between ranks
 are part of the kernel, and while one runs DMA brings the next weights as far as SBUF holds them.
-Hidden states never leave the chip. It is built from the tile helpers of llama_nki.py, which has the
+Hidden states never leave the chip. It is built from the tile helpers of models/today.py, with the
 axis letters, layouts and names; docs/decode_step.md draws one layer. The modules behind it call the
-kernel once a step and llama_nki.py's kernels for prompts (`main.py --llama llama_step.py`).
+kernel once a step and models/today.py's kernels for prompts (`main.py --llama models/step.py`).
 
 Of the two physical cores of a logical one each makes half of the inner features and of the logits,
 and contracts half of the context and of the inner features: behind each collective they exchange
@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 import llama
-from llama_nki import (
+from models.today import (
     FP32, P_MAX, HeadShape, InnerTokens, Linear, Norm, Piece, Projection, attend_cached,
     attention_prefill_kernel, bytes_of, cache_runs, cached_sequences, filled,
     key_rows, linear_kernel, linear_of, moved, norm_scales, psum_of, psum_parts, project_qkv,
@@ -454,7 +454,7 @@ class StepConfig(llama.LlamaInferenceConfig):
 
 
 class StepAttention(llama.NeuronLlamaAttention):
-    """Prompts by the kernel of llama_nki.py."""
+    """Prompts by the kernel of models/today.py."""
 
     def kernel_results(self, hidden, norm, past, mask, active_mask, tables):
         weights, heads = (self.qkv_proj.weight, self.o_proj.weight), HeadShape(*self.sizes.of_rank)
