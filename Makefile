@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -27,7 +27,11 @@ generate: setup
 # Three workers for two cores, one thread each: a fifth of the time a test waits for processes of its own. A free worker
 # takes over tests of the others.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/lab
+
+# The laboratory: calibration, and constants of devices that the stand-in plays, found again.
+test-lab: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal tests/lab
 
 # The pages of a profile and of the server in Chromium without a window, which this installs first where it may.
 test-browser: setup browser
@@ -44,7 +48,7 @@ browser:
 
 # Whether estimates of kernels and graphs are still those of docs/kernels.md: about a minute.
 test-speed: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m speed tests/benchmarks tests/test_documentation.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m speed tests/lab tests/test_documentation.py
 
 # Every shape that is supported, traced and verified: about an hour.
 test-full: setup
@@ -61,7 +65,7 @@ SEED ?= $(shell date +%s)
 test-shuffled: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --random-order-bucket=global --random-order-seed=$(SEED)
 
-# Do the tests notice a wrong character? A seeded sample of mutants: half an hour (docs/mutation.md).
+# Do the tests notice a wrong character? A seeded sample of mutants: half an hour (lab/docs/mutation.md).
 MUTANTS ?= 300
 mutation: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
@@ -82,23 +86,23 @@ lint: setup
 	$(BIN)/mypy
 	PYTHONPATH=neuron_cpu/sdk $(BIN)/lint-imports --no-logo --no-cache
 
-# Public kernels in their own source, from checkouts below PUBLIC (docs/calibration.md); or a device's own
-# report: make calibrate DEVICE=report.json (docs/device_report.md).
+# Public kernels in their own source, from checkouts below PUBLIC (lab/docs/calibration.md); or a device's own
+# report: make calibrate DEVICE=report.json (lab/docs/device_report.md).
 calibrate: setup
 ifdef DEVICE
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/device.py $(DEVICE) --write
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.device_profile $(DEVICE) --write
 else
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write --public $(CHECKOUTS) $(if $(KEPT),--kept $(KEPT))
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.calibrate --write --public $(CHECKOUTS) $(if $(KEPT),--kept $(KEPT))
 endif
 
 # Published searches with estimates in place of device times; the table of docs/oracle.md.
 replay: setup
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/replay.py --write --public $(CHECKOUTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.replay --write --public $(CHECKOUTS)
 
 # Fails where estimates of a fixed sample are no longer the page's.
 SAMPLE := vecadd nki-matmul kda-silu avgpool-1 mamba-v3-4096x512 sd-attention-5 matmul-optimized
 calibrate-sample: setup
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --public $(CHECKOUTS) --rows $(SAMPLE) --verify
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.calibrate --public $(CHECKOUTS) --rows $(SAMPLE) --verify
 
 # nki-library's own tests on the simulator, from a checkout below DIR: ten cases of each test and 200 of
 # larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer.
@@ -136,7 +140,7 @@ contest: setup
 	    $(CONTEST_RUN) $$file.py || exit 1; done
 	cd $(CONTEST)/winner && $(CURDIR)/$(BIN)/python generate_submission.py && \
 	    $(CONTEST_RUN) main.py --mode generate --enable-nki --platform-target trn3 $(CONTEST_ARGS)
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/contest_2026.py --write --entry $(CONTEST)/winner/qwen_with_nki.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m lab.contest_2026 --write --entry $(CONTEST)/winner/qwen_with_nki.py
 
 setup: $(VENV)/.ready
 

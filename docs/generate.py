@@ -34,7 +34,10 @@ from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.current import releases  # noqa: E402
 from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("functions", "messages", "mutation")]
+PAGES = [
+    *(ROOT / "docs" / f"{name}.md" for name in ("functions", "messages")),
+    ROOT / "lab" / "docs" / "mutation.md",
+]
 COLUMNS = 120  # of a line of documentation
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -234,7 +237,7 @@ def release_table() -> str:
 # --- mutants --------------------------------------------------------------------------------------
 def samples() -> dict[str, dict]:
     """The recorded samples of mutants, by part of the project."""
-    return json.loads((ROOT / "benchmarks" / "mutation.json").read_text(encoding="utf-8"))
+    return json.loads((ROOT / "lab" / "data" / "mutation.json").read_text(encoding="utf-8"))
 
 
 def mutant_table() -> str:

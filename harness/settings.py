@@ -265,10 +265,6 @@ class Settings:
     record_baseline: bool
     contest: Optional[Path]  # its prompts.txt, and its base times for the platform
 
-    # the hour on a device
-    minutes: float
-    report: Path
-
     # model
     torch_dtype: str
     rpl_reduce_dtype: Optional[str]

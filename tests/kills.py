@@ -70,7 +70,7 @@ def commands() -> dict[str, list[object]]:
         "judge": ["-m", "neuron_cpu", "judge", "answers", "--only", "gelu", "--json", "f.json"],
         "tune": ["-m", "neuron_cpu", "tune", *tuned, "--json", "f.json", "--space", waits],
         "calibrate": [
-            "benchmarks/calibrate.py", "--public", "../public", "--data", "../rows.json", "--write",
+            "-m", "lab.calibrate", "--public", "../public", "--data", "../rows.json", "--write",
         ],
         "conversion": [
             REPOSITORY / "main.py", "--model-path", "tiny.gguf", *shape, "--mode", "generate",
@@ -178,7 +178,7 @@ class Killed:
         if self.name == "tune":
             return {"points": _points(self.folder / "f.json")}
         if self.name == "calibrate":
-            page = self.folder / "checkout" / "docs" / "calibration.md"
+            page = self.folder / "checkout" / "lab" / "docs" / "calibration.md"
             return {"page": hashlib.sha256(page.read_bytes()).hexdigest()}
         if self.name in ("test.py", "evaluate_all"):
             found = sorted((self.folder / "results").glob("*/report.json"))[-1]

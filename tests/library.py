@@ -47,7 +47,7 @@ HOSTS = (
     "aws_embedded_metrics", "boto3", "botocore", "fabric2", "paramiko", "plotext", "pytest_html",
     "perf_analysis_private", "scripts",
 )  # fmt: skip
-PAGE = ROOT / "docs" / "library_results.md"
+PAGE = ROOT / "lab" / "docs" / "library_results.md"
 RELEASE = "2.29"  # the one that its newest commit is written for
 GIGABYTES = 10  # of one case
 

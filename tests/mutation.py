@@ -7,7 +7,7 @@ places gets one change each. For each mutant the tests run that execute
 its statement, those that do little else first, until one fails or ``--limit`` seconds of processor
 time are over: then it counts as survived. What is done is kept in mutation.jsonl, one line each,
 and a further run continues there; ``--again`` runs survivors anew, after tests were added.
-``--write`` records the sample in benchmarks/mutation.json, for docs/mutation.md; survivors keep
+``--write`` records the sample in lab/data/mutation.json, for docs/mutation.md; survivors keep
 their reasons there, and parts that ``--only`` leaves out keep their figures.
 
 What makes it cheap: one process imports everything and collects the tests once, and each mutant is
@@ -97,7 +97,7 @@ PARTS = {
 SLOW = ("test_text", "test_shapes")  # whole models: they say whether all is well, not what is not
 KEPT = ROOT / "mutation.jsonl"
 MAP = ROOT / "mutation-tests.json"
-RECORD = ROOT / "benchmarks" / "mutation.json"
+RECORD = ROOT / "lab" / "data" / "mutation.json"
 LIMIT_S = 30.0  # processor time of one mutant's tests, and of the programs that they start
 LONGEST_S = 12.0  # a test that takes more under Coverage.py is left out
 # A test that takes this much longer than it did loops, or does far more than it should: it failed.

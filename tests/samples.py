@@ -22,7 +22,7 @@ import textwrap
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "library_results.md"
+PAGE = ROOT / "lab" / "docs" / "library_results.md"
 # What marks a checkout, its files, and what its page asks for
 SETS = {
     "aws-neuron-sdk": (

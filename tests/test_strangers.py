@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-ROOMS = ("neuron_cpu", "models", "harness", "benchmarks", "docs")
+ROOMS = ("neuron_cpu", "models", "harness", "lab", "docs")
 SOURCES = [
     *REPOSITORY.glob("*.py"),
     *(file for room in ROOMS for file in (REPOSITORY / room).rglob("*.py")),

@@ -1,6 +1,6 @@
 """The command line's arguments of guesses that need heads: Medusa, EAGLE and trees of tokens.
 
-Experiments (docs/experiments.md): none of the shipped models has heads. Names are NxDI's
+Experiments (docs/speculation.md): none of the shipped models has heads. Names are NxDI's
 (inference_demo.py).
 """
 

@@ -38,10 +38,9 @@ MODES = {
     "preflight": "the last look at a submission before its upload",
     "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
-    "device-report": "what an hour on a Trainium can settle, in one file",
     "cache": "what earlier runs have left on the disk; --clear removes it",
 }
-ALIASES = {"evaluate_single": "evaluate", "device-report": "device_report"}
+ALIASES = {"evaluate_single": "evaluate"}
 
 DEFAULT_SEQ_LEN = 128
 # Some turns, longer ones are a wait on the stand-in; the least of the public flash attention.
@@ -59,7 +58,6 @@ _GUESS = ("compile", "generate", "chat", "profile", *_COMPARE)
 _RUN = ("compile", "generate", "chat", "serve", "profile", *_COMPARE)
 _BLOCKS = ("compile", "serve", "profile")
 _PROFILE = ("profile",)
-_HOUR = ("device-report",)
 
 
 def boolean(text: str) -> bool:
@@ -275,12 +273,6 @@ TOPICS = {
           for name, what in _COSTS),
         Option("--collective-gb-per-s", "assumed rate of a collective", _PROFILE, _RATE),
     )),
-    "device": Topic("the hour on a device (docs/device_report.md)", (
-        Option("--minutes", "to measure for (default: 60)", _HOUR,
-               _of(above_zero, "N", default=60.0)),
-        Option("--report", "the file; one that is there is gone on with (device-report.json)",
-               _HOUR, {**PATH, "default": Path("device-report.json")}),
-    )),
     "model": Topic("the model's lengths and graphs", (
         Option("--seq-len", f"prompt and new tokens ({DEFAULT_SEQ_LEN}; chat, serve, swap: "
                f"{LONGER_SEQ_LEN})", form=N),
@@ -375,7 +367,7 @@ TOPICS = {
         Option("--time-limit", "for one compile, load or generation (default: 1 hour)",
                form=_of(above_zero, "S", default=3600.0)),
     ), ()),
-    "experiments": Topic("demonstrations, with --libraries (docs/experiments.md)", (
+    "experiments": Topic("demonstrations, with --libraries (docs/speculation.md)", (
         Option("--cp-degree", "parts of a prompt, each for tp / cp ranks (NxDI 0.4 and later)",
                form=N),
         Option("--enable-eagle-speculation", "an EAGLE head is the draft", _GUESS, ON),

@@ -1,4 +1,4 @@
-"""Guesses by Medusa's heads, an experiment (docs/experiments.md)."""
+"""Guesses by Medusa's heads, an experiment (docs/speculation.md)."""
 
 import importlib
 from typing import Any

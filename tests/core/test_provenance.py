@@ -84,11 +84,11 @@ def test_rows_name_known_statuses_and_sources() -> None:
 
 
 def test_files_seen_are_those_with_published_times() -> None:
-    rows = json.loads((ROOT / "benchmarks" / "calibration.json").read_text(encoding="utf-8"))
+    rows = json.loads((ROOT / "lab" / "data" / "calibration.json").read_text(encoding="utf-8"))
     published = {
         (one["repository"], one["commit"][:7], one["file"]) for one in rows["sources"].values()
     }
-    ran = json.loads((ROOT / "benchmarks" / "provenance_ran.json").read_text(encoding="utf-8"))
+    ran = json.loads((ROOT / "lab" / "data" / "provenance_ran.json").read_text(encoding="utf-8"))
     for place, told in ran["ran"].items():
         repository, commit = place.split(" ")
         assert len(commit) == 40 and told["machine"] and told["shown"], place
@@ -109,7 +109,7 @@ def test_a_public_run_is_credited_to_the_language_that_it_was_in() -> None:
     seen = [(name, row[1]) for name, row in data["constructs"].items() if row[0] == provenance.SEEN]
     today = {source for name, source in seen if name.startswith("nki.")}
     assert today and today.isdisjoint(source for name, source in seen if name[:4] != "nki.")
-    ran = json.loads((ROOT / "benchmarks" / "provenance_ran.json").read_text(encoding="utf-8"))
+    ran = json.loads((ROOT / "lab" / "data" / "provenance_ran.json").read_text(encoding="utf-8"))
     places = {
         f"{place[:-33]}, {file}" for place, told in ran["ran"].items() for file in told["files"]
     }
@@ -125,7 +125,7 @@ def test_the_page_counts_what_the_table_has() -> None:
         ordered = (provenance.SEEN, provenance.DOCUMENTED, provenance.UNPROVEN)
         numbers = " | ".join(str(statuses.count(status)) for status in ordered)
         assert f"| {language} | {numbers} |" in page
-    ran = json.loads((ROOT / "benchmarks" / "provenance_ran.json").read_text(encoding="utf-8"))
+    ran = json.loads((ROOT / "lab" / "data" / "provenance_ran.json").read_text(encoding="utf-8"))
     assert f"names {len(ran['ran'])} checkouts" in page
 
 
@@ -264,7 +264,7 @@ def test_the_submission_uses_nothing_unproven() -> None:
 def test_the_table_is_what_its_script_makes(tmp_path: Path) -> None:
     """Without checkouts rows of published files stay; all else is made anew, and is the same."""
     done = subprocess.run(
-        [sys.executable, "benchmarks/provenance_table.py", "--public", str(tmp_path)],
+        [sys.executable, "-m", "lab.provenance_table", "--public", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "")

@@ -1,4 +1,4 @@
-"""The tables of docs/libraries_results.md, from what the runs beside this file have found.
+"""The tables of lab/docs/libraries_results.md, from what the runs beside this file have found.
 
 `python tests/real/page.py` writes them. Every cell is kept in the user's cache as soon as it is
 known, so a run can be taken up again, and one of some rows or releases renews these.
@@ -19,7 +19,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from tests.real import releases  # noqa: E402
 
-PAGE = REPOSITORY / "docs" / "libraries_results.md"
+PAGE = REPOSITORY / "lab" / "docs" / "libraries_results.md"
 FEATURES, MODES = "features", "modes"
 COLUMNS = {FEATURES: ("fp32", "bf16", "kernels", "library"), MODES: ("PyTorch", "kernels")}
 Table = dict[str, dict[str, dict[str, str]]]  # release -> row -> column -> what was found

@@ -13,7 +13,7 @@ import pytest
 from neuronx_distributed_inference.models import config as config_module
 from neuronx_distributed_inference.models.llama import modeling_llama
 
-from harness.device import calls
+from lab.device import calls
 from neuron_cpu import libraries
 from tests.real import contracts, releases, seams
 from tests.real.differences import ACCEPTED, SEAMS
@@ -118,8 +118,8 @@ import torch
 import neuron_cpu
 neuron_cpu.ensure_sdk()
 from harness import sdk
-from harness.device import calls, plan, timing
-from harness.device.rows import ROWS
+from lab.device import calls, plan, timing
+from lab.device.rows import ROWS
 
 call = plan.of_row(ROWS["collectives-8-512"], sdk.today()).call
 reduced = timing._of_torch(call)()
@@ -136,7 +136,7 @@ assert torch.equal(reduced, 2 ** call["reduced"] * whole[:, :1])
 def test_the_hour_compiles_a_graph_of_two_ranks_by_the_release_s_builder(
     version, language, tmp_path
 ):
-    """`--mode device-report` in SDK 2.25 to 2.31: the library's own code, a kernel, all-reduces."""
+    """`lab.device_report` in SDK 2.25 to 2.31: the library's own code, a kernel, all-reduces."""
     real = releases.environment(releases.RELEASES[version], Path(FOLDER))
     path = f"{calls.ROOT}:{real['PYTHONPATH']}"
     of_chip = {"NEURON_PLATFORM_TARGET_OVERRIDE": "trn2" if language else "trn1", "NEURON_CPU": "1"}

@@ -1,0 +1,382 @@
+"""The calibration: its rows run, its sets stay apart, its table says what it predicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab import calibrate
+from lab import calibration_rows as rows
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+# --- the data -------------------------------------------------------------------------------------
+def test_data_is_complete_and_names_are_unique():
+    found = rows.rows()
+    assert len({row.id for row in found}) == len(found) > 60
+    for row in found:
+        assert row.set in rows.SETS[:2] and row.sdk and row.kind and row.figures and row.machine
+        assert len(row.commit) == 40 and int(row.commit, 16)
+        assert row.measured_us > 0 and row.arguments
+        assert row.bound in ("", *rows.CLASSES)
+        assert any(isinstance(rows.tensor(a), torch.Tensor) for a in row.arguments)
+        assert (row.extract == "trace") == bool(row.imports)
+
+
+def test_sets_share_no_source():
+    sets = {}
+    for row in rows.rows():
+        sets.setdefault((row.repository, row.file), set()).add(row.set)
+    assert all(len(found) == 1 for found in sets.values())
+
+
+# --- running rows from a folder -------------------------------------------------------------------
+KERNEL = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+import {neighbour}
+
+WIDTH = 7
+
+@nki.jit
+def twice(x, times=2):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out[0:128, 0:WIDTH], value=nl.multiply(nl.load(x[0:128, 0:WIDTH]), times))
+    return out
+"""
+
+
+def row(**changes):
+    values = {
+        "id": "one", "source": "s", "repository": "own/er", "commit": "0123456" + "7" * 33,
+        "file": "kernels/k.py", "function": "twice", "measured_us": 20.0, "kind": "p99",
+        "sdk": "2.21", "set": "fitted", "group": "s", "figures": "here", "machine": "none",
+        "arguments": ("128x7:fp32",), "keywords": {"times": 3},
+    }  # fmt: skip
+    return rows.Row(**{**values, **changes})
+
+
+def checkout(folder, text=None, name="own/er@0123456", neighbour="helper_of_this_test"):
+    (folder / name / "kernels").mkdir(parents=True)
+    text = KERNEL.format(neighbour=neighbour) if text is None else text
+    (folder / name / "kernels" / "k.py").write_text(text)
+    (folder / name / "kernels" / f"{neighbour}.py").write_text("")
+
+
+@pytest.mark.parametrize("name", ["own/er@0123456", "own/er"])
+def test_a_row_runs_its_file_with_the_file_s_own_imports(tmp_path, name):
+    checkout(tmp_path, name=name)
+    outcome = calibrate.run(row(), tmp_path)
+    assert outcome.problem == "" and outcome.estimated_us
+    assert outcome.ratio == pytest.approx(outcome.estimated_us / 20.0)
+    assert "helper_of_this_test" not in sys.modules  # another checkout may have its own
+
+
+@pytest.mark.warns("sim_output_partly_written")
+def test_a_repair_replaces_one_place(tmp_path):
+    checkout(tmp_path)
+    kernel = rows.kernel(row(repairs=(("WIDTH = 7", "WIDTH = 5"),)), tmp_path)
+    assert kernel(torch.ones(128, 7))[0, :5].tolist() == [2.0] * 5
+    with pytest.raises(ValueError, match="0 times 'WIDTH = 8'"):
+        rows.kernel(row(repairs=(("WIDTH = 8", "WIDTH = 5"),)), tmp_path)
+
+
+def test_rows_that_cannot_run_say_why(tmp_path):
+    missing = calibrate.run(row(), tmp_path)
+    assert missing.missing and "own/er@0123456/kernels/k.py is not there" in missing.problem
+    checkout(tmp_path)
+    refused = calibrate.run(row(arguments=("256x7:fp32",), keywords={"times": None}), tmp_path)
+    assert refused.ratio is None and refused.problem == "refused at k.py:11: sim_operand_type"
+    failed = calibrate.run(row(function="thrice"), tmp_path)
+    assert failed.problem.startswith("failed: AttributeError")
+    text = calibrate.public_table([missing, refused, failed])
+    assert text.count("\n") == 4 and "is not there" in text
+
+
+TRACE = """CodeCandidate(parent=CodeCandidate(parent=None,
+plan=None,
+code='''first''',
+score=nan),
+plan='''then''',
+code='''second''',
+score=0.5)
+"""
+
+
+def test_steps_of_a_trace_come_in_order_and_nothing_is_evaluated(tmp_path):
+    assert rows.steps(TRACE) == ["first", "second"]
+    checkout(tmp_path, TRACE)
+    one = row(extract="trace", step=1, imports=("import a",))
+    assert rows.source(one, tmp_path) == "import a\nsecond"
+    for other in ("print(1)", "__import__"):
+        with pytest.raises(ValueError):
+            rows.steps(f"CodeCandidate(parent=None, code={other})")
+
+
+# --- figures --------------------------------------------------------------------------------------
+def outcome(name, measured, estimated, **changes):
+    return calibrate.Outcome(row(id=name, measured_us=measured, **changes), estimated, "DMA")
+
+
+def test_pairs_closer_than_five_percent_have_no_order():
+    found = [outcome("a", 100, 120), outcome("b", 104, 100), outcome("c", 130, 112),
+             outcome("d", 500, 1, group="other")]  # fmt: skip
+    assert calibrate.pairs(found) == [("s", True), ("s", False)]  # a and c, b and c
+    close = [outcome("a", 100, 99.96), outcome("b", 130, 100.04)]
+    assert calibrate.pairs(close) == [("s", True)]  # both are 100.0 on the page
+    cells = [cell.strip() for cell in calibrate.summary(found).split("|")]
+    # ratios 1.2, 0.96, 0.86 and 0.002: half within 15 %, three quarters within 25 %
+    assert cells[:8] == ["4", "4", "50%", "75%", "0.91", "34%", "1", "1 of 2"]
+    assert "by group: s 1 of 2." in calibrate.named_outliers(found)
+
+
+def test_bands_hold_percentiles_of_sealed_rows_and_every_ratio(tmp_path, monkeypatch):
+    page = tmp_path / "page.md"
+    line = "| r{} | {} | 100 | p50 | 1.0 | {:.2f} | DMA (published: X) | DMA 9% |\n"
+    told = [line.format(k, "sealed", 0.8 + 0.05 * k) for k in range(11)]
+    page.write_text("".join([*told, line.format("x", "fitted", 9)]))
+    monkeypatch.setattr(calibrate, "DOCUMENT", page)
+    found = [outcome("r4", 100, 100), calibrate.Outcome(row(id="x"), problem="refused: no")]
+    data = calibrate.band_data(found)
+    assert data["rows"] == 11 and data["ratios"] == {"r4": 1.0}
+    # eleven ratios 0.80, 0.85, ... 1.30: the 10th percentile is the second, the 90th the tenth
+    assert data["bands"]["DMA"] == {"rows": 11, "low": 0.85, "median": 1.05, "high": 1.25}
+    assert data["bands"]["all"] == data["bands"]["DMA"] and "VectorE" not in data["bands"]
+
+
+# --- what the project ships -----------------------------------------------------------------------
+def test_shipped_bands_and_table_agree():
+    bands = calibrate.bands
+    shipped = bands.load()
+    assert {"all"} <= set(shipped) <= {"all", *bands.CLASSES}
+    for band in shipped.values():
+        assert 0 < band.low <= band.median <= band.high and band.rows > 1
+    assert shipped["all"].rows == len(calibrate.UNMET.findall(calibrate.DOCUMENT.read_text()))
+    known = {r.id: r for r in rows.rows()}
+    document = calibrate.DOCUMENT.read_text()
+    for name, value in bands.ratios().items():
+        line = next(x for x in document.splitlines() if x.startswith(f"| {name} |"))
+        cells = [cell.strip() for cell in line.split("|")]
+        assert float(cells[3]) == known[name].measured_us
+        assert abs(float(cells[6]) - value) <= 0.006, "run make calibrate PUBLIC=DIR"
+
+
+def test_a_band_turns_an_estimate_into_measured_times():
+    band = calibrate.bands.Band("DMA", 9, 0.8, 1.0, 1.25)
+    assert band.measured(100.0) == (80.0, 125.0)
+
+
+def test_class_of_a_critical_path():
+    kind = calibrate.bands.kind_of
+    assert kind({"TensorE": 5.0, "DMA": 3.0}) == "TensorE"
+    assert kind({"result latency": 5.0, "DMA": 3.0}) == "latency"
+    assert kind({"GpSimdE": 5.0}) == "all"
+    assert kind({}) == "latency"
+    assert calibrate.bands.of({"GpSimdE": 5.0}).kind == "all"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [([], "--public"),
+     (["--public", ".", "--rows", "nothing"], "no row has nothing"),
+     (["--public", ".", "--data", "nowhere"], "is no file"),
+     (["--public", "nowhere"], "is no folder")],
+)  # fmt: skip
+def test_wrong_rows_write_nothing(arguments, said, monkeypatch, capsys):
+    before = calibrate.DOCUMENT.read_bytes()
+    monkeypatch.setattr(sys, "argv", ["calibrate.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        calibrate.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert calibrate.DOCUMENT.read_bytes() == before
+
+
+def test_rows_that_are_not_run_are_read_from_the_page():
+    for name in calibrate.bands.ratios():
+        found = calibrate.on_page(next(one for one in rows.rows() if one.id == name))
+        assert found.estimated_us > 0 and found.kind in rows.CLASSES and found.busy.endswith("%")
+    assert calibrate.on_page(row(id="new")).problem == "not run since it was entered"
+
+
+def entries(tmp_path, *sets):
+    """A file of rows of one kernel, one of each set."""
+    checkout(tmp_path)
+    common = {
+        "repository": "own/er", "commit": "0123456" + "7" * 33, "file": "kernels/k.py",
+        "function": "twice", "figures": "here", "machine": "none", "kind": "p99", "sdk": "2.25",
+    }  # fmt: skip
+    sources = {
+        f"s{k}": common
+        | {"set": name, "rows": [{"id": f"r{k}", "arguments": ["128x7:fp32"], "measured_us": 20}]}
+        for k, name in enumerate(sets)
+    }
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"about": "a test", "sources": sources}))
+    return path
+
+
+def run(monkeypatch, tmp_path, *arguments):
+    monkeypatch.setattr(
+        sys, "argv", ["calibrate.py", "--public", str(tmp_path), "--jobs", "1", *arguments]
+    )
+    return calibrate.main()
+
+
+@pytest.mark.parametrize(
+    ("sets", "arguments", "said"),
+    [(("checked",), ["--vary"], "no row has fitted in its name or set"),
+     (("fitted", "checked"), ["--vary", "--rows", "r1"], "no row has r1"),
+     (("sealed",), ["--vary"], "no row has fitted in its name or set"),
+     (("fitted", "sealed"), [], "sealed rows beside others"),
+     (("sealed",), [], "sealed rows are evaluated once, with --write"),
+     (("sealed", "sealed"), ["--write", "--rows", "r0"], "needs all of its rows")],
+)  # fmt: skip
+def test_sets_stay_apart(tmp_path, monkeypatch, capsys, sets, arguments, said):
+    path = entries(tmp_path, *sets)
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, tmp_path, "--data", str(path), *arguments)
+    assert ended.value.code == 2 and said in " ".join(capsys.readouterr().err.split())
+
+
+def test_sealed_rows_are_written_once(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.md"
+    page.write_text("<!-- sealed: begin -->\n<!-- sealed: end -->\n")
+    monkeypatch.setattr(calibrate, "DOCUMENT", page)
+    monkeypatch.setattr(
+        calibrate,
+        "run_all",
+        lambda chosen, *_, **__: [calibrate.Outcome(r, 21.0, "DMA", "DMA 9%") for r in chosen],
+    )
+    path = entries(tmp_path, "sealed")
+    assert run(monkeypatch, tmp_path, "--data", str(path), "--write") == 0
+    assert "Evaluated once, at commit" in page.read_text() and "| r0 | sealed |" in page.read_text()
+    with pytest.raises(SystemExit):
+        run(monkeypatch, tmp_path, "--data", str(path), "--write")
+    assert "made once" in capsys.readouterr().err
+
+
+def test_an_estimate_that_moved_fails(tmp_path, monkeypatch, capsys):
+    path = entries(tmp_path, "fitted")
+    found = {"estimate": 21.0}
+    monkeypatch.setattr(
+        calibrate,
+        "run_all",
+        lambda chosen, *_, **__: [calibrate.Outcome(r, found["estimate"]) for r in chosen],
+    )
+    monkeypatch.setattr(calibrate.bands, "ratios", lambda: {"r0": 1.05})
+    assert run(monkeypatch, tmp_path, "--data", str(path), "--verify") == 0
+    found["estimate"] = 21.3
+    assert run(monkeypatch, tmp_path, "--data", str(path), "--verify") == 1
+    assert "moved by more than 1%" in capsys.readouterr().out
+
+
+def test_kept_programs_are_priced_as_recorded_ones_and_constants_leave_no_trace(tmp_path):
+    checkout(tmp_path)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    cases = [
+        ("spec.GRAPH_START_NS", 0.8),
+        ("keep.LEFT", 1.2),
+        ("dma.start_ns", 0.5),
+        ("clock_hz", 0.5),
+    ]
+    fresh = calibrate.run(row(), tmp_path)
+    first = calibrate.run(row(), tmp_path, kept, cases)
+    (file,) = kept.iterdir()
+    begun = file.stat().st_mtime_ns
+    again = calibrate.run(row(), tmp_path, kept, cases)
+    assert (
+        fresh == replace(first, varied=()) and again == first and file.stat().st_mtime_ns == begun
+    )
+    graph, left, start, slow = first.varied
+    assert graph == pytest.approx(first.ratio - 2.4 / 20) and left == first.ratio > start
+    assert slow > first.ratio
+    (tmp_path / "own/er@0123456/kernels/helper_of_this_test.py").write_text("NEW = 1\n")
+    rows._modules.cache_clear()
+    calibrate.run(row(), tmp_path, kept)
+    assert len(list(kept.iterdir())) == 2  # another neighbour is another program
+
+
+def test_what_records_is_digested_without_times():
+    text = "def _copy_cycles(i):\n    return 1\n\n\ndef copy(x):\n    return x\n"
+    assert calibrate.CYCLES.sub("", text) == "def copy(x):\n    return x\n"
+    assert calibrate.recorder() == calibrate.recorder()
+
+
+def test_sensitivities_are_of_fitted_rows(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "cost_model.md"
+    page.write_text("<!-- vary: begin -->\n<!-- vary: end -->\n")
+    monkeypatch.setattr(calibrate, "VARIED", page)
+    path = entries(tmp_path, "fitted", "checked")
+    names = ["spec.GRAPH_START_NS", "keep.LEFT"]
+    assert run(monkeypatch, tmp_path, "--data", str(path), "--write", "--vary", *names) == 0
+    table = page.read_text()
+    assert "| spec.GRAPH_START_NS | 0 of 1 | -16% r0 | 1 of 1 | +16% r0 |" in table
+    assert "| keep.LEFT | 0 of 1 | none | 0 of 1 | none |" in table
+    assert "| spec.GRAPH_START_NS | 0 of 1 | -16% r0 |" in capsys.readouterr().out
+
+
+def test_every_constant_that_is_varied_exists_and_changes_nothing_for_good(tmp_path):
+    checkout(tmp_path)
+    cases = [(name, factor) for name in calibrate.VARIED for factor in (1.2, 1.0)]
+    found = calibrate.run(row(), tmp_path, cases=cases)
+    assert found.varied[1::2] == (found.ratio,) * len(calibrate.VARIED)
+
+
+def test_the_largest_change_is_told():
+    base = {"a": 1.0, "b": 1.1}
+    assert calibrate.change({"a": 0.8, "b": 1.1}, base) == "1 of 2 | -20% a"
+    assert calibrate.change({"a": 1.001, "b": 1.1}, base) == "2 of 2 | none"
+
+
+def test_shares_of_engines_are_compared():
+    one = row(engines={"DMA": 0.9}, hbm_mb=(10.0, None))
+    found = calibrate.Outcome(one, 20.0, engines={"DMA": 0.97}, hbm_mb=(12.0, 3.0))
+    text = calibrate.engines_table([found])
+    assert "| DMA | 1 | +7% | 7% |" in text and "| read | 1 | 1.20 | 1.20 | 1.20 |" in text
+
+
+SAMPLE = {
+    "vecadd-tiled-128": ("add_chunks", {}),
+    "vecadd-stream-2": ("add_tiles", {"width": 2}),
+    "vecadd-stream-200": ("add_tiles", {"width": 200}),
+    "vecadd-stream-1000": ("add_tiles", {"width": 1000}),
+    "vecadd-stream-2000": ("add_tiles", {"width": 2000}),
+    "vecadd-trn2-stream-2": ("copy_add_tiles", {"width": 2}),
+    "vecadd-trn2-stream-200": ("copy_add_tiles", {"width": 200}),
+    "vecadd-trn2-stream-1000": ("copy_add_tiles", {"width": 1000}),
+    "vecadd-trn2-stream-2000": ("copy_add_tiles", {"width": 2000}),
+    "transpose-trn2-1024": ("transpose", {}),
+    "mamba-v1-256x512": ("scan_states", {}),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_estimates_of_the_sample_are_the_page_s(name, tmp_path, monkeypatch):
+    """Kernels of ours with a published row's program: their estimates are the row's own."""
+    monkeypatch.setenv(calibrate.target.ENVIRONMENT_VARIABLE, "trn1")  # run() sets it
+    function, keywords = SAMPLE[name]
+    one = next(row for row in rows.rows() if row.id == name)
+    one = replace(one, file="sample_kernels.py", function=function, keywords=keywords, repairs=())
+    place = tmp_path / f"{one.repository}@{one.commit[:7]}"
+    place.parent.mkdir()
+    place.symlink_to(Path(__file__).parent)
+    found = calibrate.run(one, tmp_path)
+    assert not found.problem
+    assert not calibrate.apart(found.ratio, calibrate.bands.ratios()[name]), "make calibrate"
+
+
+@pytest.mark.skipif("CALIBRATION_PUBLIC" not in os.environ, reason="no checkouts are named")
+@pytest.mark.parametrize("name", ["vecadd-stream-200", "kda-silu-v3-s4", "nki-matmul-hand"])
+def test_estimates_of_checkouts_are_the_page_s(name):
+    """Of each generation and language one; `make calibrate-sample` has more."""
+    one = next(row for row in rows.rows() if row.id == name)
+    found = calibrate.run(one, Path(os.environ["CALIBRATION_PUBLIC"]))
+    assert not calibrate.apart(found.ratio, calibrate.bands.ratios()[name]), "make calibrate"

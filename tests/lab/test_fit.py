@@ -1,0 +1,125 @@
+"""Constants of a played device come out of its times, or are said to be untold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lab.device import fit, model, page, plan
+from lab.device.rows import KERNELS, ROWS
+from neuron_cpu.core.time import cost
+from tests.lab import played
+from tests.warned import allows
+
+pytestmark = allows("sim_sbuf_capacity")  # a row spills on purpose
+SEEDS = range(20)
+MECHANISMS = (None, *fit.MECHANISMS)
+# what three engines, their ports and short rows show
+FEW = {
+    row.name: row
+    for row in KERNELS
+    if row.name.startswith(("vector-", "scalar-", "gpsimd-chain", "two-", "rows-", "small"))
+}
+
+
+def recovered(device: played.Device, found: dict) -> list[str]:
+    """Constants that the fit says it can tell, and that are farther off than it may be."""
+    return [
+        f"{name}: {one['value']:g}, expected {device.constants[name]:g}"
+        for name, one in found["constants"].items()
+        if one["told"] and abs(one["value"] / device.constants[name] - 1) > fit.TOLD
+    ]
+
+
+def test_a_port_that_is_not_shared_is_named_and_constants_are_recovered():
+    device = played.Device(3, "ports")
+    found = fit.fit(played.times(device, FEW))
+    assert found["mechanisms"] == ["ports"]
+    assert recovered(device, found) == [] and found["unexplained"] == []
+    told = {name for name, one in found["constants"].items() if one["told"]}
+    assert {"clock_hz.VectorE", "clock_hz.ScalarE", "dma.bytes_per_ns"} <= told
+    assert "clock_hz.TensorE" not in told and "COLLECTIVE_START_NS" not in told
+
+
+@pytest.mark.parametrize(("target", "today"), [("trn1", False), ("trn2", True)])
+def test_times_carry_their_derivatives_by_every_constant(target, today, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+    names = (*FEW, "product-chain-16", "transfers-16", "launches-33", "collectives-8-16384")
+    problem = fit.Problem({name: 10.0 for name in names}, today)
+    variant = fit.switched(fit.Variant(problem.core, today), "issue")
+    u = np.random.default_rng(1).uniform(-0.3, 0.3, len(variant.names))
+    at, slopes = problem.slopes(variant, u)
+    for k, name in enumerate(variant.names):
+        if name not in fit.BY_STEPS:
+            moved = problem.values(variant, u + 1e-6 * (np.arange(len(u)) == k))
+            then = np.log(np.array(problem.predicted(variant, moved)))
+            assert np.allclose((then - at) / 1e-6, slopes[:, k], atol=1e-3), name
+
+
+def test_a_limit_that_another_one_hides_is_said_to_be_untold(monkeypatch):
+    """VectorE takes longer to start than its initiation interval: only TensorE shows that one, in
+    cycles of a clock that is not known otherwise."""
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    device = played.Device(7, target="trn2", today=True)
+    starts = device.constants["engine_start_cycles.VectorE"]
+    assert device.constants["min_ii"] < starts + 1
+    rows = {row.name: row for row in KERNELS if row.name.startswith(("vector-", "product-", "sm"))}
+    problem = fit.Problem(played.times(device, rows), today=True)
+    base = fit.Variant(problem.core, today=True)
+    start = problem.solution(base, np.zeros(len(base.names)))
+    errors, alike = fit.errors_of(problem, problem.solve(start, fit.FIRST))
+    at = [base.names.index(n) for n in ("clock_hz.TensorE", "min_ii", "tensor_pace")]
+    assert (2 * errors[at] > fit.TOLD).all() and (alike[np.ix_(at, at)] > fit.ALIKE).all()
+
+
+@pytest.mark.parametrize("mechanism", ["issue", "fixed lanes"])
+def test_what_moves_transfers_of_nki_is_named_though_the_cost_model_knows_nothing_of_it(
+    mechanism, monkeypatch
+):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    device = played.Device(11, mechanism, target="trn2", today=True)
+    moving = ("rows-", "transfers-", "lone-", "round-", "gathers-", "small", "part", "launches")
+    rows = {name: row for name, row in ROWS.items() if name.startswith(moving)}
+    found = fit.fit(played.times(device, rows), today=True)
+    assert found["mechanisms"] == [mechanism]
+    assert recovered(device, found) == [] and found["unexplained"] == []
+
+
+def test_a_profile_leaves_out_the_issue_that_a_device_does_not_have(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    device = played.Device(304, "issue", target="trn2")
+    rows = {name: row for name, row in ROWS.items() if name.startswith(("rows-", "transfers-"))}
+    times = played.times(device, rows)
+    found = fit.fit(times)
+    assert found["mechanisms"] == ["issue"]
+    profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
+    monkeypatch.setitem(cost.PROFILES, "fitted", profile)
+    costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
+    us = model.graph_ns(plan.of_row(rows["transfers-64"], False).call, costs, "fitted") / 1e3
+    assert us == pytest.approx(times["transfers-64"], rel=0.05)
+
+
+def test_mechanisms_that_the_times_do_not_tell_are_named_beside_the_constants():
+    """Short rows of one length show how long one takes, by whatever rule, and no order shows."""
+    names = ("rows-64", "rows-256", "small", "vector-chain-512-128", "vector-chain-2048-128")
+    device = played.Device(104, "row-rule")
+    found = fit.fit(played.times(device, {name: ROWS[name] for name in names}))
+    assert found["mechanisms"] == [] and {"row-rule", "order"} <= set(found["alike"])
+    assert "do not tell them: " + ", ".join(found["alike"]) in "".join(page.constants(found))
+
+
+@pytest.mark.full
+def test_a_time_that_no_constant_explains_is_named():
+    times = played.times(played.Device(4), FEW)
+    times["rows-64"] *= 1.5
+    found = fit.fit(times)
+    assert (found["unexplained"], found["mechanisms"]) == (["rows-64"], [])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_constant_is_recovered_or_said_to_be_untold(seed):
+    device = played.Device(seed, MECHANISMS[seed % len(MECHANISMS)])
+    found = fit.fit(played.times(device, ROWS))
+    assert recovered(device, found) == []
+    assert found["mechanisms"] == [device.mechanism] * bool(device.mechanism)

@@ -1,0 +1,202 @@
+"""What the hour asks of a compiler: every construct that no public run shows, and every kernel."""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from lab.device import calls, model, plan
+from lab.device.probes import PROBES, USED, Probe
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.check import provenance
+
+# By language.
+NO_PROBE = {
+    "nisa.builtin_custom_op": "runs a program of which no source tells the format",
+    "nisa.dma_engine": "no instruction of that language takes it",
+    "nisa.range_select": "its page is for a later chip than the language's kernels here",
+    "nl.gemm_grid": "no page tells its arguments",
+    "nl.gemm_stationary_grid": "no page tells its arguments",
+    "ncc.psum.kind": "the stand-in's own", "ncc.sbuf.kind": "the stand-in's own",
+}, {
+    "nki.collectives.all_gather_v": "its page asks for four ranks of two cores",
+    "nki.collectives.all_to_all_v": "its page asks for ranks on several devices or nodes",
+    "nki.isa.NkiValidationError": "is raised where a kernel is built, and no kernel names it",
+    "nki.isa.engine.dma": "no instruction takes it",
+    "nki.language.fmod": "no page lists it among operators of instructions",
+    "nki.language.logical_not": "no page lists it among operators of instructions",
+    "nki.language.mod": "no page lists it among operators of instructions",
+    "nki.simulate": "runs no device",
+    "nki.typing.mutable_tensor": "no page of the language has it",
+    **dict.fromkeys(
+        ("nki.isa.dge_mode", "nki.isa.dma_engine", "nki.isa.engine", "nki.isa.matmul_perf_mode",
+         "nki.isa.nc_version", "nki.isa.oob_mode", "nki.isa.reduce_cmd",
+         "nki.language.MemoryRegion", "nki.language.tile_size"), "kernels name its members alone",
+    ),
+}  # fmt: skip
+WIDE = {"fp32": torch.float64, "bf16": torch.float64, "int32": torch.int32}
+CHIPS = {"trn1": 2, "trn2": 3, "trn3": 4}  # and their generations
+EXACT, ROUNDED = 1e-6, 5e-3  # relative to the values' size: results in bf16 have eight bits
+
+
+def scanned(step: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """A scan along rows, from 0 on."""
+    columns = [np.zeros(len(x))]
+    for a, b in zip(x.T, y.T):
+        columns.append(step(a, b, columns[-1]))
+    return np.stack(columns[1:], 1)
+
+
+def counted(mask: np.ndarray, offset: int, padding: int) -> np.ndarray:
+    """Places of what is true in each 16th row, and how many there are."""
+    found = np.zeros((mask.shape[0], mask.shape[1] + 1))
+    for row in range(0, mask.shape[0], 16):
+        places = np.flatnonzero(mask[row])
+        rest = mask.shape[1] - len(places)
+        found[row] = np.r_[places + offset, [padding] * rest, len(places)]
+    return found
+
+
+KNOWN = {
+    "np": np, "ml_dtypes": ml_dtypes, "erf": np.vectorize(math.erf), "scan": scanned,
+    "counted": counted,
+}  # fmt: skip
+
+
+def unseen(today: bool) -> set[str]:
+    """Constructs of a language that a table calls documented or unproven."""
+    rows = provenance.table().items()
+    return {
+        construct for construct, row in rows
+        if row.status != provenance.SEEN and construct.startswith("nki.") == today
+        and not construct.startswith("neuronxcc.")
+    }  # fmt: skip
+
+
+def without(construct: str, today: bool) -> bool:
+    """Whether a construct has no probe, or belongs to one that has none."""
+    owner = construct.partition("(")[0]
+    owners = {owner, owner.removesuffix("_prepare"), owner.removesuffix("_trigger"), construct}
+    return not owners.isdisjoint(NO_PROBE[today])
+
+
+def written(probe: Probe, folder: Path) -> dict[str, Any]:
+    """The call of a probe whose file stands in a folder."""
+    file = folder / f"probe_{len(list(folder.iterdir()))}.py"
+    file.write_text(probe.text)
+    return probe.call | {"module": str(file)}
+
+
+@pytest.mark.filterwarnings("ignore")  # a probe may be doubtful
+@pytest.mark.parametrize("today", [False, True])
+def test_every_construct_that_no_public_run_shows_has_a_probe_that_the_simulator_takes(
+    today, tmp_path, monkeypatch
+):
+    shown: set[str] = set()
+    for name, probe in PROBES[today].items():
+        for target in [chip for chip, number in CHIPS.items() if number >= probe.generation]:
+            monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+            try:
+                found = model.constructs(written(probe, tmp_path))
+                break
+            except NkiError as error:
+                refused = error
+        else:
+            raise AssertionError(f"{name}: {refused}")
+        assert found, f"{name} shows nothing that is not seen; drop it"
+        shown |= set(found)
+    missing = unseen(today) - shown
+    assert {one for one in missing if not without(one, today)} == set()
+    assert missing >= set(NO_PROBE[today])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("target", CHIPS)
+def test_a_probe_of_today_has_numpy_s_result_or_is_refused_by_a_chip_that_lacks_it(
+    target, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+    for name, probe in PROBES[True].items():
+        call = written(probe, tmp_path)
+        if probe.generation > CHIPS[target]:
+            with pytest.raises(NkiError):
+                calls.computed(call, calls.Seeded())
+            continue
+        (ours,), values = calls.computed(call, calls.Seeded()), calls.Seeded()
+        x, y = (np.asarray(values([128, 512], probe.given).to(WIDE[probe.given])) for _ in "xy")
+        theirs = np.asarray(eval(probe.expected, KNOWN | {"x": x, "y": y})).astype(np.float64)
+        assert ours.shape == theirs.shape, name
+        size = np.sqrt(np.mean(theirs**2)) or 1.0
+        limit = EXACT if ours.dtype == torch.int32 else ROUNDED
+        assert np.sqrt(np.mean((ours.double().numpy() - theirs) ** 2)) / size < limit, name
+
+
+@pytest.mark.parametrize(("target", "generation"), CHIPS.items())
+def test_a_chip_s_plan_has_the_probes_of_what_it_has(target, generation):
+    every = list(plan.entries({}, True, target))
+    planned = {entry.name for entry in every if entry.kind == plan.CONSTRUCT}
+    pairs = [entry for entry in every if entry.role == plan.PAIR]
+    assert bool(pairs) == (generation > 2)
+    assert all("probe = probe[2]" in entry.call["text"] for entry in pairs)
+    had = {name for name, probe in PROBES[True].items() if probe.generation <= generation}
+    assert planned == {f"construct {name}" for name in had}
+
+
+@pytest.mark.parametrize("today", [False, True])
+def test_what_llama_uses_and_no_run_shows_is_probed_first(today):
+    files = (calls.SUBMISSIONS[today], "models/today.py") if today else (calls.SUBMISSIONS[today],)
+    used = [one for file in files for one in provenance.in_source((calls.ROOT / file).read_text())]
+    findings = provenance.judge(dict.fromkeys(used, [1]))
+    open_ones = {one.construct for one in findings if one.status != provenance.SEEN}
+    every = list(plan.entries({}, today))
+    first = [entry for entry in every if entry.kind == plan.CONSTRUCT][: USED[today]]
+    shown: set[str] = set()
+    for entry in first:
+        found = set(provenance.in_source(entry.call["text"]))
+        assert found & open_ones, f"{entry.name} shows nothing that is used"
+        shown |= found
+    assert open_ones <= shown
+    assert every.index(first[-1]) < min(map(every.index, every_of(every, plan.NUMBERS)))
+
+
+def every_of(entries: Sequence[plan.Entry], kind: str) -> list[plan.Entry]:
+    return [entry for entry in entries if entry.kind == kind]
+
+
+def jitted(file: str) -> Iterator[str]:
+    """Kernels of a submission."""
+    for node in ast.parse((calls.ROOT / file).read_text()).body:
+        if "nki.jit" in map(ast.unparse, getattr(node, "decorator_list", ())):
+            yield node.name
+
+
+def test_every_kernel_of_llama_is_timed_in_every_bucket_and_its_numbers_are_compared():
+    """Graphs of a length are one bucket each; the first two are traced here."""
+    traced = {name: model.graph(name) for name in plan.FIRST}
+    asked = [call for graph in traced.values() for call in graph["kernels"]]
+    assert {call["kernel"] for call in asked} == set(jitted(calls.SUBMISSIONS[False]))
+    every = list(plan.entries(traced))
+    for kind in (plan.KERNEL, plan.NUMBERS):
+        had = [entry.call for entry in every if entry.kind == kind]
+        assert all(call in had for call in asked)
+    names = {entry.name for entry in every}
+    lengths = {name: {int(g.split("-")[1]) for g in plan.GRAPHS_OF_1B if g.startswith(name)}
+               for name in ("prefill", "decode")}  # fmt: skip
+    assert lengths["prefill"] >= {64, 128, 512, 640, 1024, 2048} >= lengths["decode"]
+    assert {f"whole graphs of {length}" for length in lengths["decode"]} <= names
+
+
+@pytest.mark.parametrize("today", [False, True])
+def test_whole_graphs_come_before_what_differs_in_keywords_alone(today):
+    names = [entry.name for entry in plan.entries({}, today)]
+    late = [names.index(name) for name in names if name.endswith("by keywords")]
+    assert all(names.index("whole graphs of 2048") < place for place in late)
+    assert late
