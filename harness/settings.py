@@ -1,23 +1,481 @@
-"""One run's settings: made whole by the command line, read everywhere, changed nowhere."""
+"""The options of `main.py`, each declared once, and one run's settings made of them.
 
-from __future__ import annotations
+A topic is a class of options, and an option a field (`harness.declaration`): its type and default
+are the settings', its modes, form and line of help the command line's. `Settings` adds what follows
+from several options. The command line makes it whole; it is read everywhere and changed nowhere.
+Names are the contest driver's, NxDI's (inference_demo.py), and transformers' for prompt lookup.
+"""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Optional
+
+from harness.declaration import BOOL, ON_OR_OFF, Topic, option, port, tolerance_map
+from harness.model_shapes import MODEL_SHAPES
+from neuron_cpu.console.arguments import above_zero, at_least_zero, seed
+from neuron_cpu.processes.limits import default_memory_gib
 
 # What the stand-in's baseline leaves in fp32 behind an operator: nothing, or what `ROUNDINGS` name
 # (neuron_cpu/runtime/rounding.py).
 FUSED, OPERATOR = "fused", "operator"
 ROUNDINGS = (FUSED, "products", "elementwise")
+DTYPES = ("bfloat16", "float16", "float32")
+QUANTISED_AS = {"int8": "int8", "fp8": "f8e4m3"}  # --quantize -> NxDI's name
+
+DEFAULT_SEQ_LEN = 128
+# Some turns, longer ones are a wait on the stand-in; the least of the public flash attention.
+LONGER_SEQ_LEN = 512
+LONGEST_PREFILL = 2048  # tokens of one prefill graph unless asked for: beyond, chunks are faster
+HUGGING_FACE_TOP_K = 50
+SLOTS = 8  # answers at once: what the shipped kernels decode together in about the time of one
+BLOCK = 32  # tokens, what NxDI's guide recommends
+
+LOOKUP, DRAFT, FUSED_DRAFT, EAGLE, MEDUSA = "lookup", "draft", "fused", "eagle", "medusa"
+# Who guesses: what followed the newest tokens where they stood before, a smaller model with the
+# same vocabulary, the same in one graph with the target, an EAGLE head there, the model's own heads
+METHODS = (LOOKUP, DRAFT, FUSED_DRAFT, EAGLE, MEDUSA)
+DEFAULT_LENGTH = 5  # tokens of a step: more than 4 guesses are rarely all right
+MEDUSA_FILE = "medusa_heads.pt"
+DEFAULT_HEADS = 4
 MEDUSA_CANDIDATES = 10  # of each head, in NxDI's trees (neuronx_distributed, medusa_utils.py)
+
+ATTENTION, NORM, MLP = "attention", "rmsnorm", "mlp"
+PLACES = {
+    ATTENTION: "of every layer, between its projections",
+    NORM: "every module whose class ends in RMSNorm",
+    MLP: "every module whose class ends in MLP",
+}
+LEAST_COSINE = 0.999  # of the token that is farthest off, in bf16
+
+_EVERY = ("evaluate_all",)
+EVALUATE = ("evaluate", "evaluate_single", *_EVERY)
+_COMPARE = ("validate", *EVALUATE, "preflight")
+_ANSWER = ("generate", *_COMPARE, "diff")
+_GUESS = ("compile", "generate", "chat", "profile", *_COMPARE)
+_RUN = ("compile", "generate", "chat", "serve", "profile", *_COMPARE)
+
+# What an option needs: a property of the arguments, and how a refusal names it.
+_ON_DEVICE = ("on_device_sampling", "--on-device-sampling")
+_QUANTISED = ("quantises", "--quantized or --quantize; give one of them too")
+_ADAPTED = ("lora_ckpt_path", "an adapter; give --lora-ckpt-path ID:FOLDER")
+_EAGLE = ("eagle", "--enable-eagle-speculation")
+_MEDUSA = ("medusa", "--is-medusa; give both")
+
+
+def switch(help: str, modes: Optional[tuple[str, ...]] = None, **more: Any) -> Any:
+    """An option without a value, off by default."""
+    return option(help, modes, default=False, **more)
+
+
+def _dtype(help: str, default: Optional[str] = None) -> Any:
+    return option(help, default=default, choices=DTYPES, metavar="DTYPE")
+
+
+def _cost(what: str) -> Any:
+    return option(f"assumed cost: {what}", type=at_least_zero, metavar="US")
+
+
+@dataclass(frozen=True)
+class Run(Topic, title="what runs"):
+    mode: str  # --mode itself is the parser's
+    contestants: list[str] = option(
+        "submission: .py or module (several to compare)",
+        flag="--llama",
+        default=("llama",),
+        metavar="FILE",
+    )
+    enable_nki: bool = switch("use the submission's kernels", **ON_OR_OFF)
+    libraries: Optional[list[Path]] = option(
+        "checkouts of NxD and NxD Inference, instead of the imitation", metavar="DIR"
+    )
+    model_path: Optional[Path] = option("folder of a model, .gguf, or OWNER/NAME")
+    compiled_model_path: Optional[Path] = option("folder for compiled models (default: cache)")
+    clear: list[str] = option(
+        "remove folders of the cache: all, or names that the mode lists",
+        ("cache",),
+        default=(),
+        metavar="NAME",
+    )
+    recompile: bool = switch("never reuse a compiled folder")
+    debug: bool = switch("show tracebacks of refusals")
+
+
+@dataclass(frozen=True)
+class Prompts(Topic, title="prompts and answers"):
+    prompt_values: Optional[list[str]] = option(
+        "comma-separated list, quoted as in CSV; may be repeated",
+        (*_ANSWER, "swap"),
+        flag="--prompt",
+        action="append",
+        metavar="LIST",
+    )
+    prompt_file: Optional[Path] = option(
+        "prompts verbatim, blank-line separated", (*_ANSWER, "swap")
+    )
+    system: Optional[str] = option("what the model is to be", ("chat",), metavar="TEXT")
+    raw: bool = switch("do not apply the chat template", _ANSWER)
+    stream: bool = option("text as it comes", ("generate",), default=True, **ON_OR_OFF)
+    max_new_tokens: Optional[int] = option(
+        "default: as many as --seq-len holds", ("generate", "chat", *_COMPARE)
+    )
+    pad_token_id: Optional[int] = option(
+        "fills rows that have ended", _ANSWER, type=int, metavar="ID"
+    )
+
+
+@dataclass(frozen=True)
+class Sampling(Topic, title="how tokens are chosen", whole_in=("generate", "chat")):
+    do_sample: Optional[bool] = option("sample among the --top-k best tokens", **BOOL)
+    top_k: Optional[int] = option(
+        f"1 is greedy (default: 1; {HUGGING_FACE_TOP_K} with --do-sample)"
+    )
+    top_p: float = option("sample among this probability mass", default=1.0, metavar="P")
+    temperature: float = option("divides the logits; 0 is greedy", default=1.0, metavar="T")
+    seed: int = option("of sampling (default: 0)", default=0, type=seed)
+    on_device_sampling: bool = switch("sample in the graph")
+    global_topk: Optional[int] = option("candidates of on-device sampling", needs=_ON_DEVICE)
+    dynamic: bool = switch("sampling parameters per call", needs=_ON_DEVICE)
+
+
+@dataclass(frozen=True)
+class Evaluation(Topic, title="what counts as right and fast, and reports", modes=_EVERY):
+    benchmark: bool = switch("measure speed in this mode too", ("generate", "validate"))
+    runs: Optional[int] = option(
+        "timed runs (default: 20, 1 on the stand-in)", ("generate", "swap", "validate", *EVALUATE)
+    )
+    base_latency: Optional[float] = option("baseline latency in ms", EVALUATE, metavar="MS")
+    base_throughput: Optional[float] = option("baseline tokens/s", EVALUATE)
+    judge: Optional[str] = option(
+        "whether a tie within one bf16 spacing passes (contest: no)",
+        _COMPARE,
+        choices=("ties", "contest"),
+    )
+    baseline_rounding: str = option(
+        "of the stand-in: fused, products, elementwise or operator",
+        _COMPARE,
+        default=FUSED,
+        choices=(*ROUNDINGS, OPERATOR),
+        metavar="WHERE",
+    )
+    rounding: Optional[str] = option(
+        "what boundaries round that a compiler leaves in fp32",
+        ("diff",),
+        choices=ROUNDINGS,
+        nargs="?",
+        const=FUSED,
+    )
+    divergence_difference_tol: float = option(
+        "logit gap up to which another token passes (0.001)",
+        _COMPARE,
+        default=0.001,
+        type=at_least_zero,
+        metavar="D",
+    )
+    tol_map: Optional[dict[Optional[int], tuple[float, float]]] = option(
+        "top-k: (absolute, relative tolerance); default: the contest's",
+        _COMPARE,
+        type=tolerance_map,
+        metavar="DICT",
+    )
+    num_tokens_to_check: Optional[int] = option("compare the first tokens only", _COMPARE)
+    limit: Optional[int] = option("the first prompts only")
+    only: Optional[list[int]] = option("prompts by number from 0", type=int)
+    resume: bool = switch("go on with a run")
+    results_path: Path = option("folder of reports", default=Path("results"))
+    record_baseline: bool = switch("write prompt_data.txt")
+    contest: Optional[Path] = option("clone of a contest, whose prompts and base times count")
+
+
+@dataclass(frozen=True)
+class Server(
+    Topic, title=f"server (--batch-size answers at once, {SLOTS} by default)", modes=("serve",)
+):
+    host: str = option("to listen on (default: 127.0.0.1)", default="127.0.0.1", metavar="ADDRESS")
+    port: int = option("default: 8000; 0: a free one", default=8000, type=port)
+    api_key_file: Optional[Path] = option("its first line is the key that requests must carry")
+    max_waiting: int = option("answers in the queue, beyond which none is taken (64)", default=64)
+    drain_seconds: int = option(
+        "for answers that run when the server is to end (30)", default=30, metavar="S"
+    )
+
+
+@dataclass(frozen=True)
+class Swapping(
+    Topic, title="a kernel in any causal LM or encoder of transformers", modes=("swap",)
+):
+    kernel: Optional[str] = option("the kernel, or an adapter around it", metavar="FILE:NAME")
+    at: Optional[str] = option("what it replaces", choices=tuple(PLACES))
+    layers: Optional[int] = option("cut the model to N layers")
+    least_cosine: float = option(
+        f"to the reference in fp32, of every token ({LEAST_COSINE})",
+        default=LEAST_COSINE,
+        metavar="C",
+    )
+
+
+@dataclass(frozen=True)
+class Profile(Topic, title="estimates, and what they assume", modes=("profile",)):
+    profile_model: Optional[str] = option(
+        f"shapes without weights: {', '.join(sorted(MODEL_SHAPES))}",
+        ("profile", *_EVERY),
+        choices=tuple(sorted(MODEL_SHAPES)),
+        metavar="NAME",
+    )
+    profile_bucket: Optional[list[int]] = option("lengths to profile (default: the largest)")
+    profile_top: int = option("source lines a kernel", default=8)
+    profile_output: Optional[Path] = option("folder for JSON, trace and page")
+    dma_profile: Optional[str] = option(
+        "how DMA is timed (default: the calibrated one)", metavar="NAME"
+    )
+    schedule: Optional[str] = option(
+        "within an engine: compiler (list scheduling) or program-order", metavar="ORDER"
+    )
+    kernel_launch_us: Optional[float] = _cost("between two kernels of a graph")
+    graph_launch_us: Optional[float] = _cost("start of a graph")
+    cache_update_us: Optional[float] = _cost("start of an operator on a cache")
+    logits_us: Optional[float] = _cost("logits to the host")
+    argmax_us: Optional[float] = _cost("arg-maximum on the host")
+    host_step_us: Optional[float] = _cost("the rest of a step on the host")
+    collective_us: Optional[float] = _cost("start of a collective")
+    collective_gb_per_s: Optional[float] = option(
+        "assumed rate of a collective", type=above_zero, metavar="GB"
+    )
+
+
+@dataclass(frozen=True)
+class Lengths(Topic, title="the model's lengths and graphs", whole_in=()):
+    seq_len: Optional[int] = option(
+        f"prompt and new tokens ({DEFAULT_SEQ_LEN}; chat, serve, swap: {LONGER_SEQ_LEN})"
+    )
+    max_context_length: Optional[int] = option(
+        f"of a prompt's first part (--seq-len, {LONGEST_PREFILL} at most)"
+    )
+    prefill_chunk: Optional[int] = option(
+        "tokens of a longer prompt fed at a time (what a graph holds)"
+    )
+    max_length: Optional[int] = option("must equal --seq-len")
+    batch_size: Optional[int] = option("default: the number of prompts, at most 8")
+    padding_side: str = option("default: right", default="right", choices=("right", "left"))
+    enable_bucketing: bool = option(
+        "graphs for several lengths (default: true)", default=True, **BOOL
+    )
+    context_encoding_buckets: Optional[list[int]] = option("prefill lengths")
+    token_generation_buckets: Optional[list[int]] = option("decode lengths")
+    torch_dtype: str = _dtype("default: bfloat16", "bfloat16")
+    fused_qkv: bool = switch("one weight for the three projections")
+    output_logits: bool = switch("graphs return the logits, too")
+    is_continuous_batching: Optional[bool] = option("rows of a batch are requests that come and go")
+    ctx_batch_size: Optional[int] = option("prompts of one prefill (default with it: 1)")
+    apply_seq_ids_mask: Optional[bool] = option(
+        "requests left out keep their cache (NxDI 0.4 and later)"
+    )
+    async_mode: Optional[bool] = option(
+        "begin a step before the last tokens come (with --libraries)", needs=_ON_DEVICE
+    )
+
+
+@dataclass(frozen=True)
+class Ranks(Topic, title="cores that share the model", whole_in=()):
+    tp_degree: Optional[int] = option("ranks to shard over (default: 2 where it divides the heads)")
+    rpl_reduce_dtype: Optional[str] = _dtype("of the all-reduce")
+    vocab_parallel: bool = switch("shard the embedding by vocabulary")
+    sequence_parallel_enabled: bool = switch("shard the prompt between the blocks of a layer")
+    flash_decoding_enabled: bool = switch("ranks share a KV head's positions (with --libraries)")
+
+
+@dataclass(frozen=True)
+class Quantisation(
+    Topic, title="weights and caches of one byte (names of NxDI's inference_demo)", whole_in=()
+):
+    quantize: Optional[str] = option(
+        "one byte a weight, a scale a channel; checkpoint in the cache", choices=tuple(QUANTISED_AS)
+    )
+    quantized: bool = switch("quantised weights")
+    quantized_checkpoints_path: Optional[Path] = option(
+        "of --quantized: folder or file, made if missing", needs=_QUANTISED
+    )
+    quantization_type: Optional[str] = option(
+        "default: per_tensor; per_channel with --quantize",
+        needs=_QUANTISED,
+        choices=("per_tensor_symmetric", "per_channel_symmetric"),
+        metavar="TYPE",
+    )
+    quantization_dtype: str = option(
+        "default: int8", default="int8", choices=tuple(QUANTISED_AS.values())
+    )
+    modules_to_not_convert_file: Optional[Path] = option(
+        "modules left in float", needs=_QUANTISED, metavar="JSON"
+    )
+    kv_cache_quant: bool = switch("keys and values in fp8")
+
+
+@dataclass(frozen=True)
+class Guesses(
+    Topic, title="several tokens a step, one prompt at a time", modes=_GUESS, whole_in=()
+):
+    speculate: Optional[str] = option(", ".join(METHODS), choices=METHODS, metavar="METHOD")
+    prompt_lookup_num_tokens: Optional[int] = option(
+        "guess what followed the newest tokens earlier"
+    )
+    draft_model_path: Optional[Path] = option("folder of a smaller model, which guesses")
+    speculation_length: Optional[int] = option(
+        f"tokens of a step, guesses and one ({DEFAULT_LENGTH})", metavar="K"
+    )
+    enable_fused_speculation: bool = switch("draft and target in one graph (with --libraries)")
+
+
+@dataclass(frozen=True)
+class LowRank(Topic, title="adapters (LoRA; NxDI 0.2 and later)", modes=_RUN, whole_in=()):
+    lora_ckpt_path: Optional[list[str]] = option(
+        "an adapter as PEFT saves it, and its name; may be repeated",
+        action="append",
+        metavar="ID:FOLDER",
+    )
+    adapter_id: Optional[str] = option(
+        "which of them answers (default: none)",
+        ("generate", "chat", *_COMPARE),
+        metavar="ID",
+        needs=_ADAPTED,
+    )
+    max_lora_rank: Optional[int] = option("default: the adapters' largest", needs=_ADAPTED)
+
+
+@dataclass(frozen=True)
+class Paged(
+    Topic,
+    title="cache of blocks (NxDI 0.4 and later)",
+    modes=("compile", "serve", "profile"),
+    whole_in=("serve",),
+):
+    is_block_kv_layout: Optional[bool] = option(
+        "implied by the other two, of which there is one", also=("--enable-block-kv-layout",)
+    )
+    is_prefix_caching: Optional[bool] = option(
+        "prompts begin with what others have cached", also=("--enable-prefix-caching",)
+    )
+    is_chunked_prefill: Optional[bool] = option(
+        "prompts in parts, beside steps (with --libraries)", also=("--enable-chunked-prefill",)
+    )
+    pa_block_size: Optional[int] = option(f"tokens of a block (default: {BLOCK})")
+    pa_num_blocks: Optional[int] = option("default: --seq-len for each of --batch-size")
+    kernel_q_tile_size: Optional[int] = option(
+        "queries of a chunk's tile (default: the whole chunk)"
+    )
+    kernel_kv_tile_size: Optional[int] = option("cached tokens of a chunk's tile (default: 1024)")
+    prefix_buckets: Optional[list[int]] = option(
+        "lengths of cached prefixes, beside 0 (powers of two from 128)"
+    )
+
+
+@dataclass(frozen=True)
+class Process(Topic, title="the submission's process", whole_in=()):
+    isolate: bool = option(
+        "run the submission in a process of its own (off: for debuggers)", default=True, **ON_OR_OFF
+    )
+    require_isolation: bool = switch("refuse to run where it cannot be confined")
+    memory_limit: float = option(
+        "memory it may use (default: three quarters of the machine's)",
+        type=above_zero,
+        default=default_memory_gib(),
+        metavar="GIB",
+    )
+    cpu_limit: int = option(
+        "processor time it may use (default: 10 hours)", default=36_000, metavar="S"
+    )
+    time_limit: float = option(
+        "for one compile, load or generation (default: 1 hour)",
+        default=3600.0,
+        type=above_zero,
+        metavar="S",
+    )
+
+
+@dataclass(frozen=True)
+class Experiments(
+    Topic, title="demonstrations, with --libraries (docs/speculation.md)", modes=_GUESS, whole_in=()
+):
+    cp_degree: Optional[int] = option(
+        "parts of a prompt, each for tp / cp ranks (NxDI 0.4 and later)", ()
+    )
+    enable_eagle_speculation: bool = switch("an EAGLE head is the draft")
+    enable_eagle_draft_input_norm: bool = switch(
+        "the EAGLE head's layer has a norm in front", needs=_EAGLE
+    )
+    token_tree_json: Optional[Path] = option(
+        "of an EAGLE head's guesses: children of each node", needs=_EAGLE, metavar="FILE"
+    )
+    is_medusa: bool = switch(f"heads from {MEDUSA_FILE}")
+    num_medusa_heads: Optional[int] = option(f"default: {DEFAULT_HEADS}", needs=_MEDUSA)
+    medusa_tree_json: Optional[Path] = option(
+        "list of paths (default: 15 paths)", needs=_MEDUSA, metavar="FILE"
+    )
+    medusa_speculation_length: Optional[int] = option("paths of the tree, and 1", needs=_MEDUSA)
+
+
+TOPICS: dict[str, type[Topic]] = {
+    "run": Run,
+    "prompts": Prompts,
+    "sampling": Sampling,
+    "evaluation": Evaluation,
+    "server": Server,
+    "swap": Swapping,
+    "profile": Profile,
+    "model": Lengths,
+    "ranks": Ranks,
+    "quantisation": Quantisation,
+    "speculation": Guesses,
+    "adapters": LowRank,
+    "blocks": Paged,
+    "process": Process,
+    "experiments": Experiments,
+}
+
+
+@dataclass(frozen=True)
+class Arguments(
+    Experiments,
+    Process,
+    Paged,
+    LowRank,
+    Guesses,
+    Quantisation,
+    Ranks,
+    Lengths,
+    Profile,
+    Swapping,
+    Server,
+    Evaluation,
+    Sampling,
+    Prompts,
+    Run,
+):
+    """The command line's words, each read by itself; None means "not given"."""
+
+    @property
+    def quantises(self) -> bool:
+        """Whether weights are to be quantised."""
+        return self.quantized or self.quantize is not None
+
+    @property
+    def eagle(self) -> bool:
+        """Whether an EAGLE head is to guess."""
+        return self.enable_eagle_speculation or self.speculate == EAGLE
+
+    @property
+    def medusa(self) -> bool:
+        """Whether the model's own heads are to guess."""
+        return self.is_medusa or self.speculate == MEDUSA
+
+    @property
+    def default_seq_len(self) -> int:
+        """The length of the cache where nobody says one."""
+        return LONGER_SEQ_LEN if self.mode in ("chat", "serve", "swap") else DEFAULT_SEQ_LEN
+
+
 # What of the settings goes into NeuronConfig, by its own names.
 _NEURON_CONFIG = (
-    "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
-    "output_logits vocab_parallel fused_qkv sequence_parallel_enabled flash_decoding_enabled "
-    "enable_bucketing "
-    "context_encoding_buckets token_generation_buckets tp_degree cp_degree "
-    "is_continuous_batching ctx_batch_size apply_seq_ids_mask async_mode"
+    *{field.name for topic in (Lengths, Ranks) for field in fields(topic)} - {"prefill_chunk"},
+    "cp_degree",
 )
 
 
@@ -26,7 +484,7 @@ class Speculation:
     """Several tokens a step: guesses of the next ones, which one call of the model checks.
 
     Attributes:
-        method: who guesses, one of `harness.inputs.speculation.METHODS`.
+        method: who guesses, one of `METHODS`.
         length: tokens of a call, the newest one and its guesses.
         draft_path: folder of the model that guesses, where there is one.
         fused: draft and target are one graph, which needs a cache with room for a whole step.
@@ -165,29 +623,12 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Serving:
-    """Limits and access of the HTTP server.
-
-    Attributes:
-        api_key_file: whose first line every request must carry; None where everybody may ask.
-        max_waiting: answers in the queue.
-        drain_seconds: for answers that run when the server is to end.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key_file: Optional[Path] = None
-    max_waiting: int = 64
-    drain_seconds: int = 30
-
-
-@dataclass(frozen=True)
 class Swap:
     """A kernel in the place of a part of any model.
 
     Attributes:
         source, name: the file, and what in it is called.
-        at: what it replaces, one of `harness.inputs.swap.PLACES`.
+        at: what it replaces, one of `PLACES`.
         layers: of a model that is cut; None: all.
         least_cosine: to the reference, that every token must reach.
     """
@@ -200,124 +641,34 @@ class Swap:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """The command line's arguments with defaults; `dataclasses.replace` makes variants.
+class Settings(Arguments):
+    """What the arguments mean together; `dataclasses.replace` makes variants.
 
     None means "not given": the model, the mode or the SDK decides.
     """
 
-    mode: str
-    llama: str  # submission: module name or path
-    contestants: tuple[str, ...]  # all submissions that are compared, the first one included
-    enable_nki: bool
-    libraries: Optional[list[Path]]  # checkouts of NxD and NxD Inference
-    model_path: Optional[Path]
-    compiled_model_path: Optional[Path]
-    recompile: bool
-    clear: tuple[str, ...]  # folders of the cache, or "all"
-    debug: bool
-
-    # the submission's process
-    isolate: bool
-    require_isolation: bool
-    memory_limit: float  # GiB
-    cpu_limit: int  # seconds of processor time
-    time_limit: float  # seconds for one compile, load or generation
-
-    # generation
-    prompts: tuple[str, ...]  # empty where the model is to choose the default one
-    prompt_notes: tuple[str, ...]  # one line for each --prompt value that was split
-    given: tuple[str, ...]  # the words of the command line that --mode diff takes, too
-    system: Optional[str]  # of a chat
-    raw: bool
-    stream: bool
-    max_new_tokens: Optional[int]
-    do_sample: bool
-    top_k: int  # 1 is greedy
-    top_p: float
-    temperature: float
-    seed: int
-    pad_token_id: Optional[int]
-    on_device_sampling: bool
-    global_topk: Optional[int]
-    dynamic: bool
-    speculation: Optional[Speculation]  # None: one token a step
-
-    serving: Optional[Serving]  # in the mode that serves
-    adapters: Optional[Adapters]
-    blocks: Optional[Blocks]  # None: a cache of lines
-
-    # evaluation
-    base_latency: Optional[float]  # ms
-    base_throughput: Optional[float]  # tokens/s
-    benchmark: bool
-    judge: str  # "ties" or "contest": what passes as accurate
-    baseline_rounding: str  # OPERATOR, or one of ROUNDINGS
-    rounding: Optional[str]  # one of ROUNDINGS, where boundaries of kernels are looked at
-    divergence_difference_tol: float
-    tol_map: Optional[dict[Optional[int], tuple[float, float]]]  # top-k: (absolute, relative)
-    num_tokens_to_check: Optional[int]
-    runs: Optional[int]
-    limit: Optional[int]
-    only: Optional[tuple[int, ...]]
-    resume: bool
-    results_path: Path
-    record_baseline: bool
-    contest: Optional[Path]  # its prompts.txt, and its base times for the platform
-
-    # model
-    torch_dtype: str
-    rpl_reduce_dtype: Optional[str]
-    batch_size: int
-    is_continuous_batching: Optional[bool]
-    ctx_batch_size: Optional[int]  # prompts of one prefill graph
-    apply_seq_ids_mask: Optional[bool]
-    async_mode: Optional[bool]  # the next step begins before the last one's tokens are looked at
-    padding_side: str
-    asked_seq_len: Optional[int]  # --seq-len where it was given
-    seq_len: int
-    asked_max_context_length: Optional[int]  # --max-context-length where it was given
-    max_context_length: int  # of one prefill graph
-    prefill_chunk: Optional[int]  # tokens of a longer prompt that are fed at a time
-    output_logits: bool
-    vocab_parallel: bool
-    fused_qkv: bool
-    sequence_parallel_enabled: bool
-    flash_decoding_enabled: bool
-    cp_degree: Optional[int]
-    enable_bucketing: bool
-    context_encoding_buckets: Optional[list[int]]
-    token_generation_buckets: Optional[list[int]]
-    tp_degree: Optional[int]
-
-    # quantisation, by NxDI's names
-    quantized: bool
-    quantized_checkpoints_path: Optional[Path]  # None: in the cache
-    quantization_type: str
-    quantization_dtype: str
-    modules_to_not_convert: Optional[list[str]]
-    kv_cache_quant: bool
-    swap: Optional[Swap]  # of `--mode swap`
-
-    # profile
-    profile_model: Optional[str]
-    profile_bucket: Optional[list[int]]
-    dma_profile: Optional[str]
-    schedule: Optional[str]
-    profile_top: int
-    profile_output: Optional[Path]
-    kernel_launch_us: Optional[float]
-    graph_launch_us: Optional[float]
-    cache_update_us: Optional[float]
-    logits_us: Optional[float]
-    argmax_us: Optional[float]
-    host_step_us: Optional[float]
-    collective_us: Optional[float]
-    collective_gb_per_s: Optional[float]
+    llama: str = ""  # the first of `contestants`: module name or path
+    prompts: tuple[str, ...] = ()  # empty where the model is to choose the default one
+    prompt_notes: tuple[str, ...] = ()  # one line for each --prompt value that was split
+    given: tuple[str, ...] = ()  # the words of the command line that --mode diff takes, too
+    asked_seq_len: Optional[int] = None  # --seq-len where it was given
+    asked_max_context_length: Optional[int] = None  # --max-context-length where it was given
+    seq_len: int = DEFAULT_SEQ_LEN
+    max_context_length: int = DEFAULT_SEQ_LEN  # of one prefill graph
+    batch_size: int = 1
+    do_sample: bool = False
+    top_k: int = 1  # 1 is greedy
+    judge: str = "ties"  # or "contest": what passes as accurate
+    quantization_type: str = "per_tensor_symmetric"
+    modules_to_not_convert: Optional[list[str]] = None
+    speculation: Optional[Speculation] = None  # None: one token a step
+    adapters: Optional[Adapters] = None
+    blocks: Optional[Blocks] = None  # None: a cache of lines
+    swap: Optional[Swap] = None  # in the mode of that name
 
     def neuron_config(self) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names; None values left out."""
-        values = {name: getattr(self, name) for name in _NEURON_CONFIG.split()}
+        values = {name: getattr(self, name) for name in _NEURON_CONFIG}
         values["max_length"] = self.seq_len
         if self.prefill_chunk:
             values.update(speculation_length=self.prefill_chunk, prompt_in_chunks=True)
@@ -346,7 +697,7 @@ class Settings:
             values["quantized_checkpoints_path"] = str(self.quantized_checkpoints_path)
         return values
 
-    def of_baseline(self) -> Settings:
+    def of_baseline(self) -> "Settings":
         """The settings of the SDK's own Llama. Scores and preflight compare with a float model, as
         a contest does; `validate` and `diff` compare with a model that is quantised in the same
         way."""
@@ -354,7 +705,7 @@ class Settings:
             return self
         return self.in_float()
 
-    def in_float(self) -> Settings:
+    def in_float(self) -> "Settings":
         """The same without quantisation; NxDI quantises no draft model."""
         return replace(self, quantized=False, kv_cache_quant=False)
 
@@ -369,7 +720,7 @@ class Settings:
             parts.append("keys and values in fp8")
         return "; ".join(parts)
 
-    def whole_prefill(self) -> Settings:
+    def whole_prefill(self) -> "Settings":
         """The same with prefill graphs for prompts of any length that fits the cache."""
         buckets = self.context_encoding_buckets
         if buckets is not None:
@@ -407,7 +758,7 @@ class Settings:
         reasons = {
             "--padding-side left": self.padding_side == "left",
             "several tokens a step": self.speculation is not None,
-            "--mode serve, which has --is-chunked-prefill": self.serving is not None,
+            "--mode serve, which has --is-chunked-prefill": self.mode == "serve",
             "a cache of blocks, which has --is-chunked-prefill": self.blocks is not None,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

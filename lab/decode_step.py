@@ -29,7 +29,7 @@ import models.step  # noqa: E402
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import Estimator, events_of  # noqa: E402
 from harness.figures.graphs import DECODE  # noqa: E402
-from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
+from harness.model_shapes import MODEL_SHAPES  # noqa: E402
 from lab import DOCS, pages, roofline  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402

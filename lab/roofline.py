@@ -42,14 +42,10 @@ from harness import console  # noqa: E402
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import Estimator, events_of  # noqa: E402
 from harness.figures.graphs import CHUNK, DECODE, PREFILL  # noqa: E402
-from harness.inputs.chunks import (  # noqa: E402
-    LONGEST_PREFILL,
-    cache_buckets,
-    chunk_starts,
-    default_chunk,
-)
+from harness.inputs.chunks import cache_buckets, chunk_starts, default_chunk  # noqa: E402
 from harness.inputs.command_line import Parser  # noqa: E402
-from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
+from harness.model_shapes import MODEL_SHAPES  # noqa: E402
+from harness.settings import LONGEST_PREFILL  # noqa: E402
 from neuron_cpu.core.device import spec  # noqa: E402
 from neuron_cpu.core.device.spec import Engine  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402

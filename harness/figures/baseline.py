@@ -19,7 +19,7 @@ from harness.figures import benchmark, reference
 from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.inputs import models
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from harness.processes.roles import Role
 from harness.session.building import Loaded, build, construct
 from harness.session.opening import Session

@@ -1,35 +1,38 @@
 """Refuses arguments that a mode ignores, that contradict each other, or that no model could
 take."""
 
-import argparse
+from typing import Any
 
 from harness.errors import UserError, refuse_any
-from harness.inputs import blocks, speculation, swap
+from harness.inputs import features, guesses
 from harness.inputs.chunks import MOST_PREFILL
-from harness.inputs.options import ONLY_IN, OPTIONS, REFUSED, default_seq_len
-from harness.settings import Settings
+from harness.inputs.options import OPTIONS, REFUSED
+from harness.settings import Arguments, Settings
 
 
-def _name(flag: str) -> str:
-    """The attribute in which argparse keeps a flag's value."""
-    return OPTIONS[flag].name if flag in OPTIONS else flag[2:].replace("-", "_")
-
-
-def check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse arguments that the mode would ignore or that nothing here can do."""
+def check_refused(words: dict[str, Any]) -> None:
+    """Refuse flags that nothing here can do."""
     for flag, reason in REFUSED.items():
-        if getattr(args, _name(flag)) is not None:
+        if words[flag[2:].replace("-", "_")] is not None:
             raise UserError(f"{flag} is refused: {reason}; leave it out.")
-    for flag, modes in ONLY_IN.items():
-        if args.mode not in modes and getattr(args, _name(flag)) != parser.get_default(_name(flag)):
-            anyhow = " (evaluate measures anyhow)" if flag == "--benchmark" else ""
+
+
+def check_arguments(args: Arguments) -> None:
+    """Refuse arguments that the mode would ignore, or that change nothing without others."""
+    given = [o for o in OPTIONS.values() if getattr(args, o.name) != o.form["default"]]
+    for option in given:
+        if option.modes and args.mode not in option.modes:
+            anyhow = " (evaluate measures anyhow)" if option.name == "benchmark" else ""
             raise UserError(
-                f"{flag} works with --mode {' or '.join(modes)}{anyhow}, got --mode {args.mode}; "
-                "leave it out."
+                f"{option.flag} works with --mode {' or '.join(option.modes)}{anyhow}, got --mode "
+                f"{args.mode}; leave it out."
             )
+    for option in given:
+        if option.needs is not None and not getattr(args, option.needs[0]):
+            raise UserError(f"{option.flag} needs {option.needs[1]}.")
     if args.runs is not None and args.mode in ("generate", "validate") and not args.benchmark:
         raise UserError(f"--runs needs --benchmark in --mode {args.mode}.")
-    seq_len = args.seq_len or default_seq_len(args.mode)
+    seq_len = args.seq_len or args.default_seq_len
     if args.max_length not in (None, seq_len):
         raise UserError(
             f"--max-length must equal --seq-len {seq_len}, the length of the cache, got "
@@ -45,7 +48,7 @@ def check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -
     _check_quantisation(args)
 
 
-def _check_quantisation(args: argparse.Namespace) -> None:
+def _check_quantisation(args: Arguments) -> None:
     """Refuse two options for one quantisation, and options that change nothing."""
     if args.quantize is not None and (args.quantized or args.quantization_dtype != "int8"):
         raise UserError(
@@ -57,12 +60,6 @@ def _check_quantisation(args: argparse.Namespace) -> None:
             "--quantized needs --quantized-checkpoints-path; name a folder, or give --quantize "
             "int8, which keeps one in the cache."
         )
-    quantised = args.quantized or args.quantize is not None
-    tuning = ("quantized_checkpoints_path", "quantization_type", "modules_to_not_convert_file")
-    for name in tuning:
-        if not quantised and getattr(args, name) is not None:
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} needs --quantized or --quantize; give one of them too.")
     per_tensor = args.quantization_type != "per_channel_symmetric" and (
         args.quantization_type is not None or args.quantize is None
     )
@@ -73,7 +70,7 @@ def _check_quantisation(args: argparse.Namespace) -> None:
         )
 
 
-def _check_samples_at_all(args: argparse.Namespace) -> None:
+def _check_samples_at_all(args: Arguments) -> None:
     """Refuse sampling options where every token is the best one."""
     tuned = {"--top-p": args.top_p != 1, "--temperature": args.temperature not in (0, 1)}
     if args.do_sample is False:
@@ -87,23 +84,30 @@ def _check_samples_at_all(args: argparse.Namespace) -> None:
         )
 
 
-def _check_contestants(args: argparse.Namespace) -> None:
-    if len(args.llama) > 1 and args.mode != "evaluate_all":
+def _check_contestants(args: Arguments) -> None:
+    if len(args.contestants) > 1 and args.mode != "evaluate_all":
         raise UserError(
-            f"--llama takes one submission in --mode {args.mode}, got {len(args.llama)}; the mode "
-            "evaluate_all compares several."
+            f"--llama takes one submission in --mode {args.mode}, got {len(args.contestants)}; the "
+            "mode evaluate_all compares several."
         )
-    if args.record_baseline and len(args.llama) > 1:
+    if args.record_baseline and len(args.contestants) > 1:
         raise UserError("--record-baseline measures one baseline; leave further submissions out.")
 
 
-def _check_baseline(args: argparse.Namespace) -> None:
+def _check_baseline(args: Arguments) -> None:
     """prompt_data.txt is replaced as a whole, so part of the prompts would lose the other rows."""
-    for flag in ("--limit", "--only", "--prompt", "--prompt-file", "--contest"):
-        if args.record_baseline and getattr(args, _name(flag)) is not None:
-            raise UserError(
-                f"--record-baseline writes a row for every prompt of prompts.txt; leave {flag} out."
-            )
+    if args.record_baseline:
+        part = {
+            "--limit": args.limit,
+            "--only": args.only,
+            "--prompt": args.prompt_values,
+            "--prompt-file": args.prompt_file,
+            "--contest": args.contest,
+        }
+        refuse_any(
+            {flag: value is not None for flag, value in part.items()},
+            "--record-baseline writes a row for every prompt of prompts.txt; leave {} out.",
+        )
 
 
 def check(settings: Settings) -> None:
@@ -114,9 +118,9 @@ def check(settings: Settings) -> None:
             f"{settings.max_context_length}."
         )
     _check_batching(settings)
-    blocks.check(settings)
-    speculation.check(settings)
-    swap.check(settings)
+    features.check_blocks(settings)
+    guesses.check(settings)
+    features.check_swap(settings)
     _check_chunks(settings)
     _check_base_figures(settings)
     _check_sampling(settings)
@@ -141,17 +145,18 @@ def _check_sampling(settings: Settings) -> None:
         raise UserError(f"--top-p must be above 0 and at most 1, got {settings.top_p}.")
     if not settings.temperature > 0:
         raise UserError(f"--temperature must be at least 0, got {settings.temperature}.")
-    for flag in ("--global-topk", "--async-mode", "--dynamic"):
-        if getattr(settings, _name(flag)) and not settings.on_device_sampling:
-            raise UserError(f"{flag} needs --on-device-sampling.")
 
 
 def _check_batching(settings: Settings) -> None:
     """Check continuous batching, and options that need it."""
     if not settings.is_continuous_batching:
-        for flag in ("--ctx-batch-size", "--apply-seq-ids-mask"):
-            if getattr(settings, _name(flag)) is not None:
-                raise UserError(f"{flag} needs --is-continuous-batching.")
+        refuse_any(
+            {
+                "--ctx-batch-size": settings.ctx_batch_size is not None,
+                "--apply-seq-ids-mask": settings.apply_seq_ids_mask is not None,
+            },
+            "{} needs --is-continuous-batching.",
+        )
     elif settings.padding_side == "left":
         raise UserError("--is-continuous-batching needs --padding-side right.")
 

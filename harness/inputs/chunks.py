@@ -7,7 +7,6 @@ from typing import Any
 from harness.errors import UserError
 from harness.settings import Settings
 
-LONGEST_PREFILL = 2048  # tokens of one prefill graph unless asked for: beyond, chunks are faster
 MOST_PREFILL = 8192  # tokens of one prefill graph at all: longer ones take hours to trace
 CHUNKS = (768, 640, 512, 384, 320, 256, 192, 160, 128, 96, 64, 32)  # tokens, best 128 n
 # A graph of chunks has about so many traced instructions of llama.py's kernels per 65536 pairs of

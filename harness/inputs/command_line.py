@@ -13,12 +13,20 @@ from dataclasses import fields
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import adapters, blocks, checks, options, serving, speculation, swap
-from harness.inputs.chunks import LONGEST_PREFILL
-from harness.inputs.options import ALIASES, EVALUATE, MODES, QUANTISED_AS, TOPICS
+from harness.inputs import checks, features, guesses, options
+from harness.inputs.options import ALIASES, MODES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
 from harness.inputs.quantised import read_module_list
-from harness.settings import Settings
+from harness.settings import (
+    EVALUATE,
+    HUGGING_FACE_TOP_K,
+    LONGEST_PREFILL,
+    QUANTISED_AS,
+    SLOTS,
+    TOPICS,
+    Arguments,
+    Settings,
+)
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
@@ -45,39 +53,36 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
     _check_text(given)
     parser = build_parser()
     _help_where_asked(given, parser)
-    args = parser.parse_args(given)
-    checks.check_arguments(args, parser)
+    words = vars(parser.parse_args(given))
+    checks.check_refused(words)
+    args = Arguments(**{field.name: words[field.name] for field in fields(Arguments)})
+    checks.check_arguments(args)
     prompts, notes = _prompts(args)
     values = vars(args) | {
         "prompts": tuple(prompts),
         "prompt_notes": tuple(notes),
         "asked_seq_len": args.seq_len,
         "asked_max_context_length": args.max_context_length,
-        "enable_nki": bool(args.enable_nki),
         "judge": args.judge or ("contest" if args.mode in EVALUATE else "ties"),
-        "llama": args.llama[0],
-        "contestants": tuple(args.llama),
-        "clear": tuple(args.clear),
+        "llama": args.contestants[0],
         "given": tuple(options.words_for("diff", given)),
-        "only": None if args.only is None else tuple(args.only),
         **_batching(args),
-        "speculation": speculation.asked(args),
-        "serving": serving.asked(args),
-        "adapters": adapters.asked(args),
-        "blocks": blocks.asked(args),
-        "swap": swap.asked(args),
+        "speculation": guesses.asked(args),
+        "adapters": features.adapters(args),
+        "blocks": features.blocks(args),
+        "swap": features.swap(args),
         **_sampling(args),
         **_quantisation(args),
     }
     values |= _lengths(args, whole=values["speculation"] is not None)
     if values["blocks"] is not None:
-        values |= blocks.lengths(args, values["blocks"], values["seq_len"])
+        values |= features.lengths(args, values["blocks"], values["seq_len"])
     if args.batch_size is None:
         alone = (
             values["speculation"] is not None and ALIASES.get(args.mode, args.mode) != "evaluate"
         )
         values["batch_size"] = 1 if alone else _batch_size(args.mode, len(prompts))
-    settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
+    settings = Settings(**values)
     checks.check(settings)
     return settings
 
@@ -92,11 +97,11 @@ def _batch_size(mode: str, prompts: int) -> int:
     if mode == "evaluate_all":
         return 1
     if mode == "serve":
-        return serving.SLOTS
+        return SLOTS
     return max(1, min(prompts, MOST_ROWS) if mode == "generate" else prompts)
 
 
-def _batching(args: argparse.Namespace) -> dict[str, Any]:
+def _batching(args: Arguments) -> dict[str, Any]:
     """With continuous batching a prefill has one prompt, as in all versions of NxDI."""
     in_blocks = args.is_prefix_caching or args.is_chunked_prefill
     lines = args.is_continuous_batching or args.mode == "serve"
@@ -105,34 +110,34 @@ def _batching(args: argparse.Namespace) -> dict[str, Any]:
     return {"is_continuous_batching": True, "ctx_batch_size": args.ctx_batch_size or 1}
 
 
-def _lengths(args: argparse.Namespace, whole: bool) -> dict[str, int]:
+def _lengths(args: Arguments, whole: bool) -> dict[str, int]:
     """`whole`: prompts are not fed in chunks."""
-    seq_len = args.seq_len or options.default_seq_len(args.mode)
+    seq_len = args.seq_len or args.default_seq_len
     whole |= args.padding_side == "left" or args.context_encoding_buckets is not None
     longest = seq_len if whole else min(seq_len, LONGEST_PREFILL)
     return {"seq_len": seq_len, "max_context_length": args.max_context_length or longest}
 
 
-def _sampling(args: argparse.Namespace) -> dict[str, Any]:
+def _sampling(args: Arguments) -> dict[str, Any]:
     """Greedy unless something asks for more, as in the contest; --do-sample is Hugging Face's.
 
     There it samples among the 50 best tokens where no top-k is named (GenerationConfig.top_k).
     """
     if args.temperature == 0:  # the limit of ever lower ones
         return {"do_sample": False, "top_k": 1, "top_p": 1.0, "temperature": 1.0}
-    top_k = args.top_k or (options.HUGGING_FACE_TOP_K if args.do_sample else 1)
+    top_k = args.top_k or (HUGGING_FACE_TOP_K if args.do_sample else 1)
     return {"do_sample": args.do_sample is not False, "top_k": top_k}
 
 
-def _quantisation(args: argparse.Namespace) -> dict[str, Any]:
+def _quantisation(args: Arguments) -> dict[str, Any]:
     """NxDI's settings; `--quantize` means one scale a channel and a checkpoint in the cache."""
-    asked = args.quantize is not None
+    asked = args.quantize
     listed = args.modules_to_not_convert_file
     return {
-        "quantized": args.quantized or asked,
+        "quantized": args.quantises,
         "quantization_type": args.quantization_type
-        or ("per_channel_symmetric" if asked else "per_tensor_symmetric"),
-        "quantization_dtype": QUANTISED_AS[args.quantize] if asked else args.quantization_dtype,
+        or ("per_channel_symmetric" if asked is not None else "per_tensor_symmetric"),
+        "quantization_dtype": QUANTISED_AS[asked] if asked is not None else args.quantization_dtype,
         "modules_to_not_convert": None if listed is None else read_module_list(listed),
     }
 
@@ -170,7 +175,7 @@ def _check_text(argv: Sequence[str]) -> None:
             raise UserError(f"An argument is not UTF-8 text: {argument!r}; write it as UTF-8.")
 
 
-def _prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+def _prompts(args: Arguments) -> tuple[list[str], list[str]]:
     """The prompts in order, none where the model is to choose the default one.
 
     Also one line for each `--prompt` value that was split.

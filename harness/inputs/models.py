@@ -20,7 +20,7 @@ from harness import console
 from harness.errors import UserError
 from harness.files import cache_folder
 from harness.inputs import gguf_import, hub, schema
-from harness.inputs.experiments import MEDUSA_FILE
+from harness.settings import MEDUSA_FILE
 from neuron_cpu.files import atomic_folder
 
 LLAMA_FOLDER = "~/models/llama-3.2-1b"

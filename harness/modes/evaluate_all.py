@@ -25,13 +25,13 @@ from harness.figures.baseline import Case
 from harness.figures.evaluation import Evaluation
 from harness.files import check_writable_folder
 from harness.inputs import submission
-from harness.inputs.chunks import LONGEST_PREFILL, with_chunks
+from harness.inputs.chunks import with_chunks
 from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
 from harness.modes.evaluate import AHEAD, Evaluator, planned
 from harness.output import leaderboard, report
 from harness.session.opening import Session, check_seq_len, open_session
-from harness.settings import Settings
+from harness.settings import LONGEST_PREFILL, Settings
 from neuron_cpu.files import write_text_atomically
 
 RUN_FILE = "run.json"

@@ -6,10 +6,9 @@ from harness import console
 from harness.errors import UserError
 from harness.figures import perplexity
 from harness.figures.perplexity import Perplexity
-from harness.inputs.options import QUANTISED_AS
 from harness.session.building import build
 from harness.session.opening import open_session
-from harness.settings import Settings
+from harness.settings import QUANTISED_AS, Settings
 from neuron_cpu.console import terminal
 
 WIDTH = 120  # columns of a table that goes to a file

@@ -18,7 +18,7 @@ from harness.errors import UserError
 from harness.files import check_writable_folder
 from harness.inputs import models, schema, submission
 from harness.inputs.chunks import with_chunks
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from harness.processes.roles import Role
 from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import build, construct

@@ -29,15 +29,13 @@ def run(settings: Settings) -> int:
 
 def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     """The server, the socket that it is to listen on, and the session of its model."""
-    serving = settings.serving
-    assert serving is not None
     limits = Limits(
-        key=read_key(serving.api_key_file),
-        host=serving.host,
-        waiting=serving.max_waiting,
-        drain_seconds=serving.drain_seconds,
+        key=read_key(settings.api_key_file),
+        host=settings.host,
+        waiting=settings.max_waiting,
+        drain_seconds=settings.drain_seconds,
     )
-    listening = _listen(serving.host, serving.port)
+    listening = _listen(settings.host, settings.port)
     session = open_session(settings, ())
     loaded = build(session)
     if settings.enable_nki:

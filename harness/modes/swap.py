@@ -14,7 +14,7 @@ from harness.errors import UserError
 from harness.figures.agreement import Agreement, Speed, agreement
 from harness.figures.benchmark import runs_asked
 from harness.inputs import models, prompts, schema
-from harness.inputs.swap import LONGEST_EAGER
+from harness.inputs.features import LONGEST_EAGER
 from harness.output import swapped as output
 from harness.processes.workers import Job, SubmissionFailed, Worker, Workers
 from harness.session.building import limits_of, work_folder

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from neuronx_distributed_inference.modules.lora_serving import LoraServingConfig
 
-from harness.inputs.adapters import BASE
+from harness.inputs.features import BASE
 
 _MANAGER = "lora_model_manager"  # of an application, from 0.7 on
 

@@ -16,10 +16,9 @@ from neuronx_distributed_inference.modules.generation.sampling import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from harness.inputs.speculation import DRAFT, LOOKUP
 from harness.session.chunks import PromptInChunks
 from harness.session.rows import check_numbers
-from harness.settings import Speculation
+from harness.settings import DRAFT, LOOKUP, Speculation
 
 
 class Guesser(Protocol):

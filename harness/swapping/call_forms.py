@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from harness.errors import UserError
-from harness.inputs.swap import ATTENTION, MLP, NORM
+from harness.settings import ATTENTION, MLP, NORM
 
 PARTITIONS = 128
 HIDDEN_KEY = -9984.0  # what is added to the score of a key that counts nothing

@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from harness.errors import UserError
 from harness.inputs import submission
-from harness.inputs.swap import ATTENTION, LONGEST_EAGER, PLACES
+from harness.inputs.features import LONGEST_EAGER
 from harness.processes.worker import Answer, Host
-from harness.settings import Swap
+from harness.settings import ATTENTION, PLACES, Swap
 from harness.swapping import call_forms
 from harness.swapping.call_forms import Heads
 

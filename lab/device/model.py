@@ -14,7 +14,7 @@ from typing import Any, Optional
 from harness.figures import tracing
 from harness.figures.estimate import Estimator, events_of
 from harness.figures.graphs import DECODE, PREFILL
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from harness.simulator import (
     Program,
     bands,

@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from harness import sdk
 from harness.figures import benchmark
 from harness.inputs import command_line
-from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.models import ModelFolder, embedded_model, expected_shapes
+from harness.model_shapes import MODEL_SHAPES
 from harness.session.building import build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session

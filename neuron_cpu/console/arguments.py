@@ -1,9 +1,10 @@
-"""Numbers of a command line: types for argparse, whose errors name the expected form."""
+"""Values of a command line: types for argparse, whose errors name the expected form."""
 
 import argparse
 import contextlib
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 LARGEST = 2**31 - 1  # of a whole number that may become a size of a tensor
@@ -46,3 +47,15 @@ def above_zero(text: str) -> float:
 def seed(text: str) -> int:
     """A seed for torch.manual_seed: a whole number of 64 bits."""
     return _number(int, text, "a whole number from 0 to 2^64 - 1", lambda n: 0 <= n < 2**64)
+
+
+def path(text: str) -> Path:
+    """A path with `~` resolved."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a path, got {shown(text)}: {str(error).rstrip('.')}"
+        ) from error

@@ -6,7 +6,7 @@ import pytest
 
 import llama
 import models.step
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from lab import decode_step, roofline
 
 

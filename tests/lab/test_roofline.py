@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from lab import roofline
 
 

@@ -32,7 +32,7 @@ from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_confi
 
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import events_of  # noqa: E402
-from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
+from harness.model_shapes import MODEL_SHAPES  # noqa: E402
 from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.program.digest import Digest, hashed  # noqa: E402
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE  # noqa: E402

@@ -11,7 +11,7 @@ from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_confi
 
 import llama
 from harness.inputs import command_line, submission
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 
 OWN = submission.REPOSITORY / "llama.py"
 ONE_B = MODEL_SHAPES["llama-3.2-1b"]

@@ -11,7 +11,7 @@ import llama
 from harness.figures import outside, tracing
 from harness.figures.estimate import Estimator, Event, events_of
 from harness.figures.graphs import DECODE, PREFILL
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from harness.simulator import cost
 from neuron_cpu.runtime import graph, recording
 

@@ -15,6 +15,7 @@ from harness.figures.reference import PROMPTS_FILE
 from harness.inputs import command_line, options
 
 PROMPTS = str(PROMPTS_FILE)
+ONLY_IN = {flag: option.modes for flag, option in options.OPTIONS.items() if option.modes}
 
 
 def parse(*arguments: str):
@@ -194,7 +195,7 @@ NEED_FILES = {
 }
 
 
-@pytest.mark.parametrize("flag", sorted(set(options.ONLY_IN) - NEED_FILES))
+@pytest.mark.parametrize("flag", sorted(set(ONLY_IN) - NEED_FILES))
 def test_arguments_of_other_modes_are_refused(flag: str) -> None:
     bare = flag in ("--resume", "--record-baseline", "--raw", "--benchmark")
     value = {
@@ -232,17 +233,13 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
     arguments = [flag] if bare else [flag, *value.split()]
     arguments = ["--no-stream"] if flag == "--stream" else arguments
     for mode in options.MODES:
-        if mode in options.ONLY_IN[flag]:
+        if mode in ONLY_IN[flag]:
             own = mode == "swap" or "evaluate" in mode
             given = [word for word in arguments if not (own and word == "--benchmark")]
             needed = SWAP.split() if mode == "swap" and "--kernel" not in given else []
             command_line.parse(["--mode", mode, *given, *needed])
             continue
-        modes = {
-            options.ONLY_IN[given][0]
-            for given in arguments
-            if given[:2] == "--" and given in options.ONLY_IN
-        }
+        modes = {ONLY_IN[given][0] for given in arguments if given[:2] == "--" and given in ONLY_IN}
         with pytest.raises(UserError, match=f"--.* works with --mode ({'|'.join(modes)})"):
             command_line.parse(["--mode", mode, *arguments])
 
@@ -302,7 +299,7 @@ def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments) -> N
     ],
 )  # fmt: skip
 def test_values_that_mean_nothing_are_refused(flag: str, value: str, capsys) -> None:
-    modes = options.ONLY_IN.get(flag, ("generate",))
+    modes = ONLY_IN.get(flag, ("generate",))
     with pytest.raises(SystemExit) as exit_info:
         command_line.parse(["--mode", modes[0], flag, value])
     assert exit_info.value.code == 2 and flag in capsys.readouterr().err
@@ -361,8 +358,8 @@ def test_help_of_a_mode_fits_a_screen_and_names_its_options(columns, monkeypatch
         text = told(capsys, "--mode", mode, "--help")
         assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= int(columns)
         topics = text.partition("explains:")[2]
-        for name, topic in options.TOPICS.items():
-            for option in topic.options:
+        for name, known in options.OF_TOPIC.items():
+            for option in known:
                 every = () if mode == "cache" else (mode,)  # no model runs there
                 counts = mode in (option.modes or every) and name != "experiments"
                 named = re.search(rf"--(\[no-\])?{option.flag[2:]}(?![\w-])", text)
@@ -376,11 +373,11 @@ def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys) 
     lines = text.splitlines()
     assert lines.index("modes:") < 4 and max(map(len, lines)) <= 80 and len(lines) <= 41
     assert all(f"  {mode} " in text for mode in options.MODES)
-    assert not any(option.flag in text for option in options.TOPICS["experiments"].options)
-    for name, topic in options.TOPICS.items():
+    assert not any(option.flag in text for option in options.OF_TOPIC["experiments"])
+    for name, known in options.OF_TOPIC.items():
         assert f"  {name} " in text
         explained = told(capsys, "--help", name)
-        assert all(f"  {option.left}" in explained and option.help for option in topic.options)
+        assert all(f"  {option.left}" in explained and option.help for option in known)
     contest = told(capsys, "-h", "contest")
     assert all(flag in contest for flag in options.REFUSED)
 

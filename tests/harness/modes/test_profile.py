@@ -16,7 +16,7 @@ from harness import sdk
 from harness.errors import UserError
 from harness.figures import estimate
 from harness.inputs import command_line
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from harness.modes import profile
 from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed

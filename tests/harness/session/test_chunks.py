@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from harness import console
 from harness.errors import UserError
 from harness.inputs import chunks, command_line, submission
-from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.model_shapes import MODEL_SHAPES
 from harness.processes.worker import Host, Job
 from harness.session import model as session_model
 from neuron_cpu.runtime import graph

@@ -1,14 +1,15 @@
-"""The command line's arguments of a cache of blocks: prefixes that requests share, and chunks."""
+"""Features that several options describe: adapters, a cache of blocks, a kernel in any model."""
 
-import argparse
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Optional
 
 from harness.errors import UserError, refuse_any
-from harness.settings import Blocks, Settings
+from harness.settings import BLOCK, PLACES, Adapters, Arguments, Blocks, Settings, Swap
 
-BLOCK = 32  # tokens, what NxDI's guide recommends
+BASE = "0"  # NxDI's id of the model without an adapter
+_CONFIG = "adapter_config.json"
 SHORT = 128  # tokens of the smaller prefill graph, for the rest behind a prefix
 CHUNK = 256  # tokens that a call takes of all sequences together
 FLAGS = (
@@ -16,9 +17,32 @@ FLAGS = (
     *("--pa-block-size", "--pa-num-blocks", "--prefix-buckets"),
     *("--kernel-q-tile-size", "--kernel-kv-tile-size"),
 )
+LONGEST_EAGER = 4096  # tokens whose scores in fp32 PyTorch keeps as a whole
 
 
-def asked(args: argparse.Namespace) -> Optional[Blocks]:
+def adapters(args: Arguments) -> Optional[Adapters]:
+    """The adapters of the arguments, each folder checked; None without adapters."""
+    if args.lora_ckpt_path is None:
+        return None
+    paths: dict[str, Path] = {}
+    for entry in args.lora_ckpt_path:
+        name, _, folder = (part.strip() for part in entry.partition(":"))
+        path = Path(folder).expanduser().absolute()
+        if not folder or not name or name == BASE or name in paths:
+            raise UserError(
+                f"--lora-ckpt-path {entry!r} must be ID:FOLDER with a name of its own, not {BASE}."
+            )
+        if not (path / _CONFIG).is_file():
+            raise UserError(f"The adapter {path} has no {_CONFIG}; name a folder that PEFT saved.")
+        paths[name] = path
+    if args.adapter_id not in (None, BASE, *paths):
+        raise UserError(
+            f"--adapter-id {args.adapter_id!r} is none of {', '.join(paths)}; name one of them."
+        )
+    return Adapters(tuple(paths.items()), args.adapter_id or BASE, args.max_lora_rank)
+
+
+def blocks(args: Arguments) -> Optional[Blocks]:
     """The cache of blocks of the arguments; None for a cache of lines."""
     prefix, chunks = bool(args.is_prefix_caching), bool(args.is_chunked_prefill)
     given = [flag for flag in FLAGS if getattr(args, flag[2:].replace("-", "_")) is not None]
@@ -45,7 +69,7 @@ def asked(args: argparse.Namespace) -> Optional[Blocks]:
     )
 
 
-def lengths(args: argparse.Namespace, found: Blocks, seq_len: int) -> dict[str, Any]:
+def lengths(args: Arguments, found: Blocks, seq_len: int) -> dict[str, Any]:
     """The settings' lengths, with defaults: graphs of a chunk, or for the rest behind a prefix.
 
     A prompt leaves a block to the answer, which also keeps NxDI from computing prompts of 257 to
@@ -65,7 +89,7 @@ def lengths(args: argparse.Namespace, found: Blocks, seq_len: int) -> dict[str, 
     }
 
 
-def check(settings: Settings) -> None:
+def check_blocks(settings: Settings) -> None:
     """Refuse with a UserError sizes that are no whole blocks, and options that exclude blocks."""
     found = settings.blocks
     if found is None:
@@ -121,3 +145,43 @@ def check(settings: Settings) -> None:
         "--lora-ckpt-path": found.chunks and settings.adapters is not None,
     }
     refuse_any(others, "A cache of blocks does not go with {}; leave one of them out.")
+
+
+def swap(args: Arguments) -> Optional[Swap]:
+    """The swap of the arguments; None in other modes."""
+    if args.mode != "swap":
+        return None
+    if args.kernel is None or args.at is None:
+        raise UserError(
+            "--mode swap needs --kernel FILE:NAME and --at, what it replaces: "
+            f"{', '.join(PLACES)}; give both."
+        )
+    path, colon, name = args.kernel.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise UserError(f"--kernel must be FILE:NAME, got {args.kernel!r}; add ':' and its name.")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise UserError(
+            f"The kernel's file {path} does not exist, expected a .py file; correct it."
+        )
+    return Swap(Path(path).resolve(), name, args.at, args.layers, args.least_cosine)
+
+
+def check_swap(settings: Settings) -> None:
+    """Refuse with a UserError options that the mode would ignore."""
+    if settings.swap is None:
+        return
+    if not -1 <= settings.swap.least_cosine <= 1:
+        raise UserError(
+            f"--least-cosine must be between -1 and 1, got {settings.swap.least_cosine:g}."
+        )
+    others: dict[str, Any] = {
+        "--enable-nki": settings.enable_nki,
+        "--tp-degree": settings.tp_degree not in (None, 1),
+        "--padding-side left": settings.padding_side == "left",
+        "--compiled-model-path": settings.compiled_model_path is not None,
+    }
+    refuse_any(
+        others,
+        "--mode swap runs one module on one core, its rows padded on the right, got {}; leave it "
+        "out.",
+    )
