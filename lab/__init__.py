@@ -8,4 +8,3 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, NOTES = ROOT / "lab" / "data", ROOT / "lab" / "docs"
-DOCS = ROOT / "docs"  # the product's

@@ -41,7 +41,7 @@ if __name__ in ("__main__", "__mp_main__"):  # pages are written whole
 from neuron_cpu import ensure_sdk
 
 ensure_sdk()
-from lab import DOCS, NOTES, ROOT, pages  # noqa: E402
+from lab import NOTES, ROOT, pages  # noqa: E402
 from lab import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
 from neuron_cpu.core import NkiError, Program  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
@@ -72,7 +72,8 @@ VARIED = (
     "join.UNROLLED", "spec.GRAPH_START_NS",
 )  # fmt: skip
 MODULES = {"spec": spec, "cost": cost, "keep": keep, "schedule": schedule, "join": join}
-DOCUMENT, VARIED = NOTES / "calibration.md", DOCS / "cost_model.md"
+DOCUMENT, MODEL = NOTES / "calibration.md", NOTES / "cost_model.md"
+TRUST = ROOT / "docs" / "trust.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
 UNMET = re.compile(r"^\| [\w.-]+ \| sealed \|.*\| ([\d.]+) \| (\w+)[^|]*\| [^|]+ \|$", re.M)
 CYCLES = re.compile(r"^def \w*cycles\(.*?(?=^\S)", re.M | re.S)  # of an instruction: no recording's
@@ -359,13 +360,31 @@ def engines_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
+def unmet() -> dict[str, list[float]]:
+    """Estimated over measured time, by class, of the rows of the page when they were sealed."""
+    rows = [(float(ratio), kind) for ratio, kind in UNMET.findall(DOCUMENT.read_text())]
+    members = {bands.ALL: [ratio for ratio, _ in rows]}
+    return members | {k: [r for r, other in rows if other == k] for k in bands.CLASSES}
+
+
+def trust_table() -> str:
+    """Markdown: how near estimates of kernels came that the model had not met, by class."""
+    lines = ["| Bound by | times | within ±15 % | within ±25 % | median ratio | band |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for kind, found in unmet().items():
+        near = [sum(abs(r - 1) <= far for r in found) / len(found) for far in (LIMIT, 0.25)]
+        tenths = statistics.quantiles(found, n=10, method="inclusive")
+        lines.append(
+            f"| {kind} | {len(found)} | {near[0]:.0%} | {near[1]:.0%} | "
+            f"{statistics.median(found):.2f} | {tenths[0]:.2f} to {tenths[8]:.2f} |"
+        )
+    return "\n".join(lines).replace("%", " %")
+
+
 def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """What bands.json holds: percentiles by class of the ratios that the page has of rows when they
     were sealed, and every ratio of today."""
-    unmet = [(float(ratio), kind) for ratio, kind in UNMET.findall(DOCUMENT.read_text())]
-    members = {bands.ALL: [ratio for ratio, _ in unmet]}
-    members |= {k: [r for r, other in unmet if other == k] for k in bands.CLASSES}
-    found = {}
+    members, found = unmet(), {}
     for kind, values in members.items():
         if len(values) > 1:
             tenths = statistics.quantiles(values, n=10, method="inclusive")
@@ -378,7 +397,7 @@ def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "what": "estimated over measured time of public kernels run in their own source; low and "
         "high are the 10th and 90th percentile of those that the model had not met (sealed), the "
         "class is what bounds the estimate",
-        "rows": len(unmet),
+        "rows": len(members[bands.ALL]),
         "bands": found,
         "ratios": {o.row.id: round(o.ratio, 3) for o in outcomes if o.ratio is not None},
     }
@@ -395,7 +414,7 @@ def calibrate_public(
     if names:
         print(sensitivities(outcomes, names))
         if args.write:
-            pages.publish(VARIED, "vary", sensitivities(outcomes, names))
+            pages.publish(MODEL, "vary", sensitivities(outcomes, names))
         return 0
     parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
     print("\n\n".join([*parts, engines_table(outcomes)]))
@@ -415,6 +434,7 @@ def calibrate_public(
         parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
         pages.publish(DOCUMENT, "public", "\n\n".join([*parts, sources_list(every)]))
         write_text_atomically(bands.DATA, json.dumps(band_data(outcomes), indent=1) + "\n")
+        pages.publish(TRUST, "trust", trust_table())
     return 0
 
 

@@ -8,7 +8,7 @@ the 48 takes half of the difference, so that a kernel of all layers counts as it
 A prompt's graph is that of its bucket. The floor is the bytes that a graph has to read over the
 share of HBM's rate that a logical core has: weights of attention, of the router, of the chosen
 experts (of a prompt all) and of the head. Scores are the contest's formula of these estimates and
-of its published base times. --write puts the table into docs/qwen3_moe.md.
+of its published base times. --write puts the table into lab/docs/qwen3_moe.md.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import COLLECTIVE, KERNEL, Estimator, events_of  # noqa: E402
 from harness.figures.graphs import DECODE, PREFILL  # noqa: E402
 from harness.inputs import submission  # noqa: E402
-from lab import DOCS, ROOT, pages  # noqa: E402
+from lab import NOTES, ROOT, pages  # noqa: E402
 from neuron_cpu.core.device.spec import GEN3, GEN4, NeuronCore, using  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 
@@ -67,7 +67,7 @@ PROMPTS = {
         (10, 17177.15, 37.93), (402, 3871.62, 168.39),
     ),
 }  # fmt: skip
-PAGE = DOCS / "qwen3_moe.md"
+PAGE = NOTES / "qwen3_moe.md"
 Estimate = tuple[list[tuple[float, ...]], float]
 
 

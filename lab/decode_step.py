@@ -5,10 +5,10 @@
 Nothing is measured: graphs are traced from shapes and timed by the cost model. `bound` is bytes of
 weights and cached keys over the DMA plateau. Both graphs are whole: launch, embedding, kernels,
 collectives, update of the caches, logits; what the host does is in neither. A launch of a kernel
-takes 2 us, or 210 with the compiler of SDK 2.32 (docs/cost_model.md); a collective 10 or 26 us.
+takes 2 us, or 210 with the compiler of SDK 2.32 (lab/docs/cost_model.md); a collective 10 or 26 us.
 Columns are named call + collective; the first four are one kernel, the next 33. The ratio is that
 of one kernel at 2 us and at the collective of the model of time (trn1 26 us, trn2 12) to the bound.
-`--write` puts the table and the stream of a layer into docs/decode_step.md.
+`--write` puts the table and the stream of a layer into lab/docs/decode_step.md.
 """
 
 import argparse
@@ -30,12 +30,12 @@ from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import Estimator, events_of  # noqa: E402
 from harness.figures.graphs import DECODE  # noqa: E402
 from harness.model_shapes import MODEL_SHAPES  # noqa: E402
-from lab import DOCS, pages, roofline  # noqa: E402
+from lab import NOTES, pages, roofline  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 from neuron_cpu.core.time.schedule import ENGINES, Schedule  # noqa: E402
 
-PAGE = DOCS / "decode_step.md"
+PAGE = NOTES / "decode_step.md"
 LAUNCHES = (2_000.0, 210_000.0)  # ns of a kernel's call, by compiler
 COLLECTIVES = (10_000.0, 26_000.0)
 COSTS = [(call, collective) for collective in COLLECTIVES for call in LAUNCHES]
@@ -179,7 +179,7 @@ def stream(made: Schedule, layer: int) -> list[str]:
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS])
-    parser.add_argument("--write", action="store_true", help="into docs/decode_step.md")
+    parser.add_argument("--write", action="store_true", help="into lab/docs/decode_step.md")
     args = parser.parse_args(argv)
     table([row for row in ROWS if not args.rows or row.name in args.rows], args.write)
     return 0

@@ -1,4 +1,4 @@
-"""Rewrites what docs/kernels.md and docs/porting.md show in numbers.
+"""Rewrites what lab/docs/kernels.md and lab/docs/porting.md show in numbers.
 
     python -m lab.kernel_docs [--check | --larger]
 
@@ -21,12 +21,12 @@ neuron_cpu.ensure_sdk()
 import llama  # noqa: E402
 from harness import console  # noqa: E402
 from harness.inputs.command_line import Parser  # noqa: E402
-from lab import DOCS, pages, porting_docs, roofline  # noqa: E402
+from lab import NOTES, pages, porting_docs, roofline  # noqa: E402
 from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.report import report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
 
-PAGE = DOCS / "kernels.md"
+PAGE = NOTES / "kernels.md"
 
 
 def programs() -> list[tuple[str, Program]]:

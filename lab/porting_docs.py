@@ -1,4 +1,4 @@
-"""Rewrites the times of docs/porting.md: the same kernels in both languages, on three chips.
+"""Rewrites the times of lab/docs/porting.md: the same kernels in both languages, on three chips.
 
     python -m lab.porting_docs
 
@@ -21,12 +21,12 @@ import torch  # noqa: E402
 
 import llama  # noqa: E402
 import models.today  # noqa: E402
-from lab import DOCS, pages  # noqa: E402
+from lab import NOTES, pages  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
 from neuron_cpu.environment import variable  # noqa: E402
 
-PAGE = DOCS / "porting.md"
+PAGE = NOTES / "porting.md"
 CHIPS = ("trn1", "trn2", "trn3")
 TOKENS = 640  # of a prompt, and in the cache of a decode step
 LENGTHS = (64, 128, 640, 1024, 2048)  # of the table of differences

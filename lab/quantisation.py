@@ -1,4 +1,4 @@
-"""Rewrites the table of docs/quantisation.md: what weights and caches of one byte bring and cost.
+"""Rewrites the tables of lab/docs/quantisation.md: what weights and caches of one byte bring.
 
     python -m lab.quantisation
 
@@ -19,11 +19,11 @@ import torch  # noqa: E402
 
 import llama  # noqa: E402
 import models.cached  # noqa: E402
-from lab import DOCS, ROOT, pages  # noqa: E402
+from lab import NOTES, ROOT, pages  # noqa: E402
 from lab.porting_docs import SIZES, meta, weight  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
 
-PAGE = DOCS / "quantisation.md"
+PAGE = NOTES / "quantisation.md"
 HIDDEN, Q, KV, D, *_ = SIZES["Llama-3.2-1B"]
 CACHES = [(keys, batch) for keys in (8192, 32768, 131072) for batch in (1, 4)]
 WEIGHTS = {"bf16": (), "int8": ("--quantize", "int8"), "fp8": ("--quantize", "fp8")}

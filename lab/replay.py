@@ -4,7 +4,7 @@
 
 A search is the candidates of one operator in calibration.json, in their order there, with what a
 device measured. Estimates are those of docs/cost_model.md, or made anew from checkouts in DIR.
-``--write`` replaces the table of docs/oracle.md.
+``--write`` replaces the table of lab/docs/replay.md.
 """
 
 import argparse
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from math import comb
 from pathlib import Path
 
-from lab import DOCS, calibrate, pages
+from lab import NOTES, calibrate, pages
 from lab.calibrate import Outcome
 
 FEW = 5  # candidates that a device would measure
 NEAR = 0.03  # distance from the best that counts as found
 TIED = 0.001  # estimates that differ by less are equal
-DOCUMENT = DOCS / "oracle.md"
+DOCUMENT = NOTES / "replay.md"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--public", type=Path, metavar="DIR", help="checkouts of public kernels")
     parser.add_argument("--rows", nargs="+", help="run only rows whose name has one of the words")
-    parser.add_argument("--write", action="store_true", help="update docs/oracle.md")
+    parser.add_argument("--write", action="store_true", help="update lab/docs/replay.md")
     args = parser.parse_args()
     every = calibrate.public_rows.rows()
     groups = [row.group for row in every]

@@ -198,7 +198,7 @@ class Killed:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         (self.folder / "f.json").unlink(missing_ok=True)
         if self.name == "calibrate":
-            page = Path("docs") / "cost_model.md"
+            page = Path("lab") / "docs" / "calibration.md"
             shutil.copy(REPOSITORY / page, self.folder / "checkout" / page)
 
     def kill(self, how: signal.Signals, moment: float) -> dict[str, Any]:

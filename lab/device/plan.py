@@ -67,7 +67,7 @@ def entries(
     `nki` or `neuronxcc.nki`.
 
     Launches of a kernel inside a graph decide whether a decode step should be one kernel
-    (docs/decode_step.md), so they are first.
+    (lab/docs/decode_step.md), so they are first.
     """
     kernels: dict[str, list[Entry]] = {}
     names: dict[str, str] = {}  # of calls that several graphs have

@@ -1,7 +1,7 @@
 """Kernels of ours that make the programs of published rows, so that no checkout is needed.
 
 Vector additions in chunks and in tiles, a transpose by tiles of 128, a scan over the states of
-Mamba: `test_calibrate.py` holds their estimates against the ratios that docs/calibration.md shows.
+Mamba: `test_calibrate.py` holds their estimates against the ratios of lab/docs/calibration.md.
 """
 
 import neuronxcc.nki as nki

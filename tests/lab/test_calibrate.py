@@ -313,7 +313,7 @@ def test_what_records_is_digested_without_times():
 def test_sensitivities_are_of_fitted_rows(tmp_path, monkeypatch, capsys):
     page = tmp_path / "cost_model.md"
     page.write_text("<!-- vary: begin -->\n<!-- vary: end -->\n")
-    monkeypatch.setattr(calibrate, "VARIED", page)
+    monkeypatch.setattr(calibrate, "MODEL", page)
     path = entries(tmp_path, "fitted", "checked")
     names = ["spec.GRAPH_START_NS", "keep.LEFT"]
     assert run(monkeypatch, tmp_path, "--data", str(path), "--write", "--vary", *names) == 0
@@ -380,3 +380,9 @@ def test_estimates_of_checkouts_are_the_page_s(name):
     one = next(row for row in rows.rows() if row.id == name)
     found = calibrate.run(one, Path(os.environ["CALIBRATION_PUBLIC"]))
     assert not calibrate.apart(found.ratio, calibrate.bands.ratios()[name]), "make calibrate"
+
+
+def test_the_page_of_what_to_trust_has_the_shares_of_the_rows():
+    table = calibrate.trust_table()
+    assert calibrate.pages.published(calibrate.TRUST, "trust") == table
+    assert table.count("\n") == 2 + len(calibrate.bands.CLASSES)

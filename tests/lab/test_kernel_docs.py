@@ -1,4 +1,4 @@
-"""Speed is guarded: no estimate of a graph grows beyond what docs/kernels.md says.
+"""Speed is guarded: no estimate of a graph grows beyond what lab/docs/kernels.md says.
 
 The kernels by themselves have an exact test (test_documentation.py).
 """

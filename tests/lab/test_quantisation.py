@@ -1,4 +1,4 @@
-"""What quantised weights have to bring, and may cost: the figures of docs/quantisation.md."""
+"""What quantised weights have to bring, and may cost: the figures of lab/docs/quantisation.md."""
 
 from __future__ import annotations
 
