@@ -7,8 +7,9 @@ from typing import Any
 
 from ..console import terminal
 from ..console.arguments import positive
+from ..environment import variable
 from ..errors import UsageError
-from ..lessons import LESSONS, Lesson, pointers
+from ..lessons import LESSONS, TARGETS, TODAY, Lesson, pointers
 from ..lessons.progress import PASSED, Workbook, usual_folder
 from ..processes import limits
 from . import kernels
@@ -25,9 +26,16 @@ def declare(parser: argparse.ArgumentParser) -> None:
     instead.add_argument("--hint", action="store_true", help="one more hint, without a check")
     instead.add_argument("--solution", action="store_true", help="the solution, without a check")
     parser.add_argument(
+        "--language",
+        choices=tuple(TARGETS),
+        default=TODAY,
+        help="nki (SDK 2.29 and later, the default) or neuronxcc, the contest's (SDK 2.21 to 2.26)",
+    )
+    parser.add_argument(
         "--folder",
         type=Path,
-        help="where my copies are (default: nki_lessons, or this folder if they are here)",
+        help="where my copies are (default: nki_lessons or neuronxcc_lessons, or this folder if "
+        "they are here)",
     )
     parser.add_argument(
         "--time-limit", type=positive, default=60, help="seconds that a check may take (60)"
@@ -36,7 +44,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show progress, or one lesson; 1 where its check fails."""
-    book = Workbook(usual_folder() if args.folder is None else args.folder)
+    folder = usual_folder(args.language) if args.folder is None else args.folder
+    book = Workbook(folder, args.language)
     console = terminal.output(kernels.PIPED_WIDTH)
     if args.lesson is None:
         for option in ("hint", "solution"):
@@ -48,14 +57,16 @@ def run(args: argparse.Namespace) -> int:
         return 0
     lesson = _lesson(args.lesson)
     if args.solution:
-        _say(console, lesson.solution.read_text(encoding="utf-8").strip())
-        print(f"\nThis file: {terminal.here(str(lesson.solution))}", file=sys.stderr)
+        _say(console, lesson.track(args.language).solution.strip())
+        print(f"\nFrom {terminal.here(str(lesson.page))}", file=sys.stderr)
         return 0
     if args.hint:
+        most = len(lesson.track(args.language).hints)
         for number, text in enumerate(book.next_hints(lesson), 1):
-            _say(console, f"Hint {number} of {len(lesson.hints)}\n\n{text}\n")
+            _say(console, f"Hint {number} of {most}\n\n{text}\n")
         return 0
-    return _check(console, book, lesson, args.time_limit)
+    with variable(kernels.TARGET, TARGETS[args.language]):
+        return _check(console, book, lesson, args.time_limit)
 
 
 def _lesson(text: str) -> Lesson:
@@ -84,7 +95,7 @@ def _show_next(console: Any, book: Workbook) -> None:
     if following is None:
         _say(console, "All lessons passed. Next: your own kernels, neuron_cpu check --help")
     else:
-        _say(console, f"Next: {_command(following)} ({following.title})")
+        _say(console, f"Next: {following.command(book.language)} ({following.title})")
 
 
 def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
@@ -92,8 +103,8 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
     from ..judge import exercises
 
     made = book.begin(lesson)
-    path = book.path(lesson)
-    asked = exercises.task(lesson)
+    path, command = book.path(lesson), lesson.command(book.language)
+    asked = exercises.task(lesson, book.language)
     _say(console, f"Lesson {lesson.number} of {len(LESSONS)}\n\n{asked.text}\n")
     _say(console, f"Your {'new ' if made else ''}copy of the exercise: {path}\n")
     target = f"{path}:{lesson.name}"
@@ -104,12 +115,12 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
     _show_verdicts(console, found.verdicts, lesson, asked.faster is not None)
     if found.missing:
         _say(console, f"\nNot passed: {'; '.join(found.missing)}.")
-        _say(console, f"Edit your copy and run this again, or: {_command(lesson)} --hint")
+        _say(console, f"Edit your copy and run this again, or: {command} --hint")
         return 1
     book.note_passed(lesson)
     times = "" if found.speedup is None else f", {exercises.compared(found.speedup)}"
     _say(console, f"\nLesson {lesson.number} passed{times}.")
-    _say(console, f"A solution to compare with: {_command(lesson)} --solution")
+    _say(console, f"A solution to compare with: {command} --solution")
     _show_next(console, book)
     return 0
 
@@ -127,10 +138,6 @@ def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) ->
         _say(console, line)
     if timed and any(one.speed for one in verdicts):
         _say(console, judged.estimate_line(exercises.SETTINGS))
-
-
-def _command(lesson: Lesson) -> str:
-    return f"neuron_cpu learn {lesson.number}"
 
 
 def _say(console: Any, text: str) -> None:

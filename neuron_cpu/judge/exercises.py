@@ -1,10 +1,8 @@
 """Judges an exercise as ``neuron_cpu check`` does, by the task of the package's copy."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional
 
-from .. import lessons
 from ..lessons import Lesson
 from . import verdict
 from .cases import Case, case
@@ -47,12 +45,12 @@ class Finding(NamedTuple):
     missing: list[str]
 
 
-def task(lesson: Lesson) -> Task:
+def task(lesson: Lesson, language: str) -> Task:
     """The exercise as the package has it; the SDK's names have to be importable."""
-    module = importlib.import_module(f"{lessons.__name__}.course.{lesson.name}.exercise")
+    module = lesson.module(language)
     cases = tuple(map(case, module.CASES))
     kernel = getattr(module, lesson.name)
-    text = (module.__doc__ or "").strip()
+    text = lesson.track(language).task
     return Task(text, kernel, module.reference, cases, getattr(module, "FASTER", None))
 
 

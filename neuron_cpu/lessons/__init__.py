@@ -1,26 +1,48 @@
 """Twelve exercises from a vector add to decode attention, and the messages that each explains.
 
-A lesson is a folder of ``course``: ``exercise.py`` (task, a kernel that fails, the check's
-demands), ``hints.txt`` and ``solution.py``. Lessons are in the package, so ``neuron_cpu learn``
-finds them wherever the package is installed; a learner edits a copy.
+A lesson is a page of ``course``: a description, the check's demands, and for each language of the
+vendor a task, a kernel that fails, hints and a solution. Lessons are in the package, so
+``neuron_cpu learn`` finds them wherever the package is installed; a learner edits a copy.
 """
 
 import json
+import linecache
 import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent / "course"
+# language -> the chip that its lessons are judged for: the newest that published times cover
+TARGETS = {"nki": "trn2", "neuronxcc": "trn1"}
+TODAY = "nki"
+
+
+class Track(NamedTuple):
+    """A lesson in one language.
+
+    Attributes:
+        task: what is to be done, for people.
+        exercise: the file that a learner begins with: task, a kernel that fails, the check.
+        hints: each says more than the one before.
+        solution: a file.
+    """
+
+    task: str
+    exercise: str
+    hints: tuple[str, ...]
+    solution: str
 
 
 class Lesson(NamedTuple):
     """One exercise.
 
     Attributes:
-        name: of its folder and of its kernel.
+        name: of its page and of its kernel.
         teaches: in a few words.
         messages: identifiers of the errors and warnings that it is about.
         words: of sentences without an identifier that it is about: Python's, and of wrong results.
@@ -40,18 +62,54 @@ class Lesson(NamedTuple):
         return self.name.replace("_", " ")
 
     @property
-    def exercise(self) -> Path:
-        return FOLDER / self.name / "exercise.py"
+    def page(self) -> Path:
+        return FOLDER / f"{self.name}.md"
 
-    @property
-    def solution(self) -> Path:
-        return FOLDER / self.name / "solution.py"
+    def track(self, language: str) -> Track:
+        return _tracks(self.page)[language]
 
-    @property
-    def hints(self) -> list[str]:
-        """Each says more than the one before."""
-        text = (FOLDER / self.name / "hints.txt").read_text(encoding="utf-8")
-        return text.strip().split("\n\n")
+    def command(self, language: str) -> str:
+        """The command line that opens it."""
+        more = "" if language == TODAY else f" --language {language}"
+        return f"neuron_cpu learn {self.number}{more}"
+
+    def module(self, language: str) -> ModuleType:
+        """The exercise, imported; the SDK's names have to be importable."""
+        text = self.track(language).exercise
+        name = f"{self.page.with_suffix('')}.{language}.py"
+        # Tracing reads a kernel's source, which no file has.
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        module = ModuleType(f"{__name__}.{self.name}_{language}")
+        module.__file__ = name
+        exec(compile(text, name, "exec"), vars(module))
+        return module
+
+
+@lru_cache
+def _tracks(page: Path) -> dict[str, Track]:
+    """The lesson of a page, by language. Its sections: the description under the title, the check,
+    and one for each language with parts exercise, hints and solution."""
+    head, check, *languages = page.read_text(encoding="utf-8").split("\n## ")
+    _, check = _text_and_code(check)
+    found = {}
+    for section in languages:
+        name, _, rest = section.partition("\n")
+        said, exercise, hints, solution = re.split(r"\n### \w+\n", rest)
+        task = f"{head.removeprefix('# ').strip()}\n\n{said.strip()}"
+        _, kernel = _text_and_code(exercise)
+        found[name.removeprefix("In ").split(".")[0]] = Track(
+            task,
+            f'"""{task}\n"""\n\n{kernel}\n\n{check}',
+            tuple(hints.strip().split("\n\n")),
+            '"""{}\n"""\n\n{}'.format(*_text_and_code(solution)),
+        )
+    return found
+
+
+def _text_and_code(section: str) -> tuple[str, str]:
+    """What stands above a section's block of code, and the code."""
+    text, code = section.split("```python\n")
+    return text.strip(), code.split("```")[0]
 
 
 _TABLE = json.loads((FOLDER.parent / "lessons.json").read_text(encoding="utf-8"))
@@ -62,6 +120,16 @@ LESSONS = tuple(
 WITHOUT = frozenset(_TABLE["elsewhere"])
 ABOUT = {message: lesson for lesson in LESSONS for message in lesson.messages}
 _IDENTIFIERS = re.compile(r"\[((?:err|sim)_\w+)\]")
+_PLACES = re.compile(r"([^\s()]+):\d+\b")
+
+
+def language_of(text: str) -> str:
+    """The language of the file whose line a message names; today's where it names none."""
+    for place in _PLACES.findall(text):
+        linecache.checkcache(place)
+        if any("neuronxcc" in line for line in linecache.getlines(place)):
+            return "neuronxcc"
+    return TODAY
 
 
 def pointers(text: str, besides: Lesson | None = None) -> list[str]:
@@ -78,8 +146,9 @@ def pointers(text: str, besides: Lesson | None = None) -> list[str]:
     about = dict.fromkeys(found)
     if "do not broadcast the partition axis" in text:  # the same identifier as a transpose's
         about.pop(ABOUT["err_num_partition_mismatch"], None)
+    language = language_of(text) if about else TODAY
     return [
-        f"Lesson {lesson.number} ({lesson.title}) is about this: neuron_cpu learn {lesson.number}"
+        f"Lesson {lesson.number} ({lesson.title}) is about this: {lesson.command(language)}"
         for lesson in about
         if lesson not in (None, besides)
     ]

@@ -7,9 +7,8 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import write_text_atomically
-from . import LESSONS, Lesson
+from . import LESSONS, TODAY, Lesson, language_of
 
-DEFAULT = "nki_lessons"
 FILE = ".progress.json"
 PASSED, EDITED, BEGUN, NOT_BEGUN = ("passed", "passed, then edited", "begun", "not begun")
 
@@ -19,13 +18,14 @@ class Workbook:
 
     Args:
         folder: where they are; it need not exist yet.
+        language: of the kernels in it.
 
     Raises:
         UsageError: its progress cannot be read.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, language: str = TODAY) -> None:
+        self.folder, self.language = folder, language
         self._notes = self._read()
 
     def path(self, lesson: Lesson) -> Path:
@@ -33,10 +33,21 @@ class Workbook:
         return self.folder / file_name(lesson)
 
     def begin(self, lesson: Lesson) -> bool:
-        """Copy the exercise, unless there is a copy; whether it was made."""
-        if self.path(lesson).exists():
+        """Copy the exercise, unless there is a copy; whether it was made.
+
+        Raises:
+            UsageError: the copy is in another language.
+        """
+        path = self.path(lesson)
+        if path.exists():
+            found = language_of(f"{path}:1")
+            if found != self.language:
+                raise UsageError(
+                    f"{path} is a kernel of {found}, expected one of {self.language}; run "
+                    f"{lesson.command(found)}, or name another --folder."
+                )
             return False
-        write_text_atomically(self.path(lesson), lesson.exercise.read_text(encoding="utf-8"))
+        write_text_atomically(path, lesson.track(self.language).exercise)
         return True
 
     def state(self, lesson: Lesson) -> str:
@@ -53,7 +64,7 @@ class Workbook:
     def next_hints(self, lesson: Lesson) -> list[str]:
         """The hints seen so far and one more."""
         seen = self._notes.get(lesson.name, {}).get("hints", 0) + 1
-        shown = lesson.hints[:seen]
+        shown = list(lesson.track(self.language).hints[:seen])
         self._note(lesson, "hints", len(shown))
         return shown
 
@@ -86,12 +97,12 @@ def file_name(lesson: Lesson) -> str:
     return f"lesson{lesson.number:02}_{lesson.name}.py"
 
 
-def usual_folder() -> Path:
+def usual_folder(language: str) -> Path:
     """The working folder if it holds lessons, or a folder below it."""
     here = Path()
     if any((here / file_name(one)).is_file() for one in LESSONS):
         return here
-    return here / DEFAULT
+    return here / f"{language}_lessons"
 
 
 def _digest(path: Path) -> str:

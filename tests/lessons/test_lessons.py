@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import warnings
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.judge import assert_kernel
-from neuron_cpu.lessons import ABOUT, LESSONS, WITHOUT, Lesson, pointers
+from neuron_cpu.lessons import ABOUT, LESSONS, TARGETS, TODAY, WITHOUT, Lesson, pointers
 from neuron_cpu.lessons.progress import FILE, file_name
 from tests.conftest import REPOSITORY
 
@@ -22,7 +21,7 @@ REASONS = {
     "vector_add": "[err_unsupported_memory]",
     "masked_tail": "[err_tensor_access_out_of_bound]",
     "undefined_data": "[sim_undefined_data]",
-    "races": "[err_unexpected_output_dependencies]",
+    "loops": "first wrong element: (128, 0)",
     "tiled_matmul": "[err_size_of_dimension_exceed_arch_limit]",
     "psum_accumulation": "[sim_accumulation_start]",
     "transposes": "it computes something else than the reference",
@@ -32,6 +31,7 @@ REASONS = {
     "running_softmax": "first instruction whose result is infinite or NaN: ",
     "decode_attention": "1.00 times as fast as the exercise's own kernel, 2.5 times asked for",
 }
+IN_NEURONXCC = {"loops": "[err_unexpected_output_dependencies]"}
 FIRST = LESSONS[0]
 KERNEL = """\
 import neuronxcc.nki as nki
@@ -47,10 +47,12 @@ def mine(x):
 LEARN_3 = "neuron_cpu learn 3"
 FIRST_PASS = """\
     neg_max_sb = nl.full((rows, 1), 3.0e38, nl.float32, buffer=nl.sbuf)
-    for first_chunk in nl.sequential_range(columns // CHUNK):
-        first_sb = nl.load(scores_hbm[:, nl.ds(first_chunk * CHUNK, CHUNK)])
-        chunk_sb = nisa.tensor_reduce(nl.max, first_sb, axis=1, negate=True)
-        neg_max_sb[...] = nisa.tensor_tensor(neg_max_sb, chunk_sb, nl.minimum)
+    for first_chunk in range(columns // CHUNK):
+        first_sb = nl.ndarray((rows, CHUNK), nl.float32, buffer=nl.sbuf)
+        chunk_sb = nl.ndarray((rows, 1), nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=first_sb, src=scores_hbm[:, nl.ds(first_chunk * CHUNK, CHUNK)])
+        nisa.tensor_reduce(dst=chunk_sb, op=nl.maximum, data=first_sb, axis=1, negate=True)
+        nisa.tensor_tensor(dst=neg_max_sb, data1=neg_max_sb, data2=chunk_sb, op=nl.minimum)
 """
 
 
@@ -77,8 +79,8 @@ def words(capsys: pytest.CaptureFixture) -> str:
     return " ".join((" ".join(lines) + told.err).split())
 
 
-def copy_of(lesson: Lesson) -> Path:
-    return Path("nki_lessons", file_name(lesson))
+def copy_of(lesson: Lesson, language: str = TODAY) -> Path:
+    return Path(f"{language}_lessons", file_name(lesson))
 
 
 def edit(lesson: Lesson, text: str) -> None:
@@ -86,40 +88,52 @@ def edit(lesson: Lesson, text: str) -> None:
     copy_of(lesson).write_text(text)
 
 
+@pytest.mark.parametrize("language", TARGETS)
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
 def test_the_exercise_fails_for_its_reason_and_the_solution_passes(
-    lesson: Lesson, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    lesson: Lesson, language: str, capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert learn(lesson.number) == 1
+    asked, copy = ("--language", language), copy_of(lesson, language)
+    reason = {**REASONS, **(IN_NEURONXCC if language != TODAY else {})}[lesson.name]
+    assert learn(lesson.number, *asked) == 1
     told = words(capsys)
-    assert REASONS[lesson.name] in told and "Not passed: " in told and "Task: " in told
-    assert copy_of(lesson).read_text() == lesson.exercise.read_text()
-    for identifier in re.findall(r"\[(\w+)\]", REASONS[lesson.name]):
+    assert reason in told and "Not passed: " in told and "Task: " in told
+    assert copy.read_text() == lesson.track(language).exercise
+    for identifier in re.findall(r"\[(\w+)\]", reason):
         assert ABOUT[identifier] == lesson
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
-    shutil.copy(lesson.solution, copy_of(lesson))
+    copy.write_text(lesson.track(language).solution)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert learn(lesson.name) == 0, words(capsys)
+        assert learn(lesson.name, *asked) == 0, words(capsys)
     assert f"Lesson {lesson.number} passed" in words(capsys)
-    target = f"{copy_of(lesson)}:{lesson.name}"
-    cases = lesson_cases(lesson)
-    assert main(["check", target, *(f"--arg={word}" for word in cases[-1].split())]) == 0
+    target = f"{copy}:{lesson.name}"
+    last = lesson.module(language).CASES[-1].split()
+    chip = f"--target={TARGETS[language]}"
+    assert main(["check", target, chip, *(f"--arg={word}" for word in last)]) == 0
     assert " 0 unproven" in words(capsys)
 
 
-def lesson_cases(lesson: Lesson) -> tuple[str, ...]:
-    from neuron_cpu.judge import exercises
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_both_languages_ask_for_the_same(lesson: Lesson) -> None:
+    today, before = (lesson.track(language).exercise for language in TARGETS)
+    check = "# --- The check: "
+    assert today.partition(check)[2] == before.partition(check)[2] != ""
+    assert "neuronxcc" not in today and "neuronxcc" in before
 
-    return tuple(map(str, exercises.task(lesson).cases))
+
+def test_a_copy_in_the_other_language_is_told(capsys: pytest.CaptureFixture) -> None:
+    edit(FIRST, FIRST.track("neuronxcc").exercise)
+    assert learn(1) == 2
+    assert "is a kernel of neuronxcc, expected one of nki; run neuron_cpu learn 1 " in words(capsys)
 
 
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
 def test_texts_suit_a_narrow_terminal(lesson: Lesson) -> None:
-    assert len(lesson.hints) >= 3
-    for path in (lesson.exercise, lesson.solution, lesson.exercise.with_name("hints.txt")):
-        assert max(map(len, path.read_text().splitlines())) <= 80, path
-    assert lesson.exercise.read_text().count("Task: ") == 1
+    for language in TARGETS:
+        track = lesson.track(language)
+        assert len(track.hints) >= 3 and track.exercise.count("Task: ") == 1
+    assert max(map(len, lesson.page.read_text(encoding="utf-8").splitlines())) <= 80
 
 
 def test_progress(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,13 +144,13 @@ def test_progress(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
     assert learn(1) == 1
     words(capsys)
     assert learn() == 0 and words(capsys).count("not begun") == 11
-    edit(FIRST, FIRST.solution.read_text())
+    edit(FIRST, FIRST.track(TODAY).solution)
     assert learn(1) == 0
     assert "Next: neuron_cpu learn 2 (masked tail)" in words(capsys)
     monkeypatch.chdir("nki_lessons")  # where the copies are: no folder below it
     assert learn() == 0
     assert "1 of 12 lessons passed" in words(capsys)
-    Path(file_name(FIRST)).write_text(FIRST.solution.read_text() + "# mine\n")
+    Path(file_name(FIRST)).write_text(FIRST.track(TODAY).solution + "# mine\n")
     assert learn() == 0 and "passed, then edited" in words(capsys)
     assert not Path("nki_lessons").exists()
 
@@ -159,19 +173,20 @@ def test_hints_come_one_by_one(capsys: pytest.CaptureFixture) -> None:
 def test_the_solution_is_shown_and_nothing_is_run(capsys: pytest.CaptureFixture) -> None:
     assert learn(12, "--solution") == 0
     told = words(capsys)
-    assert " ".join(LESSONS[-1].solution.read_text().split()) in told
+    assert " ".join(LESSONS[-1].track(TODAY).solution.split()) in told
     assert not Path("nki_lessons").exists()
 
 
 def test_only_what_is_faster_passes_where_time_is_asked_for(capsys: pytest.CaptureFixture) -> None:
     """A softmax that loads everything twice is right, and slower than the lesson allows."""
     lesson = next(one for one in LESSONS if one.name == "running_softmax")
-    kernel, first_loop = lesson.exercise.read_text(), "    for chunk in nl.sequential_range("
+    kernel, first_loop = lesson.track(TODAY).exercise, "    for chunk in range("
     kernel = kernel.replace(first_loop, FIRST_PASS + first_loop)
-    edit(lesson, kernel.replace("(nl.exp, scores_sb)", "(nl.exp, scores_sb, bias=neg_max_sb)"))
+    old = "data=scores_sb)\n        nisa.tensor_tensor"
+    edit(lesson, kernel.replace(old, old.replace("b)", "b, bias=neg_max_sb)")))
     assert learn(lesson.number) == 1
     told = words(capsys)
-    assert told.count(" correct ") == 2 and "0.8 times asked for" in told
+    assert told.count(" correct ") == 2 and "0.85 times asked for" in told
 
 
 @pytest.mark.parametrize(
@@ -255,7 +270,7 @@ def test_what_python_says_names_a_lesson_where_a_name_is_wrong(line: str, capsys
 
 def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture) -> None:
     target, shapes = "exercise.py:undefined_data", ["--arg", "128x64:f32"]
-    shutil.copy(LESSONS[2].exercise, "exercise.py")
+    Path("exercise.py").write_text(LESSONS[2].track(TODAY).exercise)
     pointer = "Lesson 3 (undefined data) is about this: " + LEARN_3
     assert main(["compare", target, *shapes]) == 2
     assert words(capsys).endswith(f"[sim_undefined_data] {pointer}")
@@ -266,9 +281,9 @@ def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture)
 
 
 def test_warnings_of_other_commands_name_the_lesson(capsys, monkeypatch) -> None:
-    shutil.copy(LESSONS[5].exercise, "exercise.py")
+    Path("exercise.py").write_text(LESSONS[5].track("neuronxcc").exercise)
     shapes = [f"--arg={shape}" for shape in ("128x60:f32", "128x32:f32", "32x1:f32")]
-    pointer = "Lesson 6 (psum accumulation) is about this: neuron_cpu learn 6"
+    pointer = "Lesson 6 (psum accumulation) is about this: neuron_cpu learn 6 --language neuronxcc"
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         monkeypatch.setattr(warnings, "showwarning", written)  # pytest would keep them
@@ -287,7 +302,7 @@ def written(message: Warning, category: type, filename: str, line: int, *_: obje
 def test_assertions_name_the_lesson() -> None:
     from neuron_cpu.judge import exercises
 
-    asked = exercises.task(LESSONS[2])
+    asked = exercises.task(LESSONS[2], TODAY)
     with pytest.raises(AssertionError, match=r"Lesson 3 \(undefined data\) is about this"):
         assert_kernel(asked.kernel, asked.reference, "128x64:f32")
 
@@ -300,7 +315,7 @@ def test_scripts_are_told_behind_their_traceback(capsys, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "")
     monkeypatch.setenv("NEURON_CPU", "")
     call = "import numpy\nundefined_data(numpy.ones((20, 33), numpy.float32))\n"
-    Path("script.py").write_text(LESSONS[2].exercise.read_text() + call)
+    Path("script.py").write_text(LESSONS[2].track(TODAY).exercise + call)
     with pytest.raises(NkiError) as raised:
         main(["run", "script.py"])
     capsys.readouterr()
@@ -344,7 +359,7 @@ def test_the_page_lists_every_lesson() -> None:
     found = {
         title: (REPOSITORY / "docs" / "learn" / link).resolve() for title, link in links.items()
     }
-    assert found == {one.title: one.exercise for one in LESSONS}
+    assert found == {one.title: one.page for one in LESSONS}
 
 
 def test_the_page_quotes_what_the_first_lesson_says(capsys: pytest.CaptureFixture) -> None:
@@ -355,10 +370,11 @@ def test_the_page_quotes_what_the_first_lesson_says(capsys: pytest.CaptureFixtur
     for quoted in (error, "Not passed: illegal in 2 of 2 cases."):
         assert quoted in told and quoted in " ".join(page.split())
     for line in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0].splitlines():
-        assert line in FIRST.solution.read_text()
+        assert line in FIRST.track(TODAY).solution
 
 
 def test_a_solution_on_standard_output_is_a_file_that_runs(capsys) -> None:
     assert main(["learn", "1", "--solution"]) == 0
     told = capsys.readouterr()
-    assert told.out == LESSONS[0].solution.read_text() and "This file: " in told.err
+    assert told.out.strip() == FIRST.track(TODAY).solution.strip()
+    assert "vector_add.md" in told.err
