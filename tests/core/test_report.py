@@ -438,3 +438,28 @@ def test_a_line_without_instructions_takes_no_time():
     numbers = [v for v in vars(line).values() if isinstance(v, (int, float))]
     assert not any(numbers) and not any(line.busy.values())
     assert line.bandwidth == 0 and line.longest == 0
+
+
+@pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("columns", [64, 1024])
+def test_the_area_under_the_curve_is_what_was_moved(target, columns, monkeypatch) -> None:
+    import nki
+    import nki.isa as now
+    import nki.language as lang
+
+    def moves(x):
+        out = lang.ndarray(x.shape, x.dtype, buffer=lang.shared_hbm)
+        for first in range(0, x.shape[0], 128):
+            tile = lang.ndarray((128, x.shape[1]), x.dtype, buffer=lang.sbuf)
+            now.dma_copy(dst=tile, src=x[lang.ds(first, 128), :])
+            now.dma_copy(dst=out[lang.ds(first, 128), :], src=tile)
+        return out
+
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
+    timed = schedule(nki.jit(moves).trace(hbm(512, columns)))
+    bins = 400
+    area = sum(rate for _, rate in report.throughput(timed, bins)) * timed.total / bins
+    assert area == pytest.approx(2 * 512 * columns * 2, rel=1e-6)
+    of_lines = sum(line.busy["dma"] for line in report.profile(timed).lines)
+    spans = sum(end - begin for _, _, begin, end in timed.lane_spans())
+    assert of_lines == pytest.approx(spans / timed.program.core.dma.engines)

@@ -232,7 +232,6 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
     """Busy time and bytes of each source line."""
     found: dict[Source | None, Line] = {}
     lanes: dict[Source | None, list[float]] = {}
-    profile, works = cost.dma_profile(schedule.profile), dict[cost.Transfer, list[float]]()
     for at, instruction in enumerate(schedule.program.instructions):
         source = instruction.source
         line = found.get(source)
@@ -255,10 +254,11 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         line.dma_rows += moved.rows
         line.hbm_read_bytes += moved.hbm_read
         line.hbm_write_bytes += moved.hbm_written
-        # A line's transfers overlap on 16 engines: it cannot take less than the busiest of them.
+    # A line's transfers overlap on 16 engines: it cannot take less than the busiest of them.
+    for lane, at, begin, end in schedule.lane_spans():
+        source = schedule.program.instructions[at].source
         own = lanes.setdefault(source, [0.0] * CORE.dma.engines)
-        for lane, work in enumerate(cost.lanes_ns(profile, moved, works)):
-            own[lane] += work
+        own[lane] += end - begin
     for source, own in lanes.items():
         line = found[source]
         line.busy["dma"] = sum(own) / CORE.dma.engines
@@ -423,11 +423,10 @@ def throughput(schedule: Schedule, bins: int = 400) -> list[tuple[float, float]]
         return []
     width = schedule.total / bins
     moved = [0.0] * (bins + 1)
-    profile = cost.dma_profile(schedule.profile)
-    for _, at, begin, end in schedule.lane_spans():
+    for lane, at, begin, end in schedule.lane_spans():
         # An engine's share of a transfer moves at one rate; slices take what lies inside of them.
-        moved_by = schedule.transfers[at]
-        rate = moved_by.row_bytes / cost.lane_ns(profile, moved_by, 1)
+        share = schedule.transfers[at]
+        rate = share.lanes[lane] * share.row_bytes / (end - begin)
         first, last = int(begin / width), min(int(end / width), bins)
         for k in range(first, last + 1):
             inside = min(end, (k + 1) * width) - max(begin, k * width)
