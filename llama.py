@@ -1814,70 +1814,68 @@ class NeuronConfigNKI(NeuronConfig):
         super().__init__(**kwargs)
 
 
-# Settings of NxDI that models/extended.py, beside this file, adds to it.
-ELSEWHERE = (
-    "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
-    "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
-    "enable_fused_speculation", "sequence_parallel_enabled", "k_cache_transposed",
-)  # fmt: skip
-
-
 class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
     """The Hugging Face configuration's attributes and a NeuronConfigNKI."""
 
-    elsewhere = ELSEWHERE
-    covered = (
-        "a Llama with SiLU and heads of 64 or 128, whose prompts and caches SBUF holds, which "
-        "models/extended.py does not need"
-    )
+    # settings of NxDI that change what layers are given, or what is asked of them
+    beyond: Tuple[str, ...] = (
+        "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
+        "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
+        "enable_fused_speculation", "sequence_parallel_enabled", "k_cache_transposed",
+    )  # fmt: skip
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
-        self.check_covered()
 
-    def check_covered(self) -> None:
-        """Raise ValueError if the configuration asks for more than this file has."""
-        asked = [name for name in self.elsewhere if option(self, name)]
+    def uncovered(self) -> Optional[str]:
+        """Say in a sentence what this file does not cover and what to do; None: it covers all.
+
+        The driver asks in the process that runs this file. A model that is made raises it.
+        """
+        asked = [name for name in self.beyond if option(self, name)]
         asked += ["cp_degree"] if option(self, "cp_degree", 1) > 1 else []
         asked += ["left padding"] if option(self, "padding_side") == "left" else []
+        asked += ["biases"] if getattr(self, "attention_bias", False) else []
         kind = getattr(self, "model_type", "llama")
-        if asked or kind != "llama" or getattr(self, "attention_bias", False):
-            raise ValueError(
-                f"llama.py alone runs Llamas in float, a token a step, got a {kind} with "
-                f"{', '.join(asked) or 'biases or windows'}; give models/extended.py instead."
+        if asked or kind != "llama":
+            return (
+                "llama.py runs Llamas in float, padded on the right, each with its own cache, got "
+                f"a {kind} with {', '.join(asked) or 'layers of its own'}; give models/extended.py."
             )
+        try:
+            lacking = self.lacking() if is_nki_enabled(self) else []
+        except ValueError as error:  # a degree that does not divide the heads
+            return str(error)
+        if not lacking:
+            return None
+        return (
+            f"The kernels do not cover {lacking[0]}, expected a Llama with SiLU and heads of 64 or "
+            "128, whose prompts and caches SBUF holds; give models/extended.py, or run without "
+            "--enable-nki."
+        )
 
-    def lacking(self) -> List[Tuple[bool, str]]:
-        """(whether, what) the kernels of this file do not cover."""
+    def lacking(self) -> List[str]:
+        """What the kernels of this file do not cover."""
         rank, neuron_config = Sizes.of(self).of_rank, self.neuron_config
         batch, keys = neuron_config.max_batch_size, neuron_config.seq_len
         length, itemsize = neuron_config.max_context_length, neuron_config.torch_dtype.itemsize
         tokens = length * (option(self, "ctx_batch_size", None) or neuron_config.batch_size)
         cached = batch * decode_bytes(whole_tiles(keys) * P_MAX, rank, itemsize)
         features = whole_tiles(self.hidden_size) * P_MAX
-        return [
-            (rank.head_dim not in (64, 128), f"head_dim {rank.head_dim}"),
-            (rank.q_heads > P_MAX, f"{rank.q_heads} query heads per rank"),
-            (batch > P_MAX, f"a batch of {batch}"),
-            (keys > DECODE_KEYS or cached > CACHE_BYTES, f"a cache of {keys} keys"),
-            (not PromptPlan.fitting(features, rank, tokens, length, itemsize), "so long prompts"),
-            (bool(getattr(self, "mlp_bias", False)), "mlp_bias"),
-            (self.hidden_act != "silu", f"hidden_act {self.hidden_act}"),
-        ]
+        found = {
+            f"head_dim {rank.head_dim}": rank.head_dim not in (64, 128),
+            f"{rank.q_heads} query heads per rank": rank.q_heads > P_MAX,
+            f"a batch of {batch}": batch > P_MAX,
+            f"a cache of {keys} keys": keys > DECODE_KEYS or cached > CACHE_BYTES,
+            "so long prompts": not PromptPlan.fitting(features, rank, tokens, length, itemsize),
+            "mlp_bias": bool(getattr(self, "mlp_bias", False)),
+            f"hidden_act {self.hidden_act}": self.hidden_act != "silu",
+        }
+        return [what for what, wrong in found.items() if wrong]
 
     @classmethod
     def get_neuron_config_cls(cls) -> Type[NeuronConfigNKI]:
         return NeuronConfigNKI
-
-
-def check_kernels(config: LlamaInferenceConfig) -> None:
-    """Raise ValueError for a model that the kernels do not cover."""
-    for wrong, what in config.lacking():
-        if wrong:
-            raise ValueError(
-                f"The kernels do not cover {what}, expected {config.covered}; run without "
-                "--enable-nki."
-            )
 
 
 def check_degree(config: InferenceConfig, *names: str) -> None:
@@ -2157,8 +2155,6 @@ class NeuronLlamaDecoderLayer(nn.Module):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.config, self.nki_enabled = config, is_nki_enabled(config)
-        if self.nki_enabled:
-            check_kernels(config)
         # the kernels find the gains in their weights
         kinds = (self.attention_cls, self.mlp_cls) if self.nki_enabled else self.plain_cls
         norm_cls = Norm if self.nki_enabled else modeling_llama.CustomRMSNorm
@@ -2309,6 +2305,13 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
     """The model that the driver compiles, loads and generates with."""
 
     _model_cls = NeuronLlamaModel
+
+    def __init__(self, model_path: str, config: Any = None, *more: Any, **given: Any) -> None:
+        """NxDI's arguments; ValueError for what this file does not cover."""
+        why = None if config is None else config.uncovered()
+        if why is not None:
+            raise ValueError(why)
+        super().__init__(model_path, config, *more, **given)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

@@ -1111,16 +1111,16 @@ def check_window(config: InferenceConfig) -> None:
             raise ValueError(f"sliding_window {window} {why}; {mend}.")
 
 
-def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
-    """(whether, what) chunks that several sequences share have too much of."""
+def chunks_too_large(config: InferenceConfig) -> Dict[str, bool]:
+    """What chunks that several sequences share may have too much of -> whether they do."""
     neuron_config, rank = config.neuron_config, Sizes.of(config).of_rank
     if not neuron_config.is_chunked_prefill:
-        return []
+        return {}
     tokens, features = neuron_config.max_context_length, whole_tiles(config.hidden_size) * P_MAX
     quantised = option(config, "quantized")
     most = chunk_tokens(features, rank, neuron_config.torch_dtype.itemsize, quantised)
     sequences = neuron_config.chunked_prefill_config.max_num_seqs
-    return [
-        (tokens > most, f"a max_context_length of {tokens} in chunks, but one of at most {most}"),
-        (sequences >= P_MAX, f"{sequences} sequences in a chunk, but at most {P_MAX - 1}"),
-    ]
+    return {
+        f"a max_context_length of {tokens} in chunks, but one of at most {most}": tokens > most,
+        f"{sequences} sequences in a chunk, but at most {P_MAX - 1}": sequences >= P_MAX,
+    }

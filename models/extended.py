@@ -15,7 +15,7 @@ Features combine: a graph may have adapters over a cache of blocks under a windo
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple, Type
+from typing import Any, List, Optional, Type
 
 import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
@@ -41,12 +41,8 @@ from models.cached import NeuronConfigNKI, window_of
 class LlamaInferenceConfig(llama.LlamaInferenceConfig):
     """Any configuration that the files beside this one cover."""
 
-    covered = (
-        "a Llama with SiLU, biases on queries, keys and values only, heads of 256 or an even "
-        "number up to 128 and a batch of at most 128"
-    )
-
-    def check_covered(self) -> None:
+    def add_derived_config(self) -> None:
+        super().add_derived_config()
         if option(self, "k_cache_transposed"):
             raise ValueError(
                 "k_cache_transposed changes the data that the layers of this file get, expected "
@@ -58,7 +54,17 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         check_adapters(self)
         models.cached.check_window(self)
 
-    def lacking(self) -> List[Tuple[bool, str]]:
+    def uncovered(self) -> Optional[str]:
+        lacking = self.lacking() if is_nki_enabled(self) else []
+        if not lacking:
+            return None
+        return (
+            f"The kernels do not cover {lacking[0]}, expected a Llama with SiLU, biases on "
+            "queries, keys and values only, heads of 256 or an even number up to 128, and a batch "
+            "of at most 128; run without --enable-nki."
+        )
+
+    def lacking(self) -> List[str]:
         sizes, neuron_config = Sizes.of(self), self.neuron_config
         q_heads, batch, dim = sizes.of_rank.q_heads, neuron_config.max_batch_size, sizes.head_dim
         qkv_bias, out_bias = attention_biases(self)
@@ -68,25 +74,26 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         named = option(self, "is_block_kv_layout") or window_of(self) is not None
         wide, in_parts = dim > P_MAX, models.ranks.parts_of_prompt(self) > 1
         left, lora = neuron_config.padding_side == "left", neuron_config.lora_config is not None
-        return [
-            (out_bias, "attention_bias"),
-            (dim % 2 > 0 or wide and dim != 2 * P_MAX, f"head_dim {dim}"),
-            (wide and has_head_norms(self), f"norms over heads of {dim}"),
-            (wide and neuron_config.flash_decoding_enabled, f"shares of heads of {dim}"),
-            (wide and in_parts, f"parts of prompts of heads of {dim}"),
-            (q_heads > P_MAX, f"{q_heads} query heads per rank"),
-            (batch > P_MAX, f"a batch of {batch}"),
-            (lora and quantised, "adapters with quantised weights"),
-            *models.cached.chunks_too_large(self),
-            (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
+        found = {
+            "attention_bias": out_bias,
+            f"head_dim {dim}": dim % 2 > 0 or wide and dim != 2 * P_MAX,
+            f"norms over heads of {dim}": wide and has_head_norms(self),
+            f"shares of heads of {dim}": wide and neuron_config.flash_decoding_enabled,
+            f"parts of prompts of heads of {dim}": wide and in_parts,
+            f"{q_heads} query heads per rank": q_heads > P_MAX,
+            f"a batch of {batch}": batch > P_MAX,
+            "adapters with quantised weights": lora and quantised,
+            **models.cached.chunks_too_large(self),
+            "fp8 blocks, or a window of an fp8 cache, in float32": precise and narrow and named,
             # the kernels see only the tokens before a part
-            (in_parts and left, "left padding in parts of a prompt"),
-            (in_parts and window_of(self) is not None, "a sliding_window over parts of a prompt"),
-            (qkv_bias and quantised, "biases behind quantised weights"),
-            (precise and quantised, "quantised weights in a model of float32"),
-            (bool(getattr(self, "mlp_bias", False)), "mlp_bias"),
-            (self.hidden_act != "silu", f"hidden_act {self.hidden_act}"),
-        ]  # fmt: skip
+            "left padding in parts of a prompt": in_parts and left,
+            "a sliding_window over parts of a prompt": in_parts and window_of(self) is not None,
+            "biases behind quantised weights": qkv_bias and quantised,
+            "quantised weights in a model of float32": precise and quantised,
+            "mlp_bias": bool(getattr(self, "mlp_bias", False)),
+            f"hidden_act {self.hidden_act}": self.hidden_act != "silu",
+        }
+        return [what for what, wrong in found.items() if wrong]
 
     @classmethod
     def get_neuron_config_cls(cls) -> Type[NeuronConfigNKI]:

@@ -435,22 +435,23 @@ def __getattr__(name):
 class StepConfig(llama.LlamaInferenceConfig):
     """llama.py's, but for what a step of this file leaves out."""
 
-    elsewhere = tuple(name for name in llama.ELSEWHERE if name != "speculation_length")
-    covered = "a Llama that llama.py covers, padded on the right, whose tokens are greedy or logits"
+    beyond = tuple(
+        name for name in llama.LlamaInferenceConfig.beyond if name != "speculation_length"
+    )
 
     def lacking(self):
-        """(whether, what) the kernels do not cover."""
+        """What llama.py's kernels do not cover either, and what a step of this file leaves out."""
         given, sampling = self.neuron_config, self.neuron_config.on_device_sampling_config
         drawn = sampling is not None and (
             sampling.dynamic or bool(getattr(sampling, "do_sample", True)) and sampling.top_k != 1
         )
-        return [
-            *super().lacking(),
-            (llama.option(self, "is_continuous_batching"), "continuous batching"),
-            (llama.option(self, "output_logits"), "output_logits"),
-            (given.vocab_parallel, "vocab_parallel"),
-            (drawn, "sampling on the device"),
-        ]
+        found = {
+            "continuous batching": llama.option(self, "is_continuous_batching"),
+            "output_logits": llama.option(self, "output_logits"),
+            "vocab_parallel": given.vocab_parallel,
+            "sampling on the device": drawn,
+        }
+        return [*super().lacking(), *(what for what, wrong in found.items() if wrong)]
 
 
 class StepAttention(llama.NeuronLlamaAttention):

@@ -6,21 +6,16 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Optional
+from typing import Optional
 
 from harness.errors import UserError
-from harness.settings import Settings
 from neuron_cpu.console.hints import hint
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-_EXTENDED = (
-    "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
-    "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
-    "enable_fused_speculation", "prompt_in_chunks", "sequence_parallel_enabled",
-)  # fmt: skip
+# This project's llama.py, and the file that runs where it says that it does not cover something
+BEYOND = {REPOSITORY / "llama.py": REPOSITORY / "models" / "extended.py"}
 OWN_MODULES = "llama", "models.extended", "models.qwen3_moe", "models.step"
 _OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs
@@ -74,44 +69,6 @@ def find(name: str) -> Path:
         f"{' or '.join(map(str, roots))}; give --llama a module name, of this project "
         f"{', '.join(OWN_MODULES)}, or the path of a .py file."
     )
-
-
-def covering(path: Path, settings: Settings, config: Mapping[str, Any]) -> Path:
-    """The file that runs. Where the settings or the model ask for a feature that this project's
-    llama.py refuses, it is the file beside llama.py that adds the feature."""
-    if path != REPOSITORY / "llama.py":
-        return path
-    asked = settings.neuron_config()
-    plain = config["model_type"] == "llama" and not config.get("attention_bias")
-    plain &= not any(asked.get(name) for name in _EXTENDED) and (asked.get("cp_degree") or 1) == 1
-    plain &= asked.get("padding_side") != "left"
-    if plain and not (settings.enable_nki and _lacks_kernels(settings, config)):
-        return path
-    return REPOSITORY / "models" / "extended.py"
-
-
-def _lacks_kernels(settings: Settings, config: Mapping[str, Any]) -> bool:
-    """Whether the kernels of llama.py do not take the heads or the cache of a decode step."""
-    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
-    dim, itemsize = config.get("head_dim") or config["hidden_size"] // heads, 2
-    degree = settings.tp_degree or 1
-    if dim not in (64, 128) or settings.seq_len > 2048 or kv % degree:
-        return True
-    if settings.torch_dtype == "float32":
-        itemsize = 4
-    of_rank, keys = kv // degree, -(-settings.seq_len // 128) * 128
-    # keys turned in tiles of 128 lanes and a row of the mask; values twice, on 128 partitions
-    kept = keys * (-(-of_rank * dim // 128) + 1) + 2 * -(-keys * of_rank // 128) * (dim + 1)
-    if itemsize * kept > (96 if settings.batch_size == 1 else 32) * 1024:
-        return True
-    # of a prompt keys and values of all its tokens, and a block's hidden states, queries and keys
-    length = settings.max_context_length
-    block = 256 if config["hidden_size"] <= 2048 else 384
-    stacks = -(-of_rank * dim // 128)
-    tiles = -(-config["hidden_size"] // 128) + stacks * (1 + -(-heads // kv))
-    sequences = max(1, min(settings.ctx_batch_size or settings.batch_size, block // length))
-    kept = sequences * -(-length // 128) * of_rank * (129 + dim) + block * tiles
-    return itemsize * kept > 108 * 1024
 
 
 def root_of(path: Path) -> Path:

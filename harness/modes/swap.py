@@ -17,7 +17,7 @@ from harness.inputs import models, prompts, schema
 from harness.inputs.features import LONGEST_EAGER
 from harness.output import swapped as output
 from harness.processes.workers import Job, SubmissionFailed, Worker, Workers
-from harness.session.building import limits_of, work_folder
+from harness.session.jobs import limits_of, work_folder
 from harness.session.opening import read_tokenizer
 from harness.settings import Settings, Swap
 from harness.swapping import reference_cache

@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
-from harness.errors import UserError
-from harness.files import bytes_of, cache_folder, locked_folder, modified, remove_unlocked
+from harness.files import bytes_of, locked_folder, modified, remove_unlocked
 from harness.inputs import models, quantised, submission
 from harness.processes.roles import BASELINES, QUANTISED, Role
-from harness.processes.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
+from harness.processes.workers import Answer, OnEvent, SubmissionFailed, Worker
+from harness.session.jobs import job_of, work_folder
 from harness.session.opening import Session
 from harness.settings import Settings
 from neuron_cpu.files import atomic_folder, check_plain, write_text_atomically
-from neuron_cpu.processes.limits import Limits
 
 MANIFEST = "driver.json"
 MOST_COMPILED_BYTES = 16 << 30  # in the cache: some six models of Llama-3.2-1B in bf16
@@ -77,7 +76,7 @@ def counting(loaded: Loaded) -> Loaded:
     A submission's acts while it generates do not reach that process. The baseline needs none, and
     without isolation there is one process only.
     """
-    job = _job(loaded.session, loaded.role)
+    job = job_of(loaded.session, loaded.role)
     if job.source is None or job.limits is None:
         return loaded
     return construct(loaded.session, loaded.role, counts=True)
@@ -86,7 +85,7 @@ def counting(loaded: Loaded) -> Loaded:
 def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
     """The model configured, without weights, in the process that its role runs in."""
     with console.step("Importing PyTorch, transformers and the SDK", least_seconds=1):
-        job = replace(_job(session, role), counts=counts)
+        job = replace(job_of(session, role), counts=counts)
         worker = session.workers.worker(job, work_folder(session.settings))
         worker.call(f"{_MODEL}:prepare", "The submission cannot be imported")
     answer = worker.call(f"{_MODEL}:construct", "The model cannot be configured", role=role.value)
@@ -94,52 +93,10 @@ def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
     return Loaded(session, role, worker, _checked_buckets(answer.body), folder)
 
 
-def _job(session: Session, role: Role) -> Job:
-    """The baseline gets a process of its own where the platform allows two."""
-    settings, platform_here = session.settings, sdk.platform()
-    own = role in BASELINES and platform_here.simulates
-    return Job(
-        settings=settings,
-        model_path=session.model.path,
-        model_type=session.model.config["model_type"],
-        pad_token_id=session.pad_token_id,
-        eos_token_id=getattr(session.tokenizer, "eos_token_id", None),
-        source=None if own else session.source,
-        scratch=Path(),
-        limits=limits_of(settings) if settings.isolate else None,
-        confined=platform_here.confines,
-    )
-
-
 def start(session: Session) -> None:
     """Begin the process of the session's model, which may have another one to meet."""
     role = Role.NKI if session.settings.enable_nki else Role.TORCH
-    session.workers.worker(_job(session, role), work_folder(session.settings))
-
-
-def work_folder(settings: Settings) -> Path:
-    """Where processes get folders of their own: on the disk where compiled folders go.
-
-    A UserError where there is no cache, as in a home that may not be written.
-    """
-    cache = cache_folder()
-    if settings.compiled_model_path is None:
-        existing = next(path for path in (cache, *cache.parents) if path.exists())
-        if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-            raise UserError(
-                f"Cannot write {cache}; set XDG_CACHE_HOME to a folder that may be written, or "
-                "name one with --compiled-model-path."
-            )
-    return (settings.compiled_model_path or cache) / "work"
-
-
-def limits_of(settings: Settings) -> Limits:
-    """The limits of a submission's or a kernel's process."""
-    return Limits(
-        memory_bytes=int(settings.memory_limit * 2**30),
-        cpu_seconds=settings.cpu_limit,
-        wall_seconds=settings.time_limit,
-    )
+    session.workers.worker(job_of(session, role), work_folder(session.settings))
 
 
 def _checked_buckets(found: Any) -> dict[str, list[int]]:

@@ -7,7 +7,7 @@ import importlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -53,15 +53,70 @@ def prepare(host: Host) -> None:
     _ = host.module
 
 
+def uncovered(host: Host, role: str) -> Optional[str]:
+    """Why the submission does not cover the model with these settings, in its own words; None where
+    it does, or where its configuration has no answer."""
+    try:
+        _, config = _configured(host, Role(role))
+    except UserError as error:
+        return str(error)
+    why = getattr(config, "uncovered", lambda: None)()
+    return None if why is None else str(why)
+
+
 def construct(host: Host, role: str) -> dict[str, list[int]]:
-    """Config objects and the model, as the contest's driver builds them; sub-model -> buckets."""
-    role = Role(role)
+    """The model, as the contest's driver builds it; sub-model -> buckets."""
+    asked, config = _configured(host, Role(role))
+    with _told_as_configured(host):
+        model = host.model_class(str(_model_path(host, Role(role))), config)
+    if asked.prefill_chunk and not hasattr(model, "token_generation_model"):
+        raise UserError(
+            f"{type(model).__name__} of {type(model).__module__} has no single-token graph beside "
+            "that for chunks of a prompt, as NxDI has none since 0.2 unless the model's "
+            f"enable_speculation adds it; give --max-context-length {host.job.settings.seq_len}."
+        )
+    if sdk.real_libraries() is not None and config.neuron_config.torch_dtype == torch.float32:
+        model.checkpoint_loader_fn = _in_fp32(model.checkpoint_loader_fn)
+    host.models[Role(role)] = model
+    return {wrapper.tag: _lengths(wrapper) for wrapper in model.models}
+
+
+@contextlib.contextmanager
+def _told_as_configured(host: Host) -> Iterator[None]:
+    """Turn what configurations raise into a refusal."""
+    try:
+        yield
+    except (ValueError, AssertionError, AttributeError, TypeError) as error:
+        raise UserError(f"The model cannot be configured: {host.where(error)}.") from error
+
+
+def _configured(host: Host, role: Role) -> tuple[Settings, Any]:
+    """The settings of a role, and its configuration, as the contest's driver makes it."""
     asked = host.job.settings
     if role in (*BASELINES, Role.DRAFT):
         asked = asked.of_baseline() if role == Role.BASELINE else asked.in_float()
         asked = replace(asked, speculation=None)
     if role in BASELINES and asked.seq_len <= MOST_PREFILL:
         asked = asked.whole_prefill()
+    settings, model_class = _neuron_settings(asked, role), host.model_class
+    with _told_as_configured(host):
+        of_neuron = model_class.get_neuron_config_cls()
+        if "kv_cache_quant" in settings and hasattr(of_neuron(), "kv_quant_config"):
+            settings["kv_quant_config"] = {}  # without it NxDI 0.8 and 0.9 ignore the option
+        neuron_config = of_neuron(**settings)
+        config = model_class.get_config_cls()(
+            neuron_config,
+            load_config=load_pretrained_config(str(_model_path(host, role))),
+            pad_token_id=host.job.pad_token_id,
+        )
+        if asked.speculation is not None and asked.speculation.fused:
+            config.fused_spec_config = _with_draft(host, model_class, neuron_config)
+        _check_fields(neuron_config, settings)
+    return asked, config
+
+
+def _neuron_settings(asked: Settings, role: Role) -> dict[str, Any]:
+    """Arguments of NeuronConfig."""
     settings = asked.neuron_config()
     if role in BASELINES and sdk.platform().simulates and sdk.real_libraries() is None:
         settings["save_sharded_checkpoint"] = False  # `load` reads the checkpoint itself
@@ -79,34 +134,7 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
         settings["enable_nki"] = True
     if asked.adapters is not None:
         settings["lora_config"] |= room_for_adapters(len(asked.adapters.paths), asked.batch_size)
-    path = str(_model_path(host, role))
-    model_class = host.model_class
-    try:
-        of_neuron = model_class.get_neuron_config_cls()
-        if "kv_cache_quant" in settings and hasattr(of_neuron(), "kv_quant_config"):
-            settings["kv_quant_config"] = {}  # without it NxDI 0.8 and 0.9 ignore the option
-        neuron_config = of_neuron(**settings)
-        config = model_class.get_config_cls()(
-            neuron_config,
-            load_config=load_pretrained_config(path),
-            pad_token_id=host.job.pad_token_id,
-        )
-        if asked.speculation is not None and asked.speculation.fused:
-            config.fused_spec_config = _with_draft(host, model_class, neuron_config)
-        _check_fields(neuron_config, settings)
-        model = model_class(path, config)
-    except (ValueError, AssertionError, AttributeError, TypeError) as error:
-        raise UserError(f"The model cannot be configured: {host.where(error)}.") from error
-    if asked.prefill_chunk and not hasattr(model, "token_generation_model"):
-        raise UserError(
-            f"{type(model).__name__} of {type(model).__module__} has no single-token graph beside "
-            "that for chunks of a prompt, as NxDI has none since 0.2 unless the model's "
-            f"enable_speculation adds it; give --max-context-length {host.job.settings.seq_len}."
-        )
-    if sdk.real_libraries() is not None and settings.get("torch_dtype") == torch.float32:
-        model.checkpoint_loader_fn = _in_fp32(model.checkpoint_loader_fn)
-    host.models[role] = model
-    return {wrapper.tag: _lengths(wrapper) for wrapper in model.models}
+    return settings
 
 
 def _in_fp32(load: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., Any]:

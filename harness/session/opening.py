@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import sys
@@ -18,7 +19,9 @@ from harness.files import cache_folder, check_writable_folder
 from harness.inputs import command_line, models, prompts, quantised, submission
 from harness.inputs.chunks import with_chunks
 from harness.processes import ranks as other_ranks
+from harness.processes.roles import Role
 from harness.processes.workers import Workers
+from harness.session.jobs import job_of, work_folder
 from harness.settings import Settings
 from neuron_cpu.console import streams
 from neuron_cpu.environment import variable
@@ -42,10 +45,20 @@ class Session:
         """Whether the output continues the prompt rather than answering it."""
         return self.settings.raw or not self.tokenizer.chat_template
 
-    @property
+    @functools.cached_property
     def source(self) -> Path:
-        """The file that runs, with the features of the settings."""
-        return submission.covering(self.submission, self.settings, self.model.config)
+        """The file that runs: the submission, or the one that it has beside it for models and
+        settings that it does not cover, as it says itself, in its own process."""
+        other = submission.BEYOND.get(self.submission)
+        if other is None:
+            return self.submission
+        role = Role.NKI if self.settings.enable_nki else Role.TORCH
+        job = job_of(self, role, self.submission)
+        with console.step("Importing PyTorch, transformers and the SDK", least_seconds=1):
+            worker = self.workers.worker(job, work_folder(self.settings))
+            asked = "harness.session.model:uncovered"
+            why = worker.call(asked, "The model cannot be configured", role=role.value).body
+        return self.submission if why is None else other
 
     @property
     def compiled_root(self) -> Path:

@@ -37,6 +37,7 @@ from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.program.digest import Digest, hashed  # noqa: E402
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE  # noqa: E402
 from neuron_cpu.core.time.schedule import schedule  # noqa: E402
+from neuron_cpu.errors import CompileError  # noqa: E402
 
 SMALL = dict(
     MODEL_SHAPES["llama-3.2-1b"], hidden_size=576, num_attention_heads=9, num_key_value_heads=3,
@@ -158,7 +159,7 @@ def of_program(program: Program) -> list[Any]:
     for each in program:
         own.instruction(each)
     found = schedule(program, DEFAULT_PROFILE)
-    timed.add([round(x, 3) for x in found.start], [round(x, 3) for x in found.end])
+    timed.add(repr([[round(x, 3) for x in ends] for ends in (found.start, found.end)]))
     hashes = [digest.hash.hexdigest()[:12] for digest in (own, timed)]
     return [*hashes, round(found.total / 1e3, 2), len(program)]
 
@@ -195,7 +196,7 @@ def main() -> int:
     for name in args.cases or every:
         try:
             graphs = {graph: [ran, rest] for graph, ran, rest in of_case(module, *every[name])}
-        except Exception as error:
+        except (AssertionError, NotImplementedError, ValueError, CompileError) as error:
             graphs = {"refused": f"{type(error).__name__}: {error}"}
         found[name] = json.loads(json.dumps(graphs))
         if args.write:

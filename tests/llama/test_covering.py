@@ -1,17 +1,24 @@
-"""The driver takes the files beside llama.py exactly where llama.py alone refuses."""
+"""llama.py says what it does not cover, its kernels agree, and the driver takes its word."""
 
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
 import llama
-from harness.inputs import command_line, submission
+from harness.inputs import command_line, models, submission
 from harness.model_shapes import MODEL_SHAPES
+from harness.processes.workers import Workers
+from harness.session.opening import Session
+from tests.llama.program_hashes import of_case
 
 OWN = submission.REPOSITORY / "llama.py"
 ONE_B = MODEL_SHAPES["llama-3.2-1b"]
@@ -24,6 +31,12 @@ CASES = {
     "a degree that does not divide the heads": (["--tp-degree", "16"], {}, False),
     "sequence parallel": (["--sequence-parallel-enabled"], {}, False),
     "heads of 128": ([], dict(head_dim=128), True),
+    "a server of the embedded model": (
+        ["--mode", "serve", "--seq-len", "2048", "--max-context-length", "512", "--tp-degree", "1"],
+        MODEL_SHAPES["smollm2-135m"],
+        False,
+    ),
+    "a batch of eight over 2048 keys": (["--seq-len", "2048", "--batch-size", "8"], {}, False),
     "PyTorch's heads of 80": (None, dict(head_dim=80), True),
     "heads of 80": ([], dict(head_dim=80), False),
     "Qwen": ([], dict(model_type="qwen2"), False),
@@ -51,36 +64,71 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_llama_refuses_the_extended_file_gets(name: str, tmp_path: Path, monkeypatch) -> None:
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The file that runs, for settings and a model's config.json."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
+    workers = Workers()
+
+    def source(settings: Any, config: dict[str, Any], path: Path = OWN) -> Path:
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        settings = replace(settings, isolate=False, tp_degree=settings.tp_degree or 2)
+        if settings.quantized:
+            settings = replace(settings, quantized_checkpoints_path=tmp_path)
+        model = models.ModelFolder(tmp_path, "model", config)
+        return Session(settings, model, path, None, 0, workers=workers).source
+
+    yield source
+    workers.close()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_llama_does_not_cover_the_extended_file_gets(name: str, asked: Any) -> None:
     more, changes, alone = CASES[name]
-    config = ONE_B | changes
-    arguments = ["--mode", "generate"]
-    arguments += ["--tp-degree", "2"] if not more or "--tp-degree" not in more else []
-    arguments += [] if more is None else ["--enable-nki", *more]
-    settings = command_line.parse(arguments)
-    if settings.quantized:
-        settings = replace(settings, quantized_checkpoints_path=tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    refused = False
-    try:
-        options = {"torch_dtype": settings.torch_dtype, **settings.neuron_config()}
-        options |= {"nki_enabled": settings.enable_nki}
-        neuron_config = llama.NeuronConfigNKI(**options)
-        read = llama.LlamaInferenceConfig(
-            neuron_config, load_config=load_pretrained_config(str(tmp_path))
-        )
-        if settings.enable_nki:
-            llama.check_kernels(read)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        refused = True
-        assert "models/extended.py" in str(error) or "do not cover" in str(error), error
-    assert refused != alone
-    chosen = submission.covering(OWN, settings, config)
-    assert chosen == (OWN if alone else OWN.parent / "models" / "extended.py")
+    arguments = ["--mode", "generate", *([] if more is None else ["--enable-nki", *more])]
+    found = asked(command_line.parse(arguments), ONE_B | changes)
+    assert found == (OWN if alone else OWN.parent / "models" / "extended.py")
 
 
-def test_a_file_of_somebody_else_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_file_of_somebody_else_is_taken_as_it_is(tmp_path: Path, asked: Any) -> None:
     settings = command_line.parse(["--mode", "generate", "--seq-len", "4096", "--enable-nki"])
-    assert submission.covering(tmp_path / "llama.py", settings, ONE_B) == tmp_path / "llama.py"
+    assert asked(settings, ONE_B, tmp_path / "llama.py") == tmp_path / "llama.py"
+
+
+def shapes(count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Models and settings around the limits of SBUF, seeded."""
+    draw, found = random.Random(50), []
+    while len(found) < count:
+        heads = draw.choice([8, 16, 32])
+        config = ONE_B | dict(
+            hidden_size=draw.choice([512, 1024, 2048, 4096]), head_dim=draw.choice([64, 128]),
+            num_attention_heads=heads, num_key_value_heads=draw.choice([2, 4, 8, heads]),
+            intermediate_size=1024, vocab_size=1024, num_hidden_layers=1,
+        )  # fmt: skip
+        length = draw.choice([128, 640, 1024, 2048])
+        asked = dict(
+            tp_degree=draw.choice([1, 2]),
+            batch_size=draw.choice([1, 2, 4, 8]),
+            seq_len=length,
+            max_context_length=draw.choice([64, length]),
+            torch_dtype=draw.choice(["bfloat16", "float32"]),
+        )
+        found.append((config, asked))
+    return found
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_the_kernels_agree_with_what_llama_says(number: int, tmp_path: Path, monkeypatch) -> None:
+    """Whatever it says that it covers is traced and fits SBUF; what it leaves, the other takes."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
+    config, asked = shapes(12)[number]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    dtype = getattr(torch, asked["torch_dtype"])
+    neuron_config = llama.NeuronConfigNKI(enable_nki=True, **(asked | {"torch_dtype": dtype}))
+    read = load_pretrained_config(str(tmp_path))
+    why = llama.LlamaInferenceConfig(neuron_config, load_config=read).uncovered()
+    if why is not None:
+        with pytest.raises(ValueError, match="do not cover"):
+            [*of_case(llama, config, asked)]
+        return
+    assert all(programs for _, programs, _ in of_case(llama, config, asked))
