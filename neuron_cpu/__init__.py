@@ -4,7 +4,8 @@
 `neuronx_distributed_inference`, `torch_xla`) importable: from the real SDK where it is installed,
 from `neuron_cpu/sdk` elsewhere, and from `neuron_cpu/imitation` where the two public libraries are
 not there (`libraries`). `install()` asks for the stand-in in any case, for a notebook or a script
-that is written for it. Everything else of the project imports those names only.
+that is written for it, and gives PyTorch its device `neuron` (`announce`, `torch_device`).
+Everything else of the project imports those names only.
 """
 
 import importlib.util
@@ -23,6 +24,8 @@ __version__ = "0.2.0"
 SDK_ROOT = Path(__file__).resolve().parent / "sdk"
 IMITATION_ROOT = SDK_ROOT.parent / "imitation"
 ROOTS = (str(SDK_ROOT), str(IMITATION_ROOT))
+# What PyTorch reads of installed packages when it is imported: the entry point of its device.
+ANNOUNCED = str(SDK_ROOT.parent / "announced")
 
 
 def _real_sdk_present() -> bool:
@@ -62,8 +65,14 @@ def install() -> str:
     # The SDK's names first, this package last: what a process finds itself goes before it.
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [*_folders(libraries.find(ROOTS)), *filter(None, inherited)]
-    paths.append(str(SDK_ROOT.parent.parent))
+    paths += [str(SDK_ROOT.parent.parent), ANNOUNCED]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    if ANNOUNCED not in sys.path:
+        sys.path.append(ANNOUNCED)
+        if "torch" in sys.modules:  # it has looked for devices already
+            from . import announce
+
+            announce.neuron()
     return line
 
 

@@ -1,7 +1,7 @@
 """The runtime's SPMDModel: one compiled graph on all ranks."""
 
 import functools
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, NamedTuple, Sequence
 
 import torch
 
@@ -111,6 +111,13 @@ class SPMDModel:
         return pool.run(functions)
 
 
+class _Memory(NamedTuple):
+    """A rank's memory in place of a torch.device."""
+
+    type: str
+    index: int
+
+
 class InRank(torch.Tensor):
     """A tensor whose device tells NxDI that it lies in a rank's memory; `cpu` fetches it."""
 
@@ -119,8 +126,9 @@ class InRank(torch.Tensor):
         return value.as_subclass(InRank) if isinstance(value, torch.Tensor) else value
 
     @property
-    def device(self) -> torch.device:
-        return torch.device("privateuseone:0")
+    def device(self) -> Any:
+        """The runtime's device, named as NxDI asks, also where PyTorch calls it neuron."""
+        return _Memory("privateuseone", 0)
 
     def cpu(self, *_: Any, **_options: Any) -> torch.Tensor:
         return self.as_subclass(torch.Tensor)

@@ -1,0 +1,30 @@
+"""PyTorch's device `neuron` on a CPU: tensors, kernels, compiled graphs, processes, a report.
+
+`neuron_cpu.announce` names the device; whatever a program then uses of it loads this package.
+"""
+
+import functools
+from typing import Any
+
+import torch
+
+from neuron_cpu import announce
+
+from . import autocast
+
+announce.neuron()
+# A module's parameters stay the same objects when they move: optimisers and ties hold them.
+torch.__future__.set_swap_module_params_on_conversion(True)
+autocast.install()
+
+_run_backward = torch.autograd._engine_run_backward
+
+
+@functools.wraps(_run_backward)
+def _in_this_thread(*args: Any, **kwargs: Any) -> Any:
+    """Backward without a thread for the device, which could outlive the interpreter."""
+    with torch.autograd.set_multithreading_enabled(False):
+        return _run_backward(*args, **kwargs)
+
+
+torch.autograd._engine_run_backward = _in_this_thread

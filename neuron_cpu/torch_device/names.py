@@ -1,0 +1,3 @@
+"""What the newer `torch_neuronx` offers."""
+
+from .module import *  # noqa: F403
