@@ -38,6 +38,12 @@ def parser() -> argparse.ArgumentParser:
     title = __doc__.splitlines()[0].replace("``", "")
     top = argparse.ArgumentParser(prog=_name(), description=title)
     top.add_argument("--version", action="version", version=f"neuron_cpu {__version__}")
+    top.add_argument(
+        "--print-completion",
+        choices=("bash", "zsh", "tcsh"),
+        action=_Completion,
+        help="print a shell's completion of this command",
+    )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         made = commands.add_parser(name, help=command.HELP, description=command.HELP)
@@ -51,6 +57,18 @@ def parser() -> argparse.ArgumentParser:
     said = f"run a script without the SDK: {run_script.USAGE}"
     commands.add_parser("run", help=said, description=said, usage="%(prog)s SCRIPT ARGS...")
     return top
+
+
+class _Completion(argparse.Action):
+    """Prints the completion of a shell, as shtab makes it of the parser."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        try:
+            shtab = importlib.import_module("shtab")
+        except ModuleNotFoundError:
+            parser.error(f"{option_string} needs shtab, which is not installed: pip install shtab")
+        print(shtab.complete(parser, values))
+        parser.exit()
 
 
 def _name() -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -136,7 +139,7 @@ def test_interrupts_and_readers_that_leave(target, monkeypatch, capsys) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compare, "report", interrupt)
+    monkeypatch.setattr(compare, "compare", interrupt)
     assert main(["compare", target(), "--arg", "128x64:bf16"]) == 130
     assert "interrupted" in told(capsys)
 
@@ -160,3 +163,45 @@ def test_arrows_belong_to_a_trace(target, tmp_path: Path, capsys: pytest.Capture
         assert main([*profile, "--trace", str(path), "--arrows", number]) == 0
         sizes.append(path.read_text().count('"cat": "operand"'))
     assert sizes == [0, 2]  # the store waits for the load: both ends of one arrow
+
+
+ARGS = "--arg=128x8:f32"
+JSON = ("--json", "-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (("profile", ARGS), "time_ns"),
+        (("compare", ARGS), "worst"),
+        (("check", ARGS), 0),
+        (("check", "--baseline=BASE", ARGS, "--values=zeros", "--values=ties"), "cases"),
+        (("sweep", "--arg=128xN:f32", "--range=N=8,16"), "N"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_figures_go_to_standard_output(arguments, key, target, capsys) -> None:
+    command, *options = [str(word).replace("BASE", target()) for word in arguments]
+    assert main([command, target(), *options, *JSON]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)[key] is not None and "k" in shown.err
+    assert main([command, target(), *options, "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_values_add_up(target, capsys) -> None:
+    options = (target(), "--baseline", target(), ARGS, "--values=zeros", "--values=odd")
+    assert main(["check", *options]) == 2
+    assert "--values zeros,odd, expected some of random,zeros" in told(capsys)
+
+
+def test_completion_needs_its_library(monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--print-completion", "bash"])
+    assert "needs shtab, which is not installed: pip install shtab" in told(capsys)
+    made = SimpleNamespace(complete=lambda parser, shell: f"{parser.prog} {shell}")
+    monkeypatch.setitem(sys.modules, "shtab", made)
+    with pytest.raises(SystemExit, match="0"):
+        main(["--print-completion", "zsh"])
+    assert capsys.readouterr().out.endswith(" zsh\n")

@@ -4,12 +4,10 @@ With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged 
 """
 
 import argparse
-import json
 from pathlib import Path
 
 from ..console import terminal
 from ..errors import UsageError
-from ..files import write_text_atomically
 from . import judged, kernels
 
 # Columns that a narrow terminal does without, the first one first.
@@ -52,16 +50,14 @@ def _list_constructs(args: argparse.Namespace) -> int:
             )
         found.update(provenance.in_program(kernels.trace(kernels.load_kernel(args.kernel), args)))
     findings = provenance.judge(found)
-    console = terminal.output(kernels.PIPED_WIDTH)
+    console = kernels.output(args)
     terminal.print_table(
         console, tables.provenance_table(findings), EXPENDABLE, "source", ELSEWHERE
     )
     console.print(provenance.summary(findings))
     if not args.arg:
         console.print("Types in PSUM and first partitions: name a kernel and its --arg shapes.")
-    if args.json:
-        write_text_atomically(args.json, json.dumps([one._asdict() for one in findings], indent=1))
-        console.print(f"list: {args.json}")
+    kernels.write_json(args, console, [one._asdict() for one in findings], "list")
     return 1 if provenance.counts(findings)[provenance.UNPROVEN] else 0
 
 

@@ -2,7 +2,6 @@
 
 import argparse
 
-from ..console import terminal
 from ..console.arguments import at_least_zero, seed
 from . import kernels
 
@@ -25,6 +24,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         help="largest accepted difference, relative to a result's largest magnitude",
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the random inputs")
+    kernels.declare_files(parser, json="write what was found")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,5 +35,8 @@ def run(args: argparse.Namespace) -> int:
     with kernels.bounded(args):
         program = kernels.trace(kernels.load_kernel(args.kernel), args, args.seed)
     inputs = tensors_of(*kernels.case_of(args).values("random", args.seed))
-    say = terminal.output(kernels.PIPED_WIDTH).print
-    return 0 if comparison.report(program, inputs, args.tolerance, args.against, say) else 1
+    found = comparison.compare(program, inputs, args.tolerance, args.against)
+    console = kernels.output(args)
+    console.print(str(found))
+    kernels.write_json(args, console, found.to_json(), "comparison")
+    return 1 if found.parts else 0

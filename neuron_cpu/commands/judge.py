@@ -1,7 +1,6 @@
 """``judge DIR``: answers to the suite's thirty operators, judged and scored."""
 
 import argparse
-import json
 import os
 import shutil
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any
 from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
-from ..files import write_text_atomically
 from . import judged, kernels
 
 HELP = "score a folder of kernels on a suite of thirty operators"
@@ -91,7 +89,7 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
     from ..suite.strangers import Judging
 
     kernels.confined(args)
-    console = terminal.output(kernels.PIPED_WIDTH)
+    console = kernels.output(args)
     settings = Settings(seeds=tuple(dict.fromkeys(args.seed or (0,))))
     bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)
     judging = Judging(
@@ -120,8 +118,6 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
         )
     terminal.print_table(console, score.score_table(found))
     console.print(judged.estimate_line(settings))
-    if args.json:
-        content = {"score": found, "answers": [one.to_json() for one in outcomes]}
-        write_text_atomically(args.json, json.dumps(content, indent=1))
-        console.print(f"figures: {args.json}")
+    content = {"score": found, "answers": [one.to_json() for one in outcomes]}
+    kernels.write_json(args, console, content)
     return 0 if all(one.correct for one in outcomes) else 1

@@ -1,14 +1,13 @@
 """``check FILE:KERNEL --ref FILE:FUNCTION``: legal, correct and fast? Or slower than it was?"""
 
 import argparse
-import json
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from ..console import terminal
 from ..console.arguments import above_zero, seed
 from ..errors import UsageError
-from ..files import write_text_atomically
 from ..lessons import with_pointers
 from . import kernels
 
@@ -38,9 +37,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--values",
-        default=",".join(VALUES),
+        action="append",
         metavar="KIND,...",
-        help=f"values to try (default: {','.join(VALUES)})",
+        help=f"values to try; repeat (default: {','.join(VALUES)})",
     )
     group.add_argument("--seed", type=seed, action="append", help="seed of values; repeat (0)")
     group.add_argument(
@@ -88,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     kernel = kernels.load_kernel(args.kernel)
     cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
     verdicts = _judged(kernel, args.kernel, reference, cases, settings)
-    console = terminal.output(kernels.PIPED_WIDTH)
+    console = kernels.output(args)
     table = tables.verdict_table(verdicts, tables.title(args.kernel, reference, settings))
     shown = [as_table(table)]
     terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
@@ -105,9 +104,7 @@ def run(args: argparse.Namespace) -> int:
             console, args, kernel, reference, cases, settings, verdicts, shown
         )
     console.print(estimate_line(settings))
-    if args.json:
-        write_text_atomically(args.json, json.dumps(content, indent=1))
-        console.print(f"figures: {args.json}")
+    kernels.write_json(args, console, content)
     if args.html:
         _write_page(args, cases, settings, shown, said)
         console.print(f"page: {args.html}")
@@ -231,15 +228,16 @@ def settings_of(args: argparse.Namespace) -> Any:
 
     return Settings(
         grid=kernels.parse_grid(args.grid),
-        kinds=kinds_of(args.values),
+        kinds=kinds_of(args.values or VALUES),
         seeds=tuple(dict.fromkeys(args.seed or (0,))),
         tolerance=args.tolerance,
         nan=args.nan,
     )
 
 
-def kinds_of(text: str) -> tuple[str, ...]:
-    """The kinds of values that --values names."""
+def kinds_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """The kinds of values that --values names, each time with commas between them."""
+    text = ",".join(texts)
     kinds = tuple(dict.fromkeys(filter(None, text.split(","))))
     if not kinds or not set(kinds) <= set(VALUES):
         raise UsageError(f"--values {text}, expected some of {','.join(VALUES)}; correct the list.")

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import re
 import sys
 import traceback
@@ -11,13 +12,16 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from ..console import terminal
 from ..console.arguments import positive
 from ..console.hints import hint
 from ..environment import variable
 from ..errors import UsageError
+from ..files import write_text_atomically
 from ..processes import limits
 
 PIPED_WIDTH = 180  # columns of a table that goes to a file
+STANDARD_OUTPUT = Path("-")
 TARGET = "NEURON_PLATFORM_TARGET_OVERRIDE"  # core/device/target.py, which is imported late
 
 
@@ -74,7 +78,29 @@ def targeted(args: argparse.Namespace) -> AbstractContextManager[None]:
 def declare_files(parser: Any, **files: str) -> None:
     """Options that name files: each with what the command does with it."""
     for name, help in files.items():
+        if name == "json":
+            help += "; - for standard output, which then has nothing else"
+            quiet = "print nothing but errors: the exit status and files say the rest"
+            parser.add_argument("--quiet", action="store_true", help=quiet)
         parser.add_argument(f"--{name}", type=Path, metavar="PATH", help=help)
+
+
+def output(args: argparse.Namespace) -> Any:
+    """Where a command that has --json and --quiet prints its tables."""
+    elsewhere = sys.stderr if args.json == STANDARD_OUTPUT else None
+    return terminal.output(PIPED_WIDTH, elsewhere, args.quiet)
+
+
+def write_json(args: argparse.Namespace, console: Any, content: Any, what: str = "figures") -> None:
+    """Write what --json asks for, if it is given."""
+    if args.json is None:
+        return
+    text = json.dumps(content, indent=1, default=str)
+    if args.json == STANDARD_OUTPUT:
+        print(text)
+        return
+    write_text_atomically(args.json, text)
+    console.print(f"{what}: {args.json}")
 
 
 def declare_reference(parser: Any, help: str) -> None:

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     found = by_profile[name]
     summary = report.profile(found)
     by_release = {release: by_profile[release].total for release in cost.RELEASES}
-    console = terminal.output(kernels.PIPED_WIDTH)
+    console = kernels.output(args)
 
     def print_table(table: Any) -> None:
         leave_out = tables.expendable(summary.lines)
@@ -106,12 +106,10 @@ def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str
     from ..page import data
     from ..page.write import write
 
-    if args.json:
-        if args.baseline:
-            other = report.profile(runs[1][1]).to_json()
-            figures = figures | {"baseline": {"kernel": args.baseline} | other}
-        write_text_atomically(args.json, json.dumps(figures, indent=1))
-        console.print(f"figures: {args.json}")
+    if args.baseline:
+        other = report.profile(runs[1][1]).to_json()
+        figures = figures | {"baseline": {"kernel": args.baseline} | other}
+    kernels.write_json(args, console, figures)
     if args.trace:
         arrows = flows.ARROWS if args.arrows is None else args.arrows
         write_text_atomically(args.trace, json.dumps(report.perfetto(runs, arrows)))

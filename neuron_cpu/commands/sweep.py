@@ -1,7 +1,6 @@
 """``sweep FILE:KERNEL --arg Nx1024:bf16 --range N=128..4096``: the estimate over sizes."""
 
 import argparse
-import json
 import re
 from typing import Any
 
@@ -9,7 +8,6 @@ from rich.table import Table
 
 from ..console import terminal
 from ..errors import UsageError
-from ..files import write_text_atomically
 from . import judged, kernels
 
 HELP = "estimate a kernel over a range of sizes: time, bound, share of it; as a table and a PNG"
@@ -54,14 +52,12 @@ def run(args: argparse.Namespace) -> int:
             speed = verdict.speed(program, settings)
             bound_ns = speed.time_ns * speed.roofline_percent / 100
             rows.append({"size": size, "bound_ns": bound_ns, **speed._asdict()})
-    console = terminal.output(kernels.PIPED_WIDTH)
+    console = kernels.output(args)
     terminal.print_table(console, _table(name, rows, args.kernel), ("on a device, µs",), "")
     for reason in dict.fromkeys(row["refusal"] for row in rows if "refusal" in row):
         console.print(reason)
     console.print(judged.estimate_line(settings))
-    if args.json:
-        write_text_atomically(args.json, json.dumps({"kernel": args.kernel, name: rows}, indent=1))
-        console.print(f"figures: {args.json}")
+    kernels.write_json(args, console, {"kernel": args.kernel, name: rows})
     if args.plot:
         from ..tune import plot
 

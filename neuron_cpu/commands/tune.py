@@ -42,7 +42,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tolerance", type=above_zero, help="largest accepted error of a result")
     parser.add_argument(
-        "--values", default="random,large", metavar="KIND,...", help="values to try (random,large)"
+        "--values", action="append", metavar="KIND,...", help="values to try; repeat (random,large)"
     )
     parser.add_argument("--points", type=positive, default=200, help="points to try at most (200)")
     parser.add_argument("--jobs", type=positive, help="processes (default: one a processor)")
@@ -87,7 +87,7 @@ def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:
             "arguments; correct --arg or --case."
         )
     known = earlier.trials(args.resume, task, names) if args.resume else []
-    console = terminal.output(kernels.PIPED_WIDTH)
+    console = kernels.output(args)
     if args.resume:
         console.print(f"{len(known)} points known from {args.resume}")
     total = args.points if args.rewrite else min(args.points, space.size(names))
@@ -147,7 +147,7 @@ def _task(args: argparse.Namespace, source: Any) -> Any:
         reference = (Path(path).resolve(), name)
     settings = Settings(
         grid=kernels.parse_grid(args.grid),
-        kinds=judged.kinds_of(args.values),
+        kinds=judged.kinds_of(args.values or ("random", "large")),
         tolerance=args.tolerance,
     )
     args.dtype = []
@@ -156,18 +156,22 @@ def _task(args: argparse.Namespace, source: Any) -> Any:
 
 
 def _save(args: argparse.Namespace, now: Any, work: Any) -> None:
-    """Write the points known so far to the file of --json."""
+    """Keep the points known so far in the file of --json."""
+    if args.json not in (None, kernels.STANDARD_OUTPUT):
+        write_text_atomically(args.json, json.dumps(_points(args, now, work), default=str))
+
+
+def _points(args: argparse.Namespace, now: Any, work: Any) -> dict[str, Any]:
+    """The points known so far, for --json and --resume."""
     from ..tune import earlier, search
 
-    if args.json:
-        content = {
-            "kernel": args.kernel,
-            "task": earlier.identity(work.task),
-            "now": now.to_json(),
-            "front": [one.to_json() for one in search.front(work.trials, args.ref is not None)],
-            "trials": [trial.to_json() for trial in work.trials],
-        }
-        write_text_atomically(args.json, json.dumps(content, indent=1, default=str))
+    return {
+        "kernel": args.kernel,
+        "task": earlier.identity(work.task),
+        "now": now.to_json(),
+        "front": [one.to_json() for one in search.front(work.trials, args.ref is not None)],
+        "trials": [trial.to_json() for trial in work.trials],
+    }
 
 
 def _print(
@@ -188,9 +192,7 @@ def _print(
     for reason, count in tables.reasons(trials):
         console.print(f"{count} times: {reason}")
     console.print(judged.estimate_line(Settings()))
-    if args.json:
-        _save(args, now, work)
-        console.print(f"figures: {args.json}")
+    kernels.write_json(args, console, _points(args, now, work))
     if args.plot:
         plot.plot(found, trials, now, f"{args.kernel}: time against SBUF", args.plot)
         console.print(f"plot: {args.plot}")

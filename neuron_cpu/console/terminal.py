@@ -32,10 +32,16 @@ def here(text: str) -> str:
     return text.replace(os.path.join(os.getcwd(), ""), "")
 
 
-def output(piped_width: int) -> Console:
-    """Standard output with the terminal's or COLUMNS' width, or `piped_width` columns in a pipe."""
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return _Output(width=None if known else piped_width, markup=False, highlight=False)
+def output(piped_width: int, file: Optional[TextIO] = None, quiet: bool = False) -> Console:
+    """Standard output with the terminal's or COLUMNS' width, or `piped_width` columns in a pipe.
+
+    Args:
+        file: a stream in its place.
+        quiet: nothing is printed.
+    """
+    known = (file or sys.stdout).isatty() or "COLUMNS" in os.environ
+    width = None if known else piped_width
+    return _Output(file=file, width=width, quiet=quiet, markup=False, highlight=False)
 
 
 def written_to(file: TextIO, width: int, styled: bool) -> Console:

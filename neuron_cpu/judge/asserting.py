@@ -35,6 +35,7 @@ def assert_kernel(
         AssertionError: what is wrong, at which element, from which line on.
         UsageError: there is no case, or the reference fails.
     """
+    __tracebackhide__ = True  # pytest shows the test's own line
     if not cases:
         raise forms.UsageError(
             "assert_kernel got no case, expected the arguments of a call; add '128x512:bf16'."

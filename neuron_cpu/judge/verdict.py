@@ -361,7 +361,7 @@ def places(
         born = compare.first_nonfinite(program, copies)
         said += [f"first instruction whose result is infinite or NaN: {born}"] if born else []
         return said
-    parted = compare.first_difference(program, copies, max(tolerance, 1e-6))
+    parted = compare.compare(program, copies, max(tolerance, 1e-6)).parts
     if not program.outputs[number].dtype.is_float and not float(wrong.expected).is_integer():
         said.append(
             f"the result is {program.outputs[number].dtype.name} and holds whole numbers only, "

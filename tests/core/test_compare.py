@@ -66,10 +66,10 @@ def test_first_line_that_loses_precision():
     program = traced(cancelling, (64, 30), dtype=torch.float32)
     inputs = random_inputs(program)
     # relative to 4096 the rounding is small; after the subtraction it is everything
-    found = compare.first_difference(program, inputs, 0.1)
+    found = compare.compare(program, inputs, 0.1).parts
     assert found is not None
     assert found.instruction.source.line == line_of(cancelling, "nl.subtract(coarse")
-    finer = compare.first_difference(program, inputs, 1e-4)
+    finer = compare.compare(program, inputs, 1e-4).parts
     assert finer.instruction.source.line == line_of(cancelling, "coarse = ")
     assert f":{finer.instruction.source.line}: instruction {finer.number} " in str(finer)
     value = float(inputs[0][finer.place])
@@ -80,8 +80,8 @@ def test_first_line_that_loses_precision():
 def test_no_difference_beyond_the_tolerance():
     program = traced(product, (384, 256), (384, 96))
     inputs = random_inputs(program)
-    assert compare.first_difference(program, inputs, 2.0**-8) is None
-    assert compare.first_difference(program, inputs, 1e-6) is not None  # the cast to bf16
+    assert compare.compare(program, inputs, 2.0**-8).parts is None
+    assert compare.compare(program, inputs, 1e-6).parts is not None  # the cast to bf16
 
 
 def test_inputs_are_left_as_they_are():
@@ -118,7 +118,7 @@ def test_a_wrong_merged_run_is_found(monkeypatch):
 
     monkeypatch.setattr(execute, "make_step", wrong)
     program = traced(product, (384, 256), (384, 96))
-    found = compare.first_difference(program, random_inputs(program), 0.01, "unmerged")
+    found = compare.compare(program, random_inputs(program), 0.01, "unmerged").parts
     assert found is not None and found.instruction.op.name == "tensor_copy"
 
 

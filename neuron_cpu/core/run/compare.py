@@ -5,8 +5,9 @@ nothing: the first line that loses more than a tolerance. ``unmerged`` compares 
 with instruction-by-instruction execution, to tell an error of the simulator from one of the kernel.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,6 +38,19 @@ class Difference:
     got: float
     expected: float
 
+    def to_json(self) -> dict[str, Any]:
+        i = self.instruction
+        return {
+            "line": str(i.source),
+            "instruction": self.number,
+            "operator": i.op.name,
+            "result": i.dst[0].label(),
+            "error": self.error,
+            "place": list(self.place),
+            "got": self.got,
+            "expected": self.expected,
+        }
+
     def __str__(self) -> str:
         i = self.instruction
         return (
@@ -62,19 +76,6 @@ def differences(
     pairs = _against_shadow if against == "shadow" else _against_unmerged
     for instruction, got, expected in pairs(program, copies[0], copies[1]):
         yield _difference(numbers[id(instruction)], instruction, got, expected)
-
-
-def first_difference(
-    program: Program, inputs: list[torch.Tensor], tolerance: float, against: str = "shadow"
-) -> Difference | None:
-    """The first instruction whose results part by more than ``tolerance``, or None.
-
-    ``tolerance`` is relative to the largest magnitude of the reference result.
-    """
-    for found in differences(program, inputs, against):
-        if found.error > tolerance:
-            return found
-    return None
 
 
 def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
@@ -176,28 +177,51 @@ def _difference(
     return Difference(number, instruction, error, where, float(a[where]), float(b[where]))
 
 
-Report = Callable[[str], None]
+@dataclass
+class Comparison:
+    """What two runs of a kernel show.
 
+    Attributes:
+        name, against, tolerance: of the kernel, the other run, and what was accepted.
+        count: results that agree.
+        parts: the first one that does not; None where all do.
+        worst: of those that agree, the one that differs most.
+    """
 
-def report(
-    program: Program,
-    inputs: list[torch.Tensor],
-    tolerance: float,
-    against: str = "shadow",
-    say: Report = print,
-) -> bool:
-    """Compare on ``inputs`` and print the first line that parts; True where none does."""
+    name: str
+    against: str
+    tolerance: float
+    count: int = 0
+    parts: Difference | None = None
     worst: Difference | None = None
-    count = 0
-    for found in differences(program, inputs, against):
-        count += 1
-        if found.error > tolerance:
-            say(f"{program.name} parts from its {against} run by more than {tolerance:g} at")
-            say(str(found))
-            return False
-        if worst is None or found.error > worst.error:
-            worst = found
-    say(f"{program.name}: {count} results agree with the {against} run within {tolerance:g}")
-    if worst is not None and worst.error:
-        say(f"largest difference: {worst}")
-    return True
+
+    def to_json(self) -> dict[str, Any]:
+        apart = {"parts": self.parts, "worst": self.worst}
+        return {
+            **{name: getattr(self, name) for name in ("name", "against", "tolerance", "count")},
+            **{name: one and one.to_json() for name, one in apart.items()},
+        }
+
+    def __str__(self) -> str:
+        within, run = f"{self.tolerance:g}", f"{self.against} run"
+        if self.parts is not None:
+            return f"{self.name} parts from its {run} by more than {within} at\n{self.parts}"
+        told = f"{self.name}: {self.count} results agree with the {run} within {within}"
+        if self.worst is not None and self.worst.error:
+            told += f"\nlargest difference: {self.worst}"
+        return told
+
+
+def compare(
+    program: Program, inputs: list[torch.Tensor], tolerance: float, against: str = "shadow"
+) -> Comparison:
+    """Both runs on ``inputs``, up to the first result that parts."""
+    found = Comparison(program.name, against, tolerance)
+    for one in differences(program, inputs, against):
+        if one.error > tolerance:
+            found.parts = one
+            return found
+        found.count += 1
+        if found.worst is None or one.error > found.worst.error:
+            found.worst = one
+    return found
