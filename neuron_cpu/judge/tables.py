@@ -95,6 +95,11 @@ def sentences(verdicts: Sequence[Verdict], timed: bool = True) -> list[str]:
         elif not one.correct:
             said += _wrong(one)
         said += [f"{one.case}: {text}" for text in one.types]
+        if one.results and all(result.plain is None for result in one.results):
+            said.append(
+                f"{one.case}: no error in the same type: the reference does not compute in the "
+                "types of these arguments"
+            )
         if one.speed is not None and timed:
             side = "products" if one.speed.roofline_side == "compute" else "inputs and outputs"
             said.append(

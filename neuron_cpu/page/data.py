@@ -203,7 +203,7 @@ def _memory(schedule: Schedule, buffer: str, notes: list[str]) -> dict[str, Any]
     return {
         "name": name,
         "unit": unit,
-        "capacity": capacity,
+        "capacity": round(capacity, 1),
         "steps": [(_round(time), round(use / per_unit, 3)) for time, use in steps],
     }
 

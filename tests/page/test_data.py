@@ -7,6 +7,7 @@ import json
 import linecache
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -247,3 +248,18 @@ def test_arrows_of_a_trace_hold_on_to_bars(matmul):
     assert {("dma_copy", "nc_matmul"), ("nc_matmul", "activation"), ("activation", "dma_copy")} <= (
         pairs
     )
+
+
+def test_a_capacity_has_few_digits(monkeypatch):
+    import nki
+    import nki.isa
+    import nki.language
+
+    def moved(x):
+        out = nki.language.ndarray(x.shape, x.dtype, buffer=nki.language.shared_hbm)
+        nki.isa.dma_copy(dst=out, src=x)
+        return out
+
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    made = scheduling.schedule(nki.jit(moved).trace(torch.empty(8, 8, device="meta")))
+    assert data.run("mine", made)["memory"][0]["capacity"] == 240.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,3 +96,12 @@ def test_rows_of_one_name_are_told_apart() -> None:
         f"{ATTENTION} layers.0.self_attn",
         f"{ATTENTION} layers.*.self_attn",
     }
+
+
+def test_a_page_opens_on_the_kernel_that_takes_most_time() -> None:
+    made = [SimpleNamespace(program=SimpleNamespace(name=name)) for name in ("short", "long")]
+    steps = [(KERNEL, "long", "layers.0", 7.0), (KERNEL, "short", "", 9.0)]
+    steps += [(KERNEL, "long", "layers.1", 7.0), (COLLECTIVE, "short", "", 50.0)]
+    graph = GraphEstimate(PREFILL, 128, 1, [], 0.0, schedules=made, steps=steps)
+    labels = [label for label, _ in profile_report._by_time([graph])]
+    assert [label.rpartition(" ")[2] for label in labels] == ["long", "short"]
