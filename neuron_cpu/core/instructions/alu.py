@@ -56,6 +56,8 @@ LATER: dict[str, Callable] = {
     "square": lambda a, b: torch.square(a),
     "relu": lambda a, b: torch.relu(a),
 }
+COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
+OPERATORS = frozenset({*ARITHMETIC, *BITWISE, *LATER})
 REDUCTIONS: dict[str, Callable] = {
     "add": lambda x, d: x.sum(dim=d),
     "subtract": lambda x, d: x.narrow(-1, 0, 1).squeeze(-1) * 2 - x.sum(dim=d),

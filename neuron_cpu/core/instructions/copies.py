@@ -48,11 +48,16 @@ from .recorder import ALIKE, ROWS, fresh, record, rows_only
 
 # --- copies ---------------------------------------------------------------------------------------
 TENSOR_COPY = OpSpec(
-    "tensor_copy", "copy", Attrs, first_operand,
+    "tensor_copy",
+    "copy",
+    Attrs,
+    first_operand,
     lambda i: max(CORE.min_ii, free_elements(i) * stride_factor(i)),  # an element a cycle
     serves_as_well=Engine.SCALAR,
     note="bit-exact between equal types on VectorE and GpSimdE, else through fp32",
-)  # fmt: skip
+    engines=(Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD),
+    tiles=1,
+)
 
 
 def copy_attrs(dst: DType, src: DType, engine: Engine | None = None) -> Attrs:
@@ -128,9 +133,18 @@ def _fill_cycles(i: Instruction) -> float:
 
 
 MEMSET = OpSpec(
-    "memset", "fill", FillAttrs, lambda attrs, _: torch.tensor(attrs.value), _fill_cycles, reads=(),
+    "memset",
+    "fill",
+    FillAttrs,
+    lambda attrs, _: torch.tensor(attrs.value),
+    _fill_cycles,
+    reads=(),
     note="N/2 cycles for zeros of 2-byte types",
-)  # fmt: skip
+    engines=(Engine.VECTOR, Engine.GPSIMD),
+    operands=(0, 0),
+    fills=True,
+    rate=1.25,
+)
 
 
 def fill(dst: View, value: Any) -> None:
@@ -164,13 +178,25 @@ def _dynamic_cycles(i: Instruction) -> float:
 
 
 DYNAMIC_SRC = OpSpec(
-    "tensor_copy_dynamic_src", "copy", Attrs, first_operand, _dynamic_cycles, indirect=True,
+    "tensor_copy_dynamic_src",
+    "copy",
+    Attrs,
+    first_operand,
+    _dynamic_cycles,
+    indirect=True,
     note="source offset read from SBUF at run time; about 600 cycles",
-)  # fmt: skip
+    engines=TENSOR_COPY.engines,
+)
 DYNAMIC_DST = OpSpec(
-    "tensor_copy_dynamic_dst", "copy", Attrs, first_operand, _dynamic_cycles, indirect=True,
+    "tensor_copy_dynamic_dst",
+    "copy",
+    Attrs,
+    first_operand,
+    _dynamic_cycles,
+    indirect=True,
     note="SDK 2.22: destination offset read from SBUF at run time",
-)  # fmt: skip
+    engines=TENSOR_COPY.engines,
+)
 
 
 def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -213,12 +239,15 @@ def _predicated_cycles(i: Instruction) -> float:
 
 
 COPY_PREDICATED = OpSpec(
-    "tensor_copy_predicated", "elementwise", SelectAttrs,
+    "tensor_copy_predicated",
+    "elementwise",
+    SelectAttrs,
     lambda attrs, xs: torch.where((xs[0].to(torch.int64) != 0) ^ attrs.reverse, xs[1], xs[2]),
     _predicated_cycles,
     rules=one_psum_operand,
     note="SDK 2.22: copies where an integer predicate is nonzero, keeps the rest",
-)  # fmt: skip
+    operands=(3, 3),
+)
 
 
 def tensor_copy_predicated(
@@ -260,13 +289,27 @@ def _select(attrs: SelectAttrs, xs: list[torch.Tensor]) -> Any:
 
 
 SELECT = OpSpec(
-    "select", "elementwise", SelectAttrs, _select, streaming(2.0),
+    "select",
+    "elementwise",
+    SelectAttrs,
+    _select,
+    streaming(2.0),
     note="nl.where: predicate, value if nonzero, value or constant otherwise",
-)  # fmt: skip
+    operands=(2, 3),
+    published=False,
+)
 SELECT_REDUCE = OpSpec(
-    "select_reduce", "elementwise", SelectAttrs, _select, streaming(2.0, CORE.min_ii),
+    "select_reduce",
+    "elementwise",
+    SelectAttrs,
+    _select,
+    streaming(2.0, CORE.min_ii),
     note="SDK 2.26: select by predicate, optionally the row maximum",
-)  # fmt: skip
+    operands=(2, 3),
+    results=2,
+    published=False,
+    compares="reduction",
+)
 
 
 def select_reduce(
@@ -390,17 +433,30 @@ def _search_rules(i: Instruction) -> None:
         )
 
 
-def _define_search(name: str, compute: Callable, note: str) -> OpSpec:
+def _define_search(
+    name: str, compute: Callable, note: str, operands: int = 2, compares: str = "operands"
+) -> OpSpec:
     return OpSpec(
-        name, "all", SearchAttrs, compute, lambda i: max(CORE.min_ii, i.src[0].free_size),
-        rules=_search_rules, box_mend="slice the operand instead", note=note,
-    )  # fmt: skip
+        name,
+        "all",
+        SearchAttrs,
+        compute,
+        lambda i: max(CORE.min_ii, i.src[0].free_size),
+        rules=_search_rules,
+        box_mend="slice the operand instead",
+        note=note,
+        operands=(operands, operands),
+        compares=compares,
+    )
 
 
 MAX8 = _define_search(
-    "max8", lambda attrs, xs: flat(xs[0], attrs.free_axes).topk(8, dim=-1).values,
+    "max8",
+    lambda attrs, xs: flat(xs[0], attrs.free_axes).topk(8, dim=-1).values,
     "SDK 2.22: the 8 largest per partition, descending",
-)  # fmt: skip
+    1,
+    "results",
+)
 FIND8 = _define_search("nc_find_index8", _find8, "SDK 2.22: first index of each of 8 values")
 REPLACE8 = _define_search(
     "nc_match_replace8", _replace8, "SDK 2.22: replaces the first occurrence of each of 8 values"
@@ -515,9 +571,16 @@ def _shuffle_rules(i: Instruction) -> None:
 
 
 STREAM_SHUFFLE = OpSpec(
-    "nc_stream_shuffle", "lanes", ShuffleAttrs, _shuffle, streaming(), rules=_shuffle_rules,
-    same_partitions=False, note="SDK 2.22: permutes partitions inside each quadrant of 32",
-)  # fmt: skip
+    "nc_stream_shuffle",
+    "lanes",
+    ShuffleAttrs,
+    _shuffle,
+    streaming(),
+    rules=_shuffle_rules,
+    same_partitions=False,
+    note="SDK 2.22: permutes partitions inside each quadrant of 32",
+    operands=(1, 2),
+)
 
 
 def shuffling(

@@ -38,11 +38,22 @@ def _dma_rules(i: Instruction) -> None:
 
 
 DMA_COPY = OpSpec(
-    "dma_copy", "copy", Attrs, first_operand, no_cycles, engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF), writes=(*ANY_HBM, SBUF), rules=_dma_rules, same_partitions=False,
+    "dma_copy",
+    "copy",
+    Attrs,
+    first_operand,
+    no_cycles,
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(*ANY_HBM, SBUF),
+    rules=_dma_rules,
+    same_partitions=False,
     indirect=True,
     note="HBM/SBUF to HBM/SBUF with cast; nl.load and nl.store; rows may be indirect",
-)  # fmt: skip
+)
+
+
+SOURCES = 16  # of one dma_compute
 
 
 def _sum(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -53,10 +64,20 @@ def _sum(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 DMA_SUM = OpSpec(
-    "dma_compute", "elementwise", Attrs, _sum, no_cycles, engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF), writes=(*ANY_HBM, SBUF), rules=_dma_rules, same_partitions=False,
-    indirect=True, note="SDK 2.29: the sum of up to 16 sources, added in fp32 on the way",
-)  # fmt: skip
+    "dma_compute",
+    "elementwise",
+    Attrs,
+    _sum,
+    no_cycles,
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(*ANY_HBM, SBUF),
+    rules=_dma_rules,
+    same_partitions=False,
+    indirect=True,
+    note="SDK 2.29: the sum of up to 16 sources, added in fp32 on the way",
+    operands=(1, SOURCES),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -76,9 +97,20 @@ def _exchange(attrs: ExchangeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor
 
 
 EXCHANGE = OpSpec(
-    "sendrecv", "meeting", ExchangeAttrs, _exchange, no_cycles, engine=Engine.DMA, reads=(SBUF,),
-    writes=(SBUF,), rules=_dma_rules, note="NeuronCore-v3: tiles of two cores change places",
-)  # fmt: skip
+    "sendrecv",
+    "meeting",
+    ExchangeAttrs,
+    _exchange,
+    no_cycles,
+    engine=Engine.DMA,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    rules=_dma_rules,
+    note="NeuronCore-v3: tiles of two cores change places",
+    operands=(2, 2),
+    results=2,
+    generation=3,
+)
 
 
 def transfer(src: View, dtype: Any, mask: Any) -> View:
@@ -175,11 +207,19 @@ def _permute(attrs: PermuteAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 DMA_TRANSPOSE = OpSpec(
-    "dma_transpose", "permute", PermuteAttrs, _permute, no_cycles, engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF), writes=(SBUF,), same_partitions=False, by_element=True,
+    "dma_transpose",
+    "permute",
+    PermuteAttrs,
+    _permute,
+    no_cycles,
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(SBUF,),
+    same_partitions=False,
+    by_element=True,
     box_mend="slice the operand instead",
     note="element-granular descriptors: very slow on this core",
-)  # fmt: skip
+)
 
 
 def transposed(src: View, order: tuple[int, ...], dtype: Any, mask: Any) -> View:

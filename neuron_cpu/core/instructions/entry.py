@@ -1,9 +1,20 @@
-"""The form of an entry of the instruction table, and the checks and formulas that entries share.
+"""The record of an instruction: one entry holds what every consumer asks of it.
 
-Every device instruction has one entry, beside its ``nki.isa`` function. It has the engine, memories
-to read and write, checks on operands, the semantics, the engine cycles, and the answers to
-consumers' questions. Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa (rules and costs of
-each instruction), general/nki/arch/trainium_inferentia2_arch.rst (memories, access patterns).
+Every device instruction has one entry; nothing else in the project compares names of instructions.
+Who asks what:
+
+- tracing: `attrs`, `engines`, `check` (memories, shapes, `rules`); the validator of records that
+  others wrote: `misfit`, too (`operands`, `results`, `engines`, domains of `attrs`, `generation`);
+- execution and the search for undefined data: `compute`, `flow`, `multiplies`, `meets`, `macs`;
+- time: `cycles`, `engine`, `serves_as_well`, `tiles`, `rate`, `fills`; reports: `published`;
+- warnings about values: `fp32_integers`, `compares`, `scaled`;
+- names that the languages export, their releases and generations, and stubs: `FORMS`, `forms`;
+- pages: `note`, `forms`; what a device has shown: `check.provenance`, by the names of the forms.
+
+A new function of `nki.isa` is an entry, its semantics, a function under ``@isa(ENTRY)`` and a test.
+
+Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa (rules and costs of each instruction),
+general/nki/arch/trainium_inferentia2_arch.rst (memories, access patterns).
 
 Compute functions take and return torch tensors that may have any number of *leading batch axes*, so
 that all iterations of an independent loop can run as one call. Arithmetic inputs arrive as fp32.
@@ -12,9 +23,9 @@ that all iterations of an independent loop can run as one call. Arithmetic input
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, TypeVar
 
 import torch
 
@@ -28,6 +39,7 @@ SBUF, PSUM = "sbuf", "psum"
 ON_CHIP = (SBUF, PSUM)
 ANY_HBM = ("hbm", "shared_hbm")
 FOUR_BYTE_FLOATS = ("float32", "tfloat32")
+MANY = 1 << 20  # operands, where nothing limits their number
 
 
 TABLE: dict[str, OpSpec] = {}  # every entry by name
@@ -66,7 +78,19 @@ class OpSpec:
         limited: whether the function is stated for a range of arguments only; ``compute`` warns of
             others where it knows the kernel's line.
         meets: ranks meet in it, so that it runs once for each recording, in the order recorded.
-        aliases: other ``nki.isa`` names of the same instruction.
+        engines: that a kernel may choose among; empty where it has no choice.
+        generation: the first NeuronCore that has it.
+        operands: least and largest number of operands.
+        results: largest number of results; the least is one.
+        published: whether somebody publishes its cycles; else ``cycles`` is a guess.
+        tiles: operands of full size that VectorE streams in faster modes from gen3 on: 1 counts
+            types and places (ARCH3, performance modes), 2 whether both lie in SBUF; 0 for none.
+        rate: elements a cycle after gen2, as measured, relative to ``cycles``.
+        fills: every element becomes one constant, whose pipeline is shorter.
+        fp32_integers: integers of 32 bits become others by way of fp32.
+        compares: where a NaN leaves open what comes out: ``operands``, ``results``, or
+            ``reduction`` for results that are reduced.
+        scaled: operands of a byte may be scales, which lie at four places of a quadrant.
     """
 
     name: str
@@ -93,10 +117,45 @@ class OpSpec:
     by_element: bool = False
     limited: Callable[[Any], bool] | None = None
     meets: bool = False
-    aliases: tuple[str, ...] = ()
+    engines: tuple[Engine, ...] = ()
+    generation: int = 2
+    operands: tuple[int, int] = (1, 1)
+    results: int = 1
+    published: bool = True
+    tiles: int = 0
+    rate: float = 1.0
+    fills: bool = False
+    fp32_integers: bool = False
+    compares: str = ""
+    scaled: bool = False
 
     def __post_init__(self) -> None:
         TABLE[self.name] = self
+
+    @property
+    def forms(self) -> list[Form]:
+        """The functions of both languages that record it, the imported ones."""
+        return [one for forms in FORMS.values() for one in forms.values() if one.entry is self]
+
+    def misfit(self, instruction: Instruction) -> str:
+        """What of a record no kernel's call makes; empty where all of it is as calls make it.
+
+        ``check`` refuses what compilers and hardware refuse of a call; this is for records that
+        somebody else has written.
+        """
+        attrs, core = instruction.attrs, CORE.number
+        least, most = self.operands
+        if type(attrs) is not self.attrs:
+            return f"constants {type(attrs).__name__}, expected {self.attrs.__name__}"
+        if core < self.generation:
+            return f"generation {core}, expected {self.generation} or later"
+        if attrs.engine not in (None, *self.engines):
+            return f"engine {attrs.engine}, expected {self.engines or 'none'}"
+        if not least <= len(instruction.src) <= most:
+            return f"{len(instruction.src)} operands, expected {least} to {most}"
+        if not 1 <= len(instruction.dst) <= self.results:
+            return f"{len(instruction.dst)} results, expected 1 to {self.results}"
+        return attrs.misfit()
 
     @property
     def is_dma(self) -> bool:
@@ -146,6 +205,55 @@ class OpSpec:
             _check_sbuf_only(instruction)
 
 
+# --- the languages' functions ---------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Form:
+    """A function of a kernel language: how an instruction is called there, and since when.
+
+    Attributes:
+        module: ``nki.isa``, ``nki.collectives`` or ``neuronxcc.nki.isa``.
+        function: its name, signature and docstring are those of the language.
+        entry: the instruction; None where it records none of its own.
+        came: the first release that has it; empty for the first one of the language.
+        keywords: first releases of keywords that came later.
+        former: what keywords of SDK 2.27 and 2.28 are called now; None where they may be left out.
+        order: parameters in their order before 2.29, where it was another.
+    """
+
+    module: str
+    function: Callable
+    entry: OpSpec | None
+    came: str = ""
+    keywords: Mapping[str, str] = field(default_factory=dict)
+    former: Mapping[str, str | None] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def generation(self) -> int:
+        return self.entry.generation if self.entry is not None else 2
+
+
+FORMS: dict[str, dict[str, Form]] = {}  # by module and name
+F = TypeVar("F", bound=Callable)
+
+
+def form(module: str, entry: OpSpec | None, **facts: Any) -> Callable[[F], F]:
+    """Enter the decorated function as a form of ``entry``; ``facts`` are fields of `Form`."""
+
+    def entered(function: F) -> F:
+        FORMS.setdefault(module, {})[function.__name__] = Form(
+            module=module, function=function, entry=entry, **facts
+        )
+        return function
+
+    return entered
+
+
+# --- checks of an entry ---------------------------------------------------------------------------
 def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
     """Refuse results in which several elements share one place.
 
@@ -285,7 +393,7 @@ def _check_start(op: OpSpec, view: View) -> bool:
     """Engines reach groups of partitions at multiples of the group's size only."""
     size, start = view.shape[0], view.start_partition
     legal = CORE.start_partitions(size)
-    if size <= 4 and op.name in ("quantize_mx", "nc_matmul_mx"):  # scales: deep-dives/mxfp-matmul
+    if size <= 4 and op.scaled:  # scales: deep-dives/mxfp-matmul
         legal = tuple(first + k for first in legal for k in (0, 4, 8, 12))
     if start not in legal and not op.is_dma:
         warn(

@@ -18,7 +18,7 @@ from ..device.dtypes import FLOAT32, UINT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..program import masks, trace
-from ..program.attributes import Attrs
+from ..program.attributes import Attrs, among
 from ..program.index import Index, Mask, is_integer
 from ..program.program import Instruction
 from ..program.view import View
@@ -50,10 +50,17 @@ class IotaAttrs(Attrs):
 
 
 IOTA = OpSpec(
-    "iota", "fill", IotaAttrs, lambda attrs, _: torch.as_tensor(attrs.values.copy()),
-    lambda i: START_CYCLES + i.dst[0].free_size, engine=Engine.GPSIMD, reads=(), writes=(SBUF,),
+    "iota",
+    "fill",
+    IotaAttrs,
+    lambda attrs, _: torch.as_tensor(attrs.values.copy()),
+    lambda i: START_CYCLES + i.dst[0].free_size,
+    engine=Engine.GPSIMD,
+    reads=(),
+    writes=(SBUF,),
     note="affine expression of aranges, int32 inside",
-)  # fmt: skip
+    operands=(0, 0),
+)
 
 
 def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
@@ -92,10 +99,16 @@ def _affine_select(attrs: KeepAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 AFFINE_SELECT = OpSpec(
-    "affine_select", "kept", KeepAttrs, _affine_select, lambda i: START_CYCLES + free_elements(i),
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
+    "affine_select",
+    "kept",
+    KeepAttrs,
+    _affine_select,
+    lambda i: START_CYCLES + free_elements(i),
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
     note="keeps elements where an affine comparison holds, else a constant",
-)  # fmt: skip
+)
 
 
 def affine_select(
@@ -132,7 +145,7 @@ class PartitionReduceAttrs(Attrs):
         ndim: axes of the operand.
     """
 
-    op: str
+    op: str = among(("add", "average", "maximum", "bitwise_or", "bitwise_and"))
     ndim: int
 
 
@@ -144,12 +157,19 @@ def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> to
 
 
 PARTITION_REDUCE = OpSpec(
-    "tensor_partition_reduce", "partitions", PartitionReduceAttrs, _partition_reduce,
-    lambda i: START_CYCLES + i.src[0].free_size * i.src[0].shape[0], engine=Engine.GPSIMD,
-    reads=(SBUF,), writes=(SBUF,), same_partitions=False,
+    "tensor_partition_reduce",
+    "partitions",
+    PartitionReduceAttrs,
+    _partition_reduce,
+    lambda i: START_CYCLES + i.src[0].free_size * i.src[0].shape[0],
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    same_partitions=False,
     box_mend="slice the operand instead",
     note="over the partition axis: slow, no published cost; a ones-matmul is faster",
-)  # fmt: skip
+    published=False,
+)
 
 
 def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -223,18 +243,37 @@ def _local_gather_cycles(i: Instruction) -> float:
 
 
 LOCAL_GATHER = OpSpec(
-    "local_gather", "cores", LocalGatherAttrs, _local_gather, _local_gather_cycles,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
+    "local_gather",
+    "cores",
+    LocalGatherAttrs,
+    _local_gather,
+    _local_gather_cycles,
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
     note="each GpSimd core gathers the same free offsets in its 16 partitions",
-)  # fmt: skip
+    operands=(2, 2),
+)
 INDIRECT_READ = OpSpec(
-    "indirect_read", "cores", LocalGatherAttrs, _local_gather, lambda i: 0.0,
+    "indirect_read",
+    "cores",
+    LocalGatherAttrs,
+    _local_gather,
+    lambda i: 0.0,
     note="gen4: the part of an instruction that gathers columns of an operand, in no time",
-)  # fmt: skip
+    operands=(2, 2),
+    generation=4,
+)
 INDIRECT_WRITE = OpSpec(
-    "indirect_write", "cores", LocalGatherAttrs, _scatter, lambda i: 0.0,
+    "indirect_write",
+    "cores",
+    LocalGatherAttrs,
+    _scatter,
+    lambda i: 0.0,
     note="gen4: the part of an instruction that scatters its result into columns, in no time",
-)  # fmt: skip
+    operands=(3, 3),
+    generation=4,
+)
 
 
 def gathering(
@@ -307,11 +346,19 @@ def _gather(attrs: GatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 GATHER = OpSpec(
-    "gather_flattened", "all", GatherAttrs, _gather, lambda i: START_CYCLES + i.dst[0].free_size,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
+    "gather_flattened",
+    "all",
+    GatherAttrs,
+    _gather,
+    lambda i: START_CYCLES + i.dst[0].free_size,
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
     box_mend="slice the operand instead",
+    operands=(2, 2),
+    published=False,
     note="nl.gather_flattened (SDK 2.24): own indices for each partition",
-)  # fmt: skip
+)
 
 
 def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -346,10 +393,17 @@ def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 SEQUENCE_BOUNDS = OpSpec(
-    "sequence_bounds", "all", Attrs, _bounds, lambda i: START_CYCLES + 2 * i.src[0].free_size,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
+    "sequence_bounds",
+    "all",
+    Attrs,
+    _bounds,
+    lambda i: START_CYCLES + 2 * i.src[0].free_size,
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
     note="SDK 2.26: start and end of the segment that each element belongs to",
-)  # fmt: skip
+    published=False,
+)
 
 
 def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
@@ -396,10 +450,17 @@ def _topk(attrs: TopKAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 TOPK = OpSpec(
-    "topk", "groups", TopKAttrs, _topk, lambda i: 4 * TopKAttrs.of(i).n + TopKAttrs.of(i).k,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
+    "topk",
+    "groups",
+    TopKAttrs,
+    _topk,
+    lambda i: 4 * TopKAttrs.of(i).n + TopKAttrs.of(i).k,
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
     note="SDK 2.32: the k largest of each 16 partitions; 4 n + k cycles",
-)  # fmt: skip
+    results=2,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -427,11 +488,18 @@ def _nonzero(attrs: NonzeroAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 NONZERO = OpSpec(
-    "nonzero_with_count", "all", NonzeroAttrs, _nonzero,
-    lambda i: START_CYCLES + i.src[0].free_size, engine=Engine.GPSIMD, reads=(SBUF,),
+    "nonzero_with_count",
+    "all",
+    NonzeroAttrs,
+    _nonzero,
+    lambda i: START_CYCLES + i.src[0].free_size,
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
     writes=(SBUF,),
     note="NeuronCore-v3: places of nonzero elements of partitions 0, 16, ..., then their count",
-)  # fmt: skip
+    generation=3,
+    published=False,
+)
 
 
 # --- random numbers -------------------------------------------------------------------------------
@@ -488,11 +556,18 @@ def random_source(src: list[View], kind: Any = RandomAttrs, **more: Any) -> Any:
 
 
 RAND = OpSpec(
-    "rand", "random", RandomAttrs, lambda attrs, xs: _uniform(attrs, xs, attrs.shape),
-    lambda i: START_CYCLES + i.dst[0].free_size, engine=Engine.GPSIMD, writes=(SBUF,),
+    "rand",
+    "random",
+    RandomAttrs,
+    lambda attrs, xs: _uniform(attrs, xs, attrs.shape),
+    lambda i: START_CYCLES + i.dst[0].free_size,
+    engine=Engine.GPSIMD,
+    writes=(SBUF,),
     same_partitions=False,
     note="nl.rand: uniform in [0, 1), reproducible from the seed",
-)  # fmt: skip
+    operands=(0, 1),
+    published=False,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -517,15 +592,28 @@ def _between(attrs: UniformAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 UNIFORM = OpSpec(
-    "rand2", "dropout", UniformAttrs, _between, streaming(), same_partitions=False,
+    "rand2",
+    "dropout",
+    UniformAttrs,
+    _between,
+    streaming(),
+    same_partitions=False,
     note="NeuronCore-v4: uniform between two bounds; the streams are not documented",
-)  # fmt: skip
+    operands=(0, 3),
+    generation=4,
+)
 RANDOM_BITS = OpSpec(
-    "rng", "random", RandomAttrs,
+    "rng",
+    "random",
+    RandomAttrs,
     lambda attrs, xs: torch.randint(0, 1 << 32, attrs.shape, generator=_generator(attrs, xs)),
-    streaming(), same_partitions=False,
+    streaming(),
+    same_partitions=False,
     note="SDK 2.29: random bits of integer types; the streams are not documented",
-)  # fmt: skip
+    engines=(Engine.VECTOR, Engine.GPSIMD),
+    operands=(0, 1),
+    published=False,
+)
 
 
 def rand(shape: Any, dtype: Any = np.float32) -> View:
@@ -561,9 +649,15 @@ def _dropout(attrs: DropoutAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 DROPOUT = OpSpec(
-    "dropout", "dropout", DropoutAttrs, _dropout, streaming(), same_partitions=False,
+    "dropout",
+    "dropout",
+    DropoutAttrs,
+    _dropout,
+    streaming(),
+    same_partitions=False,
     note="zeroes elements with a probability, without rescaling the others",
-)  # fmt: skip
+    operands=(1, 3),
+)
 
 
 def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:

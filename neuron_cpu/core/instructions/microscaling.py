@@ -106,12 +106,20 @@ def _product(attrs: MicroscaledAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 NC_MATMUL_MX = OpSpec(
-    "nc_matmul_mx", "all", MicroscaledAttrs, _product,
+    "nc_matmul_mx",
+    "all",
+    MicroscaledAttrs,
+    _product,
     lambda i: max(CORE.min_ii, i.src[1].free_size),  # as bf16's, of four times the rows (ARCH4)
-    engine=Engine.TENSOR, writes=(PSUM,), same_partitions=False,
+    engine=Engine.TENSOR,
+    writes=(PSUM,),
+    same_partitions=False,
     macs=lambda i: i.src[0].shape[0] * VALUES * i.src[0].free_size * i.src[1].free_size,
     note="NeuronCore-v4: products of packed fp8 or fp4 with a scale for each 8 x 4 values",
-)  # fmt: skip
+    operands=(4, 11),
+    generation=4,
+    scaled=True,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -140,8 +148,16 @@ def _quantize(attrs: QuantizeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor
 
 
 QUANTIZE_MX = OpSpec(
-    "quantize_mx", "first", QuantizeAttrs, _quantize,
-    lambda i: max(CORE.min_ii, i.src[0].free_size / 4), reads=(SBUF,), writes=(SBUF,),
+    "quantize_mx",
+    "first",
+    QuantizeAttrs,
+    _quantize,
+    lambda i: max(CORE.min_ii, i.src[0].free_size / 4),
+    reads=(SBUF,),
+    writes=(SBUF,),
     same_partitions=False,
     note="NeuronCore-v4: 16-bit floats to packed fp8, four elements a cycle",
-)  # fmt: skip
+    results=5,
+    generation=4,
+    scaled=True,
+)

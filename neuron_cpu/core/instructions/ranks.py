@@ -14,14 +14,16 @@ import torch
 from ..device import ranks
 from ..device.errors import refuse
 from ..device.spec import Engine
-from ..program.attributes import Attrs
+from ..program.attributes import Attrs, among
 from ..program.program import Instruction
-from .entry import ANY_HBM, SBUF, OpSpec, no_cycles
+from .entry import ANY_HBM, MANY, SBUF, OpSpec, no_cycles
 
 Tensors = list[torch.Tensor]
 COMBINE: dict[str, Callable] = {
-    "add": torch.add, "maximum": torch.maximum, "minimum": torch.minimum,
-}  # fmt: skip
+    "add": torch.add,
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -45,12 +47,17 @@ class CollectiveAttrs(Attrs):
     members: tuple[int, ...]
     place: int
     sent: int
-    op: str = "add"
+    op: str = among(COMBINE, "add")
     dim: int = 0
     sender: int | None = None
     known: bool = False
     placed: bool = False
     core: int | None = None
+
+    def misfit(self) -> str:
+        if self.kind not in KINDS:
+            return f"kind {self.kind!r}, expected one of {sorted(KINDS)}"
+        return Attrs.misfit(self)
 
 
 def _collect(attrs: CollectiveAttrs, xs: Tensors) -> torch.Tensor | Tensors:
@@ -135,11 +142,16 @@ def _varying(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Ten
 
 
 KINDS: dict[str, Callable[[CollectiveAttrs, list[Tensors], Tensors], Tensors]] = {
-    "all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather,
-    "all_to_all": _all_to_all, "collective_permute": _permute,
-    "collective_permute_implicit": _permute, "collective_permute_implicit_reduce": _permute_reduce,
-    "all_gather_v": _varying, "all_to_all_v": _varying,
-}  # fmt: skip
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "all_to_all": _all_to_all,
+    "collective_permute": _permute,
+    "collective_permute_implicit": _permute,
+    "collective_permute_implicit_reduce": _permute_reduce,
+    "all_gather_v": _varying,
+    "all_to_all_v": _varying,
+}
 
 
 def moved_bytes(instruction: Instruction) -> float:
@@ -161,7 +173,17 @@ def moved_bytes(instruction: Instruction) -> float:
 
 
 COLLECTIVE = OpSpec(
-    "collective", "ranks", CollectiveAttrs, _collect, no_cycles, meets=True, engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF), writes=(*ANY_HBM, SBUF), same_partitions=False,
+    "collective",
+    "ranks",
+    CollectiveAttrs,
+    _collect,
+    no_cycles,
+    meets=True,
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(*ANY_HBM, SBUF),
+    same_partitions=False,
     note="SDK 2.28: nki.collectives; ranks meet, each with its own tensors",
-)  # fmt: skip
+    operands=(1, MANY),
+    results=MANY,
+)

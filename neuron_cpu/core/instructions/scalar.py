@@ -15,7 +15,7 @@ from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..device.errors import refuse, type_name, warn
 from ..device.spec import Engine
 from ..program import trace
-from ..program.attributes import Attrs
+from ..program.attributes import Attrs, among
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
@@ -40,7 +40,7 @@ class ActivationAttrs(Attrs):
         scale_at, bias_at: which operand is the factor or the summand of the data, if one is.
     """
 
-    op: str
+    op: str = among(ACTIVATIONS)
     scale: float = 1.0
     bias: float = 0.0
     scale_at: int | None = None
@@ -72,12 +72,18 @@ def _activation_rules(i: Instruction) -> None:
 
 
 ACTIVATION = OpSpec(
-    "activation", "elementwise", ActivationAttrs, _activation, streaming_with_sums,
-    engine=Engine.SCALAR, limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
+    "activation",
+    "elementwise",
+    ActivationAttrs,
+    _activation,
+    streaming_with_sums,
+    engine=Engine.SCALAR,
+    limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
     rules=_activation_rules,
     note="op(data * scale + bias) in fp32; optionally the sum over the free axes",
-    aliases=("activation_reduce",),
-)  # fmt: skip
+    operands=(1, 3),
+    results=2,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -89,7 +95,7 @@ class Activation2Attrs(StepsAttrs):
         slope: of prelu below zero.
     """
 
-    op: str
+    op: str = among({*ACTIVATIONS, "prelu"})
     slope: float = 0.0
 
 
@@ -112,10 +118,18 @@ def _activation2(attrs: Activation2Attrs, xs: list[torch.Tensor]) -> Any:
 
 
 ACTIVATION2 = OpSpec(
-    "activate2", "elementwise", Activation2Attrs, _activation2, streaming_with_sums,
-    engine=Engine.SCALAR, limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
+    "activate2",
+    "elementwise",
+    Activation2Attrs,
+    _activation2,
+    streaming_with_sums,
+    engine=Engine.SCALAR,
+    limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
     note="NeuronCore-v4: op((data op0 imm0) op1 imm1), with more reductions",
-)  # fmt: skip
+    operands=(1, 3),
+    results=2,
+    generation=4,
+)
 
 BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 

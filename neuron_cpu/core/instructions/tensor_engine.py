@@ -100,13 +100,23 @@ def _matmul_cycles(i: Instruction) -> float:
 
 
 NC_MATMUL = OpSpec(
-    "nc_matmul", "matmul", MatmulAttrs, None, _matmul_cycles, engine=Engine.TENSOR, reads=(SBUF,),
-    writes=(PSUM,), rules=_matmul_rules, same_partitions=False,
-    box_mend="mask the operands in their subscripts instead", multiplies=True,
+    "nc_matmul",
+    "matmul",
+    MatmulAttrs,
+    None,
+    _matmul_cycles,
+    engine=Engine.TENSOR,
+    reads=(SBUF,),
+    writes=(PSUM,),
+    rules=_matmul_rules,
+    same_partitions=False,
+    box_mend="mask the operands in their subscripts instead",
+    multiplies=True,
     macs=lambda i: i.src[0].shape[0] * i.src[0].free_size * i.src[1].free_size,
     moves=lambda i: MatmulAttrs.of(i).is_transpose,
     note="out[M, N] = stationary[K, M].T @ moving[K, N], accumulated in fp32 in PSUM",
-)  # fmt: skip
+    operands=(2, 2),
+)
 
 
 def collapsed(view: View) -> View:
@@ -284,11 +294,20 @@ def _transpose_macs(i: Instruction) -> int:
 
 
 NC_TRANSPOSE = OpSpec(
-    "nc_transpose", "transpose", TransposeAttrs, _transpose, _transpose_cycles,
-    engine=Engine.TENSOR, rules=_transpose_rules, same_partitions=False,
-    box_mend="mask whole rows or columns", macs=_transpose_macs, moves=lambda i: True,
+    "nc_transpose",
+    "transpose",
+    TransposeAttrs,
+    _transpose,
+    _transpose_cycles,
+    engine=Engine.TENSOR,
+    rules=_transpose_rules,
+    same_partitions=False,
+    box_mend="mask whole rows or columns",
+    macs=_transpose_macs,
+    moves=lambda i: True,
     note="TensorE: 128 x 128, SBUF to PSUM, finite values only; VectorE: 32 x 32",
-)  # fmt: skip
+    engines=(Engine.TENSOR, Engine.VECTOR),
+)
 
 
 @functools.cache

@@ -16,13 +16,13 @@ from ..device.errors import refuse, type_name, warn
 from ..device.release import INTEGERS_ASKED_OF_GPSIMD, INTEGERS_ON_GPSIMD, since
 from ..device.spec import CORE, Engine
 from ..program import masks, trace
-from ..program.attributes import Attrs
+from ..program.attributes import Attrs, among
 from ..program.index import is_integer
 from ..program.program import Instruction
 from ..program.regions import window
 from ..program.view import View
 from . import operators
-from .alu import ARITHMETIC, BITWISE, REDUCTIONS, alu, reduce_last
+from .alu import ARITHMETIC, BITWISE, COMPARISONS, OPERATORS, REDUCTIONS, alu, reduce_last
 from .arguments import (
     check_operator,
     choose_engine,
@@ -38,6 +38,7 @@ from .arguments import (
 from .constants import fp32
 from .copies import initial_fill
 from .entry import (
+    MANY,
     PSUM,
     SBUF,
     OpSpec,
@@ -65,8 +66,8 @@ class BinaryAttrs(Attrs):
         sign: the sign bit of operands whose bits are computed with exactly; 0 for unsigned ones.
     """
 
-    op: str
-    sign: int = 0
+    op: str = among(OPERATORS)
+    sign: int = among((0, SIGN), 0)
 
 
 def _tensor_tensor(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -85,10 +86,19 @@ def _tensor_tensor_cycles(i: Instruction) -> float:
 
 
 TENSOR_TENSOR = OpSpec(
-    "tensor_tensor", "elementwise", BinaryAttrs, _tensor_tensor, _tensor_tensor_cycles,
-    rules=one_psum_operand, updates=lambda i: (BinaryAttrs.of(i).op, i.src),
+    "tensor_tensor",
+    "elementwise",
+    BinaryAttrs,
+    _tensor_tensor,
+    _tensor_tensor_cycles,
+    rules=one_psum_operand,
+    updates=lambda i: (BinaryAttrs.of(i).op, i.src),
     note="equal shapes; 2N cycles unless one operand is in PSUM or all are bf16",
-)  # fmt: skip
+    engines=(Engine.VECTOR, Engine.GPSIMD),
+    operands=(2, 2),
+    tiles=2,
+    fp32_integers=True,
+)
 
 
 def tensor_tensor(
@@ -210,10 +220,16 @@ def _combine(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 ALL_REDUCE = OpSpec(
-    "all_reduce", "meeting", BinaryAttrs, _combine,
-    lambda i: (len(i.src) - 1) * streaming(2.0)(i), writes=(SBUF,),
+    "all_reduce",
+    "meeting",
+    BinaryAttrs,
+    _combine,
+    lambda i: (len(i.src) - 1) * streaming(2.0)(i),
+    writes=(SBUF,),
     note="nl.all_reduce: one tensor_tensor for each further grid instance",
-)  # fmt: skip
+    operands=(1, MANY),
+    results=MANY,
+)
 
 
 # --- a tensor and constants or vectors ------------------------------------------------------------
@@ -246,7 +262,12 @@ class StepsAttrs(Attrs):
     """
 
     steps: tuple[Step, ...]
-    reduce_op: str = "add"
+    reduce_op: str = among({*REDUCTIONS, "abs_max", "abs_min"}, "add")
+
+    def misfit(self) -> str:
+        if not 0 <= len(self.steps) <= 2 or any(step.op not in OPERATORS for step in self.steps):
+            return f"steps {self.steps}, expected at most two of the ALU's operators"
+        return Attrs.misfit(self)
 
 
 def steps_of(attrs: StepsAttrs, xs: list[torch.Tensor]) -> Any:
@@ -279,11 +300,21 @@ def _is_affine(i: Instruction) -> bool:
 
 
 TENSOR_SCALAR = OpSpec(
-    "tensor_scalar", "elementwise", StepsAttrs, steps_of, streaming_with_sums,
-    updates=_step_updates, serves_as_well=Engine.SCALAR, serves_if=_is_affine,
+    "tensor_scalar",
+    "elementwise",
+    StepsAttrs,
+    steps_of,
+    streaming_with_sums,
+    updates=_step_updates,
+    serves_as_well=Engine.SCALAR,
+    serves_if=_is_affine,
     note="(data op0 operand0) op1 operand1 with constants or (P, 1) vectors",
-    aliases=("tensor_scalar_reduce",),
-)  # fmt: skip
+    engines=(Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD),
+    operands=(1, 3),
+    results=2,
+    tiles=1,
+    fp32_integers=True,
+)
 
 
 def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Step:
@@ -388,9 +419,18 @@ def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
 
 
 SCALAR_TENSOR_TENSOR = OpSpec(
-    "scalar_tensor_tensor", "elementwise", StepsAttrs, steps_of, _scalar_tensor_tensor_cycles,
-    rules=one_psum_operand, note="(data op0 scalar or vector) op1 tensor; 2N cycles",
-)  # fmt: skip
+    "scalar_tensor_tensor",
+    "elementwise",
+    StepsAttrs,
+    steps_of,
+    _scalar_tensor_tensor_cycles,
+    rules=one_psum_operand,
+    note="(data op0 scalar or vector) op1 tensor; 2N cycles",
+    operands=(2, 3),
+    results=2,
+    tiles=2,
+    fp32_integers=True,
+)
 
 
 def scalar_tensor_tensor(
@@ -434,10 +474,18 @@ def _reciprocal_cycles(i: Instruction) -> float:
 
 
 RECIPROCAL = OpSpec(
-    "reciprocal", "elementwise", Attrs, lambda _, xs: torch.reciprocal(xs[0]), _reciprocal_cycles,
-    serves_as_well=Engine.SCALAR, serves_if=lambda _: CORE.number == 2, cycles_there=streaming(),
+    "reciprocal",
+    "elementwise",
+    Attrs,
+    lambda _, xs: torch.reciprocal(xs[0]),
+    _reciprocal_cycles,
+    serves_as_well=Engine.SCALAR,
+    serves_if=lambda _: CORE.number == 2,
+    cycles_there=streaming(),
     note="VectorE 8N cycles, ScalarE N",
-)  # fmt: skip
+    engines=(Engine.VECTOR, Engine.SCALAR),
+    rate=8 / 6,
+)
 
 
 def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
@@ -460,7 +508,7 @@ class ReduceAttrs(Attrs):
         negate: the result is negated, at no cost.
     """
 
-    op: str
+    op: str = among(REDUCTIONS)
     axes: int
     order: tuple[int, ...] | None = None
     negate: bool = False
@@ -484,10 +532,15 @@ def _reduce_cycles(i: Instruction) -> float:
 
 
 TENSOR_REDUCE = OpSpec(
-    "tensor_reduce", "reduce", ReduceAttrs, _tensor_reduce, _reduce_cycles,
+    "tensor_reduce",
+    "reduce",
+    ReduceAttrs,
+    _tensor_reduce,
+    _reduce_cycles,
     box_mend="fill the masked elements with the neutral value first",
     note="over the last free axes; N/2 cycles for bf16 add and max",
-)  # fmt: skip
+    fp32_integers=True,
+)
 
 
 def tensor_reduce(
@@ -539,9 +592,13 @@ def tensor_reduce(
 
 
 def _reduce_boxes(
-    source: View, shape: tuple[int, ...], left: list[int | None], dt: DType, attrs: ReduceAttrs,
+    source: View,
+    shape: tuple[int, ...],
+    left: list[int | None],
+    dt: DType,
+    attrs: ReduceAttrs,
     keep: np.ndarray,
-) -> View:  # fmt: skip
+) -> View:
     """A reduction for each box of ``keep``, which must give each result one: windows at an edge."""
     boxes = list(masks.boxes(keep))
     targets = [tuple(slice(0, 1) if a is None else box[a] for a in left) for box in boxes]
@@ -578,8 +635,8 @@ class ScanAttrs(Attrs):
         free_axes: axes that it runs along, row by row.
     """
 
-    op0: str
-    op1: str
+    op0: str = among(ARITHMETIC)
+    op1: str = among(ARITHMETIC)
     reverse0: bool = False
     reverse1: bool = False
     initial: float = 0.0
@@ -599,9 +656,15 @@ def _scan(attrs: ScanAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 TENSOR_TENSOR_SCAN = OpSpec(
-    "tensor_tensor_scan", "scan", ScanAttrs, _scan, streaming(2.0), rules=one_psum_operand,
+    "tensor_tensor_scan",
+    "scan",
+    ScanAttrs,
+    _scan,
+    streaming(2.0),
+    rules=one_psum_operand,
     note="result[i] = (data0[i] op0 result[i - 1]) op1 data1[i] along the free axis",
-)  # fmt: skip
+    operands=(2, 3),
+)
 
 
 def tensor_tensor_scan(
@@ -659,9 +722,14 @@ class CumulativeAttrs(Attrs):
     """
 
     step: Step
-    op: str
+    op: str = among(ARITHMETIC)
     initial: float = 0.0
     free_axes: int = 1
+
+    def misfit(self) -> str:
+        if self.step.op not in OPERATORS:
+            return f"step {self.step}, expected an operator of the ALU"
+        return Attrs.misfit(self)
 
 
 def _cumulative(attrs: CumulativeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -677,9 +745,15 @@ def _cumulative(attrs: CumulativeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 CUMULATIVE = OpSpec(
-    "tensor_scalar_cumulative", "scan", CumulativeAttrs, _cumulative, streaming(2.0),
+    "tensor_scalar_cumulative",
+    "scan",
+    CumulativeAttrs,
+    _cumulative,
+    streaming(2.0),
     note="SDK 2.29: result[i] = (x[i] op0 constant) op1 result[i - 1]; 2N like a scan",
-)  # fmt: skip
+    operands=(1, 2),
+    published=False,
+)
 
 
 # --- exponential ----------------------------------------------------------------------------------
@@ -700,9 +774,16 @@ def _exponential(attrs: ExponentialAttrs, xs: list[torch.Tensor]) -> Any:
 
 
 EXPONENTIAL = OpSpec(
-    "exponential", "elementwise", ExponentialAttrs, _exponential, streaming(0.25),
+    "exponential",
+    "elementwise",
+    ExponentialAttrs,
+    _exponential,
+    streaming(0.25),
     note="NeuronCore-v4: exp(x - maximum), four times ScalarE's rate",
-)  # fmt: skip
+    operands=(1, 2),
+    results=2,
+    generation=4,
+)
 
 
 # --- range select ---------------------------------------------------------------------------------
@@ -717,7 +798,7 @@ class RangeAttrs(Attrs):
         free_axes: free axes of the operand.
     """
 
-    ops: tuple[str, str]
+    ops: tuple[str, str] = among(COMPARISONS)
     first: float
     on_false: float
     free_axes: int
@@ -735,9 +816,17 @@ def _range_select(attrs: RangeAttrs, xs: list[torch.Tensor]) -> Any:
 
 
 RANGE_SELECT = OpSpec(
-    "range_select", "elementwise", RangeAttrs, _range_select, streaming_with_sums,
+    "range_select",
+    "elementwise",
+    RangeAttrs,
+    _range_select,
+    streaming_with_sums,
     note="NeuronCore-v3: keeps columns between two bounds, optionally the row maximum",
-)  # fmt: skip
+    operands=(3, 3),
+    results=2,
+    generation=3,
+    compares="reduction",
+)
 
 
 # --- statistics -----------------------------------------------------------------------------------
@@ -786,9 +875,15 @@ def _define_statistics(
     name: str, compute: Callable, cycles: Callable, rules: Callable, note: str
 ) -> OpSpec:
     return OpSpec(
-        name, "all", StatisticsAttrs, compute, cycles, rules=rules,
-        box_mend="mask whole rows or columns", note=note,
-    )  # fmt: skip
+        name,
+        "all",
+        StatisticsAttrs,
+        compute,
+        cycles,
+        rules=rules,
+        box_mend="mask whole rows or columns",
+        note=note,
+    )
 
 
 BN_STATS = _define_statistics(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from .program import Instruction
 
 A = TypeVar("A", bound="Attrs")
+
+
+def among(values: Iterable[Any], default: Any = MISSING) -> Any:
+    """A field whose value, or each item of whose tuple, is one of ``values``."""
+    return field(default=default, metadata={"among": frozenset(values)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -53,6 +58,16 @@ class Attrs:
         attrs = instruction.attrs
         assert isinstance(attrs, cls), (instruction.op.name, type(attrs))
         return attrs
+
+    def misfit(self) -> str:
+        """Which constant lies outside of its domain (`among`), in words; empty where none does."""
+        for one in fields(self):
+            allowed = one.metadata.get("among")
+            given = getattr(self, one.name)
+            values = given if isinstance(given, tuple) else (given,)
+            if allowed is not None and not allowed.issuperset(values):
+                return f"{one.name} {given!r}, expected one of {sorted(allowed)}"
+        return ""
 
     @property
     def group(self) -> str:

@@ -18,11 +18,6 @@ from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
 from . import bands, flows
 
 SPILLS = ("spill_save", "spill_reload")
-# Instructions of trn1 and trn2 without a published cost; they grow with their elements here.
-UNPUBLISHED = {
-    "gather_flattened", "nonzero_with_count", "rand", "rng", "select", "select_reduce",
-    "sequence_bounds", "tensor_partition_reduce", "tensor_scalar_cumulative",
-}  # fmt: skip
 ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine", "dma")
 
 
@@ -121,7 +116,7 @@ def doubts(program: Program) -> list[str]:
             f"{core.name} is uncalibrated: rates are its documented ones, latencies those of gen2, "
             "and no published time has confirmed them"
         )
-    guessed = {i.op.name: place(i.source) for i in program if i.op.name in UNPUBLISHED}
+    guessed = {i.op.name: place(i.source) for i in program if not i.op.published}
     if guessed:
         named = ", ".join(f"{name} ({where})" for name, where in sorted(guessed.items()))
         found.append(f"nobody publishes the cycles of {named}, which are a guess here")

@@ -16,12 +16,10 @@ from .memory import Arena, gather_index, rows_inside, widen
 from .merge import Op, Ref
 from .products import Step
 
-SEARCHES = ("nc_find_index8", "nc_match_replace8")
 ORDERED = ("maximum", "minimum", "abs_max", "abs_min")  # what chooses by comparing
 NO_SCALE = 255
 WORDS = (INT32, UINT32)
 EXACT = 1 << 24
-ARITHMETIC = ("tensor_tensor", "tensor_scalar", "scalar_tensor_tensor", "tensor_reduce")
 
 
 def watched(step: Step, op: Op, arena: Arena, today: bool) -> Step | None:
@@ -48,16 +46,16 @@ def watched(step: Step, op: Op, arena: Arena, today: bool) -> Step | None:
 
 def _look(op: Op, arena: Arena) -> tuple[Step | None, bool]:
     """The values to check, and whether before the step instead of behind it."""
-    name = op.instruction.op.name
+    spec = op.instruction.op
     tiles = [ref.by_data[0] for ref in op.dst if ref.by_data is not None]
     if any(math.prod(tile.shape[op.batch :]) > 1 for tile in tiles):
         return lambda: _look_at_rows(op, arena), True
-    if name == "nc_matmul_mx":
+    if spec.scaled:
         return lambda: _look_at_scales(op, arena), True
-    if name in SEARCHES:
-        return lambda: _look_for_nan(name, op.src, arena), True
-    if name == "max8" or _compares(op):
-        return lambda: _look_for_nan(name, op.dst, arena), False
+    if spec.compares == "operands":
+        return lambda: _look_for_nan(spec.name, op.src, arena), True
+    if spec.compares == "results" or _compares(op):
+        return lambda: _look_for_nan(spec.name, op.dst, arena), False
     return None, False
 
 
@@ -65,7 +63,7 @@ def _look(op: Op, arena: Arena) -> tuple[Step | None, bool]:
 def _rounds_integers(op: Op) -> bool:
     """Whether 32-bit integers become 32-bit integers by way of fp32, in another way than a copy."""
     attrs, spec = op.attrs, op.instruction.op
-    by_way = not (attrs.raw or attrs.bits or spec.is_dma) and spec.name in ARITHMETIC
+    by_way = not (attrs.raw or attrs.bits or spec.is_dma) and spec.fp32_integers
     wide = any(ref.dt in WORDS for ref in op.src) and all(ref.dt in WORDS for ref in op.dst)
     return by_way and wide
 
@@ -120,8 +118,8 @@ def _compares(op: Op) -> bool:
     attrs = op.attrs
     names = [getattr(attrs, name, None) for name in ("op", "op0", "op1", "reduce_op")]
     names += [step.op for step in getattr(attrs, "steps", ())]
-    of_ranges = op.instruction.op.name in ("select_reduce", "range_select") and attrs.reduce_axes
-    return bool(of_ranges) or any(name in ORDERED for name in names)
+    reduced = op.instruction.op.compares == "reduction" and attrs.reduce_axes
+    return bool(reduced) or any(name in ORDERED for name in names)
 
 
 def _values(ref: Ref, arena: Arena) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ..device.errors import refuse
 from ..device.spec import CORE, Engine, NeuronCore
 from ..instructions.dma import DMA_SUM
 from ..instructions.entry import free_elements
-from ..instructions.ranks import COLLECTIVE, moved_bytes
+from ..instructions.ranks import moved_bytes
 from ..program.program import Instruction
 from ..program.view import View
 
@@ -229,7 +229,7 @@ def transfer(instruction: Instruction, fixed: bool = False) -> Transfer:
     Args:
         fixed: partitions have fixed places on them, where the generation has such.
     """
-    if instruction.op is COLLECTIVE:
+    if instruction.op.meets:
         return _collective(instruction)
     src, dst = _source(instruction), instruction.dst[0]
     key = (
@@ -367,7 +367,7 @@ def result_ns(instruction: Instruction, engine: Engine) -> float:
     hz, op = CORE.clock_hz[engine] / 1e9, instruction.op
     if engine not in CORE.result_cycles:
         return CORE.dependent_cycles / hz
-    behind = CORE.fill_cycles if op.name == "memset" else CORE.result_cycles[engine]
+    behind = CORE.fill_cycles if op.fills else CORE.result_cycles[engine]
     if op.engine is engine is Engine.SCALAR:
         behind += CORE.bias_cycles
     through = (_streamed_cycles(instruction, engine) + behind) / hz
@@ -398,30 +398,27 @@ def _half_rows(instruction: Instruction) -> bool:
     return stationary.shape[0] <= CORE.partitions // 2 and moving.free_size > CORE.min_ii
 
 
-# Instructions of one tile that VectorE runs faster: 16-bit floats four a cycle with both sides in
-# SBUF and contiguous, two with either (ARCH3, performance modes), fp32 two with both.
-OF_ONE_TILE = ("tensor_copy", "tensor_scalar")
-# Those that read two tiles of SBUF, which gen2 does one after the other, of every type.
-OF_TWO_TILES = ("tensor_tensor", "scalar_tensor_tensor")
-AS_MEASURED = {"memset": 1.25, "reciprocal": 8 / 6}  # 0.8 and 6 cycles an element
-
-
 def _elements_a_cycle(instruction: Instruction, engine: Engine) -> float:
     """How many elements of a partition the engine takes at once, after NeuronCore-v2, relative to
-    the cycles that the instruction table states for that core."""
-    name = instruction.op.name
+    the cycles that the instruction table states for that core.
+
+    VectorE runs instructions of one tile faster: 16-bit floats four a cycle with both sides in SBUF
+    and contiguous, two with either (ARCH3, performance modes), fp32 two with both. Those of two
+    tiles, of every type, read both from SBUF at once; gen2 reads one after the other.
+    """
+    op = instruction.op
     tiles = [v for v in (*instruction.dst, *instruction.src) if not _is_column(v)]
     least = CORE.vector_least_bytes if engine is Engine.VECTOR else 1
     floats = all(least <= v.dt.itemsize and v.dt.is_float for v in tiles)
     narrow = floats and all(v.dt.itemsize <= 2 for v in tiles)
     if engine is Engine.SCALAR:
         return CORE.scalar_narrow_rate if narrow else 1
-    if name in OF_TWO_TILES and CORE.vector_modes:  # wherever the result goes
+    if op.tiles == 2 and CORE.vector_modes:  # wherever the result goes
         return 2 if all(v.storage.buffer == "sbuf" for v in instruction.src) else 1
     if engine is not Engine.VECTOR or not CORE.vector_modes:
         return 1
-    if name not in OF_ONE_TILE or not floats:
-        return AS_MEASURED.get(name, 1)
+    if op.tiles != 1 or not floats:
+        return op.rate
     in_sbuf = all(v.storage.buffer == "sbuf" for v in tiles)
     contiguous = all(v.strides[-1] == 1 or v.shape[-1] == 1 for v in tiles)
     if in_sbuf and contiguous:
