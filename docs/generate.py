@@ -24,6 +24,7 @@ import torch  # noqa: E402 - after the path
 import neuron_cpu  # noqa: E402
 
 neuron_cpu.ensure_sdk()
+import nki.collectives  # noqa: E402 - its functions are listed
 from examples import EXAMPLES  # noqa: E402
 from identifiers import rules  # noqa: E402
 from neuronxcc import nki  # noqa: E402
@@ -32,12 +33,13 @@ from neuronxcc.nki import language as nl  # noqa: E402
 
 from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.current import releases  # noqa: E402
-from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
+from neuron_cpu.core.instructions.entry import FORMS, TABLE  # noqa: E402
 
 PAGES = [
     *(ROOT / "docs" / f"{name}.md" for name in ("functions", "messages")),
     ROOT / "lab" / "docs" / "mutation.md",
 ]
+ROOMS = ("nki.language", "nki.isa", "nki.collectives")
 COLUMNS = 120  # of a line of documentation
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -63,7 +65,7 @@ def instruction_list() -> str:
     """Every entry of the instruction table: engine, memories read and written, what it does."""
     parts = []
     for name, entry in sorted(TABLE.items()):
-        names = ", ".join(f"`{n}`" for n in (name, *entry.aliases))
+        names = ", ".join(f"`{n}`" for n in {name: 0} | {one.name: 0 for one in entry.forms})
         moves = f"{memories(entry.reads)} → {memories(entry.writes)}"
         parts.append(item(f"{names} ({entry.engine.value}; {moves}): {entry.note}"))
     return "".join(parts)
@@ -152,12 +154,10 @@ def language_list() -> str:
 
 def isa_list() -> str:
     """Every function of nki.isa."""
-    engines = {n: e.engine.value for e in TABLE.values() for n in (e.name, *e.aliases)}
     parts = []
-    for name in sorted(nisa.__all__):
-        if inspect.isfunction(function := getattr(nisa, name)):
-            engine = f" ({engines[name]})" if name in engines else ""
-            parts.append(item(f"`nisa.{name}`{engine}: {summary(function)}"))
+    for name, form in sorted(FORMS[nisa.__name__].items()):
+        engine = f" ({form.entry.engine.value})" if form.entry is not None else ""
+        parts.append(item(f"`nisa.{name}`{engine}: {summary(form.function)}"))
     return "".join(parts)
 
 
@@ -220,18 +220,22 @@ def identifier_list() -> str:
 def release_table() -> str:
     """What each release of `nki` changed."""
     changed: dict[str, list[str]] = {}
-    for name, came in releases.CAME.items():
-        changed.setdefault(came, []).append(f"`{name}`")
-    for name, keywords in releases.KEYWORDS.items():
-        for word, came in keywords.items():
-            changed.setdefault(came, []).append(f"`{name}({word}=)`")
-    gone = [f"`{name}({word}=)`" for name, words in releases.FORMER.items() for word in words]
-    orders = [f"`{name}`" for name in releases.ORDERS]
+    forms = [form for module in ROOMS for form in FORMS[module].values()]
+    for form in forms:
+        if form.came:
+            changed.setdefault(form.came, []).append(f"`{form.name}`")
+    for form in forms:
+        for word, came in form.keywords.items():
+            changed.setdefault(came, []).append(f"`{form.name}({word}=)`")
+    gone = [f"`{form.name}({word}=)`" for form in forms for word in form.former]
+    orders = [f"`{form.name}`" for form in forms if form.order]
     told = f"spellings that go: {', '.join(gone)}; another order of arguments: {', '.join(orders)}"
     changed["2.29"].append(told)
     for came, what in releases.OTHERS:
         changed.setdefault(came, []).append(what)
-    return "".join(item(f"{came}: {', '.join(changed[came])}") for came in sorted(changed))
+    return "".join(
+        item(f"{came}: {', '.join(dict.fromkeys(changed[came]))}") for came in sorted(changed)
+    )
 
 
 # --- mutants --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ recording. Rows of the sealed set are written once, with the commit, and never a
 """
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import json
@@ -46,6 +47,7 @@ from lab import calibration_rows as public_rows  # noqa: E402 - needs the SDK na
 from neuron_cpu.core import NkiError, Program  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
 from neuron_cpu.core.device.errors import only_timed  # noqa: E402
+from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 from neuron_cpu.core.report import bands, report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
 from neuron_cpu.core.time.passes import join, keep  # noqa: E402
@@ -61,10 +63,11 @@ GEN2_CHIPS = ("", "trn1", "inf2")
 MOVED = 0.01  # a published estimate that moves by more has to be made anew
 SCALE = (0.8, 1.2)  # of a constant that is varied
 MOST_VARIED = 4_000  # instructions of a program that is priced anew for each
-VARIED = (
+RATES = "entry.rate"  # of the instructions that have one as measured
+CONSTANTS = (
     "clock_hz", "min_ii", "dependent_cycles", "result_cycles", "fill_cycles", "bias_cycles",
     "sums_cycles", "tensor_pace", "half_rows_pace", "engine_start_cycles", "ramp_ns",
-    "cost.AS_MEASURED", "dma.bytes_per_ns", "dma.today_bytes_per_ns", "dma.row_ns",
+    RATES, "dma.bytes_per_ns", "dma.today_bytes_per_ns", "dma.row_ns",
     "dma.today_row_ns", "dma.start_ns", "dma.row_2_24_ns", "dma.part_word_ns", "dma.half_word_ns",
     "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns", "dma.descriptor_ns", "dma.one_index_ns",
     "dma.transposed", "dma.transposed_on_chip", "dma.flat_bytes_per_ns", "dma.flat_row_bytes",
@@ -198,6 +201,12 @@ def ratio_under(
 ) -> float:
     """The ratio of a row with a constant scaled, of a module or of the program's generation; that
     of ``total`` where the generation has 0 for it."""
+    if name == RATES:
+        with contextlib.ExitStack() as changed:
+            for entry in (one for one in TABLE.values() if one.rate != 1):
+                changed.enter_context(mock.patch.dict(vars(entry), rate=entry.rate * factor))
+            total = schedule.schedule(program, profile_for(row)).total
+        return graph_us(row, total) / row.measured_us
     part, _, last = name.rpartition(".")
     holder = MODULES.get(part) or (getattr(program.core, part) if part else program.core)
     value = getattr(holder, last)
@@ -408,7 +417,7 @@ def calibrate_public(
     args: argparse.Namespace, every: Sequence[public_rows.Row], chosen: Sequence[public_rows.Row]
 ) -> int:
     """Run the public rows; print and perhaps write their table and bands."""
-    names = (args.vary or VARIED) if args.vary is not None else ()
+    names = (args.vary or CONSTANTS) if args.vary is not None else ()
     cases = [(name, factor) for name in names for factor in SCALE]
     outcomes = run_all(chosen, args.jobs, public=args.public, kept=args.kept, cases=cases)
     if names:

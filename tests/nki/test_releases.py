@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import warnings
 
 import nki
@@ -14,6 +15,7 @@ import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.current import releases
+from neuron_cpu.core.instructions.entry import FORMS
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 
@@ -181,9 +183,16 @@ def test_a_file_says_its_release(release, tmp_path, monkeypatch):
         module.kernel(X)
 
 
+APART: set[str] = set()
+
+
 def test_the_table_names_what_there_is():
-    for name in (*releases.CAME, *releases.KEYWORDS, *releases.FORMER, *releases.ORDERS):
-        assert any(hasattr(module, name) for module in (nisa, nl, ncc)), name
+    assert all(hasattr(nl, name) for name in (*releases.CAME, *releases.KEYWORDS, *releases.FORMER))
+    for module in (nisa, nl, ncc):
+        for form in FORMS[module.__name__].values():
+            taken = inspect.signature(form.function).parameters.keys()
+            assert taken >= form.keywords.keys() and taken >= set(form.order), form.name
+            assert taken >= {now for now in form.former.values() if now} - APART, form.name
 
 
 def test_a_launch_of_one_number_in_a_tuple():

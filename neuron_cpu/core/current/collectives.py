@@ -14,6 +14,7 @@ from typing import Any
 from ..device import ranks
 from ..device.errors import refuse
 from ..device.target import needs
+from ..instructions.entry import form
 from ..instructions.ranks import COLLECTIVE, COMBINE, CollectiveAttrs
 from ..program import trace
 from ..program.view import View
@@ -25,6 +26,8 @@ from .operands import NkiInstruction, labelled, operator, put, tensor
 from .registers import VirtualRegister
 from .transfers import dma_copy
 
+collective = functools.partial(form, "nki.collectives")
+_SINCE = {"priority": "2.30", "name": "2.31"}
 CHANNELS = (2, 4)  # of a ring; four where a group is all devices of a node
 FOUR = 4  # ranks of all_gather_v
 # They compute, or move parts whose sizes are data, where there is one rank, too.
@@ -179,6 +182,7 @@ def _issue(
 
 
 # --- the operations -------------------------------------------------------------------------------
+@collective(COLLECTIVE, keywords=_SINCE)
 def all_reduce(
     srcs: Any, dsts: Any, replica_group: Any, op: Any, priority: Any = None, name: str | None = None
 ) -> NkiInstruction | None:
@@ -186,6 +190,7 @@ def all_reduce(
     return _reduction("all_reduce", (srcs, dsts), replica_group, op, priority, name)
 
 
+@collective(COLLECTIVE, keywords=_SINCE)
 def reduce_scatter(
     srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, op: Any, priority: Any = None,
     name: str | None = None,
@@ -213,6 +218,7 @@ def _reduction(
     return _issue(what, taking, targets, sources, priority, name, op=code, raw=whole)
 
 
+@collective(COLLECTIVE, keywords=_SINCE)
 def all_gather(
     srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
     name: str | None = None,
@@ -226,6 +232,7 @@ def all_gather(
     return _issue(what, taking, targets, sources, priority, name, dim=axis)
 
 
+@collective(COLLECTIVE, keywords=_SINCE)
 def all_to_all(
     srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
     name: str | None = None,
@@ -241,6 +248,7 @@ def all_to_all(
 
 
 # --- permutations ---------------------------------------------------------------------------------
+@collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute(
     srcs: Any, dsts: Any, source_target_pairs: Any, priority: Any = None, name: str | None = None
 ) -> NkiInstruction | None:
@@ -286,6 +294,7 @@ def _listed(given: Any) -> list[Any]:
     return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
+@collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute_implicit(
     srcs_by_channel: Any, dsts_by_channel: Any, replica_group: Any, channel_ids: Any = (0,),
     priority: Any = None, name: str | None = None,
@@ -300,6 +309,7 @@ def collective_permute_implicit(
     return _issue(what, taking, targets, sources, priority, name, sender=sender)
 
 
+@collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute_implicit_reduce(
     srcs0_by_channel: Any, srcs1_by_channel: Any, dsts_by_channel: Any, replica_group: Any,
     op: Any, channel_ids: Any = (0,), priority: Any = None, name: str | None = None,
@@ -317,6 +327,7 @@ def collective_permute_implicit_reduce(
     return _issue(what, taking, targets, (*first, *second), priority, name, **more)
 
 
+@collective(None)
 def collective_permute_implicit_current_processing_rank_id(
     iteration_id: Any, replica_group: Any, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
@@ -329,6 +340,7 @@ def collective_permute_implicit_current_processing_rank_id(
 
 
 # --- parts whose sizes are data -------------------------------------------------------------------
+@collective(COLLECTIVE, came="2.32")
 def all_gather_v(
     srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
     recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
@@ -352,6 +364,7 @@ def all_gather_v(
     return _varying(what, (srcs, dsts), replica_group, metadata_tensor, how, priority, name)
 
 
+@collective(COLLECTIVE, keywords=_SINCE)
 def all_to_all_v(
     srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
     recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
@@ -400,10 +413,28 @@ def _trigger(
     return waiting(name=name) if name is not None else waiting()
 
 
-all_gather_v_prepare = functools.partial(_prepare, all_gather_v)
-all_gather_v_trigger = functools.partial(_trigger, all_gather_v)
-all_to_all_v_prepare = functools.partial(_prepare, all_to_all_v)
-all_to_all_v_trigger = functools.partial(_trigger, all_to_all_v)
+@collective(COLLECTIVE, came="2.33")
+def all_gather_v_prepare(*args: Any, **named: Any) -> Callable:
+    """The arguments of ``all_gather_v``, which its trigger issues."""
+    return _prepare(all_gather_v, *args, **named)
+
+
+@collective(COLLECTIVE, came="2.33")
+def all_gather_v_trigger(prepare_instr: Any, name: str | None = None) -> NkiInstruction | None:
+    """Issue the ``all_gather_v`` that was prepared last."""
+    return _trigger(all_gather_v, prepare_instr, name)
+
+
+@collective(COLLECTIVE, came="2.33")
+def all_to_all_v_prepare(*args: Any, **named: Any) -> Callable:
+    """The arguments of ``all_to_all_v``, which its trigger issues."""
+    return _prepare(all_to_all_v, *args, **named)
+
+
+@collective(COLLECTIVE, came="2.33")
+def all_to_all_v_trigger(prepare_instr: Any, name: str | None = None) -> NkiInstruction | None:
+    """Issue the ``all_to_all_v`` that was prepared last."""
+    return _trigger(all_to_all_v, prepare_instr, name)
 
 
 def _varying(
@@ -429,6 +460,7 @@ def _varying(
     return _issue(what, taking, (targets[0], told), views, priority, name, sent=2, **more)
 
 
+@collective(None)
 def rank_id(name: str | None = None) -> VirtualRegister:
     """The rank that runs the kernel."""
     trace.current("nki.collectives.rank_id")

@@ -8,7 +8,6 @@ from ..device.dtypes import INT32
 from ..device.errors import refuse, warn
 from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
-from ..device.target import needs
 from ..instructions import scalar, vector
 from ..instructions.activations import ACTIVATIONS, no_activation
 from ..instructions.alu import ARITHMETIC, BITWISE, REDUCTIONS
@@ -31,13 +30,13 @@ from .operands import (
     tensor,
     token,
 )
+from .releases import isa
 
-BINARY_ENGINES = (Engine.VECTOR, Engine.GPSIMD)
-STEP_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 INEXACT = ("mod", "fmod", "divide")  # no instruction of the hardware computes them on integers
 
 
 # --- two tensors ----------------------------------------------------------------------------------
+@isa(vector.TENSOR_TENSOR)
 def tensor_tensor(
     dst: Any,
     data1: Any,
@@ -54,7 +53,7 @@ def tensor_tensor(
     what = "tensor_tensor"
     target, a, b = alike(what, tensor(dst, what), tensor(data1, what), tensor(data2, what))
     code = operator(op, what)
-    choice = choose(engine, what, BINARY_ENGINES)
+    choice = choose(engine, what, vector.TENSOR_TENSOR.engines)
     words = a.dt in vector.WORDS and b.dt in vector.WORDS and code not in (*BITWISE, *INEXACT)
     in_psum = "psum" in (a.storage.buffer, b.storage.buffer, target.storage.buffer)
     exact = words and not in_psum and choice is not Engine.VECTOR
@@ -73,6 +72,7 @@ def tensor_tensor(
 
 
 # --- a tensor and numbers or vectors --------------------------------------------------------------
+@isa(vector.TENSOR_SCALAR)
 def tensor_scalar(
     dst: Any,
     data: Any,
@@ -94,7 +94,7 @@ def tensor_scalar(
     if op1 is not None:
         second = operator(op1, what)
         steps += (step(f"{what} operand1", second, operand1, reverse1, src),)
-    choice = choose(engine, what, STEP_ENGINES)
+    choice = choose(engine, what, vector.TENSOR_SCALAR.engines)
     if first == "rsqrt" and choice is None:
         choice = Engine.GPSIMD
     _warn_of_engine(choice, [s.op for s in steps])
@@ -131,6 +131,10 @@ def _warn_of_unary(source: View, first: str) -> None:
         )
 
 
+@isa(
+    vector.SCALAR_TENSOR_TENSOR,
+    keywords=dict.fromkeys(("reduce_cmd", "reduce_op", "reduce_res"), "2.33"),
+)
 def scalar_tensor_tensor(
     dst: Any,
     data: Any,
@@ -179,6 +183,10 @@ def _reduced_steps(
     return vector.StepsAttrs(bits=bits, steps=steps, reduce_op=how.op)
 
 
+@isa(
+    vector.TENSOR_SCALAR,
+    keywords={"reduce_cmd": "2.30", "reduce_init": "2.30", "reduce_res_negate": "2.32"},
+)
 def tensor_scalar_reduce(
     dst: Any,
     data: Any,
@@ -218,12 +226,14 @@ def _reducible(op: str, what: str, allowed: tuple[str, ...]) -> None:
         )
 
 
+@isa(vector.RECIPROCAL)
 def reciprocal(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
     """``1 / data`` on VectorE, which is more exact and slower than ScalarE's."""
     target, source = alike("reciprocal", tensor(dst, "reciprocal"), tensor(data, "reciprocal"))
     return put(vector.RECIPROCAL, (target,), (source,), Attrs(engine=Engine.VECTOR), name)
 
 
+@isa(vector.TENSOR_TENSOR_SCAN)
 def tensor_tensor_scan(
     dst: Any,
     data0: Any,
@@ -259,6 +269,7 @@ def tensor_tensor_scan(
     return put(vector.TENSOR_TENSOR_SCAN, (target,), tuple(src), attrs, name)
 
 
+@isa(vector.CUMULATIVE)
 def tensor_scalar_cumulative(
     dst: Any,
     src: Any,
@@ -299,6 +310,7 @@ def _in_rows(*views: View) -> tuple[View, ...]:
 
 
 # --- reductions -----------------------------------------------------------------------------------
+@isa(vector.TENSOR_REDUCE)
 def tensor_reduce(
     dst: Any,
     op: Any,
@@ -345,6 +357,7 @@ def _shaped(what: str, target: View, source: View, shape: tuple[int, ...]) -> Vi
     return target.reshape(shape)
 
 
+@isa(PARTITION_REDUCE)
 def tensor_partition_reduce(
     dst: Any, op: Any, data: Any, name: str | None = None
 ) -> NkiInstruction:
@@ -366,11 +379,13 @@ def tensor_partition_reduce(
     return put(PARTITION_REDUCE, (target,), (source,), attrs, name)
 
 
+@isa(vector.BN_STATS)
 def bn_stats(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
     """Count, mean, variance * count of even elements, then of odd ones: (P, 6), N <= 512."""
     return _statistics(vector.BN_STATS, dst, data, 6, name)
 
 
+@isa(vector.BN_AGGR)
 def bn_aggr(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
     """Mean and population variance (P, 2) from the triples of ``bn_stats``."""
     return _statistics(vector.BN_AGGR, dst, data, 2, name)
@@ -384,6 +399,7 @@ def _statistics(op: Any, dst: Any, data: Any, columns: int, name: str | None) ->
 
 
 # --- activations ----------------------------------------------------------------------------------
+@isa(scalar.ACTIVATION)
 def activation(
     dst: Any,
     op: Any,
@@ -460,6 +476,7 @@ def _constant_bias(bias: Any, data: View) -> float:
     )
 
 
+@isa(scalar.ACTIVATION)
 def activation_reduce(
     dst: Any,
     op: Any,
@@ -475,6 +492,7 @@ def activation_reduce(
     return activation(dst, op, data, bias, scale, reduce_op, reduce_res, command, name)
 
 
+@isa(scalar.ACTIVATION2, came="2.30")
 def activate2(
     dst: Any,
     op: Any,
@@ -492,7 +510,6 @@ def activate2(
     name: str | None = None,
 ) -> NkiInstruction:
     """``op((data op0 imm0) op1 imm1)`` on ScalarE of gen4."""
-    needs("activate2", 4)
     what = "activate2"
     target, source = alike(what, tensor(dst, what), tensor(data, what))
     code, src = token(op, what), [source]
@@ -531,6 +548,7 @@ STEP_PAIRS = (
 )
 
 
+@isa(vector.EXPONENTIAL)
 def exponential(
     dst: Any,
     src: Any,
@@ -541,7 +559,6 @@ def exponential(
     name: str | None = None,
 ) -> NkiInstruction:
     """``exp(src - max_value)`` with running sums on VectorE of gen4."""
-    needs("exponential", 4)
     what = "exponential"
     target, source = alike(what, tensor(dst, what), tensor(src, what))
     views = [source]

@@ -6,7 +6,6 @@ import numpy as np
 
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
-from ..device.target import needs
 from ..instructions import copies, gpsimd
 from ..instructions.arguments import number
 from ..program.attributes import Attrs
@@ -15,12 +14,11 @@ from .accumulators import VECTOR, Reduction, reducing
 from .enums import choose, engine, reduce_cmd
 from .numeric import flag, real, whole, wholes
 from .operands import NkiInstruction, alike, column, operator, put, same_types, tensor
+from .releases import isa
 from .tensor import NkiTensor
 
-COPY_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
-FILL_ENGINES = (Engine.VECTOR, Engine.GPSIMD)
 
-
+@isa(copies.TENSOR_COPY, former={"dtype": None})
 def tensor_copy(
     dst: Any, src: Any, engine: engine = engine.unknown, name: str | None = None
 ) -> NkiInstruction:
@@ -29,7 +27,7 @@ def tensor_copy(
     VectorE, GpSimdE (SBUF only), and from gen3 on ScalarE. One side may have a run-time offset.
     """
     target, data = tensor(dst, "tensor_copy"), tensor(src, "tensor_copy")
-    choice = choose(engine, "tensor_copy", COPY_ENGINES)
+    choice = choose(engine, "tensor_copy", copies.TENSOR_COPY.engines)
     if choice is Engine.SCALAR and CORE.number < 3:
         raise refuse(
             "sim_newer_core",
@@ -72,6 +70,7 @@ def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
 NkiTensor.__setitem__ = _assignment  # type: ignore[index]
 
 
+@isa(copies.MEMSET)
 def memset(
     dst: Any, value: Any, engine: engine = engine.unknown, name: str | None = None
 ) -> NkiInstruction:
@@ -87,10 +86,11 @@ def memset(
                 "type; write an int literal",
             )
         constant = int(constant)
-    choice = choose(engine, "memset", FILL_ENGINES)
+    choice = choose(engine, "memset", copies.MEMSET.engines)
     return put(copies.MEMSET, (target,), (), copies.FillAttrs(engine=choice, value=constant), name)
 
 
+@isa(copies.COPY_PREDICATED)
 def tensor_copy_predicated(
     dst: Any, src: Any, predicate: Any, reverse_pred: bool = False, name: str | None = None
 ) -> NkiInstruction:
@@ -115,6 +115,7 @@ def tensor_copy_predicated(
     return put(copies.SELECT_REDUCE, (target,), (choice, target), attrs, name)
 
 
+@isa(copies.SELECT_REDUCE)
 def select_reduce(
     dst: Any,
     predicate: Any,
@@ -151,6 +152,7 @@ def select_reduce(
     )
 
 
+@isa(copies.STREAM_SHUFFLE)
 def nc_stream_shuffle(
     dst: Any, src: Any, shuffle_mask: Any, name: str | None = None
 ) -> NkiInstruction:
@@ -167,6 +169,7 @@ def nc_stream_shuffle(
     return put(copies.STREAM_SHUFFLE, (target,), views, attrs, name)
 
 
+@isa(gpsimd.LOCAL_GATHER)
 def local_gather(
     dst: Any,
     src_buffer: Any,
@@ -189,6 +192,7 @@ def local_gather(
     return put(gpsimd.LOCAL_GATHER, (shaped,), (data, offsets), attrs, name)
 
 
+@isa(gpsimd.GATHER)
 def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> NkiInstruction:
     """``dst[p, j] = data[p].flatten()[indices[p, j]]``, indices uint32; GpSimdE."""
     source, index, target = (tensor(v, "nc_n_gather") for v in (data, indices, dst))
@@ -203,11 +207,11 @@ def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> N
     return put(gpsimd.GATHER, (target,), (source, index), attrs, name)
 
 
+@isa(gpsimd.NONZERO)
 def nonzero_with_count(
     dst: Any, src: Any, index_offset: int = 0, padding_val: int = -1, name: str | None = None
 ) -> NkiInstruction:
     """Places of nonzero elements in partitions 0, 16, ..., then padding, then their count; gen3."""
-    needs("nonzero_with_count", 3)
     what = "nonzero_with_count"
     target, data = tensor(dst, what), tensor(src, what)
     if target.shape[0] != data.shape[0] or target.free_size != data.free_size + 1:

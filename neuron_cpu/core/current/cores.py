@@ -18,10 +18,12 @@ from ..program.view import View
 from .enums import dma_engine, engine
 from .numeric import several
 from .operands import alike, same_types, tensor
+from .releases import isa
 
 CORES = (0, 1)
 
 
+@isa(None)
 def core_barrier(
     data: Any, cores: Any = CORES, engine: engine = engine.gpsimd, name: str | None = None
 ) -> None:
@@ -68,6 +70,7 @@ def next_phase(what: str) -> trace.Tracer:
     return tracer
 
 
+@isa(EXCHANGE, keywords={"dma_engine": "2.29"})
 def sendrecv(
     src: Any,
     dst: Any,
@@ -81,7 +84,6 @@ def sendrecv(
 
     ``gpsimd_dma`` takes at most 1024 bytes of a partition (512 of 16-bit, 256 of 8-bit types).
     """
-    needs("sendrecv", 3)
     source, target = tensor(src, "sendrecv"), tensor(dst, "sendrecv")
     same_types("sendrecv", target, source)
     source, target = alike("sendrecv", source, target)

@@ -9,6 +9,7 @@ from ..device.target import chosen
 from ..device.unknown import Listed
 from ..instructions.constants import dge_mode, nc_version, oob_mode  # noqa: F401 - as they are
 from ..program import trace
+from .releases import isa
 
 
 class engine(Enum, metaclass=Listed):
@@ -52,12 +53,14 @@ class dma_engine(Enum, metaclass=Listed):
     gpsimd_dma = 2
 
 
+@isa(None)
 def get_nc_version() -> nc_version:
     """The generation that the kernel is built for."""
     core = in_force() if trace.active() is not None else chosen()
     return nc_version(core.number)
 
 
+@isa(None, came="2.31")
 def get_nc_sub_version() -> int:
     """Revision of the silicon: 0, the documented default."""
     return 0

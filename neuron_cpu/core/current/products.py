@@ -19,8 +19,14 @@ from ..program.view import View
 from .enums import choose, engine, matmul_perf_mode
 from .numeric import flag
 from .operands import NkiInstruction, labelled, put, tensor
+from .releases import isa
 
 
+@isa(
+    tensor_engine.NC_MATMUL,
+    keywords={"accumulate": "2.29"},
+    former={"is_moving_zero": "is_moving_onezero"},
+)
 def nc_matmul(
     dst: Any,
     stationary: Any,
@@ -249,6 +255,7 @@ def _half(view: View, k: int) -> View:
     return view.slice_box(box).reshape((view.shape[0], view.shape[2]))
 
 
+@isa(microscaling.NC_MATMUL_MX, keywords={"accumulate": "2.29"})
 def nc_matmul_mx(
     dst: Any,
     stationary: Any,
@@ -265,7 +272,6 @@ def nc_matmul_mx(
     The contraction runs over 4 P values; a scale stands for 8 partitions and 4 values.
     """
     what = "nc_matmul_mx"
-    needs(what, 4)
     left, right, target = tensor(stationary, what), tensor(moving, what), tensor(dst, what)
     scales = [_scales(s, d, what) for s, d in ((stationary_scale, left), (moving_scale, right))]
     if left.shape[0] != right.shape[0] or left.shape[0] % 32 or left.free_size > CORE.partitions:
@@ -324,10 +330,10 @@ def _scales(given: Any, data: View, what: str) -> View:
     return scale.bitcast(UINT8).reshape((scale.shape[0], scale.free_size))
 
 
+@isa(microscaling.QUANTIZE_MX)
 def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> NkiInstruction:
     """16-bit floats [P, F] to packed fp8 [P, F / 4] and their scales; gen4."""
     what = "quantize_mx"
-    needs(what, 4)
     target, source = tensor(dst, what), tensor(src, what)
     if target.dt not in microscaling.EXPONENTS or source.dt.itemsize != 2 or not source.dt.is_float:
         raise refuse(
@@ -377,6 +383,7 @@ def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:
         record(MEMSET, (rows,), (), FillAttrs(value=0, mask=mask))
 
 
+@isa(tensor_engine.NC_TRANSPOSE)
 def nc_transpose(
     dst: Any, data: Any, engine: engine = engine.unknown, name: str | None = None
 ) -> NkiInstruction:
@@ -386,7 +393,7 @@ def nc_transpose(
     """
     what = "nc_transpose"
     target, source = tensor(dst, what), tensor_engine.collapsed(tensor(data, what))
-    choice = choose(engine, what, (Engine.TENSOR, Engine.VECTOR))
+    choice = choose(engine, what, tensor_engine.NC_TRANSPOSE.engines)
     if choice is None:
         choice = Engine.TENSOR if target.storage.buffer == "psum" else Engine.VECTOR
     shape = (source.free_size, source.shape[0])

@@ -12,6 +12,7 @@ from ..program.view import View
 from .enums import choose, engine
 from .numeric import real
 from .operands import NkiInstruction, alike, column, put, tensor
+from .releases import isa
 
 
 def _warn_of_stream(what: str) -> None:
@@ -23,10 +24,11 @@ def _warn_of_stream(what: str) -> None:
     )
 
 
+@isa(gpsimd.RANDOM_BITS)
 def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> NkiInstruction:
     """Random bits of an integer type on VectorE, from gen3 on also GpSimdE."""
     target = tensor(dst, "rng")
-    choice = choose(engine, "rng", (Engine.VECTOR, Engine.GPSIMD))
+    choice = choose(engine, "rng", gpsimd.RANDOM_BITS.engines)
     if choice is Engine.GPSIMD:
         needs("rng on GpSimdE", 3)
     if not target.dt.is_int:
@@ -37,6 +39,7 @@ def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> Nk
     return put(gpsimd.RANDOM_BITS, (target,), tuple(src), attrs, name)
 
 
+@isa(None)
 def set_rng_seed(src_seeds: Any, name: str | None = None) -> None:
     """Seed of VectorE's generator: a (1, 1) tile of 32 bits."""
     seeds = tensor(src_seeds, "set_rng_seed")
@@ -59,6 +62,7 @@ def _reseed(seeds: View) -> None:
 _STATE = {Engine.GPSIMD: (6, 3), Engine.VECTOR: (24, 4)}  # values of a partition, first generation
 
 
+@isa(None)
 def rand_set_state(src_seeds: Any, engine: engine = engine.gpsimd, name: str | None = None) -> None:
     """State of a generator of gen3 (GpSimdE) or gen4 (VectorE): uint32, 6 or 24 a partition."""
     seeds = tensor(src_seeds, "rand_set_state")
@@ -66,6 +70,7 @@ def rand_set_state(src_seeds: Any, engine: engine = engine.gpsimd, name: str | N
     _reseed(seeds)
 
 
+@isa(gpsimd.RANDOM_BITS)
 def rand_get_state(
     dst: Any, engine: engine = engine.gpsimd, name: str | None = None
 ) -> NkiInstruction:
@@ -89,9 +94,9 @@ def _check_state(view: View, given: Any, what: str) -> None:
         )
 
 
+@isa(gpsimd.UNIFORM)
 def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstruction:
     """Uniform fp32 numbers between two bounds on VectorE of gen4."""
-    needs("rand2", 4)
     target = tensor(dst, "rand2")
     src: list[View] = []
     places: list[int | None] = []
@@ -106,6 +111,7 @@ def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstructi
     return put(gpsimd.UNIFORM, (target,), tuple(src), attrs, name)
 
 
+@isa(gpsimd.DROPOUT, came="2.29")
 def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstruction:
     """``data`` with elements set to zero with probability ``prob`` (a number or (P, 1))."""
     target, source = alike("dropout", tensor(dst, "dropout"), tensor(data, "dropout"))

@@ -16,6 +16,7 @@ from ..program import trace
 from ..program.index import is_integer
 from ..program.view import View
 from .numeric import whole
+from .releases import isa
 
 
 class NeedsValues(NkiError):
@@ -99,6 +100,7 @@ def _writable(register: VirtualRegister, what: str) -> None:
         raise AssertionError("the index of a device loop is read-only; copy it with register_move")
 
 
+@isa(None)
 def register_alloc(x: Any = None) -> VirtualRegister:
     """A new register: of an int, uninitialised, or loaded from a tensor of one element."""
     trace.current("nisa.register_alloc")
@@ -108,6 +110,7 @@ def register_alloc(x: Any = None) -> VirtualRegister:
     return made
 
 
+@isa(None, former={"imm": "src"})
 def register_move(dst: VirtualRegister, src: Any) -> None:
     """``dst`` becomes the constant or the other register's value."""
     _writable(dst, "register_move")
@@ -118,6 +121,7 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
         dst.static, dst._tile, dst.loaded = whole(src, "register_move src"), None, False
 
 
+@isa(None)
 def register_load(dst: VirtualRegister, src: View) -> None:
     """``dst`` becomes the one element of ``src`` (SBUF or HBM)."""
     _writable(dst, "register_load")
@@ -133,6 +137,7 @@ def register_load(dst: VirtualRegister, src: View) -> None:
         dst.loaded = True
 
 
+@isa(None)
 def register_store(dst: View, src: VirtualRegister) -> None:
     """The one element of ``dst`` (SBUF or HBM) becomes the register's value."""
     _one_element(dst, "register_store")

@@ -13,8 +13,13 @@ from typing import Any
 
 from ..device.errors import refuse, warn
 from ..device.release import nki_since, of_nki
+from ..device.target import needs
+from ..instructions.entry import FORMS, Form, form
 from ..language.labels import fitted
 
+isa = functools.partial(form, "nki.isa")
+# Names of `nki.language`, which are no instructions: first releases, of keywords, too, and what a
+# keyword of 2.27 and 2.28 may be left out for.
 MATH = [
     "all", "arctan", "broadcast_to", "ceil", "copy", "cos", "dropout", "empty_like", "erf",
     "erf_dx", "exp", "expand_dims", "floor", "fmod", "full", "gather_flattened", "gelu",
@@ -23,46 +28,11 @@ MATH = [
     "sign", "silu", "silu_dx", "sin", "softmax", "softplus", "sqrt", "square", "store", "sum",
     "tan", "tanh", "transpose", "trunc", "var", "where", "zeros_like",
 ]  # fmt: skip
-CAME: dict[str, str] = dict.fromkeys(MATH, "2.29") | {
-    "activate2": "2.30", "abs_max": "2.30", "abs_min": "2.30", "get_nc_sub_version": "2.31",
-    "topk": "2.32", "fori_loop": "2.32", "while_loop": "2.32", "all_gather_v": "2.32",
-} | dict.fromkeys(
-    ["tiles", "blocks", "alloc_tiles", "alloc_blocks", "all_gather_v_prepare",
-     "all_gather_v_trigger", "all_to_all_v_prepare", "all_to_all_v_trigger"], "2.33",
-)  # fmt: skip
-KEYWORDS: dict[str, dict[str, str]] = {
-    "nc_matmul": {"accumulate": "2.29"},
-    "nc_matmul_mx": {"accumulate": "2.29"},
-    "dma_copy": {"engine": "2.29", "priority": "2.30"},
-    "dma_transpose": {"priority": "2.30"},
-    "dma_compute": {"oob_mode": "2.30"},
-    "sendrecv": {"dma_engine": "2.29"},
-    "tensor_scalar_reduce": {
-        "reduce_cmd": "2.30", "reduce_init": "2.30", "reduce_res_negate": "2.32",
-    },
-    "scalar_tensor_tensor": dict.fromkeys(("reduce_cmd", "reduce_op", "reduce_res"), "2.33"),
-    "ndarray": {"address": "2.29"},
-} | dict.fromkeys(
-    ["all_gather", "all_reduce", "all_to_all", "all_to_all_v", "collective_permute",
-     "collective_permute_implicit", "collective_permute_implicit_reduce", "reduce_scatter"],
-    {"priority": "2.30", "name": "2.31"},
-)  # fmt: skip
-# What a keyword of 2.27 and 2.28 is called now; None where it may be left out.
-FORMER: dict[str, dict[str, str | None]] = {
-    "tensor_copy": {"dtype": None},
-    "dma_copy": {"unique_indices": None},
-    "register_move": {"imm": "src"},
-    "nc_matmul": {"is_moving_zero": "is_moving_onezero"},
-    "shared_constant": {"dtype": None},
-}
-# Parameters in their order before 2.29.
-ORDERS: dict[str, tuple[str, ...]] = {
-    "affine_select": (
-        "dst", "pattern", "offset", "channel_multiplier", "on_true_tile", "on_false_value",
-        "cmp_op", "name",
-    ),
-    "dma_compute": ("dst", "srcs", "scales", "reduce_op", "name"),
-}  # fmt: skip
+CAME = dict.fromkeys(MATH, "2.29") | {
+    "abs_max": "2.30", "abs_min": "2.30", "fori_loop": "2.32", "while_loop": "2.32",
+} | dict.fromkeys(("tiles", "blocks", "alloc_tiles", "alloc_blocks"), "2.33")  # fmt: skip
+KEYWORDS: dict[str, dict[str, str]] = {"ndarray": {"address": "2.29"}}
+FORMER: dict[str, dict[str, str | None]] = {"shared_constant": {"dtype": None}}
 # What else they changed, for the documentation.
 OTHERS = (
     ("2.29", "accesses to memory regions by string (`buffer=\"sbuf\"`) are refused"),
@@ -77,25 +47,26 @@ OTHERS = (
 )  # fmt: skip
 
 
-def released(name: str, function: Callable) -> Callable:
-    """``function`` with its release's warnings; the function itself where no release changed it."""
-    came, keywords = CAME.get(name), KEYWORDS.get(name, {})
-    former, order = FORMER.get(name, {}), ORDERS.get(name)
-    if came is None and not (keywords or former or order):
+def released(one: Form) -> Callable:
+    """The function of a form, which refuses arguments that it, its release or generation lacks."""
+    function, name, came, keywords = fitted(one.function), one.name, one.came, one.keywords
+    if one.generation == 2 and not (came or keywords or one.former or one.order):
         return function
 
     @functools.wraps(function)
     def checked(*args: Any, **named: Any) -> Any:
         __tracebackhide__ = True  # as in a kernel's call
-        if came is not None and not nki_since(came):
-            raise _newer(f"{name}", came)
+        if came and not nki_since(came):
+            raise _newer(name, came)
+        if one.generation > 2:
+            needs(name, one.generation)
         for word in list(named):
-            if word in former:
-                _respell(name, word, former[word], named)
+            if word in one.former:
+                _respell(name, word, one.former[word], named)
             elif word in keywords and not nki_since(keywords[word]):
                 raise _newer(f"{name}({word}=)", keywords[word])
-        if order is not None and len(args) > 2 and not nki_since("2.29"):
-            return function(**dict(zip(order, args)), **named)
+        if one.order and len(args) > 2 and not nki_since("2.29"):
+            return function(**dict(zip(one.order, args)), **named)
         return function(*args, **named)
 
     return checked
@@ -122,7 +93,22 @@ def _respell(name: str, word: str, now: str | None, named: dict[str, Any]) -> No
         )
 
 
-def all_released(names: dict[str, Any]) -> dict[str, Any]:
-    """The functions of a module, which refuse arguments that they or their release do not take."""
-    functions = {n: f for n, f in names.items() if isinstance(f, FunctionType) and n[0] != "_"}
-    return {n: released(n, fitted(f)) for n, f in functions.items()}
+def exported(module: str) -> dict[str, Callable]:
+    """The functions that a module of `nki` offers: the forms of its instructions."""
+    return {name: released(one) for name, one in FORMS[module].items()}
+
+
+def of_language(names: dict[str, Any]) -> dict[str, Callable]:
+    """The functions among the names of ``nki.language``, entered as forms of no instruction."""
+    module = "nki.language"
+    for name, function in names.items():
+        if isinstance(function, FunctionType) and name[0] != "_":
+            FORMS.setdefault(module, {})[name] = Form(
+                module=module,
+                function=function,
+                entry=None,
+                came=CAME.get(name, ""),
+                keywords=KEYWORDS.get(name, {}),
+                former=FORMER.get(name, {}),
+            )
+    return exported(module)

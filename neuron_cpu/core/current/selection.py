@@ -7,8 +7,8 @@ import numpy as np
 from ..device.dtypes import FLOAT32, INT32
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
-from ..device.target import needs
 from ..instructions import gpsimd
+from ..instructions.alu import COMPARISONS
 from ..instructions.copies import FIND8, MAX8, REPLACE8, SearchAttrs
 from ..instructions.vector import RANGE_SELECT, RangeAttrs
 from ..program.attributes import Attrs
@@ -18,8 +18,8 @@ from .enums import reduce_cmd
 from .numeric import pairs, real, whole
 from .operands import NkiInstruction, alike, column, operator, product, put, tensor
 from .registers import VirtualRegister
+from .releases import isa
 
-COMPARISONS = ("equal", "not_equal", "greater", "greater_equal", "less", "less_equal")
 MAX_PAIRS = 4
 FP32_MIN = float(np.finfo(np.float32).min)
 
@@ -46,6 +46,7 @@ def _affine(what: str, dst: View, pattern: Any, offset: Any, channel_multiplier:
     return total.astype(np.int32).reshape(dst.shape)
 
 
+@isa(gpsimd.IOTA)
 def iota(
     dst: Any, pattern: Any, offset: Any = 0, channel_multiplier: int = 0, name: str | None = None
 ) -> NkiInstruction:
@@ -55,6 +56,10 @@ def iota(
     return put(gpsimd.IOTA, (target,), (), gpsimd.IotaAttrs(values=values), name)
 
 
+_ORDER = "dst pattern offset channel_multiplier on_true_tile on_false_value cmp_op name"
+
+
+@isa(gpsimd.AFFINE_SELECT, order=tuple(_ORDER.split()))
 def affine_select(
     dst: Any,
     pattern: Any,
@@ -85,6 +90,7 @@ def _comparison(op: Any, what: str) -> str:
     return code
 
 
+@isa(RANGE_SELECT)
 def range_select(
     dst: Any,
     on_true_tile: Any,
@@ -100,7 +106,6 @@ def range_select(
     name: str | None = None,
 ) -> NkiInstruction:
     """Keep columns whose number lies between two bounds of each partition; gen3."""
-    needs("range_select", 3)
     what = "range_select"
     target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
     other = reduce_op is not None and operator(reduce_op, what) != "maximum"
@@ -121,6 +126,7 @@ def range_select(
     return reducing(how, reduce_cmd, reduce_res, RANGE_SELECT, target, src, attrs, name)
 
 
+@isa(gpsimd.SEQUENCE_BOUNDS)
 def sequence_bounds(dst: Any, segment_ids: Any, name: str | None = None) -> NkiInstruction:
     """(1, n) segment ids to (1, 2, n): first index and end of each element's segment; 0 pads."""
     what = "sequence_bounds"
@@ -137,6 +143,7 @@ def sequence_bounds(dst: Any, segment_ids: Any, name: str | None = None) -> NkiI
 
 
 # --- the eight largest ----------------------------------------------------------------------------
+@isa(MAX8)
 def max8(dst: Any, src: Any, name: str | None = None) -> NkiInstruction:
     """The 8 largest elements of each partition, descending, to (P, 8)."""
     target, data = _eight(tensor(dst, "max8"), "max8"), tensor(src, "max8")
@@ -162,6 +169,7 @@ def _search(data: Any, vals: Any, what: str, replacement: float = 0.0) -> Any:
     return (source, wanted), attrs
 
 
+@isa(FIND8)
 def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> NkiInstruction:
     """Index of the first occurrence of each of 8 values; equal values take successive ones.
 
@@ -175,6 +183,7 @@ def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> N
     return put(FIND8, (target,), src, attrs, name)
 
 
+@isa(REPLACE8)
 def nc_match_replace8(
     dst: Any, data: Any, vals: Any, imm: float, dst_idx: Any = None, name: str | None = None
 ) -> NkiInstruction:
@@ -192,6 +201,7 @@ def nc_match_replace8(
     return put(REPLACE8, (target,), src, attrs, name)
 
 
+@isa(gpsimd.TOPK, came="2.32")
 def topk(val_dst: Any, idx_dst: Any, src: Any, n: int, name: str | None = None) -> NkiInstruction:
     """The largest bf16 elements of each group of 16 partitions, ascending, and their numbers.
 

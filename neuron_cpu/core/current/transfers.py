@@ -5,17 +5,25 @@ from typing import Any
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
-from ..instructions.dma import DMA_COPY, DMA_SUM, DMA_TRANSPOSE, PermuteAttrs, transposed_axes
+from ..instructions.dma import (
+    DMA_COPY,
+    DMA_SUM,
+    DMA_TRANSPOSE,
+    SOURCES,
+    PermuteAttrs,
+    transposed_axes,
+)
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
 from .enums import dge_mode, engine, oob_mode
 from .numeric import several
 from .operands import NkiInstruction, joined, operator, put, refined, tensor
+from .releases import isa
 
-SOURCES = 16  # of one dma_compute
 _ISSUERS = (engine.sync, engine.scalar, engine.unknown)
 
 
+@isa(DMA_COPY, keywords={"engine": "2.29", "priority": "2.30"}, former={"unique_indices": None})
 def dma_copy(
     dst: Any,
     src: Any,
@@ -157,6 +165,7 @@ def _shaped(view: View, shape: tuple[int, ...]) -> View:
     return view._with(view.offset, intern(shape), intern(strides), None, view.by_data)
 
 
+@isa(DMA_TRANSPOSE, keywords={"priority": "2.30"})
 def dma_transpose(
     dst: Any,
     src: Any,
@@ -187,6 +196,7 @@ def dma_transpose(
     return put(DMA_TRANSPOSE, (target,), (source,), attrs, name)
 
 
+@isa(DMA_SUM, keywords={"oob_mode": "2.30"}, order=("dst", "srcs", "scales", "reduce_op", "name"))
 def dma_compute(
     dst: Any,
     srcs: Any,

@@ -1,5 +1,6 @@
 """Checks on the arguments of ``nki.isa`` functions that several of them share."""
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +14,9 @@ from ..program import trace
 from ..program.index import DynamicIndex, Mask, is_integer
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE
+from .entry import form
+
+isa = functools.partial(form, "neuronxcc.nki.isa")
 
 
 def tile(value: Any, what: str) -> View:

@@ -24,7 +24,7 @@ from . import operators
 from .alu import reduce_last
 from .arguments import (
     choose_engine,
-    newer,
+    isa,
     number,
     reduction_target,
     result_type,
@@ -85,6 +85,7 @@ def copy_into(dst: View, src: View) -> None:
     record(TENSOR_COPY, (dst,), (src,), copy_attrs(dst.dt, src.dt))
 
 
+@isa(TENSOR_COPY)
 def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """Copy a tile within SBUF/PSUM; bit-exact unless the type changes.
 
@@ -92,7 +93,7 @@ def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = 
     """
     data = tile(src, "tensor_copy")
     dt = result_type(dtype, data.dt)
-    choice = choose_engine(engine, "tensor_copy", (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD))
+    choice = choose_engine(engine, "tensor_copy", TENSOR_COPY.engines)
     return fresh(TENSOR_COPY, data.shape, dt, (data,), copy_attrs(dt, data.dt, choice), mask)
 
 
@@ -162,9 +163,10 @@ def initial_fill(storage: Storage) -> Instruction:
     return Instruction(MEMSET, (whole,), (), value, storage.frame, storage.source)
 
 
+@isa(MEMSET)
 def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> View:
     """New tile of ``shape`` filled with ``value``; VectorE or GpSimdE."""
-    choice = choose_engine(engine, "memset", (Engine.VECTOR, Engine.GPSIMD))
+    choice = choose_engine(engine, "memset", MEMSET.engines)
     attrs = FillAttrs(engine=choice, value=number(value))
     return fresh(MEMSET, tuple(int(s) for s in shape), to_dtype(dtype), (), attrs, mask)
 
@@ -199,6 +201,7 @@ DYNAMIC_DST = OpSpec(
 )
 
 
+@isa(DYNAMIC_SRC)
 def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Copy whose source offset is data: ``t[i_p, offset[0, k] + i_f]`` @ SBUF|PSUM.
 
@@ -209,9 +212,9 @@ def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) ->
     return fresh(DYNAMIC_SRC, data.shape, dt, (data,), copy_attrs(dt, data.dt), mask)
 
 
+@isa(DYNAMIC_DST, came="2.22")
 def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any = None) -> None:
     """Copy to a destination whose offset is data (SDK 2.22); ``dtype`` is dst's."""
-    newer("tensor_copy_dynamic_dst", "2.22")
     target = tile(dst, "tensor_copy_dynamic_dst")
     data = tile(src, "tensor_copy_dynamic_dst")
     same_shape("tensor_copy_dynamic_dst", target, data)
@@ -250,6 +253,7 @@ COPY_PREDICATED = OpSpec(
 )
 
 
+@isa(COPY_PREDICATED, came="2.22")
 def tensor_copy_predicated(
     *,
     src: Any,
@@ -261,7 +265,6 @@ def tensor_copy_predicated(
 ) -> None:
     """``dst`` = ``src`` (a tile or a number) where ``predicate`` (uint8/16/32, or bool as the
     documentation's example has it) is nonzero, else unchanged (SDK 2.22)."""
-    newer("tensor_copy_predicated", "2.22")
     target = tile(dst, "tensor_copy_predicated")
     if isinstance(src, (int, float, np.number)):
         src = memset(target.shape, src, target.dtype)
@@ -312,6 +315,7 @@ SELECT_REDUCE = OpSpec(
 )
 
 
+@isa(SELECT_REDUCE, came="2.26")
 def select_reduce(
     *,
     dst: Any,
@@ -329,7 +333,6 @@ def select_reduce(
 
     With ``reduce_cmd=reset_reduce``, ``reduce_res`` [P, 1] receives the maximum over the free axes.
     """
-    newer("select_reduce", "2.26")
     operands = (predicate, dst, on_true)
     choice, target, data = (tile(operand, "select_reduce") for operand in operands)
     same_shape("select_reduce", target, data, choice)
@@ -356,6 +359,7 @@ def select_reduce(
     record(SELECT_REDUCE, results, tuple(src), attrs)
 
 
+@isa(None)
 def range_select(**_: Any) -> View:
     """An instruction of NeuronCore-v3 only."""
     raise refuse(
@@ -463,9 +467,9 @@ REPLACE8 = _define_search(
 )
 
 
+@isa(MAX8, came="2.22")
 def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> View:
     """The 8 largest elements of each partition, descending: [P, F...] -> [P, 8] (SDK 2.22)."""
-    newer("max8", "2.22")
     data = tile(src, "max8")
     shape = (data.shape[0], 8)
     attrs = SearchAttrs(free_axes=data.ndim - 1)
@@ -478,18 +482,19 @@ def _search(data: Any, values: Any, what: str) -> tuple[View, View, SearchAttrs]
     return source, wanted, SearchAttrs(free_axes=source.ndim - 1, value_axes=wanted.ndim - 1)
 
 
+@isa(FIND8, came="2.22")
 def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.uint32) -> View:
     """First index in each partition of ``data`` of each of ``vals`` [P, 8] -> [P, 8] (SDK 2.22).
 
     A value that does not occur has no defined index on the device; it gives 0 here.
     """
-    newer("nc_find_index8", "2.22")
     source, wanted, attrs = _search(data, vals, "nc_find_index8")
     shape, src = (source.shape[0], 8), (source, wanted)
     cuts = (ROWS, ALIKE, ROWS)
     return fresh(FIND8, shape, to_dtype(dtype), src, attrs, mask, source.shape, cuts)
 
 
+@isa(REPLACE8, came="2.22")
 def nc_match_replace8(
     *, data: Any, vals: Any, imm: float, dst_idx: Any = None, mask: Any = None, dtype: Any = None
 ) -> View:
@@ -497,7 +502,6 @@ def nc_match_replace8(
 
     ``dst_idx`` [P, 8] (SDK 2.24) receives the indices of those first occurrences.
     """
-    newer("nc_match_replace8", "2.22")
     source, wanted, attrs = _search(data, vals, "nc_match_replace8")
     if dst_idx is not None:
         target = tile(dst_idx, "nc_match_replace8")
@@ -597,13 +601,13 @@ def shuffling(
     return views, ShuffleAttrs(lanes=lanes, ndim=data.ndim, rows=target.shape[0], **more)
 
 
+@isa(STREAM_SHUFFLE, came="2.22")
 def nc_stream_shuffle(
     src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
 ) -> None:
     """In each quadrant of 32 partitions, partition i of ``dst`` = partition ``shuffle_mask[i]`` of
     ``src``; 255 leaves it as it is (SDK 2.22). ``dst`` [32 k, F...] @ SBUF|PSUM; ``src`` may have
     fewer partitions, as in the documentation's broadcast of one."""
-    newer("nc_stream_shuffle", "2.22")
     data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
     if target.shape[1:] != data.shape[1:]:
         same_shape("nc_stream_shuffle", target, data)

@@ -15,7 +15,7 @@ from ..program.attributes import CAST, RAW, Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
-from .arguments import result_type, tile
+from .arguments import isa, result_type, tile
 from .constants import dge_mode as descriptor_modes
 from .constants import oob_mode as bound_modes
 from .entry import ANY_HBM, SBUF, OpSpec, first_operand, no_cycles
@@ -143,6 +143,7 @@ def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> No
     record(DMA_COPY, (dst,), (src,), attrs, mask)
 
 
+@isa(DMA_COPY)
 def dma_copy(
     src: Any,
     dst: Any,
@@ -242,6 +243,7 @@ def transposed_axes(src: View, axes: Any) -> tuple[int, ...]:
     return order
 
 
+@isa(DMA_TRANSPOSE)
 def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None) -> View:
     """Transpose by DMA into a new SBUF tile: 2-D [1, 0], 3-D [2, 1, 0], 4-D [3, 1, 2, 0].
 

@@ -24,7 +24,7 @@ from ..program.program import Instruction
 from ..program.view import View
 from . import operators
 from .alu import reduce_last
-from .arguments import newer, on_bits, result_type, stretched, tile
+from .arguments import isa, newer, on_bits, result_type, stretched, tile
 from .copies import tensor_copy
 from .entry import PSUM, SBUF, OpSpec, flat, free_elements, streaming
 from .recorder import ALIKE, ROWS, WHOLE, fresh, rows_only
@@ -63,6 +63,7 @@ IOTA = OpSpec(
 )
 
 
+@isa(IOTA)
 def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
     """Tile with the values of an affine index expression (int32 inside, then cast); GpSimdE."""
     if is_integer(expr):  # a loop variable or program_id: one number
@@ -111,6 +112,7 @@ AFFINE_SELECT = OpSpec(
 )
 
 
+@isa(AFFINE_SELECT)
 def affine_select(
     pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None
 ) -> View:
@@ -172,6 +174,7 @@ PARTITION_REDUCE = OpSpec(
 )
 
 
+@isa(PARTITION_REDUCE)
 def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Reduce the partition axis: [P, F...] -> [1, F...]; add, max, bitwise_or, bitwise_and."""
     source = tile(data, "tensor_partition_reduce")
@@ -302,6 +305,7 @@ def gathering(
     return LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=int(width))
 
 
+@isa(LOCAL_GATHER)
 def local_gather(
     src_buffer: Any,
     index: Any,
@@ -406,12 +410,12 @@ SEQUENCE_BOUNDS = OpSpec(
 )
 
 
+@isa(SEQUENCE_BOUNDS, came="2.26")
 def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
     """Segment ids [1, n] -> [1, 2, n]: first index and end (exclusive) of each element's segment.
 
     Id 0 is padding: start n, end -1 (SDK 2.26). Types fp32 or int32.
     """
-    newer("sequence_bounds", "2.26")
     ids = tile(segment_ids, "sequence_bounds")
     if ids.ndim != 2 or ids.shape[0] != 1 or ids.dt.name not in ("float32", "int32"):
         raise refuse(
@@ -660,6 +664,7 @@ DROPOUT = OpSpec(
 )
 
 
+@isa(DROPOUT)
 def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """``data`` with elements set to zero with probability ``prob`` (a number or [P, 1])."""
     source = tile(data, "dropout")
@@ -686,6 +691,7 @@ def with_probability(
     return [source, along()], 0.0, 1
 
 
+@isa(None)
 def builtin_custom_op(*_: Any, **__: Any) -> View:
     """Calls a compiled GpSimdE program, whose format is not public."""
     raise NotImplementedError(

@@ -21,7 +21,7 @@ from ..program.view import View
 from . import operators
 from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation
 from .alu import reduce_last
-from .arguments import reduction_target, result_type, stretched, tile
+from .arguments import isa, reduction_target, result_type, stretched, tile
 from .constants import reduce_cmd as commands
 from .copies import copy_into
 from .entry import SBUF, OpSpec, streaming_with_sums
@@ -185,6 +185,7 @@ def _check_scale(scale: View, data: View) -> None:
         )
 
 
+@isa(ACTIVATION)
 def activation(
     op: Any,
     data: Any,
@@ -296,6 +297,7 @@ def _bring_into_scope(tracer: trace.Tracer, sums: View) -> None:
         storage.frame = storage.frame.parent
 
 
+@isa(ACTIVATION)
 def activation_reduce(
     op: Any,
     data: Any,

@@ -20,7 +20,7 @@ from ..program.accumulation import Groups
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
-from .arguments import choose_engine, result_type, tile
+from .arguments import choose_engine, isa, result_type, tile
 from .copies import tensor_copy
 from .entry import FOUR_BYTE_FLOATS, PSUM, SBUF, OpSpec, check_free_size, flat, wide_stride
 from .recorder import ALIKE, fresh, record
@@ -140,6 +140,7 @@ def _in_sbuf(operand: View) -> View:
     return tensor_copy(operand)
 
 
+@isa(NC_MATMUL)
 def nc_matmul(
     stationary: Any,
     moving: Any,
@@ -315,13 +316,14 @@ def _transpose_attrs(engine: Engine | None, raw: bool, free_axes: int) -> Transp
     return TransposeAttrs(engine=engine, raw=raw, free_axes=free_axes)
 
 
+@isa(NC_TRANSPOSE)
 def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """[P, F...] -> [F, P], free axes collapsed. TensorE up to 128 x 128, VectorE up to 32 x 32.
 
     TensorE (default above 32 x 32): SBUF -> PSUM, finite values only.
     """
     source = collapsed(tile(data, "nc_transpose"))
-    choice = choose_engine(engine, "nc_transpose", (Engine.TENSOR, Engine.VECTOR))
+    choice = choose_engine(engine, "nc_transpose", NC_TRANSPOSE.engines)
     on_vector = choice is Engine.VECTOR
     dt = result_type(dtype, source.dt)
     if trace.current("nisa.nc_transpose").program.direct_allocation and not on_vector:

@@ -27,6 +27,7 @@ from .arguments import (
     check_operator,
     choose_engine,
     free_axes,
+    isa,
     number,
     on_bits,
     reduction_target,
@@ -101,6 +102,7 @@ TENSOR_TENSOR = OpSpec(
 )
 
 
+@isa(TENSOR_TENSOR)
 def tensor_tensor(
     data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> View:
@@ -116,7 +118,7 @@ def tensor_tensor(
     a, b = _equal_shapes(a, b)
     check_operator(name, "tensor_tensor")
     bits = on_bits(name, (a, b))
-    choice = choose_engine(engine, "tensor_tensor", (Engine.VECTOR, Engine.GPSIMD))
+    choice = choose_engine(engine, "tensor_tensor", TENSOR_TENSOR.engines)
     if choice is None and name == "power":
         choice = Engine.GPSIMD
     sign = 0
@@ -351,6 +353,7 @@ def _steps_on_bits(what: str, steps: tuple[Step, ...], src: list[View]) -> bool:
     return on_bits(steps[0].op, src)
 
 
+@isa(TENSOR_SCALAR)
 def tensor_scalar(
     data: Any,
     op0: Any,
@@ -371,12 +374,13 @@ def tensor_scalar(
     if op1 is not None:
         steps += (_step("operand1", op1, operand1, reverse1, src),)
     bits = _steps_on_bits("tensor_scalar", steps, src)
-    choice = choose_engine(engine, "tensor_scalar", (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD))
+    choice = choose_engine(engine, "tensor_scalar", TENSOR_SCALAR.engines)
     attrs = StepsAttrs(engine=choice, bits=bits, steps=steps)
     dt = result_type(dtype, src[0].dt)
     return fresh(TENSOR_SCALAR, src[0].shape, dt, tuple(src), attrs, mask)
 
 
+@isa(TENSOR_SCALAR)
 def tensor_scalar_reduce(
     *,
     data: Any,
@@ -433,6 +437,7 @@ SCALAR_TENSOR_TENSOR = OpSpec(
 )
 
 
+@isa(SCALAR_TENSOR_TENSOR)
 def scalar_tensor_tensor(
     *,
     data: Any,
@@ -488,10 +493,11 @@ RECIPROCAL = OpSpec(
 )
 
 
+@isa(RECIPROCAL)
 def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
     """``1 / data``. VectorE (more exact, 8N cycles) or ScalarE."""
     source = tile(data, "reciprocal")
-    choice = choose_engine(engine, "reciprocal", (Engine.VECTOR, Engine.SCALAR))
+    choice = choose_engine(engine, "reciprocal", RECIPROCAL.engines)
     dt = result_type(dtype, source.dt)
     return fresh(RECIPROCAL, source.shape, dt, (source,), Attrs(engine=choice), mask)
 
@@ -543,6 +549,7 @@ TENSOR_REDUCE = OpSpec(
 )
 
 
+@isa(TENSOR_REDUCE)
 def tensor_reduce(
     op: Any,
     data: Any,
@@ -667,6 +674,7 @@ TENSOR_TENSOR_SCAN = OpSpec(
 )
 
 
+@isa(TENSOR_TENSOR_SCAN)
 def tensor_tensor_scan(
     data0: Any,
     data1: Any,
@@ -902,12 +910,14 @@ BN_AGGR = _define_statistics(
 )
 
 
+@isa(BN_STATS)
 def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
     of the elements at even positions, then at odd positions. Input to ``bn_aggr``."""
     return _statistics(BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
 
 
+@isa(BN_AGGR)
 def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Mean and population variance [P, 2] from the columns of ``bn_stats`` ([P, 3 k])."""
     return _statistics(BN_AGGR, tile(data, "bn_aggr"), 2, dtype, mask)

@@ -13,16 +13,19 @@ from typing import Any
 
 from ..device.errors import NkiError, refuse, users_frames
 from ..device.unknown import CALLS, KEYWORDS
+from ..instructions.arguments import newer
+from ..instructions.entry import FORMS
 from ..program import trace
 from ..program.view import View
 
 
-def labelled(function: Callable) -> Callable:
-    """``function`` with the keyword ``name``, and refusals for arguments that it does not take."""
-    return fitted(function, "name" not in inspect.signature(function).parameters)
+def labelled(function: Callable, came: str = "") -> Callable:
+    """``function`` with the keyword ``name``, a warning in releases before ``came``, and refusals
+    for arguments that it does not take."""
+    return fitted(function, "name" not in inspect.signature(function).parameters, came)
 
 
-def fitted(function: Callable, names: bool = False) -> Callable:
+def fitted(function: Callable, names: bool = False, came: str = "") -> Callable:
     """``function`` with refusals for arguments that it does not take, and its result's name."""
 
     @functools.wraps(function)
@@ -30,6 +33,8 @@ def fitted(function: Callable, names: bool = False) -> Callable:
         __tracebackhide__ = True  # as in a kernel's call
         name = kwargs.pop("name", "") if names else ""
         try:
+            if came:
+                newer(function.__name__, came)
             result = function(*args, **kwargs)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
@@ -69,6 +74,12 @@ def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
         f"{told}, expected {function.__name__}({', '.join(names)}); "
         f"{mend or 'give each once, and by its name'}",
     )
+
+
+def exported() -> dict[str, Callable]:
+    """The functions that ``neuronxcc.nki.isa`` offers: the forms of its instructions."""
+    forms = FORMS["neuronxcc.nki.isa"]
+    return {name: labelled(one.function, one.came) for name, one in forms.items()}
 
 
 def label_all(namespace: dict[str, Any], names: list[str]) -> None:

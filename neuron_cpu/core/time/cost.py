@@ -403,8 +403,8 @@ def _elements_a_cycle(instruction: Instruction, engine: Engine) -> float:
     the cycles that the instruction table states for that core.
 
     VectorE runs instructions of one tile faster: 16-bit floats four a cycle with both sides in SBUF
-    and contiguous, two with either (ARCH3, performance modes), fp32 two with both. Those of two
-    tiles, of every type, read both from SBUF at once; gen2 reads one after the other.
+    and contiguous, two with either (ARCH3, performance modes), fp32 two with both. Instructions of
+    two tiles, of every type, read both from SBUF at once; gen2 reads one after the other.
     """
     op = instruction.op
     tiles = [v for v in (*instruction.dst, *instruction.src) if not _is_column(v)]

@@ -16,7 +16,7 @@ from neuron_cpu.core.current.creation import (
 from neuron_cpu.core.current.grids import (
     NkiBlockGrid, NkiGrid, NkiTileGrid, alloc_blocks, alloc_tiles, blocks, tiles,
 )  # fmt: skip
-from neuron_cpu.core.current.releases import all_released as _all_released
+from neuron_cpu.core.current.releases import of_language as _of_language
 from neuron_cpu.core.current.tensor import NkiTensor, ds
 from neuron_cpu.core.current.types import NAMES as _NAMES
 from neuron_cpu.core.current.types import (
@@ -26,7 +26,7 @@ from neuron_cpu.core.current.types import (
 
 globals().update(_NAMES)
 globals().update(_elementwise.FUNCTIONS)
-globals().update(_all_released(dict(globals())))
+globals().update(_of_language(dict(globals())))
 __all__ = [name for name in globals() if not name.startswith("_")]
 bool = _NAMES["bool_"]  # AWS's library uses these two names, which the stubs do not have
 range = affine_range
