@@ -40,8 +40,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         said = f"{message[0].upper()}{message[1:]}".rstrip(".")
-        unknown = message.removeprefix("unrecognized arguments: ").split()[0].replace("_", "-")
-        close = difflib.get_close_matches(unknown, self._option_string_actions, 1)
+        unknown = message.removeprefix("unrecognized arguments:").split(None, 1)
+        word = unknown[0].replace("_", "-") if unknown else ""  # an argument may be empty
+        close = difflib.get_close_matches(word, self._option_string_actions, 1)
         said += f", {close[0]} is close" if close else ""
         print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)

@@ -39,6 +39,7 @@ def test_refused_flags_name_their_reason(flag: str) -> None:
         ("--tol-map", "{5: }"),
         ("--tol-map", "{-1: 0.1}"),
         ("--unknown", "1"),
+        ("",),
         ("--seq", "64"),
         ("--mode", "serve", "--port", "65536"),
         ("--mode", "serve", "--port", "\u0663"),  # a digit that int() reads
