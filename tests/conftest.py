@@ -36,8 +36,6 @@ import neuron_cpu  # noqa: E402
 
 neuron_cpu.ensure_sdk()
 
-from neuronx_distributed_inference.contract import QWEN3_MOE  # noqa: E402
-
 from neuron_cpu.core import Kernel, release_thread  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
@@ -51,12 +49,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def target_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that a test calls may choose a chip in the environment, as it does for itself.
-
-    Where it imported the experts' models, another version of NxDI would be the default.
-    """
+    """A program that a test calls may choose a chip in the environment, as it does for itself."""
     monkeypatch.delenv(target.ENVIRONMENT_VARIABLE, raising=False)
-    sys.modules.pop(QWEN3_MOE, None)
 
 
 @pytest.fixture(scope="module", autouse=True)

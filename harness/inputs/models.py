@@ -8,7 +8,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import struct
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,8 +64,6 @@ def choose_model(model_path: Optional[Path]) -> ModelFolder:
         folder, name = located(model_path)
         model = check_folder(folder)
         model = replace(model, name=name or model.name)
-        if model.config["model_type"] == "qwen3_moe":  # which earlier versions lack
-            os.environ.setdefault("NEURON_CPU_NXDI", "0.9")
         console.say(f"Model: {model.name} ({console.shown(model.path)}, named by --model-path)")
         return model
     home = Path(LLAMA_FOLDER).expanduser()

@@ -19,7 +19,7 @@ def run(settings: Settings) -> int:
     """List the folders of the cache, or remove those named by `--clear`."""
     place = cache_folder()
     folders = {str(path.relative_to(place)): path for path in _folders(place)}
-    wanted = dict(folders) if settings.clear == ("all",) else {}
+    wanted = dict(folders) if settings.clear == ["all"] else {}
     for name in settings.clear if not wanted else ():
         if name not in folders:
             raise UserError(

@@ -55,7 +55,7 @@ BLOCKS = dict(
     pa_num_blocks=64, enable_bucketing=True, token_generation_buckets=[256, 512],
     context_encoding_buckets=[128, 512], prefix_buckets=[128, 384], ctx_batch_size=1,
 )  # fmt: skip
-ADAPTERS = dict(version="0.2", lora=2)
+ADAPTERS = dict(version="0.6", lora=2)
 
 
 def of_small(**changes: Any) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def serving(tmp_path, monkeypatch):
     """Factory of (checkpoint, adapters' folders, application) with kernels."""
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work"))
 
-    def make(adapters, version="0.2", shape=None, lora=None, **neuron):
+    def make(adapters, version="0.6", shape=None, lora=None, **neuron):
         monkeypatch.setenv("NEURON_CPU_NXDI", version)
         torch.manual_seed(0)
         model = LlamaForCausalLM(LlamaConfig(**SHAPE | (shape or {}))).eval()

@@ -21,16 +21,9 @@ from torch import nn
 IMITATION = Path(__file__).resolve().parents[2] / "neuron_cpu" / "imitation"
 REPOSITORIES = ("neuronx-distributed", "neuronx-distributed-inference")
 # Release of NxDI: commit of NxD that belongs to it, and its tag.
-RELEASES = {
-    "0.1": ("977d3b7", "v0.1.1"),
-    "0.2": ("a070deb", "v0.2.0"),
-    "0.3": ("e834945", "v0.3.5591"),
-    "0.4": ("c9ee222", "v0.4.7422"),
-    "0.5": ("c63420c", "v0.5.9230"),
-    "0.6": ("fecfe75", "v0.6.10598"),
-}
-# Later ones, which the imitation follows for models with experts.
-LATER = {"0.7": ("v2.27.0", "v0.7.14366"), "0.9": ("fbac349", "c63afe0")}
+RELEASES = {"0.1": ("977d3b7", "v0.1.1"), "0.6": ("fecfe75", "v0.6.10598")}
+# A later one, which the imitation follows for models with experts.
+LATER = {"0.9": ("fbac349", "c63afe0")}
 Function = ast.FunctionDef
 
 

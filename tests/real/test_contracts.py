@@ -80,7 +80,7 @@ DERIVED |= {"blockwise_matmul_config", "router_config"}
 def test_configurations_have_the_fields_of_their_release(release, name):
     known, defaults = contracts.fields(release, name)
     own = vars(getattr(config_module, name)())
-    if name == "MoENeuronConfig":  # one class serves all releases, those of 0.7 and 0.9 too
+    if name == "MoENeuronConfig":  # one class serves all releases, that of 0.9 too
         later = (contracts.checkout(Path(FOLDER), each) for each in contracts.LATER.values())
         known = known.union(*(contracts.fields(one, name)[0] for one in later))
     assert own.keys() - known - OWN_FIELDS == set()
@@ -95,8 +95,7 @@ def test_configurations_have_the_fields_of_their_release(release, name):
 @checkouts
 @pytest.mark.parametrize(
     ("version", "model"),
-    [("0.1", "llama"), ("0.3", "llama"), ("0.6", "llama")]
-    + [("0.7", "Qwen3-MoE"), ("0.9", "Qwen3-MoE")],  # what the imitation has of these releases
+    [("0.1", "llama"), ("0.6", "llama"), ("0.9", "Qwen3-MoE")],  # those of the imitation
 )
 def test_inputs_parameters_calls_and_refusals_are_those_of_the_release(version, model, tmp_path):
     real = releases.environment(releases.RELEASES[version], Path(FOLDER))

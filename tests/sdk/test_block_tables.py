@@ -115,12 +115,12 @@ def alone(reference, model, prompt, got):
 @pytest.mark.parametrize(
     ("version", "degree", "of"),
     [
-        ("0.4", 1, None),
+        ("0.6", 1, None),
         ("0.6", 2, "kernels"),
         pytest.param("0.6", 2, "llama", marks=pytest.mark.full),
         pytest.param("0.6", 2, None, marks=pytest.mark.full),
-        pytest.param("0.5", 1, "llama", marks=pytest.mark.full),
-        pytest.param("0.5", 1, "kernels", marks=pytest.mark.full),
+        pytest.param("0.6", 1, "llama", marks=pytest.mark.full),
+        pytest.param("0.6", 1, "kernels", marks=pytest.mark.full),
     ],
 )
 def test_requests_over_blocks_get_their_text_alone(blocks, reference, version, degree, of):
@@ -220,8 +220,6 @@ def test_calls_that_would_read_or_write_elsewhere_are_refused(blocks):
 @pytest.mark.parametrize(
     ("version", "options", "message"),
     [
-        ("0.3", {}, "is_block_kv_layout needs NxDI 0.4 or later.*got 0.3"),
-        ("0.2", {}, "needs NxDI 0.4"),
         ("0.6", {"is_prefix_caching": False}, "takes is_block_kv_layout with is_prefix_caching"),
         ("0.6", {"is_block_kv_layout": False}, "got is_prefix_caching alone"),
         ("0.6", {"pa_block_size": 24}, "power of two"),

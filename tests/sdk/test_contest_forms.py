@@ -533,12 +533,12 @@ class FirstAttention(NeuronAttentionBase):
         return own_decode(self, Q, K, V, position_ids, past_key_value, attention_mask)
 
 
-class FieldReader(FirstAttention):
+class FieldReader(baseline.NeuronLlamaAttention):
     """Reads what only NxDI 0.1 has, as the reference file's MLP does."""
 
-    def init_gqa_properties(self):
-        self.lower_bound = self.neuron_config.quantized_kernel_lower_bound
-        super().init_gqa_properties()
+    def __init__(self, config, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        self.lower_bound = config.neuron_config.quantized_kernel_lower_bound
 
 
 class ThirdAttention(baseline.NeuronLlamaAttention):
@@ -733,7 +733,7 @@ def agrees(tiny_llama, application, generate, reference):
 
 
 @pytest.mark.parametrize(
-    ("form", "tp_degree", "version"), crossed([*LINEARS, "in_place"], [1, 2], ["0.1", "0.3"])
+    ("form", "tp_degree", "version"), crossed([*LINEARS, "in_place"], [1, 2], ["0.1", "0.6"])
 )
 def test_forms_of_the_mlp(agrees, monkeypatch, form, tp_degree, version):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -755,19 +755,18 @@ def test_an_own_kernel_behind_qkv_kernel_enabled(agrees, tp_degree):
 
 @pytest.mark.parametrize("tp_degree", [1, 2])
 def test_attention_of_nxdi_0_3(agrees, monkeypatch, tp_degree):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     agrees(model_class(ThirdAttention), tp_degree=tp_degree)
 
 
-@pytest.mark.parametrize("version", ["0.4", "0.6"])
 @pytest.mark.parametrize("attention", [FourthAttention, BothWaysAttention])
-def test_attention_of_nxdi_0_4(agrees, monkeypatch, attention, version):
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+def test_attention_of_nxdi_0_6(agrees, monkeypatch, attention):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     agrees(model_class(attention), tp_degree=2)
 
 
 def test_a_layer_may_leave_its_last_addition_to_the_next(agrees, monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     agrees(model_class(layer=DeferringLayer), qkv_kernel_fuse_residual_add=True)
 
 
@@ -864,9 +863,9 @@ def test_attention_arguments_that_would_not_happen_are_refused(tiny_llama, appli
 @pytest.mark.parametrize(
     ("version", "attention", "error", "mend"),
     [
-        ("0.1", ThirdAttention, TypeError, "takes no keywords .*NEURON_CPU_NXDI to 0.3"),
-        ("0.3", FieldReader, AttributeError, "'quantized_kernel_lower_bound' in NxDI 0.3.* to 0.1"),
-        ("0.4", FirstAttention, TypeError, "needs the config .*NEURON_CPU_NXDI to 0.3 or less"),
+        ("0.1", ThirdAttention, TypeError, "takes no keywords .*NEURON_CPU_NXDI to 0.6"),
+        ("0.6", FieldReader, AttributeError, "'quantized_kernel_lower_bound' in NxDI 0.6.* to 0.1"),
+        ("0.6", FirstAttention, TypeError, "needs the config .*NEURON_CPU_NXDI to 0.1"),
     ],
 )
 def test_files_of_another_version_are_told_which_to_set(
@@ -878,14 +877,14 @@ def test_files_of_another_version_are_told_which_to_set(
         application(folder, load=False, model_cls=model_class(attention))
 
 
-@pytest.mark.parametrize("version", ["0.1", "0.3"])
+@pytest.mark.parametrize("version", ["0.1", "0.6"])
 def test_fields_of_other_versions_are_absent(monkeypatch, version):
     """Entries ask `hasattr` before they add a field that their version lacks."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     config = copy.deepcopy(NeuronConfig(logical_neuron_cores=2))
     assert hasattr(config, "quantized_kernel_lower_bound") == (version == "0.1")
     assert hasattr(config, "logical_nc_config") == (version != "0.1")
-    assert hasattr(config, "qkv_kernel_fuse_residual_add") == (version == "0.3")
+    assert hasattr(config, "qkv_kernel_fuse_residual_add") == (version == "0.6")
     assert getattr(config, "logical_nc_config", 2) == config.logical_neuron_cores == 2
     saved = json.loads(InferenceConfig(config).to_json_string())["neuron_config"]
     assert ("logical_neuron_cores" in saved) == (version == "0.1")
@@ -988,8 +987,8 @@ def test_rank_tensors_of_64_bits(tiny_llama, application, generate, reference, s
     crossed(
         [
             ("0.1", FirstAttention, "forward_impl"),
-            ("0.3", baseline.NeuronLlamaAttention, "attribute"),
-            ("0.4", FourthAttention, "plain"),
+            ("0.6", baseline.NeuronLlamaAttention, "attribute"),
+            ("0.6", FourthAttention, "plain"),
         ],
         [4, 2],
     ),

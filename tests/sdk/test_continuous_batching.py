@@ -57,15 +57,10 @@ def alone(reference, model, prompt: list[int], got: list[int]) -> list[int]:
     return [*prompt, *reference(model, prompt, len(got) - len(prompt))[0].tolist()]
 
 
-def by_default(*versions: str):
-    """All versions; the default run has those with a rule of their own."""
-    return pytest.mark.parametrize(
-        "version",
-        [v if v in versions else pytest.param(v, marks=pytest.mark.full) for v in VERSIONS],
-    )
+each = pytest.mark.parametrize("version", VERSIONS)
 
 
-@by_default("0.1", "0.2", "0.6")
+@each
 def test_each_request_gets_its_text_alone(requests, reference, version):
     """They arrive between steps, fewer than the batch decode, and a line is used again."""
     model, live = requests(version, tp_degree=2)
@@ -94,7 +89,7 @@ visits = st.lists(  # a prompt, tokens of its answer, rounds before it comes
 )
 
 
-@by_default("0.1", "0.2", "0.6")
+@each
 def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, reference, version):
     """More requests than lines, of any length, at any time, on any free line, rows in any order
     that the version takes."""
@@ -136,14 +131,14 @@ def test_0_1_takes_a_whole_batch_in_any_order_and_later_versions_only_by_line(re
     live.step(2, 0, 1)
     for line, prompt in zip((2, 0, 1), PROMPTS):
         assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
-    _, live = requests("0.2")
+    _, live = requests("0.6")
     for line, prompt in zip((2, 0, 1), PROMPTS):
         live.start(line, prompt)
     with pytest.raises(ValueError, match=r"seq_ids \[2, 0, 1\], expected.*ascending"):
         live.step(2, 0, 1)
 
 
-@by_default("0.1", "0.2")
+@each
 def test_a_line_that_a_device_would_have_damaged_is_not_read(requests, version):
     """The row that fills the place of the longer line 0 lands on one of its tokens."""
     _, live = requests(version)
@@ -157,7 +152,7 @@ def test_a_line_that_a_device_would_have_damaged_is_not_read(requests, version):
     live.step(0, 1)
 
 
-@by_default("0.2")
+@pytest.mark.parametrize("version", ["0.6"])
 def test_a_shorter_line_that_waits_stays_whole(requests, reference, version):
     """Its own tokens replace what the other row has left behind its end, before they are read."""
     if version == "0.1":
@@ -173,7 +168,7 @@ def test_a_shorter_line_that_waits_stays_whole(requests, reference, version):
         assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
 
 
-@pytest.mark.parametrize("version", ["0.4", pytest.param("0.6", marks=pytest.mark.full)])
+@pytest.mark.parametrize("version", ["0.6"])
 def test_a_mask_of_sequence_ids_spares_lines_that_wait(requests, reference, version):
     model, live = requests(version, apply_seq_ids_mask=True)
     live.start(0, PROMPTS[0])

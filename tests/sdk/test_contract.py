@@ -1,4 +1,4 @@
-"""The variants of NxDI 0.1 to 0.6 that NEURON_CPU_NXDI chooses."""
+"""NxDI 0.1 and 0.6, of which NEURON_CPU_NXDI chooses one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import neuronx_distributed_inference
 import pytest
 import torch
-from neuronx_distributed_inference.contract import VERSIONS, Contract, contract
+from neuronx_distributed_inference.contract import CONTRACTS, VERSIONS, contract
 from neuronx_distributed_inference.models import config as config_module
 from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
 from neuronx_distributed_inference.models.llama import modeling_llama
@@ -50,8 +50,10 @@ def test_baseline_agrees_with_hugging_face(
 
 
 def test_unknown_version_is_refused(monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.19")
-    with pytest.raises(StandInError, match="NEURON_CPU_NXDI.*got '0.19'"):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    with pytest.raises(
+        StandInError, match="NEURON_CPU_NXDI names NxDI '0.3', .* of 0.1, 0.6, 0.9; .* --libraries"
+    ):
         contract()
 
 
@@ -65,7 +67,6 @@ def test_only_the_contract_compares_versions():
         inside = [n for f in functions if f.name == "__init__" for n in ast.walk(f)]
         for node in ast.walk(tree):
             place = f"{path.name}:{getattr(node, 'lineno', 0)}"
-            assert not (isinstance(node, ast.Attribute) and node.attr == "minor"), place
             asks = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "contract"
             assert not asks or node in inside, place
 
@@ -74,9 +75,9 @@ def test_a_configuration_keeps_the_version_it_was_made_for(
     tiny_llama, application, generate, reference, monkeypatch
 ):
     """Built, compiled, loaded and run after the environment has changed its mind."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     config = NeuronConfig(tp_degree=2, seq_len=48, max_context_length=32, torch_dtype="float32")
-    assert config.contract == copy.deepcopy(config).contract == Contract(3)
+    assert config.contract == copy.deepcopy(config).contract == CONTRACTS["0.6"]
     seen = []
     original = modeling_llama.NeuronLlamaAttention.forward
 
@@ -92,19 +93,18 @@ def test_a_configuration_keeps_the_version_it_was_made_for(
     monkeypatch.setattr(config_module, "NeuronConfig", made_before)
     model, folder = tiny_llama()
     app = application(folder)
-    assert contract() == Contract(1)
+    assert contract() == CONTRACTS["0.1"]
     got = generate(app, PROMPTS[:1], 6)[0].tolist()
     assert got == reference(model, PROMPTS[0], 6)[0].tolist()
-    assert {frozenset(contracts) for contracts in seen} == {frozenset({Contract(3)})}
+    assert {frozenset(contracts) for contracts in seen} == {frozenset({CONTRACTS["0.6"]})}
     saved = json.loads((folder / "compiled" / "neuron_config.json").read_text())
     assert "contract" not in saved["neuron_config"]
-    assert json.loads((folder / "compiled" / "model.pt").read_text())["nxdi"] == "0.3"
+    assert json.loads((folder / "compiled" / "model.pt").read_text())["nxdi"] == "0.6"
 
 
 def test_layers_get_the_keywords_of_their_version(
     version, tiny_llama, application, generate, monkeypatch
 ):
-    """nxdi 0.2 adds rotary_position_ids, 0.3 the residual and cache keywords, 0.5 local_mask."""
     seen = set()
     original = modeling_llama.NeuronLlamaDecoderLayer.forward
 
@@ -115,7 +115,6 @@ def test_layers_get_the_keywords_of_their_version(
     monkeypatch.setattr(modeling_llama.NeuronLlamaDecoderLayer, "forward", spy)
     _, folder = tiny_llama()
     generate(application(folder), PROMPTS[:1], 2)
-    minor = int(version[2:])
     always = {
         "attention_mask",
         "position_ids",
@@ -125,31 +124,28 @@ def test_layers_get_the_keywords_of_their_version(
         "cos_cache",
         "sin_cache",
     }
-    later = {"rotary_position_ids"} if minor >= 2 else set()
-    if minor in (2, 3):
-        later |= {"cache_mask", "cache_reordered_idx", "current_reordered_idx"}
-    if minor >= 4:
-        later |= {"tile_q_indices", "tile_block_tables", "tile_masks"}
-    if minor >= 3:
-        later |= {
-            "seq_ids",
-            "kv_mgr",
-            "get_kv_per_layer",
-            "update_kv_per_layer",
-            "idx",
-            "is_for_context_encoding",
-            "seq_len",
-            "residual",
-            "active_block_table",
-            "is_for_speculation",
-            "kv_active_mask",
-            "kvcache_buffer",
-            "num_queries",
-            "scatter_index",
-        }
-    if minor >= 5:
-        later |= {"local_mask"}
-    assert seen == always | later
+    later = {
+        "rotary_position_ids",
+        "tile_q_indices",
+        "tile_block_tables",
+        "tile_masks",
+        "seq_ids",
+        "kv_mgr",
+        "get_kv_per_layer",
+        "update_kv_per_layer",
+        "idx",
+        "is_for_context_encoding",
+        "seq_len",
+        "residual",
+        "active_block_table",
+        "is_for_speculation",
+        "kv_active_mask",
+        "kvcache_buffer",
+        "num_queries",
+        "scatter_index",
+        "local_mask",
+    }
+    assert seen == always | (later if version == "0.6" else set())
 
 
 def test_a_layer_with_the_other_number_of_results_is_refused(
@@ -163,31 +159,30 @@ def test_a_layer_with_the_other_number_of_results_is_refused(
 
     monkeypatch.setattr(modeling_llama.NeuronLlamaDecoderLayer, "forward", wrong)
     _, folder = tiny_llama()
-    expected = "5 in NxDI" if int(version[2:]) >= 3 else "4 in NxDI"
+    expected = "5 in NxDI" if version == "0.6" else "4 in NxDI"
     with pytest.raises(ValueError, match=f"Layer 0 .* items, expected {expected}"):
         application(folder, load=False)
 
 
 def test_config_fields_come_and_go(version):
-    minor = int(version[2:])
+    first = version == "0.1"
     config = NeuronConfig()
     for name in ("is_paged_attention", "quantized_kernel_lower_bound", "trace_tokengen_model"):
-        assert hasattr(config, name) == (minor == 1)
-    assert hasattr(config, "logical_nc_config") == (minor >= 2)
-    assert hasattr(config, "k_cache_transposed") == (minor >= 3)
-    assert hasattr(config, "is_mlp_quantized") == (minor >= 2)
-    if minor >= 2:
+        assert hasattr(config, name) == first
+    for name in ("logical_nc_config", "k_cache_transposed", "is_mlp_quantized"):
+        assert hasattr(config, name) != first
+    if not first:
         assert not config.is_mlp_quantized()
         assert NeuronConfig(quantized_mlp_kernel_enabled=True).is_mlp_quantized()
         assert NeuronConfig(activation_quantization_type="dynamic").is_mlp_quantized()
-    assert (config.rpl_reduce_dtype is None) == (minor >= 4)
-    assert (config.attn_kernel_enabled is None) == (minor >= 4)
-    assert config.save_sharded_checkpoint == (minor <= 2)
-    assert OnDeviceSamplingConfig().do_sample == (minor == 1)
+    assert (config.rpl_reduce_dtype is None) != first
+    assert (config.attn_kernel_enabled is None) != first
+    assert config.save_sharded_checkpoint == first
+    assert OnDeviceSamplingConfig().do_sample == first
 
 
 def test_base_attention_is_built_as_its_version_wants(version):
-    if int(version[2:]) >= 4:
+    if version == "0.6":
         with pytest.raises(TypeError, match="needs the config as its first argument"):
             NeuronAttentionBase()
     else:
@@ -195,7 +190,7 @@ def test_base_attention_is_built_as_its_version_wants(version):
 
 
 def test_bucket_rules(version, tiny_llama, application):
-    """A prompt as long as a bucket stays in it in 0.1 and moves to the next one from 0.2 on."""
+    """A prompt as long as a bucket stays in it in 0.1 and moves to the next one in 0.6."""
     _, folder = tiny_llama()
     app = application(
         folder,
@@ -228,7 +223,7 @@ def test_example_inputs(version, tiny_llama, application):
 
 
 def test_transposed_key_cache(tiny_llama, application, generate, reference, monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     model, folder = tiny_llama()
     app = application(folder, k_cache_transposed=True)
     caches = app.traced_model[0].modules[0].kv_mgr.past_key_values
@@ -266,7 +261,7 @@ def test_a_keyword_that_a_subclass_reads_is_not_ignored(cls, caplog):
 def test_on_device_sampling_with_top_k_1_is_greedy(
     version, tiny_llama, application, generate, reference, tp_degree
 ):
-    """From 0.2 on the sampler draws whenever do_sample is set, among one candidate here."""
+    """In 0.6 the sampler draws whenever do_sample is set, among one candidate here."""
     model, folder = tiny_llama()
     config = {"do_sample": True, "top_k": 1, "global_topk": 64}
     app = application(folder, tp_degree=tp_degree, on_device_sampling_config=config)
@@ -274,7 +269,7 @@ def test_on_device_sampling_with_top_k_1_is_greedy(
     assert got == reference(model, PROMPTS[0], 8)[0].tolist()
 
 
-@pytest.mark.parametrize(("release", "damaged"), [("0.1", 0), ("0.2", 4)])
+@pytest.mark.parametrize(("release", "damaged"), [("0.1", 0), ("0.6", 4)])
 def test_a_row_that_fills_a_batch_writes_at_its_release_s_place(release, damaged, monkeypatch):
     """At position 0 in 0.1.0; later where the first row writes."""
     monkeypatch.setenv("NEURON_CPU_NXDI", release)

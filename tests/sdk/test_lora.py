@@ -21,7 +21,7 @@ STEPS = 6
 def serving(tiny_llama, application, monkeypatch, tmp_path):
     """Factory of (model, folder, application) with adapters of these folders by id."""
 
-    def make(adapters, version="0.2", lora=None, shape=None, **options):
+    def make(adapters, version="0.6", lora=None, shape=None, **options):
         monkeypatch.setenv("NEURON_CPU_NXDI", version)
         model, folder = tiny_llama(**(shape or {}))
         made = {
@@ -51,10 +51,7 @@ def assert_each_as_peft(model, made, app, generate, reference, ids):
     assert all(same == (name == "0") for same, name in texts)  # adapters change the answers
 
 
-@pytest.mark.parametrize(
-    ("version", "tp_degree"),
-    [("0.2", 1), ("0.6", 2), *[pytest.param(v, 2, marks=pytest.mark.full) for v in ("0.3", "0.4")]],
-)
+@pytest.mark.parametrize(("version", "tp_degree"), [("0.6", 1), ("0.6", 2)])
 def test_a_batch_of_three_adapters(serving, generate, reference, version, tp_degree):
     """Ranks 4 and 20: one is padded to the other, which raises max_lora_rank; one for attention
     only."""
@@ -134,7 +131,7 @@ def test_adapters_without_a_configuration_are_refused(tiny_llama, application):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"version": "0.1"}, NotImplementedError, "needs NxDI 0.2 or later"),
+        ({"version": "0.1"}, NotImplementedError, "needs NxDI 0.6"),
         ({"fused_qkv": True}, NotImplementedError, "meets fused_qkv"),
         ({"lora": {"lora_shard_linear_layer": True}}, NotImplementedError, "lora_shard_linear"),
         ({"lora": {"max_loras": 0}}, ValueError, "room for 1 checkpoints"),
@@ -148,7 +145,7 @@ def test_what_does_not_go_together_is_refused(serving, options, error, message):
 
 
 def test_checkpoints_that_do_not_fit_are_refused(tiny_llama, application, monkeypatch, tmp_path):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     model, folder = tiny_llama()
 
     def compiled(path, **lora):

@@ -274,7 +274,7 @@ def test_values_beyond_those_of_neurons_e4m3_are_refused(tiny_llama, application
     ],
 )
 def test_configurations_that_are_refused(monkeypatch, asked, message):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     with pytest.raises((ValueError, AssertionError), match=message):
         NeuronConfig(**(options("somewhere") | asked))
 
@@ -348,7 +348,7 @@ def submitted(folder, path, enable_nki, tp_degree, **asked):
 
 
 QUANTISED = [
-    (PER_TENSOR, "f8e4m3", "0.2", 1, {}),
+    (PER_TENSOR, "f8e4m3", "0.6", 1, {}),
     (PER_CHANNEL, "int8", "0.6", 2, {"modules_to_not_convert": ["up_proj", "layers.1.self"]}),
 ]
 LISTED = PER_CHANNEL, "f8e4m3", "0.6", 1, {"modules_to_not_convert": ["lm_head", "o_proj"]}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import pytest
 import torch
-from neuronx_distributed_inference.contract import QWEN3_MOE, contract
+from neuronx_distributed_inference.models.config import (
+    MoENeuronConfig,
+    NeuronConfig,
+    OnDeviceSamplingConfig,
+)
 from neuronx_distributed_inference.models.layer_boundary_marker import ModuleMarkerEndWrapper
 from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
 from neuronx_distributed_inference.utils.argparse_utils import StringOrIntegers
@@ -57,9 +60,15 @@ def test_refusals(qwen):
 
 
 def test_names_of_the_contest(monkeypatch):
+    """A configuration of experts is 0.9's where the environment names no release, whatever else
+    the process has imported; what a sampler does by default follows it."""
     monkeypatch.delenv("NEURON_CPU_NXDI", raising=False)
-    monkeypatch.setitem(sys.modules, QWEN3_MOE, sys)
-    assert contract().version == "0.9"
+    for sampling in (OnDeviceSamplingConfig(), {}):
+        own = MoENeuronConfig(on_device_sampling_config=sampling)
+        assert own.contract.version == "0.9" and not own.on_device_sampling_config.do_sample
+    assert NeuronConfig().contract.version == "0.1"
+    named = OnDeviceSamplingConfig(do_sample=True)
+    assert MoENeuronConfig(on_device_sampling_config=named).on_device_sampling_config.do_sample
     assert ModuleMarkerEndWrapper()(1, 2) == (1, 2) and ModuleMarkerEndWrapper()(3) == 3
     parser = argparse.ArgumentParser()
     parser.add_argument("--at", nargs="+", action=StringOrIntegers)

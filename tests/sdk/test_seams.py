@@ -48,7 +48,7 @@ def test_an_unknown_cast_is_refused(monkeypatch):
 
 
 def test_an_attention_kernel_without_that_of_qkv_is_refused(monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.7")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
     with pytest.raises(AssertionError, match="needs qkv_kernel_enabled"):
         MoENeuronConfig(attn_block_tkg_nki_kernel_enabled=True)
 
@@ -56,7 +56,7 @@ def test_an_attention_kernel_without_that_of_qkv_is_refused(monkeypatch):
 @pytest.mark.parametrize(
     ("version", "given", "stored"),
     [
-        ("0.7", {"kv_cache_quant": True}, torch.float8_e4m3fn),
+        ("0.6", {"kv_cache_quant": True}, torch.float8_e4m3fn),
         ("0.9", {"kv_cache_quant": True}, torch.bfloat16),
         ("0.9", {"kv_cache_quant": True, "kv_quant_config": {}}, torch.float8_e4m3fn),
     ],
@@ -72,7 +72,7 @@ def test_caches_are_fp8_where_the_release_makes_them_so(version, given, stored, 
     assert KVCacheManager(config, num_kv_head=2).past_key_values[0].dtype == stored
 
 
-def test_layers_of_experts_get_what_0_7_adds(monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.7")
+def test_layers_of_experts_get_what_0_9_adds(monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
     later = {"padding_mask": None, "windowed_context_encoding_window_idx": -1}
     assert later.items() <= MoENeuronConfig().contract.layer_inputs.items()

@@ -142,7 +142,7 @@ def test_vocabulary_parallel_embedding(submission, tiny_llama, generate, referen
 # A slice by the rank's own number, which works here, is rank 0's on every rank of a device.
 @pytest.mark.filterwarnings("error:A scatter by the group's own rank:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2, 4], ["0.1", "0.3", "0.6"])
+    ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2, 4], VERSIONS)
 )
 def test_sequence_parallelism(
     submission, tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki

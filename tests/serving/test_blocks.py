@@ -292,9 +292,8 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
 @pytest.mark.parametrize(
     ("version", "flags", "message"),
     [
-        ("0.3", ["--is-prefix-caching"], "is_block_kv_layout needs NxDI 0.4 or later"),
         ("0.1", ["--is-prefix-caching"], "--is-prefix-caching needs a later version"),
-        ("0.3", ["--is-chunked-prefill"], "--is-chunked-prefill needs a later version"),
+        ("0.1", ["--is-chunked-prefill"], "--is-chunked-prefill needs a later version"),
         ("0.6", ["--is-block-kv-layout"], "needs --is-prefix-caching or --is-chunked-prefill"),
         ("0.6", ["--is-prefix-caching", "--is-chunked-prefill"], "one of them alone; got both"),
         ("0.6", ["--is-prefix-caching", "--pa-block-size", "24"], "power of two, got 24"),

@@ -122,7 +122,7 @@ def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch, ker
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     base = LlamaForCausalLM.from_pretrained(tiny_model, torch_dtype=torch.float32).eval()
     folders = {
         "one": write_adapter(tmp_path / "one", base, rank=4, seed=1, strength=1.0),

@@ -17,6 +17,7 @@ from harness.inputs import chunks, command_line, submission
 from harness.model_shapes import MODEL_SHAPES
 from harness.processes.worker import Host, Job
 from harness.session import model as session_model
+from harness.settings import LONGEST_PREFILL
 from neuron_cpu.runtime import graph
 from tests.tiny_model import write_tiny_model
 
@@ -108,7 +109,7 @@ def test_a_prompt_that_fills_a_long_cache(tmp_path, length):
         hidden_size=64, intermediate_size=64, max_position_embeddings=length,
     )  # fmt: skip
     running = Running(folder, tmp_path, "--seq-len", str(length))
-    assert running.buckets["context_encoding_model"][-1] == chunks.LONGEST_PREFILL
+    assert running.buckets["context_encoding_model"][-1] == LONGEST_PREFILL
     assert running.buckets["speculation_model"][-1] == length
     ids = prompt(length - 3)
     got = [step[0] for step in running.tokens([ids], 3)]
@@ -132,8 +133,8 @@ def test_without_kernels(tiny, tmp_path, caplog):
 
 
 def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeypatch):
-    """NxDI's own Llama since 0.2, where its baseline cannot be prefilled whole."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    """NxDI's own Llama of 0.6, where its baseline cannot be prefilled whole."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     monkeypatch.setattr(session_model, "MOST_PREFILL", 100)
     source = tmp_path / "plain.py"
     source.write_text(

@@ -116,7 +116,7 @@ def _local_tensor(
             "or name the module in modules_to_not_convert."
         )
     if not (local.is_floating_point() or parameter.is_floating_point()):
-        # NxDI 0.1 and 0.2 hand over int64 ranks for the int32 parameter; the device narrows them.
+        # NxDI 0.1 hands over int64 ranks for the int32 parameter; the device narrows them.
         local = local.to(parameter.dtype)
     return local
 

@@ -241,7 +241,7 @@ class NeuronApplicationBase(nn.Module):
 
     @property
     def _source(self) -> PathLike:
-        """The folder of the weights. From 0.3 on a compiled model saves no weights; the
+        """The folder of the weights. In 0.6 a compiled model saves no weights; the
         configuration's folder has them."""
         named = getattr(self.config, "_name_or_path", None)
         saved = self.neuron_config.contract.saves_sharded_checkpoint
@@ -491,7 +491,7 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     if neuron_config.output_logits and not neuron_config.contract.gives_tokens_and_logits:
         raise ValueError(
             f"NeuronConfig.output_logits makes a list in NxDI {neuron_config.contract.version}, "
-            "which its adapter cannot read, expected 0.4 or later; leave it out."
+            "which its adapter cannot read, expected 0.6; leave it out."
         )
     for name in ("output_logits", "async_mode"):
         if getattr(neuron_config, name) and neuron_config.on_device_sampling_config is None:
@@ -505,8 +505,8 @@ def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:
     """Refuse options that NxDI's layers with adapters exclude, or that are not modelled."""
     if not neuron_config.contract.loads_adapters:
         raise NotImplementedError(
-            "lora_config needs NxDI 0.2 or later, because 0.1 reads no adapter's checkpoint, got "
-            f"{neuron_config.contract.version}; set {ENVIRONMENT_VARIABLE} to 0.2 or leave it out."
+            "lora_config needs NxDI 0.6, because 0.1 reads no adapter's checkpoint, got "
+            f"{neuron_config.contract.version}; set {ENVIRONMENT_VARIABLE} to 0.6 or leave it out."
         )
     others = ("quantized", "fused_qkv", "sequence_parallel_enabled", "speculation_length")
     for name in others:

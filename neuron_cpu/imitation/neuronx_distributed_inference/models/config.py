@@ -19,7 +19,7 @@ from neuronx_distributed.quantization.quantization_config import QuantizationTyp
 
 from neuron_cpu.closed import Closed
 
-from ..contract import ENVIRONMENT_VARIABLE, Contract, contract, field_versions
+from ..contract import ENVIRONMENT_VARIABLE, EXPERTS, FIRST, Contract, contract, field_versions
 from ..modules.lora_serving.config import as_lora_config
 
 CONFIG_FILE = "neuron_config.json"
@@ -47,7 +47,7 @@ _CONSTANT = {
     "is_paged_attention is_block_kv_layout is_prefix_caching k_cache_transposed "
     "attn_tkg_builtin_kernel_enabled qkv_kernel_fuse_residual_add fused_rmsnorm_skip_gamma": False,
     "speculation_length medusa_speculation_length num_medusa_heads start_rank_id "
-    "kv_cache_padding_size cp_max_num_seqs cp_num_active_blocks": 0,
+    "kv_cache_padding_size": 0,
     "batch_size tp_degree pp_degree ep_degree cp_degree": 1,
     "quantized_checkpoints_path medusa_tree target is_prefill_stage chunked_prefill_config "
     "modules_to_not_convert activation_quantization_type token_tree_config kv_quant_config": None,
@@ -92,7 +92,10 @@ def _as_dtype(value: Union[str, torch.dtype]) -> torch.dtype:
 class OnDeviceSamplingConfig:
     """The way in which the device chooses tokens. Unknown keywords are ignored."""
 
+    __slots__ = ("__dict__", "draws_by_default")  # the second one is in no saved file
+
     def __init__(self, **kwargs: Any) -> None:
+        self.draws_by_default = "do_sample" not in kwargs
         self.do_sample = kwargs.pop("do_sample", contract().samples_by_default)
         self.top_k = kwargs.pop("top_k", 1)
         self.top_p = kwargs.pop("top_p", 1.0)
@@ -107,9 +110,11 @@ class NeuronConfig:
     """Shapes, parallelism and features of one compiled model; every field is a keyword. `contract`
     is the NxDI version of the configuration and of all that is built for it."""
 
+    library = FIRST  # that it stands for where the environment names none
+
     def __init__(self, **kwargs: Any) -> None:
         take = kwargs.pop
-        self.contract = contract()
+        self.contract = contract(self.library)
         for names, default in _CONSTANT.items():
             for name in names.split():
                 self._optional(take, name, default)
@@ -157,7 +162,7 @@ class NeuronConfig:
         raise AttributeError(f"{sentence}.")
 
     def _is_mlp_quantized(self) -> Any:
-        """Whether weights or activations of the MLP are quantised (NxDI 0.2 and later)."""
+        """Whether weights or activations of the MLP are quantised (NxDI 0.6)."""
         return self.quantized_mlp_kernel_enabled or self.activation_quantization_type
 
     def _set_shapes(self, take: Callable[..., Any]) -> None:
@@ -210,6 +215,8 @@ class NeuronConfig:
         sampling = take("on_device_sampling_config", None)
         if isinstance(sampling, dict):
             sampling = OnDeviceSamplingConfig(**sampling)
+        if getattr(sampling, "draws_by_default", False):
+            sampling.do_sample = self.contract.samples_by_default
         self.on_device_sampling_config = sampling
         self.async_mode = take(self.contract.async_keyword, False)
         take("async_mode", None)  # 0.1 saves this name but reads the other
@@ -322,6 +329,8 @@ class MoENeuronConfig(NeuronConfig):
     configuration has its activation and type. `blockwise_matmul_config` chooses among equal ways to
     compute a prompt's experts.
     """
+
+    library = EXPERTS
 
     def __init__(
         self, capacity_factor: Optional[float] = None, glu_mlp: bool = True, **kwargs: Any

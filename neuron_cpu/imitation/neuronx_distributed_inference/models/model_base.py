@@ -361,7 +361,7 @@ class NeuronBaseModel(nn.Module):
     ) -> Tuple[torch.Tensor, Sequence[Any]]:
         """Embedding, layers and final norm: hidden (B, T, H), and the layers' new (K, V).
 
-        With `update_cache` (NxDI 0.3 and later) it reads and writes the caches and returns their
+        With `update_cache` (NxDI 0.6) it reads and writes the caches and returns their
         flat list. With a cache of blocks, layers get `active_block_table` and `scatter_index`.
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -416,23 +416,20 @@ class NeuronBaseModel(nn.Module):
     def _later_keywords(
         self, rotary_position_ids: Any, seq_ids: Any, prefill: bool
     ) -> Dict[str, Any]:
-        """Keywords that NxDI 0.2, 0.3 and 0.5 began to pass to layers."""
-        keywords: Dict[str, Any] = {}
-        if self.contract.passes_rotary_positions:
-            keywords["rotary_position_ids"] = rotary_position_ids
-        if self.contract.passes_residual:
-            keywords.update(
-                seq_ids=seq_ids,
-                kv_mgr=getattr(self, "kv_mgr", None),
-                get_kv_per_layer=False,
-                update_kv_per_layer=False,
-                is_for_context_encoding=prefill,
-                seq_len=self.n_positions,
-                residual=None,
-            )
-        if self.contract.passes_local_mask:
-            keywords["local_mask"] = None
-        return keywords
+        """Keywords that NxDI 0.6 passes to layers, and 0.1 does not."""
+        if not self.contract.passes_residual:
+            return {}
+        return {
+            "rotary_position_ids": rotary_position_ids,
+            "seq_ids": seq_ids,
+            "kv_mgr": getattr(self, "kv_mgr", None),
+            "get_kv_per_layer": False,
+            "update_kv_per_layer": False,
+            "is_for_context_encoding": prefill,
+            "seq_len": self.n_positions,
+            "residual": None,
+            "local_mask": None,
+        }
 
     def _layers_forward(
         self, hidden: torch.Tensor, past_key_values: Optional[Caches], common: Dict[str, Any]
@@ -458,7 +455,7 @@ class NeuronBaseModel(nn.Module):
                     f"{', residual' if expected == 5 else ''}); return the residual exactly when "
                     "the layer was called with that keyword, or set "
                     f"{ENVIRONMENT_VARIABLE} to the version that the file was written for (four "
-                    "items: 0.1 or 0.2, five: 0.3 and later)."
+                    "items: 0.1, five: 0.6)."
                 )
             hidden, key_value, cos_cache, sin_cache = outputs[:4]
             new_key_values.append(key_value)
@@ -481,7 +478,7 @@ def _in_order(
 
 
 def _none_if_empty(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """None for an empty tensor, by which NxDI 0.2 and later pass an absent one."""
+    """None for an empty tensor, by which NxDI 0.6 passes an absent one."""
     return None if tensor is None or tensor.numel() == 0 else tensor
 
 

@@ -271,8 +271,8 @@ class ModelWrapper(nn.Module):
         return (*inputs[:5], torch.empty(0), *ids, *empties[1:], *inputs[at:])
 
     def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
-        """The inputs with zeros int32 (B) for the previous hidden state and adapter ids. NxDI 0.2
-        and later pass both. `inputs` are the five, and ids where there are adapters."""
+        """The inputs with zeros int32 (B) for the previous hidden state and adapter ids. NxDI 0.6
+        passes both. `inputs` are the five, and ids where there are adapters."""
         if not self.contract.passes_dummies:
             return inputs
         none = torch.zeros(len(inputs[0]), dtype=torch.int32)

@@ -30,7 +30,7 @@ def token_generation_bucket(position_ids: torch.Tensor, buckets: List[int]) -> i
 
 
 def bucket_above(length: int, buckets: List[int]) -> int:
-    """Index of the first bucket strictly above `length`, or of the largest (NxDI 0.2 and later)."""
+    """Index of the first bucket strictly above `length`, or of the largest (NxDI 0.6)."""
     return next((i for i, bucket in enumerate(buckets) if bucket > length), len(buckets) - 1)
 
 

@@ -3,24 +3,17 @@
 import math
 from typing import Any, List, Optional, Tuple
 
-from ..contract import ENVIRONMENT_VARIABLE
-
 _OTHERS = ("speculation_length", "sequence_parallel_enabled", "k_cache_transposed")
 
 
 def refuse_blocks(config: Any) -> None:
-    """NotImplementedError for a feature that the version lacks or that is not modelled.
+    """NotImplementedError for a feature that is not modelled.
     AssertionError for blocks of sizes that no graph can have."""
     asked = [
         name for name in ("is_block_kv_layout", "is_prefix_caching") if getattr(config, name, False)
     ]
     if not asked:
         return
-    if not config.contract.reads_blocks:
-        raise NotImplementedError(
-            f"{asked[0]} needs NxDI 0.4 or later, whose graphs read caches through block tables, "
-            f"got {config.contract.version}; set {ENVIRONMENT_VARIABLE} to 0.4 or leave it out."
-        )
     wrong = _misfit(config, asked) or _sizes(config)
     if wrong is not None:
         raise AssertionError(f"{asked[0]} takes {wrong[0]}, got {wrong[1]}; change that.")

@@ -9,7 +9,7 @@ from torch_neuronx.xla_impl.ops import RmsNorm
 
 class CustomRMSNorm(nn.Module):
     """Root-mean-square norm over the last dimension, in fp32; results have the input's dtype.
-    `hidden_size=None` (NxDI 0.3 and later) leaves the weight out."""
+    `hidden_size=None` (NxDI 0.6) leaves the weight out."""
 
     def __init__(self, hidden_size: Optional[int] = None, eps: float = 1e-6) -> None:
         super().__init__()

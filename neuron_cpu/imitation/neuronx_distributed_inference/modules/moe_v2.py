@@ -1,4 +1,4 @@
-"""A mixture of experts from an inference configuration alone (NxDI 0.4 and later)."""
+"""A mixture of experts from an inference configuration alone (NxDI 0.6)."""
 
 from typing import Any, Optional
 

@@ -18,7 +18,7 @@ from transformers.generation import (
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..contract import contract
+from ..contract import building_under
 from ..models.config import InferenceConfig, NeuronConfig, OnDeviceSamplingConfig, to_dict
 from ..models.config import to_torch_dtype as _to_torch_dtype
 from ..modules.generation.sampling import Sampler, prepare_sampling_params
@@ -69,7 +69,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         self.on_device_sampling = model.on_device_sampling
         self.padding_side = self.neuron_config.padding_side
         self.sampler: Optional[Sampler] = None
-        self._contract = contract()
+        self._contract = self.neuron_config.contract
         self.generation_config = self.generation_config or GenerationConfig()
 
     @property
@@ -230,10 +230,11 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         draws even where `do_sample` is False (v0.1.0 and later, utils/hf_adapter.py).
         """
         if self.sampler is None:
-            config = OnDeviceSamplingConfig(top_k=generation_config.top_k)
             draws = None if self._contract.samples_by_default else generation_config.do_sample
-            own = NeuronConfig(on_device_sampling_config=config, on_cpu=True)
-            self.sampler = Sampler(own, do_sample=draws)
+            with building_under(self._contract):
+                config = OnDeviceSamplingConfig(top_k=generation_config.top_k)
+                own = NeuronConfig(on_device_sampling_config=config, on_cpu=True)
+                self.sampler = Sampler(own, do_sample=draws)
         return self.sampler
 
 

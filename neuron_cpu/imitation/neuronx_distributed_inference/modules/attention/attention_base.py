@@ -49,7 +49,7 @@ class EPDispatchOption(enum.Enum):
 
 @dataclass(frozen=True)
 class NeuronAttentionBaseOutput:
-    """Attention's result from NxDI 0.3 on: it unpacks as four items and indexes as five."""
+    """Attention's result in NxDI 0.6: it unpacks as four items and indexes as five."""
 
     hidden_states: torch.Tensor
     present_key_value: Tuple[torch.Tensor, torch.Tensor]
@@ -76,9 +76,9 @@ _LATER = dict.fromkeys(
 class NeuronAttentionBase(nn.Module):
     """Grouped-query attention over tensor-parallel projections.
 
-    Up to NxDI 0.3 the constructor takes the rank group only; a subclass sets the attributes that
-    `init_gqa_properties` reads, and calls it. From 0.4 on the constructor takes the configuration
-    and the sizes, and calls it.
+    In NxDI 0.1 the constructor takes the rank group only; a subclass sets the attributes that
+    `init_gqa_properties` reads, and calls it. In 0.6 the constructor takes the configuration and
+    the sizes, and calls it.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class NeuronAttentionBase(nn.Module):
             raise TypeError(
                 f"NeuronAttentionBase of NxDI {self.contract.version} needs the config as its "
                 "first argument, expected config, hidden_size and the head counts, got none of "
-                f"them; pass them, or set {ENVIRONMENT_VARIABLE} to 0.3 or less for a file of "
+                f"them; pass them, or set {ENVIRONMENT_VARIABLE} to 0.1 for a file of "
                 "that time."
             )
 
@@ -147,7 +147,7 @@ class NeuronAttentionBase(nn.Module):
         num_cores_per_group: int = 1,
         **later: Any,
     ) -> None:
-        """Set every attribute from the arguments (NxDI 0.4 and later), then the projections.
+        """Set every attribute from the arguments (NxDI 0.6), then the projections.
         NotImplementedError for a later argument that is on: its feature would do nothing here."""
         refuse_others("NeuronAttentionBase", later, **_LATER)
         neuron_config = config.neuron_config
@@ -250,7 +250,7 @@ class NeuronAttentionBase(nn.Module):
         use_polar_compatible_rope: bool = False,
     ) -> Tuple[Any, ...]:
         """Q (B, heads, S, D) and K, V (B, kv heads, S, D) after RoPE, and their angles. Returns (Q,
-        K, V, cos, sin), and the residual behind them from NxDI 0.3 on."""
+        K, V, cos, sin), and the residual behind them in NxDI 0.6."""
         projections = self.get_qkv_proj()
         later = {"residual": residual} if self.contract.passes_residual else {}
         given = {"rmsnorm": rmsnorm, "adapter_ids": adapter_ids, **later}
@@ -310,7 +310,7 @@ class NeuronAttentionBase(nn.Module):
     ) -> FlashAttentionStrategy:
         """The closed kernel where `attn_kernel_enabled` asks for it, from 512 tokens on. NxDI takes
         it unasked from 4096 tokens on; plain attention gives the same, and runs here."""
-        del has_attention_mask  # decides between kernels of two-core setups (NxDI 0.4 and later)
+        del has_attention_mask  # decides between kernels of two-core setups (NxDI 0.6)
         if self.attn_kernel_enabled and q_len >= _FLASH_MINIMUM:
             return FlashAttentionStrategy.UNSHARDED_KERNEL
         return FlashAttentionStrategy.NONE
@@ -408,11 +408,11 @@ class NeuronAttentionBase(nn.Module):
         **later: Any,
     ) -> Any:
         """(B, S, H) -> output, this step's (K, V) (B, kv heads, S, D), cos, sin."""
-        if later and not self.contract.attention_takes_keywords:
+        if later and not self.contract.attention_takes_config:
             raise TypeError(
                 f"NeuronAttentionBase.forward of NxDI 0.1 takes no keywords {sorted(later)}, "
                 "expected only those of its signature; drop the rest before calling it, or set "
-                f"{ENVIRONMENT_VARIABLE} to 0.3 for a file written for that version."
+                f"{ENVIRONMENT_VARIABLE} to 0.6 for a file written for that version."
             )
         Q, K, V, cos_cache, sin_cache = self.prep_qkv_tensors(
             position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm

@@ -177,8 +177,8 @@ class BaseGroupQueryAttention(nn.Module):
 class GroupQueryAttention_QKV(BaseGroupQueryAttention):
     """The three input projections: children q_proj, k_proj, v_proj, or Wqkv when fused.
 
-    `forward(hidden)`: (B, S, H) -> Q (B, S, heads/tp * D), K, V (B, S, kv heads/tp * D). From NxDI
-    0.3 on the residual is a fourth item.
+    `forward(hidden)`: (B, S, H) -> Q (B, S, heads/tp * D), K, V (B, S, kv heads/tp * D). In NxDI
+    0.6 the residual is a fourth item.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A decode graph computes its whole batch. Rows that a call leaves out are filled in. In NxDI these
 rows silently write keys and values into lines of waiting sequences, unless `apply_seq_ids_mask`
-(0.4 and later) sends them to a position that is never read. The stand-in always sends them there,
+(0.6) sends them to a position that is never read. The stand-in always sends them there,
 and refuses to read a line that a device would have damaged.
 """
 

@@ -22,7 +22,7 @@ _QUANTIZED_DTYPE = torch.float8_e4m3fn
 class KVCacheManager(nn.Module):
     """Caches K0, V0, K1, V1, ... as `past_key_values`, zeros of the model's dtype.
 
-    With `kv_cache_quant` (from 0.8 on `kv_quant_config`) they are stored as fp8 (e4m3), cast
+    With `kv_cache_quant` (in 0.9 `kv_quant_config`) they are stored as fp8 (e4m3), cast
     without a scale, and read as `dequant_dtype`, the model's. The call that makes keys and values
     uses them unrounded.
     """
