@@ -28,3 +28,27 @@ def _in_this_thread(*args: Any, **kwargs: Any) -> Any:
 
 
 torch.autograd._engine_run_backward = _in_this_thread
+
+_compile = torch.compile
+
+
+@functools.wraps(_compile)
+def _compile_with_kernels(*args: Any, **kwargs: Any) -> Any:
+    """`torch.compile` that knows kernels, and takes `neuron` for graphs on the device."""
+    announce.room("backend").register()
+    return _compile(*args, **kwargs)
+
+
+torch.compile = _compile_with_kernels  # type: ignore[assignment]
+_inductor = torch._TorchCompileInductorWrapper.__call__
+
+
+@functools.wraps(_inductor)
+def _backend_of(self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
+    places = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
+    if "neuron" in places:
+        return announce.room("backend").compiled(graph, inputs)
+    return _inductor(self, graph, inputs, **kwargs)
+
+
+torch._TorchCompileInductorWrapper.__call__ = _backend_of  # type: ignore[method-assign]

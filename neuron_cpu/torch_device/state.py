@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ class _State:
         self.fallbacks: set[str] = set()
         self.compiled: dict[str, int] = {}  # counts of compiled graphs
         self.observer: Callable[..., None] | None = None  # sees every operator
+        self.kernel_observer: Callable[..., None] | None = None  # sees every kernel call
+        self.regions: Callable[..., Any] | None = None  # opens a compiled graph's call
         self.used = self.forked = False
         self.current = 0
         self._devices: dict[int, torch.device] = {}
@@ -52,6 +55,10 @@ class _State:
             "Cannot re-initialize neuron in a forked subprocess, expected a process of its own "
             "after the device was used; start it with the 'spawn' method of multiprocessing."
         )
+
+    def region(self, name: str, graph: Any) -> AbstractContextManager[None]:
+        """A call of a compiled graph, for whoever observes."""
+        return nullcontext() if self.regions is None else self.regions(name, graph)
 
     def cores(self) -> int:
         """Logical cores: what the runtime's variables or torchrun name, else one."""

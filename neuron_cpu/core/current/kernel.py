@@ -80,7 +80,7 @@ class Kernel(calling.Kernel):
 
         It runs on copies while it is recorded: the arguments stay unchanged.
         """
-        copied = _rebuilt(list(args), _copy, ""), _rebuilt(kwargs, _copy, "")
+        copied = rebuilt(list(args), _copy, ""), rebuilt(kwargs, _copy, "")
         program = self._record(tuple(copied[0]), copied[1], Machine())
         program.for_values = True
         self._check(program)
@@ -100,8 +100,8 @@ class Kernel(calling.Kernel):
             return ("tensor", *shape_of(value))
 
         named = sorted(kwargs.items())
-        key = [_fields(_rebuilt(v, note, f"arg{k}")) for k, v in enumerate(args)]
-        key += [(k, _fields(_rebuilt(v, note, k))) for k, v in named]
+        key = [_fields(rebuilt(v, note, f"arg{k}")) for k, v in enumerate(args)]
+        key += [(k, _fields(rebuilt(v, note, k))) for k, v in named]
         return tensors, constant_key(key)
 
     def _core(self) -> NeuronCore:
@@ -229,27 +229,27 @@ def _fields(value: Any) -> Any:
 def _tensors(value: Any) -> list[Any]:
     """The tensors inside of an argument."""
     found: list[Any] = []
-    _rebuilt(value, lambda tensor, _: found.append(tensor), "")
+    rebuilt(value, lambda tensor, _: found.append(tensor), "")
     return found
 
 
-def _rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
+def rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
     """``value`` with every tensor in it replaced by ``make(tensor, name)``."""
     if is_tensor(value):
         return make(value, name)
     if isinstance(value, (list, tuple)):
-        items = [_rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value)]
+        items = [rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value)]
         named = hasattr(value, "_fields")  # a NamedTuple takes its fields one by one
         return type(value)(*items) if named else type(value)(items)
     if isinstance(value, dict):
-        return {k: _rebuilt(v, make, f"{name}[{k!r}]") for k, v in value.items()}
+        return {k: rebuilt(v, make, f"{name}[{k!r}]") for k, v in value.items()}
     holds: dict[str, Any] = getattr(value, "__dict__", {})
     plain = isinstance(value, (type, Enum)) or callable(value)
     if plain or not any(map(is_tensor, holds.values())):
         return value
     made = object.__new__(type(value))
     for key, one in holds.items():
-        object.__setattr__(made, key, _rebuilt(one, make, f"{name}.{key}"))
+        object.__setattr__(made, key, rebuilt(one, make, f"{name}.{key}"))
     return made
 
 
@@ -284,9 +284,9 @@ def _bind(
     code = getattr(function, "__code__", None)
     names = code.co_varnames if code is not None else ()
     bound = [
-        _rebuilt(a, make, names[k] if k < len(names) else f"arg{k}") for k, a in enumerate(args)
+        rebuilt(a, make, names[k] if k < len(names) else f"arg{k}") for k, a in enumerate(args)
     ]
-    return bound, {k: _rebuilt(v, make, k) for k, v in sorted(kwargs.items())}
+    return bound, {k: rebuilt(v, make, k) for k, v in sorted(kwargs.items())}
 
 
 # --- results --------------------------------------------------------------------------------------

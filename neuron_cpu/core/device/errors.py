@@ -146,7 +146,7 @@ def for_time() -> bool:
 
 _INTERNAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # neuron_cpu/core
 _PACKAGE = os.path.dirname(_INTERNAL)
-_SDK = os.path.join(_PACKAGE, "sdk", "neuronxcc")
+_BESIDE = tuple(os.path.join(_PACKAGE, *path) for path in (("sdk", "neuronxcc"), ("torch_device",)))
 _CALLERS = tuple(os.path.join(_PACKAGE, name) for name in ("commands", "judge", "tune"))
 
 
@@ -160,7 +160,7 @@ _LIBRARIES = tuple(
 
 def is_internal(filename: str) -> bool:
     """True for files of the simulator and of libraries, which no message should point at."""
-    return filename.startswith((_INTERNAL, _SDK, *_LIBRARIES))
+    return filename.startswith((_INTERNAL, *_BESIDE, *_LIBRARIES))
 
 
 _internal_cache: dict[str, bool] = {}

@@ -72,6 +72,19 @@ class KernelCall:
     arguments: tuple[tuple, dict] = ((), {})
 
 
+# Calls kernels whose tensors are on another device or have no values; None: nobody has such.
+_caller: Callable[[Kernel, tuple, dict], Any] | None = None
+
+
+def called_by(caller: Callable[[Kernel, tuple, dict], Any]) -> None:
+    """From here on `caller` gets each top-level call: the kernel, its arguments, its keywords.
+
+    It hands on with ``kernel.on_host(...)`` what it finds no tensors of its own in.
+    """
+    global _caller
+    _caller = caller
+
+
 def release_thread() -> None:
     """Drop the plans that the running thread keeps between kernel calls.
 
@@ -182,7 +195,13 @@ class Kernel:
         if trace.active() is not None:  # called by another kernel: inlined into its program
             return self.function(*args, **kwargs)
         __tracebackhide__ = True  # notebooks and pytest leave this entry out
+        if _caller is not None:
+            return at_users_line(_caller, self, args, kwargs)
         return at_users_line(self._called, args, kwargs)
+
+    def on_host(self, *args: Any, **kwargs: Any) -> Any:
+        """The call with tensors in the host's memory, whoever has the others."""
+        return self._called(args, kwargs)
 
     def _called(self, args: tuple, kwargs: dict) -> Any:
         """A call that is not inlined: the results of the specialisation's Program."""

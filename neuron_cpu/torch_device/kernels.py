@@ -1,0 +1,231 @@
+"""NKI kernels on tensors of the device: direct calls, `wrap_nki` and `nki_op`.
+
+Sources: AWS Neuron documentation, "How to work with NKI" of TorchNeuron, and the programs of
+docs/torch_device.md. A kernel runs on the host's memory of its arguments, as a direct call on CPU
+tensors does. While a graph is compiled its arguments have no values: the kernel is traced once for
+the signature, and its Program says what the results are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from neuron_cpu.core.current.kernel import jit, rebuilt
+from neuron_cpu.core.device.errors import warn
+from neuron_cpu.core.language import kernel as calling
+from neuron_cpu.core.language.kernel import Kernel, KernelCall
+from neuron_cpu.core.language.specialisation import line_of
+
+from .state import STATE
+from .tensor import NeuronTensor, own, wrapped
+
+WRITES = (
+    "a device with TorchNeuron lost all of three such writes in one compiled graph, and kept those "
+    "of kernels that return the tensor"
+)
+
+
+def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
+    """A kernel's call from Python, whatever its tensors are."""
+    tensors: list[torch.Tensor] = []
+    mapped(tensors.append, args, kwargs)
+    kinds = {type(one) for one in tensors}
+    if FakeTensor in kinds:
+        return _shapes(kernel, tensors, args, kwargs)
+    if NeuronTensor not in kinds and not any(isinstance(one, NeuronTensor) for one in tensors):
+        return kernel.on_host(*args, **kwargs)
+    return _on_device(kernel, tensors, args, kwargs)
+
+
+def mapped(make: Callable[[Any], Any], args: Any, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments with every tensor replaced by `make(tensor)`."""
+
+    def one(value: Any, _: str) -> Any:
+        return make(value)
+
+    return tuple(rebuilt(value, one, "") for value in args), {
+        name: rebuilt(value, one, name) for name, value in sorted(kwargs.items())
+    }
+
+
+def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs: dict) -> Any:
+    device = next(one.device for one in tensors if isinstance(one, NeuronTensor))
+    for one in tensors:
+        if getattr(one, "device", None) != device:
+            raise RuntimeError(
+                f"kernel {kernel.name} is called with a tensor on {getattr(one, 'device', 'cpu')} "
+                f"beside one on {device}, expected all of its tensors on {device}; move it with "
+                f".to('{device}')."
+            )
+    own_tensors = {id(one.host): one for one in tensors if isinstance(one, NeuronTensor)}
+    on_host = mapped(lambda one: one.host, args, kwargs)
+    calls: list[KernelCall] = []
+    with torch.no_grad(), calling.observe_kernel_calls(calls.append):
+        result = kernel.on_host(*on_host[0], **on_host[1])
+    STATE.executed.add(f"nki::{kernel.name}")
+    for storage, one in zip(calls[-1].program.inputs, tensors):
+        if storage.mutable:
+            torch.autograd.graph.increment_version(one)
+    if STATE.kernel_observer is not None:
+        STATE.kernel_observer(calls[-1])
+
+    def on_device(host: torch.Tensor) -> torch.Tensor:
+        given = own_tensors.get(id(host))
+        return wrapped(host, device) if given is None else given
+
+    made = _results(on_device, result)
+    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        return _results(functools.partial(_no_gradient, kernel.name, tensors), made)
+    return made
+
+
+def _results(make: Callable[[Any], Any], result: Any) -> Any:
+    if isinstance(result, torch.Tensor):
+        return make(result)
+    if isinstance(result, (list, tuple)):
+        return type(result)([_results(make, one) for one in result])
+    return result
+
+
+class _NoGradient(torch.autograd.Function):
+    """The result of a kernel in a graph of PyTorch: nobody knows its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, value: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        ctx.name = name
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RuntimeError(
+            f"kernel {ctx.name} has no gradient, expected one for the arguments that require it; "
+            "call it in a function under nki_op and give that register_autograd, or call it under "
+            "torch.no_grad()."
+        )
+
+
+def _no_gradient(name: str, tensors: Iterable[torch.Tensor], value: torch.Tensor) -> torch.Tensor:
+    if any(value is one for one in tensors) or not value.is_floating_point():
+        return value
+    return _NoGradient.apply(name, value, *[one for one in tensors if one.requires_grad])
+
+
+# --- while a graph is compiled --------------------------------------------------------------------
+def _shapes(kernel: Kernel, tensors: list[Any], args: tuple, kwargs: dict) -> Any:
+    """Results without values: the kernel is traced for the shapes of its arguments."""
+    first = next(one for one in tensors if isinstance(one, FakeTensor))
+    made: dict[int, Any] = {}  # what stands for a tensor while the kernel is traced
+
+    def stand(one: Any) -> torch.Tensor:
+        sizes = [int(size) for size in one.shape]
+        made[id(one)] = torch.empty(sizes, dtype=one.dtype, device="meta")
+        return made[id(one)]
+
+    calls: list[KernelCall] = []
+    with unset_fake_temporarily(), torch.no_grad(), calling.observe_kernel_calls(calls.append):
+        on_meta = mapped(stand, args, kwargs)
+        result = kernel.on_host(*on_meta[0], **on_meta[1])
+    program = calls[-1].program
+    _warn_of_writes(kernel, program)
+    by_storage = {storage: one for storage, one in zip(program.inputs, tensors)}
+    outputs = iter(program.outputs)
+
+    def fake(one: torch.Tensor) -> Any:
+        given = by_storage.get(next(outputs))
+        if given is not None:
+            return given
+        with first.fake_mode:
+            return torch.empty(one.shape, dtype=one.dtype, device=first.device)
+
+    return _results(fake, result)
+
+
+def _warn_of_writes(kernel: Kernel, program: Any) -> None:
+    """Warn of what a compiled graph may lose: writes to arguments that the kernel keeps."""
+    for storage in program.inputs:
+        if storage.mutable and storage not in program.outputs:
+            warn(
+                "sim_write_not_returned",
+                f"kernel {kernel.name} writes its argument {storage.name} in a compiled graph and "
+                f"does not return it, expected it among the results: {WRITES}; return it, and use "
+                "the returned tensor",
+                line_of(kernel.function),
+            )
+
+
+# --- names of torch_neuronx -----------------------------------------------------------------------
+def wrap_nki(kernel: Any) -> Kernel:
+    """The kernel to call on tensors of the device; ``wrap_nki(kernel)[2]`` takes both cores.
+
+    A launch grid inside of the brackets is lost: on a device ``wrap_nki(kernel[2])`` runs on one
+    core.
+    """
+    kernel = jit(kernel) if not isinstance(kernel, Kernel) else kernel
+    if kernel.grid:
+        warn(
+            "sim_wrapped_grid",
+            f"wrap_nki is called with {kernel.name}[{', '.join(map(str, kernel.grid))}], expected "
+            f"the kernel: a device drops that grid; write wrap_nki({kernel.name})"
+            f"[{', '.join(map(str, kernel.grid))}]",
+            line_of(kernel.function),
+        )
+        launched = type(kernel)(kernel.function, (), **kernel.options)
+        launched.programs, launched.lock = kernel.programs, kernel.lock
+        return launched
+    return kernel
+
+
+def nki_op(name: str, fn: Callable | None = None, mutates_args: Any = ()) -> Any:
+    """Register a function that calls kernels as the operator ``name`` of PyTorch.
+
+    ``fn`` has type annotations for each parameter and the result, which are its schema; it runs
+    with tensors without values, too, to find the results' shapes. ``mutates_args`` names the
+    arguments that it writes. The operator has PyTorch's ``register_autograd``.
+
+    Raises:
+        ValueError: an annotation is missing, or a name is no parameter.
+    """
+    if fn is None:
+        return functools.partial(nki_op, name, mutates_args=mutates_args)
+    if isinstance(fn, Kernel):
+        raise ValueError(
+            f"nki_op('{name}') is given the kernel {fn.name}, expected a function with annotations "
+            "that calls it; define one."
+        )
+    function: Callable = fn
+    mutates = mutates_args if isinstance(mutates_args, str) else sorted(mutates_args or ())
+    schema = torch.library.infer_schema(function, mutates_args=mutates)  # type: ignore[arg-type]
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            result = function(*args, **kwargs)
+        given = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
+        return _results(lambda one: _apart(one, given), result)
+
+    run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    made = torch.library.custom_op(name, run, mutates_args=mutates, schema=schema)
+    made.register_fake(run)
+    own(made._opoverload, run)
+    return made
+
+
+def _apart(result: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
+    """A result of its own: PyTorch's operators may not return arguments, and those of devices do.
+
+    It has the argument's memory.
+    """
+    if not any(result is one for one in given):
+        return result
+    if isinstance(result, NeuronTensor):
+        return wrapped(result.host, result.device, result.held)
+    return torch.empty_like(result) if isinstance(result, FakeTensor) else result.clone()
+
+
+calling.called_by(call)
