@@ -1,1 +1,0 @@
-"""Package path of a private compiler module; only its leaf holds a name."""

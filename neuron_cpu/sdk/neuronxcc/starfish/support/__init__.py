@@ -1,1 +1,0 @@
-"""Helpers of the compiler's package that public kernels import."""

@@ -1,1 +1,0 @@
-"""Experiments of torch_neuronx: names only."""

@@ -1,1 +1,0 @@
-"""The profiler of torch_neuronx: names only."""

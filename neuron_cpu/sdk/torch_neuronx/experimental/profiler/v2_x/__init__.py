@@ -1,1 +1,0 @@
-"""Version 2 of torch_neuronx: names only."""

@@ -1,1 +1,0 @@
-"""Protobuf messages of torch_neuronx."""

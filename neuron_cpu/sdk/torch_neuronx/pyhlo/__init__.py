@@ -1,1 +1,0 @@
-"""Protobuf classes for the format of the compiler's graphs."""

@@ -1,1 +1,0 @@
-"""Validation helpers of torch_neuronx."""

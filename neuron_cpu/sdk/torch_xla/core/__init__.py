@@ -1,1 +1,0 @@
-"""Stub of torch_xla.core."""
