@@ -8,9 +8,17 @@ that is written for it, and gives PyTorch its device `neuron` (`announce`, `torc
 Everything else of the project imports those names only.
 """
 
-import importlib.util
 import os
 import sys
+
+if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith("neuron_cpu"):
+    # `python -m` looks in the working folder first. Before anything is imported that might be a
+    # stranger's module there, the path does without; where this package stands there, it is last.
+    _here, _root = os.getcwd(), os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
+    sys.path[:] = [place for place in sys.path if place not in ("", _here)]
+    sys.path += [_root] if os.path.realpath(_here) == _root else []
+
+import importlib.util
 from glob import glob
 from pathlib import Path
 from typing import Optional

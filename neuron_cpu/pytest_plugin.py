@@ -3,6 +3,7 @@
 pytest finds it where the package is installed; elsewhere: ``pytest -p neuron_cpu.pytest_plugin``.
 """
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,13 +11,16 @@ import pytest
 from . import ensure_sdk
 from .lessons import pointers
 
+_PATH = pytest.StashKey[list[str]]()  # of modules, before there are folders of tests
+
 
 def pytest_report_header() -> str:
     return ensure_sdk()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     ensure_sdk()  # before test files are imported
+    config.stash[_PATH] = sys.path[:]
 
 
 def pytest_exception_interact(
@@ -31,8 +35,12 @@ def pytest_exception_interact(
 
 
 @pytest.fixture(scope="session")
-def assert_kernel() -> Callable[..., None]:
+def assert_kernel(pytestconfig: pytest.Config) -> Callable[..., None]:
     """`neuron_cpu.judge.assert_kernel`: legal, and right on adversarial values."""
-    from .judge import assert_kernel as found  # PyTorch and the simulator: only where it is used
-
+    # pytest has put the tests' folders first, and what this imports is not to come from there.
+    tests, sys.path[:] = sys.path[:], pytestconfig.stash[_PATH]
+    try:
+        from .judge import assert_kernel as found  # PyTorch, too: only where it is used
+    finally:
+        sys.path[:] = tests
     return found

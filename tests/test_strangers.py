@@ -22,7 +22,7 @@ RUNS = {
     "neuron_cpu/sdk/torch_neuronx/scripting.py:load pickle.load": "the model's own process",
     "neuron_cpu/processes/run_script.py:_run_file exec": "the user, who asks for this script",
     "neuron_cpu/oracle/recorder.py:record eval": "a candidate in its confined process",
-    "neuron_cpu/oracle/recorder.py:module_of exec": "a candidate in its confined process",
+    "neuron_cpu/lessons/__init__.py:module exec": "this project",
     "neuron_cpu/core/device/errors.py:_entry exec": "this project",
     "models/step.py:kernel_of exec": "this file, which writes the signature of its kernel",
     "models/qwen3_moe.py:kernel_of exec": "this file, which writes the signature of its kernel",

@@ -3,7 +3,6 @@
 import ast
 import contextlib
 import hashlib
-import importlib.util
 import sys
 import traceback
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Optional
 
 from harness.errors import UserError
 from neuron_cpu.console.hints import hint
+from neuron_cpu.processes import foreign
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # This project's llama.py, and the file that runs where it says that it does not cover something
@@ -164,25 +164,15 @@ def load(path: Path, model_type: str) -> ModuleType:
 def imported(path: Path) -> ModuleType:
     """Import a stranger's file by its name below its root. The root comes first on the path, so
     that it finds its own files, as a script does."""
-    root, name = str(root_of(path)), module_name(path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"The submission {path} cannot be imported as Python.")
-    module = importlib.util.module_from_spec(spec)
-    # Kernels are inspected through sys.modules while they are traced.
-    sys.modules[name] = module
-    if root in sys.path:
-        sys.path.remove(root)
-    sys.path.insert(0, root)
+    foreign.put_first(root_of(path))
     for file in files(path)[1:]:
         known = getattr(sys.modules.get(module_name(file)), "__file__", None)
         if known is not None and Path(known).resolve() != file.resolve():
             del sys.modules[module_name(file)]  # of another submission
     try:
-        spec.loader.exec_module(module)
+        return foreign.imported(path, module_name(path))
     except (Exception, SystemExit) as error:
         raise UserError(f"The submission {where(error, path)}.") from error
-    return module
 
 
 def place_of(error: BaseException, path: Path) -> Optional[tuple[str, int]]:

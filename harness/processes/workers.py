@@ -25,12 +25,11 @@ from typing import Any, Optional
 
 from harness import console
 from harness.errors import UserError, is_refusal
-from harness.inputs.submission import REPOSITORY
 from harness.processes import wire, worker
 from harness.processes.worker import Answer, Host, Job
-from neuron_cpu.environment import variable
 from neuron_cpu.files import remove_tree, temporary_sibling
 from neuron_cpu.processes import forked, limits
+from neuron_cpu.processes.interpreter import started_safely
 from neuron_cpu.processes.pipes import Pipe
 
 SERVER, PRELOAD = "harness.processes.server", "harness.processes.preload"
@@ -57,7 +56,7 @@ class Workers:
 
     def prepare(self) -> None:
         """Begin to import the slow modules, in the server that processes are forked from."""
-        with _importable():
+        with started_safely():
             _CONTEXT.set_forkserver_preload([SERVER])
             forkserver.ensure_running()
 
@@ -181,8 +180,7 @@ class Process(Worker):
         environment = dict(os.environ, TMPDIR=str(job.scratch))
         arguments = (job, environment, requests, replies, output)
         self._process = _CONTEXT.Process(target=worker.main, args=arguments, daemon=True)
-        with _importable():
-            forked.start(self._process)
+        forked.start(self._process)
         self._requested = 0
         for connection in (requests, replies, output):
             connection.close()
@@ -347,10 +345,3 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise wire.WireError("a message that is no text")
     return "".join(c if c.isprintable() else " " for c in value[:10_000])
-
-
-def _importable() -> contextlib.AbstractContextManager[None]:
-    """New interpreters find the harness wherever the driver was started (Python 3.10 and 3.11
-    give the fork server no path)."""
-    path = os.environ.get("PYTHONPATH")
-    return variable("PYTHONPATH", os.pathsep.join(filter(None, (str(REPOSITORY), path))))

@@ -19,6 +19,7 @@ from typing import Any
 
 import neuron_cpu
 from neuron_cpu.processes import limits
+from neuron_cpu.processes.interpreter import started_safely
 
 # Who may run beside each other: the simulator touches no device. A kernel without [2] runs on one
 # core. On Trainium2 and 3 two are one by default, and the runtime refuses what was made for another
@@ -77,7 +78,8 @@ class Workers(contextlib.AbstractContextManager["Workers"]):
         given = self._scratch, environment | ({"NEURON_CPU": "1"} if role == SIMULATOR else {})
         spawn = multiprocessing.get_context("spawn")
         pool = ProcessPoolExecutor(1, spawn, initializer=_begin, initargs=given)
-        self._running[role] = pool, pool.submit(os.getpid).result()
+        with started_safely():
+            self._running[role] = pool, pool.submit(os.getpid).result()
 
     def _end(self, *roles: str) -> None:
         """End processes and what they have started: the device has to be free."""

@@ -27,6 +27,7 @@ import torch
 from harness import sdk
 from lab.device import calls
 from lab.device.running import DIED, Unanswered
+from neuron_cpu.processes import interpreter
 
 WARM_UPS, RUNS, PERCENTILES = 5, 50, (0, 50, 99)
 RANKS = 2  # of a graph with all-reduces
@@ -78,7 +79,7 @@ def profiled(call: Mapping[str, Any]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         # a process of its own: the profiler needs the core
         run = "-m", "lab.device.calls", json.dumps(dict(call)), "results.pt"
-        _told(folder, ONE_CORE, sys.executable, *run)
+        _told(folder, ONE_CORE, *interpreter.command(*run))
         neff = next(Path(folder).rglob("*.neff"), None)
         if neff is None:
             raise FileNotFoundError("the call of the kernel left no NEFF in NKI_ARTIFACTS_DIR")
@@ -94,7 +95,6 @@ def profiled(call: Mapping[str, Any]) -> dict[str, float]:
 def _told(folder: str, cores: Mapping[str, str], *command: str) -> str:
     """What a command writes that runs in a folder."""
     env = os.environ | cores | {"NKI_ARTIFACTS_DIR": folder}
-    env["PYTHONPATH"] = f"{calls.ROOT}:{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     name, words = Path(command[0]).name, (done.stderr or done.stdout)[-600:]
     if done.returncode < 0:
@@ -123,7 +123,7 @@ def graph(call: Mapping[str, Any]) -> dict[str, float]:
         return estimated(call)
     with tempfile.TemporaryDirectory() as folder:
         run = "-m", "lab.device.timing", json.dumps(dict(call)), "times.json"
-        _told(folder, {}, sys.executable, *run)
+        _told(folder, {}, *interpreter.command(*run))
         return json.loads((Path(folder) / "times.json").read_text(encoding="utf-8"))
 
 

@@ -1,7 +1,6 @@
 """Kernels and their arguments, as command lines name them: FILE:KERNEL, 128x512:bf16, 2x8."""
 
 import argparse
-import importlib.util
 import json
 import re
 import sys
@@ -18,7 +17,7 @@ from ..console.hints import hint
 from ..environment import variable
 from ..errors import UsageError
 from ..files import write_text_atomically
-from ..processes import limits
+from ..processes import foreign, limits
 
 PIPED_WIDTH = 180  # columns of a table that goes to a file
 STANDARD_OUTPUT = Path("-")
@@ -201,7 +200,7 @@ def load_kernel(target: str) -> Any:
 
 def objects(target: str) -> Mapping[str, Any]:
     """The names that a loaded kernel's file defines and imports."""
-    return vars(sys.modules[Path(target.rpartition(":")[0]).stem])
+    return vars(sys.modules[_name(Path(target.rpartition(":")[0]))])
 
 
 def label(target: str, other: str = "") -> str:
@@ -236,16 +235,18 @@ def check_file(path: Path) -> None:
         raise UsageError(f"kernel file {path} {lacks}, expected a Python file; correct it.")
 
 
+def _name(path: Path) -> str:
+    """A name of the file's module under which nobody else looks for one."""
+    return f"{path.stem} of {path.resolve().parent}"
+
+
 def _import(path: Path) -> types.ModuleType:
     check_file(path)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise UsageError(f"kernel file {path} is no Python file, expected a name ending in .py.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.resolve().parent))
+    foreign.put_last(path.resolve().parent)
     try:
-        spec.loader.exec_module(module)
+        return foreign.imported(path, _name(path))
     except KeyboardInterrupt as error:
         raise _interrupted(error, path) from error
     except (Exception, SystemExit) as error:
@@ -254,9 +255,6 @@ def _import(path: Path) -> types.ModuleType:
             f"kernel file {place or path} cannot be imported ({_said(error)}), expected a module "
             "that imports without a device; mend it first."
         ) from error
-    finally:
-        sys.path.remove(str(path.resolve().parent))
-    return module
 
 
 def trace(kernel: Any, args: argparse.Namespace, seed: int | None = None) -> Any:

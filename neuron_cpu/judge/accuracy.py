@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Optional
 
+import numpy as np
 import torch
 
 # Largest error that is accepted by default, by the coarsest floating-point type among a kernel's
@@ -123,7 +124,7 @@ def _summary(
         return Accuracy(0.0, 0.0, bound, 0, 0, None, 0.0, 0.0)
     wrong = errors > bound
     at = int(wrong.reshape(-1).to(torch.int8).argmax()) if wrong.any() else int(errors.argmax())
-    where = tuple(int(i) for i in torch.unravel_index(torch.tensor(at), errors.shape))
+    where = tuple(int(i) for i in np.unravel_index(at, errors.shape))  # PyTorch's imports sympy
     known = torch.where(judged, right, 0.0).nan_to_num(nan=0.0)
     apart = torch.where(judged & (errors > 0), got - right, 0.0)
     size = float(known.square().mean().sqrt())

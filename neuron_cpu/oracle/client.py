@@ -2,17 +2,17 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
+
+from ..processes import interpreter
 
 
 class Client:
     """An oracle of this process; `with Client() as oracle: oracle.ask({...})`."""
 
     def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "neuron_cpu", "oracle", *options]
-        pipe = subprocess.PIPE
+        command, pipe = interpreter.command("-m", "neuron_cpu", "oracle", *options), subprocess.PIPE
         self.process: Any = subprocess.Popen(command, stdin=pipe, stdout=pipe)
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
@@ -29,10 +30,10 @@ from ..core.time.schedule import schedule
 from ..errors import UsageError
 from ..judge import accuracy, cases, verdict
 from ..judge.references import Reference
-from ..processes import limits
+from ..processes import foreign, limits
 from ..suite import child, plain
 from .forms import Request, Tolerance
-from .recorder import module_of, worded
+from .recorder import worded
 
 MOST_ANSWERS, MOST_WARNINGS = 10_000, 20
 SPARE = 2  # times as much memory as a candidate has: its program, values, float64 references
@@ -214,7 +215,10 @@ class Judge:
         key = text, file or "reference.py"
         try:
             if key not in self._modules:
-                self._modules[key] = module_of(*key)
+                path = Path(key[1])
+                if file is not None:
+                    foreign.put_last(path.resolve().parent)
+                self._modules[key] = foreign.imported(path, f"oracle: {path}", text)
             return getattr(self._modules[key], name)
         except (Exception, SystemExit) as error:
             raise UsageError(

@@ -1,11 +1,8 @@
 """The process of one candidate: it runs the stranger's file and sends what it records, as data."""
 
 import gc
-import linecache
 import os
-import sys
 import time
-import types
 import warnings
 from collections.abc import Iterable
 from multiprocessing.connection import Connection
@@ -17,10 +14,12 @@ from ..core.check import verify
 from ..core.device.release import NKI_VARIABLE
 from ..core.device.target import ENVIRONMENT_VARIABLE
 from ..judge import cases, verdict
+from ..processes import foreign
 from ..suite import child, plain
 from .forms import Request
 
 FILE = "candidate.py"  # what messages call a source without a file
+MODULE = "oracle: kernel"  # no name that a process has imported
 
 
 def record(programs: Connection, text: str, request: Request) -> None:
@@ -35,8 +34,10 @@ def record(programs: Connection, text: str, request: Request) -> None:
     file = code.file or FILE
     try:
         for name, source in code.modules.items():
-            sys.modules[name] = module_of(source, f"{name}.py")
-        module = module_of(text, file)
+            foreign.imported(Path(f"{name}.py"), name, source)
+        if code.file is not None:
+            foreign.put_last(Path(file).resolve().parent)
+        module = foreign.imported(Path(file), MODULE, text)
         kernel = verdict.kernel_of(module, code.name)
         named = tuple(eval(f"dict({code.arguments})", vars(module)).items())
         for text in request.cases:
@@ -50,19 +51,6 @@ def record(programs: Connection, text: str, request: Request) -> None:
         failure = child.sentence(error, Path(file))
         programs.send_bytes(plain.dumped({"failure": failure, "seconds": time.process_time()}))
     os._exit(0)
-
-
-def module_of(text: str, file: str) -> types.ModuleType:
-    """A module of this source; messages and readers of source find its lines under `file`."""
-    module = types.ModuleType(f"oracle: {file}")  # no name that a process has imported
-    module.__file__ = file
-    folder = os.path.dirname(os.path.abspath(file))
-    if os.path.isfile(file) and folder not in sys.path:
-        sys.path.insert(0, folder)
-    sys.modules[module.__name__] = module
-    linecache.cache[file] = len(text), None, text.splitlines(True), file
-    exec(compile(text, file, "exec"), vars(module))
-    return module
 
 
 def worded(told: Iterable[warnings.WarningMessage]) -> list[str]:

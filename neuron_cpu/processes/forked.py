@@ -15,6 +15,7 @@ from multiprocessing import forkserver
 from typing import Any
 
 from . import limits
+from .interpreter import started_safely
 
 _turn = threading.Lock()
 _running: set[int] = set()  # processes that have not been ended
@@ -34,7 +35,7 @@ def context(*modules: str) -> Any:
 
 def start(process: Any) -> None:
     """Start a process of the fork server's context."""
-    with _turn:  # until it is known as running it would pass for an orphan
+    with _turn, started_safely():  # until it is known as running it would pass for an orphan
         process.start()
         _running.add(process.pid)
 

@@ -5,10 +5,8 @@ imports none of it: it checks the programs anew, estimates and runs them. So an 
 the simulator, the clock or the recorder in its process gets the verdict of what it has recorded.
 """
 
-import importlib.util
 import json
 import os
-import sys
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -22,7 +20,7 @@ from ..core import Kernel, NkiError
 from ..core.run.execute import Plan
 from ..judge import verdict
 from ..judge.cases import Case
-from ..processes import forked, limits
+from ..processes import foreign, forked, limits
 from . import plain
 
 MOST_PROGRAM = 1 << 28  # bytes; the suite's own kernels have up to 310,000
@@ -86,13 +84,8 @@ def confine(bounds: limits.Limits, *kept: Connection) -> None:
 
 
 def _load(path: Path, function: str) -> Kernel:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
-    return verdict.kernel_of(module, function)
+    foreign.put_last(path.parent)
+    return verdict.kernel_of(foreign.imported(path, path.stem), function)
 
 
 def _answer(

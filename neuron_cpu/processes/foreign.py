@@ -1,0 +1,105 @@
+"""Strangers' files as modules, from their text: byte code beside them is neither read nor written.
+
+`__pycache__` may hold byte code of another text, which Python would run in the place of the file.
+"""
+
+import linecache
+import os
+import sys
+import types
+from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
+from pathlib import Path
+from typing import Any, Optional
+
+_folders: set[str] = set()  # of strangers
+_others: set[str] = set()  # of Python and of packages that are imported; they may lie in a folder
+
+
+class _Text(SourceFileLoader):
+    """The loader of a source file without caches."""
+
+    def get_code(self, name: str) -> Any:
+        path = self.get_filename(name)
+        return self.source_to_code(self.get_data(path), path)
+
+
+class _Neighbours:
+    """Modules of strangers' folders, for the files of the same folder only, and where nobody else
+    has a module of that name."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+        folder = os.path.dirname(_importer())
+        while path is None and folder != os.path.dirname(folder):
+            if folder in _folders and _is_strangers(folder):
+                return _finder(folder).find_spec(name)
+            folder = os.path.dirname(folder)
+        return None
+
+
+def imported(path: Path, name: str, text: Optional[str] = None) -> types.ModuleType:
+    """Run a file, or a text in its place, as a module that `sys.modules` knows by the name."""
+    loader = _Text(name, str(path))
+    if text is not None:
+        loader.get_data = lambda _: text.encode()  # type: ignore[method-assign]
+        linecache.cache[str(path)] = len(text), None, text.splitlines(True), str(path)
+    module = types.ModuleType(name)
+    module.__spec__ = ModuleSpec(name, loader, origin=str(path))
+    module.__file__, module.__loader__ = str(path), loader
+    sys.modules[name] = module
+    loader.exec_module(module)
+    return module
+
+
+def put_first(folder: Path) -> None:
+    """Look in a stranger's folder first, as in a script's: in a process of the stranger's alone."""
+    _know(folder)
+    sys.path[:] = [str(folder), *(place for place in sys.path if place != str(folder))]
+
+
+def put_last(folder: Path) -> None:
+    """Let the files of a folder import each other in this process, which imports none of them."""
+    _know(folder)
+    if _Neighbours not in sys.meta_path:
+        sys.meta_path.append(_Neighbours)  # type: ignore[arg-type]
+
+
+def _know(folder: Path) -> None:
+    _folders.add(str(folder))
+    _others.update(sys.path)
+    for module in list(sys.modules.values()):
+        place = getattr(module, "__dict__", {}).get("__path__")  # getattr may import something
+        if type(place) is list and not isinstance(module.__spec__.loader, _Text):
+            _others.update(place)
+    if _hook not in sys.path_hooks:
+        sys.path_hooks.insert(0, _hook)
+    for place in [place for place in sys.path_importer_cache if _is_strangers(place)]:
+        del sys.path_importer_cache[place]
+
+
+def _hook(place: str) -> FileFinder:
+    if not _is_strangers(place):
+        raise ImportError("a place of this program or of Python")
+    return _finder(place)
+
+
+def _finder(place: str) -> FileFinder:
+    return FileFinder(place, (_Text, [".py"]))
+
+
+def _is_strangers(place: str) -> bool:
+    """Whether the innermost known place around a folder is a stranger's."""
+    known = _folders | _others
+    around = [one for one in known if place == one or place.startswith(one.rstrip("/") + "/")]
+    return max(around, key=len, default="") in _folders
+
+
+def _importer() -> str:
+    """The file whose statement imports."""
+    frame: Optional[types.FrameType] = sys._getframe(1)
+    while frame is not None:
+        names = frame.f_globals
+        if names is not globals() and not str(names.get("__name__")).startswith("importlib"):
+            return os.path.realpath(frame.f_code.co_filename)
+        frame = frame.f_back
+    return ""
