@@ -74,6 +74,10 @@ def neuron() -> None:
     copied.impl("copy_", functools.partial(_run, torch.ops.aten.copy_.default), "PrivateUse1")
     _KEPT.extend((made, copied))
     _load_before_modules_move(torch)
+    if torch.distributed.is_available():
+        torch.distributed.Backend.register_backend(
+            "neuron", _process_group, devices=["neuron", "cpu"]
+        )
     for theirs, ours in _OF_ACCELERATOR.items():
         setattr(torch.accelerator, theirs, functools.partial(_of_module, ours))
 
@@ -103,6 +107,10 @@ _OF_ACCELERATOR = {
         )
     },
 }
+
+
+def _process_group(*args: Any) -> Any:
+    return room("group").create(*args)
 
 
 def _of_module(name: str, *args: Any, **kwargs: Any) -> Any:

@@ -4,51 +4,69 @@
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from neuron_cpu import announce
 
-from . import autocast
+from . import autocast, kernels  # noqa: F401 - kernels take tensors of the device from here on
 
 announce.neuron()
 # A module's parameters stay the same objects when they move: optimisers and ties hold them.
 torch.__future__.set_swap_module_params_on_conversion(True)
 autocast.install()
 
-_run_backward = torch.autograd._engine_run_backward
+
+def _around(owner: Any, name: str) -> Callable[[Callable], Callable]:
+    """Put a function around one of PyTorch's, which it gets as its first argument."""
+    theirs = getattr(owner, name)
+
+    def put(ours: Callable) -> Callable:
+        @functools.wraps(theirs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return ours(theirs, *args, **kwargs)
+
+        setattr(owner, name, call)
+        return ours
+
+    return put
 
 
-@functools.wraps(_run_backward)
-def _in_this_thread(*args: Any, **kwargs: Any) -> Any:
+@_around(torch.nn.Module, "_apply")
+def _move(theirs: Any, self: Any, fn: Any, recurse: bool = True) -> Any:
+    """A module's move, also while a graph of autograd holds its parameters: then they are new."""
+    try:
+        return theirs(self, fn, recurse)
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):
+            raise
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        return theirs(self, fn, recurse)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+
+
+@_around(torch.autograd, "_engine_run_backward")
+def _backward(theirs: Any, *args: Any, **kwargs: Any) -> Any:
     """Backward without a thread for the device, which could outlive the interpreter."""
     with torch.autograd.set_multithreading_enabled(False):
-        return _run_backward(*args, **kwargs)
+        return theirs(*args, **kwargs)
 
 
-torch.autograd._engine_run_backward = _in_this_thread
-
-_compile = torch.compile
-
-
-@functools.wraps(_compile)
-def _compile_with_kernels(*args: Any, **kwargs: Any) -> Any:
-    """`torch.compile` that knows kernels, and takes `neuron` for graphs on the device."""
+@_around(torch, "compile")
+def _compile(theirs: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.compile` that knows kernels and the backend."""
     announce.room("backend").register()
-    return _compile(*args, **kwargs)
+    return theirs(*args, **kwargs)
 
 
-torch.compile = _compile_with_kernels  # type: ignore[assignment]
-_inductor = torch._TorchCompileInductorWrapper.__call__
-
-
-@functools.wraps(_inductor)
-def _backend_of(self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
+@_around(torch._TorchCompileInductorWrapper, "__call__")
+def _default_backend(theirs: Any, self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
+    """The backend that nobody named: on the device it is the device's."""
     places = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
     if "neuron" in places:
         return announce.room("backend").compiled(graph, inputs)
-    return _inductor(self, graph, inputs, **kwargs)
-
-
-torch._TorchCompileInductorWrapper.__call__ = _backend_of  # type: ignore[method-assign]
+    return theirs(self, graph, inputs, **kwargs)

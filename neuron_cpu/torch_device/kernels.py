@@ -22,6 +22,7 @@ from neuron_cpu.core.language import kernel as calling
 from neuron_cpu.core.language.kernel import Kernel, KernelCall
 from neuron_cpu.core.language.specialisation import line_of
 
+from .group import ranked
 from .state import STATE
 from .tensor import NeuronTensor, own, wrapped
 
@@ -66,7 +67,7 @@ def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs:
     own_tensors = {id(one.host): one for one in tensors if isinstance(one, NeuronTensor)}
     on_host = mapped(lambda one: one.host, args, kwargs)
     calls: list[KernelCall] = []
-    with torch.no_grad(), calling.observe_kernel_calls(calls.append):
+    with torch.no_grad(), ranked(), calling.observe_kernel_calls(calls.append):
         result = kernel.on_host(*on_host[0], **on_host[1])
     STATE.executed.add(f"nki::{kernel.name}")
     for storage, one in zip(calls[-1].program.inputs, tensors):
@@ -128,9 +129,10 @@ def _shapes(kernel: Kernel, tensors: list[Any], args: tuple, kwargs: dict) -> An
         return made[id(one)]
 
     calls: list[KernelCall] = []
-    with unset_fake_temporarily(), torch.no_grad(), calling.observe_kernel_calls(calls.append):
+    with unset_fake_temporarily(), torch.no_grad(), ranked():
         on_meta = mapped(stand, args, kwargs)
-        result = kernel.on_host(*on_meta[0], **on_meta[1])
+        with calling.observe_kernel_calls(calls.append):
+            result = kernel.on_host(*on_meta[0], **on_meta[1])
     program = calls[-1].program
     _warn_of_writes(kernel, program)
     by_storage = {storage: one for storage, one in zip(program.inputs, tensors)}

@@ -42,6 +42,7 @@ class _State:
         self.observer: Callable[..., None] | None = None  # sees every operator
         self.kernel_observer: Callable[..., None] | None = None  # sees every kernel call
         self.regions: Callable[..., Any] | None = None  # opens a compiled graph's call
+        self.rank: Any = None  # of kernels' collectives, where processes form a group
         self.used = self.forked = False
         self.current = 0
         self._devices: dict[int, torch.device] = {}

@@ -63,6 +63,15 @@ class NeuronTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
         return run(func, *args, **(kwargs or {}))
 
+    @property
+    def data(self) -> NeuronTensor:  # type: ignore[override]
+        return self.detach()  # type: ignore[return-value]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
+        self.host, self.held = value.host, value.held  # type: ignore[attr-defined]
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         shown = torch._tensor_str._tensor_str(self.host.detach(), len("tensor("))
         whole = super().__repr__(tensor_contents=tensor_contents or shown)
