@@ -25,8 +25,8 @@ try:
     from harness.processes import ranks
     from neuron_cpu import files, libraries
     from neuron_cpu.console import streams
-    from neuron_cpu.processes import torchrun
-    from neuron_cpu.processes.torchrun import Place
+    from neuron_cpu.sandbox import torchrun
+    from neuron_cpu.sandbox.torchrun import Place
 except ModuleNotFoundError as error:
     sys.exit(f"main.py: {error}, expected what README names; pip install {error.name}.")
 signal.signal(signal.SIGINT, _on_interrupt)

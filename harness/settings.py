@@ -13,7 +13,7 @@ from typing import Any, Optional
 from harness.declaration import BOOL, ON_OR_OFF, Topic, option, port, tolerance_map
 from harness.model_shapes import MODEL_SHAPES
 from neuron_cpu.console.arguments import above_zero, at_least_zero, seed
-from neuron_cpu.processes.limits import default_memory_gib
+from neuron_cpu.sandbox.limits import default_memory_gib
 
 # What the stand-in's baseline leaves in fp32 behind an operator: nothing, or what `ROUNDINGS` name
 # (neuron_cpu/runtime/rounding.py).

@@ -52,7 +52,7 @@ from neuron_cpu.core.report import bands, report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
 from neuron_cpu.core.time.passes import join, keep  # noqa: E402
 from neuron_cpu.files import write_bytes_atomically, write_text_atomically  # noqa: E402
-from neuron_cpu.suite import plain  # noqa: E402
+from neuron_cpu.sandbox import records  # noqa: E402
 
 LIMIT = 0.15
 APART_SETS = (public_rows.OPENED, public_rows.SEALED)  # each has a file and a block of its own
@@ -145,11 +145,11 @@ def recorded(row: public_rows.Row, public: Path, kept: Optional[Path] = None) ->
     os.environ[target.ENVIRONMENT_VARIABLE] = row.target or "trn1"
     file = kept and kept / f"{row.id}-{public_rows.digest(row, public)}"
     if file and file.is_file():
-        return plain.program(plain.loaded(zlib.decompress(file.read_bytes())), trusted=True)
+        return records.program(records.loaded(zlib.decompress(file.read_bytes())), trusted=True)
     with only_timed():  # devices have timed kernels that store rows that nobody wrote
         program = public_rows.trace(row, public)
     if file:
-        write_bytes_atomically(file, zlib.compress(plain.dumped({"program": program}), 1))
+        write_bytes_atomically(file, zlib.compress(records.dumped({"program": program}), 1))
     return program
 
 

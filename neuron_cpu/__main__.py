@@ -26,7 +26,7 @@ from .console import streams, terminal  # noqa: E402
 from .errors import CPU_TORCH, StandInError, UsageError  # noqa: E402
 from .files import told  # noqa: E402
 from .lessons import pointed_out, pointers, with_pointers  # noqa: E402
-from .processes import run_script  # noqa: E402
+from .sandbox import run_script  # noqa: E402
 
 signal.signal(signal.SIGINT, _on_interrupt)
 NAMES = "learn", "check", "profile", "compare", "sweep", "tune", "judge", "oracle"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 from tests.conftest import REPOSITORY
 
 

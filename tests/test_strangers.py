@@ -20,7 +20,7 @@ RUNS = {
     "harness/processes/worker.py:main pickle.loads": "the driver, by a pipe that none else writes",
     "neuron_cpu/runtime/tape.py:from_bytes pickle.loads": "the model's own process, confined",
     "neuron_cpu/sdk/torch_neuronx/scripting.py:load pickle.load": "the model's own process",
-    "neuron_cpu/processes/run_script.py:_run_file exec": "the user, who asks for this script",
+    "neuron_cpu/sandbox/run_script.py:_run_file exec": "the user, who asks for this script",
     "neuron_cpu/oracle/recorder.py:record eval": "a candidate in its confined process",
     "neuron_cpu/lessons/__init__.py:module exec": "this project",
     "neuron_cpu/core/device/errors.py:_entry exec": "this project",

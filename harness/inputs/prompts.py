@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from harness.errors import UserError
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 
 # Stands for a newline while csv parses a value: a lone surrogate never comes from a command line,
 # whereas csv would take a bare newline for the end of a record.

@@ -11,7 +11,7 @@ from typing import Optional
 
 from harness.errors import UserError
 from neuron_cpu.console.hints import hint
-from neuron_cpu.processes import foreign
+from neuron_cpu.sandbox import foreign
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # This project's llama.py, and the file that runs where it says that it does not cover something

@@ -33,7 +33,7 @@ from harness.processes.workers import OnEvent, Process, Stop, SubmissionFailed, 
 from harness.settings import Settings
 from neuron_cpu.files import temporary_sibling
 from neuron_cpu.plain import Form
-from neuron_cpu.processes.torchrun import Place
+from neuron_cpu.sandbox.torchrun import Place
 
 LOOK_SECONDS = 0.05  # between two looks into the store; to wait in it would hear no signal
 DIGEST_BYTES = hashlib.sha256().digest_size

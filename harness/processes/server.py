@@ -3,5 +3,5 @@
 import importlib
 
 # In this order: from the first one on Ctrl-C is the driver's.
-for name in ("neuron_cpu.processes.fork_server", "harness.processes.preload"):
+for name in ("neuron_cpu.sandbox.fork_server", "harness.processes.preload"):
     importlib.import_module(name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from neuron_cpu.processes.pipes import Pipe
+from neuron_cpu.sandbox.pipes import Pipe
 
 MOST_HEADER_BYTES = 1 << 26
 MOST_ARRAY_BYTES = 1 << 34  # of all arrays of a message

@@ -29,8 +29,8 @@ from harness.processes import wire
 from harness.processes.roles import Role
 from harness.settings import Settings
 from neuron_cpu.errors import CompileError
-from neuron_cpu.processes import forked, limits
-from neuron_cpu.processes.torchrun import Place
+from neuron_cpu.sandbox import forked, limits
+from neuron_cpu.sandbox.torchrun import Place
 
 _RANKS = "neuron_cpu.runtime.processes"  # where they are processes
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"

@@ -28,9 +28,9 @@ from harness.errors import UserError, is_refusal
 from harness.processes import wire, worker
 from harness.processes.worker import Answer, Host, Job
 from neuron_cpu.files import remove_tree, temporary_sibling
-from neuron_cpu.processes import forked, limits
-from neuron_cpu.processes.interpreter import started_safely
-from neuron_cpu.processes.pipes import Pipe
+from neuron_cpu.sandbox import forked, limits
+from neuron_cpu.sandbox.interpreter import started_safely
+from neuron_cpu.sandbox.pipes import Pipe
 
 SERVER, PRELOAD = "harness.processes.server", "harness.processes.preload"
 MOST_OUTPUT_BYTES = 1 << 20  # of what one submission prints; the rest is left out

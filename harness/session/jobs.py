@@ -12,7 +12,7 @@ from harness.files import cache_folder
 from harness.processes.roles import BASELINES, Role
 from harness.processes.workers import Job
 from harness.settings import Settings
-from neuron_cpu.processes.limits import Limits
+from neuron_cpu.sandbox.limits import Limits
 
 if TYPE_CHECKING:
     from harness.session.opening import Session

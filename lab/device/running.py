@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import neuron_cpu
-from neuron_cpu.processes import limits
-from neuron_cpu.processes.interpreter import started_safely
+from neuron_cpu.sandbox import limits
+from neuron_cpu.sandbox.interpreter import started_safely
 
 # Who may run beside each other: the simulator touches no device. A kernel without [2] runs on one
 # core. On Trainium2 and 3 two are one by default, and the runtime refuses what was made for another

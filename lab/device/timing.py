@@ -27,7 +27,7 @@ import torch
 from harness import sdk
 from lab.device import calls
 from lab.device.running import DIED, Unanswered
-from neuron_cpu.processes import interpreter
+from neuron_cpu.sandbox import interpreter
 
 WARM_UPS, RUNS, PERCENTILES = 5, 50, (0, 50, 99)
 RANKS = 2  # of a graph with all-reduces

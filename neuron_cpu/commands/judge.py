@@ -84,7 +84,7 @@ def _write_template(folder: Path, names: list[str]) -> int:
 
 def _judge(args: argparse.Namespace, names: list[str]) -> int:
     from ..judge.verdict import Settings
-    from ..processes.limits import Limits
+    from ..sandbox.limits import Limits
     from ..suite import score
     from ..suite.strangers import Judging
 

@@ -17,7 +17,7 @@ from ..console.hints import hint
 from ..environment import variable
 from ..errors import UsageError
 from ..files import write_text_atomically
-from ..processes import foreign, limits
+from ..sandbox import foreign, limits
 
 PIPED_WIDTH = 180  # columns of a table that goes to a file
 STANDARD_OUTPUT = Path("-")

@@ -11,7 +11,7 @@ from ..environment import variable
 from ..errors import UsageError
 from ..lessons import LESSONS, TARGETS, TODAY, Lesson, pointers
 from ..lessons.progress import PASSED, Workbook, usual_folder
-from ..processes import limits
+from ..sandbox import limits
 from . import kernels
 
 HELP = "learn to write kernels: twelve exercises with hints and solutions"

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from ..processes import interpreter
+from ..sandbox import interpreter
 
 
 class Client:

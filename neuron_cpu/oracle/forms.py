@@ -12,7 +12,7 @@ from ..core.device.target import TARGETS
 from ..core.time import cost
 from ..core.time.schedule import ORDERS
 from ..judge.verdict import Settings
-from ..processes.limits import Limits
+from ..sandbox.limits import Limits
 
 SCHEMA = 1
 LONGEST = 1 << 24  # bytes of a request

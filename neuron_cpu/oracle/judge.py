@@ -30,8 +30,8 @@ from ..core.time.schedule import schedule
 from ..errors import UsageError
 from ..judge import accuracy, cases, verdict
 from ..judge.references import Reference
-from ..processes import foreign, limits
-from ..suite import child, plain
+from ..sandbox import foreign, limits, records
+from ..suite import child
 from .forms import Request, Tolerance
 from .recorder import worded
 
@@ -106,16 +106,16 @@ class Judge:
         """
         self._spent = {}
         with self._phase("check"):
-            told = plain.loaded(recorded)
+            told = records.loaded(recorded)
             self._spent["record"] = round(1e3 * float(told.pop("seconds")), 2)
             if "program" not in told:
                 return _unrecorded(told)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
-                programs = {"program": plain.program(told)}
+                programs = {"program": records.program(told)}
                 programs["program"].warnings += worded(warned)
                 for name in told.keys() - programs:
-                    programs[name] = plain.program({"program": told[name]})
+                    programs[name] = records.program({"program": told[name]})
         program = programs["program"]
         if request.target is not None and program.core.name != TARGETS[request.target].name:
             raise UsageError(

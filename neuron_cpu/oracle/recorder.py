@@ -14,8 +14,8 @@ from ..core.check import verify
 from ..core.device.release import NKI_VARIABLE
 from ..core.device.target import ENVIRONMENT_VARIABLE
 from ..judge import cases, verdict
-from ..processes import foreign
-from ..suite import child, plain
+from ..sandbox import foreign, records
+from ..suite import child
 from .forms import Request
 
 FILE = "candidate.py"  # what messages call a source without a file
@@ -45,11 +45,11 @@ def record(programs: Connection, text: str, request: Request) -> None:
             case = cases.Case(case.positional, case.named + named).resolved(vars(module))
             told = _recorded(kernel, case, request)
             now = time.process_time()
-            programs.send_bytes(plain.dumped(told | {"seconds": now - before}))
+            programs.send_bytes(records.dumped(told | {"seconds": now - before}))
             before = now
     except BaseException as error:  # exits included: a stranger's file decides nothing
         failure = child.sentence(error, Path(file))
-        programs.send_bytes(plain.dumped({"failure": failure, "seconds": time.process_time()}))
+        programs.send_bytes(records.dumped({"failure": failure, "seconds": time.process_time()}))
     os._exit(0)
 
 

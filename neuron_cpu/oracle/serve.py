@@ -19,8 +19,8 @@ from typing import Any, Optional
 
 from ..errors import UsageError
 from ..judge import cases
-from ..processes import forked
-from ..processes.pipes import Pipe
+from ..sandbox import forked
+from ..sandbox.pipes import Pipe
 from ..suite.child import MOST_PROGRAM
 from ..suite.strangers import MALFORMED, why
 from . import forms, judge, recorder

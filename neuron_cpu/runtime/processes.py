@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from neuron_cpu.errors import CollectiveError
-from neuron_cpu.processes import torchrun
-from neuron_cpu.processes.torchrun import Place
+from neuron_cpu.sandbox import torchrun
+from neuron_cpu.sandbox.torchrun import Place
 
 from .rendezvous import Combine, RankStopped
 

@@ -20,8 +20,7 @@ from ..core import Kernel, NkiError
 from ..core.run.execute import Plan
 from ..judge import verdict
 from ..judge.cases import Case
-from ..processes import foreign, forked, limits
-from . import plain
+from ..sandbox import foreign, forked, limits, records
 
 MOST_PROGRAM = 1 << 28  # bytes; the suite's own kernels have up to 310,000
 
@@ -96,13 +95,13 @@ def _answer(
     core: str | None,
 ) -> bool:
     """Send the estimate and the results of every trial; whether another case may follow."""
-    told = plain.loaded(programs.recv_bytes(MOST_PROGRAM))
+    told = records.loaded(programs.recv_bytes(MOST_PROGRAM))
     if "program" not in told:
         word = "refusal" if "refusal" in told else "failure"
         _send(replies, {word: str(told[word])[:10_000]})
         return word == "refusal"
     try:
-        program = plain.program(told)
+        program = records.program(told)
     except NkiError as error:
         _send(replies, {"refusal": str(error)})
         return True
@@ -135,7 +134,7 @@ def _answer(
 
 
 def _tell(programs: Connection, content: dict[str, Any]) -> None:
-    programs.send_bytes(plain.dumped(content))
+    programs.send_bytes(records.dumped(content))
 
 
 def _send(replies: Connection, content: dict[str, Any]) -> None:

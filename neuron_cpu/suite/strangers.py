@@ -20,9 +20,9 @@ from ..judge import accuracy, verdict
 from ..judge.cases import Case
 from ..judge.references import Reference
 from ..judge.verdict import Settings, Speed, Verdict
-from ..processes import forked
-from ..processes.limits import Limits
-from ..processes.pipes import Pipe
+from ..sandbox import forked
+from ..sandbox.limits import Limits
+from ..sandbox.pipes import Pipe
 from . import child
 
 LEAST_SHARE = 0.5  # of the bytes and products of the suite's kernel: a mask may hide half of them

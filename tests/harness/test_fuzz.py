@@ -34,8 +34,8 @@ from harness.session import building, generation, opening
 from neuron_cpu.commands import check, kernels
 from neuron_cpu.errors import StandInError
 from neuron_cpu.judge import cases
-from neuron_cpu.processes import limits
-from neuron_cpu.processes.pipes import Pipe as Reading
+from neuron_cpu.sandbox import limits
+from neuron_cpu.sandbox.pipes import Pipe as Reading
 from tests.tiny_model import TINY_CONFIG, write_tiny_model
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))

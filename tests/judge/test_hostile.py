@@ -12,7 +12,7 @@ import pytest
 
 from neuron_cpu import suite
 from neuron_cpu.__main__ import main
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 
 # What an answer does, when, and how: one act of each line makes an answer.
 ACTS = (

@@ -12,7 +12,7 @@ import pytest
 
 from neuron_cpu import suite
 from neuron_cpu.__main__ import main
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 from neuron_cpu.suite.score import score
 from neuron_cpu.suite.strangers import Outcome
 
@@ -97,13 +97,13 @@ verify.verify = lambda *given: None
 """
 # It records all but the first instruction, a generation with a faster clock, or tiles in HBM.
 TOLD = """
-from neuron_cpu.suite import plain
-true = plain.dumped
+from neuron_cpu.sandbox import records
+true = records.dumped
 def dumped(content):
     program = content["program"]
     {change}
     return true(content)
-plain.dumped = dumped
+records.dumped = dumped
 """
 HALF = TOLD.replace("{change}", "program.instructions.pop(0)")
 FASTER_CHIP = """
@@ -112,8 +112,9 @@ from neuron_cpu.core.language.kernel import Kernel
 Kernel._core = lambda self: spec.GEN4
 """
 CALLING = """
-from neuron_cpu.suite import plain
-plain.dumped = lambda content: b'[{"dict": [["program", {"object": 0}]]}, [["CALLED", [0], [[7]]]]]'
+from neuron_cpu.sandbox import records
+told = b'[{"dict": [["program", {"object": 0}]]}, [["CALLED", [0], [[7]]]]]'
+records.dumped = lambda content: told
 """
 OUTSIDE = TOLD.replace(
     "{change}",
@@ -185,7 +186,7 @@ def written(folder: Path) -> None:
         elif name == "causal_convolution":
             assert "128" in source
             text = source.replace("128", "256") + text
-        elif text in (LIAR, CLOCKS, HALF, FASTER_CHIP, OUTSIDE) or "plain.dumped" in (text or ""):
+        elif text in (LIAR, CLOCKS, HALF, FASTER_CHIP, OUTSIDE) or "records.dumped" in (text or ""):
             text = source + text
         elif word == "missing":
             continue
@@ -195,7 +196,7 @@ def written(folder: Path) -> None:
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """Answers by operator, their score under the name ``score``, and who ran before them."""
-    from neuron_cpu.processes import forked
+    from neuron_cpu.sandbox import forked
 
     server = forked._server()  # 0 before anything was forked
     before = alive(server) if server else []  # processes of other files' fixtures
@@ -231,7 +232,7 @@ def test_the_score_counts_right_and_faster(judged: dict[str, dict]) -> None:
 
 
 def test_nothing_of_theirs_is_left(judged: dict[str, dict]) -> None:
-    from neuron_cpu.processes import forked
+    from neuron_cpu.sandbox import forked
 
     def left() -> set[int]:
         return set(alive(forked._server())) - set(judged["before"])

@@ -23,8 +23,8 @@ from neuron_cpu.core.time.schedule import schedule
 from neuron_cpu.judge import cases, verdict
 from neuron_cpu.judge.references import Reference
 from neuron_cpu.judge.verdict import Settings
-from neuron_cpu.processes.limits import Limits
-from neuron_cpu.suite import plain
+from neuron_cpu.sandbox import records
+from neuron_cpu.sandbox.limits import Limits
 from neuron_cpu.suite.strangers import Candidate, Judged, Judging
 
 BOUNDS = Limits(2 << 30, 60, 120.0)
@@ -45,7 +45,7 @@ def test_a_program_is_the_same_as_plain_data(name: str) -> None:
     operator = suite.operator(name)
     for case in operator.cases:
         program = verdict.traced(operator.kernel, case, ())
-        same = plain.program(plain.loaded(plain.dumped({"program": program})))
+        same = records.program(records.loaded(records.dumped({"program": program})))
         assert verdict.speed(same, Settings()) == verdict.speed(program, Settings())
         inputs = verdict.tensors_of(*case.values("random", 0))
         pairs = zip(*(verdict.run(p, verdict.Plan(p), inputs) for p in (program, same)))
@@ -110,10 +110,10 @@ def test_a_record_that_says_less_than_there_was_is_refused(told: str) -> None:
     """The first seven made estimates of the same results 4 to 100 % shorter."""
     operator = suite.operator("matmul")
     traced = verdict.traced(operator.kernel, operator.cases[0], ())
-    program = plain.program(plain.loaded(plain.dumped({"program": traced})))
+    program = records.program(records.loaded(records.dumped({"program": traced})))
     LESS[told](program)
     with pytest.raises((ValueError, TypeError, NkiError), match=told):
-        plain.program(plain.loaded(plain.dumped({"program": program})))
+        records.program(records.loaded(records.dumped({"program": program})))
 
 
 def test_places_that_a_kernel_chose_are_plain_data_and_as_large_as_their_tensors() -> None:
@@ -128,13 +128,13 @@ def test_places_that_a_kernel_chose_are_plain_data_and_as_large_as_their_tensors
         return out
 
     traced = placed.trace(torch.empty(128, 128))
-    program = plain.program(plain.loaded(plain.dumped({"program": traced})))
+    program = records.program(records.loaded(records.dumped({"program": traced})))
     here, there = ([s.address for s in p.storages if s.address][0] for p in (traced, program))
     assert [(t.start, t.stop) for t in here] == [(0, 256), (4096, 4352)]
     assert [(t.start, t.stop) for t in there] == [(0, 256), (4096, 4352)]
     assert schedule(program).end == schedule(traced).end
     there[1].stop, there[0].partitions = 4100, 1
-    again = plain.program(plain.loaded(plain.dumped({"program": program})))
+    again = records.program(records.loaded(records.dumped({"program": program})))
     (kept,) = [s.address for s in again.storages if s.address]
     assert [(t.stop, t.partitions) for t in kept] == [(256, 128), (4352, 128)]
 
@@ -179,7 +179,7 @@ def test_an_estimate_below_what_data_alone_take_is_refused(judging: Judging, mon
 
 def refused(content: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-        plain.program(plain.loaded(content))
+        records.program(records.loaded(content))
 
 
 @pytest.mark.parametrize(
@@ -218,10 +218,10 @@ def test_no_instance_gets_the_fields_of_another(numbers: list) -> None:
     columns = [["x", "y"], ["f", "g"], [1, 2]]  # file, function, line
     held = {"dict": [["x", {"objects": [0, 1]}]]}
     good = json.dumps([held, [[source, [0, 1], columns]]]).encode()
-    assert [one.line for one in plain.loaded(good)["x"]] == [1, 2]
+    assert [one.line for one in records.loaded(good)["x"]] == [1, 2]
     bad = json.dumps([held, [[source, numbers, columns]]]).encode()
     with pytest.raises(ValueError):
-        plain.loaded(bad)
+        records.loaded(bad)
 
 
 def test_a_record_changes_nothing_that_others_share() -> None:
@@ -229,7 +229,7 @@ def test_a_record_changes_nothing_that_others_share() -> None:
     operator = suite.operator("gelu")
     program = verdict.traced(operator.kernel, operator.cases[0], ())
     before, clock = vars(type(program.storages[0])).copy(), dict(program.core.clock_hz)
-    head, batches = json.loads(plain.dumped({"program": program}))
+    head, batches = json.loads(records.dumped({"program": program}))
     name, numbers, columns = next(one for one in batches if one[0] == STORAGE)
     object_ = {"object": numbers[0]}
     for odd in ([], {"generation": "gen2"}, object_, {"set": [1]}, {"slice": [0, 1, 2]}):
@@ -238,5 +238,5 @@ def test_a_record_changes_nothing_that_others_share() -> None:
             others = [one for one in batches if one[0] != STORAGE]
             with contextlib.suppress(Exception):
                 content = json.dumps([head, [*others, [name, numbers, changed]]]).encode()
-                plain.program(plain.loaded(content))
+                records.program(records.loaded(content))
     assert vars(type(program.storages[0])) == before and program.core.clock_hz == clock

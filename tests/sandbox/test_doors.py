@@ -25,7 +25,7 @@ from harness.errors import UserError
 from harness.inputs import submission
 from neuron_cpu import suite
 from neuron_cpu.__main__ import main
-from neuron_cpu.processes import foreign, interpreter, limits
+from neuron_cpu.sandbox import foreign, interpreter, limits
 from tests.conftest import REPOSITORY
 
 MARK = """

@@ -19,11 +19,11 @@ import torch.distributed as dist
 from neuronx_distributed.parallel_layers import mappings
 
 from neuron_cpu.errors import CollectiveError, UsageError
-from neuron_cpu.processes import torchrun
-from neuron_cpu.processes.torchrun import Place
 from neuron_cpu.runtime import processes
 from neuron_cpu.runtime.processes import Processes
 from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
+from neuron_cpu.sandbox import torchrun
+from neuron_cpu.sandbox.torchrun import Place
 
 SCRIPT = Path(__file__).with_name("generate_under_torchrun.py")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from neuron_cpu.__main__ import main
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 from neuron_cpu.tune.search import Search, Trial, beaten, front
 from neuron_cpu.tune.tables import reasons
 from tests.conftest import REPOSITORY

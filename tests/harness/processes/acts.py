@@ -288,7 +288,7 @@ def elsewhere(how: str) -> None:
 
 
 def main(scratch: str, precious: str, victim: str, *how: str) -> None:
-    from neuron_cpu.processes import limits
+    from neuron_cpu.sandbox import limits
 
     elsewhere("nobody" if "nobody" in how else "")
     if "without user namespaces" in how:

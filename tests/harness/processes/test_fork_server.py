@@ -15,7 +15,7 @@ from tests.conftest import REPOSITORY
 KILLED = """
 import os
 from multiprocessing import forkserver
-from neuron_cpu.processes import forked
+from neuron_cpu.sandbox import forked
 forked.context()
 forkserver.ensure_running()
 os.kill(os.getpid(), 9)
@@ -43,7 +43,7 @@ while True:
 KILLED_WHILE_IT_IMPORTS = """
 import os, time
 from multiprocessing import forkserver
-from neuron_cpu.processes import forked
+from neuron_cpu.sandbox import forked
 forked.context("slow_to_import")
 forkserver.ensure_running()
 while not (os.path.exists({told!r}) and os.path.getsize({told!r})):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 from tests.judge.test_hostile import ACTS, IMPORTS
 
 BASE = (

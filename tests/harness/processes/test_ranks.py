@@ -25,8 +25,8 @@ from harness.processes.worker import Answer, Job
 from harness.processes.workers import Process, SubmissionFailed
 from harness.session.rows import Draw, Row
 from harness.settings import Speculation
-from neuron_cpu.processes.limits import Limits
-from neuron_cpu.processes.torchrun import Place
+from neuron_cpu.sandbox.limits import Limits
+from neuron_cpu.sandbox.torchrun import Place
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = Place(0, 3, "localhost", 29500)

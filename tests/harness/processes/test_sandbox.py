@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 from tests.harness.processes import acts
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -92,7 +92,7 @@ def test_without_the_filter_files_are_closed(place: Path) -> None:
 
 FOREIGN = """
 import ctypes, mmap, sys
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 limits.apply(limits.Limits(1 << 30, 60, 60))
 limits.confine([limits.Path(sys.argv[1])])
 code = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=7)

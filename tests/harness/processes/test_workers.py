@@ -22,8 +22,8 @@ from harness.processes.roles import Role
 from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import Loaded, construct
 from harness.session.opening import open_session
-from neuron_cpu.processes import limits
-from neuron_cpu.processes.pipes import Pipe
+from neuron_cpu.sandbox import limits
+from neuron_cpu.sandbox.pipes import Pipe
 from tests.conftest import REPOSITORY
 
 WELL = (
@@ -330,7 +330,7 @@ def test_whoever_does_not_read_is_waited_for_until_the_deadline() -> None:
 
 ORPHAN = """
 import os, signal, time
-from neuron_cpu.processes import limits
+from neuron_cpu.sandbox import limits
 ready, tell = os.pipe()
 if os.fork() == 0:
     limits.apply(limits.Limits(1 << 30, 60, 60))

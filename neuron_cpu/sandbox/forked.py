@@ -29,7 +29,7 @@ def context(*modules: str) -> Any:
     """
     made = multiprocessing.get_context("forkserver")
     ready = () if sys.platform == "darwin" else modules
-    made.set_forkserver_preload(["neuron_cpu.processes.fork_server", *ready])
+    made.set_forkserver_preload(["neuron_cpu.sandbox.fork_server", *ready])
     return made
 
 
