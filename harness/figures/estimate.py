@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from harness.figures import outside, tracing
+from harness.figures import tracing
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
 from harness.figures.tracing import Bucket
 from harness.processes.roles import Role
@@ -27,17 +27,10 @@ from harness.simulator import (
     spec,
 )
 from neuron_cpu.console import progress
-from neuron_cpu.runtime import recording
+from neuron_cpu.runtime import outside, recording
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
-
-_ROW_READS = frozenset({"embedding", "gather", "index", "index_select"})
-_ROW_WRITES = frozenset(
-    {"index_put", "index_put_", "scatter", "scatter_", "slice_scatter", "select_scatter"}
-    | {"index_copy", "index_copy_"}
-)
-_ROWS = _ROW_READS | _ROW_WRITES
 
 
 @dataclass
@@ -206,26 +199,9 @@ def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
     found = []
     for event in record.events:
         if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY:
-            size, inner = moved(event), (event.macs, event.program)
-            work = outside.work(event, size if event.name in _ROWS else 0)
-            found.append((event.where, Event(_KINDS[event.kind], event.name, size, *inner, work)))
+            inner = outside.moved(event), event.macs, event.program, outside.work(event)
+            found.append((event.where, Event(_KINDS[event.kind], event.name, *inner)))
     return found
-
-
-def moved(event: recording.Event) -> int:
-    """HBM bytes of one event by itself: operands and result; only touched rows of lookups."""
-    read, written = _size(event.inputs), _size(event.outputs)
-    if event.kind == recording.COLLECTIVE:
-        return max(read, written)
-    if event.name in _ROW_READS:
-        return 2 * written
-    if event.name in _ROW_WRITES:  # in place: the cache's other rows stay where they are
-        return 2 * _size(event.inputs[1:])
-    return read + written
-
-
-def _size(tensors: Sequence[recording.TensorShape]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
 
 
 def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dict[str, Any]:
@@ -402,7 +378,7 @@ class Estimator:
         turning = event.work.ns(modular) if modular else 0.0  # else weights are turned when loaded
         if event.program is not None:
             return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns + turning
-        start = self.overheads.cache_ns if event.name in _ROWS else 0.0
+        start = self.overheads.cache_ns if event.name in outside.ROWS else 0.0
         if dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
             moved, core = event.bytes if event.macs or start else 0, spec.CORE
             return start + max(moved / core.hbm_bytes_per_ns, event.macs / core.peak_macs_per_ns)
@@ -415,7 +391,7 @@ class Estimator:
         for at, (before, event) in enumerate(zip(events, events[1:]), 1):
             # Weights that data choose are read once, by the product behind them: NxDI compiles
             # experts with --internal-enable-dge-levels vector_dynamic_offsets.
-            if before.name in _ROW_READS and event.macs and 2 * event.bytes >= before.bytes:
+            if before.name in outside.ROW_READS and event.macs and 2 * event.bytes >= before.bytes:
                 times[at - 1] = min(times[at - 1], self.overheads.cache_ns)
         return times
 

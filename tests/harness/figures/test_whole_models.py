@@ -8,12 +8,12 @@ import torch
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
 
 import llama
-from harness.figures import outside, tracing
+from harness.figures import tracing
 from harness.figures.estimate import Estimator, Event, events_of
 from harness.figures.graphs import DECODE, PREFILL
 from harness.model_shapes import MODEL_SHAPES
 from harness.simulator import cost
-from neuron_cpu.runtime import graph, recording
+from neuron_cpu.runtime import graph, outside, recording
 
 HOST = cost.Overheads(graph_ns=0.0, logits_ns=0.0).step_ns
 
@@ -71,7 +71,7 @@ def test_encoders_on_one_core(name, batch, published):
         ids = torch.zeros(batch, 128, dtype=torch.long)
     record, _ = graph.trace(_Hidden(model), (ids, torch.ones_like(ids)), "encoder", 128)
     times = [
-        outside.work(event, 0).ns(modular=False)
+        outside.work(event).ns(modular=False)
         for event in record.events
         if event.name not in recording.METADATA_ONLY | {"embedding"}
     ]
@@ -101,7 +101,7 @@ def test_a_prompts_kernel_pays_for_operands_that_are_turned_in_front_of_it():
         recording.Event("mlp", recording.KERNEL, "k", recording.shapes_of([tensor]), ())
         for tensor in (weight, weight.t())
     ]
-    straight, turned = (outside.work(event, 0) for event in events)
+    straight, turned = (outside.work(event) for event in events)
     assert straight == outside.Work()
     assert turned.dma == pytest.approx(2 * weight.nbytes / 272)
     assert turned.tensor == pytest.approx(512 * (256 + 128 * 1.125) / 2.8)

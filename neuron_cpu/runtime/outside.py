@@ -4,10 +4,19 @@ Rates are the ruler's own, none is fitted to a model (docs/cost_model.md, Outsid
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.simulator import Engine, spec
-from neuron_cpu.runtime.recording import TORCH, Event
+from ..core.device import spec
+from ..core.device.spec import Engine
+from .recording import COLLECTIVE, TORCH, Event, TensorShape
+
+ROW_READS = frozenset({"embedding", "gather", "index", "index_select"})
+_ROW_WRITES = frozenset(
+    {"index_put", "index_put_", "scatter", "scatter_", "slice_scatter", "select_scatter"}
+    | {"index_copy", "index_copy_"}
+)
+ROWS = ROW_READS | _ROW_WRITES  # they touch rows of a table
 
 _PASSES = {"_softmax": 3, "native_layer_norm": 3}  # over all elements; others take one
 _TILE, _MOVING, _LEAST = 128, 512, 64  # columns of TensorE's operands; cycles of an instruction
@@ -26,11 +35,25 @@ class Work(NamedTuple):
         return sum(self) if modular else max(self.dma, self.tensor) + self.vector / 2
 
 
-def work(event: Event, rows: int) -> Work:
-    """The work of an event outside of kernels; of a kernel, what turns its operands.
+def moved(event: Event) -> int:
+    """HBM bytes of one event by itself: operands and result; only touched rows of lookups."""
+    read, written = _size(event.inputs), _size(event.outputs)
+    if event.kind == COLLECTIVE:
+        return max(read, written)
+    if event.name in ROW_READS:
+        return 2 * written
+    if event.name in _ROW_WRITES:  # in place: the cache's other rows stay where they are
+        return 2 * _size(event.inputs[1:])
+    return read + written
 
-    `rows` is the number of bytes of an operator that reads or writes rows of a table, 0 of others.
-    """
+
+def _size(tensors: Sequence[TensorShape]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def work(event: Event) -> Work:
+    """The work of an event outside of kernels; of a kernel, what turns its operands."""
+    rows = moved(event) if event.name in ROWS else 0
     rate = spec.CORE.dma.engines * spec.CORE.dma.bytes_per_ns
     if rows:
         return Work(rows / rate)
