@@ -3,6 +3,7 @@
 `neuron_cpu.announce` names the device; whatever a program then uses of it loads this package.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +15,6 @@ from neuron_cpu import announce
 from . import autocast, kernels  # noqa: F401 - kernels take tensors of the device from here on
 
 announce.neuron()
-# A module's parameters stay the same objects when they move: optimisers and ties hold them.
-torch.__future__.set_swap_module_params_on_conversion(True)
 autocast.install()
 
 
@@ -36,17 +35,31 @@ def _around(owner: Any, name: str) -> Callable[[Callable], Callable]:
 
 @_around(torch.nn.Module, "_apply")
 def _move(theirs: Any, self: Any, fn: Any, recurse: bool = True) -> Any:
-    """A module's move, also while a graph of autograd holds its parameters: then they are new."""
+    """A module's move to the device or from it: its parameters stay the same objects, which
+    optimisers and ties hold, unless a graph of autograd holds them, too. Elsewhere PyTorch's own
+    way stands, which also keeps attributes of parameters."""
+    if not _concerns_device(self, fn):
+        return theirs(self, fn, recurse)
+    before = torch.__future__.get_swap_module_params_on_conversion()
     try:
+        torch.__future__.set_swap_module_params_on_conversion(True)
         return theirs(self, fn, recurse)
     except RuntimeError as error:
         if "Couldn't swap" not in str(error):
             raise
-    torch.__future__.set_swap_module_params_on_conversion(False)
-    try:
+        torch.__future__.set_swap_module_params_on_conversion(False)
         return theirs(self, fn, recurse)
     finally:
-        torch.__future__.set_swap_module_params_on_conversion(True)
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def _concerns_device(module: torch.nn.Module, fn: Callable) -> bool:
+    """Whether `fn` takes tensors of a module to the device, or from it."""
+    for own in module.parameters(recurse=False):
+        with contextlib.suppress(Exception), torch.no_grad():  # the move itself says what is wrong
+            moved = fn(torch.empty(0, dtype=own.dtype, device=own.device))
+            return "neuron" in (own.device.type, moved.device.type)
+    return False
 
 
 @_around(torch.autograd, "_engine_run_backward")

@@ -106,7 +106,7 @@ class Case:
     def kind(self) -> Any:
         """The application's class."""
         family = self.feature.family
-        module = family.own + ("_extended" if self.feature.extended else "")
+        module = "models.extended" if self.feature.extended else family.own
         if self.column != "library":
             name = vars(importlib.import_module(module))
             return name.get(family.kind) or name[LLAMA.kind]
@@ -531,7 +531,10 @@ FAMILIES = {
     "Qwen3": Family("qwen3", "NeuronQwen3ForCausalLM", "llama"),
     "Mixtral": Family("mixtral", "NeuronMixtralForCausalLM", "", {"num_local_experts": 4}),
     "Qwen3-MoE": Family(
-        "qwen3_moe", "NeuronQwen3MoeForCausalLM", "qwen3_moe", EXPERTS | {"norm_topk_prob": True}
+        "qwen3_moe",
+        "NeuronQwen3MoeForCausalLM",
+        "models.qwen3_moe",
+        EXPERTS | {"norm_topk_prob": True},
     ),
     "gpt-oss": Family("gpt_oss", "NeuronGptOssForCausalLM", "", GPT_OSS),
     "DBRX": Family("dbrx", "NeuronDbrxForCausalLM", "", DBRX),

@@ -325,3 +325,14 @@ def test_an_older_pytorch_is_named_where_the_device_is_asked_for(
     monkeypatch.setattr(announce, "LEAST", (99, 1))
     with pytest.raises(ImportError, match=r"PyTorch 99.1 or later, got 2\."):
         announce.room("module")
+
+
+def test_attributes_of_parameters_outlive_a_change_of_type() -> None:
+    """NxD tags parameters, and casts its modules after that; PyTorch's own way keeps the tags."""
+    assert not torch.__future__.get_swap_module_params_on_conversion()
+    module = torch.nn.Linear(2, 3)
+    module.weight.tag = 1
+    held = module.weight
+    assert module.to(torch.bfloat16).weight.tag == 1 and module.weight is held
+    assert module.to("neuron").weight is held and held.device.type == "neuron"
+    assert not torch.__future__.get_swap_module_params_on_conversion()
