@@ -11,10 +11,8 @@ from neuron_cpu.torch_device.state import STATE
 
 @pytest.fixture(autouse=True)
 def device_of_one_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """One core; and other tests move modules as PyTorch does without the device."""
+    """One core."""
     for name in ("LOCAL_WORLD_SIZE", "NEURON_RT_NUM_CORES", "NEURON_RT_VISIBLE_CORES"):
         monkeypatch.delenv(name, raising=False)
-    torch.__future__.set_swap_module_params_on_conversion(True)
     yield
-    torch.__future__.set_swap_module_params_on_conversion(False)
     STATE.observer = None
