@@ -12,8 +12,8 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.instructions.assignment import _place_in
 from neuron_cpu.core.instructions.entry import OpSpec
+from neuron_cpu.core.language.assignment import _place_in
 from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.program.view import View
 from tests.core.test_isa import assert_close, data

@@ -14,8 +14,7 @@ from ..device.dtypes import FLOAT32, UINT8, UINT16, UINT32, DType
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
-from ..instructions.alu import LATER
-from ..instructions.operators import named
+from ..instructions.alu import LATER, named
 from ..language.labels import fitted
 from ..program.view import View
 from . import compute, copies, products, random

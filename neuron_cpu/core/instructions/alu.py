@@ -94,3 +94,10 @@ def alu(op: str, a: torch.Tensor, b: Any) -> torch.Tensor:
     if not isinstance(b, torch.Tensor):
         b = torch.tensor(b, dtype=a.dtype)
     return fn(a, b)
+
+
+def named(name: str, function: Callable) -> Callable:
+    """Mark a function as operator ``name``, so that it can be passed as ``op=``."""
+    function.__name__ = function.__qualname__ = name
+    function.nki_name = name  # type: ignore[attr-defined]
+    return function

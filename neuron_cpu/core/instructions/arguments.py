@@ -1,30 +1,14 @@
 """Checks on the arguments of ``nki.isa`` functions that several of them share."""
 
-import functools
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from ..device.dtypes import DType, to_dtype
-from ..device.errors import refuse, type_name, warn
-from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
-from ..device.spec import Engine
-from ..program import trace
+from ..device.errors import refuse, type_name
 from ..program.index import DynamicIndex, Mask, is_integer
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE
-from .entry import form
-
-isa = functools.partial(form, "neuronxcc.nki.isa")
-
-
-def tile(value: Any, what: str) -> View:
-    """``value`` as a tile, or the refusal for anything else."""
-    if isinstance(value, View):
-        return value
-    trace.current(what)  # outside of a kernel there are no tiles, and that is the mistake
-    raise no_tensor(value, what, "a tensor")
 
 
 def no_tensor(value: Any, what: str, expected: str) -> Exception:
@@ -51,24 +35,9 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
     )
 
 
-def result_type(dtype: Any, default: DType) -> DType:
-    """The element type of a result: the given one, or ``default``."""
-    return default if dtype is None else to_dtype(dtype)
-
-
 def number(value: Any) -> Any:
     """A numpy scalar as the Python number it holds."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def choose_engine(value: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
-    """The engine of an ``engine=`` argument, None where it leaves the choice open."""
-    if value is None or value == 0:
-        return None
-    if value not in allowed:
-        names = " or ".join(e.value for e in allowed)
-        raise refuse("sim_engine", f"{what} cannot run on {value}, expected {names}; drop engine=")
-    return value
 
 
 def stretched(value: View, data: View, what: str) -> View:
@@ -109,17 +78,6 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     return axes
 
 
-def same_shape(what: str, *views: View) -> None:
-    """Refuse operands of different shapes."""
-    for view in views[1:]:
-        if view.shape != views[0].shape:
-            raise refuse(
-                "sim_shape_mismatch",
-                f"{what} got {views[0].label()} and {view.label()}, expected equal shapes; slice "
-                "both alike",
-            )
-
-
 def on_bits(operator: str, views: Iterable[View]) -> bool:
     """Whether an operator is bitwise; bitwise operators need integer operands."""
     if operator not in BITWISE:
@@ -144,13 +102,6 @@ def check_operator(operator: str, what: str) -> None:
         )
 
 
-def reduction_target(reduce_res: Any, data: View, what: str) -> View:
-    """The (P, 1) tile that receives a second result."""
-    total = tile(reduce_res, f"{what} reduce_res")
-    check_total(total, data.shape[0], what)
-    return total
-
-
 def check_total(total: View, partitions: int, what: str) -> None:
     """Refuse a tile of another size for a second result."""
     if total.shape[0] != partitions or total.free_size != 1:
@@ -158,14 +109,3 @@ def check_total(total: View, partitions: int, what: str) -> None:
             "sim_reduce_res_shape",
             f"{what} reduce_res {total.label()}, expected shape ({partitions}, 1)",
         )
-
-
-def newer(name: str, release: str) -> None:
-    """Warn that the SDK release in force does not have a function yet."""
-    if since(release):
-        return
-    warn(
-        "sim_newer_api",
-        f"nisa.{name} needs SDK {release} or newer, expected functions of {chosen()}; the kernel "
-        f"does not compile there, choose the release with {ENVIRONMENT_VARIABLE}",
-    )

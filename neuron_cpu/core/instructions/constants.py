@@ -8,7 +8,7 @@ from ..device import target
 from ..device.spec import CORE, Engine
 from ..device.unknown import Listed
 from ..program import trace
-from .arguments import isa
+from .entry import form
 
 unknown_engine = None
 tensor_engine = Engine.TENSOR
@@ -71,7 +71,7 @@ class fp32:
     max = float(np.finfo(np.float32).max)
 
 
-@isa(None)
+@form("neuronxcc.nki.isa", None)
 def get_nc_version() -> nc_version:
     """The generation that kernels are traced for; outside of kernels the environment's."""
     core = CORE if trace.active() is not None else target.chosen(target.DEFAULT_BEFORE)

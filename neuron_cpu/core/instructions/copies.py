@@ -6,36 +6,22 @@ Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..device.dtypes import DType, to_dtype
+from ..device.dtypes import DType
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine
-from ..program import trace
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.program import Instruction
-from ..program.storage import Frame, Source, Storage
-from ..program.view import View, compose
-from . import operators
+from ..program.storage import Frame, Source
+from ..program.view import View
 from .alu import reduce_last
-from .arguments import (
-    choose_engine,
-    isa,
-    number,
-    reduction_target,
-    result_type,
-    same_shape,
-    stretched,
-    tile,
-)
-from .constants import reduce_cmd as commands
 from .entry import (
     PSUM,
-    SBUF,
     OpSpec,
     first_operand,
     flat,
@@ -44,7 +30,6 @@ from .entry import (
     streaming,
     stride_factor,
 )
-from .recorder import ALIKE, ROWS, fresh, record, rows_only
 
 # --- copies ---------------------------------------------------------------------------------------
 TENSOR_COPY = OpSpec(
@@ -72,46 +57,6 @@ def copy_instruction(
 ) -> Instruction:
     """A tensor_copy that is not recorded (for repairs of the instruction list)."""
     return Instruction(TENSOR_COPY, (dst,), (src,), copy_attrs(dst.dt, src.dt), frame, source)
-
-
-def copy_into(dst: View, src: View) -> None:
-    """Record ``dst <- src`` between on-chip tensors."""
-    if not src.storage.on_chip:
-        raise refuse(
-            "err_unsupported_memory",
-            f"{src.label()} is assigned to {dst.label()}, expected a tile in sbuf or psum; load "
-            "it with nl.load first",
-        )
-    record(TENSOR_COPY, (dst,), (src,), copy_attrs(dst.dt, src.dt))
-
-
-@isa(TENSOR_COPY)
-def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
-    """Copy a tile within SBUF/PSUM; bit-exact unless the type changes.
-
-    ``src`` [P, F...] @ SBUF|PSUM of any type; result alike @ SBUF (PSUM if assigned there).
-    """
-    data = tile(src, "tensor_copy")
-    dt = result_type(dtype, data.dt)
-    choice = choose_engine(engine, "tensor_copy", TENSOR_COPY.engines)
-    return fresh(TENSOR_COPY, data.shape, dt, (data,), copy_attrs(dt, data.dt, choice), mask)
-
-
-def copy_written(source: View, dtype: Any) -> View:
-    """SBUF copy of the part of ``source`` that its instruction wrote, which a mask may cut."""
-    producer = source.storage.producer
-    if producer is None:
-        return source
-    written = producer.dst[0]
-    if written.shape == source.shape:
-        return tensor_copy(source, dtype=dtype)
-    tracer = trace.current("copy")
-    dt = result_type(dtype, source.dt)
-    out = tracer.whole(tracer.storage(source.shape, dt, SBUF))
-    target = compose(written, out)
-    assert target is not None  # a mask leaves a box
-    out.storage.producer = record(TENSOR_COPY, (target,), (written,), copy_attrs(dt, source.dt))
-    return out
 
 
 # --- constants ------------------------------------------------------------------------------------
@@ -148,29 +93,6 @@ MEMSET = OpSpec(
 )
 
 
-def fill(dst: View, value: Any) -> None:
-    """Record ``dst[...] = constant``."""
-    record(MEMSET, (dst,), (), FillAttrs(value=number(value)))
-
-
-def initial_fill(storage: Storage) -> Instruction:
-    """The real memset of a tensor that is read before its first accumulation wrote it.
-
-    Zeros of a PSUM tile from ``nl.zeros``, or the neutral element of a reduction over iterations.
-    """
-    whole = View.blocks_last(storage)
-    value = FillAttrs(value=0 if storage.initial is None else storage.initial)
-    return Instruction(MEMSET, (whole,), (), value, storage.frame, storage.source)
-
-
-@isa(MEMSET)
-def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> View:
-    """New tile of ``shape`` filled with ``value``; VectorE or GpSimdE."""
-    choice = choose_engine(engine, "memset", MEMSET.engines)
-    attrs = FillAttrs(engine=choice, value=number(value))
-    return fresh(MEMSET, tuple(int(s) for s in shape), to_dtype(dtype), (), attrs, mask)
-
-
 # --- copies with a run-time offset or predicate ---------------------------------------------------
 DYNAMIC_OFFSET_CYCLES = 600  # nisa.tensor_copy_dynamic_src: about 600 cycles to read the offset
 
@@ -199,26 +121,6 @@ DYNAMIC_DST = OpSpec(
     note="SDK 2.22: destination offset read from SBUF at run time",
     engines=TENSOR_COPY.engines,
 )
-
-
-@isa(DYNAMIC_SRC)
-def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
-    """Copy whose source offset is data: ``t[i_p, offset[0, k] + i_f]`` @ SBUF|PSUM.
-
-    ``offset`` is an integer tile in SBUF; the index must stay inside of its axis at run time.
-    """
-    data = tile(src, "tensor_copy_dynamic_src")
-    dt = result_type(dtype, data.dt)
-    return fresh(DYNAMIC_SRC, data.shape, dt, (data,), copy_attrs(dt, data.dt), mask)
-
-
-@isa(DYNAMIC_DST, came="2.22")
-def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any = None) -> None:
-    """Copy to a destination whose offset is data (SDK 2.22); ``dtype`` is dst's."""
-    target = tile(dst, "tensor_copy_dynamic_dst")
-    data = tile(src, "tensor_copy_dynamic_dst")
-    same_shape("tensor_copy_dynamic_dst", target, data)
-    record(DYNAMIC_DST, (target,), (data,), copy_attrs(target.dt, data.dt), mask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -253,34 +155,6 @@ COPY_PREDICATED = OpSpec(
 )
 
 
-@isa(COPY_PREDICATED, came="2.22")
-def tensor_copy_predicated(
-    *,
-    src: Any,
-    dst: Any,
-    predicate: Any,
-    mask: Any = None,
-    dtype: Any = None,
-    reverse_pred: bool = False,
-) -> None:
-    """``dst`` = ``src`` (a tile or a number) where ``predicate`` (uint8/16/32, or bool as the
-    documentation's example has it) is nonzero, else unchanged (SDK 2.22)."""
-    target = tile(dst, "tensor_copy_predicated")
-    if isinstance(src, (int, float, np.number)):
-        src = memset(target.shape, src, target.dtype)
-    data = tile(src, "tensor_copy_predicated")
-    choice = tile(predicate, "tensor_copy_predicated")
-    same_shape("tensor_copy_predicated", target, data, choice)
-    if data.dt is not target.dt or not (choice.dt.kind == "u" or choice.dt.name == "bool_"):
-        raise refuse(
-            "sim_predicated_types",
-            f"tensor_copy_predicated got src {data.dt}, dst {target.dt}, predicate {choice.dt}, "
-            "expected one type for src and dst and an unsigned predicate; cast first",
-        )
-    attrs = SelectAttrs(raw=True, reverse=bool(reverse_pred))
-    record(COPY_PREDICATED, (target,), (choice, data, target), attrs, mask)
-
-
 # --- selections -----------------------------------------------------------------------------------
 def _select(attrs: SelectAttrs, xs: list[torch.Tensor]) -> Any:
     chosen = xs[0] != 0
@@ -313,60 +187,6 @@ SELECT_REDUCE = OpSpec(
     published=False,
     compares="reduction",
 )
-
-
-@isa(SELECT_REDUCE, came="2.26")
-def select_reduce(
-    *,
-    dst: Any,
-    predicate: Any,
-    on_true: Any,
-    on_false: Any,
-    reduce_res: Any = None,
-    reduce_cmd: Any = commands.idle,
-    reduce_op: Any = np.max,
-    reverse_pred: bool = False,
-    mask: Any = None,
-    dtype: Any = None,
-) -> None:
-    """``dst`` = ``on_true`` where ``predicate`` else ``on_false`` (number or [P, 1]) (SDK 2.26).
-
-    With ``reduce_cmd=reset_reduce``, ``reduce_res`` [P, 1] receives the maximum over the free axes.
-    """
-    operands = (predicate, dst, on_true)
-    choice, target, data = (tile(operand, "select_reduce") for operand in operands)
-    same_shape("select_reduce", target, data, choice)
-    choice, target, data = rows_only("select_reduce", mask, choice, target, data)
-    src = [choice, data]
-    constant = None
-    if isinstance(on_false, View):
-        src.append(stretched(on_false, data, "on_false"))
-    else:
-        constant = float(on_false)
-    results: tuple[View, ...] = (target,)
-    reduce_axes = 0
-    if reduce_res is not None:
-        resets = reduce_cmd is commands.reset_reduce
-        if operators.name_of(reduce_op) != "maximum" or not resets:
-            raise refuse(
-                "sim_select_reduce_command",
-                f"select_reduce with {reduce_op} and {reduce_cmd}, expected np.max and "
-                "reduce_cmd.reset_reduce on this core; reduce with nisa.tensor_reduce",
-            )
-        results = (target, reduction_target(reduce_res, data, "select_reduce"))
-        reduce_axes = data.ndim - 1
-    attrs = SelectAttrs(on_false=constant, reverse=bool(reverse_pred), reduce_axes=reduce_axes)
-    record(SELECT_REDUCE, results, tuple(src), attrs)
-
-
-@isa(None)
-def range_select(**_: Any) -> View:
-    """An instruction of NeuronCore-v3 only."""
-    raise refuse(
-        "sim_newer_core",
-        "range_select runs on NeuronCore-v3 and newer, expected instructions of NeuronCore-v2; "
-        "use nisa.affine_select, or compare and nl.where",
-    )
 
 
 # --- search of the eight largest ------------------------------------------------------------------
@@ -467,50 +287,6 @@ REPLACE8 = _define_search(
 )
 
 
-@isa(MAX8, came="2.22")
-def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> View:
-    """The 8 largest elements of each partition, descending: [P, F...] -> [P, 8] (SDK 2.22)."""
-    data = tile(src, "max8")
-    shape = (data.shape[0], 8)
-    attrs = SearchAttrs(free_axes=data.ndim - 1)
-    dt = result_type(dtype, data.dt)
-    return fresh(MAX8, shape, dt, (data,), attrs, mask, data.shape, (ROWS, ALIKE))
-
-
-def _search(data: Any, values: Any, what: str) -> tuple[View, View, SearchAttrs]:
-    source, wanted = tile(data, what), tile(values, what)
-    return source, wanted, SearchAttrs(free_axes=source.ndim - 1, value_axes=wanted.ndim - 1)
-
-
-@isa(FIND8, came="2.22")
-def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.uint32) -> View:
-    """First index in each partition of ``data`` of each of ``vals`` [P, 8] -> [P, 8] (SDK 2.22).
-
-    A value that does not occur has no defined index on the device; it gives 0 here.
-    """
-    source, wanted, attrs = _search(data, vals, "nc_find_index8")
-    shape, src = (source.shape[0], 8), (source, wanted)
-    cuts = (ROWS, ALIKE, ROWS)
-    return fresh(FIND8, shape, to_dtype(dtype), src, attrs, mask, source.shape, cuts)
-
-
-@isa(REPLACE8, came="2.22")
-def nc_match_replace8(
-    *, data: Any, vals: Any, imm: float, dst_idx: Any = None, mask: Any = None, dtype: Any = None
-) -> View:
-    """``data`` with the first occurrence of each of ``vals`` [P, 8] replaced by ``imm`` (SDK 2.22).
-
-    ``dst_idx`` [P, 8] (SDK 2.24) receives the indices of those first occurrences.
-    """
-    source, wanted, attrs = _search(data, vals, "nc_match_replace8")
-    if dst_idx is not None:
-        target = tile(dst_idx, "nc_match_replace8")
-        record(FIND8, (target,), (source, wanted), attrs, mask, source.shape, (ROWS, ALIKE, ROWS))
-    attrs = replace(attrs, replacement=float(imm))
-    dt, src = result_type(dtype, source.dt), (source, wanted)
-    return fresh(REPLACE8, source.shape, dt, src, attrs, mask, axes=(ALIKE, ALIKE, ROWS))
-
-
 # --- shuffle --------------------------------------------------------------------------------------
 KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
 
@@ -599,17 +375,3 @@ def shuffling(
         )
     views = (data, target) if KEEP_LANE in lanes else (data,)
     return views, ShuffleAttrs(lanes=lanes, ndim=data.ndim, rows=target.shape[0], **more)
-
-
-@isa(STREAM_SHUFFLE, came="2.22")
-def nc_stream_shuffle(
-    src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
-) -> None:
-    """In each quadrant of 32 partitions, partition i of ``dst`` = partition ``shuffle_mask[i]`` of
-    ``src``; 255 leaves it as it is (SDK 2.22). ``dst`` [32 k, F...] @ SBUF|PSUM; ``src`` may have
-    fewer partitions, as in the documentation's broadcast of one."""
-    data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
-    if target.shape[1:] != data.shape[1:]:
-        same_shape("nc_stream_shuffle", target, data)
-    views, attrs = shuffling(data, target, map(int, shuffle_mask), raw=target.dt is data.dt)
-    record(STREAM_SHUFFLE, (target,), views, attrs, mask)

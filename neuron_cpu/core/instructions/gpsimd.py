@@ -14,20 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..device.dtypes import FLOAT32, UINT32, to_dtype
-from ..device.errors import refuse, warn
+from ..device.dtypes import FLOAT32
+from ..device.errors import refuse
 from ..device.spec import CORE, Engine
-from ..program import masks, trace
+from ..program import trace
 from ..program.attributes import Attrs, among
-from ..program.index import Index, Mask, is_integer
 from ..program.program import Instruction
 from ..program.view import View
-from . import operators
 from .alu import reduce_last
-from .arguments import isa, newer, on_bits, result_type, stretched, tile
-from .copies import tensor_copy
-from .entry import PSUM, SBUF, OpSpec, flat, free_elements, streaming
-from .recorder import ALIKE, ROWS, WHOLE, fresh, rows_only
+from .entry import SBUF, OpSpec, flat, free_elements, streaming
 
 START_CYCLES = 150  # nisa.iota, nisa.affine_select: fixed part of an instruction on GpSimdE
 GATHER_WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -63,21 +58,6 @@ IOTA = OpSpec(
 )
 
 
-@isa(IOTA)
-def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
-    """Tile with the values of an affine index expression (int32 inside, then cast); GpSimdE."""
-    if is_integer(expr):  # a loop variable or program_id: one number
-        expr = Index(int(expr), (0, 0), (1, 1))
-    if not isinstance(expr, Index) or expr.ndim < 2:
-        raise refuse(
-            "sim_iota_expression",
-            f"iota got {expr!r}, expected a loop variable or an index expression of at least two "
-            "axes such as nl.arange(n)[None, :]",
-        )
-    attrs = IotaAttrs(values=expr.values())
-    return fresh(IOTA, expr.shape, to_dtype(dtype), (), attrs, mask)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class KeepAttrs(Attrs):
     """Attributes of a choice that is known while tracing.
@@ -110,31 +90,6 @@ AFFINE_SELECT = OpSpec(
     writes=(SBUF,),
     note="keeps elements where an affine comparison holds, else a constant",
 )
-
-
-@isa(AFFINE_SELECT)
-def affine_select(
-    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None
-) -> View:
-    """Keep elements where one affine comparison holds, else ``on_false_value``. GpSimdE, SBUF."""
-    source = tile(on_true_tile, "affine_select")
-    if not isinstance(pred, Mask) or len(pred.terms) != 1:
-        raise refuse(
-            "sim_affine_select_predicate",
-            "affine_select predicate is not one affine comparison, expected e.g. i_q >= i_k; chain "
-            "two affine_selects for a conjunction",
-        )
-    keep = np.broadcast_to(pred.evaluate(source.shape), source.shape)
-    if source.storage.buffer == PSUM:
-        warn(
-            "sim_gpsimd_psum",
-            f"affine_select reads {source.label()}: GpSimdE has no PSUM port, the compiler adds a "
-            "copy to SBUF; copy it explicitly",
-        )
-        source = tensor_copy(source)
-    attrs = KeepAttrs(keep=keep, on_false=float(on_false_value))
-    dt = result_type(dtype, source.dt)
-    return fresh(AFFINE_SELECT, source.shape, dt, (source,), attrs, mask)
 
 
 # --- reduction over partitions --------------------------------------------------------------------
@@ -172,23 +127,6 @@ PARTITION_REDUCE = OpSpec(
     note="over the partition axis: slow, no published cost; a ones-matmul is faster",
     published=False,
 )
-
-
-@isa(PARTITION_REDUCE)
-def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
-    """Reduce the partition axis: [P, F...] -> [1, F...]; add, max, bitwise_or, bitwise_and."""
-    source = tile(data, "tensor_partition_reduce")
-    name = operators.name_of(op)
-    allowed = ("add", "maximum", "bitwise_or", "bitwise_and")
-    if name not in allowed:
-        raise refuse(
-            "sim_reduce_operator",
-            f"tensor_partition_reduce with operator '{name}', expected one of {', '.join(allowed)}",
-        )
-    attrs = PartitionReduceAttrs(bits=on_bits(name, (source,)), op=name, ndim=source.ndim)
-    shape, dt = (1, *source.shape[1:]), result_type(dtype, source.dt)
-    cuts = ((None, *range(1, source.ndim)), ALIKE)
-    return fresh(PARTITION_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)
 
 
 # --- gathers --------------------------------------------------------------------------------------
@@ -305,31 +243,6 @@ def gathering(
     return LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=int(width))
 
 
-@isa(LOCAL_GATHER)
-def local_gather(
-    src_buffer: Any,
-    index: Any,
-    num_elem_per_idx: int = 1,
-    num_valid_indices: int | None = None,
-    *,
-    mask: Any = None,
-) -> View:
-    """Gather along the free axis: [P, F...] and uint16 [P, n] -> [P, n, 16, num_elem_per_idx].
-
-    Fewer than all valid indices make it [P, num_valid_indices, num_elem_per_idx].
-
-    The indices of each 16 partitions, read partition first, serve all 16; P is a multiple of 16.
-    Indices are element offsets, already multiplied by ``num_elem_per_idx``.
-    """
-    (data,) = rows_only("local_gather", mask, tile(src_buffer, "local_gather"))
-    offsets = tile(index, "local_gather")
-    attrs = gathering(data, offsets, num_elem_per_idx, num_valid_indices)
-    count, width = attrs.count, attrs.width
-    found = fresh(LOCAL_GATHER, (data.shape[0], count, width), data.dt, (data, offsets), attrs)
-    whole = (*offsets.shape, CORE.gpsimd_partitions, width)  # as AWS's test of the call has it
-    return found.reshape(whole) if count == CORE.gpsimd_partitions * offsets.free_size else found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class GatherAttrs(Attrs):
     """Attributes of a gather with indices for every element.
@@ -365,22 +278,6 @@ GATHER = OpSpec(
 )
 
 
-def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> View:
-    """``data`` [P, F...] read at ``indices`` (unsigned, [P, N...]) of its flattened free axes."""
-    newer("gather_flattened", "2.24")
-    source = tile(data, "gather_flattened")
-    index = tile(indices, "gather_flattened")
-    if index.dt is not UINT32:
-        raise refuse(
-            "sim_gather_index_type",
-            f"gather_flattened indices {index.label()}, expected uint32; cast them",
-        )
-    attrs = GatherAttrs(free_axes=source.ndim - 1, index_axes=index.ndim - 1)
-    src, dt = (source, index), result_type(dtype, source.dt)
-    cuts = (ROWS, ALIKE, ROWS)
-    return fresh(GATHER, index.shape, dt, src, attrs, mask, source.shape, cuts)
-
-
 def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
     ids = xs[0][..., 0, :]
     n = ids.shape[-1]
@@ -408,22 +305,6 @@ SEQUENCE_BOUNDS = OpSpec(
     note="SDK 2.26: start and end of the segment that each element belongs to",
     published=False,
 )
-
-
-@isa(SEQUENCE_BOUNDS, came="2.26")
-def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
-    """Segment ids [1, n] -> [1, 2, n]: first index and end (exclusive) of each element's segment.
-
-    Id 0 is padding: start n, end -1 (SDK 2.26). Types fp32 or int32.
-    """
-    ids = tile(segment_ids, "sequence_bounds")
-    if ids.ndim != 2 or ids.shape[0] != 1 or ids.dt.name not in ("float32", "int32"):
-        raise refuse(
-            "sim_sequence_bounds",
-            f"sequence_bounds got {ids.label()}, expected fp32 or int32 of shape (1, n); reshape",
-        )
-    dt = result_type(dtype, ids.dt)
-    return fresh(SEQUENCE_BOUNDS, (1, 2, ids.shape[1]), dt, (ids,), Attrs())
 
 
 # --- search ---------------------------------------------------------------------------------------
@@ -620,32 +501,6 @@ RANDOM_BITS = OpSpec(
 )
 
 
-def rand(shape: Any, dtype: Any = np.float32) -> View:
-    """Tile of uniform numbers in [0, 1); the same in every run, new ones in every call."""
-    trace.current("nl.rand")
-    size = tuple(int(s) for s in shape)
-    src: list[View] = []
-    attrs = random_source(src, shape=size)
-    return fresh(RAND, size, to_dtype(dtype), tuple(src), attrs)
-
-
-def random_seed(seed: Any, *, mask: Any = None) -> None:
-    """Seed of the random instructions that follow: a number or a (1, 1) integer tile."""
-    tracer = trace.current("nl.random_seed")
-    if masks.region(mask, (1, 1)) is masks.EMPTY:
-        return
-    if isinstance(seed, View):
-        first = (slice(0, 1),) * 2
-        tracer.random = (seed.slice_box(first), 0)
-    elif is_integer(seed):
-        tracer.random = (int(seed), 0)
-    else:
-        raise refuse(
-            "sim_random_seed",
-            f"random_seed got {type(seed).__name__}, expected an integer or an integer tile",
-        )
-
-
 def _dropout(attrs: DropoutAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     at = attrs.probability_at
     probability = attrs.probability if at is None else xs[at]
@@ -664,18 +519,6 @@ DROPOUT = OpSpec(
 )
 
 
-@isa(DROPOUT)
-def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:
-    """``data`` with elements set to zero with probability ``prob`` (a number or [P, 1])."""
-    source = tile(data, "dropout")
-    src, probability, at = with_probability(source, prob, lambda: stretched(prob, source, "prob"))
-    cuts = [ALIKE] * (1 + len(src))  # the result and the operands of its shape
-    attrs = random_source(src, DropoutAttrs, probability=probability, probability_at=at)
-    cuts += [WHOLE] * (1 + len(src) - len(cuts))  # a seed that is data stays whole
-    dt = result_type(dtype, source.dt)
-    return fresh(DROPOUT, source.shape, dt, tuple(src), attrs, mask, axes=cuts)
-
-
 def with_probability(
     source: View, prob: Any, along: Callable[[], View]
 ) -> tuple[list[View], float, int | None]:
@@ -689,11 +532,3 @@ def with_probability(
             "probabilities for integer data; cast them",
         )
     return [source, along()], 0.0, 1
-
-
-@isa(None)
-def builtin_custom_op(*_: Any, **__: Any) -> View:
-    """Calls a compiled GpSimdE program, whose format is not public."""
-    raise NotImplementedError(
-        "nki.isa.builtin_custom_op runs a compiled GpSimdE program, whose format is not public"
-    )

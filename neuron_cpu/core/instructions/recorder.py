@@ -5,17 +5,16 @@ calling convention; ``fresh`` does the same into a new tile. A mask is resolved 
 sources and destinations alike, anything else stays as an array of booleans on the instruction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..device.dtypes import DType
 from ..device.errors import refuse
 from ..program import masks, trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
-from .entry import SBUF, OpSpec
+from .entry import OpSpec
 
 # For each axis of an operand the axis of the mask that cuts it (None, or beyond the end: none).
 # ``None`` instead of a tuple: the operand has the mask's shape and is cut alike.
@@ -62,56 +61,13 @@ def record(
         if op.is_dma and any(v.oob or v.by_data for v in (*dst, *src)):
             # every element is checked and none outside of the mask touched: a DMA for each box
             for box in masks.boxes(cut):
-                _emit(tracer, op, *_cut(dst, src, box, axes), attrs)
+                emit(tracer, op, *_cut(dst, src, box, axes), attrs)
             return None
         attrs = replace(attrs, mask=cut)
-    return _emit(tracer, op, dst, src, attrs)
+    return emit(tracer, op, dst, src, attrs)
 
 
-def fresh(
-    op: OpSpec,
-    shape: tuple[int, ...],
-    dt: DType,
-    src: tuple[View, ...],
-    attrs: Attrs,
-    mask: Any = None,
-    over: tuple[int, ...] | None = None,
-    axes: Sequence[Axes] = (),
-    buffer: str = SBUF,
-    also: tuple[View, ...] = (),
-) -> View:
-    """Record ``op`` into a new tile and return the tile; an assignment may move the result.
-
-    Args:
-        also: further destinations. The others as in ``record``.
-    """
-    tracer = trace.active() or trace.current(f"nisa.{op.name}")
-    made = tracer.storage(shape, dt, buffer)
-    out = tracer.whole(made)
-    if mask is None:  # the usual case without a second look
-        made.producer = _emit(tracer, op, (out, *also), src, attrs)
-    else:
-        before = len(tracer.program.instructions)
-        made.producer = record(op, (out, *also), src, attrs, mask, over, axes)
-        if made.producer is None:
-            made.parts = [out.box_of(i.dst[0]) for i in tracer.program.instructions[before:]]
-    return out
-
-
-def rows_only(what: str, mask: Any, *views: View) -> Iterator[View]:
-    """``views`` of one shape, cut by a mask that selects a box (instructions over whole rows)."""
-    cut = None if mask is None else masks.region(mask, views[0].shape)
-    if cut is not None and not isinstance(cut, tuple):
-        raise refuse(
-            "sim_reduce_mask",
-            f"mask of {what} is no box of {views[0].label()}, expected one bound per axis and at "
-            "least one element; slice the operand instead",
-        )
-    for view in views:
-        yield view if cut is None else view.slice_box(cut)
-
-
-def _emit(
+def emit(
     tracer: trace.Tracer, op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs
 ) -> Instruction:
     assert type(attrs) is op.attrs, (op.name, type(attrs))

@@ -8,22 +8,18 @@ MultiplyMoving; PSUM accumulates in fp32).
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
-from ..program import trace
 from ..program.accumulation import Groups
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
-from .arguments import choose_engine, isa, result_type, tile
-from .copies import tensor_copy
 from .entry import FOUR_BYTE_FLOATS, PSUM, SBUF, OpSpec, check_free_size, flat, wide_stride
-from .recorder import ALIKE, fresh, record
+from .recorder import record
 
 
 # --- products -------------------------------------------------------------------------------------
@@ -127,71 +123,11 @@ def collapsed(view: View) -> View:
     return view if flat is None else flat
 
 
-def _in_sbuf(operand: View) -> View:
-    """The operand, a transpose that was assigned nowhere copied out of PSUM first."""
-    producer = operand.storage.producer
-    if operand.storage.buffer != PSUM or producer is None or producer.op is not NC_TRANSPOSE:
-        return operand
-    warn(
-        "sim_transposed_operand",
-        f"nc_matmul takes {operand.label()}, which nc_transpose made: TensorE reads SBUF only, the "
-        "compiler adds a copy; assign the transpose to a tile in sbuf, or copy it explicitly",
-    )
-    return tensor_copy(operand)
-
-
-@isa(NC_MATMUL)
-def nc_matmul(
-    stationary: Any,
-    moving: Any,
-    *,
-    is_stationary_onezero: bool = False,
-    is_moving_onezero: bool = False,
-    is_transpose: bool = False,
-    mask: Any = None,
-    **extra: Any,
-) -> View:
-    """``stationary[K, M].T @ moving[K, N]`` on TensorE -> [M, N] fp32 @ PSUM.
-
-    K <= 128 partitions, M <= 128, N <= 512; both operands in SBUF. ``acc[...] += nc_matmul(...)``
-    on a PSUM tile from nl.zeros accumulates in fp32 inside PSUM.
-    """
-    left = collapsed(_in_sbuf(tile(stationary, "nc_matmul")))
-    right = collapsed(_in_sbuf(tile(moving, "nc_matmul")))
-    for name in extra:
-        if name not in ("tile_position", "tile_size"):
-            raise refuse(
-                "sim_unknown_keyword",
-                f"nc_matmul got {name}=, which is not simulated for neuronxcc.nki; drop it",
-            )
-        warn("sim_newer_api", f"nc_matmul({name}=) needs SDK 2.22 or newer; drop it to run on 2.21")
-    hints = bool(is_stationary_onezero), bool(is_moving_onezero)
-    attrs = matmul_attrs(bool(is_transpose), *hints)
-    shape = (left.free_size, right.free_size)
-    dt = right.dt if is_transpose and right.dt is left.dt else FLOAT32
-    if mask is not None:  # on [M, N]: M are the columns of one operand, N those of the other
-        left = _one_free_axis(left)
-        right = _one_free_axis(right)
-    axes = (ALIKE, (None, 0), (None, 1))
-    return fresh(NC_MATMUL, shape, dt, (left, right), attrs, mask, axes=axes, buffer=PSUM)
-
-
 @functools.cache
 def matmul_attrs(transpose: bool, stationary_onezero: bool, moving_onezero: bool) -> MatmulAttrs:
     """One object for equal attributes: programs are matmuls for the most part."""
     return MatmulAttrs(
         is_transpose=transpose, stationary_onezero=stationary_onezero, moving_onezero=moving_onezero
-    )
-
-
-def _one_free_axis(operand: View) -> View:
-    """The operand, or the refusal of a mask over columns that several axes make."""
-    if operand.ndim == 2:
-        return operand
-    raise refuse(
-        "sim_matmul_mask",
-        f"mask of {operand.label()}, whose free axes are no single axis, expected one free axis; "
-        "mask the operands in their subscripts instead",
     )
 
 
@@ -309,41 +245,3 @@ NC_TRANSPOSE = OpSpec(
     note="TensorE: 128 x 128, SBUF to PSUM, finite values only; VectorE: 32 x 32",
     engines=(Engine.TENSOR, Engine.VECTOR),
 )
-
-
-@functools.cache
-def _transpose_attrs(engine: Engine | None, raw: bool, free_axes: int) -> TransposeAttrs:
-    return TransposeAttrs(engine=engine, raw=raw, free_axes=free_axes)
-
-
-@isa(NC_TRANSPOSE)
-def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
-    """[P, F...] -> [F, P], free axes collapsed. TensorE up to 128 x 128, VectorE up to 32 x 32.
-
-    TensorE (default above 32 x 32): SBUF -> PSUM, finite values only.
-    """
-    source = collapsed(tile(data, "nc_transpose"))
-    choice = choose_engine(engine, "nc_transpose", NC_TRANSPOSE.engines)
-    on_vector = choice is Engine.VECTOR
-    dt = result_type(dtype, source.dt)
-    if trace.current("nisa.nc_transpose").program.direct_allocation and not on_vector:
-        raise refuse(
-            "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
-            f"nc_transpose of {source.label()} on TensorE needs a hidden identity tensor, expected "
-            "engine=nisa.vector_engine under direct allocation; multiply by an identity tile of "
-            "your own with nc_matmul(is_transpose=True)",
-        )
-    if mask is not None:
-        source = _one_free_axis(source)
-    attrs = _transpose_attrs(choice, dt is source.dt, source.ndim - 1)
-    return fresh(
-        NC_TRANSPOSE,
-        (source.free_size, source.shape[0]),
-        dt,
-        (source,),
-        attrs,
-        mask,
-        over=source.shape,
-        axes=((1, 0), ALIKE),
-        buffer=SBUF if on_vector else PSUM,
-    )

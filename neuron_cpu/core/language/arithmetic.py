@@ -8,10 +8,9 @@ from typing import Any
 
 from ..device.errors import refuse, warn
 from ..device.release import IN_PLACE_OPERATORS_RELIABLE, since
-from ..instructions import assignment
 from ..program.index import DynamicIndex, Index
 from ..program.view import View
-from . import elementwise, memory
+from . import assignment, elementwise, memory
 from .labels import fitted
 from .tensor import Tile, sizes_of
 

@@ -12,12 +12,14 @@ import numpy as np
 
 from ..device.dtypes import BOOL, FLOAT32, INT32, DType, promote, scalar_dtype, to_dtype
 from ..device.errors import refuse, warn
-from ..instructions import arguments, copies, gpsimd, recorder, scalar, vector
-from ..instructions.arguments import tile
-from ..instructions.operators import named
+from ..instructions.alu import named
+from ..instructions.arguments import number
+from ..instructions.copies import SELECT, SelectAttrs
 from ..program.index import Index, Mask
 from ..program.view import View
+from . import compute, copies
 from .memory import copy, partition_broadcast
+from .operands import fresh, result_type, tile
 from .types import float32
 
 
@@ -69,27 +71,27 @@ def _binary(name: str, x: Any, y: Any, dtype: Any, mask: Any) -> View:
     a, b = _broadcast_pair(name, tile(x, name), tile(y, name))
     dt = _result_dtype(name, a.dt, b.dt) if dtype is None else to_dtype(dtype)
     if name == "divide":
-        return _binary("multiply", a, vector.reciprocal(b, dtype=float32, mask=mask), dt, mask)
+        return _binary("multiply", a, compute.reciprocal(b, dtype=float32, mask=mask), dt, mask)
     # (P, 1) against (P, F) is tensor_scalar's own form; power runs on GpSimdE as tensor_tensor.
     if a.shape != b.shape:
         if b.free_size == 1 and name != "power":
-            return vector.tensor_scalar(a, name, b, dtype=dt, mask=mask)
+            return compute.tensor_scalar(a, name, b, dtype=dt, mask=mask)
         if a.free_size == 1 and name != "power":
-            return vector.tensor_scalar(b, name, a, True, dtype=dt, mask=mask)
+            return compute.tensor_scalar(b, name, a, True, dtype=dt, mask=mask)
         shape = tuple(np.broadcast_shapes(a.shape, b.shape))
         a, b = a.expand(shape), b.expand(shape)
-    return vector.tensor_tensor(a, b, name, dtype=dt, mask=mask)
+    return compute.tensor_tensor(a, b, name, dtype=dt, mask=mask)
 
 
 def _with_scalar(name: str, x: View, value: Any, reverse: bool, dtype: Any, mask: Any) -> View:
     dt = _result_dtype(name, x.dt, scalar_dtype(value)) if dtype is None else to_dtype(dtype)
     if name == "divide":
         if reverse:
-            inverse = vector.reciprocal(x, dtype=float32, mask=mask)
-            return vector.tensor_scalar(inverse, "multiply", value, dtype=dt, mask=mask)
+            inverse = compute.reciprocal(x, dtype=float32, mask=mask)
+            return compute.tensor_scalar(inverse, "multiply", value, dtype=dt, mask=mask)
         scale = float(np.float32(1.0) / np.float32(value))  # no division on VectorE: 1/y, rounded
-        return vector.tensor_scalar(x, "multiply", scale, dtype=dt, mask=mask)
-    return vector.tensor_scalar(x, name, value, reverse, dtype=dt, mask=mask)
+        return compute.tensor_scalar(x, "multiply", scale, dtype=dt, mask=mask)
+    return compute.tensor_scalar(x, name, value, reverse, dtype=dt, mask=mask)
 
 
 _COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
@@ -140,7 +142,7 @@ fmod = _make_binary("fmod", "C fmod, sign of x (SDK 2.22)")
 # --- one operand ----------------------------------------------------------------------------------
 def _make_unary(name: str) -> Callable:
     def apply(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
-        return scalar.activation(name, tile(x, name), dtype=dtype, mask=mask)
+        return compute.activation(name, tile(x, name), dtype=dtype, mask=mask)
 
     apply.__doc__ = f"Element-wise {name} on ScalarE, fp32 inside; input's type unless dtype."
     return named(name, apply)
@@ -158,17 +160,17 @@ def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``-x`` on VectorE."""
     source = tile(x, "negative")
     dt = source.dt if dtype is None else dtype
-    return vector.tensor_scalar(source, "multiply", -1.0, dtype=dt, mask=mask)
+    return compute.tensor_scalar(source, "multiply", -1.0, dtype=dt, mask=mask)
 
 
 def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``~x`` of integers, on VectorE."""
-    return vector.tensor_scalar(tile(x, "invert"), "invert", 0, dtype=dtype, mask=mask)
+    return compute.tensor_scalar(tile(x, "invert"), "invert", 0, dtype=dtype, mask=mask)
 
 
 def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``1 / x`` on VectorE (SDK 2.22)."""
-    return vector.reciprocal(x, dtype=dtype, mask=mask)
+    return compute.reciprocal(x, dtype=dtype, mask=mask)
 
 
 # --- selection ------------------------------------------------------------------------------------
@@ -180,33 +182,33 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
     """
     if isinstance(condition, Mask) and _scalar_like(y):
         for term in condition.terms:
-            x = gpsimd.affine_select(Mask((term,)), x, y, mask=mask, dtype=dtype)
+            x = copies.affine_select(Mask((term,)), x, y, mask=mask, dtype=dtype)
         return x
     cond, first = tile(condition, "where"), tile(x, "where")
     src = [cond.expand(first.shape) if cond.shape != first.shape else cond, first]
     constant, dt = None, first.dt
     if _scalar_like(y):
-        constant = arguments.number(y)
+        constant = number(y)
     else:
         other = tile(y, "where")
         src.append(other.expand(first.shape) if other.shape != first.shape else other)
         dt = promote(first.dt, other.dt)
-    attrs = copies.SelectAttrs(on_false=constant)
-    final = arguments.result_type(dtype, dt)
-    return recorder.fresh(copies.SELECT, first.shape, final, tuple(src), attrs, mask)
+    attrs = SelectAttrs(on_false=constant)
+    final = result_type(dtype, dt)
+    return fresh(SELECT, first.shape, final, tuple(src), attrs, mask)
 
 
 # --- made of several instructions -----------------------------------------------------------------
 def abs(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``|x|`` on VectorE."""
-    return vector.tensor_scalar(tile(x, "abs"), "abs", 0, dtype=dtype, mask=mask)
+    return compute.tensor_scalar(tile(x, "abs"), "abs", 0, dtype=dtype, mask=mask)
 
 
 def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
     source = tile(x, "logical_not")
     dt = BOOL if dtype is None else dtype
-    return vector.tensor_scalar(source, "logical_not", 0, dtype=dt, mask=mask)
+    return compute.tensor_scalar(source, "logical_not", 0, dtype=dt, mask=mask)
 
 
 _WHOLE = 2.0**23  # from here on every fp32 number is whole
@@ -221,10 +223,10 @@ def _rounded(x: View, step: str, dtype: Any, mask: Any) -> View:
     near = copies.tensor_copy(
         copies.tensor_copy(x, dtype=INT32, mask=mask), dtype=FLOAT32, mask=mask
     )
-    off = vector.tensor_tensor(near, x, step, dtype=FLOAT32, mask=mask)
+    off = compute.tensor_tensor(near, x, step, dtype=FLOAT32, mask=mask)
     towards = "subtract" if step == "greater" else "add"
-    moved = vector.tensor_tensor(near, off, towards, dtype=FLOAT32, mask=mask)
-    size = vector.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, dtype=FLOAT32, mask=mask)
+    moved = compute.tensor_tensor(near, off, towards, dtype=FLOAT32, mask=mask)
+    size = compute.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, dtype=FLOAT32, mask=mask)
     return where(size, moved, x, dtype=x.dt if dtype is None else dtype, mask=mask)
 
 
@@ -241,22 +243,22 @@ def ceil(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
 def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
     source = tile(x, "trunc")
-    size = vector.tensor_scalar(source, "abs", 0, dtype=FLOAT32, mask=mask)
-    sign = scalar.activation("sign", source, dtype=FLOAT32, mask=mask)
+    size = compute.tensor_scalar(source, "abs", 0, dtype=FLOAT32, mask=mask)
+    sign = compute.activation("sign", source, dtype=FLOAT32, mask=mask)
     dt = source.dt if dtype is None else to_dtype(dtype)
-    return vector.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
+    return compute.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
 
 
 def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
     """x + shift - 2 pi turns, kept inside [-pi, pi]; 2 pi in two parts, so that turns cancel."""
     count = copies.tensor_copy(turns, dtype=FLOAT32, mask=mask)
     coarse = 6.28125  # 2 pi in 9 bits: its product with a whole number is exact up to 2^15
-    first = vector.tensor_scalar(count, "multiply", -coarse, dtype=FLOAT32, mask=mask)
-    rest = vector.tensor_scalar(count, "multiply", coarse - 2 * math.pi, dtype=FLOAT32, mask=mask)
-    reduced = vector.tensor_tensor(x, first, "add", dtype=FLOAT32, mask=mask)
-    reduced = vector.tensor_tensor(reduced, rest, "add", dtype=FLOAT32, mask=mask)
-    moved = vector.tensor_scalar(reduced, "add", shift, dtype=FLOAT32, mask=mask)
-    return vector.tensor_scalar(
+    first = compute.tensor_scalar(count, "multiply", -coarse, dtype=FLOAT32, mask=mask)
+    rest = compute.tensor_scalar(count, "multiply", coarse - 2 * math.pi, dtype=FLOAT32, mask=mask)
+    reduced = compute.tensor_tensor(x, first, "add", dtype=FLOAT32, mask=mask)
+    reduced = compute.tensor_tensor(reduced, rest, "add", dtype=FLOAT32, mask=mask)
+    moved = compute.tensor_scalar(reduced, "add", shift, dtype=FLOAT32, mask=mask)
+    return compute.tensor_scalar(
         moved, "minimum", math.pi, op1="maximum", operand1=-math.pi, dtype=FLOAT32, mask=mask
     )
 
@@ -265,11 +267,11 @@ def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
     """sin(x + shift): ScalarE's sine takes [-pi, pi] only, so whole turns go first."""
     # x / 2 pi, and the shift as a part of a turn; the cast to int32 rounds to whole turns.
     per_turn = 0.5 / math.pi
-    turns = vector.tensor_scalar(
+    turns = compute.tensor_scalar(
         x, "multiply", per_turn, op1="add", operand1=shift * per_turn, dtype=INT32, mask=mask
     )
     angle = _angle(x, shift, turns, mask)
-    return scalar.activation("sin", angle, dtype=dtype, mask=mask)
+    return compute.activation("sin", angle, dtype=dtype, mask=mask)
 
 
 def cos(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
@@ -282,14 +284,14 @@ def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Tangent as sine times the reciprocal of the cosine."""
     source = tile(x, "tan")
     sine = _shifted_sine(source, 0.0, FLOAT32, mask)
-    inverse = vector.reciprocal(_shifted_sine(source, math.pi / 2, FLOAT32, mask), mask=mask)
+    inverse = compute.reciprocal(_shifted_sine(source, math.pi / 2, FLOAT32, mask), mask=mask)
     dt = source.dt if dtype is None else to_dtype(dtype)
-    return vector.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
+    return compute.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
 
 
 def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
-    return gpsimd.dropout(x, rate, dtype=dtype, mask=mask)
+    return copies.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 def static_cast(arr: Any, dtype: Any) -> Any:

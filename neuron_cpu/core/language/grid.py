@@ -9,11 +9,12 @@ import numpy as np
 
 from ..device.dtypes import to_dtype
 from ..device.errors import refuse, user_frame
-from ..instructions import copies, operators, vector
-from ..instructions.arguments import tile
 from ..instructions.recorder import record
+from ..instructions.vector import ALL_REDUCE, BinaryAttrs
 from ..program import trace
 from ..program.view import View
+from . import compute, copies
+from .operands import name_of, tile
 
 # --- loops ----------------------------------------------------------------------------------------
 affine_range = trace.observe_loop("affine", "affine_range")
@@ -67,7 +68,7 @@ def loop_reduce(
     ``b[...] = nl.loop_reduce(a, op, [k])`` is ``b[...] = b op a``; with ``b = nl.loop_reduce(...)``
     the tile is what ``b`` named before. It must hold its initial value (0 for sums).
     """
-    pending = vector.LoopReduction(tile(x, "loop_reduce"), operators.name_of(op), mask)
+    pending = compute.LoopReduction(tile(x, "loop_reduce"), name_of(op), mask)
     # Only the source line tells ``b = nl.loop_reduce(...)`` from ``b[...] = nl.loop_reduce(...)``.
     frame = user_frame(1)
     line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
@@ -112,7 +113,7 @@ def all_reduce(
             "run one after the other, expected neither; slice the operand, unset NKI_CPU_EAGER",
         )
     others = tuple(k for a, k in enumerate(at) if a not in [int(b) for b in axes])
-    return _meet(tracer, source, dt, operators.name_of(op), count, others)
+    return _meet(tracer, source, dt, name_of(op), count, others)
 
 
 def _meet(
@@ -132,7 +133,7 @@ def _meet(
         # half a phase earlier than what reads the results.
         frame, tracer.frame = tracer.frame, None
         sources, results = zip(*parts)
-        made = record(vector.ALL_REDUCE, results, sources, vector.BinaryAttrs(op=op))
+        made = record(ALL_REDUCE, results, sources, BinaryAttrs(op=op))
         tracer.frame = frame
         meetings.phases[id(made)] = meetings.phase + 0.5
     meetings.phase += 1

@@ -34,7 +34,6 @@ from ..device.errors import (
 from ..device.pause import without_garbage_collection
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
-from ..instructions.assignment import insert_initial_fills
 from ..program import trace
 from ..program.index import is_integer
 from ..program.program import Program
@@ -42,6 +41,7 @@ from ..program.storage import Frame, Loop
 from ..run.eager import Machine
 from ..run.execute import Plan
 from . import annotation, specialisation
+from .assignment import insert_initial_fills
 from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
 from .specialisation import WrongArguments, is_tensor, shape_of, to_torch
 from .tensor import Tile

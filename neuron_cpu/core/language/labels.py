@@ -13,10 +13,10 @@ from typing import Any
 
 from ..device.errors import NkiError, refuse, users_frames
 from ..device.unknown import CALLS, KEYWORDS
-from ..instructions.arguments import newer
 from ..instructions.entry import FORMS
 from ..program import trace
 from ..program.view import View
+from .operands import newer
 
 
 def labelled(function: Callable, came: str = "") -> Callable:

@@ -9,13 +9,14 @@ import numpy as np
 
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
-from ..instructions import copies, dma, operators, tensor_engine, vector
-from ..instructions.arguments import tile
-from ..instructions.assignment import assign
-from ..instructions.operators import named
+from ..instructions.alu import named
+from ..instructions.tensor_engine import collapsed
 from ..program import masks, trace
 from ..program.view import View
+from . import compute, copies, products, transfers
+from .assignment import assign
 from .creation import ndarray
+from .operands import name_of, tile
 from .tensor import sizes_of
 
 
@@ -37,7 +38,7 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
             f"{GEN2.partitions} in load of {source.label()}; load {GEN2.partitions} rows at a time",
         )
-    return dma.transfer(source, dtype, mask)
+    return transfers.transfer(source, dtype, mask)
 
 
 def store(dst: Any, value: Any, *, mask: Any = None) -> None:
@@ -63,7 +64,7 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
         )
     if source.storage.buffer == "psum":
         source = copies.tensor_copy(source)
-    dma.move(target, source, mask)
+    transfers.move(target, source, mask)
 
 
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -74,20 +75,20 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             "err_exceed_max_supported_dimension",
             f"load_transpose2d of {source.label()}, expected two axes; index the others first",
         )
-    return dma.transposed(source, (1, 0), dtype, mask)
+    return transfers.transposed(source, (1, 0), dtype, mask)
 
 
 def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
     """``dst[rows] op= value`` in HBM, rows chosen by an index tile; add only, duplicates add up."""
     target = tile(dst, "atomic_rmw")
-    name = operators.name_of(op)
+    name = name_of(op)
     if target.by_data is None or target.on_chip or name != "add":
         raise refuse(
             "sim_atomic_rmw",
             f"atomic_rmw of {target.label()} with '{name}', expected add and an HBM tensor whose "
             "rows an index tile chooses; use nl.store for rows known while tracing",
         )
-    dma.move(target, tile(value, "atomic_rmw"), mask, accumulate=True)
+    transfers.move(target, tile(value, "atomic_rmw"), mask, accumulate=True)
 
 
 # --- on chip --------------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
         return _integer_broadcast(row, shape)
     # One free axis for TensorE; a row whose strides do not allow that is copied first.
     row = row.expand((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
-    flat = tensor_engine.collapsed(row)
+    flat = collapsed(row)
     if flat.ndim != 2:
         flat = copies.tensor_copy(row).reshape((1, row.free_size))
     ones_row = copies.memset((1, rows), 1, row.dtype)
@@ -137,7 +138,7 @@ def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
     for start in range(0, flat.shape[1], step):
         columns = slice(start, min(start + step, flat.shape[1]))
         piece = flat.slice_box((slice(0, 1), columns))
-        assign(out.slice_box((slice(0, rows), columns)), tensor_engine.nc_matmul(ones_row, piece))
+        assign(out.slice_box((slice(0, rows), columns)), products.nc_matmul(ones_row, piece))
     return out.reshape(shape) if len(shape) != 2 else out
 
 
@@ -151,10 +152,10 @@ def _integer_broadcast(row: View, shape: tuple[int, ...]) -> View:
     if row.dt.itemsize < 4:
         return spread(row)
     # Two halves of 16 bits pass exactly; the upper one is shifted back into its place.
-    high = vector.tensor_scalar(row, np.right_shift, 16)
-    low = vector.tensor_scalar(row, np.bitwise_and, 0xFFFF)
-    high = vector.tensor_scalar(spread(high), np.left_shift, 16)
-    return vector.tensor_tensor(high, spread(low), np.bitwise_or)
+    high = compute.tensor_scalar(row, np.right_shift, 16)
+    low = compute.tensor_scalar(row, np.bitwise_and, 0xFFFF)
+    high = compute.tensor_scalar(spread(high), np.left_shift, 16)
+    return compute.tensor_tensor(high, spread(low), np.bitwise_or)
 
 
 def broadcast_to(src: Any, *, shape: Any) -> View:

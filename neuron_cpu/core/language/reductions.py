@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import BOOL, FLOAT32, to_dtype
-from ..instructions import copies, scalar, vector
-from ..instructions.arguments import tile
-from ..instructions.operators import named
+from ..instructions.alu import named
 from ..program.view import View
+from . import compute, copies
 from .creation import ndarray
 from .elementwise import multiply
+from .operands import tile
 from .types import float32
 
 
@@ -22,7 +22,7 @@ def _make_reduction(name: str, op: str) -> Callable:
     def apply(
         x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
     ) -> View:
-        return vector.tensor_reduce(
+        return compute.tensor_reduce(
             op, tile(x, name), axis, dtype=dtype, mask=mask, keepdims=keepdims
         )
 
@@ -45,8 +45,8 @@ def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bo
     """Mean over the last free axes; integers give fp32."""
     source = tile(x, "mean")
     dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
-    total = vector.tensor_reduce("add", source, axis, dtype=float32, mask=mask, keepdims=keepdims)
-    return vector.tensor_scalar(total, "multiply", 1.0 / _count(source, axis), dtype=dt)
+    total = compute.tensor_reduce("add", source, axis, dtype=float32, mask=mask, keepdims=keepdims)
+    return compute.tensor_scalar(total, "multiply", 1.0 / _count(source, axis), dtype=dt)
 
 
 def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
@@ -54,20 +54,20 @@ def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     source = tile(x, "var")
     dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
     count = _count(source, axis)
-    total = vector.tensor_reduce("add", source, axis, dtype=FLOAT32, mask=mask, keepdims=True)
-    centre = vector.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
-    apart = vector.tensor_tensor(
+    total = compute.tensor_reduce("add", source, axis, dtype=FLOAT32, mask=mask, keepdims=True)
+    centre = compute.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
+    apart = compute.tensor_tensor(
         source, centre.expand(source.shape), "subtract", dtype=FLOAT32, mask=mask
     )
-    squares = vector.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
-    spread = vector.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
-    return vector.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
+    squares = compute.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
+    spread = compute.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
+    return compute.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
 
 
 def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where all elements along the last free axes are nonzero; bool unless ``dtype``."""
     dt = BOOL if dtype is None else dtype
-    return vector.tensor_reduce("logical_and", tile(x, "all"), axis, dtype=dt, mask=mask)
+    return compute.tensor_reduce("logical_and", tile(x, "all"), axis, dtype=dt, mask=mask)
 
 
 def softmax(
@@ -77,25 +77,25 @@ def softmax(
     source = tile(x, "softmax")
     dt = source.dt if dtype is None else to_dtype(dtype)
     inner = FLOAT32 if compute_dtype is None else to_dtype(compute_dtype)
-    peak = vector.tensor_reduce("maximum", source, axis, dtype=float32, negate=True, mask=mask)
+    peak = compute.tensor_reduce("maximum", source, axis, dtype=float32, negate=True, mask=mask)
     total = ndarray((source.shape[0], 1), float32)
     # One row of numbers per partition: the negated maximum is ScalarE's bias, and the sum comes
     # with the exponentials in one pass.
     if peak.free_size == 1:
-        exps = scalar.activation_reduce(
+        exps = compute.activation_reduce(
             "exp", source, bias=peak, reduce_op="add", reduce_res=total, dtype=inner, mask=mask
         )
-        inverse = vector.reciprocal(total, dtype=float32)
-        return vector.tensor_scalar(exps, "multiply", inverse, dtype=dt, mask=mask)
+        inverse = compute.reciprocal(total, dtype=float32)
+        return compute.tensor_scalar(exps, "multiply", inverse, dtype=dt, mask=mask)
     # Several rows per partition: ScalarE takes one bias a partition, so VectorE subtracts and sums.
     shape = (*peak.shape, *(1,) * (source.ndim - peak.ndim))
-    shifted = vector.tensor_tensor(
+    shifted = compute.tensor_tensor(
         source, peak.reshape(shape).expand(source.shape), "add", dtype=float32, mask=mask
     )
-    exps = scalar.activation("exp", shifted, dtype=inner, mask=mask)
-    sums = vector.tensor_reduce("add", exps, axis, dtype=float32, mask=mask)
-    inverse = vector.reciprocal(sums).reshape(shape).expand(source.shape)
-    return vector.tensor_tensor(exps, inverse, "multiply", dtype=dt, mask=mask)
+    exps = compute.activation("exp", shifted, dtype=inner, mask=mask)
+    sums = compute.tensor_reduce("add", exps, axis, dtype=float32, mask=mask)
+    inverse = compute.reciprocal(sums).reshape(shape).expand(source.shape)
+    return compute.tensor_tensor(exps, inverse, "multiply", dtype=dt, mask=mask)
 
 
 def rms_norm(
@@ -113,13 +113,13 @@ def rms_norm(
     source, weight = tile(x, "rms_norm"), tile(w, "rms_norm")
     dt = source.dt if dtype is None else to_dtype(dtype)
     total = ndarray((source.shape[0], 1), float32)
-    scalar.activation_reduce(
+    compute.activation_reduce(
         "square", source, reduce_op="add", reduce_res=total, dtype=float32, mask=mask
     )
     # ScalarE's scale and bias are free: rsqrt(total * 1/n + epsilon) is one instruction.
     eps = copies.memset((source.shape[0], 1), epsilon, float32)
-    scale = scalar.activation("rsqrt", total, scale=1.0 / n, bias=eps)
-    normed = vector.tensor_scalar(source, "multiply", scale, dtype=float32, mask=mask)
+    scale = compute.activation("rsqrt", total, scale=1.0 / n, bias=eps)
+    normed = compute.tensor_scalar(source, "multiply", scale, dtype=float32, mask=mask)
     return multiply(normed, weight, dtype=dt, mask=mask)
 
 

@@ -13,11 +13,11 @@ import numpy as np
 from ..device.dtypes import to_dtype
 from ..device.errors import refuse, user_frame
 from ..device.unknown import Foreign
-from ..instructions.assignment import assign
 from ..program import trace
 from ..program.subscript import subscript
 from ..program.view import View
 from . import buffers
+from .assignment import assign
 
 
 class Tile(trace.Values, Foreign, View):

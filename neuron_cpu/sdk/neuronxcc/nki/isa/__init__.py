@@ -4,10 +4,6 @@ Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__in
 """
 
 from neuron_cpu.core.device import unknown as _unknown
-from neuron_cpu.core.instructions import (
-    copies as _copies, dma as _dma, gpsimd as _gpsimd, scalar as _scalar,
-    tensor_engine as _tensor_engine, vector as _vector,
-)  # fmt: skip
 from neuron_cpu.core.instructions.constants import (
     dge_mode, dma_engine, engine, fp32, gpsimd_engine, nc_version, oob_mode, reduce_cmd,
     scalar_engine, tensor_engine, unknown_engine, vector_engine,

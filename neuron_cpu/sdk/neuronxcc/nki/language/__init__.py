@@ -5,8 +5,8 @@ Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/language
 
 from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.instructions.constants import fp32
-from neuron_cpu.core.instructions.gpsimd import gather_flattened, rand, random_seed
 from neuron_cpu.core.language.buffers import hbm, private_hbm, psum, sbuf, shared_hbm
+from neuron_cpu.core.language.copies import gather_flattened, rand, random_seed
 from neuron_cpu.core.language.creation import (
     empty_like, full, ndarray, ones, par_dim, shared_constant, shared_identity_matrix, zeros,
     zeros_like,

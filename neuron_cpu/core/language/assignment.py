@@ -13,12 +13,13 @@ import numpy as np
 from ..device.dtypes import FLOAT32
 from ..device.errors import NkiError, refuse, type_name, warn
 from ..device.spec import Engine
+from ..instructions.copies import copy_instruction
 from ..program import trace
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from ..program.view import View, compose
-from .copies import copy_instruction, copy_into, fill, initial_fill
-from .vector import LoopReduction
+from .compute import LoopReduction
+from .copies import copy_into, fill, initial_fill
 
 
 def assign(view: View, value: Any) -> None:

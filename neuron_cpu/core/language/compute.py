@@ -1,0 +1,645 @@
+"""``nki.isa``: arithmetic, reductions, scans, statistics and activations.
+
+Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py; v2.22.0 for ``reduce_cmd``.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ..device.dtypes import FLOAT32, INT32, DType, promote
+from ..device.errors import refuse, type_name, warn
+from ..device.release import INTEGERS_ASKED_OF_GPSIMD, INTEGERS_ON_GPSIMD, since
+from ..device.spec import Engine
+from ..instructions.alu import ARITHMETIC, REDUCTIONS
+from ..instructions.arguments import check_operator, free_axes, number, on_bits, stretched
+from ..instructions.constants import fp32
+from ..instructions.constants import reduce_cmd as commands
+from ..instructions.entry import PSUM, SBUF, OpSpec
+from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
+from ..instructions.recorder import ALIKE, ROWS, record
+from ..instructions.scalar import ACTIVATION, BIAS_TYPES, ActivationAttrs
+from ..instructions.vector import (
+    BN_AGGR,
+    BN_STATS,
+    RECIPROCAL,
+    SCALAR_TENSOR_TENSOR,
+    SIGN,
+    TENSOR_REDUCE,
+    TENSOR_SCALAR,
+    TENSOR_TENSOR,
+    TENSOR_TENSOR_SCAN,
+    WORDS,
+    BinaryAttrs,
+    ReduceAttrs,
+    ScanAttrs,
+    StatisticsAttrs,
+    Step,
+    StepsAttrs,
+    binary_attrs,
+    one_class,
+)
+from ..program import masks, trace
+from ..program.attributes import Attrs
+from ..program.index import is_integer
+from ..program.regions import window
+from ..program.view import View
+from .copies import copy_into, initial_fill
+from .operands import (
+    choose_engine,
+    fresh,
+    isa,
+    name_of,
+    reduction_target,
+    result_type,
+    same_shape,
+    tile,
+)
+
+INTEGER_OPERATORS = ("add", "subtract", "multiply")
+
+
+@isa(TENSOR_TENSOR)
+def tensor_tensor(
+    data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
+) -> View:
+    """``data1 op data2`` of equal shapes; not both in PSUM. VectorE (power: GpSimdE).
+
+    Tiles of 32-bit integers are added, subtracted and multiplied in fp32, since SDK 2.26 exactly by
+    GpSimdE unless one lies in PSUM (v2.26.0, nki.isa).
+    Free axes of size 1 are stretched, with a warning: the documentation asks for equal shapes, but
+    course kernels with published utilisation (SDK 2.26) and AWS's own reference add (P, 1) tiles.
+    """
+    a, b = tile(data1, "tensor_tensor"), tile(data2, "tensor_tensor")
+    name = name_of(op)
+    a, b = _equal_shapes(a, b)
+    check_operator(name, "tensor_tensor")
+    bits = on_bits(name, (a, b))
+    choice = choose_engine(engine, "tensor_tensor", TENSOR_TENSOR.engines)
+    if choice is None and name == "power":
+        choice = Engine.GPSIMD
+    sign = 0
+    if dtype is None and _exact_integers(name, choice, a, b):
+        choice, bits, sign = Engine.GPSIMD, True, SIGN if a.dt is INT32 else 0
+    attrs = binary_attrs(name, choice, bits, sign)
+    dt = result_type(dtype, promote(a.dt, b.dt))
+    return fresh(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
+
+
+def _exact_integers(name: str, choice: Engine | None, a: View, b: View) -> bool:
+    """Whether GpSimdE computes 32-bit integers: if named, and since 2.26 by default."""
+    asked = choice is Engine.GPSIMD and name != "subtract" and since(INTEGERS_ASKED_OF_GPSIMD)
+    alone = choice is not Engine.VECTOR and since(INTEGERS_ON_GPSIMD)
+    in_sbuf = PSUM not in (a.storage.buffer, b.storage.buffer)
+    wide = a.dt in WORDS and b.dt in WORDS and name in INTEGER_OPERATORS
+    return wide and in_sbuf and (asked or alone)
+
+
+def _equal_shapes(a: View, b: View) -> tuple[View, View]:
+    if a.shape == b.shape:
+        return a, b
+    if a.shape[0] != b.shape[0]:
+        raise refuse(
+            "err_num_partition_mismatch",
+            f"tensor_tensor got {a.label()} and {b.label()}, expected equal partition counts; "
+            "slice both to the same partitions",
+        )
+    if a.free_size == b.free_size:
+        return a, b.reshape(a.shape)
+    wide, narrow = (a, b) if a.free_size > b.free_size else (b, a)
+    both = f"tensor_tensor got {a.label()} and {b.label()}, expected equal shapes"
+    if narrow.free_size == 1:
+        made = stretched(narrow, wide, "tensor_tensor operand")
+    elif narrow.ndim == wide.ndim and all(n in (1, w) for n, w in zip(narrow.shape, wide.shape)):
+        made = narrow.expand(wide.shape)
+    else:
+        raise refuse("sim_shape_mismatch", f"{both}; slice them to the same free axes")
+    warn(
+        "sim_stretched_operand",
+        f"{both}; use tensor_scalar for (P, 1) vectors: only releases from 2.26 on are known to "
+        "stretch them",
+    )
+    return (wide, made) if wide is a else (made, wide)
+
+
+# a op neutral = a; the extremes of fp32, which saturate to those of a narrower type
+NEUTRAL = {"add": 0.0, "multiply": 1.0, "maximum": fp32.min, "minimum": fp32.max}
+
+
+class LoopReduction:
+    """Result of ``nl.loop_reduce``, waiting for the tile it is combined into."""
+
+    def __init__(self, value: View, op: str, mask: Any) -> None:
+        self.value, self.op, self.mask = value, op, mask
+
+    def into(self, view: View) -> None:
+        """Record ``view = view op value`` in place.
+
+        The target needs no initial value: a tile that nothing has written yet begins as the
+        operator's neutral element, filled in where the tile was made.
+        """
+        value = self.value if self.value.shape == view.shape else self.value.reshape(view.shape)
+        storage = view.storage
+        if storage.initial is None and self.op in NEUTRAL and not self._begun(view):
+            storage.initial = NEUTRAL[self.op]
+            machine = trace.current("nl.loop_reduce").machine
+            if machine is not None:
+                machine.run(initial_fill(storage))
+        record(TENSOR_TENSOR, (view,), (view, value), BinaryAttrs(op=self.op), self.mask)
+
+    def _begun(self, view: View) -> bool:
+        """True where an instruction has written some of ``view``.
+
+        Asked first is where `nl.full` has filled its tile, then the latest ones.
+        """
+        instructions = trace.current("nl.loop_reduce").program.instructions
+        storage, end = view.storage, len(instructions)
+        written = np.zeros(storage.size, bool)
+        filled = min(storage.birth + view.blocks().start, end)
+        for k in (*range(end)[filled : filled + 1], *range(end - 1, storage.birth - 1, -1)):
+            for dst in instructions[k].dst:
+                if dst.storage is storage:
+                    window(written, dst)[...] = True
+                    if window(written, view).any():
+                        return True
+        return False
+
+
+def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Step:
+    """One step of tensor_scalar; a vector is appended to ``src``."""
+    name = name_of(op)
+    if isinstance(value, View):
+        src.append(stretched(value, src[0], what))
+        return Step(name, at=len(src) - 1, reverse=bool(reverse))
+    if is_integer(value) or isinstance(value, (float, np.floating, bool)):
+        return Step(name, number(value), reverse=bool(reverse))
+    raise refuse(
+        "sim_operand_type",
+        f"tensor_scalar {what} of type {type_name(value)}, expected a number or (P, 1) tile",
+    )
+
+
+def _steps_on_bits(what: str, steps: tuple[Step, ...], src: list[View]) -> bool:
+    """Whether the steps are bitwise; refuses a mixture, and values that are no operator."""
+    one_class(what, steps)
+    for step in steps:
+        check_operator(step.op, what)
+    return on_bits(steps[0].op, src)
+
+
+@isa(TENSOR_SCALAR)
+def tensor_scalar(
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    *,
+    dtype: Any = None,
+    mask: Any = None,
+    engine: Any = None,
+) -> View:
+    """``(data op0 operand0) op1 operand1``; operands are numbers or (P, 1) tiles. One or two steps
+    cost the same. Result has data's type unless ``dtype`` is given."""
+    src = [tile(data, "tensor_scalar")]
+    steps: tuple[Step, ...] = (_step("operand0", op0, operand0, reverse0, src),)
+    if op1 is not None:
+        steps += (_step("operand1", op1, operand1, reverse1, src),)
+    bits = _steps_on_bits("tensor_scalar", steps, src)
+    choice = choose_engine(engine, "tensor_scalar", TENSOR_SCALAR.engines)
+    attrs = StepsAttrs(engine=choice, bits=bits, steps=steps)
+    dt = result_type(dtype, src[0].dt)
+    return fresh(TENSOR_SCALAR, src[0].shape, dt, tuple(src), attrs, mask)
+
+
+@isa(TENSOR_SCALAR)
+def tensor_scalar_reduce(
+    *,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reduce_op: Any,
+    reduce_res: Any,
+    reverse0: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> View:
+    """``data op0 operand0``, and ``reduce_res`` [P, 1] its reduction over all free axes."""
+    source = tile(data, "tensor_scalar_reduce")
+    if reverse0:
+        raise refuse(
+            "sim_unsupported_reverse",
+            "tensor_scalar_reduce with reverse0=True, expected False: SDK 2.21 does not support it",
+        )
+    src = [source]
+    steps = (_step("operand0", op0, operand0, False, src),)
+    attrs = StepsAttrs(
+        bits=_steps_on_bits("tensor_scalar_reduce", steps, src),
+        steps=steps,
+        reduce_axes=source.ndim - 1,
+        reduce_op="add" if reduce_op is None else name_of(reduce_op),
+    )
+    total = reduction_target(reduce_res, source, "tensor_scalar_reduce")
+    dt = result_type(dtype, source.dt)
+    axes = (ALIKE, ROWS, *(ALIKE for _ in src))
+    return fresh(TENSOR_SCALAR, source.shape, dt, tuple(src), attrs, mask, axes=axes, also=(total,))
+
+
+@isa(SCALAR_TENSOR_TENSOR)
+def scalar_tensor_tensor(
+    *,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    dtype: Any = None,
+    mask: Any = None,
+) -> View:
+    """``(data op0 operand0) op1 operand1``: operand0 a number or [P, 1], operand1 of data's shape.
+
+    ``data``, ``operand1`` [P, N] @ SBUF|PSUM, not both in PSUM; ``reverse`` swaps arguments.
+    """
+    first = tile(data, "scalar_tensor_tensor")
+    second = tile(operand1, "scalar_tensor_tensor")
+    if first.shape[0] != second.shape[0]:
+        raise refuse(
+            "err_num_partition_mismatch",
+            f"scalar_tensor_tensor got {first.label()} and {second.label()}, expected equal "
+            "partition counts; slice both to the same partitions",
+        )
+    same_shape("scalar_tensor_tensor", first, second)
+    src = [first, second]
+    steps = (
+        _step("operand0", op0, operand0, reverse0, src),
+        Step(name_of(op1), at=1, reverse=bool(reverse1)),
+    )
+    attrs = StepsAttrs(bits=_steps_on_bits("scalar_tensor_tensor", steps, src), steps=steps)
+    dt = result_type(dtype, first.dt)
+    return fresh(SCALAR_TENSOR_TENSOR, first.shape, dt, tuple(src), attrs, mask)
+
+
+@isa(RECIPROCAL)
+def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
+    """``1 / data``. VectorE (more exact, 8N cycles) or ScalarE."""
+    source = tile(data, "reciprocal")
+    choice = choose_engine(engine, "reciprocal", RECIPROCAL.engines)
+    dt = result_type(dtype, source.dt)
+    return fresh(RECIPROCAL, source.shape, dt, (source,), Attrs(engine=choice), mask)
+
+
+@isa(TENSOR_REDUCE)
+def tensor_reduce(
+    op: Any,
+    data: Any,
+    axis: Any,
+    *,
+    mask: Any = None,
+    dtype: Any = None,
+    negate: bool = False,
+    keepdims: bool = False,
+) -> View:
+    """Reduce free axes in fp32: [P, F...] -> [P, rest...], at least rank 2. ``negate`` is free.
+
+    A mask that is no box, as of windows that reach over an edge, becomes a reduction for each box,
+    with a warning.
+    """
+    source = tile(data, "tensor_reduce")
+    name = name_of(op)
+    if name not in REDUCTIONS:
+        raise refuse(
+            "sim_reduce_operator",
+            f"tensor_reduce with operator '{name}', expected one of "
+            f"{', '.join(sorted(REDUCTIONS))}",
+        )
+    axes = free_axes(axis, source.ndim, "tensor_reduce")
+    kept = [a for a in range(source.ndim) if a not in axes]
+    bits = on_bits(name, (source,))
+    order = None
+    if axes != tuple(range(source.ndim - len(axes), source.ndim)):
+        order = (*kept, *axes)
+        warn(
+            "sim_reduce_middle_axis",
+            f"tensor_reduce over axes {axes} of {source.label()}: sources disagree whether axes "
+            "that are not the last ones work on SDK 2.21; present the reduced axis last",
+        )
+    # the mask's axis that each axis of the result comes from; None for those of size 1
+    left: list[int | None] = [*kept, *[None] * (2 - len(kept))]
+    if keepdims:
+        left = [None if a in axes else a for a in range(source.ndim)]
+    shape = tuple(1 if a is None else source.shape[a] for a in left)
+    attrs = ReduceAttrs(bits=bits, op=name, axes=len(axes), order=order, negate=bool(negate))
+    dt = result_type(dtype, source.dt)
+    keep = None if mask is None else masks.region(mask, source.shape)
+    if isinstance(keep, np.ndarray):
+        return _reduce_boxes(source, shape, left, dt, attrs, keep)
+    cuts = (tuple(left), ALIKE)
+    return fresh(TENSOR_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)
+
+
+def _reduce_boxes(
+    source: View,
+    shape: tuple[int, ...],
+    left: list[int | None],
+    dt: DType,
+    attrs: ReduceAttrs,
+    keep: np.ndarray,
+) -> View:
+    """A reduction for each box of ``keep``, which must give each result one: windows at an edge."""
+    boxes = list(masks.boxes(keep))
+    targets = [tuple(slice(0, 1) if a is None else box[a] for a in left) for box in boxes]
+    hits = np.zeros(shape, int)
+    for target in targets:
+        hits[target] += 1
+    if hits.max() > 1:
+        raise refuse(
+            "sim_reduce_mask",
+            f"mask of tensor_reduce of {source.label()} leaves several boxes of one result, "
+            "expected one bound per axis; fill the masked elements with the neutral value first",
+        )
+    warn(
+        "sim_reduce_mask_parts",
+        f"mask of tensor_reduce of {source.label()} is no box, expected one bound per axis: it "
+        f"becomes {len(boxes)} instructions; fill the masked elements with the neutral value first",
+    )
+    tracer = trace.current("nisa.tensor_reduce")
+    out = tracer.whole(tracer.storage(shape, dt, SBUF))
+    out.storage.parts = targets
+    for box, target in zip(boxes, targets):
+        record(TENSOR_REDUCE, (out.slice_box(target),), (source.slice_box(box),), attrs)
+    return out
+
+
+@isa(TENSOR_TENSOR_SCAN)
+def tensor_tensor_scan(
+    data0: Any,
+    data1: Any,
+    initial: Any,
+    op0: Any,
+    op1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    *,
+    dtype: Any = None,
+    mask: Any = None,
+) -> View:
+    """``r[i] = (data0[i] op0 r[i-1]) op1 data1[i]`` along the free axis, carried in fp32.
+
+    ``data0``, ``data1`` [P, N] @ SBUF|PSUM, not both in PSUM; ``initial`` a number or a [P, 1]
+    tile; ``reverse`` swaps the arguments of its operator. Arithmetic operators only.
+    """
+    a, b = tile(data0, "tensor_tensor_scan"), tile(data1, "tensor_tensor_scan")
+    if a.ndim != 2 or a.shape != b.shape:
+        raise refuse(
+            "sim_scan_shape",
+            f"tensor_tensor_scan got {a.label()} and {b.label()}, expected equal 2-D shapes; "
+            "reshape both to (P, N)",
+        )
+    names = [name_of(op) for op in (op0, op1)]
+    for name in names:
+        if name not in ARITHMETIC:
+            raise refuse(
+                "sim_unknown_operator",
+                f"tensor_tensor_scan with operator '{name}', expected an arithmetic ALU operator",
+            )
+    src, start = [a, b], 0.0
+    if isinstance(initial, View):
+        src.append(stretched(initial, a, "initial"))
+    else:
+        start = float(initial)
+    attrs = ScanAttrs(
+        op0=names[0], op1=names[1], reverse0=bool(reverse0), reverse1=bool(reverse1), initial=start
+    )
+    dt = result_type(dtype, promote(a.dt, b.dt))
+    return fresh(TENSOR_TENSOR_SCAN, a.shape, dt, tuple(src), attrs, mask)
+
+
+@isa(BN_STATS)
+def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
+    """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
+    of the elements at even positions, then at odd positions. Input to ``bn_aggr``."""
+    return _statistics(BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
+
+
+@isa(BN_AGGR)
+def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
+    """Mean and population variance [P, 2] from the columns of ``bn_stats`` ([P, 3 k])."""
+    return _statistics(BN_AGGR, tile(data, "bn_aggr"), 2, dtype, mask)
+
+
+def _statistics(op: OpSpec, data: View, columns: int, dtype: Any, mask: Any) -> View:
+    """Record an instruction that turns the free axes into a few columns."""
+    attrs = StatisticsAttrs(free_axes=data.ndim - 1)
+    shape, dt = (data.shape[0], columns), result_type(dtype, data.dt)
+    return fresh(op, shape, dt, (data,), attrs, mask, data.shape, (ROWS, ALIKE))
+
+
+def activation_operands(
+    op: Any, data: View, bias: Any = None, scale: Any = 1.0
+) -> tuple[tuple[View, ...], ActivationAttrs]:
+    """Sources and attributes of ``op(data * scale + bias)``.
+
+    Args:
+        bias: [P, 1] of fp32, fp16 or bf16, or None.
+        scale: a number or fp32 [P, 1].
+    """
+    src = [data]
+    factor, scale_at, bias_at = 1.0, None, None
+    if isinstance(scale, View):
+        _check_scale(scale, data)
+        scale_at = len(src)
+        src.append(stretched(scale, data, "scale"))
+    elif isinstance(scale, (int, float, np.number)) and not isinstance(scale, bool):
+        factor = float(np.float32(scale))
+    else:
+        raise refuse(
+            "err_activation_scale_invalid_type",
+            f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile",
+        )
+    if bias is not None:
+        if not isinstance(bias, View) or bias.dt not in BIAS_TYPES:
+            got = bias.label() if isinstance(bias, View) else type(bias).__name__
+            raise refuse(
+                "err_activation_bias_invalid_type",
+                f"activation bias is {got}, expected a ({data.shape[0]}, 1) tile of fp32, fp16 or "
+                "bf16: this core takes no constant bias; make one with nisa.memset",
+            )
+        bias_at = len(src)
+        src.append(stretched(bias, data, "bias"))
+    name = name_of(op)
+    attrs = ActivationAttrs(op=name, scale=factor, scale_at=scale_at, bias_at=bias_at)
+    return tuple(src), attrs
+
+
+def _check_scale(scale: View, data: View) -> None:
+    if scale.dt is not FLOAT32:
+        raise refuse(
+            "err_activation_scale_invalid_type",
+            f"activation scale {scale.label()}, expected a number or an fp32 tile; cast it",
+        )
+    if scale.free_size != 1 or scale.shape[0] != data.shape[0]:
+        raise refuse(
+            "err_activation_scale_scalar_or_vector",
+            f"activation scale {scale.label()} for data {data.label()}, expected a number or "
+            f"shape ({data.shape[0]}, 1); multiply by a whole tile with nl.multiply",
+        )
+
+
+@isa(ACTIVATION)
+def activation(
+    op: Any,
+    data: Any,
+    *,
+    bias: Any = None,
+    scale: Any = 1.0,
+    reduce_op: Any = None,
+    reduce_res: Any = None,
+    reduce_cmd: Any = None,
+    mask: Any = None,
+    dtype: Any = None,
+) -> View:
+    """``op(data * scale + bias)`` in fp32 on ScalarE.
+
+    ``data`` [P, F...] @ SBUF|PSUM, ``scale`` a number or fp32 [P, 1], ``bias`` [P, 1] of
+    fp32/fp16/bf16. Result has data's shape and type unless ``dtype`` is given. ``reduce_cmd``
+    (SDK 2.22) adds the sums over the free axes to registers that outlive the instruction;
+    ``reduce_res`` [P, 1] then receives the registers.
+    """
+    source = tile(data, "activation")
+    src, attrs = activation_operands(op, source, bias, scale)
+    dt = result_type(dtype, source.dt)
+    tracer = trace.current("nisa.activation")
+    if tracer.program.direct_allocation and bias is None:
+        raise refuse(
+            "err_bias_tensor_must_be_specified_in_allocation",
+            "activation without bias under direct allocation needs a hidden zero tile, expected "
+            "bias=; pass a zeroed (P, 1) tile",
+        )
+
+    def into(total: View | None) -> View:
+        """The activation, with the sums over the free axes in ``total``."""
+        if total is None:
+            return fresh(ACTIVATION, source.shape, dt, src, attrs, mask)
+        _check_reduce_op(reduce_op)
+        summing = replace(attrs, reduce_axes=source.ndim - 1)
+        axes = (ALIKE, ROWS, *(ALIKE for _ in src))
+        return fresh(ACTIVATION, source.shape, dt, src, summing, mask, axes=axes, also=(total,))
+
+    if reduce_cmd is not None:
+        return _running_sums(tracer, source, into, reduce_res, reduce_cmd)
+    if reduce_res is None:
+        return into(None)
+    return into(reduction_target(reduce_res, source, "activation"))
+
+
+def _check_reduce_op(reduce_op: Any) -> None:
+    name = "add" if reduce_op is None else name_of(reduce_op)
+    if name != "add":
+        raise refuse(
+            "sim_activation_reduce_op",
+            f"activation_reduce with reduce_op '{name}', expected add on NeuronCore-v2; use "
+            "nisa.tensor_reduce",
+        )
+
+
+def _running_sums(
+    tracer: trace.Tracer,
+    data: View,
+    into: Callable[[View | None], View],
+    reduce_res: Any,
+    command: commands,
+) -> View:
+    """``activation`` with ``reduce_cmd``: a hidden [P, 1] fp32 tile stands for the registers.
+
+    The registers outlive the iteration of a loop in which they were last reset, so the tile's scope
+    grows to the innermost loop body that holds all its uses.
+    """
+    warn(
+        "sim_newer_api",
+        "activation(reduce_cmd=) needs SDK 2.22 or newer, and a device's compiler computed twice "
+        "what it sums over several instructions (Jerry2423/kda-for-trainium 90770f2, "
+        "gqa_full_v7b_fused_rowsum); use activation_reduce",
+    )
+
+    def column() -> View:
+        return tracer.whole(tracer.storage((data.shape[0], 1), FLOAT32, SBUF))
+
+    if command in (commands.reset, commands.reset_reduce):
+        tracer.sums = None
+    elif tracer.sums is not None:
+        _bring_into_scope(tracer, tracer.sums)
+    part = None if command in (commands.idle, commands.reset) else column()
+    result = into(part)
+    recorded = len(tracer.program.instructions)
+    if part is not None and result.storage.producer is not None:  # else its mask selects nothing
+        if tracer.sums is None:
+            tracer.sums = part
+        else:
+            sums = (tracer.sums,)
+            record(TENSOR_TENSOR, sums, (*sums, part), BinaryAttrs(op="add"))
+    if reduce_res is not None:
+        if tracer.sums is None:
+            raise refuse(
+                "sim_reduce_registers",
+                "activation reads sums into reduce_res that no instruction made, expected "
+                "reduce_cmd.reset_reduce before; start the reduction with it",
+            )
+        copy_into(tile(reduce_res, "activation reduce_res"), tracer.sums)
+    result.storage.followers = len(tracer.program.instructions) - recorded
+    return result
+
+
+def _bring_into_scope(tracer: trace.Tracer, sums: View) -> None:
+    """Let the loop around the current iteration own the tile, if an earlier iteration made it."""
+    around = {None, *(tracer.frame.path() if tracer.frame is not None else ())}
+    storage = sums.storage
+    while storage.frame is not None and storage.frame not in around:
+        storage.frame = storage.frame.parent
+
+
+@isa(ACTIVATION)
+def activation_reduce(
+    op: Any,
+    data: Any,
+    *,
+    reduce_op: Any,
+    reduce_res: Any,
+    bias: Any = None,
+    scale: Any = 1.0,
+    mask: Any = None,
+    dtype: Any = None,
+) -> View:
+    """Do what ``activation`` does; ``reduce_res`` [P, 1] receives the sum over the free axes."""
+    return activation(
+        op,
+        data,
+        bias=bias,
+        scale=scale,
+        reduce_op=reduce_op,
+        reduce_res=reduce_res,
+        mask=mask,
+        dtype=dtype,
+    )
+
+
+@isa(PARTITION_REDUCE)
+def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
+    """Reduce the partition axis: [P, F...] -> [1, F...]; add, max, bitwise_or, bitwise_and."""
+    source = tile(data, "tensor_partition_reduce")
+    name = name_of(op)
+    allowed = ("add", "maximum", "bitwise_or", "bitwise_and")
+    if name not in allowed:
+        raise refuse(
+            "sim_reduce_operator",
+            f"tensor_partition_reduce with operator '{name}', expected one of {', '.join(allowed)}",
+        )
+    attrs = PartitionReduceAttrs(bits=on_bits(name, (source,)), op=name, ndim=source.ndim)
+    shape, dt = (1, *source.shape[1:]), result_type(dtype, source.dt)
+    cuts = ((None, *range(1, source.ndim)), ALIKE)
+    return fresh(PARTITION_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)

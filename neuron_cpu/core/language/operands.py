@@ -1,0 +1,199 @@
+"""Arguments of the functions of ``nki.isa`` and ``nki.language``, and their fresh results.
+
+Names of operators: ``nl`` functions, numpy functions and strings all mean the same op codes
+(aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst, supported math operators).
+"""
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..device.dtypes import DType, to_dtype
+from ..device.errors import refuse, warn
+from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
+from ..device.spec import Engine
+from ..instructions.arguments import check_total, no_tensor
+from ..instructions.entry import SBUF, OpSpec, form
+from ..instructions.recorder import Axes, emit, record
+from ..program import masks, trace
+from ..program.attributes import Attrs
+from ..program.view import View
+
+isa = functools.partial(form, "neuronxcc.nki.isa")
+
+
+def tile(value: Any, what: str) -> View:
+    """``value`` as a tile, or the refusal for anything else."""
+    if isinstance(value, View):
+        return value
+    trace.current(what)  # outside of a kernel there are no tiles, and that is the mistake
+    raise no_tensor(value, what, "a tensor")
+
+
+def result_type(dtype: Any, default: DType) -> DType:
+    """The element type of a result: the given one, or ``default``."""
+    return default if dtype is None else to_dtype(dtype)
+
+
+def choose_engine(value: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
+    """The engine of an ``engine=`` argument, None where it leaves the choice open."""
+    if value is None or value == 0:
+        return None
+    if value not in allowed:
+        names = " or ".join(e.value for e in allowed)
+        raise refuse("sim_engine", f"{what} cannot run on {value}, expected {names}; drop engine=")
+    return value
+
+
+def same_shape(what: str, *views: View) -> None:
+    """Refuse operands of different shapes."""
+    for view in views[1:]:
+        if view.shape != views[0].shape:
+            raise refuse(
+                "sim_shape_mismatch",
+                f"{what} got {views[0].label()} and {view.label()}, expected equal shapes; slice "
+                "both alike",
+            )
+
+
+def reduction_target(reduce_res: Any, data: View, what: str) -> View:
+    """The (P, 1) tile that receives a second result."""
+    total = tile(reduce_res, f"{what} reduce_res")
+    check_total(total, data.shape[0], what)
+    return total
+
+
+def newer(name: str, release: str) -> None:
+    """Warn that the SDK release in force does not have a function yet."""
+    if since(release):
+        return
+    warn(
+        "sim_newer_api",
+        f"nisa.{name} needs SDK {release} or newer, expected functions of {chosen()}; the kernel "
+        f"does not compile there, choose the release with {ENVIRONMENT_VARIABLE}",
+    )
+
+
+def fresh(
+    op: OpSpec,
+    shape: tuple[int, ...],
+    dt: DType,
+    src: tuple[View, ...],
+    attrs: Attrs,
+    mask: Any = None,
+    over: tuple[int, ...] | None = None,
+    axes: Sequence[Axes] = (),
+    buffer: str = SBUF,
+    also: tuple[View, ...] = (),
+) -> View:
+    """Record ``op`` into a new tile and return the tile; an assignment may move the result.
+
+    Args:
+        also: further destinations. The others as in ``record``.
+    """
+    tracer = trace.active() or trace.current(f"nisa.{op.name}")
+    made = tracer.storage(shape, dt, buffer)
+    out = tracer.whole(made)
+    if mask is None:  # the usual case without a second look
+        made.producer = emit(tracer, op, (out, *also), src, attrs)
+    else:
+        before = len(tracer.program.instructions)
+        made.producer = record(op, (out, *also), src, attrs, mask, over, axes)
+        if made.producer is None:
+            made.parts = [out.box_of(i.dst[0]) for i in tracer.program.instructions[before:]]
+    return out
+
+
+def rows_only(what: str, mask: Any, *views: View) -> Iterator[View]:
+    """``views`` of one shape, cut by a mask that selects a box (instructions over whole rows)."""
+    cut = None if mask is None else masks.region(mask, views[0].shape)
+    if cut is not None and not isinstance(cut, tuple):
+        raise refuse(
+            "sim_reduce_mask",
+            f"mask of {what} is no box of {views[0].label()}, expected one bound per axis and at "
+            "least one element; slice the operand instead",
+        )
+    for view in views:
+        yield view if cut is None else view.slice_box(cut)
+
+
+_NUMPY: dict[Any, str] = {
+    np.add: "add",
+    np.subtract: "subtract",
+    np.multiply: "multiply",
+    np.divide: "divide",
+    np.maximum: "maximum",
+    np.minimum: "minimum",
+    np.max: "maximum",
+    np.min: "minimum",
+    np.sum: "add",
+    np.prod: "multiply",
+    np.power: "power",
+    np.equal: "equal",
+    np.not_equal: "not_equal",
+    np.greater: "greater",
+    np.greater_equal: "greater_equal",
+    np.less: "less",
+    np.less_equal: "less_equal",
+    np.logical_and: "logical_and",
+    np.logical_or: "logical_or",
+    np.logical_xor: "logical_xor",
+    np.logical_not: "logical_not",
+    np.bitwise_and: "bitwise_and",
+    np.bitwise_or: "bitwise_or",
+    np.bitwise_xor: "bitwise_xor",
+    np.invert: "invert",
+    np.left_shift: "left_shift",
+    np.right_shift: "right_shift",
+    np.exp: "exp",
+    np.log: "log",
+    np.sqrt: "sqrt",
+    np.square: "square",
+    np.tanh: "tanh",
+    np.sin: "sin",
+    np.arctan: "arctan",
+    np.sign: "sign",
+    np.abs: "abs",
+    np.absolute: "abs",
+    np.copy: "copy",
+    np.reciprocal: "reciprocal",
+    np.mod: "mod",
+    np.fmod: "fmod",
+    np.all: "logical_and",
+    np.any: "logical_or",
+}
+
+
+_ALIASES = {
+    "max": "maximum",
+    "min": "minimum",
+    "sum": "add",
+    "prod": "multiply",
+    "all": "logical_and",
+}
+
+
+def name_of(op: Any) -> str:
+    """Op code of an operator argument.
+
+    Raises:
+        NkiError: the object is no operator of the language.
+    """
+    own = getattr(op, "nki_name", None)
+    if own is not None:
+        return _ALIASES.get(own, own)
+    try:
+        found = _NUMPY.get(op)
+    except TypeError:
+        found = None
+    if found is None and isinstance(op, str):
+        found = _ALIASES.get(op, op)
+    if found is None:
+        raise refuse(
+            "sim_unknown_operator",
+            f"operator {getattr(op, '__name__', op)} is none of the language, expected an nl or "
+            "numpy function such as nl.add or np.exp; give it by name, as op=nl.add or op0=nl.add",
+        )
+    return found
