@@ -154,7 +154,7 @@ def identifiers():
 def test_every_identifier_that_a_test_expects_is_listed_and_the_reverse(identifiers):
     """Some tests ask for the beginning of one."""
     listed = "".join(f"{rule.identifier} " for rule in identifiers.rules(REPOSITORY / "neuron_cpu"))
-    folders = [REPOSITORY / "tests" / name for name in ("core", "nki")]
+    folders = [REPOSITORY / "tests" / name for name in ("core", "nki", "torch_device")]
     tests = [path for folder in folders for path in folder.glob("test_*.py")]
     text = "".join(path.read_text(encoding="utf-8") for path in tests)
     expected = set(re.findall(r"\b(?:err|sim)_[a-z0-9_]+", text)) - {"sim_test"}  # invented

@@ -263,8 +263,8 @@ def _instructions(
 
 
 def _operands(instruction: Instruction) -> str:
-    results = ", ".join(map(repr, instruction.dst))
-    return f"{results} = {', '.join(map(repr, instruction.src))}"
+    results = ", ".join(view.brief() for view in instruction.dst)
+    return f"{results} = {', '.join(view.brief() for view in instruction.src)}"
 
 
 class _Words:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import os
 import pickle
 import threading
@@ -160,6 +161,11 @@ class Kernel:
         self.programs: dict[Any, Program] = {}
         self.lock = threading.Lock()
         functools.update_wrapper(self, function)
+
+    def __repr__(self) -> str:
+        language = "nki" if self.today else "neuronxcc.nki"
+        grid = f"[{', '.join(map(str, self.grid))}]" if self.grid else ""
+        return f"<{language} kernel {self.name}{grid}{inspect.signature(self.function)}>"
 
     @property
     def name(self) -> str:

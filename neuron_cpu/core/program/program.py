@@ -47,8 +47,8 @@ class Instruction:
         self.frame, self.source = frame, source
 
     def __repr__(self) -> str:
-        outs = ", ".join(map(repr, self.dst))
-        return f"{outs} = {self.op.name}({', '.join(map(repr, self.src))}, {self.attrs!r})"
+        outs, sources = (", ".join(v.brief() for v in views) for views in (self.dst, self.src))
+        return f"{outs} = {self.op.name}({sources}, {self.attrs!r})"
 
     def accesses(self) -> Iterator[tuple[bool, View]]:
         """(whether it is written, view) of every operand, results first and index tiles last."""

@@ -295,6 +295,17 @@ class Values:
     def __array__(self: Any, *_: Any, **__: Any) -> np.ndarray:
         return self.numpy()
 
+    def __repr__(self: Any) -> str:
+        told = self.label()
+        if self.storage.on_chip:
+            told += f", {self.shape[0]} partitions"
+        if self.storage.source is not None:
+            told += f", made at {self.storage.source}"
+        tracer = active()
+        if tracer is None or tracer.machine is None:
+            told += "; print(tile) shows values with NKI_CPU_EAGER=1"
+        return f"<{told}>"
+
     def __str__(self: Any) -> str:
         tracer = active()
         if tracer is not None and tracer.machine is not None:

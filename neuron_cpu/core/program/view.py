@@ -168,6 +168,10 @@ class View:
         return self.offset // storage.free_size % storage.shape[storage.paxis]
 
     def __repr__(self) -> str:
+        return self.brief()
+
+    def brief(self) -> str:
+        """For lists of operands: tensor, offset, sizes and type."""
         dims = "x".join(map(str, self.shape))
         name = self.storage.name or f"{self.storage.buffer}{self.storage.id}"
         return f"{name}+{self.offset}[{dims}]{self.dt}"

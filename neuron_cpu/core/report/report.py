@@ -391,8 +391,8 @@ def meta_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 def _slice(instruction: Instruction, pid: int, row: int, begin: float, time: float) -> dict:
     about = {
         "source": place(instruction.source),
-        "operands": [repr(v) for v in instruction.src],
-        "results": [repr(v) for v in instruction.dst],
+        "operands": [v.brief() for v in instruction.src],
+        "results": [v.brief() for v in instruction.dst],
     }
     name = spilling(instruction) or instruction.op.name
     return slice_event(name, pid, row, begin, time, about)

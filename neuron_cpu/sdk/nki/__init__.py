@@ -5,6 +5,7 @@ Source of names and signatures: aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py.
 
 from neuron_cpu.core.current.kernel import Kernel, jit, simulate
 from neuron_cpu.core.device import unknown as _unknown
+from neuron_cpu.inline import attach as _attach
 
 from . import collectives, dtype, isa, language, meta, typing
 
@@ -12,4 +13,5 @@ __all__ = [
     "Kernel", "collectives", "dtype", "isa", "jit", "language", "meta", "simulate", "typing",
 ]  # fmt: skip
 
+_attach(Kernel)
 __getattr__ = _unknown.of_module("nki", globals(), current=True)

@@ -12,6 +12,7 @@ from neuron_cpu.core.language.kernel import Kernel
 from neuron_cpu.core.language.results import returns_value
 from neuron_cpu.core.language.runners import benchmark, profile
 from neuron_cpu.core.language.tensor import Tile as tensor
+from neuron_cpu.inline import attach as _attach
 
 from . import compiler, isa, language, typing
 
@@ -21,6 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 FrameworkKernel = Kernel
+_attach(Kernel)
 __getattr__ = _unknown.of_module("nki", globals(), current=False)
 
 # The compiler adds this level: harnesses of a Stanford course say logging.disable(logging.OFF).

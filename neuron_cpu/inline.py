@@ -1,0 +1,141 @@
+"""Kernels in a notebook: `kernel.profile(...)` and `kernel.check(...)` below a cell.
+
+Both take the arguments of a call: tensors, of which shape and type count, or their forms on a
+command line ("128x512:bf16"). In a notebook the result is the page of `neuron_cpu profile --html`;
+elsewhere it prints as the command's tables.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HEIGHT = 760  # pixels of the page below a cell
+WIDTH = 120  # columns of the tables
+
+
+class Shown:
+    """What a notebook shows, and a terminal prints.
+
+    Attributes:
+        text: the command's tables and sentences.
+        page: one HTML page with its data inside.
+    """
+
+    def __init__(self, text: str, page: str) -> None:
+        self.text, self.page = text, page
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        content = html.escape(self.page)
+        style = f"width:100%;height:{HEIGHT}px;border:0"
+        return f'<iframe srcdoc="{content}" style="{style}"></iframe>'
+
+    def save(self, path: str | Path) -> None:
+        """Write the page to a file."""
+        from .files import write_text_atomically
+
+        write_text_atomically(Path(path), self.page)
+
+
+def attach(kernel: type[Any]) -> None:
+    """Give a class of kernels both methods."""
+    kernel.profile, kernel.check = profile, check
+
+
+def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Shown:
+    """Where the time of a call goes, estimated; nothing is computed.
+
+    Args:
+        baseline: another kernel of the same arguments, shown beside it.
+
+    Raises:
+        NkiError: the kernel is not legal with these arguments.
+    """
+    from .core.device.errors import only_timed
+    from .core.report import report, tables
+    from .core.time.schedule import schedule
+    from .judge import verdict
+    from .page import data
+    from .page.write import page
+
+    case = _case(args, named)
+    runs = []
+    for one in filter(None, (kernel, baseline)):
+        with only_timed():
+            runs.append((one.name, schedule(verdict.traced(one, case, one.grid))))
+    found = report.profile(runs[0][1])
+    out = _Console(tables.expendable(found.lines), "bound by")
+    tables.print_profile(out.console, found, out.print_table)
+    shown = [data.run(name, made) for name, made in runs]
+    return Shown(out.text, page(f"{kernel.name} {case}", shown, 1 if baseline else None))
+
+
+def check(kernel: Any, reference: Callable, *args: Any, **named: Any) -> Shown:
+    """Whether a kernel is legal and right on adversarial values of the arguments' shapes.
+
+    Args:
+        reference: numpy or PyTorch function of the same arguments.
+
+    Raises:
+        UsageError: the reference fails.
+    """
+    from .core.report.tables import estimate_note
+    from .judge import tables, verdict
+    from .judge.references import Reference
+    from .lessons import with_pointers
+    from .page.write import as_table, page
+
+    settings = verdict.Settings(grid=kernel.grid)
+    answer = Reference(reference)
+    found = [verdict.judge(kernel, answer, _case(args, named), settings)]
+    table = tables.verdict_table(found, tables.title(kernel.name, answer, settings))
+    shown = as_table(table)
+    said = with_pointers("\n".join(tables.sentences(found)))
+    note = f"Times: {estimate_note(settings.dma_profile)}."
+    out = _Console(tables.EXPENDABLE, "arguments")
+    out.print_table(table)
+    return Shown(
+        f"{out.text}{said}\n{note}", page(kernel.name, [], tables=[shown], sentences=[said, note])
+    )
+
+
+def _case(args: tuple, named: dict[str, Any]) -> Any:
+    """The arguments of a call as a case: a tensor's shape and type, constants as they are."""
+    from .core.device import dtypes
+    from .core.language.specialisation import is_tensor
+    from .judge import cases
+
+    def form(value: Any) -> Any:
+        if isinstance(value, str) and cases.TENSOR.fullmatch(value):
+            return cases.parse_value(value)
+        if is_tensor(value):
+            return cases.Spec(tuple(value.shape), dtypes.to_dtype(value.dtype).torch)
+        return value
+
+    return cases.Case(tuple(map(form, args)), tuple((k, form(v)) for k, v in named.items()))
+
+
+class _Console:
+    """Tables of `WIDTH` columns as text; those that do not fit leave out columns of `expendable`,
+    and `prose` names the one that may wrap."""
+
+    def __init__(self, expendable: Sequence[str], prose: str) -> None:
+        from .console import terminal
+
+        self._file, self._how = io.StringIO(), (expendable, prose, "the page has them")
+        self.console = terminal.written_to(self._file, WIDTH, styled=False)
+
+    def print_table(self, table: Any) -> None:
+        from .console import terminal
+
+        terminal.print_table(self.console, table, *self._how)
+
+    @property
+    def text(self) -> str:
+        return self._file.getvalue()

@@ -1,0 +1,78 @@
+"""`kernel.profile` and `kernel.check` in a notebook; what kernels and tiles say of themselves."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import neuronxcc.nki as old_nki
+import neuronxcc.nki.language as old_nl
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+import torch
+
+from neuron_cpu import inline
+
+SAID: list[str] = []
+
+
+@nki.jit
+def doubled(x, factor=2.0):
+    tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=tile, src=x)
+    nisa.tensor_scalar(dst=tile, data=tile, op0=nl.multiply, operand0=factor)
+    SAID.append(repr(tile))
+    nisa.dma_copy(dst=out, src=tile)
+    return out
+
+
+@old_nki.jit
+def doubled_before(x, factor=2.0):
+    out = old_nl.ndarray(x.shape, x.dtype, buffer=old_nl.shared_hbm)
+    old_nl.store(out, old_nl.load(x) * factor)
+    return out
+
+
+def reference(x, factor=2.0):
+    return x * factor
+
+
+@pytest.mark.parametrize("kernel", [doubled, doubled_before], ids=["nki", "neuronxcc"])
+@pytest.mark.parametrize(
+    "x", [torch.ones(64, 8), np.ones((64, 8), np.float32), "64x8:f32"], ids=["torch", "numpy", "t"]
+)
+def test_a_call_is_judged_and_timed_by_its_shapes(kernel, x, tmp_path: Path) -> None:
+    judged = kernel.check(reference, x, factor=3.0)
+    assert "64x8:f32 factor=3.0" in str(judged) and "correct" in str(judged)
+    timed = kernel.profile(x)
+    assert f"{kernel.name}: " in str(timed) and "µs" in str(timed)
+    assert max(map(len, str(timed).splitlines())) <= inline.WIDTH
+    for shown in (judged, timed):
+        shown.save(tmp_path / "page.html")
+        page = (tmp_path / "page.html").read_text(encoding="utf-8")
+        assert html.escape(page) in shown._repr_html_() and kernel.name in page
+
+
+def test_what_is_wrong_is_told(monkeypatch) -> None:
+    wrong = doubled.check(lambda x: x + 1, "64x8:f32")
+    assert "first wrong element" in str(wrong)
+    refused = doubled.check(reference, "200x8:f32")
+    assert "illegal" in str(refused) and "err_num_partition_exceed_arch_limit" in str(refused)
+    beside = doubled.profile("64x8:bf16", baseline=doubled_before)
+    assert "doubled_before" in beside.page
+
+
+def test_kernels_and_tiles_say_what_they_are(monkeypatch) -> None:
+    assert repr(doubled) == "<nki kernel doubled(x, factor=2.0)>"
+    assert repr(doubled[2]) == "<nki kernel doubled[2](x, factor=2.0)>"
+    assert repr(doubled_before) == "<neuronxcc.nki kernel doubled_before(x, factor=2.0)>"
+    doubled.trace(torch.empty(32, 4, device="meta"))
+    assert SAID[-1].startswith("<tile (32, 4) float32 in sbuf, 32 partitions, made at ")
+    assert SAID[-1].endswith("print(tile) shows values with NKI_CPU_EAGER=1>")
+    monkeypatch.setenv("NKI_CPU_EAGER", "1")
+    doubled(torch.ones(4, 2))
+    assert "NKI_CPU_EAGER" not in SAID[-1]
