@@ -26,7 +26,9 @@ from llama import (
     NeuronLlamaDecoderLayer, NeuronLlamaMLP, StateDict, pad_tiles, psum_zeros, spans, times_gain,
     whole_tiles,
 )  # fmt: skip
-from models.weights import KernelRows, OfRanks, Projections
+from models.weights import (
+    KernelRows, OfRanks, Projections, Sizes, spread_kv, spread_queries,
+)  # fmt: skip
 
 IDLE_TARGET = "idle_adapter"  # NxDI changes this module where the kernels' adapters are ours
 
@@ -201,6 +203,28 @@ def keep_numbers(model: nn.Module) -> None:
     the batch, and hands layers the row instead of the number."""
     if hasattr(model, "lora_weight_manager"):
         model.lora_weight_manager.update_lora_adapter_ids = lambda numbers, rows: numbers
+
+
+def spread_adapters(model: nn.Module, config: InferenceConfig) -> None:
+    """Make NxDI's reader of adapters spread heads as ``spread_heads`` does those of weights, for
+    layers in PyTorch: by itself it fills the first rows of a layer that has more heads."""
+    owner = getattr(model, "lora_weight_manager", model)  # of NxDI 0.7 and later
+    checkpoint = getattr(owner, "lora_checkpoint", None)
+    if checkpoint is None:  # a reader that refuses what does not fit
+        return
+    read, sizes = checkpoint._get_module_checkpoint, Sizes.of(config)
+    with_heads = {f"{name}.lora_B" for name in ATTENTION_TARGETS[:3]} | {"o_proj.lora_A"}
+
+    def spread(name: str, adapter: Any) -> Optional[torch.Tensor]:
+        weight, last = read(name, adapter), ".".join(name.split(".")[-2:])
+        if weight is None or last not in with_heads:
+            return weight
+        if last[0] in "kv":
+            return spread_kv(weight, sizes)
+        kv = config.num_key_value_heads
+        return spread_queries(weight, kv, sizes, int(last[0] == "o"))
+
+    checkpoint._get_module_checkpoint = spread
 
 
 # --- In checkpoints -------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from llama import P_MAX, is_nki_enabled, option
 from models.weights import Sizes
 from models.adapters import (
     AdaptedLayer, adapter_ranks, add_adapters, add_idle_layer, check_adapters, keep_numbers,
+    spread_adapters,
 )  # fmt: skip
 from models.families import (
     NormOfColumns, add_heads, attention_biases, has_head_norms, shows_hidden_states,
@@ -100,8 +101,9 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         return NeuronConfigNKI
 
 
-class NeuronLlamaDecoderLayer(AdaptedLayer, models.ranks.SharedLayer):
-    """The decoder layer with every attention and MLP."""
+class NeuronLlamaDecoderLayer(models.ranks.SharedLayer, AdaptedLayer):
+    """The decoder layer with every attention and MLP. A sharded sequence is gathered first, as
+    adapters are chosen for all of its tokens."""
 
 
 class NeuronLlamaModel(models.ranks.SharedModel, models.cached.CachedModel):
@@ -111,8 +113,8 @@ class NeuronLlamaModel(models.ranks.SharedModel, models.cached.CachedModel):
 
     def __init__(self, config: InferenceConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        if is_nki_enabled(config) and adapter_ranks(config):
-            keep_numbers(self)
+        if adapter_ranks(config):
+            keep_numbers(self) if is_nki_enabled(config) else spread_adapters(self, config)
 
     def init_model(self, config: InferenceConfig) -> None:
         super().init_model(config)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from models import adapters, extended, ranks, weights
 from tests.adapters import continued
 from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
@@ -225,3 +228,58 @@ def test_adapters_that_the_kernels_do_not_take_are_refused(serving, tmp_path):
     save_file(named, str(tmp_path / "one" / "adapter_model.safetensors"))
     with pytest.raises(ValueError, match="has a tensor base_model.*train it on those"):
         llama.add_adapters(dict(state), config)
+
+
+class Reader:
+    """NxDI's reader of adapters, over tensors by the names of its layers."""
+
+    def __init__(self, tensors):
+        self._get_module_checkpoint = lambda name, _: tensors.get(name)
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("heads", "degree"), [((4, 2), 4), ((6, 2), 4), ((3, 3), 2), ((4, 2), 2)])
+def test_heads_of_adapters_in_pytorch_lie_as_those_of_weights(heads, degree, later):
+    """The library's reader left replicas and padded heads without their adapter, silently."""
+    dim, rank, hidden = 4, 3, 10
+    config = SimpleNamespace(
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=dim,
+        hidden_size=hidden, intermediate_size=8 * degree, vocab_size=8 * degree,
+        neuron_config=SimpleNamespace(tp_degree=degree),
+    )  # fmt: skip
+    widths = {"q_proj": heads[0] * dim, "k_proj": heads[1] * dim, "v_proj": heads[1] * dim}
+    tensors, products = {}, {}
+    for name, width in (*widths.items(), ("o_proj", heads[0] * dim)):
+        n, k = (hidden, width) if name == "o_proj" else (width, hidden)
+        a, b = torch.randn(rank, k), torch.randn(n, rank)
+        inside = name if name == "o_proj" else f"qkv_proj.{name}"
+        tensors |= {f"self_attn.{inside}.lora_A": a, f"self_attn.{inside}.lora_B": b}
+        products[f"self_attn.{name}.weight"] = b @ a
+    model = SimpleNamespace(lora_checkpoint=Reader(tensors))
+    model = SimpleNamespace(lora_weight_manager=model) if later else model
+    adapters.spread_adapters(model, config)
+    read = getattr(model, "lora_weight_manager", model).lora_checkpoint._get_module_checkpoint
+    weights.spread_heads(products, "self_attn.", heads[1], weights.Sizes.of(config))
+    for name in ("qkv_proj.q_proj", "qkv_proj.k_proj", "qkv_proj.v_proj", "o_proj"):
+        a, b = (read(f"self_attn.{name}.lora_{kind}", None) for kind in "AB")
+        expected = products[f"self_attn.{name.split('.')[-1]}.weight"]
+        torch.testing.assert_close(b @ a, expected)
+    assert read("mlp.up_proj.lora_A", None) is None
+
+
+def test_adapters_are_chosen_for_all_of_a_sharded_sequence(monkeypatch):
+    """They were chosen for the tokens of a rank, and the sequence was not gathered then."""
+    layer = object.__new__(extended.NeuronLlamaDecoderLayer)
+    torch.nn.Module.__init__(layer)
+    lora = SimpleNamespace(max_loras=2, max_lora_rank=3)
+    layer.config = SimpleNamespace(neuron_config=SimpleNamespace(lora_config=lora))
+    layer.nki_enabled = True
+    monkeypatch.setattr(
+        ranks, "gather_from_sequence_parallel_region", lambda x, dim: torch.cat([x, x], dim)
+    )
+    plain = sys.modules["llama"].NeuronLlamaDecoderLayer
+    monkeypatch.setattr(plain, "forward", lambda self, hidden, **_: (hidden,))
+    given = {"position_ids": torch.zeros(1, 8), "adapter_ids": torch.tensor([2])}
+    (columns,) = layer(torch.ones(1, 4, 5), **given)
+    assert columns.shape == (1, 8, 5) and columns.chosen.shape[1] == columns.stream.shape[1]
+    assert columns.chosen.sum(0).tolist() == [3] * 8

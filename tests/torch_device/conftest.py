@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from neuron_cpu import torch_device  # noqa: F401 - names the device
 from neuron_cpu.torch_device.state import STATE
