@@ -31,6 +31,7 @@ from neuron_cpu.runtime import outside, recording
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
+TURNED = "turned operands of "  # and the kernel that reads them
 
 
 @dataclass
@@ -375,15 +376,22 @@ class Estimator:
         """Nanoseconds of one event by itself."""
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
-        turning = event.work.ns(modular) if modular else 0.0  # else weights are turned when loaded
         if event.program is not None:
-            return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns + turning
+            alone = self._kernel(event.program)[2][dma_profile]
+            return alone + self.overheads.kernel_ns + self.turning(event, modular)
         start = self.overheads.cache_ns if event.name in outside.ROWS else 0.0
         if dma_profile == cost.UPPER_BOUND:  # under which elements pass beside products
             moved, core = event.bytes if event.macs or start else 0, spec.CORE
             return start + max(moved / core.hbm_bytes_per_ns, event.macs / core.peak_macs_per_ns)
         # the compiler has a pass, DeConcat, behind which products read the parts
         return start + event.work.ns(modular) * (modular or event.name != "cat")
+
+    def turning(self, event: Event, modular: bool) -> float:
+        """Nanoseconds in which operands of a kernel that are no contiguous rows are copied for it.
+
+        Of a decode step there are none: the compiler turns weights when they are loaded.
+        """
+        return event.work.ns(modular) if modular and event.program is not None else 0.0
 
     def _times(self, events: Sequence[Event], dma_profile: str, submodel: str) -> list[float]:
         """Nanoseconds of each event."""
@@ -405,9 +413,18 @@ class Estimator:
         bare = [event for _, event in events]
         times = self._times(bare, self.dma_profile, submodel)
         for (where, event), time in zip(events, times):
-            steps.append((event.kind, event.name, where, time))
             # equal layers count as one row
             place = ".".join("*" if part.isdigit() else part for part in where.split("."))
+            turning = self.turning(event, submodel == PREFILL)
+            if turning:
+                name = TURNED + event.name
+                steps.append((TORCH, name, where, turning))
+                dma = spec.CORE.dma
+                size = round(event.work.dma * dma.engines * dma.bytes_per_ns)
+                row = Operator(TORCH, name, place, 0, turning, size, 0, first=where)
+                rows.setdefault((name, place, turning), row).count += 1
+                time -= turning
+            steps.append((event.kind, event.name, where, time))
             key = (event.kind, event.name, place, event.bytes, event.macs, time, id(event.program))
             if key in rows:
                 rows[key].count += 1

@@ -164,11 +164,18 @@ def included(graph: estimate.GraphEstimate) -> str:
     """The parts of an operator's time beside the kernel's own."""
     own = (op.time_ns - op.profile.time_ns for op in graph.operators if op.profile is not None)
     start = tables.microseconds(max(own, default=0.0))
-    return (
+    said = (
         f"A kernel's µs include up to {start} for its launch and collectives; its own profile and "
         f"page are of the kernel alone. nki.benchmark adds {spec.GRAPH_START_NS / 1e3:g} µs for a "
         "graph of its own."
     )
+    if any(op.name.startswith(estimate.TURNED) for op in graph.operators):
+        said += (
+            " Turned operands are views that are no contiguous rows, such as weight.transpose(0, 1)"
+            ": they are copied before the kernel reads them. Give it tensors that are contiguous, "
+            "or turn weights when they are loaded."
+        )
+    return said
 
 
 def _label(op: estimate.Operator, shown: Sequence[estimate.Operator]) -> str:

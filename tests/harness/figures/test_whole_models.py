@@ -3,6 +3,7 @@
 import tempfile
 from pathlib import Path
 
+import neuronxcc.nki.language as nl
 import pytest
 import torch
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel
@@ -12,7 +13,9 @@ from harness.figures import tracing
 from harness.figures.estimate import Estimator, Event, events_of
 from harness.figures.graphs import DECODE, PREFILL
 from harness.model_shapes import MODEL_SHAPES
+from harness.output import profile_report
 from harness.simulator import cost
+from neuron_cpu.core import Kernel
 from neuron_cpu.runtime import graph, outside, recording
 
 HOST = cost.Overheads(graph_ns=0.0, logits_ns=0.0).step_ns
@@ -106,3 +109,30 @@ def test_a_prompts_kernel_pays_for_operands_that_are_turned_in_front_of_it():
     assert turned.dma == pytest.approx(2 * weight.nbytes / 272)
     assert turned.tensor == pytest.approx(512 * (256 + 128 * 1.125) / 2.8)
     assert turned.ns(modular=True) == pytest.approx(turned.dma + turned.tensor)
+
+
+def test_turned_operands_have_a_row_of_their_own():
+    """Decode and prefill say the same of the kernel itself."""
+
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x))
+        return out
+
+    program = Kernel(kernel).trace(torch.empty(128, 64, device="meta"))
+    event = Event("NKI kernel", "k", program=program, work=outside.Work(dma=70.0, tensor=30.0))
+    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)
+    prompt, step = (
+        estimator.graph(tag, 128, 1, [("layers.0", event), ("layers.1", event)])
+        for tag in (PREFILL, DECODE)
+    )
+    (turned,) = (op for op in prompt.operators if op.name == "turned operands of k")
+    assert (turned.time_ns, turned.count, turned.where) == (100.0, 2, "layers.*")
+    assert turned.bytes == round(70 * 272) and not turned.macs
+    own, other = (next(op for op in g.operators if op.name == "k") for g in (prompt, step))
+    assert own.time_ns == other.time_ns and len(step.operators) == 1
+    assert "weight.transpose(0, 1)" in profile_report.included(prompt)
+    assert "transpose" not in profile_report.included(step)
+    assert sum(time for *_, time in prompt.steps) == pytest.approx(
+        sum(op.total_ns for op in prompt.operators)
+    )
