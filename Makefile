@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: records test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -79,6 +79,11 @@ test-mcp: setup
 # 10 000 inputs at each door of the driver: some minutes.
 fuzz: setup
 	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/harness/test_fuzz.py tests/judge/test_oracle.py
+
+# 100 000 changes of records that a stranger's process may send: an hour.
+CHANGES ?= 100000
+records: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sandbox.changed_records --changes $(CHANGES) --seed $(SEED)
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -45,14 +45,21 @@ class Form:
     Args:
         allowed: whether the instances of a class may be written and made.
         named: what goes by its name: the class, and the values by name, for each word.
+        made: fields of classes and of those derived from them that whoever reads makes himself.
     """
 
     def __init__(
         self,
         allowed: Callable[[type], bool],
         named: Mapping[str, tuple[type, Mapping[str, Any]]] = {},
+        made: Mapping[type, frozenset[str]] = {},
     ) -> None:
-        self.allowed, self.named = allowed, named
+        self.allowed, self.named, self._made = allowed, named, made
+
+    def fields(self, kind: type) -> list[str]:
+        """The fields of an instance that are written."""
+        apart = {name for of, names in self._made.items() if issubclass(kind, of) for name in names}
+        return [name for name in _fields(kind) if name not in apart]
 
     def dumps(self, value: Any) -> bytes:
         """One line of JSON; a TypeError about a value of another class."""
@@ -61,7 +68,7 @@ class Form:
         while writer.new:
             kind, numbers = writer.new.popitem()
             met = [writer.met[n] for n in numbers]
-            fields = [writer.column([getattr(o, name) for o in met]) for name in _fields(kind)]
+            fields = [writer.column([getattr(o, name) for o in met]) for name in self.fields(kind)]
             batches.append([_name(kind), numbers, fields])
         return json.dumps([whole, batches]).encode()
 
@@ -165,7 +172,7 @@ class _Reader:
             for number in numbers:
                 self._met[number] = object.__new__(kind)
         for kind, (_, numbers, columns) in zip(kinds, batches):
-            for name, column in zip(_fields(kind), columns, strict=True):
+            for name, column in zip(self._form.fields(kind), columns, strict=True):
                 for number, value in zip(numbers, self._column(column), strict=True):
                     object.__setattr__(self._met[number], name, value)
 

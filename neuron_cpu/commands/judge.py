@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--template", action="store_true", help="write the operators with naive kernels into DIR"
     )
     parser.add_argument("--only", metavar="NAME,...", help="some operators of the suite")
-    parser.add_argument("--seed", type=seed, action="append", help="seed of values; repeat (0)")
+    parser.add_argument("--seed", type=seed, action="append", help="seed of values; repeat (drawn)")
     parser.add_argument(
         "--jobs", type=positive, help="answers at the same time (default: half of the processors)"
     )
@@ -90,7 +91,9 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
 
     kernels.confined(args)
     console = kernels.output(args)
-    settings = Settings(seeds=tuple(dict.fromkeys(args.seed or (0,))))
+    # A seed that is drawn is known to nobody else before the answers are judged.
+    seeds = tuple(dict.fromkeys(args.seed or (secrets.randbelow(1 << 32),)))
+    settings = Settings(seeds=seeds)
     bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)
     judging = Judging(
         args.folder, settings, bounds, args.jobs or max(1, (os.cpu_count() or 1) // 2)
@@ -118,6 +121,7 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
         )
     terminal.print_table(console, score.score_table(found))
     console.print(judged.estimate_line(settings))
-    content = {"score": found, "answers": [one.to_json() for one in outcomes]}
+    console.print(f"Values: --seed {' --seed '.join(map(str, seeds))}")
+    content = {"seeds": seeds, "score": found, "answers": [one.to_json() for one in outcomes]}
     kernels.write_json(args, console, content)
     return 0 if all(one.correct for one in outcomes) else 1

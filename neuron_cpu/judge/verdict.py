@@ -21,6 +21,7 @@ from ..core.run import compare
 from ..core.run.execute import Plan
 from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
+from ..sandbox.records import Asked
 from . import accuracy
 from .cases import KINDS, NAN, Case
 from .references import Reference
@@ -268,6 +269,13 @@ def types_of(program: Program) -> list[torch.dtype]:
     return [dtypes.host_dtype(s.dtype) for s in (*program.inputs, *program.outputs)]
 
 
+def asked_for(case: Case, grid: tuple[int, ...]) -> Asked:
+    """What a record of a case has to have."""
+    tensors = tensors_of(*case.meta())
+    inputs = [(tuple(t.shape) or (1,), dtypes.to_dtype(t.dtype).name) for t in tensors]
+    return Asked(tuple(inputs), grid)
+
+
 def tensors_of(positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
     """Tensors among arguments, in the order of `Program.inputs`."""
     values = [*positional, *(named[name] for name in sorted(named))]
@@ -420,6 +428,20 @@ def speed_of(found: Schedule, summary: report.Profile) -> Speed:
         sbuf_bytes=int(figures["sbuf_high_water_bytes"]),
         dma_profile=found.profile,
     )
+
+
+def hold_above(program: Program, time_ns: float, least_ns: float = 0.0) -> None:
+    """Refuse with a ValueError an estimate below what no kernel of these results undercuts: its
+    products at TensorE's peak, results once over HBM, and `least_ns`."""
+    results = sum(s.size * s.dtype.itemsize for s in {id(s): s for s in program.outputs}.values())
+    core = program.core
+    least = max(program.macs / core.peak_macs_per_ns, results / core.hbm_bytes_per_ns)
+    least = max(least / program.cores, least_ns)
+    if time_ns < least:
+        raise ValueError(
+            f"an estimate of {time_ns:.3g} ns, expected at least {least:.3g}, which its arguments, "
+            "results and products alone take"
+        )
 
 
 def finite(value: Any) -> Any:

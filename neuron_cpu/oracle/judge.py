@@ -112,10 +112,11 @@ class Judge:
                 return _unrecorded(told)
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
-                programs = {"program": records.program(told)}
+                asked = verdict.asked_for(cases.case(case), tuple(request.grid))
+                programs = {"program": records.program(told, asked)}
                 programs["program"].warnings += worded(warned)
                 for name in told.keys() - programs:
-                    programs[name] = records.program({"program": told[name]})
+                    programs[name] = records.program({"program": told[name]}, asked)
         program = programs["program"]
         if request.target is not None and program.core.name != TARGETS[request.target].name:
             raise UsageError(
@@ -368,6 +369,7 @@ def estimate(program: Program, request: Request) -> Answer:
     found = schedule(program, request.dma_profile, request.order)
     summary = report.profile(found)
     speed, figures = verdict.speed_of(found, summary), summary.metrics
+    verdict.hold_above(program, found.total)
     busy = {key: figures[f"{key}_active_time_percent"] for key in report.ENGINE_KEYS}
     return {
         "estimated": True,

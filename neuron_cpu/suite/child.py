@@ -22,6 +22,10 @@ from ..judge import verdict
 from ..judge.cases import Case
 from ..sandbox import foreign, forked, limits, records
 
+BY_VALUES = (
+    "the kernel's control flow follows its arguments' values, which the judge keeps to itself, "
+    "expected loops and conditions that shapes decide; select among results instead"
+)
 MOST_PROGRAM = 1 << 28  # bytes; the suite's own kernels have up to 310,000
 
 
@@ -30,16 +34,19 @@ def record(
     path: Path,
     function: str,
     cases: Sequence[Case],
-    settings: verdict.Settings,
+    grid: tuple[int, ...],
     bounds: limits.Limits,
 ) -> None:
-    """The answer's own process: record its kernel on every case; ends the process."""
+    """The answer's own process: record its kernel on every case; ends the process.
+
+    It knows shapes, types and constants. Seeds and references are the judge's.
+    """
     confine(bounds, programs)
     try:
         kernel = _load(path, function)
         for case in cases:
             try:
-                program = verdict.traced(kernel, case, settings.grid)
+                program = verdict.traced(kernel, case, grid)
                 _tell(programs, {"program": program})
             except NkiError as error:
                 _tell(programs, {"refusal": str(error)})
@@ -55,13 +62,15 @@ def serve(
     settings: verdict.Settings,
     bounds: limits.Limits,
     core: str | None,
+    least_ns: float,
 ) -> None:
     """The judge's process, in which no answer runs: check, estimate and run the records, for the
-    generation `core` if one is named; ends the process."""
+    generation `core` if one is named; ends the process. The last case takes `least_ns` or more."""
     confine(bounds, programs, replies)
     try:
         for case in cases:
-            if not _answer(programs, replies, case, settings, core):
+            least = least_ns if case is cases[-1] else 0.0
+            if not _answer(programs, replies, case, settings, core, least):
                 break
     except EOFError:
         pass  # the judge sees how the other process has ended
@@ -93,6 +102,7 @@ def _answer(
     case: Case,
     settings: verdict.Settings,
     core: str | None,
+    least_ns: float,
 ) -> bool:
     """Send the estimate and the results of every trial; whether another case may follow."""
     told = records.loaded(programs.recv_bytes(MOST_PROGRAM))
@@ -101,7 +111,9 @@ def _answer(
         _send(replies, {word: str(told[word])[:10_000]})
         return word == "refusal"
     try:
-        program = records.program(told)
+        program = records.program(told, verdict.asked_for(case, settings.grid))
+        if program.for_values:
+            raise NkiError(BY_VALUES)
     except NkiError as error:
         _send(replies, {"refusal": str(error)})
         return True
@@ -110,6 +122,7 @@ def _answer(
             f"a kernel for {program.core.name}, expected {core}, as the suite's own is timed"
         )
     speed = verdict.speed(program, settings)
+    verdict.hold_above(program, speed.time_ns, least_ns)
     types = [str(t).removeprefix("torch.") for t in verdict.types_of(program)]
     _send(
         replies,

@@ -164,11 +164,11 @@ class Judging:
         taken, recorded = self._context.Pipe(duplex=False)
         ours, theirs = self._context.Pipe(duplex=False)
         file = candidate.path, candidate.function
-        given = candidate.cases, candidate.settings, self.bounds
+        given, grid = (candidate.cases, candidate.settings, self.bounds), candidate.settings.grid
         core = candidate.like[-1].core.name if candidate.like else None
         processes = [
-            self._processes.start(child.record, recorded, *file, *given),
-            self._processes.start(child.serve, taken, theirs, *given, core),
+            self._processes.start(child.record, recorded, *file, given[0], grid, self.bounds),
+            self._processes.start(child.serve, taken, theirs, *given, core, candidate.least_ns),
         ]
         for end in (taken, recorded, theirs):
             end.close()
@@ -199,11 +199,6 @@ def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case
     if _is_refused(judged, found, content):
         return not judged.failure
     found.speed = Speed(**content["speed"])
-    if case is candidate.cases[-1] and found.speed.time_ns < candidate.least_ns:
-        raise ValueError(
-            f"an estimate of {found.speed.time_ns:.3g} ns, expected at least "
-            f"{candidate.least_ns:.3g}, which its arguments, results and products alone take"
-        )
     types = [torch.empty(0, dtype=getattr(torch, name)).dtype for name in content["types"]]
     shapes = [tuple(map(int, shape)) for shape in content["shapes"]]
     asked = [*(tensor.dtype for tensor in verdict.tensors_of(*case.meta())), *types]

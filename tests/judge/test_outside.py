@@ -100,7 +100,7 @@ LESS = {
     "2 cores, expected those of the grid": lambda p: _set(p, "cores", 2),
     ".* with .*Attrs": lambda p: _set(_products(p)[0], "attrs", p.instructions[0].attrs),
     ".*expected fp8 on gen3": lambda p: _set(_products(p)[0].attrs, "double_row", True),
-    ".*expected memory": lambda p: [_set(s, "buffer", "shared_hbm") for s in p.storages],
+    ".* in shared_hbm": lambda p: [_set(s, "buffer", "shared_hbm") for s in p.storages],
     ".*no instruction wrote|.*undefined|.*never": lambda p: p.instructions.pop(0),
 }
 

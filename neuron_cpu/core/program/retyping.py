@@ -32,20 +32,20 @@ def retyped(storage: Storage, dt: DType) -> Storage:
     for alias, base in aliases:
         if base is first and alias.dtype is dt:
             return alias
-    made = tracer.storage(_scaled(first, dt), dt, first.buffer, first.role, first.name)
+    made = tracer.storage(scaled(first, dt), dt, first.buffer, first.role, first.name)
     made.frame, made.birth, made.source = first.frame, first.birth, first.source
     made.mutable = first.mutable
     if first.data is not None:
         bits = np.ascontiguousarray(first.data).reshape(-1).view(np.uint8)
         made.data = bits.view(dt.numpy).reshape(made.shape)
     aliases.append((made, first))
-    _share_ground(first, [made, *(alias for alias, base in aliases if base is first)])
+    share_ground(first, [made, *(alias for alias, base in aliases if base is first)])
     if tracer.machine is not None:
         tracer.machine.alias(made, first)
     return made
 
 
-def _scaled(storage: Storage, dt: DType) -> tuple[int, ...]:
+def scaled(storage: Storage, dt: DType) -> tuple[int, ...]:
     """The shape with the last axis in elements of ``dt``; flattened where they do not fit."""
     old, new = storage.dtype.itemsize, dt.itemsize
     *axes, last = storage.shape
@@ -56,7 +56,7 @@ def _scaled(storage: Storage, dt: DType) -> tuple[int, ...]:
     return (storage.size * old // new,)
 
 
-def _share_ground(first: Storage, others: list[Storage]) -> None:
+def share_ground(first: Storage, others: list[Storage]) -> None:
     """Give all of them one ground, in the smallest of their elements."""
     size = min(s.dtype.itemsize for s in (first, *others))
     ground = first.ground

@@ -1,0 +1,240 @@
+"""Changes of recorded programs, field by field: what a stranger's process might send.
+
+python -m tests.sandbox.changed_records --changes 100000 --seed 0
+
+Each record is that of a kernel of the suite on its odd case. A change does no harm where its record
+is refused, where it costs at least what the record costs unchanged, or where results are wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import warnings
+from collections import Counter
+from enum import Enum
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+
+import neuron_cpu
+
+neuron_cpu.ensure_sdk()
+
+from neuron_cpu import suite  # noqa: E402
+from neuron_cpu.core.device.spec import Engine  # noqa: E402
+from neuron_cpu.core.instructions.entry import TABLE, OpSpec  # noqa: E402
+from neuron_cpu.core.program import regions  # noqa: E402
+from neuron_cpu.core.run.execute import Plan  # noqa: E402
+from neuron_cpu.judge import verdict  # noqa: E402
+from neuron_cpu.judge.cases import Case  # noqa: E402
+from neuron_cpu.judge.verdict import Settings  # noqa: E402
+from neuron_cpu.sandbox import records  # noqa: E402
+
+SETTINGS = Settings()
+KIND = "random", 0
+BETTER = frozenset({"faster", "fuller"})
+
+
+class Known(NamedTuple):
+    """A record unchanged, and what it costs and computes."""
+
+    name: str
+    case: Case
+    data: bytes
+    time: float
+    share: float
+    inputs: list[torch.Tensor]
+    results: list[torch.Tensor]
+
+
+def known(name: str) -> Known:
+    operator = suite.operator(name)
+    case = operator.cases[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = verdict.traced(operator.kernel, case, ())
+        data = records.dumped({"program": program})
+        asked = verdict.asked_for(case, ())
+        read = records.program(records.loaded(data), asked)
+        speed = verdict.speed(read, SETTINGS)
+        inputs = verdict.tensors_of(*case.values(*KIND))
+        results = verdict.run(read, Plan(read), inputs)
+    return Known(name, case, data, speed.time_ns, speed.roofline_percent, inputs, results)
+
+
+def objects(content: dict[str, Any]) -> list[tuple[Any, str]]:
+    """(object, field) of everything that a record holds."""
+    found: dict[int, Any] = {}
+    fields: list[tuple[Any, str]] = [(content["program"], name) for name in content["program"]]
+    waiting: list[Any] = list(content["program"].values())
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, (list, tuple, set)):
+            waiting += one
+        elif isinstance(one, dict):
+            waiting += [*one.keys(), *one.values()]
+        elif type(one).__module__.startswith("neuron_cpu.core") and id(one) not in found:
+            if isinstance(one, (OpSpec, Enum)) or type(one).__name__ in ("DType", "NeuronCore"):
+                continue
+            found[id(one)] = one
+            for name in records._FORM.fields(type(one)):
+                fields.append((one, name))
+                waiting.append(getattr(one, name))
+    return fields
+
+
+def get(one: Any, name: str) -> Any:
+    return one[name] if isinstance(one, dict) else getattr(one, name)
+
+
+def put(one: Any, name: str, value: Any) -> None:
+    if isinstance(one, dict):
+        one[name] = value
+    else:
+        object.__setattr__(one, name, value)
+
+
+def others(value: Any, pool: list[Any], draw: random.Random) -> Any:
+    """Another value for a field."""
+    made: list[Any] = [None, True, False, 0, 1, 2, -1, "", (), []]
+    if isinstance(value, bool):
+        made = [not value] * 20 + made
+    elif isinstance(value, int):
+        made += [value + 1, value - 1, 2 * value, value // 2, -value, 128, 1 << 20]
+    elif isinstance(value, float):
+        made += [0.0, 2 * value, -value, float("inf"), float("nan")]
+    elif isinstance(value, str):
+        made += ["input", "output", "const", "local", "spill", "hbm", "shared_hbm", "sbuf", "psum"]
+        made += ["affine", "sequential", "grid", *Engine.__members__]
+    elif isinstance(value, (tuple, list)) and value:
+        at = draw.randrange(len(value))
+        few = list(value)
+        changed = [
+            few[:at] + few[at + 1 :], few + few[at : at + 1], few[::-1],
+            few[:at] + [others(few[at], pool, draw)] + few[at + 1 :],
+        ]  # fmt: skip
+        made += 3 * [type(value)(one) for one in changed]
+    elif isinstance(value, np.ndarray):
+        made += [
+            np.zeros_like(value),
+            np.ones_like(value),
+            ~value if value.dtype == bool else -value,
+        ]
+    elif isinstance(value, OpSpec):
+        made += draw.sample(list(TABLE.values()), 5)
+    elif isinstance(value, (Engine, type(None))):
+        made += list(Engine)
+    same = [one for one in pool if type(one) is type(value)]
+    if same and not isinstance(value, (bool, int, str, float, type(None))):
+        made += draw.choices(same, k=8)
+    return draw.choice(made)
+
+
+class Change(NamedTuple):
+    """What was changed: `Class.field`, and the values in words.
+
+    Attributes:
+        chosen: whether the author of a kernel may have written it so: another of the engines that
+            the instruction has, or the same elements in another access pattern.
+    """
+
+    where: str
+    before: str
+    after: str
+    chosen: bool
+
+
+def changed(data: bytes, number: int, draw: random.Random) -> tuple[list[Change], bytes]:
+    """A record with some fields changed."""
+    content = records.loaded(data)
+    instructions = list(content["program"]["instructions"])
+    fields = objects(content)
+    by_kind: dict[tuple[type, str], list[Any]] = {}
+    for one, name in fields:
+        by_kind.setdefault((type(one), name), []).append(one)
+    values = {id(value): value for one, name in fields if (value := get(one, name)) is not None}
+    told = []
+    for _ in range(number):
+        kind, name = draw.choice(list(by_kind))
+        one = draw.choice(by_kind[kind, name])
+        before, elements = get(one, name), _elements(one)
+        after = others(before, list(values.values()), draw)
+        put(one, name, after)
+        of = "Program" if kind is dict else kind.__name__
+        chosen = elements is not None and elements == _elements(one)
+        if name == "engine":
+            users = [i.op for i in instructions if getattr(i, "attrs", None) is one]
+            chosen = all(after in (None, *op.engines) for op in users)
+        told.append(Change(f"{of}.{name}", _words(before), _words(after), chosen))
+    return told, records.dumped(content)
+
+
+def _elements(view: Any) -> Optional[list[int]]:
+    """The elements of a view, in no order; None of what is no view."""
+    try:
+        return sorted(regions.elements(view, np.ones(view.shape, bool)).tolist())
+    except Exception:  # of numbers that are none, a kernel's tensors among them
+        return None
+
+
+def _words(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except Exception:  # a part of it has been changed before
+        return f"a {type(value).__name__}"
+
+
+def outcome(of: Known, data: bytes) -> str:
+    """The word for a record: refused, dearer, wrong; or better: faster, or fuller of products."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = records.program(records.loaded(data), verdict.asked_for(of.case, ()))
+            speed = verdict.speed(program, SETTINGS)
+            verdict.hold_above(program, speed.time_ns)
+            faster = speed.time_ns < of.time * (1 - 1e-9)
+            if not faster and speed.roofline_percent <= of.share * (1 + 1e-9):
+                return "dearer"
+            results = verdict.run(program, Plan(program), of.inputs)
+            for mine, right in zip(results, of.results, strict=True):
+                pair = mine.double(), right.double()
+                if mine.shape != right.shape or not torch.allclose(*pair, 1e-3, 1e-5, True):
+                    return "wrong"
+    except Exception:  # as the judge's process takes it
+        return "refused"
+    return "faster" if faster else "fuller"
+
+
+def tried(of: Known, number: int, draw: random.Random) -> tuple[str, Any]:
+    """The outcome of some changes at a time, and what they were; a form of no record is refused."""
+    try:
+        told, data = changed(of.data, number, draw)
+    except Exception as error:  # it has no form of a record at all
+        return "refused", error
+    word = outcome(of, data)
+    return "chosen" if word in BETTER and any(one.chosen for one in told) else word, told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--changes", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    draw, names = random.Random(given.seed), list(suite.names())
+    counts: Counter[str] = Counter()
+    for number, name in enumerate(names, 1):
+        base = known(name)
+        for k in range(given.changes // len(names)):
+            word, told = tried(base, 1 + k % 2, draw)
+            counts[word] += 1
+            if word in BETTER:
+                print(name, word, told)
+        print(f"{number} of {len(names)}: {dict(counts)}", file=sys.stderr, flush=True)
+    sys.exit(any(counts[word] for word in BETTER))
+
+
+if __name__ == "__main__":
+    main()
