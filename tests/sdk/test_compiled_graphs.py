@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch_xla.core.xla_model as xm
 from libneuronxla import neuron_xla_compile
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch_neuronx.spmd import SPMDModel
 from torch_neuronx.xla_impl.ops import nki_jit, xla_hlo_call
@@ -65,6 +66,20 @@ def test_a_graph_computes_what_the_module_does():
     model = compiled(layer, torch.zeros(4, 8))
     assert torch.equal(model.forward([x])[0], layer(x)[0])
     assert layer.weight.device.type == "cpu"  # the module keeps its own values
+
+
+def test_weights_stay_what_they_are_where_their_file_is_written_anew(tmp_path):
+    """NxD Inference maps its files, and a second compile writes into them."""
+    layer, x, file = Layer(), torch.randn(4, 8), tmp_path / "tp0.safetensors"
+    save_file({"weight": layer.weight.detach()}, file)
+    mapped = load_file(file)
+    models = [compiled(layer, torch.zeros(4, 8), weights=[mapped]) for _ in range(2)]
+    expected = layer(x)[0]
+    save_file({"weight": torch.zeros(8, 8)}, file)
+    assert not mapped["weight"].any()
+    assert all(torch.equal(model.forward([x])[0], expected) for model in models)
+    first, second = (model._weights[0]["weight"] for model in models)
+    assert first.data_ptr() == second.data_ptr()  # graphs share them
 
 
 @nki.jit

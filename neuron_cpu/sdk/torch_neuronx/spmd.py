@@ -4,6 +4,7 @@ import functools
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from neuron_cpu.errors import CheckpointError, StandInError
 from neuron_cpu.runtime import executed, rounding
@@ -74,7 +75,9 @@ class SPMDModel:
                 )
             for name in self.tape.weights:
                 _check(f"The weight {name} of rank {rank}", own[name], self.tape.types[name])
-        self._states, self._weights, self._ready = list(states), list(weights), True
+        read = self.tape.weights
+        self._weights = [{name: _owned(own[name]) for name in read} for own in weights]
+        self._states, self._ready = list(states), True
         if not any(states):  # a graph without states
             self._states = [{} for _ in weights]
 
@@ -109,6 +112,19 @@ class SPMDModel:
         if len(functions) < self.world_size:
             return [pool.first_of(functions, inputs[0])] * self.world_size
         return pool.run(functions)
+
+
+_COPIES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of weights that graphs share
+
+
+def _owned(weight: torch.Tensor) -> torch.Tensor:
+    """A weight in memory of its own, as a device has it: NxD Inference maps its files, and the
+    next compile into their folder writes them anew. Storages of PyTorch's own can be resized."""
+    if weight.untyped_storage().resizable():
+        return weight
+    if weight not in _COPIES:
+        _COPIES[weight] = weight.clone()
+    return _COPIES[weight]
 
 
 class _Memory(NamedTuple):
