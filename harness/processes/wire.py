@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from neuron_cpu.quoting import all_quoted
 from neuron_cpu.sandbox.pipes import Pipe
 
 MOST_HEADER_BYTES = 1 << 26
@@ -63,7 +64,8 @@ def receive(pipe: Pipe, deadline: float) -> Message:
             raise ValueError("the kind is no text or the request no number")
         if 4 * sum(map(_elements, shapes)) > MOST_ARRAY_BYTES:
             raise ValueError(f"arrays of more than {MOST_ARRAY_BYTES} bytes")
-        return Message(request, kind, body, [_array(pipe, shape, deadline) for shape in shapes])
+        words = all_quoted(body, MOST_HEADER_BYTES, lines=True)
+        return Message(request, kind, words, [_array(pipe, shape, deadline) for shape in shapes])
     except (EOFError, TimeoutError):
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:

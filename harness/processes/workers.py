@@ -28,6 +28,7 @@ from harness.errors import UserError, is_refusal
 from harness.processes import wire, worker
 from harness.processes.worker import Answer, Host, Job
 from neuron_cpu.files import remove_tree, temporary_sibling
+from neuron_cpu.quoting import quoted
 from neuron_cpu.sandbox import forked, limits
 from neuron_cpu.sandbox.interpreter import started_safely
 from neuron_cpu.sandbox.pipes import Pipe
@@ -316,12 +317,10 @@ _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")  # colours and weights
 
 
 def without_controls(text: str, styled: bool = False) -> str:
-    """Text without control characters; colours stay where `styled`."""
+    """Text with control characters as escapes; colours stay where `styled`."""
     parts = _STYLE.split(text) if styled else [text]
     return "".join(
-        part
-        if number % 2
-        else "".join(letter for letter in part if letter.isprintable() or letter in "\n\t")
+        part if number % 2 else quoted(part, len(part), lines=True)
         for number, part in enumerate(parts)
     )
 
@@ -344,4 +343,4 @@ def _show_progress(state: dict[str, Any]) -> None:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise wire.WireError("a message that is no text")
-    return "".join(c if c.isprintable() else " " for c in value[:10_000])
+    return quoted(" ".join(value.split()))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import neuron_cpu
+from neuron_cpu.quoting import quoted
 from neuron_cpu.sandbox import limits
 from neuron_cpu.sandbox.interpreter import started_safely
 
@@ -115,6 +116,5 @@ def _do(do: str, given: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _plain(told: str) -> str:
-    one_line = " ".join(told.split())
-    plain = "".join(letter if letter.isprintable() else "?" for letter in one_line)
+    plain = quoted(" ".join(told.split()), len(told))
     return plain if len(plain) <= MOST_WORDS else f"... {plain[-MOST_WORDS:]}"

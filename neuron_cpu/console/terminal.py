@@ -12,6 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
+from ..quoting import quoted
+
 PROSE_WIDTH = 20  # characters that sentences in a table get at least
 COLUMN_GAP = 3  # between columns: padding, a blank, padding
 
@@ -103,11 +105,8 @@ def _without(table: Table, name: str) -> Table:
 
 
 def printable(text: str) -> str:
-    """Text with control characters written as escapes, so that it cannot change the terminal."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1]
-        for letter in text
-    )
+    """Text that cannot change the terminal."""
+    return quoted(text, len(text), lines=True)
 
 
 def folded(text: str, stream: TextIO) -> str:

@@ -30,6 +30,7 @@ from ..core.time.schedule import schedule
 from ..errors import UsageError
 from ..judge import accuracy, cases, verdict
 from ..judge.references import Reference
+from ..quoting import all_quoted
 from ..sandbox import foreign, limits, records
 from ..suite import child
 from .forms import Request, Tolerance
@@ -68,7 +69,7 @@ def serve(jobs: Connection, replies: Connection, memory_bytes: int) -> None:
                 "outcome": "failed",
                 "sentence": f"what it recorded cannot be judged ({told})",
             }
-        replies.send_bytes(json.dumps(verdict.finite(answer)).encode())
+        replies.send_bytes(json.dumps(all_quoted(verdict.finite(answer))).encode())
 
 
 class Judge:

@@ -20,6 +20,7 @@ from ..core import Kernel, NkiError
 from ..core.run.execute import Plan
 from ..judge import verdict
 from ..judge.cases import Case
+from ..quoting import all_quoted
 from ..sandbox import foreign, forked, limits, records
 
 BY_VALUES = (
@@ -112,10 +113,11 @@ def _answer(
         return word == "refusal"
     try:
         program = records.program(told, verdict.asked_for(case, settings.grid))
-        if program.for_values:
-            raise NkiError(BY_VALUES)
     except NkiError as error:
         _send(replies, {"refusal": str(error)})
+        return True
+    if program.for_values:
+        _send(replies, {"refusal": BY_VALUES})
         return True
     if core not in (None, program.core.name):
         raise ValueError(
@@ -151,7 +153,7 @@ def _tell(programs: Connection, content: dict[str, Any]) -> None:
 
 
 def _send(replies: Connection, content: dict[str, Any]) -> None:
-    replies.send_bytes(json.dumps(content).encode())
+    replies.send_bytes(json.dumps(all_quoted(content)).encode())
 
 
 def sentence(error: BaseException, path: Path) -> str:

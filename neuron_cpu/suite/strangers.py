@@ -20,6 +20,7 @@ from ..judge import accuracy, verdict
 from ..judge.cases import Case
 from ..judge.references import Reference
 from ..judge.verdict import Settings, Speed, Verdict
+from ..quoting import quoted
 from ..sandbox import forked
 from ..sandbox.limits import Limits
 from ..sandbox.pipes import Pipe
@@ -272,7 +273,7 @@ def why(error: Exception, processes: Sequence[Any], bounds: Limits, option: str)
     if isinstance(error, TimeoutError):
         return f"it took longer than {bounds.wall_seconds:.0f} s; {option} gives it more"
     if isinstance(error, MALFORMED):
-        told = f"{type(error).__name__}: {error}"[:200]
+        told = quoted(f"{type(error).__name__}: {error}", 200)
         return f"its process sent something else than results ({told})"
     for process in processes:
         process.join(5)

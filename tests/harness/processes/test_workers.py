@@ -128,7 +128,7 @@ def test_output_does_not_reach_standard_output(imported: Callable, capsys) -> No
     )
     loaded.worker.close()
     printed = capsys.readouterr()
-    assert printed.out == "" and "loud [2J\n" in printed.err and "Accuracy: True" in printed.err
+    assert printed.out == "" and "loud \\x1b[2J\n" in printed.err and "Accuracy: True" in printed.err
 
 
 def test_endless_output_is_cut(imported: Callable, capsys) -> None:
@@ -350,10 +350,12 @@ def test_a_process_ends_with_its_parent() -> None:
     assert done.returncode == -9 and _has_ended(int(done.stdout))
 
 
-def test_control_characters_are_left_out() -> None:
+def test_control_characters_are_written_as_escapes() -> None:
     text = "a\x1b[31mb\x1b[0m\x1b]0;title\x07\r\tc\n"
-    assert without_controls(text) == "a[31mb[0m]0;title\tc\n"
-    assert without_controls(text, styled=True) == "a\x1b[31mb\x1b[0m]0;title\tc\n"
+    assert without_controls(text) == r"a\x1b[31mb\x1b[0m\x1b]0;title\x07\r" + "\tc\n"
+    assert (
+        without_controls(text, styled=True) == "a\x1b[31mb\x1b[0m" + r"\x1b]0;title\x07\r" + "\tc\n"
+    )
 
 
 def test_memory_default_is_a_part_of_the_machine() -> None:
