@@ -36,7 +36,20 @@ def room(name: str) -> Any:
 
 
 class _Module(ModuleType):
-    """`torch.neuron` until somebody asks it for something."""
+    """`torch.neuron`: what PyTorch and libraries ask of every device, then the room's names."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        """Do nothing: `torch.manual_seed` has seeded the host's generator already."""
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        state = sys.modules.get(f"{ROOM}.state")
+        return state is not None and state.STATE.forked
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -12,14 +12,18 @@ import runpy
 import sys
 import types
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-from .. import ROOTS, install
+from .. import ROOTS, announce, install
 from ..errors import UsageError
 
 USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
+# Before the script: a page or .json of what it did on PyTorch's device `neuron`, and functions to
+# compare its kernels with (KERNEL=MODULE:FUNCTION). Each may be given several times.
+OPTIONS = ("--report", "--without")
 
 
 def missing(error: Exception) -> list[str]:
@@ -39,6 +43,7 @@ def run(arguments: Sequence[str]) -> None:
         UsageError: there is no such script.
         SystemExit, and whatever the script raises: as it raises them.
     """
+    given, arguments = _options(arguments)
     if not arguments or arguments[0] == "-m" and len(arguments) == 1:
         raise UsageError(f"run names no script, expected {USAGE}; add one.")
     # Who calls this asks for the stand-in, installed SDK or not. Its line goes where the script's
@@ -46,6 +51,33 @@ def run(arguments: Sequence[str]) -> None:
     print(install(), file=sys.stderr)
     sys.meta_path.insert(0, _HookTaken())
     _forget_launcher()
+    with _recorded(*given) if given[0] else nullcontext():
+        _run(arguments)
+
+
+def _options(arguments: Sequence[str]) -> tuple[tuple[list[str], list[str]], Sequence[str]]:
+    """The values of each option, and what follows them."""
+    given: dict[str, list[str]] = {name: [] for name in OPTIONS}
+    while arguments and arguments[0] in OPTIONS:
+        name, value, *arguments = [*arguments, ""] if len(arguments) == 1 else arguments
+        if not value:
+            raise UsageError(f"{name} has no value, expected one behind it; add it.")
+        given[name].append(value)
+    reports, without = given.values()
+    if without and not reports:
+        raise UsageError("--without without a report, expected --report PATH; add it.")
+    return (reports, without), arguments
+
+
+def _recorded(reports: Sequence[str], without: Sequence[str]) -> AbstractContextManager[None]:
+    """Watch the script; the device's room is loaded for that alone."""
+    for path in reports:
+        if not Path(path).resolve().parent.is_dir():
+            raise UsageError(f"--report {path} is in no folder that exists; create it.")
+    return announce.room("report").recorded(reports, without)
+
+
+def _run(arguments: Sequence[str]) -> None:
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
         sys.path.insert(0, os.getcwd())

@@ -20,6 +20,7 @@ from .state import LOGGER, STATE
 
 NO_COPIES = "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY"
 RETAIN = "TORCH_NEURONX_RETAIN_DEVICE_MODE"
+NAMES = ("neuron", "neuron_libtorch", "neuron_native_lite")  # the last two are Lite's
 _NUMBERS = itertools.count(1)
 
 dynamo.teach()
@@ -61,8 +62,9 @@ def register() -> None:
     """Enter the backend under its name, where no entry point has done so."""
     from torch._dynamo.backends import registry
 
-    if "neuron" not in registry._COMPILER_FNS:
-        registry.register_backend(compiled, name="neuron")
+    for name in NAMES:
+        if name not in registry._COMPILER_FNS:
+            registry.register_backend(compiled, name=name)
 
 
 def _check_static(graph: fx.GraphModule, inputs: list[Any]) -> None:

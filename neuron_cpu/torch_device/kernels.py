@@ -66,6 +66,7 @@ def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs:
             )
     own_tensors = {id(one.host): one for one in tensors if isinstance(one, NeuronTensor)}
     on_host = mapped(lambda one: one.host, args, kwargs)
+    after = None if STATE.before_kernel is None else STATE.before_kernel(*on_host)
     calls: list[KernelCall] = []
     with torch.no_grad(), ranked(), calling.observe_kernel_calls(calls.append):
         result = kernel.on_host(*on_host[0], **on_host[1])
@@ -73,8 +74,8 @@ def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs:
     for storage, one in zip(calls[-1].program.inputs, tensors):
         if storage.mutable:
             torch.autograd.graph.increment_version(one)
-    if STATE.kernel_observer is not None:
-        STATE.kernel_observer(calls[-1])
+    if after is not None:
+        after(calls[-1])
 
     def on_device(host: torch.Tensor) -> torch.Tensor:
         given = own_tensors.get(id(host))

@@ -17,10 +17,6 @@ import torch
 from .state import STATE
 
 
-def is_available() -> bool:
-    return True
-
-
 def is_initialized() -> bool:
     return STATE.used
 
@@ -30,10 +26,6 @@ is_neuron_runtime_initialized = is_initialized
 
 def init() -> None:
     STATE.device()
-
-
-def _is_in_bad_fork() -> bool:
-    return STATE.forked
 
 
 # --- cores ----------------------------------------------------------------------------------------
@@ -226,10 +218,6 @@ def set_stream(stream: Any) -> None:
 # --- random numbers come from the host's generator ------------------------------------------------
 def manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
-
-
-def manual_seed_all(seed: int) -> None:
-    """Do nothing: `torch.manual_seed` has seeded the host's generator already."""
 
 
 def seed() -> int:

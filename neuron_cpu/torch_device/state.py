@@ -17,6 +17,7 @@ class Held:
     """Bytes of the device that are taken for as long as this lives."""
 
     __slots__ = ("bytes", "storage")
+    memory = {"allocated": 0, "peak": 0}  # of all that live
 
     def __init__(self, size: int) -> None:
         self.storage: Any = None  # the storage of PyTorch over them, where somebody asked
@@ -24,23 +25,24 @@ class Held:
         self.resize(size)
 
     def resize(self, size: int) -> None:
-        memory = STATE.memory
+        memory = self.memory
         memory["allocated"] += size - self.bytes
         memory["peak"] = max(memory["peak"], memory["allocated"])
         self.bytes = size
 
     def __del__(self) -> None:
-        STATE.memory["allocated"] -= self.bytes
+        self.memory["allocated"] -= self.bytes
 
 
 class _State:
     def __init__(self) -> None:
-        self.memory = {"allocated": 0, "peak": 0}
+        self.memory = Held.memory
         self.executed: set[str] = set()
         self.fallbacks: set[str] = set()
         self.compiled: dict[str, int] = {}  # counts of compiled graphs
         self.observer: Callable[..., None] | None = None  # sees every operator
-        self.kernel_observer: Callable[..., None] | None = None  # sees every kernel call
+        # sees a kernel's arguments on the host, and gives what sees the call when it is done
+        self.before_kernel: Callable[..., Callable] | None = None
         self.regions: Callable[..., Any] | None = None  # opens a compiled graph's call
         self.rank: Any = None  # of kernels' collectives, where processes form a group
         self.used = self.forked = False

@@ -308,6 +308,8 @@ neuron_cpu.install()
 import sys, torch
 assert str(torch.device("neuron")) == "neuron"
 assert torch.accelerator.current_accelerator().type == "neuron"
+torch.manual_seed(1)
+assert torch.neuron.is_available()
 loaded = [name for name in sys.modules if "torch_device" in name]
 assert not loaded, loaded
 module = torch.nn.Linear(2, 2)

@@ -7,7 +7,7 @@ from neuron_cpu.core.current.kernel import Kernel, jit, simulate
 from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.inline import attach as _attach
 
-from . import collectives, dtype, isa, language, meta, typing
+from . import collectives, dtype, isa, language, meta, simulator, typing
 
 __all__ = [
     "Kernel", "collectives", "dtype", "isa", "jit", "language", "meta", "simulate", "typing",
