@@ -645,9 +645,7 @@ def test_busy_time_is_the_sum_of_the_instructions(random_schedule):
         mine = [k for k, e in enumerate(found.engine) if e == number]
         assert busy[engine] == pytest.approx(sum(found.end[k] - found.start[k] for k in mine))
         own = [found.program.instructions[k] for k in mine]
-        assert busy[engine] == pytest.approx(
-            sum(ns(engine, i.op.cycles_on(i, engine)) for i in own)
-        )
+        assert busy[engine] == pytest.approx(sum(cost.engine_ns(i, engine) for i in own))
     lanes = [0.0] * GEN2.dma.engines
     for lane, _, begin, end in found.lane_spans():
         lanes[lane] += end - begin

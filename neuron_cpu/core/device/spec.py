@@ -57,6 +57,7 @@ class Dma:
         row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes;
             half_word_ns of one below four bytes for kernels of `nki`.
         lone_row_ns, lone_row_bytes: a transfer of one row that is shorter than this.
+        least_part_bytes: of a long row, which engines share inside of HBM.
         packet_bytes: of one queue, after which an engine turns to the next one.
         descriptor_ns: of GpSimdE, to build the descriptor of a row whose address depends on data.
         transposed, transposed_on_chip: share of the rate that rows keep where the engine transposes
@@ -86,6 +87,7 @@ class Dma:
     lone_row_ns: float
     lone_row_bytes: int
     descriptor_ns: float
+    least_part_bytes: int = 512
     packet_bytes: int = 4096  # compute-comm-overlap.rst (v2.32.0): the runtime's default
     transposed: float = 0.0
     transposed_on_chip: float = 0.0
@@ -252,7 +254,7 @@ GEN2 = NeuronCore(
         word_bytes=8,
         part_word_ns=40.0,
         lone_row_ns=360.0,  # the same: 25 600 times two loads and a store of a row, 27.4 ms
-        lone_row_bytes=512,  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
+        lone_row_bytes=8,  # those of 4 B; one of 2560 B takes its 150 ns (4484 of them, 0.66 ms)
         # Documented: about 31 ns a gathered row on trn1 (foxl-ai/kiln, docs/neuron-notes.md). A
         # public kernel for trn2 states 26.5 (descriptors of software DGE, built by GpSimdE).
         descriptor_ns=31.0,

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 from ..device import spec
 from ..device.errors import refuse
-from ..device.spec import CORE, Engine, NeuronCore
+from ..device.spec import CORE, Engine, NeuronCore, in_force, using
 from ..instructions.dma import DMA_SUM
-from ..instructions.entry import free_elements
 from ..instructions.ranks import moved_bytes
 from ..program.program import Instruction
 from ..program.view import View
@@ -181,7 +180,7 @@ class Transfer(NamedTuple):
     Attributes:
         rows: number of rows (descriptors).
         row_bytes: contiguous bytes of a row, counted on the wider side where the types differ.
-        lanes: rows that each of the 16 engines moves.
+        lanes: rows that each of the 16 engines moves; parts of one inside of HBM.
         hbm_read, hbm_written: bytes on the HBM side.
         share: of the rate of rows, what a transpose by the engine itself leaves.
         apart_ns: of a collective, which queues of its own move: its time, if no engine delays it.
@@ -190,7 +189,7 @@ class Transfer(NamedTuple):
 
     rows: int
     row_bytes: int
-    lanes: tuple[int, ...]
+    lanes: tuple[float, ...]
     hbm_read: int
     hbm_written: int
     share: float = 1.0
@@ -202,11 +201,19 @@ class Transfer(NamedTuple):
         return self.rows * self.row_bytes
 
 
-def lane_ns(profile: DmaProfile, moved: Transfer, rows: int) -> float:
+def lane_ns(profile: DmaProfile, moved: Transfer, rows: float) -> float:
     """Nanoseconds that ``rows`` rows of a transfer take one DMA engine."""
+    row_ns = max(profile.row_ns(moved.row_bytes) / moved.share, _memory_ns(moved))
     if moved.rows == 1 and moved.row_bytes < CORE.dma.lone_row_bytes:  # nothing to overlap with
-        return max(CORE.dma.lone_row_ns, profile.row_ns(moved.row_bytes))
-    return rows * profile.row_ns(moved.row_bytes) / moved.share
+        return max(CORE.dma.lone_row_ns, row_ns)
+    return rows * row_ns
+
+
+def _memory_ns(moved: Transfer) -> float:
+    """What a row takes of HBM's share, a sixteenth of which serves an engine. A copy inside of HBM
+    passes it twice."""
+    passes = (moved.hbm_read > 0) + (moved.hbm_written > 0)
+    return passes * moved.row_bytes * CORE.dma.engines / CORE.hbm_bytes_per_ns
 
 
 def lanes_ns(
@@ -267,6 +274,24 @@ def _shared_lanes(rows: int) -> tuple[int, ...]:
     return tuple(whole + (lane < rest) for lane in range(CORE.dma.engines))
 
 
+def _dealt(rows: int, run: int, item: int) -> tuple[int, int, tuple[float, ...]]:
+    """Rows and elements of each, as the engines share a copy inside of HBM: no partition belongs to
+    an engine there, so each moves a sixteenth in rows of at least ``least_part_bytes``."""
+    engines, least = CORE.dma.engines, math.ceil(CORE.dma.least_part_bytes / item)
+    if rows >= engines:
+        return rows, run, (rows / engines,) * engines
+    part = max(least, math.ceil(rows * run / engines))
+    parts = math.ceil(rows * run / part)
+    return parts, part, _shared_lanes(parts)
+
+
+def _whole_blocks(out: View) -> float:
+    """Of the blocks that all engines write together where they transpose, the part that is used
+    (ARCH3: 128 partitions by 16 elements)."""
+    blocks = math.ceil(out.shape[0] / CORE.partitions) * math.ceil(out.free_size / 16)
+    return out.size / (blocks * CORE.partitions * 16)
+
+
 def _form(view: View) -> tuple:
     """All of an operand that its transfer's time depends on."""
     first = view.start_partition if view.storage.on_chip else -1
@@ -282,12 +307,18 @@ def _transfer(instruction: Instruction, src: View, dst: View, fixed: bool) -> Tr
     elif CORE.dma.transposed:
         run = _contiguous_run(src, src, first=1)  # one row of the source at least for each engine
         share = CORE.dma.transposed_on_chip if src.storage.on_chip else CORE.dma.transposed
+        share *= _whole_blocks(dst)
     else:  # a descriptor per element: nothing stays contiguous on both sides
         run = 1
     rows = dst.size // run
+    lanes: tuple[float, ...] = ()
     chip = dst if dst.storage.on_chip else src
-    if chip.storage.on_chip and share == 1:
+    if instruction.op.by_element and CORE.dma.transposed:
+        lanes = _shared_lanes(rows)  # by all engines together
+    elif chip.storage.on_chip:
         lanes = _partition_lanes(chip, rows, fixed)
+    elif run * item >= CORE.dma.least_part_bytes:
+        rows, run, lanes = _dealt(rows, run, item)
     else:
         lanes = _shared_lanes(rows)
     moved = dst.size
@@ -350,16 +381,12 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
     comes on top, but none is shorter than the initiation interval (an instruction of three columns
     takes 66 cycles, one of 384 took 437 in a published profile).
     """
-    start = CORE.engine_start_cycles[engine]
-    cycles = instruction.op.cycles_on(instruction, engine)
-    if engine in CORE.result_cycles:
-        own = engine is Engine.GPSIMD is instruction.op.engine  # whose cycles have the start
-        cycles = max(CORE.min_ii, _streamed_cycles(instruction, engine) + (0 if own else start))
-    elif cycles > CORE.min_ii:
-        if engine is Engine.TENSOR:
-            cycles *= CORE.half_rows_pace if _half_rows(instruction) else CORE.tensor_pace
-        cycles += start
-    return cycles / CORE.clock_hz[engine] * 1e9
+    cycles, start = _streamed_cycles(instruction, engine), CORE.engine_start_cycles[engine]
+    if engine is Engine.TENSOR:
+        cycles *= CORE.half_rows_pace if _half_rows(instruction) else CORE.tensor_pace
+    if engine in CORE.result_cycles and engine is Engine.GPSIMD is instruction.op.engine:
+        start = 0  # the entry's cycles have it
+    return max(CORE.min_ii, cycles + start) / CORE.clock_hz[engine] * 1e9
 
 
 def result_ns(instruction: Instruction, engine: Engine) -> float:
@@ -375,27 +402,26 @@ def result_ns(instruction: Instruction, engine: Engine) -> float:
 
 
 def _streamed_cycles(instruction: Instruction, engine: Engine) -> float:
-    """Cycles in which an instruction's elements pass, after NeuronCore-v2."""
+    """Cycles in which an instruction's elements pass."""
     cycles = instruction.op.cycles_on(instruction, engine)
     if cycles <= CORE.min_ii:
-        cycles = min(cycles, free_elements(instruction))
+        with using(replace(in_force(), min_ii=0)):  # which the entry's cycles have
+            cycles = min(cycles, instruction.op.cycles_on(instruction, engine))
     return cycles / _elements_a_cycle(instruction, engine)
 
 
 def array_use(instruction: Instruction) -> float:
-    """Share of TensorE's array and least time that an instruction fills; 0 where always slow."""
+    """Share of TensorE's rows that an instruction fills; 0 where it is always slow."""
     if _half_rows(instruction):
         return 0.0
-    moved = instruction.src[min(1, len(instruction.src) - 1)]
-    return min(1.0, moved.free_size / CORE.min_ii) * moved.shape[0] / CORE.partitions
+    return instruction.src[0].shape[0] / CORE.partitions
 
 
 def _half_rows(instruction: Instruction) -> bool:
-    """Whether a product of more than ``min_ii`` columns leaves half of the array's rows empty."""
+    """Whether a product leaves half of the array's rows empty, where that slows it down."""
     if not instruction.op.multiplies or CORE.half_rows_pace == CORE.tensor_pace:
         return False
-    stationary, moving = instruction.src[:2]
-    return stationary.shape[0] <= CORE.partitions // 2 and moving.free_size > CORE.min_ii
+    return instruction.src[0].shape[0] <= CORE.partitions // 2
 
 
 def _elements_a_cycle(instruction: Instruction, engine: Engine) -> float:
@@ -413,7 +439,7 @@ def _elements_a_cycle(instruction: Instruction, engine: Engine) -> float:
     narrow = floats and all(v.dt.itemsize <= 2 for v in tiles)
     if engine is Engine.SCALAR:
         return CORE.scalar_narrow_rate if narrow else 1
-    if op.tiles == 2 and CORE.vector_modes:  # wherever the result goes
+    if engine is Engine.VECTOR and op.tiles == 2 and CORE.vector_modes:  # wherever the result goes
         return 2 if all(v.storage.buffer == "sbuf" for v in instruction.src) else 1
     if engine is not Engine.VECTOR or not CORE.vector_modes:
         return 1
@@ -440,8 +466,8 @@ class Overheads:
         kernel_ns: between two kernels of one graph.
         graph_ns: one execution of a graph from the host.
         cache_ns: start of one operator that reads or writes rows of a table or cache.
-        logits_ns: logits from the device to the host, once a graph.
-        argmax_ns: arg-maximum over the vocabulary on the host, once a graph.
+        logits_ns: logits of a row from the device to the host.
+        argmax_ns: arg-maximum of a row over the vocabulary on the host.
         host_ns: everything else that the host does between two graphs.
         collective_ns: start of a collective between the cores of a chip.
         collective_bytes_per_ns: rate of its data.
@@ -456,10 +482,10 @@ class Overheads:
     collective_ns: float = field(default_factory=lambda: CORE.collective_ns)
     collective_bytes_per_ns: float = spec.COLLECTIVE_BYTES_PER_NS
 
-    @property
-    def step_ns(self) -> float:
-        """One execution of a graph and the host's work around it."""
-        return self.graph_ns + self.logits_ns + self.argmax_ns + self.host_ns
+    def step_ns(self, rows: int = 1) -> float:
+        """One execution of a graph and the host's work around it, with logits of so many rows; none
+        where the device samples."""
+        return self.graph_ns + rows * (self.logits_ns + self.argmax_ns) + self.host_ns
 
     def exposed_ns(self, device_ns: float) -> float:
         """What the host adds to a step that it has submitted while the last one ran, the tokens
