@@ -141,7 +141,7 @@ def score(target: str, entry: Estimate) -> tuple[float, float]:
 
     Each prompt is one prompt's graph and steps up to LENGTH tokens, with the ruler's host work.
     """
-    host = cost.Overheads().step_ns - cost.Overheads().graph_ns
+    host = cost.Overheads().step_ns() - cost.Overheads().graph_ns
     ((step, _), (short, _), (long, _)), share = entry
     total, seconds = 0.0, []
     for tokens, base_ms, base_rate in PROMPTS[target]:

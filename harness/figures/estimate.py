@@ -213,8 +213,10 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
-    ranks, ahead = settings.tp_degree or 1, bool(settings.async_mode)
-    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), ranks, runs_ahead=ahead)
+    estimator = Estimator(
+        cost.DEFAULT_PROFILE, cost.Overheads(), settings.tp_degree or 1,
+        runs_ahead=bool(settings.async_mode), samples=settings.on_device_sampling,
+    )  # fmt: skip
     with host.told_as_the_submission("The model cannot be traced"):
         events = events_of(tracing.record(model, wrapper, bucket, host.job.scratch))
     found = estimator.graph(submodel, bucket, settings.batch_size, events)
@@ -244,9 +246,10 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     """The estimates that the settings ask for."""
     settings, model = host.job.settings, host.models[Role(role)]
     others = [name for name in cost.RELEASES if name != dma_profile]
-    ranks = settings.tp_degree or 1
-    ahead = bool(settings.async_mode)
-    estimator = Estimator(dma_profile, overheads(settings), ranks, order, others, ahead)
+    estimator = Estimator(
+        dma_profile, overheads(settings), settings.tp_degree or 1, order, others,
+        bool(settings.async_mode), settings.on_device_sampling,
+    )  # fmt: skip
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
     known: dict[tuple[str, str], GraphEstimate] = {}
 
@@ -347,6 +350,7 @@ class Estimator:
         overheads: costs outside of kernels.
         ranks: tensor-parallel degree.
         runs_ahead: a decode step begins while the host looks at the last one (async_mode).
+        samples: the graph does, so that tokens come to the host instead of logits.
     """
 
     def __init__(
@@ -357,9 +361,11 @@ class Estimator:
         order: str = COMPILER_ORDER,
         others: Sequence[str] = (),
         runs_ahead: bool = False,
+        samples: bool = False,
     ) -> None:
         self.dma_profile, self.others, self.order = dma_profile, tuple(others), order
-        self.overheads, self.ranks, self.runs_ahead = overheads, ranks, runs_ahead
+        self.overheads, self.ranks = overheads, ranks
+        self.runs_ahead, self.samples = runs_ahead, samples
         self._known: dict[int, tuple[Schedule, report.Profile, dict[str, float]]] = {}
 
     def _kernel(self, program: Program) -> tuple[Schedule, report.Profile, dict[str, float]]:
@@ -443,14 +449,14 @@ class Estimator:
             bucket,
             batch,
             list(rows.values()),
-            self._around(submodel, sum(row.total_ns for row in rows.values())),
+            self._around(submodel, batch, sum(row.total_ns for row in rows.values())),
             list(plans.values()),
             steps,
-            {name: time + self._around(submodel, time) for name, time in elsewhere.items()},
+            {name: time + self._around(submodel, batch, time) for name, time in elsewhere.items()},
         )
 
-    def _around(self, submodel: str, device_ns: float) -> float:
-        """The time that launch and host add to the device's."""
+    def _around(self, submodel: str, batch: int, device_ns: float) -> float:
+        """The time that launch and host add to the device's: each row has its logits."""
         if self.runs_ahead and submodel == DECODE:
             return self.overheads.exposed_ns(device_ns)
-        return self.overheads.step_ns
+        return self.overheads.step_ns(0 if self.samples else batch)

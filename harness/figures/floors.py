@@ -69,7 +69,7 @@ def check_time(session: Session, submodel: str, bucket: int, milliseconds: float
     least, core, launch = floor(session, submodel, bucket), spec.GEN2, cost.Overheads()
     computing = least.macs / core.peak_macs_per_ns
     reading = WEIGHT_BYTES * least.weights / core.hbm_bytes_per_ns
-    needed = (launch.step_ns + max(computing, reading)) / 1e6
+    needed = (launch.step_ns(rows=0) + max(computing, reading)) / 1e6
     if milliseconds < needed:
         raise SubmissionFailed(
             f"{submodel}, bucket {bucket}: its process estimates {milliseconds:.4g} ms, expected "

@@ -33,5 +33,5 @@ def estimate(
     finally:
         swapping.forget_model()  # its parameters are shapes from here on
     estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)
-    found = estimator.graph("model", len(ids[0]), len(ids), events_of(record))
+    found = estimator.graph("model", len(ids[0]), 1, events_of(record))
     return {"ms": [ns / 1e6 for ns in (found.latency_ns, *found.band_ns)], "why_not": ""}

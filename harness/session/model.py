@@ -103,7 +103,7 @@ def _configured(host: Host, role: Role) -> tuple[Settings, Any]:
         of_neuron = model_class.get_neuron_config_cls()
         if "kv_cache_quant" in settings and hasattr(of_neuron(), "kv_quant_config"):
             settings["kv_quant_config"] = {}  # without it NxDI 0.8 and 0.9 ignore the option
-        neuron_config = of_neuron(**settings)
+        neuron_config = _made(of_neuron, settings)
         config = model_class.get_config_cls()(
             neuron_config,
             load_config=load_pretrained_config(str(_model_path(host, role))),
@@ -113,6 +113,14 @@ def _configured(host: Host, role: Role) -> tuple[Settings, Any]:
             config.fused_spec_config = _with_draft(host, model_class, neuron_config)
         _check_fields(neuron_config, settings)
     return asked, config
+
+
+def _made(of_neuron: Callable[..., Any], settings: dict[str, Any]) -> Any:
+    """A NeuronConfig; NxDI 0.1 reads its field `async_mode` from the keyword `async`."""
+    made = of_neuron(**settings)
+    if settings.get("async_mode") and not getattr(made, "async_mode", True):
+        made = of_neuron(**settings, **{"async": True})
+    return made
 
 
 def _neuron_settings(asked: Settings, role: Role) -> dict[str, Any]:

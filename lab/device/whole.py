@@ -31,7 +31,7 @@ def measure(length: int, file: str, degree: int) -> dict[str, Any]:
     clock, its own work included, for a submission; where no device is, what is estimated of both.
     """
     if sdk.platform().simulates:
-        beside = (cost.Overheads().step_ns - cost.Overheads().graph_ns) / 1e3
+        beside = (cost.Overheads().step_ns() - cost.Overheads().graph_ns) / 1e3
         graphs = {p: model.graph(f"{p}-{length}", file, degree) for p in ("prefill", "decode")}
         return {f"{p} p50": found["us"] + beside for p, found in graphs.items()}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 """Whole models against published times: each anchor stays within ±15 % (docs/cost_model.md)."""
 
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from harness.simulator import cost
 from neuron_cpu.core import Kernel
 from neuron_cpu.runtime import graph, outside, recording
 
-HOST = cost.Overheads(graph_ns=0.0, logits_ns=0.0).step_ns
+HOST = cost.Overheads(graph_ns=0.0, logits_ns=0.0).step_ns()
 
 
 def near(estimated: float, *published: float) -> bool:
@@ -45,11 +46,31 @@ def contest():
         yield milliseconds
 
 
-def test_a_step_of_the_baseline(contest):
-    """prompt_data.txt, aws-samples/nki-llama 1e7cc63; its call beside the 3rd place's."""
-    step = contest(DECODE, 640)
-    assert near(step, 9.75, 10.12)
-    assert near(step - HOST / 1e6, 7.96, 8.54)
+def test_the_call_of_a_step_that_is_pytorch_s_alone(contest):
+    """The 2nd place's, whose graph is the baseline's within 1 us. The baseline's own is not
+    published: 9.75 to 10.12 ms (prompt_data.txt) divide a run by all of its tokens, the prompt's
+    included, and are equal for prompts of 7 and of 402."""
+    assert near(contest(DECODE, 640) - HOST / 1e6, 7.59)
+
+
+# Milliseconds a token end to end and of a step's call, by the entries' own reports.
+REPORTS = {
+    "2nd place": (9.44, 7.59), "3rd place": (10.76, 8.54), "NYU d381f84": (10.72, 8.03),
+    "NYU 473f6b0": (10.51, 8.28),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_report_s_own_host_is_not_what_it_is_compared_with(name):
+    """The host of the other reports alone, beside a report's call, gives its token."""
+    outside = [token - call for other, (token, call) in REPORTS.items() if other != name]
+    token, call = REPORTS[name]
+    assert near(call + statistics.median(outside), token)
+
+
+def test_the_host_is_the_median_of_reports():
+    outside = [token - call for token, call in REPORTS.values()]
+    assert pytest.approx(statistics.median(outside), abs=0.01) == HOST / 1e6
 
 
 @pytest.mark.parametrize(("bucket", "published"), [(128, (14.13, 15.77)), (640, (33.86, 34.63))])

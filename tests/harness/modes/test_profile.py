@@ -77,7 +77,7 @@ def test_prefill_and_decode_of_a_model_without_weights(profiled):
 def test_latency_is_the_sum_of_the_operators_and_the_launch(profiled):
     for graph in profiled[0]["graphs"]:
         total = sum(op["count"] * op["time_ns"] for op in graph["operators"])
-        assert graph["latency_ns"] == pytest.approx(total + cost.Overheads().step_ns)
+        assert graph["latency_ns"] == pytest.approx(total + cost.Overheads().step_ns())
         assert graph["figures"]["total_time"] == graph["latency_ns"]
         assert graph["latency_ns_by_release"]["sdk2.25"] == graph["latency_ns"]
 
@@ -109,7 +109,7 @@ def test_the_file_for_perfetto(profiled):
     for pid, graph in enumerate(profiled[0]["graphs"], start=1):
         steps = [e for e in trace["traceEvents"] if e["pid"] == pid and e["ph"] == "X"]
         written = sum(e["dur"] for e in steps) * 1e3  # each rounded to 0.1 ns
-        total = graph["latency_ns"] - cost.Overheads().step_ns
+        total = graph["latency_ns"] - cost.Overheads().step_ns()
         assert written == pytest.approx(total, abs=0.1 * len(steps))
 
 
@@ -288,12 +288,23 @@ def test_a_step_ahead_hides_the_host_behind_the_device():
         estimator = estimate.Estimator("hbm-peak", costs, 1, runs_ahead=ahead)
         return estimator.graph(tag, 64, 1, [("layers.0", event)]).latency_ns
 
-    device = latency(estimate.DECODE, costs, ahead=False) - costs.step_ns
+    device = latency(estimate.DECODE, costs, ahead=False) - costs.step_ns()
     assert 0 < device < 300_000
     assert latency(estimate.DECODE, costs) == pytest.approx(300_000)
-    assert latency(estimate.PREFILL, costs) == pytest.approx(device + costs.step_ns)
+    assert latency(estimate.PREFILL, costs) == pytest.approx(device + costs.step_ns())
     light = estimate.cost.Overheads(graph_ns=1000, host_ns=2000)
     assert latency(estimate.DECODE, light) == pytest.approx(device)
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "rows"), [(1, False, 1), (8, False, 8), (1, True, 0), (8, True, 0)]
+)
+def test_each_row_pays_for_its_logits_and_none_where_the_device_samples(batch, samples, rows):
+    """345 us a row (a test of NxDI: two rows 0.69 ms), and the host's arg-maximum of each."""
+    costs = estimate.cost.Overheads()
+    estimator = estimate.Estimator("hbm-peak", costs, 1, samples=samples)
+    found = estimator.graph(estimate.DECODE, 64, batch, [])
+    assert found.latency_ns == costs.graph_ns + costs.host_ns + rows * 545_000
 
 
 @pytest.mark.parametrize("name", ["logits", "argmax", "host-step", "graph-launch"])
