@@ -8,9 +8,10 @@ from ..device.dtypes import FLOAT32, INT32
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..instructions import gpsimd
-from ..instructions.alu import COMPARISONS
+from ..instructions.arguments import check_comparison
+from ..instructions.constants import fp32
 from ..instructions.copies import FIND8, MAX8, REPLACE8, SearchAttrs
-from ..instructions.vector import RANGE_SELECT, RangeAttrs
+from ..instructions.vector import RANGE_SELECT, ranging
 from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
@@ -21,7 +22,6 @@ from .registers import VirtualRegister
 from .releases import isa
 
 MAX_PAIRS = 4
-FP32_MIN = float(np.finfo(np.float32).min)
 
 
 # --- index patterns -------------------------------------------------------------------------------
@@ -73,21 +73,12 @@ def affine_select(
     """Keep elements whose affine value compares with 0 as ``cmp_op`` says (default: equal)."""
     what = "affine_select"
     target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
-    code = "equal" if cmp_op is None else _comparison(cmp_op, what)
+    code = "equal" if cmp_op is None else operator(cmp_op, what)
+    check_comparison(code, what)
     values = _affine(what, target, pattern, offset, channel_multiplier)
     keep = getattr(np, code)(values, 0)
     attrs = gpsimd.KeepAttrs(keep=keep, on_false=real(on_false_value, f"{what} on_false_value"))
     return put(gpsimd.AFFINE_SELECT, (target,), (data,), attrs, name)
-
-
-def _comparison(op: Any, what: str) -> str:
-    code = operator(op, what)
-    if code not in COMPARISONS:
-        raise refuse(
-            "sim_unknown_operator",
-            f"{what} with nl.{code}, expected one of {', '.join(COMPARISONS)}",
-        )
-    return code
 
 
 @isa(RANGE_SELECT)
@@ -102,25 +93,20 @@ def range_select(
     reduce_res: Any = None,
     reduce_op: Any = None,
     range_start: float = 0,
-    on_false_value: float = FP32_MIN,
+    on_false_value: float = fp32.min,
     name: str | None = None,
 ) -> NkiInstruction:
     """Keep columns whose number lies between two bounds of each partition; gen3."""
     what = "range_select"
     target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
-    other = reduce_op is not None and operator(reduce_op, what) != "maximum"
-    # written with fewer digits it is still that number in fp32
-    least = real(on_false_value, f"{what} on_false_value")
-    if np.float32(least) != np.float32(FP32_MIN) or other:
-        raise refuse(
-            "sim_range_select",
-            f"{what} with on_false_value={on_false_value}, reduce_op={reduce_op}, expected the "
-            "least fp32 number and nl.maximum",
-        )
     bounds = [column(b, data, f"{what} bound") for b in (bound0, bound1)]
-    codes = (_comparison(comp_op0, what), _comparison(comp_op1, what))
-    first = real(range_start, f"{what} range_start")
-    attrs = RangeAttrs(ops=codes, first=first, on_false=FP32_MIN, free_axes=data.ndim - 1)
+    join = "maximum" if reduce_op is None else operator(reduce_op, what)
+    first, least = (
+        real(range_start, f"{what} range_start"),
+        real(on_false_value, f"{what} on_false_value"),
+    )
+    codes = operator(comp_op0, what), operator(comp_op1, what)
+    attrs = ranging(data, codes, first, least, join)
     how = Reduction(VECTOR, "maximum", data.shape[0], what)
     src = (data, *bounds)
     return reducing(how, reduce_cmd, reduce_res, RANGE_SELECT, target, src, attrs, name)

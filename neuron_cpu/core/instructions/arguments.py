@@ -8,7 +8,7 @@ import numpy as np
 from ..device.errors import refuse, type_name
 from ..program.index import DynamicIndex, Mask, is_integer
 from ..program.view import View
-from .alu import ARITHMETIC, BITWISE
+from .alu import ARITHMETIC, BITWISE, COMPARISONS
 
 
 def no_tensor(value: Any, what: str, expected: str) -> Exception:
@@ -99,6 +99,15 @@ def check_operator(operator: str, what: str) -> None:
             "sim_unknown_operator",
             f"{what} with operator '{operator}', expected an ALU operator; functions such as exp "
             "run on ScalarE with nisa.activation, division is a reciprocal and a product",
+        )
+
+
+def check_comparison(operator: str, what: str) -> None:
+    """Refuse an operator that is no comparison."""
+    if operator not in COMPARISONS:
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} with nl.{operator}, expected one of {', '.join(COMPARISONS)}",
         )
 
 

@@ -18,6 +18,8 @@ from ..program.attributes import Attrs, among
 from ..program.program import Instruction
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE, COMPARISONS, OPERATORS, REDUCTIONS, alu, reduce_last
+from .arguments import check_comparison
+from .constants import fp32
 from .entry import (
     MANY,
     PSUM,
@@ -425,10 +427,27 @@ class RangeAttrs(Attrs):
         free_axes: free axes of the operand.
     """
 
-    ops: tuple[str, str] = among(COMPARISONS)
+    ops: tuple[str, ...] = among(COMPARISONS)
     first: float
     on_false: float
     free_axes: int
+
+
+def ranging(
+    data: View, ops: tuple[str, ...], first: float, on_false: float, reduce_op: str
+) -> RangeAttrs:
+    """The checked attributes of a range_select of ``data``."""
+    what = "range_select"
+    for op in ops:
+        check_comparison(op, what)
+    # written with fewer digits it is still that number in fp32
+    if np.float32(on_false) != np.float32(fp32.min) or reduce_op != "maximum":
+        raise refuse(
+            "sim_range_select",
+            f"{what} with on_false_value={on_false}, reduce_op={reduce_op}, expected the least "
+            "fp32 number and nl.maximum",
+        )
+    return RangeAttrs(ops=ops, first=first, on_false=fp32.min, free_axes=data.ndim - 1)
 
 
 def _range_select(attrs: RangeAttrs, xs: list[torch.Tensor]) -> Any:

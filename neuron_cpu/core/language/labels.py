@@ -12,27 +12,31 @@ from types import FunctionType
 from typing import Any
 
 from ..device.errors import NkiError, refuse, users_frames
+from ..device.target import needs
 from ..device.unknown import CALLS, KEYWORDS
-from ..instructions.entry import FORMS
+from ..instructions.entry import FORMS, Form
 from ..program import trace
 from ..program.view import View
 from .operands import newer
 
 
-def labelled(function: Callable, came: str = "") -> Callable:
-    """``function`` with the keyword ``name``, a warning in releases before ``came``, and refusals
-    for arguments that it does not take."""
-    return fitted(function, "name" not in inspect.signature(function).parameters, came)
+def labelled(function: Callable, form: Form | None = None) -> Callable:
+    """``function`` with the keyword ``name``, and refusals for arguments that it does not take; of
+    a form also with the warning of earlier releases and the refusal of earlier generations."""
+    return fitted(function, "name" not in inspect.signature(function).parameters, form)
 
 
-def fitted(function: Callable, names: bool = False, came: str = "") -> Callable:
+def fitted(function: Callable, names: bool = False, form: Form | None = None) -> Callable:
     """``function`` with refusals for arguments that it does not take, and its result's name."""
+    came, generation = (form.came, form.generation) if form is not None else ("", 2)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # as in a kernel's call
         name = kwargs.pop("name", "") if names else ""
         try:
+            if generation > 2:
+                needs(function.__name__, generation)
             if came:
                 newer(function.__name__, came)
             result = function(*args, **kwargs)
@@ -79,7 +83,7 @@ def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
 def exported() -> dict[str, Callable]:
     """The functions that ``neuronxcc.nki.isa`` offers: the forms of its instructions."""
     forms = FORMS["neuronxcc.nki.isa"]
-    return {name: labelled(one.function, one.came) for name, one in forms.items()}
+    return {name: labelled(one.function, one) for name, one in forms.items()}
 
 
 def label_all(namespace: dict[str, Any], names: list[str]) -> None:
