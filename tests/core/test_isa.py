@@ -632,8 +632,54 @@ def test_dma_copy_adds_where_asked():
 
 
 def test_instructions_of_newer_cores_are_refused():
-    with pytest.raises(NkiError, match="sim_newer_core"):
+    with pytest.raises(NkiError, match="range_select is there from gen3 on.*sim_newer_core"):
         run(lambda x: nisa.range_select(on_true_tile=x), data(0, (4, 4)))
+
+
+@pytest.mark.parametrize("start", [0, 2])
+@pytest.mark.parametrize("reduced", [False, True])
+def test_columns_between_two_bounds_on_a_newer_core(start, reduced, monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    monkeypatch.setenv("NEURON_CPU_SDK", "2.23")
+    low, high = np.array([[0], [3], [5], [9]], np.float32), np.full((4, 1), 12, np.float32)
+    x = data(23, (4, 16))
+
+    def body(t, a, b):
+        out = nl.ndarray((4, 17), dtype=t.dtype, buffer=nl.sbuf)
+        out[...] = 7.0
+        more = {"reduce_res": out[:, 16:17], "reduce_op": np.max} if reduced else {}
+        bounds = {"bound0": a, "bound1": b, "comp_op0": np.greater_equal, "comp_op1": np.less}
+        out[:, 0:16] = nisa.range_select(on_true_tile=t, range_start=start, **bounds, **more)
+        return out
+
+    number = start + np.arange(16)
+    want = np.where((number >= low) & (number < high), x, np.finfo(np.float32).min)
+    most = want.max(1, keepdims=True) if reduced else np.full((4, 1), 7.0)
+    assert np.array_equal(run(body, x, low, high), np.concatenate([want, most], 1))
+
+
+def test_a_range_is_refused_in_words(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    monkeypatch.setenv("NEURON_CPU_SDK", "2.23")
+
+    def made(**more):
+        given = {"comp_op0": np.less, "comp_op1": np.less, **more}
+        return lambda t, b: nisa.range_select(on_true_tile=t, bound0=b, bound1=b, **given)
+
+    x, column = data(23, (4, 16)), np.zeros((4, 1), np.float32)
+    for more, message in (
+        ({"on_false_value": 0.0}, "on_false_value=0.0.*sim_range_select"),
+        (
+            {"reduce_cmd": nisa.reduce_cmd.reduce},
+            "reduce_cmd.reduce, expected.*sim_reduce_registers",
+        ),
+        ({"comp_op1": np.add}, "with nl.add, expected one of equal.*sim_unknown_operator"),
+    ):
+        with pytest.raises(NkiError, match=message):
+            run(made(**more), x, column)
+
+
+def test_a_program_of_others_cannot_be_called():
     with pytest.raises(NotImplementedError, match="builtin_custom_op"):
         run(lambda x: nisa.builtin_custom_op(x), data(0, (4, 4)))
 

@@ -13,6 +13,7 @@ from ..device.dtypes import UINT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..instructions.arguments import number, stretched
+from ..instructions.constants import fp32
 from ..instructions.constants import reduce_cmd as commands
 from ..instructions.copies import (
     COPY_PREDICATED,
@@ -49,6 +50,7 @@ from ..instructions.gpsimd import (
     with_probability,
 )
 from ..instructions.recorder import ALIKE, ROWS, WHOLE, record
+from ..instructions.vector import RANGE_SELECT, ranging
 from ..program import masks, trace
 from ..program.attributes import Attrs
 from ..program.index import Index, Mask, is_integer
@@ -367,14 +369,44 @@ def select_reduce(
     record(SELECT_REDUCE, results, tuple(src), attrs)
 
 
-@isa(None)
-def range_select(**_: Any) -> View:
-    """An instruction of NeuronCore-v3 only."""
-    raise refuse(
-        "sim_newer_core",
-        "range_select runs on NeuronCore-v3 and newer, expected instructions of NeuronCore-v2; "
-        "use nisa.affine_select, or compare and nl.where",
-    )
+@isa(RANGE_SELECT, came="2.23")
+def range_select(
+    *,
+    on_true_tile: Any,
+    comp_op0: Any,
+    comp_op1: Any,
+    bound0: Any,
+    bound1: Any,
+    reduce_cmd: Any = commands.reset_reduce,
+    reduce_res: Any = None,
+    reduce_op: Any = np.max,
+    range_start: float = 0,
+    on_false_value: float = fp32.min,
+    mask: Any = None,
+    dtype: Any = None,
+) -> View:
+    """Keep columns whose number lies between two bounds [P, 1] of each partition (SDK 2.23).
+
+    NeuronCore-v3 and newer. Columns count from ``range_start``; the others become the least fp32
+    number. ``reduce_res`` [P, 1] receives the maximum over the free axes.
+    """
+    what = "range_select"
+    (data,) = rows_only(what, mask, tile(on_true_tile, what))
+    bounds = [stretched(tile(b, what), data, f"{what} bound") for b in (bound0, bound1)]
+    if reduce_cmd is not commands.reset_reduce:
+        raise refuse(
+            "sim_reduce_registers",
+            f"{what} with {reduce_cmd}, expected reduce_cmd.reset_reduce: maxima over several "
+            "instructions are not simulated; reduce with nisa.tensor_reduce",
+        )
+    ops = name_of(comp_op0), name_of(comp_op1)
+    attrs = ranging(data, ops, range_start, on_false_value, name_of(reduce_op))
+    src, dt = (data, *bounds), result_type(dtype, data.dt)
+    if reduce_res is None:
+        return fresh(RANGE_SELECT, data.shape, dt, src, attrs)
+    attrs = replace(attrs, reduce_axes=data.ndim - 1)
+    also = (reduction_target(reduce_res, data, what),)
+    return fresh(RANGE_SELECT, data.shape, dt, src, attrs, also=also)
 
 
 @isa(MAX8, came="2.22")
