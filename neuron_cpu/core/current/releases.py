@@ -58,13 +58,13 @@ def released(one: Form) -> Callable:
         __tracebackhide__ = True  # as in a kernel's call
         if came and not nki_since(came):
             raise _newer(name, came)
-        if one.generation > 2:
-            needs(name, one.generation)
         for word in list(named):
             if word in one.former:
                 _respell(name, word, one.former[word], named)
             elif word in keywords and not nki_since(keywords[word]):
                 raise _newer(f"{name}({word}=)", keywords[word])
+        if one.generation > 2:
+            needs(name, one.generation)
         if one.order and len(args) > 2 and not nki_since("2.29"):
             return function(**dict(zip(one.order, args)), **named)
         return function(*args, **named)
