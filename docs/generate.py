@@ -33,6 +33,7 @@ from neuronxcc.nki import language as nl  # noqa: E402
 
 from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.current import releases  # noqa: E402
+from neuron_cpu.core.device import refusals  # noqa: E402
 from neuron_cpu.core.instructions.entry import FORMS, TABLE  # noqa: E402
 
 PAGES = [
@@ -216,6 +217,34 @@ def identifier_list() -> str:
     )
 
 
+# --- refusals -------------------------------------------------------------------------------------
+def refusal_list() -> str:
+    """What public compilers and devices refuse, kernels first, and where it is recognised."""
+    ordered = sorted(refusals.refusals(), key=lambda one: (one.language == "graph", one.code))
+    return "".join(map(_refusal, ordered))
+
+
+def _refusal(one: refusals.Refusal) -> str:
+    where = one.chips.replace(" ", ", ") + (f", SDK {one.release}" if one.release else "")
+    where += f"; taken after {one.until}" if one.until else ""
+    here = f"Here: `{one.by}`" if one.by else f"Not modelled: {one.why}"
+    return item(
+        f"{one.code}: {one.rule} ({where}; {one.source}). `{one.kernel}`; legal: {one.legal}. {here}"
+    )
+
+
+def defect_list() -> str:
+    """Known defects of compilers and devices, with their workarounds."""
+    return "".join(
+        item(
+            f"{one.issue}: {one.what} ({one.chips.replace(' ', ', ')}, SDK {one.releases}). "
+            f"Workaround: {one.workaround}. "
+            + (f"Here: `{one.by}`" if one.by else f"Not modelled: {one.why}")
+        )
+        for one in refusals.defects()
+    )
+
+
 # --- releases -------------------------------------------------------------------------------------
 def release_table() -> str:
     """What each release of `nki` changed."""
@@ -277,7 +306,7 @@ def survivor_list() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "instructions": instruction_list, "language": language_list, "isa": isa_list,
     "missing": missing_list, "examples": examples, "identifiers": identifier_list,
-    "releases": release_table, "mutants": mutant_table, "survivors": survivor_list,
+    "refusals": refusal_list, "defects": defect_list, "releases": release_table, "mutants": mutant_table, "survivors": survivor_list,
 }  # fmt: skip
 
 

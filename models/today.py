@@ -358,7 +358,9 @@ class Residual(nl.NKIObject):
     block: Block
 
     def __post_init__(self):
-        k_tiles, count, self.parts, self.added = hidden_tiles(self.x_hbm), self.block.count, [], 0
+        k_tiles, count = hidden_tiles(self.x_hbm), self.block.count
+        self.parts = []
+        self.added = 0
         self.x_sb = tile_of((P_MAX, k_tiles, count), self.x_hbm.dtype)
         each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
         for span in spans(k_tiles, each):
@@ -448,7 +450,8 @@ class Later(nl.NKIObject):
     whose method ``finish`` does them; it comes after STEPS_LATER further ones."""
 
     def __post_init__(self):
-        self.left, self.done = [], 0
+        self.left = []
+        self.done = 0
 
     def leave(self, what, rest):
         """Leave a ``rest`` for ``what.finish`` -> its number."""
@@ -497,7 +500,11 @@ class AttentionLayer(nl.NKIObject):
 
     def __post_init__(self):
         """Refuse operands that do not belong together."""
-        self.x_hbm, self.delta_hbm, self.stream_hbm, self.out_hbm = self.hidden
+        x_hbm, delta_hbm, stream_hbm, out_hbm = self.hidden
+        self.x_hbm = x_hbm
+        self.delta_hbm = delta_hbm
+        self.stream_hbm = stream_hbm
+        self.out_hbm = out_hbm
         features, tokens, heads = self.x_hbm.shape[0], self.x_hbm.shape[1], self.heads
         columns, contexts = heads.qk_tiles * P_MAX + heads.kv_features, heads.q_tiles * P_MAX
         self.qkv = linear_of(self.weights[0], columns, features, "the weight of QKV")
@@ -710,12 +717,15 @@ class GroupAttention(nl.NKIObject):
     rows_sb: nl.NkiTensor
 
     def __post_init__(self):
-        heads, dtype, self.visible = self.keys.heads, self.qk_sb.dtype, self.position + self.tokens
-        self.count, slots = self.rows_sb.shape[1], len(contraction(heads.head_dim + GROUP_HEADS))
+        heads, dtype = self.keys.heads, self.qk_sb.dtype
+        self.visible = self.position + self.tokens
+        self.count = self.rows_sb.shape[1]
+        slots = len(contraction(heads.head_dim + GROUP_HEADS))
         passes = len(spans(self.visible, MOVING_MAX))
         self.q_sb = tile_of((P_MAX, slots, self.count, self.tokens), dtype)
         self.maxima_sb = tile_of((self.tokens, self.count, passes), dtype)
-        self.sums, self.augmented = [], 0  # the number of its augmented rows in Later
+        self.sums = []
+        self.augmented = 0  # the number of its augmented rows in Later
 
     def part(self, lanes):
         """The ``lanes`` of its tiles of qk_sb [lanes, count, tokens]."""
@@ -898,12 +908,17 @@ class PromptBlock(nl.NKIObject):
     later: Later
 
     def __post_init__(self):
-        heads, self.parts, self.lengths, self.rotated = self.layer.heads, [], [], 0
+        heads = self.layer.heads
+        self.parts = []
+        self.lengths = []
+        self.rotated = 0
         self.projection = None
         for part in self.block.parts():
             self.parts.append((part[2], part[3]))
         dtype = self.layer.x_hbm.dtype
-        self.qk_sb, self.v_sb = qkv_tiles(heads, self.block.count, self.parts, dtype)
+        qk_sb, v_sb = qkv_tiles(heads, self.block.count, self.parts, dtype)
+        self.qk_sb = qk_sb
+        self.v_sb = v_sb
         self.context_sb = self.qk_sb[:, 0 : heads.q_tiles, :]
 
     def sums(self):
@@ -1028,7 +1043,9 @@ class PromptAttention(nl.NKIObject):
 
     def __post_init__(self):
         self.triangle_sb = causal_mask(P_MAX, self.layer.x_hbm.dtype)
-        self.later, self.sequences, self.kept = Later(), [], []
+        self.later = Later()
+        self.sequences = []
+        self.kept = []
 
     def run(self, blocks):
         """Blocks that overlap; beside the first projections and the last output is nothing."""

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
 from typing import Any, NamedTuple, Optional
@@ -13,7 +13,8 @@ import torch
 from ..core import Kernel, NkiError, Program
 from ..core.current.kernel import Kernel as CurrentKernel
 from ..core.current.registers import NeedsValues
-from ..core.device import dtypes
+from ..core.device import dtypes, refusals
+from ..core.device.errors import NkiAdvice, NkiWarning
 from ..core.language.specialisation import is_tensor, to_torch
 from ..core.program import regions
 from ..core.report import report
@@ -115,6 +116,7 @@ class Verdict:
         places: sentences about the first wrong element and the first instruction that parts.
         types: sentences about results of other types than the reference's.
         warnings: of tracing and running, each once.
+        doubtful: whether one of them is no mere advice (`NkiAdvice`).
     """
 
     case: str
@@ -125,6 +127,14 @@ class Verdict:
     places: list[str] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    doubtful: bool = False
+
+    @property
+    def outcome(self) -> str:
+        """legal, refused or unproven (docs/messages.md)."""
+        if self.refusal:
+            return refusals.REFUSED
+        return refusals.UNPROVEN if self.doubtful else refusals.LEGAL
 
     @property
     def legal(self) -> bool:
@@ -145,6 +155,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self) | {"legal": self.legal, "correct": self.correct}
+        content["outcome"] = self.outcome
         content["speed"] = None if self.speed is None else self.speed._asdict()
         return finite(content)
 
@@ -169,8 +180,15 @@ def judge(
         found.speed = speed(program, settings)
         if reference is not None:
             _try(found, program, reference, kernel, case, settings)
+    found.doubtful = doubtful(told)
     found.warnings = list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
     return found
+
+
+def doubtful(told: Iterable[warnings.WarningMessage]) -> bool:
+    """Whether a warning says that no source decides, or names a known defect."""
+    kinds = (one.category for one in told)
+    return any(issubclass(one, NkiWarning) and not issubclass(one, NkiAdvice) for one in kinds)
 
 
 def kernel_of(module: ModuleType, name: str) -> Kernel:

@@ -12,7 +12,7 @@ from neuronxcc.nki import compiler as ncc
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import Kernel
+from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.language.tensor import Tile as Tensor
@@ -152,7 +152,7 @@ def test_sbuf_beyond_its_bytes_is_loaded_again_and_nothing_lacks():
     assert len(loads) > 3
 
 
-def test_what_one_instruction_lacks_is_told_in_bytes():
+def test_what_one_instruction_lacks_is_told_in_bytes(monkeypatch):
     """A sum of two tiles of 80 KiB has a third: nothing of them can be elsewhere meanwhile."""
 
     def kernel(x):
@@ -160,6 +160,9 @@ def test_what_one_instruction_lacks_is_told_in_bytes():
         nl.store(out, value=nisa.tensor_tensor(nl.load(x), nl.load(x), nl.add))
         return out
 
+    with pytest.raises(NkiError, match="245760 bytes.*GCA035.*sim_instruction_capacity"):
+        simulate(kernel, (128, 20 * 1024))
+    monkeypatch.setenv("NKI_CPU_SILENCE", "sim_instruction_capacity")
     lacking, psum = simulate(kernel, (128, 20 * 1024)).overcommitted
     assert psum == 0 and lacking == 3 * 80 * 1024 - GEN2.sbuf_usable_bytes
 

@@ -594,7 +594,7 @@ def test_dma_transpose(shape, order):
     assert np.array_equal(wide(kernel(a)), wide(a).transpose(order))
 
 
-def test_transfers_that_a_devices_compiler_refused_are_warnings():
+def test_transfers_that_a_devices_compiler_refused_are_refused():
     i, j = nl.arange(128)[:, None], nl.arange(8)[None, :]
 
     @nki.jit
@@ -614,7 +614,7 @@ def test_transfers_that_a_devices_compiler_refused_are_warnings():
         return out
 
     for kernel in (repeated, turned):
-        with pytest.warns(UserWarning, match="kda-for-trainium.*sim_refused_on_device"):
+        with pytest.raises(NkiError, match="NCC_I.*kda-for-trainium.*sim_refused_on_device"):
             kernel(data(1, (1, 8)))
 
 

@@ -276,7 +276,7 @@ REPORTED = [
     (rebound_on_one_side, "sim_loop_rebinding", 4),
     (other_grid_in_each_round, "sim_loop_rebinding", 3),
     (local_used_after, "sim_loop_local_used_after", 3),
-    (index_used_after, "sim_loop_local_used_after", 3),
+    (index_used_after, "sim_loop_index_used_after", 3),
     (list_appended, "sim_loop_side_effect", 3),
     (list_item_assigned, "sim_loop_side_effect", 3),
     (dict_item_assigned, "sim_loop_side_effect", 3),

@@ -22,4 +22,5 @@ def target(monkeypatch):
         monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", name)
 
     choose("trn1")
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")  # device loops may run on one core
     return choose

@@ -372,7 +372,6 @@ NEW = {
     "np.mean": ("r = np.mean(x)", r"nl\.mean"),
     "read before write": ("pass", r"nisa\.memset"),
     "float64": ("r = nl.ndarray((128, 64), dtype=nl.float64, buffer=nl.sbuf)", r"nl\.float32"),
-    "slice assignment": ("r[:, :] = x", r"tensor_copy"),
     "memset of a name": ("nl.memset(r, 0)", r"nisa\.memset"),
     "add": ("r = x + y", r"tensor_tensor"),
     "part of a copy": ("nisa.dma_copy(dst=r[0:64], src=x_hbm)", r"slice both sides"),

@@ -221,8 +221,10 @@ def nested_by_data(x, count, times):
 
 
 @pytest.mark.parametrize(("count", "times"), [(0, 3), (3, 0), (4, 2)])
-@allows("sim_nested_device_loops")
-def test_loops_in_loops_over_data(count, times):
+def test_loops_in_loops_over_data(count, times, target):
+    with pytest.raises(NkiError, match="dominate.*sim_nested_device_loops"):
+        nested_by_data(X, np.array([[count]], np.int32), np.array([[times]], np.int32))
+    target("trn2")
     want = X.copy()
     want[:, :count] += times
     found = nested_by_data(X, np.array([[count]], np.int32), np.array([[times]], np.int32))
@@ -282,6 +284,11 @@ def starred(x):
     return max(*x.shape)
 
 
+def unpacking(x):
+    sizes = [0, 0]
+    sizes[0], sizes[1] = x.shape
+
+
 def leaving(x):
     for i in nl.dynamic_range(3):
         for _ in range(2):
@@ -295,6 +302,7 @@ def leaving(x):
     ("construct", "told"),
     [(raising, "raise"), (catching, "try"), (pairs, "several names"), (formatted, "format"),
      (inner, "function in a function"), (starred, "star"),
+     (unpacking, "subscripts or attributes"),
      (leaving, "continue in a device loop")],
 )  # fmt: skip
 def test_python_that_the_parser_refuses(construct, told, monkeypatch):
@@ -307,7 +315,7 @@ def test_python_that_the_parser_refuses(construct, told, monkeypatch):
         nisa.dma_copy(out, x)
         return out
 
-    with pytest.warns(NkiWarning, match=told):
+    with pytest.raises(NkiError, match=f"{told}.*sim_parser_subset"):
         kernel.trace(X)
 
 

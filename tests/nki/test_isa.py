@@ -233,6 +233,7 @@ def test_a_result_kept_for_later_is_what_the_registers_held():
     close(run(body, (4, 1), x), 2 * x.astype(float).sum(1, keepdims=True))
 
 
+@allows("sim_copy_bias")
 def test_later_activations(target):
     target("trn3")
     x, m = data(17, (5, 8)), data(18, (5, 1))

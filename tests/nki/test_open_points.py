@@ -44,11 +44,6 @@ def looped(inside):
         nisa.nc_matmul(ps() if inside else outer, sb(), sb())
 
 
-def assigned(x):
-    tile = sb()
-    tile[...] = sb()
-
-
 def summed(count):
     nisa.dma_compute(sb(), [sb() for _ in range(count)], nl.add)
 
@@ -207,7 +202,6 @@ CASES = {
     "sim_array_tile_place": (3, lambda x: column_tile(0), lambda x: column_tile(32)),
     "sim_accumulation_start": (2, lambda x: filled(1.0, None), lambda x: filled(0.0, None)),
     "sim_accumulation_loop": (2, lambda x: looped(False), lambda x: looped(True)),
-    "sim_tensor_assignment": (2, assigned, lambda x: nisa.tensor_copy(sb(), sb())),
     "sim_dma_one_source": (2, lambda x: summed(1), lambda x: summed(2)),
     "sim_vector_offsets": (2, lambda x: rows(x, 2), lambda x: rows(x, 1)),
     "sim_sums_share_tensor": (3, lambda x: sums_of(1), lambda x: sums_of(1, (None, None))),
@@ -219,8 +213,6 @@ CASES = {
     "sim_average": (2, lambda x: reduced(nl.average), lambda x: reduced(nl.add)),
     "sim_dropout_probability": (2, dropped, lambda x: nisa.tensor_copy(sb(), sb())),
     "sim_dynamic_slice": (2, lambda x: register_slice(x, True), lambda x: register_slice(x, False)),
-    "sim_placed_operand": (2, lambda x: placed_by_data(True), lambda x: placed_by_data(False)),
-    "sim_nested_device_loops": (2, lambda x: loops(True), lambda x: loops(False)),
     "sim_unary_integers": (
         2,
         lambda x: scaled(nl.int16, nl.int16, nl.abs),
@@ -241,7 +233,7 @@ CASES = {
     "sim_rounded_sums": (4, lambda x: sums(nl.bfloat16), lambda x: sums(nl.float32)),
 }  # fmt: skip
 GATES_ALONE = {  # open on gen2 only
-    "sim_vector_offsets", "sim_transpose_by_dma", "sim_placed_operand", "sim_nested_device_loops",
+    "sim_vector_offsets", "sim_transpose_by_dma",
 }  # fmt: skip
 
 

@@ -135,7 +135,7 @@ def tile_overwritten_at_its_address(x, out):
     nisa.dma_copy(out, first)  # here
 
 
-@planted("sim_sbuf_capacity")
+@planted("sim_instruction_capacity")
 def more_than_sbuf(x, out):
     nisa.memset(nl.ndarray((128, 65536), nl.float32, buffer=nl.sbuf), 0.0)  # here
 

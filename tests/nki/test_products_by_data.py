@@ -12,6 +12,13 @@ from neuron_cpu.core import NkiError
 from neuron_cpu.core.time.schedule import schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
+
+
+@pytest.fixture(autouse=True)
+def on_trn2(target):
+    target("trn2")  # whose engines take operands at run-time offsets
+
+
 R = np.random.default_rng(0)
 A = R.normal(size=(64, 96)).astype(np.float32)
 B = R.normal(size=(64, 160)).astype(np.float32)

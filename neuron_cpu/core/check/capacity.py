@@ -41,6 +41,7 @@ def check_capacity(program: Program) -> None:
     spans = live_spans(program)
     most, at = sbuf_peak(program, spans)
     if most > CORE.sbuf_usable_bytes:
+        _check_single_instructions(program)
         _exceeded(
             program,
             "sim_sbuf_capacity",
@@ -61,6 +62,25 @@ def check_capacity(program: Program) -> None:
             f"{_largest(_live(spans, 'psum', at))}",
             at,
         )
+
+
+def _check_single_instructions(program: Program) -> None:
+    """Warn of an instruction that has no room for its own operands, which no spill helps."""
+    for instruction in program.instructions:
+        tiles = {
+            (view.storage.memory, number)
+            for view in (*instruction.dst, *instruction.src)
+            if view.storage.buffer == "sbuf"
+            for number in view.blocks()
+        }
+        needed = sum(storage.tile_bytes for storage, _ in tiles)
+        if needed > CORE.sbuf_usable_bytes:
+            warn(
+                "sim_instruction_capacity",
+                f"the operands of {instruction.op.name} need {needed} bytes per partition together,"
+                f" expected at most {CORE.sbuf_usable_bytes}; work on fewer columns at a time",
+                place(program, instruction),
+            )
 
 
 def _exceeded(program: Program, identifier: str, message: str, at: int) -> None:

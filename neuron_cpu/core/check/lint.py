@@ -468,6 +468,15 @@ class _Scope:
                     f"device traces the body once; assign to a tensor, {name}[...] = value, or use "
                     "nl.static_range",
                 )
+            elif used is not None and name in own:
+                self._report(
+                    "sim_loop_index_used_after",
+                    used,
+                    name,
+                    f"'{name}', the index of the loop at line {loop.lineno}, is used after it, "
+                    "expected uses inside the loop, whose index has no value outside; move the "
+                    "instruction into the loop",
+                )
             elif used is not None:
                 self._report(
                     "sim_loop_local_used_after",

@@ -194,16 +194,20 @@ class _Walk:
         return None
 
     def _read_rows(self, view: View) -> Map | None:
-        """Rows chosen by data: undefined if the index is, or if any row of the storage is."""
+        """Rows chosen by data: undefined if the index is, or if no row that it may name is defined.
+
+        Which one is read is known on the device only. Packers of tokens write a part of their
+        scratch and read that part (public kernels whose cases were exact on a trn2): as long as
+        some offset reads defined elements alone, data decide, and a run shows NaN elsewhere.
+        """
         assert view.by_data is not None
         index = self.read(view.by_data[0])
         flat = self.state.get(view.storage.id, ...)
         if flat is ...:
             flat = self.fresh(view.storage)
-        # Which rows are read is known on the device only: one bad row makes every result suspect.
         if flat is not None and self.program.cores > 1 and view.storage.buffer == "shared_hbm":
             flat = self._without_other_core(view.storage, flat)
-        worst = None if flat is None or not flat.any() else flat.max()
+        worst = None if flat is None or not flat.any() else _never_defined(flat, view)
         if index is None and worst is None:
             return None
         found: Map = np.zeros(view.shape, self.kind)
@@ -468,6 +472,25 @@ def _by_rows(rows: Map | None, shape: Shape) -> Map | None:
 
 def _columns(found: Map) -> Map:
     return found.reshape(found.shape[0], -1).max(axis=0)
+
+
+def _never_defined(flat: Map, view: View) -> Any:
+    """What undefined elements are worth that every run-time offset of ``view`` reads; or None."""
+    assert view.by_data is not None
+    tile, step, length, _ = view.by_data
+    alike = tile.size == 1 or not view.strides[0]  # one offset for all rows, or rows of one table
+    shape, strides = (view.shape, view.strides) if tile.size == 1 else (
+        (1 if alike else view.shape[0], *view.shape[1:]), view.strides
+    )  # fmt: skip
+    reach = view.offset + sum((n - 1) * s for n, s in zip(shape, strides))
+    count = min(length, (flat.size - 1 - reach) // step + 1) if step > 0 else 0
+    if count < 1:
+        return flat.max()
+    bad = flat != 0
+    regions: np.ndarray = np.ndarray((count, *shape), bool, bad, view.offset, (step, *strides))
+    kept = 1 if tile.size == 1 else 2  # axes of offsets, and of rows that have one each
+    wrong = regions.any(axis=tuple(range(kept, regions.ndim)))
+    return flat.max() if wrong.all(axis=0).any() else None
 
 
 def _rows(found: Map) -> Map:

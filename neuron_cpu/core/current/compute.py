@@ -372,6 +372,12 @@ def tensor_partition_reduce(
             f"{what} of {source.label()} with nl.average: its meaning is not stated, expected "
             "nl.add; here it is the sum over the partitions divided by their number",
         )
+    if CORE.number > 3 or (source.dt.is_int and source.dt.itemsize == 4 and CORE.number == 3):
+        warn(
+            "sim_partition_reduce",
+            f"{what} of {source.label()} on {CORE.name}, expected gen2, or floats on gen3; take a "
+            "product with ones, or a transpose and nisa.tensor_reduce",
+        )
     target = _shaped(what, target, source, (1, *source.shape[1:]))
     attrs = PartitionReduceAttrs(
         bits=code in BITWISE and on_bits(code, (source,)), op=code, ndim=source.ndim
@@ -418,6 +424,7 @@ def activation(
     what = "activation"
     target, source = alike(what, tensor(dst, what), tensor(data, what))
     src, attrs = _activation(op, source, bias, scale)
+    src, attrs = scalar.without_copied_bias(src, attrs)
     if reduce_op is not None:
         _reducible(operator(reduce_op, what), what, ("add",))
     if reduce_cmd is _IDLE and reduce_res is None:

@@ -5,12 +5,14 @@ too, with a register whose value is known; where their bounds are data the kerne
 it is recorded.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 from ..device.errors import refuse, type_name, warn
+from ..device.release import nki_since
 from ..device.spec import CORE
 from ..program import trace
 from ..program.index import is_integer
@@ -58,15 +60,26 @@ def _check_order(what: str) -> None:
         )
 
 
+LOGICAL_CORE = "NEURON_LOGICAL_NC_CONFIG"  # of the SDK: physical cores that a logical one has
+
+
 def _warn_of_nesting(what: str) -> None:
-    """SDK 2.32 for trn1 compiled device loops, but none inside another (docs/neuron-notes.md of
-    foxl-ai/kiln: "operand #3 does not dominate this use")."""
-    frame = trace.current(f"nl.{what}").frame
-    if CORE.number == 2 and frame and any(f.loop.kind == "sequential" for f in frame.path()):
+    """One device loop inside another, and one on a single core of a logical core of two."""
+    tracer = trace.current(f"nl.{what}")
+    frame = tracer.frame
+    nested = frame is not None and any(f.loop.kind == "sequential" for f in frame.path())
+    if nested and (CORE.number == 2 or not nki_since("2.32")):
         warn(
             "sim_nested_device_loops",
-            f"nl.{what} inside another device loop: the compiler of SDK 2.32 failed on that for "
-            "gen2, expected one loop; unroll the inner one with Python's range",
+            f"nl.{what} inside another device loop, expected one loop; unroll the inner one with "
+            "Python's range",
+        )
+    alone = tracer.program.cores == 1 and os.environ.get(LOGICAL_CORE, "2") != "1"
+    if alone and CORE.number > 2:
+        warn(
+            "sim_loop_on_one_core",
+            f"nl.{what} in a kernel on one of the two cores of a logical core of {CORE.name}, "
+            f"expected both; launch it with kernel[2], or set {LOGICAL_CORE}=1",
         )
 
 

@@ -15,7 +15,6 @@ from .enums import choose, engine, reduce_cmd
 from .numeric import flag, real, whole, wholes
 from .operands import NkiInstruction, alike, column, operator, put, same_types, tensor
 from .releases import isa
-from .tensor import NkiTensor
 
 
 @isa(copies.TENSOR_COPY, former={"dtype": None})
@@ -44,33 +43,6 @@ def tensor_copy(
     return put(op, (target,), (data,), attrs, name)
 
 
-def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
-    """``t[...] = value``: a copy or a fill of the region.
-
-    The vendor's simulator takes it (third-party notes); the published parser of its compiler
-    refuses it, so it is a warning.
-    """
-    from_number = isinstance(value, (int, float, np.number))
-    warn(
-        "sim_tensor_assignment",
-        f"{self.label()} is assigned to with [...] =: the vendor's simulator takes it, the "
-        "published parser of its compiler refuses it, expected nisa.tensor_copy or nisa.memset",
-    )
-    target = self[key]
-    if from_number:
-        memset(target, number(value))
-    elif (
-        isinstance(value, View) and value.storage is target.storage and value.key() == target.key()
-    ):
-        return
-    else:
-        tensor_copy(target, value)
-
-
-NkiTensor.__setitem__ = _assignment  # type: ignore[index]
-
-
-@isa(copies.MEMSET)
 def memset(
     dst: Any, value: Any, engine: engine = engine.unknown, name: str | None = None
 ) -> NkiInstruction:
@@ -87,6 +59,12 @@ def memset(
             )
         constant = int(constant)
     choice = choose(engine, "memset", copies.MEMSET.engines)
+    if target.storage.buffer == "psum" and target.dt.is_float and target.dt.itemsize == 2:
+        warn(
+            "sim_psum_fill",
+            f"memset of {target.label()}, expected float32 in PSUM; leave the fill out where a "
+            "transpose writes the whole tile, and sum in float32",
+        )
     return put(copies.MEMSET, (target,), (), copies.FillAttrs(engine=choice, value=constant), name)
 
 

@@ -1,8 +1,8 @@
 """Convenience functions of ``nki.language``; most of them are operators of instructions, too.
 
 Each allocates its result in SBUF (a product or transpose: in PSUM) and records ``nisa``
-instructions. The vendor's expansions are not published; these are the shortest. Operands have equal
-shapes, or are a tile and a number: nothing is broadcast.
+instructions. The vendor's expansions are not published; these are the shortest. Two operands have
+equal shapes, or one is a number or one value a partition.
 """
 
 import functools
@@ -21,7 +21,7 @@ from . import compute, copies, products, random
 from .creation import ndarray, new
 from .enums import engine
 from .numeric import flag, real, several, whole, wholes
-from .operands import tensor
+from .operands import naming, tensor
 from .types import NAMES, element_type, psum, sbuf
 
 
@@ -66,15 +66,36 @@ def _binary_function(name: str, summary: str) -> Callable:
             needs(f"nl.{name}", 4)
         a, b = (x, y) if isinstance(x, View) else (y, x)
         source = tensor(a, f"nl.{name}")
-        made = _result(source, dtype)
-        if isinstance(x, View) and isinstance(y, View):
-            compute.tensor_tensor(made, x, y, function)
-        else:
-            compute.tensor_scalar(made, source, function, b, reverse0=a is y and a is not x)
-        return made
+        with naming(f"nl.{name}(x, y)"):
+            if isinstance(x, View) and isinstance(y, View):
+                if not (_is_column(x, y) or _is_column(y, x)):
+                    made = _result(source, dtype)
+                    compute.tensor_tensor(made, x, y, function)
+                    return made
+                source, b = (y, _wide(x)) if _is_column(x, y) else (x, _wide(y))
+            made = _result(source, dtype)
+            compute.tensor_scalar(made, source, function, b, reverse0=source is not x)
+            return made
 
-    function.__doc__ = f"{summary}, of tiles of equal shape or a tile and a number."
+    function.__doc__ = f"{summary}, of tiles of equal shape, or a tile and a number or column."
     return named(name, function)
+
+
+def _is_column(x: View, beside: View) -> bool:
+    """Whether ``x`` has one element a partition and ``beside`` more: tensor_scalar stretches it.
+
+    A published run on a trn2 took nl.subtract of [128, 512] and [128, 1].
+    """
+    return x.on_chip and x.free_size == 1 < beside.free_size and x.shape[0] == beside.shape[0]
+
+
+def _wide(x: View) -> View:
+    """A column as fp32, which arithmetic asks of it."""
+    if x.dt is FLOAT32 or x.dt.is_int:
+        return x
+    made = new(x.shape, FLOAT32, sbuf)
+    copies.tensor_copy(made, x)
+    return made
 
 
 BINARY = {
@@ -108,28 +129,44 @@ FUNCTIONS: dict[str, Callable] = {name: _binary_function(name, s) for name, s in
 
 def divide(x: Any, y: Any, dtype: Any = None) -> Any:
     """x / y as a reciprocal and a product: the hardware has no division."""
+    whole_tiles = isinstance(x, View) and isinstance(y, View) and not _is_column(y, x)
+    if whole_tiles:
+        warn(
+            "sim_divide",
+            "nl.divide(x, y) of two tiles, which no engine computes, expected a reciprocal and a "
+            "product; write nl.multiply(x, nl.reciprocal(y))",
+        )
+    else:
+        warn(
+            "sim_division",
+            "nl.divide(x, y): a run on a trn2 took it with a column, and another trn2's compiler "
+            "refuses all of it, expected a reciprocal and a product; write nl.multiply(x, "
+            "nl.reciprocal(y))",
+        )
     if not isinstance(y, View):
         by = real(y, "nl.divide: y")
         inverse = 1.0 / by if by else math.copysign(math.inf, by)  # as the reciprocal of a tile
         return FUNCTIONS["multiply"](x, inverse, dtype)
-    inverse = new(y.shape, FLOAT32, sbuf)
-    compute.reciprocal(inverse, y)
-    if not isinstance(x, View):
-        made = _result(y, dtype)
-        compute.tensor_scalar(made, inverse, FUNCTIONS["multiply"], x)
+    with naming("nl.divide(x, y)"):
+        inverse = new(y.shape, FLOAT32, sbuf)
+        compute.reciprocal(inverse, y)
+        made = _result(x if isinstance(x, View) else y, dtype)
+        if whole_tiles:
+            compute.tensor_tensor(made, x, inverse, FUNCTIONS["multiply"])
+        else:
+            data, by = (x, inverse) if isinstance(x, View) else (inverse, x)
+            compute.tensor_scalar(made, data, FUNCTIONS["multiply"], by)
         return made
-    made = _result(x, dtype)
-    compute.tensor_tensor(made, x, inverse, FUNCTIONS["multiply"])
-    return made
 
 
 # --- one operand ----------------------------------------------------------------------------------
 def _unary(name: str, record: Callable[[Any, View], Any], summary: str) -> Callable:
     def function(x: Any, dtype: Any = None) -> Any:
         source = tensor(x, f"nl.{name}")
-        made = _result(source, dtype)
-        record(made, source)
-        return made
+        with naming(f"nl.{name}(x)"):
+            made = _result(source, dtype)
+            record(made, source)
+            return made
 
     function.__doc__ = f"{summary}."
     return named(name, function)

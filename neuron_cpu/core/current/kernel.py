@@ -12,6 +12,7 @@ import torch
 from ..check import verify
 from ..device import dtypes, ranks
 from ..device.errors import refuse, strict, users_line, warn
+from ..device.refusals import speaking
 from ..device.release import nki_since, of_nki, said_by
 from ..device.spec import NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
@@ -27,6 +28,7 @@ from ..program.view import View
 from ..run.eager import Machine
 from ..run.execute import Plan
 from ..run.instances import WrittenByBoth
+from . import assignment  # noqa: F401 - gives tensors t[...] = value
 from .lockstep import Turns
 from .registers import NeedsValues
 from .subset import lint
@@ -113,7 +115,7 @@ class Kernel(calling.Kernel):
             return (self._core().name, strict(), ranks.own().rank, of_nki())
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
-        with using(self._core()), said_by(self.function):
+        with using(self._core()), said_by(self.function), speaking(True):
             program = Program(self.name, self.grid, self.function)
             program.today, program.open_values = self.today, True
             if machine is not None:
@@ -171,9 +173,8 @@ class Kernel(calling.Kernel):
         return results[0]
 
     def _check(self, program: Program) -> None:
-        with said_by(self.function):
+        with said_by(self.function), using(program.core), speaking(True):
             lint(program.function)
-        with using(program.core):
             verify.verify(program)
 
     def _execute(self, program: Program, tensors: list[Any]) -> list[Any]:

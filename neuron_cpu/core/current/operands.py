@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..device.dtypes import FLOAT32
-from ..device.errors import refuse, type_name
+from ..device.errors import NkiError, refuse, type_name, warn
 from ..device.target import needs
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER
 from ..instructions.arguments import no_tensor, number, on_bits, stretched
@@ -145,6 +147,19 @@ def column(value: View, data: View, what: str, exact: bool = True) -> View:
     return stretched(value, data, what)
 
 
+@contextmanager
+def naming(expression: str) -> Iterator[None]:
+    """Have refusals inside the block name what the author wrote, in front of what it became."""
+    try:
+        yield
+    except NkiError as error:
+        if not error.message.startswith(expression):
+            error.message = f"{expression} is {error.message}"
+            where = f"{error.source}: " if error.source else ""
+            error.args = (f"{where}{error.message} [{error.identifier}]",)
+        raise
+
+
 # --- operators ------------------------------------------------------------------------------------
 def token(op: Any, what: str) -> str:
     """Op code of an operator argument: a function of ``nki.language``.
@@ -155,6 +170,12 @@ def token(op: Any, what: str) -> str:
     name = getattr(op, "nki_name", None)
     given = op if isinstance(op, str) else getattr(op, "__name__", type(op).__name__)
     meant = (name or given).removeprefix("nl.")
+    if given == "divide":
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} got operator {given}, which the ALU has not, expected another; take "
+            "nisa.reciprocal of the divisor, and nl.multiply",
+        )
     if name is None or name in ("max", "min"):
         meant = f"{meant}imum" if meant in ("max", "min") else meant
         meant = meant if meant.isidentifier() else "add or another operator,"
@@ -171,6 +192,12 @@ def operator(op: Any, what: str) -> str:
     name = token(op, what)
     if name in LATER:
         needs(f"operator nl.{name}", 4)
+    if name in ("mod", "fmod"):
+        warn(
+            "sim_modulo",
+            f"{what} with operator nl.{name}, which the ALU has not, expected another; subtract y "
+            "* nl.floor(x / y) from x, the quotient as a product with nl.reciprocal(y)",
+        )
     if name in BITWISE or name in ARITHMETIC or name in LATER:
         return name
     raise refuse(

@@ -123,6 +123,8 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield from _of_loop(node)
         elif isinstance(node, ast.With):
             yield from _of_with(node)
+        elif isinstance(node, ast.Assign) and any(map(_unpacks_into_parts, node.targets)):
+            yield Finding(line, "unpacking into subscripts or attributes", "unpack into names")
         elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
             yield Finding(line, "a format in an f-string", "use str(x)")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
@@ -133,6 +135,16 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "a dictionary with other keys than strings", "use a list")
         elif isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords):
             yield Finding(line, "**keywords in a call", "write the keywords out")
+
+
+def _unpacks_into_parts(target: ast.expr) -> bool:
+    """``s[0], s[1] = f()``, of which the parser says that it expects a pattern."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        return False
+    return any(
+        isinstance(one, (ast.Subscript, ast.Attribute)) or _unpacks_into_parts(one)
+        for one in target.elts
+    )
 
 
 def _divisors(node: ast.AST) -> list[ast.expr]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..device.errors import refuse, warn
+from ..device.refusals import defect
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.dma import (
@@ -13,6 +14,7 @@ from ..instructions.dma import (
     PermuteAttrs,
     transposed_axes,
 )
+from ..program import trace
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
 from .enums import dge_mode, engine, oob_mode
@@ -40,12 +42,28 @@ def dma_copy(
     """
     target, source = tensor(dst, "dma_copy"), tensor(src, "dma_copy")
     _check_descriptors("dma_copy", target, source, dge_mode, engine, priority)
+    _check_known_faults(target, source, oob_mode is _SKIP)
     attrs: Attrs = RAW if target.dt is source.dt else CAST
     if oob_mode is _SKIP and (target.by_data is not None or source.by_data is not None):
         attrs = Attrs(raw=attrs.raw, skip=True)
     if target.shape != source.shape:
         target, source = _matched("dma_copy", target, source)
     return put(DMA_COPY, (target,), (source,), attrs, name)
+
+
+def _check_known_faults(dst: View, src: View, skips: bool) -> None:
+    """Transfers on which compilers of some releases end."""
+    frame = trace.current("nisa.dma_copy").frame
+    in_loop = frame is not None and any(f.loop.kind == "sequential" for f in frame.path())
+    if skips and in_loop and CORE.number < 4:
+        warn(
+            "sim_skip_in_loop",
+            f"dma_copy of {src.label()} with oob_mode.skip inside a device loop, expected an "
+            "unrolled loop; loop with Python's range",
+        )
+    known = defect("1373") if src.by_data is not None and src.on_chip else None
+    if known is not None:
+        warn("sim_dma_from_placed", f"dma_copy of {src.label()}: {known.told()}")
 
 
 _SKIP = oob_mode.skip

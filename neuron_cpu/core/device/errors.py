@@ -10,7 +10,7 @@ import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -50,7 +50,11 @@ if _shell is not None:
 
 
 class NkiWarning(UserWarning):
-    """A rule whose breach the device accepts, or about which public sources disagree."""
+    """A rule that no public source decides, or a known defect: the kernel is unproven."""
+
+
+class NkiAdvice(NkiWarning):
+    """A doubtful construct that devices have run with right results: the kernel stays legal."""
 
 
 SIZE_ERRORS = frozenset(
@@ -77,10 +81,17 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
     ``advice``: devices have run the construct with right results; strict mode lets it pass, too.
 
     ``NKI_CPU_SILENCE`` (comma-separated identifiers) and ``silence()`` switch single ones off.
+
+    Raises:
+        NkiError: a public compiler or device refused it, for the chip and release in force
+            (refusals.py), or warnings are errors.
     """
     silenced = set(filter(None, os.environ.get("NKI_CPU_SILENCE", "").split(",")))
     if identifier in silenced or identifier in switched_off():
         return
+    known = _consulted(identifier)
+    if known is not None:
+        raise refuse(identifier, f"{message}; {known.told()}", source)
     # Python's own filter shows each message once, and the place is part of the message.
     place = source if source is not None else current_place()
     if strict() and not advice:
@@ -89,23 +100,36 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
     before = _local.said if getattr(_local, "kernel", None) else set()
     if said not in before:
         before.add(said)
-        _show(f"{message} [{identifier}]", place)
+        _show(f"{message} [{identifier}]", place, NkiAdvice if advice else NkiWarning)
+
+
+def _unknown(identifier: str) -> Any:
+    return None
+
+
+_consulted: Callable[[str], Any] = _unknown  # the entry that a check of a name refuses by
+
+
+def consult(table: Callable[[str], Any]) -> None:
+    """Have warnings ask the table of refusals, which is made of what this module has."""
+    global _consulted
+    _consulted = table
 
 
 _PLACE = re.compile(r"(?:(?P<kernel>.+) \()?(?P<file>[^()]+):(?P<line>\d+)\)?")
 _shown: dict[Any, Any] = {}  # what Python's filter has shown already
 
 
-def _show(text: str, place: str | None) -> None:
+def _show(text: str, place: str | None, kind: type[NkiWarning]) -> None:
     """Warn from the kernel's own file and line, as if they called `warnings.warn`."""
     found = _PLACE.fullmatch(place or "")
     if found is None:
         where = f"{place}: " if place else ""
-        warnings.warn(where + text, NkiWarning, stacklevel=4)
+        warnings.warn(where + text, kind, stacklevel=4)
         return
     warnings.warn_explicit(
         f"{found['kernel']}: {text}" if found["kernel"] else text,
-        NkiWarning,
+        kind,
         found["file"],
         int(found["line"]),
         registry=_shown,

@@ -4,15 +4,20 @@ Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (activation
 activation_reduce: operand types, cycles); v2.22.0 for ``reduce_cmd``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..device.spec import Engine
+from ..device.errors import warn
+from ..device.refusals import defect
+from ..device.spec import CORE, Engine
+from ..program import trace
 from ..program.attributes import Attrs, among
 from ..program.program import Instruction
+from ..program.view import View
 from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation
 from .alu import reduce_last
 from .entry import OpSpec, streaming_with_sums
@@ -35,6 +40,23 @@ class ActivationAttrs(Attrs):
     bias: float = 0.0
     scale_at: int | None = None
     bias_at: int | None = None
+
+
+def without_copied_bias(
+    src: Sequence[View], attrs: ActivationAttrs
+) -> tuple[tuple[View, ...], ActivationAttrs]:
+    """The operands without a bias that nl.copy leaves out on gen2, with a warning everywhere."""
+    if attrs.op != "copy" or (attrs.bias_at is None and not attrs.bias):
+        return tuple(src), attrs
+    if attrs.bias_at is not None and trace.current("activation").is_zero(src[attrs.bias_at]):
+        return tuple(src), attrs
+    known = defect("1296")
+    told = known.told() if known else "a trn1 left it out (aws-neuron-sdk 1296)"
+    warn("sim_copy_bias", f"activation(op=nl.copy) with a bias: {told}")
+    if CORE.number > 2:
+        return tuple(src), attrs
+    kept = tuple(view for k, view in enumerate(src) if k != attrs.bias_at)
+    return kept, replace(attrs, bias=0.0, bias_at=None)
 
 
 def _activation(attrs: ActivationAttrs, xs: list[torch.Tensor]) -> Any:

@@ -512,7 +512,7 @@ def activation(
     ``reduce_res`` [P, 1] then receives the registers.
     """
     source = tile(data, "activation")
-    src, attrs = activation_operands(op, source, bias, scale)
+    src, attrs = without_copied_bias(*activation_operands(op, source, bias, scale))
     dt = result_type(dtype, source.dt)
     tracer = trace.current("nisa.activation")
     if tracer.program.direct_allocation and bias is None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..device.dtypes import DType
 from ..device.errors import name_kernel, refuse, user_frame
+from ..device.refusals import speaking
 from .attributes import Attrs
 from .meetings import Meetings
 from .program import Instruction, Program
@@ -51,7 +52,8 @@ def shared(tracer: Tracer) -> Iterator[None]:
     _local.tracer = tracer
     before = name_kernel(tracer.program.name)
     try:
-        yield
+        with speaking(tracer.program.today):
+            yield
     finally:
         name_kernel(before)
         _local.tracer = None
@@ -100,16 +102,34 @@ class Tracer:
         self.identities: dict[tuple, View] = {}  # and its shared constants on chip
         # what is written of scale tiles, so far
         self.scales: dict[int, tuple[int, np.ndarray]] = {}
+        self.fills: dict[Storage, Any] = {}  # what has been put into a tile, see ``is_zero``
+        self.filled = 0
 
     def __enter__(self) -> Tracer:
         self._outer = active()
         self._outer_name = name_kernel(self.program.name)
+        self._language = speaking(self.program.today)
+        self._language.__enter__()
         _local.tracer = self
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._language.__exit__(None, None, None)
         name_kernel(self._outer_name)
         _local.tracer = self._outer
+
+    def is_zero(self, view: View) -> bool:
+        """Whether nothing but fills with zero has written the tile of a view."""
+        instructions = self.program.instructions
+        for instruction in instructions[self.filled :]:
+            for written in instruction.dst:
+                value = getattr(instruction.attrs, "value", None)
+                plain = not instruction.src and isinstance(value, (int, float))
+                before = self.fills.get(written.storage, value)
+                self.fills[written.storage] = value if plain and before == value else None
+        self.filled = len(instructions)
+        storage = view.storage
+        return self.fills.get(storage, storage.initial) == 0
 
     # --- storages ---------------------------------------------------------------------------------
     def storage(
