@@ -26,7 +26,7 @@ import neuron_cpu  # noqa: E402
 neuron_cpu.ensure_sdk()
 import nki.collectives  # noqa: E402 - its functions are listed
 from examples import EXAMPLES  # noqa: E402
-from identifiers import rules  # noqa: E402
+from identifiers import Rule, rules  # noqa: E402
 from neuronxcc import nki  # noqa: E402
 from neuronxcc.nki import isa as nisa  # noqa: E402
 from neuronxcc.nki import language as nl  # noqa: E402
@@ -210,39 +210,44 @@ def examples() -> str:
 
 # --- identifiers ----------------------------------------------------------------------------------
 def identifier_list() -> str:
-    """Every identifier, whether its breach is an error or a warning, and its first message."""
-    return "".join(
-        item(f"`{rule.identifier}` ({' or '.join(sorted(rule.kinds))}): {rule.message}")
-        for rule in rules(ROOT / "neuron_cpu")
+    """The SDK's identifiers by name; every other one with its first message, warnings marked."""
+    found = rules(ROOT / "neuron_cpu")
+    documented = ", ".join(f"`{r.identifier}`" for r in found if r.identifier.startswith("err_"))
+    own = [rule for rule in found if not rule.identifier.startswith("err_")]
+    return item(documented) + "".join(
+        item(f"`{rule.identifier}`{_mark(rule)}: {_fault(rule.message)}") for rule in own
     )
+
+
+def _mark(rule: Rule) -> str:
+    return " (warning)" if rule.kinds == {"warning"} else ""
+
+
+def _fault(message: str) -> str:
+    """A message without its last part, which says how to mend a kernel; what is long, briefly."""
+    fault = message.rpartition("; ")[0] or message
+    return fault if len(fault.split()) < 22 else fault.partition(", expected")[0]
 
 
 # --- refusals -------------------------------------------------------------------------------------
 def refusal_list() -> str:
     """What public compilers and devices refuse, kernels first, and where it is recognised."""
     ordered = sorted(refusals.refusals(), key=lambda one: (one.language == "graph", one.code))
-    return "".join(map(_refusal, ordered))
-
-
-def _refusal(one: refusals.Refusal) -> str:
-    where = one.chips.replace(" ", ", ") + (f", SDK {one.release}" if one.release else "")
-    where += f"; taken after {one.until}" if one.until else ""
-    here = f"Here: `{one.by}`" if one.by else f"Not modelled: {one.why}"
-    return item(
-        f"{one.code}: {one.rule} ({where}; {one.source}). `{one.kernel}`; legal: {one.legal}. {here}"
-    )
+    return "".join(item(f"{one.code}: {one.rule}{_told(one)}") for one in ordered)
 
 
 def defect_list() -> str:
     """Known defects of compilers and devices, with their workarounds."""
     return "".join(
-        item(
-            f"{one.issue}: {one.what} ({one.chips.replace(' ', ', ')}, SDK {one.releases}). "
-            f"Workaround: {one.workaround}. "
-            + (f"Here: `{one.by}`" if one.by else f"Not modelled: {one.why}")
-        )
+        item(f"{one.issue}, SDK {one.releases}: {one.what}{_told(one)}; {one.workaround}")
         for one in refusals.defects()
     )
+
+
+def _told(one: refusals.Refusal | refusals.Defect) -> str:
+    """The chips, unless it is all of them, and the check or why there is none."""
+    chips = "" if len(one.chips.split()) > 2 else f" ({one.chips.replace(' ', ', ')})"
+    return f"{chips}: `{one.by}`" if one.by else f"{chips}. No check: {one.why}"
 
 
 # --- releases -------------------------------------------------------------------------------------
@@ -306,7 +311,8 @@ def survivor_list() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "instructions": instruction_list, "language": language_list, "isa": isa_list,
     "missing": missing_list, "examples": examples, "identifiers": identifier_list,
-    "refusals": refusal_list, "defects": defect_list, "releases": release_table, "mutants": mutant_table, "survivors": survivor_list,
+    "refusals": refusal_list, "defects": defect_list, "releases": release_table,
+    "mutants": mutant_table, "survivors": survivor_list,
 }  # fmt: skip
 
 

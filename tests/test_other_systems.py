@@ -118,7 +118,7 @@ def test_commands_run_with_what_macos_has(tmp_path: Path) -> None:
     assert "sum 2048.0" in told and (tmp_path / "page.html").is_file()
     for status in ("run 0", "check 0", "profile 0", "compare 0", "learn 1", "judge 0"):
         assert f"\n{status}\n" in told
-    assert "Not passed: illegal in 2 of 2 cases." in told and "level 1" in told
+    assert "Not passed: refused in 2 of 2 cases." in told and "level 1" in told
 
 
 @pytest.mark.full  # as the judge's processes above; 6 s

@@ -36,7 +36,7 @@ def test_sizes_are_doubled_timed_and_drawn(folder: Path, capsys: pytest.CaptureF
 def test_an_illegal_size_is_told_among_the_others(capsys: pytest.CaptureFixture) -> None:
     assert sweep("--arg", "Nx64:f32", "--range", "N=64..256:64") == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert said.count("illegal") == 2 and "exceeds architecture limitation of 128" in said
+    assert said.count("refused") == 2 and "exceeds architecture limitation of 128" in said
 
 
 @pytest.mark.parametrize(

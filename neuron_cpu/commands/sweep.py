@@ -96,7 +96,7 @@ def _table(name: str, rows: list[dict[str, Any]], kernel: str) -> Table:
     table = terminal.table_of(columns, f"{kernel} over {name}")
     for row in rows:
         if "refusal" in row:
-            table.add_row(str(row["size"]), "illegal", "", "", "", "")
+            table.add_row(str(row["size"]), "refused", "", "", "", "")
             continue
         side = "products" if row["roofline_side"] == "compute" else "HBM"
         time, bound = (microseconds(row[key]) for key in ("time_ns", "bound_ns"))

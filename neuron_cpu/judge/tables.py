@@ -7,6 +7,7 @@ from typing import Optional
 from rich.table import Table
 
 from ..console import terminal
+from ..core.device.refusals import LEGAL
 from ..core.report.tables import microseconds
 from .lines import Pair
 from .references import Reference
@@ -37,12 +38,14 @@ def brief_table(verdicts: Sequence[Verdict]) -> Table:
 
 
 def word(verdict: Verdict) -> str:
-    """The verdict in one word."""
+    """The verdict in one word, and whether sources prove that a device takes the kernel."""
     if not verdict.legal:
-        return "illegal"
+        return verdict.outcome
     if not verdict.correct:
         return "wrong"
-    return "correct" if verdict.results else "legal"
+    if not verdict.results:
+        return verdict.outcome
+    return "correct" if verdict.outcome == LEGAL else f"correct, {verdict.outcome}"
 
 
 def _errors(verdict: Verdict) -> tuple[str, str, str]:

@@ -21,6 +21,7 @@ import torch
 from ..core import NkiError, Program
 from ..core.device import dtypes
 from ..core.device.pause import without_garbage_collection
+from ..core.device.refusals import LEGAL, UNPROVEN
 from ..core.device.target import TARGETS
 from ..core.language.specialisation import to_torch
 from ..core.program import digest
@@ -134,6 +135,8 @@ class Judge:
             return self._answers[key] | {"cached": True, "spent_ms": self._spent}
         found: Answer = {"outcome": "passed", "sentence": "", "digest": name}
         found["warnings"] = [str(one)[:1000] for one in program.warnings[:MOST_WARNINGS]]
+        proven = all(str(one).startswith("advice, ") for one in program.warnings)
+        found["legality"] = LEGAL if proven else UNPROVEN
         with self._phase("estimate"):
             found["estimate"] = estimate(program, request)
         if reference is not None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core import NkiError
 from ..core.check import verify
+from ..core.device.errors import NkiAdvice, is_internal
 from ..core.device.release import NKI_VARIABLE
 from ..core.device.target import ENVIRONMENT_VARIABLE
 from ..judge import cases, verdict
@@ -54,8 +55,13 @@ def record(programs: Connection, text: str, request: Request) -> None:
 
 
 def worded(told: Iterable[warnings.WarningMessage]) -> list[str]:
-    """Warnings with their lines."""
-    return [f"line {w.lineno}: {w.message}" for w in told]
+    """Warnings, mere advice so marked, with the line of the candidate that they are about."""
+    said = []
+    for one in told:
+        kind = "advice, " if issubclass(one.category, NkiAdvice) else ""
+        line = "" if is_internal(one.filename) else f"line {one.lineno}: "
+        said.append(f"{kind}{line}{one.message}")
+    return said
 
 
 def _recorded(kernel: Any, case: cases.Case, request: Request) -> dict[str, Any]:

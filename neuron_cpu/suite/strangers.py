@@ -99,7 +99,7 @@ class Outcome(Judged):
         if self.failure:
             return FAILED
         if not all(v.legal for v in self.verdicts):
-            return "illegal"
+            return "refused"
         return "correct" if self.correct else "wrong"
 
     @property

@@ -18,7 +18,7 @@ from .space import Point, Source, drawn, points, size
 
 Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per partition of one
 MEMORY = 64.0  # GiB of address space that a point may use
-KINDS = {"refused": "illegal", "wrong": "wrong", "failed": "failed"}  # by the oracle's outcome
+KINDS = {"refused": "refused", "wrong": "wrong", "failed": "failed"}  # by the oracle's outcome
 
 
 class Task(NamedTuple):
@@ -48,8 +48,8 @@ class Trial:
 
     Attributes:
         point: values by name.
-        refusal: why it cannot be used: illegal, wrong, failing or too slow to try.
-        kind: "legal", "illegal", "wrong" or "failed".
+        refusal: why it cannot be used: refused, wrong, failing or too slow to try.
+        kind: "legal", "refused", "wrong" or "failed".
         time_ns, sbuf_bytes: of a legal point.
         checked: whether it ran and agreed with the reference.
         answer: the oracle's last answer.

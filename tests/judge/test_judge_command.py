@@ -137,8 +137,8 @@ ANSWERS = {  # operators of which the suite's own kernels are small
     "vector_add": (LIAR, "correct", ""),
     "swiglu_mlp": (CLOCKS, "correct", ""),
     "residual_rms_norm": (CLOCKS, "wrong", "with random values"),
-    "causal_convolution": (RECORDER, "illegal", "err_num_partition_exceed_arch_limit"),
-    "low_rank_linear": (HALF, "illegal", ""),
+    "causal_convolution": (RECORDER, "refused", "err_num_partition_exceed_arch_limit"),
+    "low_rank_linear": (HALF, "refused", ""),
     "dequantized_linear": (FASTER_CHIP, "failed", "a kernel for gen4, expected gen2"),
     "rms_norm_linear": (
         CALLING.replace("CALLED", "posix:_exit"),
@@ -163,7 +163,7 @@ ANSWERS = {  # operators of which the suite's own kernels are small
     "vector_matmul": (saying(b'[{"dict": [["failure", ["x", 3]]]}, []]'), "failed", "'x'"),
     "causal_softmax": ("nl.exp(seen_sb)", "wrong", "with large values"),
     "attention": ("dtype=nl.float32, buffer=nl.shared_hbm", "wrong", "expected float32 [77, 64]"),
-    "cumulative_sum": ("nl.load(x_hbm)", "illegal", "err_num_partition_exceed_arch_limit"),
+    "cumulative_sum": ("nl.load(x_hbm)", "refused", "err_num_partition_exceed_arch_limit"),
 }
 
 

@@ -78,20 +78,21 @@ def test_a_right_kernel_passes_with_its_estimate(oracle: serve.Oracle) -> None:
     assert again == told | {"id": "b", "cached": True}
 
 
-def test_what_a_devices_compiler_refused_is_a_warning_with_its_source(oracle: serve.Oracle) -> None:
+def test_what_a_devices_compiler_refused_is_refused_with_its_source(oracle: serve.Oracle) -> None:
     rows = "i, j = nl.arange(128)[:, None], nl.arange(64)[None, :]"
     copy = "nisa.dma_copy(src=x[i * 0, j], dst=tile[i, j])"
     lines = "\n    ".join(["tile = nl.ndarray((128, 64), x.dtype)", rows, copy])
     source = KERNEL.replace("tile = nl.load(x)", lines).replace("@nki", NISA)
-    told = asked(oracle, asking(source, cases=["128x64:bf16"], reference=None))
-    (warned,) = told["cases"][0]["warnings"]
-    assert warned.startswith("line 11: kernel: dma_copy repeats one row"), warned
-    assert "kda-for-trainium" in warned and warned.endswith("[sim_refused_on_device]")
+    told = asked(oracle, asking(source, cases=["128x64:bf16"], reference=None))["cases"][0]
+    assert (told["outcome"], told["identifier"]) == ("refused", "sim_refused_on_device")
+    assert "NCC_IBCG901" in told["fault"] and "kda-for-trainium" in told["fault"]
+    assert told["line"] == 11 and "nl.broadcast_to" in told["mending"]
     turned = KERNEL.replace("nl.load(x)", "nisa.dma_transpose(x)").replace("@nki", NISA)
     turned = turned.replace("x.shape, dtype", "x.shape[::-1], dtype")
-    for dtype, count in (("bf16", 0), ("f32", 1)):
+    for dtype, outcome in (("bf16", "passed"), ("f32", "refused")):
         told = asked(oracle, asking(turned, cases=[f"128x64:{dtype}"], reference=None))
-        assert (told["outcome"], len(told["cases"][0]["warnings"])) == ("passed", count)
+        assert told["outcome"] == outcome
+    assert asked(oracle, asking(reference=None))["cases"][0]["legality"] == "legal"
 
 
 def test_equal_candidates_are_told(oracle: serve.Oracle) -> None:

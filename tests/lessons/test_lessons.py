@@ -367,7 +367,7 @@ def test_the_page_quotes_what_the_first_lesson_says(capsys: pytest.CaptureFixtur
     assert learn(1) == 1
     told = words(capsys)
     error = told[told.index("tensor_tensor got") : told.index(" Not passed")]
-    for quoted in (error, "Not passed: illegal in 2 of 2 cases."):
+    for quoted in (error, "Not passed: refused in 2 of 2 cases."):
         assert quoted in told and quoted in " ".join(page.split())
     for line in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0].splitlines():
         assert line in FIRST.track(TODAY).solution

@@ -296,7 +296,7 @@ def test_a_kernel_that_is_nowhere_legal_has_its_verdict_alone(shown, file, tmp_p
     command = ["check", f"{file}:matmul", "--ref", f"{file}:reference", "--html", "page.html"]
     assert main([*command, "--case", "512x256:bf16 512x512:bf16"]) == 1
     page = shown.open(tmp_path / "page.html")
-    assert "illegal" in shown.text("#verdicts")
+    assert "refused" in shown.text("#verdicts")
     assert page.locator("section:visible").count() == 1
 
 

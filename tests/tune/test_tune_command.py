@@ -91,7 +91,7 @@ def test_only_legal_and_right_points_are_kept(found: dict) -> None:
         if trick == "raise":
             assert trial["kind"] == "failed" and "ValueError: odd" in trial["refusal"]
         elif trick == "illegal" and width < 512:
-            assert trial["kind"] == "illegal"
+            assert trial["kind"] == "refused"
         elif factor == 3.0:  # where a right point is as good in both, a wrong one is not run
             assert trial["kind"] == "wrong" or not trial["checked"]
     assert found["front"] and all(t["checked"] for t in found["front"])
@@ -112,13 +112,13 @@ def test_points_that_others_beat() -> None:
     trials = [Trial({}, time_ns=t, sbuf_bytes=s, checked=c)
               for t, s, c in ((1.0, 9, False), (2.0, 5, True), (2.0, 5, True), (3.0, 4, True),
                               (3.0, 7, True))]  # fmt: skip
-    trials.append(Trial({}, "illegal", "no"))
+    trials.append(Trial({}, "refused", "no"))
     assert [t.figures for t in front(trials, True)] == [(2.0, 5), (3.0, 4)]
     assert [t.figures for t in front(trials, False)] == [(1.0, 9), (2.0, 5), (3.0, 4)]
 
 
 def test_reasons_differ_by_more_than_numbers() -> None:
-    trials = [Trial({}, "illegal", text) for text in ("200 rows", "300 rows", "no store")]
+    trials = [Trial({}, "refused", text) for text in ("200 rows", "300 rows", "no store")]
     assert reasons(trials) == [("200 rows", 2), ("no store", 1)]
 
 
@@ -309,11 +309,11 @@ def test_a_script_that_rewrites_the_kernel(folder: Path, capsys) -> None:
     assert tune(folder, "--rewrite", f"{sys.executable} {script}", *options) == 0
     content = json.loads(figures.read_text())
     kinds = [one["kind"] for one in content["trials"]]
-    assert kinds == ["legal", "legal", "wrong", "illegal", "wrong"]
+    assert kinds == ["legal", "legal", "wrong", "refused", "wrong"]
     (best,) = [one for one in content["front"] if one["point"] == {"candidate": 1}]
     assert "WIDTH = 256" in best["answer"]["source"] and best["time_ns"] < content["now"]["time_ns"]
     told = " ".join(capsys.readouterr().out.split())  # a terminal of 80 columns folds lines
-    assert "5 points tried: 2 legal, 2 wrong, 1 illegal" in told and "use nl.matmul" in told
+    assert "5 points tried: 2 legal, 2 wrong, 1 refused" in told and "use nl.matmul" in told
     nested = 'input(); print("[" * 200000)', "recursion depth"
     lines = ("input(); print({})", "expected lines"), ("print(1)", "expected lines")  # unread
     for words, said in (*lines, ("1 / 0", "status 1"), nested):

@@ -43,6 +43,7 @@ def tensor_copy(
     return put(op, (target,), (data,), attrs, name)
 
 
+@isa(copies.MEMSET)
 def memset(
     dst: Any, value: Any, engine: engine = engine.unknown, name: str | None = None
 ) -> NkiInstruction:

@@ -91,7 +91,8 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
         return
     known = _consulted(identifier)
     if known is not None:
-        raise refuse(identifier, f"{message}; {known.told()}", source)
+        fault, _, mend = message.rpartition("; ")
+        raise refuse(identifier, f"{fault} ({known.told()}); {mend}", source)
     # Python's own filter shows each message once, and the place is part of the message.
     place = source if source is not None else current_place()
     if strict() and not advice:

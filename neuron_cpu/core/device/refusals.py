@@ -51,7 +51,8 @@ class Refusal(NamedTuple):
 
     def told(self) -> str:
         where = self.chips.replace(" ", ", ") + (f", SDK {self.release}" if self.release else "")
-        return f"refused by a device's compiler ({self.code}; {where}; {self.source})"
+        source = self.source.replace("; ", ", ")
+        return f"a device's compiler refuses it: {self.code}, {where}, {source}"
 
 
 class Defect(NamedTuple):

@@ -20,7 +20,7 @@ from ..instructions.constants import reduce_cmd as commands
 from ..instructions.entry import PSUM, SBUF, OpSpec
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.recorder import ALIKE, ROWS, record
-from ..instructions.scalar import ACTIVATION, BIAS_TYPES, ActivationAttrs
+from ..instructions.scalar import ACTIVATION, BIAS_TYPES, ActivationAttrs, without_copied_bias
 from ..instructions.vector import (
     BN_AGGR,
     BN_STATS,

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..check import lint, verify
+from ..check import defects, lint, verify
 from ..device import release
 from ..device.errors import (
     NkiError,
@@ -33,6 +33,7 @@ from ..device.errors import (
     within,
 )  # fmt: skip
 from ..device.pause import without_garbage_collection
+from ..device.refusals import speaking
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
 from ..program import trace
@@ -289,9 +290,10 @@ class Kernel:
         """
         checks: list[Callable[[], None]] = [
             lambda: lint.lint(program.function),
+            lambda: defects.lint(program.function),
             lambda: verify.verify(program),
         ]
-        with using(program.core):
+        with using(program.core), speaking(False):
             for check in reversed(checks) if strict() else checks:
                 check()
 

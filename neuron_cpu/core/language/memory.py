@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from ..device import release
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
 from ..instructions.alu import named
+from ..instructions.entry import pattern_axes
 from ..instructions.tensor_engine import collapsed
 from ..program import masks, trace
 from ..program.view import View
@@ -37,6 +39,12 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
             f"{GEN2.partitions} in load of {source.label()}; load {GEN2.partitions} rows at a time",
+        )
+    if not release.since("2.22") and isinstance(source, View) and pattern_axes(source) > 1:
+        warn(
+            "sim_bubbles",
+            f"nl.load of {source.label()} leaves out elements between those of a row, expected "
+            "whole rows; load them and slice the tile",
         )
     return transfers.transfer(source, dtype, mask)
 

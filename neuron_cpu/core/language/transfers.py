@@ -115,7 +115,7 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
         )
     if source.dt.itemsize > 2:
         warn(
-            "sim_refused_on_device",
+            "sim_transposed_words",
             f"dma_transpose of {source.label()}, expected a 2-byte type: of fp32 a device's "
             f"compiler ended with an internal error ({_TRIED}, rmsnorm_matmul's probe); use "
             "nisa.nc_transpose",

@@ -1,0 +1,324 @@
+"""What public compilers refuse is refused on their chips and releases, and near misses are not."""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.device import refusals
+from neuron_cpu.core.device.errors import NkiAdvice, NkiWarning
+
+X = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+BF16 = nl.bfloat16
+
+
+def sb(shape=(64, 32), dtype=nl.float32, **more):
+    made = nl.ndarray(shape, dtype, buffer=nl.sbuf, **more)
+    nisa.memset(made, 1)
+    return made
+
+
+def ps(shape=(64, 32), dtype=nl.float32):
+    return nl.ndarray(shape, dtype, buffer=nl.psum)
+
+
+def placed(x, axis=1):
+    at = sb((1, 1), nl.int32)
+    return nl.load(x).ap([[32, 64], [1, 4]], scalar_offset=at, indirect_dim=axis)
+
+
+def looped(body):
+    for i in nl.dynamic_range(2):
+        body(i)
+
+
+def nested(x):
+    looped(lambda i: looped(lambda j: nisa.memset(sb(), 0)))
+
+
+def skipping(x, inside):
+    def move(i):
+        rows = sb((32, 1), nl.int32)
+        source = x.ap([[32, 32], [1, 4]], vector_offset=rows, indirect_dim=0)
+        nisa.dma_copy(sb((32, 4)), source, oob_mode=nisa.oob_mode.skip)
+
+    if inside:
+        looped(move)
+    else:
+        move(0)
+
+
+# check: chip, release, a kernel's body that it refuses, and the nearest legal one
+REFUSED = {
+    "sim_divide": ("trn2", "2.32", lambda x: nl.divide(sb(), sb()),
+                   lambda x: nl.multiply(sb(), nl.reciprocal(sb()))),
+    "sim_unknown_operator": (
+        "trn2", "2.32", lambda x: nisa.tensor_scalar(sb(), sb(), op0=nl.divide, operand0=2.0),
+        lambda x: nisa.tensor_scalar(sb(), sb(), op0=nl.multiply, operand0=0.5)),
+    "sim_modulo": (
+        "trn2", "2.32", lambda x: nisa.tensor_scalar(sb(), sb(), op0=nl.mod, operand0=2.0),
+        lambda x: nl.floor(sb())),
+    "sim_start_partition": (
+        "trn2", "2.32", lambda x: nisa.tensor_copy(sb((1, 32)), sb()[3:4, :]),
+        lambda x: nisa.tensor_copy(sb((1, 32)), sb()[32:33, :])),
+    "sim_placed_operand": ("trn1", "2.32", lambda x: nl.exp(placed(x)),
+                           lambda x: nisa.dma_copy(sb((64, 4)), placed(x))),
+    "sim_view_axis": ("trn2", "2.29", lambda x: nisa.tensor_copy(sb((64, 4)), placed(x, 0)),
+                      lambda x: nisa.tensor_copy(sb((64, 4)), placed(x))),
+    "sim_psum_fill": ("trn2", "2.32", lambda x: nisa.memset(ps(dtype=BF16), 0.0),
+                      lambda x: nisa.memset(ps(), 0.0)),
+    "sim_partition_reduce": (
+        "trn3", "2.32", lambda x: nisa.tensor_partition_reduce(sb((1, 32)), nl.maximum, sb()),
+        lambda x: nisa.tensor_reduce(sb((64, 1)), nl.maximum, sb(), axis=1)),
+    "sim_transpose_type": (
+        "trn2", "2.32", lambda x: nisa.nc_transpose(ps((32, 64)), sb(dtype=BF16)),
+        lambda x: nisa.nc_transpose(ps((32, 64), BF16), sb(dtype=BF16))),
+    "sim_skip_in_loop": ("trn1", "2.32", lambda x: skipping(x, True),
+                         lambda x: skipping(x, False)),
+    "sim_nested_device_loops": ("trn2", "2.31", nested,
+                                lambda x: looped(lambda i: nisa.memset(sb(), 0))),
+    "sim_instruction_capacity": (
+        "trn2", "2.32", lambda x: nl.add(sb((64, 20000)), sb((64, 20000))),
+        lambda x: nl.add(sb((64, 2000)), sb((64, 2000)))),
+    "sim_newer_core": (
+        "trn1", "2.32", lambda x: nisa.tensor_copy(sb(), sb(), engine=nisa.engine.scalar),
+        lambda x: nisa.activation(sb(), nl.copy, sb())),
+    "sim_vector_type": (
+        "trn2", "2.32",
+        lambda x: nisa.tensor_scalar(sb(), sb(), nl.multiply, sb((64, 1), BF16)),
+        lambda x: nisa.tensor_scalar(sb(), sb(), nl.multiply, sb((64, 1)))),
+    "err_num_partition_mismatch": ("trn2", "2.32", lambda x: nl.add(sb((1, 32)), sb()),
+                                   lambda x: nl.add(nl.broadcast_to(sb((1, 32)), (64, 32)), sb())),
+}  # fmt: skip
+
+
+def made(body):
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        body(x)
+        nisa.dma_copy(out, x)
+        return out
+
+    return kernel
+
+
+@pytest.fixture
+def chosen(target, monkeypatch):
+    def choose(chip, release):
+        target(chip)
+        monkeypatch.setenv("NEURON_CPU_NKI", release)
+        # kernels are made inside of tests, which the parser up to 2.32 refuses
+        monkeypatch.setenv("NKI_CPU_SILENCE", "sim_parser_subset,sim_expansion,sim_dma_on_chip")
+
+    return choose
+
+
+@pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
+@pytest.mark.parametrize("check", REFUSED)
+def test_refused_and_its_legal_neighbour(check, chosen):
+    chip, release, wrong, right = REFUSED[check]
+    chosen(chip, release)
+    with pytest.raises(NkiError, match=rf"\[{check}\]"):
+        made(wrong).trace(X)
+    made(right).trace(X)
+    assert refusals.evidence(check).source
+
+
+@pytest.mark.parametrize(
+    ("check", "chip", "release"),
+    [("sim_placed_operand", "trn2", "2.32"), ("sim_nested_device_loops", "trn2", "2.32"),
+     ("sim_partition_reduce", "trn2", "2.32")],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
+def test_what_another_chip_or_release_takes_passes_there(check, chip, release, chosen):
+    chosen(chip, release)
+    made(REFUSED[check][2]).trace(X)
+
+
+def test_a_device_loop_needs_both_cores_of_a_logical_core(target, monkeypatch):
+    body = made(lambda x: looped(lambda i: nisa.memset(sb(), 0)))
+    target("trn2")
+    body.trace(X)  # the tests' logical cores are single ones
+    monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG")
+    with pytest.raises(NkiError, match=r"NCC_IXGM002.*kernel\[2\].*sim_loop_on_one_core"):
+        made(lambda x: looped(lambda i: nisa.memset(sb(), 1))).trace(X)
+    target("trn1")
+    made(lambda x: looped(lambda i: nisa.memset(sb(), 2))).trace(X)
+
+
+def test_a_message_ends_with_the_mend_and_names_code_chips_and_source(target, monkeypatch):
+    target("trn2")
+    monkeypatch.setenv("NKI_CPU_SILENCE", "sim_expansion")
+    with pytest.raises(NkiError) as caught:
+        made(REFUSED["sim_divide"][2]).trace(X)
+    fault, _, mend = caught.value.message.rpartition("; ")
+    assert "NCC_IXCG864" in fault and "trn2" in fault and "gate_nki.py" in fault
+    assert mend == "write nl.multiply(x, nl.reciprocal(y))"
+
+
+# --- defects --------------------------------------------------------------------------------------
+@nki.jit
+def copied(x, b):
+    out, made_sb = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), sb()
+    nisa.activation(made_sb, nl.copy, nl.load(x), bias=nl.load(b))
+    nl.store(out, made_sb)
+    return out
+
+
+@pytest.mark.parametrize(("chip", "adds"), [("trn1", 0), ("trn2", 1)])
+def test_a_copy_leaves_its_bias_out_on_a_trn1(chip, adds, target):
+    target(chip)
+    bias = np.full((64, 1), 3, np.float32)
+    with pytest.warns(NkiWarning, match="1296.*sim_copy_bias"):
+        assert np.array_equal(copied(X, bias), X + 3 * adds)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_copy_with_a_bias_of_zeros_is_no_defect():
+    @nki.jit
+    def kernel(x):
+        out, result, zero = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), sb(), sb((64, 1))
+        nisa.memset(zero, 0.0)
+        nisa.activation(result, nl.copy, nl.load(x), bias=zero)
+        nl.store(out, result)
+        return out
+
+    with pytest.warns(NkiWarning):  # the tile held ones before
+        kernel(X)
+
+    @nki.jit
+    def zeros(x):
+        out, result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), sb()
+        nisa.activation(result, nl.copy, nl.load(x), bias=nl.zeros((64, 1), nl.float32))
+        nl.store(out, result)
+        return out
+
+    assert np.array_equal(zeros(X), X)
+
+
+@pytest.mark.parametrize(
+    ("check", "chip", "release", "body"),
+    [("sim_dma_from_placed", "trn2", "2.31", lambda x: nisa.dma_copy(sb((64, 4)), placed(x))),
+     ("sim_offset_of_offset", "trn2", "2.29",
+      lambda x: nisa.dma_copy(sb((64, 4)), x.ap([[32, 64], [1, 4]], scalar_offset=sb(
+          (1, 4), nl.int32)[:, 2:3], indirect_dim=1)))],
+)  # fmt: skip
+def test_known_defects_warn_where_they_hold(check, chip, release, body, chosen):
+    chosen(chip, release)
+    with pytest.warns(NkiWarning, match=rf"expected its workaround.*\[{check}\]"):
+        made(body).trace(X)
+    chosen(chip, "2.33")
+    made(body).trace(X)
+
+
+# --- taken ----------------------------------------------------------------------------------------
+def test_assignments_to_hbm_are_transfers():
+    """trnrand's threefry writes its results so, column by column (trn1 and trn2)."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((64, 32), x.dtype, buffer=nl.shared_hbm)
+        whole = nl.ndarray((200, 8), x.dtype, buffer=nl.shared_hbm)
+        whole[...] = 3.0
+        tile = nl.ndarray((64, 32), x.dtype, buffer=nl.sbuf)
+        tile[...] = x
+        for k in range(32):
+            out[:, k : k + 1] = tile[:, 31 - k : 32 - k]
+        return out, whole
+
+    out, whole = kernel(X)
+    assert np.array_equal(out, X[:, ::-1]) and np.array_equal(whole, np.full((200, 8), 3.0))
+
+
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply", "maximum", "minimum", "greater"])
+@pytest.mark.parametrize("dtype", [nl.float32, BF16])
+def test_functions_take_a_column(name, dtype, target):
+    target("trn2")
+
+    @nki.jit
+    def kernel(x, m):
+        outs = [nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm) for _ in range(2)]
+        tile, column = nl.load(x), nl.copy(nl.load(m), dtype=dtype)
+        function = getattr(nl, name)
+        nl.store(outs[0], function(tile, column))
+        nl.store(outs[1], function(column, tile))
+        return outs[0], outs[1]
+
+    column = np.linspace(-3, 3, 64, dtype=np.float32).reshape(64, 1).round(1)
+    rounded = column if dtype == nl.float32 else column.astype("bfloat16").astype(np.float32)
+    first, second = kernel(X, column)
+    assert np.array_equal(first, getattr(np, name)(X, rounded).astype(np.float32))
+    assert np.array_equal(second, getattr(np, name)(rounded, X).astype(np.float32))
+
+
+def test_the_most_natural_softmax_is_unproven_by_its_division_alone(target):
+    target("trn2")
+
+    @nki.jit
+    def kernel(x):
+        out, tile = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), nl.load(x)
+        powers = nl.exp(nl.subtract(tile, nl.max(tile, axis=1, keepdims=True)))
+        nl.store(out, nl.divide(powers, nl.sum(powers, axis=1, keepdims=True)))
+        return out
+
+    x = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
+    with pytest.warns(NkiWarning) as told:
+        found = kernel(x)
+    want = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
+    assert np.allclose(found, want / want.sum(1, keepdims=True), atol=1e-6)
+    doubts = {str(w.message) for w in told if not issubclass(w.category, NkiAdvice)}
+    assert len(doubts) == 1 and "sim_division" in doubts.pop()
+
+
+def test_reads_at_run_time_offsets_need_one_offset_with_data_alone():
+    @nki.jit
+    def kernel(x, at, rows: int):
+        out = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray((64, 32), x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile[0:rows, :], x[0:rows, :])
+        part = tile.ap([[32, 1], [1, 4]], scalar_offset=nl.load(at), indirect_dim=1)
+        nisa.dma_copy(out, part)
+        return out
+
+    at = np.array([[5]], np.int32)
+    assert np.array_equal(kernel(X, at, 1), X[0:1, 5:9])  # of 64 partitions one is read
+
+    @nki.jit
+    def nothing(x, at):
+        out = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray((64, 32), x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile[32:64, :], x[32:64, :])
+        part = tile.ap([[32, 1], [1, 4]], scalar_offset=nl.load(at), indirect_dim=1)
+        nisa.dma_copy(out, part)
+        return out
+
+    with pytest.raises(NkiError, match="sim_undefined_data"):
+        nothing(X, at)
+
+
+@pytest.mark.parametrize("wrong", ["subtract", "assignment"])
+def test_messages_name_what_the_author_wrote(wrong):
+    def body(x):
+        if wrong == "subtract":
+            nl.subtract(sb((64, 32)), sb((64, 16)))
+        else:
+            sb((64, 32))[...] = sb((64, 16))
+
+    said = r"nl\.subtract\(x, y\) is " if wrong == "subtract" else r"\[\.\.\.\] = is tensor_copy"
+    with pytest.raises(NkiError, match=said):
+        made(body).trace(X)
+
+
+# --- the table ------------------------------------------------------------------------------------
+def test_the_table_is_whole():
+    entries = refusals.refusals()
+    assert len(entries) >= 80 and all(one.source and one.kernel and one.legal for one in entries)
+    assert all(bool(one.by) != bool(one.why) for one in (*entries, *refusals.defects()))
+    listed = {one.issue for one in refusals.defects()}
+    for number in (1045, 1051, 1138, 1255, 1296, 1346, 1373, 1381, 1388):
+        assert f"aws-neuron-sdk {number}" in listed
