@@ -86,7 +86,8 @@ ROWS = PARTS.reshape(4, 128, 16)
 
 @pytest.mark.parametrize(
     ("kernel", "x", "release", "told"),
-    [(staged, PARTS, "2.21", "1045.*sim_staged_tile"), (moved, ROWS, "2.21", "1051.*sim_moved_blocks"),
+    [(staged, PARTS, "2.21", "1045.*sim_staged_tile"),
+     (moved, ROWS, "2.21", "1051.*sim_moved_blocks"),
      (sliced, ROWS, "2.26", "1255.*sim_sliced_reshape")],
 )  # fmt: skip
 def test_known_defects_warn_with_their_issue(kernel, x, release, told, monkeypatch):
