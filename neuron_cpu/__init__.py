@@ -108,6 +108,9 @@ def ensure_sdk() -> str:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # accelerate takes whoever has the names of torch_xla for a device.
     os.environ.setdefault("USE_TORCH_XLA", "0")
+    if found is not None:
+        # On trn1 NxD asks torchrun's variable for groups of four ranks, which one process has here.
+        os.environ.setdefault("LOCAL_WORLD_SIZE", "4")
     reason = "NEURON_CPU asks for it" if forced else "no neuronxcc is installed"
     libraries_used = "" if found is None else f"; libraries: {found.words}"
     return (

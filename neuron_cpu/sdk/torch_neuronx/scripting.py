@@ -7,7 +7,6 @@ else goes to TorchScript.
 """
 
 import io
-import os
 import pickle
 from types import SimpleNamespace
 from typing import Any, Dict, List, Sequence
@@ -35,8 +34,6 @@ def install() -> None:
         Runtime=lambda: SimpleNamespace(unsafe_close=lambda: None),  # no device is held
     )
     torch.ops.neuron = SimpleNamespace(_parallel_load=lambda checkpoint: checkpoint)
-    # On trn1 NxD asks torchrun's variable for groups of four ranks, which are in one process here.
-    os.environ.setdefault("LOCAL_WORLD_SIZE", "4")
     originals = {name: getattr(torch.jit, name) for name in ("script", "trace", "save", "load")}
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
