@@ -1836,6 +1836,9 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
         asked += ["cp_degree"] if option(self, "cp_degree", 1) > 1 else []
         asked += ["left padding"] if option(self, "padding_side") == "left" else []
         asked += ["biases"] if getattr(self, "attention_bias", False) else []
+        tp, kv = self.neuron_config.tp_degree, self.num_key_value_heads
+        if kv % tp and tp % kv and kv != self.num_attention_heads and not is_nki_enabled(self):
+            asked.append(f"{kv} KV heads on {tp} ranks")  # NxDI loses their weights
         kind = getattr(self, "model_type", "llama")
         if asked or kind != "llama":
             return (

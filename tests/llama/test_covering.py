@@ -38,6 +38,12 @@ CASES = {
     ),
     "a batch of eight over 2048 keys": (["--seq-len", "2048", "--batch-size", "8"], {}, False),
     "PyTorch's heads of 80": (None, dict(head_dim=80), True),
+    "PyTorch's KV heads that NxDI shares out": (None, dict(num_key_value_heads=1), True),
+    "PyTorch's KV heads that NxDI loses": (
+        None,
+        dict(num_attention_heads=6, num_key_value_heads=3),
+        False,
+    ),
     "heads of 80": ([], dict(head_dim=80), False),
     "Qwen": ([], dict(model_type="qwen2"), False),
     "Mistral in PyTorch": (None, dict(model_type="mistral", sliding_window=100), False),

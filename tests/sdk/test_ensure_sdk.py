@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from neuron_cpu import libraries
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCRIPT = """
 import neuron_cpu
@@ -59,6 +61,27 @@ def test_the_environment_can_ask_for_the_stand_in(installed_sdk):
     assert "NEURON_CPU asks for it" in line
     assert origin.startswith(str(REPOSITORY / "neuron_cpu" / "sdk"))
     assert "the installed one" in run(path, NEURON_CPU="0")[0]
+
+
+def test_processes_of_a_run_over_the_real_libraries_find_four_cores(tmp_path):
+    """NxD asks for them by torchrun's variable on trn1, with a KeyError where it lacks."""
+    for name, version in (("neuronx_distributed", "0.15.0"), (libraries.NXDI, "0.6.1")):
+        package = tmp_path / "src" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "_version.py").write_text(f'__version__ = "{version}"\n')
+    for name in libraries.BESIDE:
+        (tmp_path / f"{name}.py").write_text("")
+    script = SCRIPT + "import os; print(os.environ['LOCAL_WORLD_SIZE'])"
+    path = f"{REPOSITORY}{os.pathsep}{tmp_path}"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, libraries.VARIABLE: str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "4"
 
 
 def test_a_placeholder_without_content_is_no_sdk(tmp_path):
