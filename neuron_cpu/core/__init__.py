@@ -10,8 +10,9 @@ from .language.kernel import (
     release_thread,
 )
 from .program.program import Program
+from .run.packing import keep_packed
 
 __all__ = [
-    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "kernels_run_by",
+    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "keep_packed", "kernels_run_by",
     "observe_kernel_calls", "on_ranks", "release_thread", "silence",
 ]  # fmt: skip

@@ -265,6 +265,20 @@ def executing(place: str) -> AbstractContextManager[None]:
     return within(_local, executing=place)
 
 
+def looked_at_by(record: Callable[..., None]) -> AbstractContextManager[None]:
+    """Inside the block ``record`` gets the looks at values, so that it can repeat them."""
+    return within(_local, looks=record)
+
+
+def look_at(look: Callable[[Any], None], values: Any) -> None:
+    """Run ``look`` on a tensor's array, which may warn, where an instruction's line is known."""
+    place, record = current_place(), getattr(_local, "looks", None)
+    if place is not None and record is not None:
+        record(look, place, values)
+    elif place is not None:
+        look(values.numpy())
+
+
 def current_place() -> str | None:
     """``kernel (file:line)`` being traced or executed in this thread, None outside of a kernel."""
     if getattr(_local, "executing", None) is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ..device.errors import current_place, refuse, warn
+from ..device.errors import look_at, refuse, warn
 from .alu import ARITHMETIC, BITWISE
 
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
@@ -22,9 +22,7 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 def _exp(x: torch.Tensor) -> torch.Tensor:
     """exp, with 0 where results would underflow: torch is eleven times slower there."""
     vanishes = x < -110.0  # half of the smallest fp32 is exp(-103.97)
-    if not bool(vanishes.any()):
-        return torch.exp(x)
-    return torch.exp(x.masked_fill(vanishes, 0.0)).masked_fill_(vanishes, 0.0)
+    return torch.where(vanishes, 0.0, torch.exp(torch.where(vanishes, 0.0, x)))
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:
@@ -107,23 +105,24 @@ def check_range(op: str, x: torch.Tensor, mask: np.ndarray | None) -> None:
 
     NaN stands for elements that nobody wrote, and those outside of ``mask`` are not computed.
     """
-    limits = ACTIVATION_RANGES.get(op)
-    if limits is None or current_place() is None:
-        return
-    low, high = limits
+    if op in ACTIVATION_RANGES:
+        look_at(lambda values: _look_at_range(op, values, mask), x)
+
+
+def _look_at_range(op: str, x: np.ndarray, mask: np.ndarray | None) -> None:
+    low, high = ACTIVATION_RANGES[op]
     most = high * (1 + 2.0**-20)  # pi itself rounds up in fp32
     signed = op in SIGNED_INPUTS
     # One pass decides for most tiles; only magnitudes of both signs that may be too small need two.
-    smallest, largest = (float(v) for v in torch.aminmax(x))
-    if smallest >= (-most if signed and not low else low) and largest <= most:
+    if x.min() >= (-most if signed and not low else low) and x.max() <= most:
         return
-    size = x.abs() if signed else x
+    size = np.abs(x) if signed else x
     outside = (size < low) | (size > most)
     if mask is not None:
-        outside &= torch.from_numpy(np.array(mask))
-    if bool(outside.any()):
+        outside &= mask
+    if outside.any():
         sign = "+-" if signed else ""
-        got = float(x[outside].flatten()[0])
+        got = float(x[outside][0])
         warn(
             "sim_activation_range",
             f"{op} of {got:.6g}, expected {sign}[{low:.6g}, {high:.6g}], outside of which "

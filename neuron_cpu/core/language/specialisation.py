@@ -142,7 +142,8 @@ def to_torch(value: Any, writes: bool = False) -> torch.Tensor:
                 f"a kernel is called with a tensor of layout {value.layout}, expected a dense one; "
                 "pass x.to_dense()",
             )
-        return value.detach().contiguous()
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter) and not value.requires_grad
+        return (value if plain else value.detach()).contiguous()
     # arrays of JAX never change: a kernel that writes one has a copy
     array = _of_jax(value) if is_jax(value) else np.ascontiguousarray(value)
     if writes and not array.flags.writeable:

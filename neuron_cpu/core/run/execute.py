@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ..device import dtypes
-from ..device.dtypes import DType
+from ..device.dtypes import BFLOAT16, DType
 from ..device.errors import executing
 from ..device.pause import without_garbage_collection
 from ..program.program import Program
@@ -25,20 +25,26 @@ from .instances import WrittenByBoth, instance_rows
 from .lasting import lasting
 from .memory import (
     DIRECT,
+    TWINS,
     Arena,
     Everything,
     allocate,
+    allocate_twin,
     gather_index,
     put,
     reader,
     reinterpreted,
     rows_inside,
     scatter,
+    take,
     widen,
 )
 from .merge import Op, Ref
+from .packing import packs_of
 from .products import Step, matmul_step
 from .repeats import join_repeats
+from .short import Program as Short
+from .short import Recording
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -277,6 +283,7 @@ class Plan:
         both = program.written_by_both
         self.both = WrittenByBoth(program, both) if both else None
         merging = merge_loops and self.rows is None and not both
+        self._records = merging and not shadow
         self.ops = merge.lower(program, merging, self.arena.wide)
         if merging:
             self.ops = join_repeats(self.ops, program)
@@ -292,8 +299,9 @@ class Plan:
         self._share_memory(kept)
         self.arena.moving = {id(m) for m in self.external.values()}
         self.steps = [self._step(op) for op in self.ops]
-        self._again = [step for at, step in enumerate(self.steps) if at not in once]
-        self._settled = False
+        self._again = [at for at in range(len(self.ops)) if at not in once]
+        self._runs = 0
+        self._short: Short | None = None
 
     def _step(self, op: Op) -> Step:
         instruction, limited = op.instruction, op.instruction.op.limited
@@ -318,6 +326,11 @@ class Plan:
         for at, op in enumerate(self.ops):
             for ref in op.refs():
                 last[id(ref.memory)] = at
+        # Small tiles have memory of their own, as long as it is little: what becomes of their
+        # elements can then be followed (flow.py).
+        tiles = {id(r.memory): r.memory.size for op in self.ops for r in op.refs()}
+        own = {key for key, size in tiles.items() if size <= TWINS and self._records}
+        own = own if sum(tiles[key] for key in own) <= merge.JOINED_ELEMENTS else set()
         # Walk the operations: what appears takes a free block or a new one, and gives it back after
         # the operation that uses it last. Blocks are only ever shared in program order.
         free: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -329,7 +342,12 @@ class Plan:
                 if storage.role != "local" or id(memory) in self.arena.flat or id(memory) in kept:
                     continue
                 dt = self.arena.dtype(storage)
-                block = _take(free.setdefault(dt.torch, []), memory.size)
+                if id(memory) in own:
+                    twin = dt is BFLOAT16 and storage.ground is None
+                    made = allocate_twin(memory.size) if twin else allocate(memory.size, dt)
+                    self.arena.flat[id(memory)] = made
+                    continue
+                block = take(free.setdefault(dt.torch, []), memory.size)
                 if block is None:
                     block = allocate(memory.size, dt)
                 self.arena.flat[id(memory)] = block[: memory.size]
@@ -357,30 +375,52 @@ class Plan:
 
         Mutable inputs are updated in place (a shadow run updates fp32 copies of them).
         """
-        results = self.start(inputs)
+        results = self.start(inputs, self._short is not None and not self._short.has_steps)
         # In this mode tensors made in either mode may be written: a plan's buffers belong to the
         # mode of the first call, mutable inputs to any. What callers get is made outside of it.
         with torch.inference_mode():
             if self.rows is not None:
                 for k in range(len(self.ops)):
                     self.step(k)
+            elif self._records and self._runs == 1:
+                self._short = self._recorded()
+            elif self._short is not None and self._short.bind():
+                for line in self._short.lines:
+                    line()
             else:
-                for step in self._again if self._settled else self.steps:
-                    step()
-        self._settled = True
+                for memory in self.external.values():
+                    self.arena.flatten(memory)
+                for at in self._again if self._runs else range(len(self.ops)):  # what lasts: once
+                    self.steps[at]()
+        self._runs += 1
         return self.finish(results)
 
-    def start(self, inputs: list[torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Bind inputs and fresh outputs: the memories of all outputs by storage id."""
+    def _recorded(self) -> Short:
+        """Run once more, and give the short form of all further runs."""
+        outer = {key: self.arena.flat[key] for key in self.arena.moving if key in self.arena.flat}
+        recording = Recording(self.arena, outer)
+        for at in self._again:
+            recording.step(self.steps[at], self.ops[at])
+        return recording.program()
+
+    def start(self, inputs: list[torch.Tensor], short: bool = False) -> dict[int, torch.Tensor]:
+        """Bind inputs and fresh outputs: the memories of all outputs by storage id.
+
+        Args:
+            short: whether they are bound as they are, which short forms take.
+        """
         results: dict[int, torch.Tensor] = {}
         if self.rows is not None:
             self.rows.start()
         for storage, values in zip(self.program.inputs, inputs):
             memory = self.external.get(storage.id)
             if memory is not None:
-                self.arena.bind(memory, values)
+                self.arena.bind(memory, values, short)
+                packs = None if storage.id in self.written else packs_of(values)
+                if packs is not None and self.arena.dtype(storage) is storage.dtype:
+                    self.arena.packs[id(memory)] = packs
                 if storage.id in self.written:  # a mutable parameter, updated in place
-                    values = self.arena.of(memory).reshape(storage.shape)
+                    values = self.arena.of(memory).view(storage.shape)
             if storage.mutable:
                 results[storage.id] = values
         others = {alias: base for alias, base in self.program.aliases if base.role != "local"}
@@ -390,10 +430,11 @@ class Plan:
             if storage.id in results or storage.role == "input":
                 continue
             made_as = self.arena.dtype(storage)
-            results[storage.id] = allocate(storage.size, made_as).reshape(storage.shape)
             memory = self.external.get(storage.id)
+            flat = allocate(storage.size, made_as, memory is not None and short)
+            results[storage.id] = flat.view(storage.shape)
             if memory is not None:
-                self.arena.flat[id(memory)] = results[storage.id].reshape(-1)
+                self.arena.flat[id(memory)] = flat
         hosts = dict(zip(self.program.inputs, inputs))
         for alias, base in others.items():
             if base.data is None:
@@ -424,17 +465,5 @@ class Plan:
             self.both.finish()
         for memory in self.external.values():
             self.arena.flat.pop(id(memory), None)
+        self.arena.packs.clear()
         return [results[storage.id] for storage in self.program.outputs]
-
-
-def _take(blocks: list[torch.Tensor], size: int) -> torch.Tensor | None:
-    """The smallest free block that holds ``size`` elements without wasting half of itself."""
-    fitting = [b for b in blocks if size <= b.numel() <= 2 * size]
-    if not fitting:
-        return None
-    best = min(fitting, key=lambda b: b.numel())
-    for k, block in enumerate(blocks):
-        if block is best:
-            del blocks[k]
-            break
-    return best

@@ -16,14 +16,21 @@ from ..device.errors import refuse
 from ..program.storage import Storage
 from .merge import Memory, Ref
 
+TWINS = 1 << 16  # elements of the largest tile of bf16 that is kept as the upper halves of fp32
 UNWRITTEN_INT = 77  # what an integer tile holds before anything is written
 DIRECT = (FLOAT32, BFLOAT16, FLOAT16)  # torch rounds these to nearest even when it copies
 
 
 # --- memory ---------------------------------------------------------------------------------------
 @torch.inference_mode(False)  # results are made here, and callers may use them in either mode
-def allocate(size: int, dtype: DType) -> torch.Tensor:
-    """Uninitialised memory, filled so that reading it shows: NaN, or 77 for integers."""
+def allocate(size: int, dtype: DType, whole: bool = False) -> torch.Tensor:
+    """Uninitialised memory, filled so that reading it shows: NaN, or 77 for integers.
+
+    Args:
+        whole: all of it is written, so that nothing has to fill it.
+    """
+    if whole:
+        return torch.empty(size, dtype=dtype.torch)
     if dtype.kind == "b":
         return torch.zeros(size, dtype=torch.bool)
     if dtype.is_int:
@@ -47,6 +54,24 @@ def reinterpreted(values: torch.Tensor, storage: Storage) -> torch.Tensor:
     return values.reshape(-1).view(torch.uint8).view(storage.dtype.torch)
 
 
+@torch.inference_mode(False)
+def allocate_twin(size: int) -> torch.Tensor:
+    """Memory of bf16 elements that are the upper halves of fp32 ones, whose lower halves are zeros:
+    so it can be read as fp32, too, without a copy (``widened``)."""
+    halves = torch.zeros(size).view(torch.bfloat16)[1::2]
+    return halves.fill_(float("nan"))
+
+
+def is_twin(flat: torch.Tensor) -> bool:
+    return flat.dtype is torch.bfloat16 and flat.stride(0) == 2
+
+
+def widened(twin: torch.Tensor) -> torch.Tensor:
+    """The fp32 elements of a memory of ``allocate_twin``."""
+    whole = torch.empty(0, dtype=torch.float32).set_(twin.untyped_storage())
+    return whole.as_strided(twin.shape, [1], twin.storage_offset() // 2)
+
+
 class Everything:
     """A set that contains everything."""
 
@@ -61,12 +86,17 @@ class Arena:
         wide: storages whose floats are kept in fp32.
         moving: the memories, by id, that every run binds anew: views of them are made when a step
             runs, all others once.
+        packs: packed matrices (packing.py) of what a run has bound, by id of the memory.
+        product: what makes products of packed matrices while a run is recorded (short.py).
+        packs: packed matrices (packing.py) of what this run has bound, by id of the memory.
     """
 
     def __init__(self, wide: Container[Storage] = frozenset()) -> None:
         self.wide = wide
         self.flat: dict[int, torch.Tensor] = {}
         self.moving: set[int] = set()
+        self.packs: dict[int, dict] = {}
+        self.product: Callable[..., torch.Tensor] | None = None
         self._scratch: dict[int, torch.Tensor] = {}
 
     def scratch(self, slot: int, size: int) -> torch.Tensor:
@@ -78,6 +108,9 @@ class Arena:
         if held is None or held.numel() < size:
             held = self._scratch[slot] = torch.empty(size)
         return held[:size]
+
+    def scratches(self) -> list[torch.Tensor]:
+        return list(self._scratch.values())
 
     def dtype(self, storage: Storage) -> DType:
         """The torch type of a storage's elements; a storage of several types keeps its bytes."""
@@ -91,14 +124,22 @@ class Arena:
         widened = dt.is_float and storage.ground is None and storage in self.wide
         return FLOAT32 if widened else dt
 
-    def bind(self, memory: Memory, values: torch.Tensor) -> None:
-        """Use ``values`` (contiguous) as the memory."""
+    def bind(self, memory: Memory, values: torch.Tensor, short: bool = False) -> None:
+        """Use ``values`` (contiguous) as the memory; ``short``: in the shape that they have."""
         storage = memory.storage
         if self.dtype(storage) is not storage.dtype:
             values = dtypes.decode(values, storage.dtype)
         elif values.dtype is torch.float8_e4m3fn:
             values = values.view(torch.uint8)  # as it is kept: a copy moves bytes
-        self.flat[id(memory)] = values.reshape(-1)
+        self.flat[id(memory)] = values
+        if not short:
+            self.flatten(memory)
+
+    def flatten(self, memory: Memory) -> None:
+        """See a bound memory as one row of elements."""
+        values = self.flat.get(id(memory))
+        if values is not None and values.ndim != 1:
+            self.flat[id(memory)] = values.view(-1)
 
     def of(self, memory: Memory) -> torch.Tensor:
         """The flat tensor of ``memory``; constants and memories not seen before are made here."""
@@ -119,7 +160,18 @@ class Arena:
         if ref.dt is not ref.memory.storage.dtype and flat.dtype is not wanted:
             flat = flat.view(wanted)
         # as_strided counts from the start of the allocation, not of a bound view
-        return torch.as_strided(flat, ref.shape, ref.strides, flat.storage_offset() + ref.offset)
+        step = flat.stride(0)
+        strides = ref.strides if step == 1 else tuple(step * s for s in ref.strides)
+        offset = flat.storage_offset() + step * ref.offset
+        return torch.as_strided(flat, ref.shape, strides, offset)
+
+    def fp32(self, ref: Ref) -> torch.Tensor | None:
+        """The elements of ``ref`` as fp32, where they lie in memory as such."""
+        flat = self.of(ref.memory)
+        if is_twin(flat) and id(ref.memory) not in self.moving:
+            wide = widened(flat)
+            return wide.as_strided(ref.shape, ref.strides, wide.storage_offset() + ref.offset)
+        return self.view(ref) if flat.dtype is torch.float32 is self.kept(ref).torch else None
 
     def viewer(self, ref: Ref) -> Callable[[], torch.Tensor]:
         """A function that gives the stored elements of ``ref`` in every run."""
@@ -140,6 +192,19 @@ class Arena:
             return flat.as_strided(shape, strides, flat.storage_offset() + offset)
 
         return moved
+
+
+def take(blocks: list[torch.Tensor], size: int) -> torch.Tensor | None:
+    """The smallest free block that holds ``size`` elements without wasting half of itself."""
+    fitting = [b for b in blocks if size <= b.numel() <= 2 * size]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda b: b.numel())
+    for k, block in enumerate(blocks):
+        if block is best:
+            del blocks[k]
+            break
+    return best
 
 
 # --- reading and writing --------------------------------------------------------------------------
@@ -254,6 +319,10 @@ def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], tor
             return widen(raw, dt, bits) if values else raw
 
         return gather
+    if values and not bits and id(ref.memory) not in arena.moving:
+        wide = arena.fp32(ref)
+        if wide is not None:
+            return lambda: wide
     view = arena.viewer(ref)
     if not values or (dt.torch is torch.float32 and not bits):
         return view

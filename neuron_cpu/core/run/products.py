@@ -12,8 +12,9 @@ import torch
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse
-from .memory import DIRECT, Arena, widen
+from .memory import DIRECT, TWINS, Arena, widen
 from .merge import Op, Ref
+from .packing import FACTOR, Packable, multiply
 
 Step = Callable[[], None]
 CHUNK = 1 << 19  # widened weight elements per matmul call: 2 MiB of fp32, about one L2 cache
@@ -83,8 +84,10 @@ class _Operand:
     """One side of a product: a view (batch..., K..., free...) that becomes fp32 matrices."""
 
     def __init__(self, arena: Arena, ref: Ref, batch: int, k: int, slot: int) -> None:
-        self.view, self.shape, self.strides = arena.viewer(ref), ref.shape, ref.strides
-        self.dt, self.arena, self.slot = arena.kept(ref), arena, slot
+        wide = None if id(ref.memory) in arena.moving else arena.fp32(ref)
+        self.view = arena.viewer(ref) if wide is None else lambda: wide
+        self.shape, self.strides = ref.shape, ref.strides
+        self.dt, self.arena, self.slot = arena.kept(ref) if wide is None else FLOAT32, arena, slot
         self.lead, self.kept = self.shape[:batch], self.shape[batch + k :]
         self.depth = math.prod(self.shape[batch : batch + k])
         self.free = math.prod(self.kept)
@@ -108,6 +111,15 @@ class _Operand:
         # it goes is decided here, so that a call makes no views of it.
         shape = self.shape[len(self.lead) :] if self.fixed else self.shape
         size = math.prod(shape)
+        if size <= TWINS:
+
+            def fresh() -> torch.Tensor:
+                view = self.view()
+                if self.fixed:
+                    view = view[(0,) * len(self.lead)]
+                return matrices(widen(view, self.dt, False))
+
+            return fresh
         room = self.arena.scratch(self.slot, max(size, CHUNK))[:size].view(shape)
         widened, at = matrices(room), (0,) * len(self.lead) if self.fixed else ()
 
@@ -185,12 +197,18 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """(m, K) @ (K, n) in fp32."""
     if _LINEAR is not None and a.shape[0] * a.shape[1] * b.shape[1] >= LARGE:
         if b.shape[1] < a.shape[0]:  # a fifth faster with the fewer ones as rows
-            return _LINEAR(b.t(), _dense(a.t()).t(), None, "none", [], "").t()
-        return _LINEAR(a, _dense(b).t(), None, "none", [], "")
+            return _LINEAR(b.t(), _without_gaps(a.t()).t(), None, "none", [], "").t()
+        return _LINEAR(a, _without_gaps(b).t(), None, "none", [], "")
     return torch.mm(a, b)
 
 
-def _dense(weight: torch.Tensor) -> torch.Tensor:
+def _dense(matrix: torch.Tensor) -> torch.Tensor:
+    """The operand with rows or columns without gaps inside: BLAS would copy it with more calls."""
+    lying = any(s == 1 or n == 1 for s, n in zip(matrix.stride(), matrix.shape))
+    return matrix if lying else matrix.contiguous()
+
+
+def _without_gaps(weight: torch.Tensor) -> torch.Tensor:
     """The operand without gaps between rows or columns. With gaps oneDNN takes loops 500 times as
     slow (240 ms for 128 x 66 x 512), and a copy is little beside a large product."""
     return weight if weight.is_contiguous() or weight.t().is_contiguous() else weight.contiguous()
@@ -206,7 +224,7 @@ def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def matmul_step(op: Op, arena: Arena) -> Step:
     """One torch matmul, or a loop over batches and parts of K whose operands fit the cache; a
     refusal of other operands than the kernel has promised, for which fewer passes count."""
-    step, attrs = _step(op, arena), op.instruction.attrs
+    step, attrs = _packed_or(_step(op, arena), op, arena), op.instruction.attrs
     words = ("stationary_onezero", 0), ("moving_onezero", 1), ("is_transpose", 1)
     promised = [op.src[at] for word, at in words if getattr(attrs, word, False)]
     if not promised:
@@ -223,6 +241,36 @@ def matmul_step(op: Op, arena: Arena) -> Step:
                     "expected nothing else in it; leave out the hint",
                 )
         step()
+
+    return run
+
+
+def _packed_or(step: Step, op: Op, arena: Arena) -> Step:
+    """The step; with packed weights in runs that have them."""
+    found = Packable.of(op, arena.moving)
+    if found is None:
+        return step
+    x, dt = arena.fp32(found.rows), arena.kept(found.rows)
+    rows = arena.viewer(found.rows) if x is None else lambda: x
+    out, adds = arena.viewer(found.out), op.attrs.accumulate
+
+    m, n, k = found.sizes
+
+    def run() -> None:
+        pack = found.packed(arena)
+        if pack is None:
+            return step()
+        values = rows()
+        wide = values if values.dtype is torch.float32 else widen(values, dt, False)
+        scaled = wide.reshape(m, k).contiguous() * FACTOR
+        if arena.product is not None:  # somebody records
+            made = arena.product(found, scaled, pack)
+        else:
+            made = torch.empty(m, n)
+            multiply(scaled, pack, made)
+        target = out()
+        values = made.reshape(target.shape)
+        target.add_(values) if adds else target.copy_(values)
 
     return run
 
@@ -258,7 +306,7 @@ def _at_once(left: _Operand, right: _Operand, out: Callable[[], torch.Tensor], a
 
     def run() -> None:
         a, b, target = rows(), columns(), out()
-        values = _product(a[0], b[0]) if single else _products(a, b)
+        values = _product(_dense(a[0]), _dense(b[0])) if single else _products(a, b)
         if turned:
             values = values.transpose(-1, -2)
         values = values.reshape(target.shape)

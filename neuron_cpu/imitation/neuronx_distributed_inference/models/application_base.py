@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from neuron_cpu.console import progress
+from neuron_cpu.core import keep_packed
 from neuron_cpu.errors import CheckpointError, StandInError
 from neuron_cpu.runtime import graph
 from neuron_cpu.runtime.ranks import Group, RankPool, on_first_rank, rank_context
@@ -445,6 +446,8 @@ class NeuronApplicationBase(nn.Module):
                     f"compiled folder, expected {parameter.dtype} {list(parameter.shape)}; "
                     "compile again."
                 )
+            if name in weights:
+                keep_packed(value)
             _fill(parameter, value)
         # Buffers outside of the checkpoint keep what the constructor computed, cast and all.
         for name, buffer in module.named_buffers():
@@ -582,6 +585,6 @@ def _read_shard(path: Path) -> StateDict:
 def _fill(parameter: torch.Tensor, value: torch.Tensor) -> None:
     """Give a meta parameter its value; the object and its tags stay."""
     filled = nn.Parameter(value, requires_grad=False)
-    filled.__dict__.update(parameter.__dict__)
+    filled.__dict__.update({**parameter.__dict__, **value.__dict__})
     copy_tensor_model_parallel_attributes(filled, parameter)
     torch.utils.swap_tensors(parameter, filled)

@@ -1,0 +1,171 @@
+"""Weights of products in their own width: packed once, multiplied by PyTorch's fp32 x fp16 product.
+
+A processor reads bf16 weights faster than it widens them, but PyTorch rounds the results of its
+bf16 product. Its product of fp32 rows and packed fp16 weights widens in registers and accumulates
+in fp32, so the results are those of fp32 operands in another order of sums. A bf16 number times a
+power of two is an fp16 number, but where it is tiny beside the largest weight: those few are left
+out of the packed matrix and added on their own.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import warnings
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from .memory import Arena, widen
+from .merge import Op, Ref
+
+VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
+_MIB = 4096
+_LEFT_OUT = 64  # weights of a matrix that are added on their own
+_HALF = 65504.0  # largest number of fp16
+FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
+_held = 0
+_lock = threading.Lock()
+_LINEAR = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
+AVAILABLE = _LINEAR is not None and "fbgemm" in torch.backends.quantized.supported_engines
+
+
+class Pack(NamedTuple):
+    """A packed matrix [N, K] for rows times ``FACTOR`` times ``more``.
+
+    Attributes:
+        others: (k, n, value) of the weights that are added on their own.
+    """
+
+    matrix: torch.Tensor
+    more: float
+    others: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None
+
+
+def multiply(rows: torch.Tensor, pack: Pack, out: torch.Tensor) -> None:
+    """Scaled rows [M, K] times a packed matrix into ``out`` [M, N]."""
+    assert _LINEAR is not None
+    rows = rows if pack.more == 1.0 else rows * pack.more
+    _LINEAR(rows, pack.matrix, None, output=out)
+    if pack.others is not None:
+        at, to, weights = pack.others
+        out.index_add_(1, to, rows[:, at] * weights)
+
+
+def keep_packed(tensor: torch.Tensor) -> None:
+    """Promise that nobody writes this tensor any more: kernels may keep it packed.
+
+    Packed matrices live as long as their tensor, and all of a process take at most
+    ``NKI_CPU_PACKED_MIB`` (4096): as much as the tensors themselves.
+    """
+    if AVAILABLE and tensor.dtype in (torch.bfloat16, torch.float16):
+        tensor.__dict__.setdefault("kept_packed", {})
+
+
+def packs_of(tensor: torch.Tensor) -> dict | None:
+    """The packed matrices of a tensor; None where nobody has promised anything."""
+    return tensor.__dict__.get("kept_packed")
+
+
+class Packable:
+    """A product whose one operand may be a packed matrix, as [M, K] x [K, N].
+
+    Args:
+        weight: which operand, 0 or 1.
+    """
+
+    def __init__(self, op: Op, weight: int) -> None:
+        b, out = op.batch, op.dst[0]
+        w, x = op.src[weight], op.src[1 - weight]
+        rows, columns, depth = [], [], []  # (size, stride of the operand, stride of the result)
+        for axis in range(b):
+            sides = w.strides[axis], x.strides[axis]
+            if axis in op.contract:
+                depth.append((w.shape[axis], *sides))
+            elif sides[0]:
+                columns.append((w.shape[axis], sides[0], out.strides[axis]))
+            else:
+                rows.append((x.shape[axis], sides[1], out.strides[axis]))
+        depth.append((w.shape[b], w.strides[b], x.strides[b]))
+        for ref, axes in ((w, columns), (x, rows)):
+            first = b if ref is op.src[0] else b + 1
+            sizes = zip(ref.shape[b + 1 :], ref.strides[b + 1 :], out.strides[first:])
+            axes += list(sizes)
+        depth.sort(key=lambda a: -a[2])  # so that rows need no copy
+        for axes in (rows, columns):
+            axes.sort(key=lambda a: -a[2])
+        self.memory, self.columns, self.depth = w.memory, columns, depth
+        self.weight = _view(w, [*(a[:2] for a in columns), *(a[:2] for a in depth)])
+        self.rows = _view(x, [*(a[:2] for a in rows), *((n, s) for n, _, s in depth)])
+        self.out = _view(out, [(n, s) for n, _, s in (*rows, *columns)])
+        self.sizes = tuple(math.prod(a[0] for a in axes) for axes in (rows, columns, depth))
+
+    @staticmethod
+    def of(op: Op, moving: set[int]) -> Packable | None:
+        """The form of a product with an operand that the caller gives; None of other products."""
+        for at, other in ((0, 1), (1, 0)):
+            w, x = op.src[at], op.src[other]
+            if (
+                len(op.src) != 2
+                or id(w.memory) not in moving
+                or len(op.src[0].shape) != op.batch + 2
+            ):
+                continue
+            shared = any(
+                s and t
+                for axis, (s, t) in enumerate(zip(w.strides[: op.batch], x.strides))
+                if axis not in op.contract
+            )
+            if not shared and w.by_data is None and x.by_data is None and x.memory is not w.memory:
+                return Packable(op, at)
+        return None
+
+    def packed(self, arena: Arena) -> Pack | None:
+        """The packed matrix of what is bound in this run."""
+        store = arena.packs.get(id(self.memory))
+        if store is None:
+            return None
+        key = self.weight.offset, self.weight.shape, self.weight.strides
+        found = store.get(key, store)
+        if found is store:
+            with _lock:
+                found = store[key] = self._pack(arena, store)
+        return found
+
+    def _pack(self, arena: Arena, store: dict) -> Pack | None:
+        global _held
+        _, n, k = self.sizes
+        size = 2 * n * k
+        if _held + size > int(os.environ.get(VARIABLE, _MIB)) << 20:
+            return None
+        dt = arena.kept(self.weight)
+        if "more" not in store:
+            most = float(widen(arena.of(self.memory), dt, False).abs().max())
+            finite = math.isfinite(most) and most > 0
+            power = math.ceil(math.log2(most / FACTOR / _HALF)) if finite else 64
+            store["more"] = 2.0 ** max(0, power) if power < 64 else None
+        if store["more"] is None:
+            return None
+        scale = FACTOR * store["more"]
+        values = widen(arena.view(self.weight), dt, False).reshape(n, k) / scale
+        wrong = (values.half().float() != values).nonzero()
+        if len(wrong) > _LEFT_OUT:
+            return None
+        others = None
+        if len(wrong):
+            left = values[wrong[:, 0], wrong[:, 1]]
+            values[wrong[:, 0], wrong[:, 1]] = 0.0
+            others = wrong[:, 1].clone(), wrong[:, 0].clone(), left
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch may remove it: AVAILABLE looks
+            matrix = torch.fbgemm_pack_gemm_matrix_fp16(values.contiguous())
+            _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
+        _held += size
+        return Pack(matrix, store["more"], others)
+
+
+def _view(ref: Ref, axes: Iterable[Any]) -> Ref:
+    shape, strides = zip(*axes)
+    return Ref(ref.memory, ref.offset, shape, strides, ref.dt)

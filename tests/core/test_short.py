@@ -1,0 +1,163 @@
+"""Short forms of plans, and products with packed weights."""
+
+import os
+import subprocess
+import sys
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import pytest
+import torch
+
+from neuron_cpu.core import keep_packed
+from neuron_cpu.core.run import packing
+from neuron_cpu.core.run.execute import Plan
+from tests.repeated import in_all_forms  # noqa: F401 - runs every kernel below in all forms
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@nki.jit
+def moved_about(x_hbm, y_hbm):
+    """Copies of copies, a tile that is written twice, a fill that is partly overwritten."""
+    rows, columns = x_hbm.shape
+    out_hbm = nl.ndarray((3, rows, 2 * columns), x_hbm.dtype, buffer=nl.shared_hbm)
+    x_sb, y_sb = nl.load(x_hbm), nl.load(y_hbm)
+    wide_sb = nl.ndarray((rows, 2 * columns), nl.bfloat16, buffer=nl.sbuf)
+    wide_sb[...] = nisa.memset((rows, 2 * columns), 3.0, nl.bfloat16)
+    wide_sb[:, 0:columns] = nisa.tensor_copy(x_sb)
+    again_sb = nisa.tensor_copy(wide_sb)
+    nl.store(out_hbm[0], again_sb)
+    wide_sb[:, 1 : columns + 1] = nisa.tensor_tensor(x_sb, y_sb, nl.add)
+    nl.store(out_hbm[1], wide_sb)
+    again_sb[:, 0:columns] = nisa.tensor_copy(wide_sb[:, 1 : columns + 1])
+    nl.store(out_hbm[2], nisa.activation(nl.exp, again_sb))
+    return out_hbm
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+def test_copies_fills_and_overwritten_tiles(dtype: torch.dtype) -> None:
+    x, y = numbers(7, 5, dtype=dtype), numbers(7, 5, seed=1, dtype=dtype)
+    found = moved_about(x, y)
+    narrow = x.bfloat16()
+    assert torch.equal(found[0, :, :5], narrow.to(dtype))
+    assert (found[0, :, 5:] == 3).all()
+    both = (x.float() + y.float()).to(dtype).bfloat16()
+    assert torch.equal(found[1, :, 1:6], both.to(dtype))
+    assert torch.equal(found[1, :, 0], narrow[:, 0].to(dtype))
+
+
+def test_one_tensor_as_both_inputs_and_then_two() -> None:
+    """The recording saw one memory twice; later runs bind two."""
+    program = moved_about.trace(numbers(4, 6), numbers(4, 6))
+    plan, same = Plan(program), numbers(4, 6)
+    for _ in range(2):
+        plan.run([same, same])
+    x, y = numbers(4, 6, seed=2), numbers(4, 6, seed=3)
+    (found,), (wanted,) = plan.run([x, y]), Plan(program, False).run([x, y])
+    assert torch.equal(found, wanted)
+
+
+def test_inputs_that_are_views_of_one_tensor() -> None:
+    program = moved_about.trace(numbers(4, 6), numbers(4, 6))
+    plan = Plan(program)
+    for seed in range(4):
+        whole = numbers(2, 4, 6, seed=seed)
+        (found,) = plan.run([whole[1], whole[0]])
+        (wanted,) = Plan(program, False).run([whole[1], whole[0]])
+        assert torch.equal(found, wanted)
+
+
+# --- packed weights -------------------------------------------------------------------------------
+def spans(length: int) -> list[tuple[int, int]]:
+    return [(at, min(128, length - at)) for at in range(0, length, 128)]
+
+
+@nki.jit
+def linear(x_hbm, weight_hbm):
+    """x [K, M] and weight [K, N] -> [N, M], weights stationary, K and N in tiles."""
+    k, m = x_hbm.shape
+    n = weight_hbm.shape[1]
+    out_hbm = nl.ndarray((n, m), nl.float32, buffer=nl.shared_hbm)
+    x_sb = [nl.load(x_hbm[at : at + size, :]) for at, size in spans(k)]
+    for first, columns in spans(n):
+        sum_psum = nl.zeros((columns, m), nl.float32, buffer=nl.psum)
+        for (at, size), moving in zip(spans(k), x_sb):
+            w_sb = nl.load(weight_hbm[at : at + size, first : first + columns])
+            sum_psum[...] += nisa.nc_matmul(w_sb, moving)
+        nl.store(out_hbm[first : first + columns, :], nisa.tensor_copy(sum_psum))
+    return out_hbm
+
+
+def adverse(k: int, n: int) -> torch.Tensor:
+    """Weights of all sizes: large ones, ones that fp16 lacks, zeros of both signs."""
+    weight = numbers(k, n).float()
+    weight[0, 0], weight[1 % k, 0], weight[2 % k, 1 % n] = 100.0, 2.0**-40, -(2.0**-126)
+    weight[3 % k, 0], weight[4 % k, 1 % n] = 0.0, -0.0
+    return weight.bfloat16()
+
+
+packed_here = pytest.mark.skipif(not packing.AVAILABLE, reason="PyTorch here has no such product")
+
+
+@packed_here
+@pytest.mark.parametrize("sizes", [(6, 1, 2), (128, 1, 128), (200, 3, 130), (256, 64, 384)])
+def test_packed_products_are_those_of_fp32_sums(sizes: tuple[int, int, int]) -> None:
+    k, m, n = sizes
+    x, weight = numbers(k, m, seed=4), adverse(k, n)
+    plain = Plan(linear.trace(x, weight), False).run([x, weight])[0]
+    keep_packed(weight)
+    found = linear(x, weight)
+    assert packing.packs_of(weight), "no product was packed"
+    exact = weight.double().t() @ x.double()
+    bound = 2.0**-22 * k * (weight.double().abs().t() @ x.double().abs())
+    assert ((found.double() - exact).abs() <= bound).all()
+    assert ((plain.double() - exact).abs() <= bound).all()
+
+
+@packed_here
+def test_one_product_alone_is_exact_to_the_bit() -> None:
+    """One row: every result is a single product, rounded once, if nothing was rounded before."""
+    x, weight = numbers(1, 1, seed=5), adverse(1, 300)
+    keep_packed(weight)
+    assert torch.equal(linear(x, weight), (weight.float().t() * x.float()))
+
+
+@packed_here
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38])
+def test_weights_that_do_not_fit_stay_as_they_are(value: float) -> None:
+    x, weight = numbers(128, 2), numbers(128, 128)
+    weight[5, 7] = value
+    (wanted,) = Plan(linear.trace(x, weight), False).run([x, weight])
+    keep_packed(weight)
+    assert torch.allclose(linear(x, weight), wanted, rtol=1e-5, equal_nan=True)
+    assert not any(isinstance(p, packing.Pack) for p in (packing.packs_of(weight) or {}).values())
+
+
+@packed_here
+def test_the_limit_of_packed_weights_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(packing.VARIABLE, "0")
+    weight = numbers(128, 128)
+    keep_packed(weight)
+    linear(numbers(128, 2), weight)
+    assert all(found is None for found in (packing.packs_of(weight) or {}).values())
+
+
+def test_without_the_product_of_pytorch_results_are_the_same() -> None:
+    """Where PyTorch lacks the product, in a process of its own."""
+    code = (
+        "import torch; del torch.fbgemm_linear_fp16_weight_fp32_activation; "
+        "import neuron_cpu; neuron_cpu.ensure_sdk(); "
+        "from tests.core import test_short as t; "
+        "w = t.numbers(128, 128); t.keep_packed(w); "
+        "assert t.packing.packs_of(w) is None; print(float(t.linear(t.numbers(128, 1), w).sum()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = float(linear(numbers(128, 1), numbers(128, 128)).sum())
+    assert float(done.stdout) == pytest.approx(wanted, rel=1e-5)
