@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import REPOSITORY
 
@@ -39,6 +40,34 @@ WRONG = FORWARD.format(
 RAISES = FORWARD.format(
     "        if not outputs[0].is_meta:\n            raise RuntimeError('boom on data')\n"
 )
+
+
+# Faults that a check of the first row, position or bucket does not see: lines, and prompts.
+SHORT, LONG = ["--prompt", "a b c d e"], ["--prompt", "a b c d e f g h " * 5]
+BUCKETS = ["--context-encoding-buckets", "32", "64", "--max-context-length", "64"]
+FLIPPED = "logits.view(*logits.shape[:-1], -1, 2).flip(-1).flatten(-2)"
+FAULTS = {
+    "the second row answers with the first one's text": (
+        "        outputs[0] = outputs[0][:1].expand_as(outputs[0])\n",
+        [*SHORT, "--prompt", "x y z v w", "--batch-size", "2"],
+    ),
+    "the second row, which is shorter": (
+        "        logits = outputs[0]\n"
+        "        padded = (arguments[1].sum(-1) < arguments[1].sum(-1).amax())[:, None, None]\n"
+        f"        outputs[0] = torch.where(padded, {FLIPPED}, logits)\n",
+        [*LONG, *SHORT, "--batch-size", "2"],
+    ),
+    "a late position": (
+        "        logits, place = outputs[0], arguments[2].amax(-1)[:, None, None]\n"
+        f"        outputs[0] = torch.where(place == place * 0 + LATE, {FLIPPED}, logits)\n",
+        SHORT,
+    ),
+    "the second bucket": (
+        "        logits = outputs[0]\n        if 32 < arguments[0].shape[1]:\n"
+        f"            outputs[0] = {FLIPPED}\n",
+        ["--prompt", "a b c d e f g h " * 3, *BUCKETS],
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -320,3 +349,18 @@ def test_no_submission_decides_its_own_verdict(
     done = run("main.py", "--mode", "evaluate", "--llama", submission(text), "--prompt", "hello")
     assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
     assert "Accuracy: True" not in done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_row_position_and_bucket_counts(
+    fault: str, run: Callable, submission: Callable, tiny_model: Path
+) -> None:
+    lines, asked = FAULTS[fault]
+    room = ["--seq-len", "128", "--mode", "evaluate"]
+    if fault == "a late position":  # the last of four new tokens
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_model)
+        lines = lines.replace("LATE", str(len(tokenizer(asked[1]).input_ids) + 2))
+    path = submission("import torch\n" + FORWARD.format(lines))
+    done = run("main.py", *room, *asked, "--llama", path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED" in done.stdout

@@ -2,8 +2,10 @@
 
 The verdict is the SDK's `logit_validation` with the contest's tolerances: the submission gets the
 baseline's tokens, and its logits must stay close and have the same greedy token at every position.
-Batches are checked row by row: NxDI indexes the cache by position in prefill and by token count in
-decode, so padded rows of unequal length cannot be re-run as one batch with tokens appended.
+Each row of a batch is checked in its own place, among rows of other tokens and of its length: NxDI
+indexes the cache by position in prefill and by token count in decode, so padded rows of unequal
+length cannot be re-run as one batch with tokens appended. One run of the whole batch follows, in
+which every row has to begin with the tokens that it has among the others.
 """
 
 import contextlib
@@ -155,6 +157,32 @@ def check_settings(settings: Settings) -> None:
 
 
 @dataclass(frozen=True)
+class Place:
+    """The place of a prompt in a batch.
+
+    Attributes:
+        row: its number.
+        prompts: of all rows.
+    """
+
+    row: int
+    prompts: Sequence[Sequence[int]]
+
+    def batch(self, ids: Sequence[int]) -> list[list[int]]:
+        """Rows as long as `ids`, which is the prompt of this row and perhaps more: the others have
+        their own tokens over and over, and none has the same as this one."""
+        rows = []
+        for number, own in enumerate(self.prompts):
+            cycled = [own[k % len(own)] for k in range(len(ids))]
+            if number == self.row:
+                cycled = list(ids)
+            elif cycled == list(ids):
+                cycled = [token ^ 1 for token in cycled]
+            rows.append(cycled)
+        return rows
+
+
+@dataclass(frozen=True)
 class Expected:
     """The logits with which a prompt's logits are compared.
 
@@ -190,8 +218,10 @@ def check_row(
     new_tokens: int,
     on_step: Optional[OnStep] = None,
     known: Optional[Expected] = None,
+    place: Optional[Place] = None,
 ) -> RowResult:
-    """Compare the two models on the tokens after one prompt, at most `--num-tokens-to-check`.
+    """Compare the two models on the tokens after one prompt, at most `--num-tokens-to-check`, the
+    candidate at a place in a batch.
 
     `on_step` is called after each generated token of either side with the seconds that it took;
     where the baseline's logits are `known`, of the candidate only.
@@ -208,7 +238,7 @@ def check_row(
 
     def continue_from(input_ids: Any) -> Any:
         done = input_ids.shape[1] - len(ids)
-        scores = _scores(candidate, input_ids[0].tolist(), total - done, on_step)
+        scores = _scores(candidate, input_ids[0].tolist(), total - done, on_step, place)
         if (broken := first_broken(scores[:, 0], done)) is not None:
             raise _Broken(f"the submission's logits at {broken}")
         actual[done:] = scores
@@ -319,12 +349,51 @@ def _known_scores(loaded: Loaded, ids: Sequence[int], count: int, on_step: Optio
     return scores
 
 
-def _scores(loaded: Loaded, ids: Sequence[int], count: int, on_step: Optional[OnStep]) -> Any:
+def _scores(
+    loaded: Loaded,
+    ids: Sequence[int],
+    count: int,
+    on_step: Optional[OnStep],
+    place: Optional[Place] = None,
+) -> Any:
     """Logits [count, 1, V] fp32 of `count` greedy tokens; end tokens are masked to -inf."""
     import torch  # as above
 
-    _, scores = greedy_scores(loaded, ids, count, on_step)
-    return torch.from_numpy(scores.copy())[:, None]
+    row = 0 if place is None else place.row
+    batch = [ids] if place is None else place.batch(ids)
+
+    def step(tokens: list[int], seconds: float) -> None:
+        if on_step is not None:
+            on_step(tokens[row : row + 1], seconds)
+
+    _, scores = greedy_scores(loaded, batch, count, step)
+    return torch.from_numpy(scores[:, row].copy())[:, None]
+
+
+def check_together(
+    candidate: Loaded, prompts: Sequence[Sequence[int]], known: Sequence[Expected]
+) -> list[str]:
+    """What is wrong with each row of the batch as it is, in a sentence; empty where nothing is.
+
+    Behind each prompt the greedy tokens have to be the baseline's, up to the first that ties.
+    """
+    count = min(len(one.baseline) for one in known)
+    steps, _ = greedy_scores(candidate, prompts, count)
+    said = [""] * len(known)
+    for row, one in enumerate(known):
+        for position, scores in enumerate(one.baseline[:count, 0]):
+            token, best = steps[position][row], float(scores.max())
+            margin = best - float(scores[token])
+            if margin == 0:
+                continue
+            if margin > bf16_spacing(best):
+                said[row] = (
+                    f"In a run of the whole batch row {row} has token {token} at position "
+                    f"{position}, {margin:.3g} below the baseline's; among rows of its own length "
+                    "it passes, so look at how rows of other lengths are padded."
+                )
+            break  # what follows another token is another text
+    return said
 
 
 def compare(expected: Any, actual: Any, passed: bool, message: str, tokenizer: Any) -> RowResult:

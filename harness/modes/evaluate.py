@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from harness import console, sdk
 from harness.figures import accuracy, benchmark, executed, floors, flops, graphs, reference
-from harness.figures.accuracy import Expected, RowResult
+from harness.figures.accuracy import Expected, Place, RowResult
 from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.evaluation import Evaluation, Figures, Speeds
@@ -164,7 +164,13 @@ class Evaluator:
     ) -> Evaluation:
         """The result with accuracy, speed, NKI share and score."""
         streams: list[Stream] = []
-        rows = [self._check(ids, result.new_tokens, advance, streams) for ids in prompt_ids]
+        rows, known = [], []
+        for number, ids in enumerate(prompt_ids):
+            place = Place(number, prompt_ids) if len(prompt_ids) > 1 else None
+            checked, expected = self._check(ids, result.new_tokens, advance, streams, place)
+            rows.append(checked)
+            known.append(expected)
+        rows = self._together(prompt_ids, rows, known)
         accurate = all(checked.passed for checked in rows)
         room = result.seq_len - result.prompt_tokens
         settings = self.session.settings
@@ -181,9 +187,28 @@ class Evaluator:
         scored = score(accurate, share.contest, from_report(speed.best), base)
         return replace(result, accurate=accurate, figures=Figures(rows, share, speed, scored))
 
+    def _together(
+        self, prompt_ids: Sequence[list[int]], rows: list[RowResult], known: list[Expected]
+    ) -> list[RowResult]:
+        """The results of rows that pass, held against a run of all of them as one batch."""
+        if len(rows) == 1 or not all(row.passed for row in rows):
+            return rows
+        if len({*map(len, prompt_ids)}) == 1:
+            return rows  # each has been among rows of its length
+        said = accuracy.check_together(self.candidate, prompt_ids, known)
+        return [
+            replace(row, passed=False, message=told) if told else row
+            for row, told in zip(rows, said)
+        ]
+
     def _check(
-        self, ids: list[int], new_tokens: int, advance: Callable[[], Any], streams: list[Stream]
-    ) -> RowResult:
+        self,
+        ids: list[int],
+        new_tokens: int,
+        advance: Callable[[], Any],
+        streams: list[Stream],
+        place: Optional[Place],
+    ) -> tuple[RowResult, Expected]:
         """One prompt's logits; the candidate's generation is clocked in one of `streams`."""
         self.begin(ids, new_tokens)
         ahead = self._known.pop(tuple(ids), None)
@@ -196,7 +221,10 @@ class Evaluator:
             streams[-1].step(tokens, seconds)
             advance()
 
-        return accuracy.check_row(self.baseline, self.candidate, ids, new_tokens, step, known)
+        checked = accuracy.check_row(
+            self.baseline, self.candidate, ids, new_tokens, step, known, place
+        )
+        return checked, known
 
     def _measured(
         self,

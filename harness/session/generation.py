@@ -52,19 +52,22 @@ def generate_tokens(
 
 
 def greedy_scores(
-    loaded: Loaded, ids: Sequence[int], new_tokens: int, on_step: Optional[OnStep] = None
-) -> tuple[list[int], np.ndarray]:
-    """Greedy tokens behind one prompt, and their logits [new_tokens, V] fp32.
+    loaded: Loaded,
+    prompt_ids: Sequence[Sequence[int]],
+    new_tokens: int,
+    on_step: Optional[OnStep] = None,
+) -> tuple[list[list[int]], np.ndarray]:
+    """Greedy tokens behind each prompt, a list a step, and their logits [new_tokens, B, V] fp32.
 
     End tokens are masked to -inf, so that the length is fixed.
     """
-    steps, answer = _generate(loaded, [ids], new_tokens, on_step, True, True, True)
+    steps, answer = _generate(loaded, prompt_ids, new_tokens, on_step, True, True, True)
     arrays = answer.arrays
-    expected = (new_tokens, 1, loaded.session.vocabulary)
+    expected = (new_tokens, len(prompt_ids), loaded.session.vocabulary)
     if len(arrays) != 1 or arrays[0].shape != expected:
         shapes = [array.shape for array in arrays]
         raise SubmissionFailed(f"{_FAILED}: expected logits of shape {expected}, got {shapes}.")
-    return [step[0] for step in steps], arrays[0][:, 0]
+    return steps, arrays[0]
 
 
 def speculative_tokens(

@@ -69,7 +69,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], 
 
 def greedy(loaded: Loaded, ids: list[int], count: int) -> list[int]:
     """``count`` greedy tokens after a prompt."""
-    return greedy_scores(loaded, ids, count)[0]
+    return [step[0] for step in greedy_scores(loaded, [ids], count)[0]]
 
 
 @pytest.mark.parametrize(

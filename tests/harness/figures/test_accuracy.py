@@ -37,7 +37,7 @@ def check(monkeypatch):
     def call(expected: torch.Tensor, actual: torch.Tensor, *arguments: str):
         sides = {"baseline": expected, "candidate": actual}
 
-        def scores(loaded, ids, count, on_step):
+        def scores(loaded, ids, count, on_step, place=None):
             return sides[loaded.side][TOKENS - count :].clone()
 
         for name in ("_scores", "_known_scores"):
@@ -102,7 +102,7 @@ def test_the_baselines_logits_are_kept_until_what_made_them_changes(monkeypatch,
     """The second call reads them; other tokens, a changed model and damage do not."""
     calls = []
 
-    def scores(loaded, ids, count, on_step):
+    def scores(loaded, ids, count, on_step, place=None):
         calls.append(ids)
         return logits(3, 5, 1.0)[:count]
 

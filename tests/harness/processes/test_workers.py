@@ -128,7 +128,8 @@ def test_output_does_not_reach_standard_output(imported: Callable, capsys) -> No
     )
     loaded.worker.close()
     printed = capsys.readouterr()
-    assert printed.out == "" and "loud \\x1b[2J\n" in printed.err and "Accuracy: True" in printed.err
+    assert printed.out == "" and "loud \\x1b[2J\n" in printed.err
+    assert "Accuracy: True" in printed.err
 
 
 def test_endless_output_is_cut(imported: Callable, capsys) -> None:
