@@ -10,7 +10,7 @@ from typing import Any
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse
-from ..instructions.arguments import check_total
+from ..instructions.arguments import check_total, real
 from ..instructions.copies import MEMSET, TENSOR_COPY, FillAttrs, copy_attrs, copy_instruction
 from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
@@ -20,7 +20,6 @@ from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from .enums import reduce_cmd
-from .numeric import real
 from .operands import NkiInstruction, put, tensor
 
 SCALAR, VECTOR = "ScalarE", "VectorE"

@@ -14,14 +14,14 @@ from typing import Any
 from ..device import ranks
 from ..device.errors import refuse
 from ..device.target import needs
+from ..instructions.arguments import pairs as steps
+from ..instructions.arguments import several, whole, wholes
 from ..instructions.entry import form
 from ..instructions.ranks import COLLECTIVE, COMBINE, CollectiveAttrs
 from ..program import trace
 from ..program.view import View
 from .copies import tensor_copy
 from .cores import CORES, next_phase, wait
-from .numeric import pairs as steps
-from .numeric import several, whole, wholes
 from .operands import NkiInstruction, labelled, operator, put, tensor
 from .registers import VirtualRegister
 from .transfers import dma_copy

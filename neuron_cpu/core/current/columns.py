@@ -11,11 +11,11 @@ from typing import Any
 
 from ..device.errors import refuse
 from ..device.spec import CORE
+from ..instructions.arguments import whole
 from ..instructions.entry import OpSpec
 from ..instructions.gpsimd import INDIRECT_READ, INDIRECT_WRITE, LocalGatherAttrs
 from ..program import trace
 from ..program.view import View
-from .numeric import whole
 
 
 def columns_of(source: View, index: Any, num_elem: Any) -> Any:

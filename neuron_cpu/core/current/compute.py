@@ -1,6 +1,5 @@
 """``nki.isa``: arithmetic, reductions, scans and activations."""
 
-import functools
 import math
 from typing import Any
 
@@ -10,26 +9,15 @@ from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
 from ..instructions import scalar, vector
 from ..instructions.activations import ACTIVATIONS, no_activation
-from ..instructions.alu import ARITHMETIC, BITWISE, REDUCTIONS
-from ..instructions.arguments import free_axes, on_bits, stretched
+from ..instructions.alu import BITWISE, REDUCTIONS
+from ..instructions.arguments import check_reduction, column, flag, free_axes, on_bits, real, wholes
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
+from ..instructions.vector import of_bits
 from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, running
 from .enums import choose, engine, reduce_cmd
-from .numeric import flag, real, wholes
-from .operands import (
-    UNARY,
-    NkiInstruction,
-    alike,
-    column,
-    of_bits,
-    operator,
-    put,
-    step,
-    tensor,
-    token,
-)
+from .operands import UNARY, NkiInstruction, alike, operator, put, step, tensor, token
 from .releases import isa
 
 INEXACT = ("mod", "fmod", "divide")  # no instruction of the hardware computes them on integers
@@ -179,7 +167,7 @@ def _reduced_steps(
 ) -> vector.StepsAttrs:
     """Attributes of steps whose result is reduced."""
     bits = of_bits(how.what, steps, src)
-    _reducible(how.op, how.what, ("add", "multiply", "maximum", "minimum"))
+    check_reduction(how.op, how.what, ("add", "multiply", "maximum", "minimum"))
     return vector.StepsAttrs(bits=bits, steps=steps, reduce_op=how.op)
 
 
@@ -218,14 +206,6 @@ def tensor_scalar_reduce(
     return made
 
 
-def _reducible(op: str, what: str, allowed: tuple[str, ...]) -> None:
-    if op not in allowed:
-        raise refuse(
-            "sim_reduce_operator",
-            f"{what} with reduction operator '{op}', expected one of {', '.join(allowed)}",
-        )
-
-
 @isa(vector.RECIPROCAL)
 def reciprocal(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
     """``1 / data`` on VectorE, which is more exact and slower than ScalarE's."""
@@ -250,23 +230,9 @@ def tensor_tensor_scan(
     target, a, b = _in_rows(
         *alike(what, tensor(dst, what), tensor(data0, what), tensor(data1, what))
     )
-    names = [operator(op, what) for op in (op0, op1)]
-    for code in names:
-        _reducible(code, what, tuple(ARITHMETIC))
-    src, start = [a, b], 0.0
-    if isinstance(initial, View):
-        src.append(column(initial, a, f"{what} initial", exact=False))
-    else:
-        start = real(initial, f"{what} initial")
-    attrs = vector.ScanAttrs(
-        op0=names[0],
-        op1=names[1],
-        reverse0=flag(reverse0, "reverse0"),
-        reverse1=flag(reverse1, "reverse1"),
-        initial=start,
-        free_axes=a.ndim - 1,
-    )
-    return put(vector.TENSOR_TENSOR_SCAN, (target,), tuple(src), attrs, name)
+    ops = operator(op0, what), operator(op1, what)
+    src, attrs = vector.scanning(a, b, initial, ops, (reverse0, reverse1))
+    return put(vector.TENSOR_TENSOR_SCAN, (target,), src, attrs, name)
 
 
 @isa(vector.CUMULATIVE)
@@ -285,7 +251,7 @@ def tensor_scalar_cumulative(
     target, source = alike(what, tensor(dst, what), tensor(src, what))
     target, source = _in_rows(target, source)
     code = operator(op1, what)
-    _reducible(code, what, ("add", "subtract", "multiply", "maximum", "minimum"))
+    check_reduction(code, what, ("add", "subtract", "multiply", "maximum", "minimum"))
     how = Reduction(VECTOR, code, source.shape[0], what)
     start, initial = running(how, reduce_cmd, imm1)
     views = (source,) if start is None else (source, start)
@@ -324,7 +290,7 @@ def tensor_reduce(
     what = "tensor_reduce"
     target, source = tensor(dst, what), tensor(data, what)
     code = operator(op, what)
-    _reducible(code, what, tuple(REDUCTIONS))
+    check_reduction(code, what, tuple(REDUCTIONS))
     listed = isinstance(axis, (tuple, list))
     axes = free_axes(wholes(axis if listed else [axis], f"{what} axis"), source.ndim, what)
     if axes == (1,) and not nki_since(REAL_AXES):
@@ -365,7 +331,7 @@ def tensor_partition_reduce(
     what = "tensor_partition_reduce"
     target, source = tensor(dst, what), tensor(data, what)
     code = token(op, what)
-    _reducible(code, what, ("add", "average", "maximum", "bitwise_or", "bitwise_and"))
+    check_reduction(code, what, ("add", "average", "maximum", "bitwise_or", "bitwise_and"))
     if code == "average":
         warn(
             "sim_average",
@@ -423,10 +389,16 @@ def activation(
     """
     what = "activation"
     target, source = alike(what, tensor(dst, what), tensor(data, what))
-    src, attrs = _activation(op, source, bias, scale)
+    code = token(op, what)
+    constants = CORE.number >= 3
+    src, attrs = scalar.activation_operands(code, source, bias, scale, constants)
+    if code == "reciprocal" and bias is not None and not constants:
+        raise refuse(
+            "sim_newer_core", "activation(nl.reciprocal) with a bias on gen2, expected none"
+        )
     src, attrs = scalar.without_copied_bias(src, attrs)
     if reduce_op is not None:
-        _reducible(operator(reduce_op, what), what, ("add",))
+        check_reduction(operator(reduce_op, what), what, ("add",))
     if reduce_cmd is _IDLE and reduce_res is None:
         return put(scalar.ACTIVATION, (target,), src, attrs, name)
     how = Reduction(SCALAR, "add", source.shape[0], what)
@@ -434,53 +406,6 @@ def activation(
 
 
 _IDLE = reduce_cmd.idle
-
-
-def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
-    """Sources and attributes."""
-    code = token(op, "activation")
-    if code not in ACTIVATIONS:
-        raise no_activation(code)
-    src = [data]
-    factor, shift = 1.0, 0.0
-    scale_at = bias_at = None
-    if isinstance(scale, View):
-        src.append(column(scale, data, "activation scale"))
-        scale_at = 1
-    else:
-        factor = real(scale, "activation scale")
-    if isinstance(bias, View):
-        if bias.dt not in scalar.BIAS_TYPES:
-            raise refuse(
-                "err_activation_bias_invalid_type",
-                f"activation bias {bias.label()}, expected fp32, fp16 or bf16; cast it",
-            )
-        src.append(stretched(bias, data, "activation bias"))
-        bias_at = len(src) - 1
-    elif bias is not None:
-        shift = _constant_bias(bias, data)
-    if code == "reciprocal" and bias is not None and CORE.number < 3:
-        raise refuse(
-            "sim_newer_core", "activation(nl.reciprocal) with a bias on gen2, expected none"
-        )
-    return tuple(src), _activation_attrs(code, factor, shift, scale_at, bias_at)
-
-
-@functools.lru_cache(4096)
-def _activation_attrs(
-    op: str, scale: float, bias: float, scale_at: int | None, bias_at: int | None
-) -> scalar.ActivationAttrs:
-    return scalar.ActivationAttrs(op=op, scale=scale, bias=bias, scale_at=scale_at, bias_at=bias_at)
-
-
-def _constant_bias(bias: Any, data: View) -> float:
-    if isinstance(bias, (int, float)) and CORE.number >= 3:
-        return float(bias)
-    raise refuse(
-        "err_activation_bias_invalid_type",
-        f"activation bias is {type(bias).__name__}, expected a ({data.shape[0]}, 1) tile: gen2 "
-        "takes no constant bias; make one with nisa.memset",
-    )
 
 
 @isa(scalar.ACTIVATION)
@@ -536,7 +461,7 @@ def activate2(
         if o != "bypass"
     )
     join = "add" if reduce_op is None else operator(reduce_op, what)
-    _reducible(join, what, ("add", "maximum", "minimum", "abs_max", "abs_min"))
+    check_reduction(join, what, ("add", "maximum", "minimum", "abs_max", "abs_min"))
     slope = real(relu_param, f"{what} relu_param")
     attrs = scalar.Activation2Attrs(op=code, steps=steps, slope=slope, reduce_op=join)
     how = Reduction(SCALAR, join, source.shape[0], what)

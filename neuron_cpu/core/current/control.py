@@ -14,10 +14,10 @@ from typing import Any
 from ..device.errors import refuse, type_name, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
+from ..instructions.arguments import whole
 from ..program import trace
 from ..program.index import is_integer
 from ..program.view import View
-from .numeric import whole
 from .registers import VirtualRegister
 
 LIMIT = 1 << 20  # iterations of one device loop: a condition that never fails ends here

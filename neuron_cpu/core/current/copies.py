@@ -7,13 +7,12 @@ import numpy as np
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..instructions import copies, gpsimd
-from ..instructions.arguments import number
+from ..instructions.arguments import column, flag, number, real, whole, wholes
 from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
 from .enums import choose, engine, reduce_cmd
-from .numeric import flag, real, whole, wholes
-from .operands import NkiInstruction, alike, column, operator, put, same_types, tensor
+from .operands import NkiInstruction, alike, operator, put, same_types, tensor
 from .releases import isa
 
 

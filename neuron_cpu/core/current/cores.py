@@ -10,13 +10,13 @@ from typing import Any
 
 from ..device.errors import current_place, refuse, warn
 from ..device.target import needs
+from ..instructions.arguments import several
 from ..instructions.dma import EXCHANGE, ExchangeAttrs
 from ..instructions.recorder import record
 from ..program import trace
 from ..program.storage import Frame, Loop
 from ..program.view import View
 from .enums import dma_engine, engine
-from .numeric import several
 from .operands import alike, same_types, tensor
 from .releases import isa
 

@@ -9,7 +9,7 @@ import numpy as np
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse
 from ..device.spec import CORE
-from ..instructions.arguments import number
+from ..instructions.arguments import number, whole, wholes
 from ..language.creation import name_at
 from ..program import trace
 from ..program.accumulation import Groups
@@ -17,7 +17,6 @@ from ..program.index import is_integer
 from ..program.placement import Tile
 from ..program.storage import Storage
 from .copies import memset
-from .numeric import whole, wholes
 from .operands import tensor
 from .selection import affine_select
 from .tensor import NkiTensor

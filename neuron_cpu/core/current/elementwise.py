@@ -15,12 +15,12 @@ from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.alu import LATER, named
+from ..instructions.arguments import flag, real, several, whole, wholes
 from ..language.labels import fitted
 from ..program.view import View
 from . import compute, copies, products, random
 from .creation import ndarray, new
 from .enums import engine
-from .numeric import flag, real, several, whole, wholes
 from .operands import naming, tensor
 from .types import NAMES, element_type, psum, sbuf
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..device.errors import refuse
+from ..instructions.arguments import whole, wholes
 from .creation import ndarray
-from .numeric import whole, wholes
 from .tensor import MAX_AXES, NkiTensor
 from .types import MemoryRegion, Name, region
 

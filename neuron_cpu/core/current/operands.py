@@ -13,20 +13,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..device.dtypes import FLOAT32
-from ..device.errors import NkiError, refuse, type_name, warn
+from ..device.errors import NkiError, refuse, warn
 from ..device.target import needs
-from ..instructions.alu import ARITHMETIC, BITWISE, LATER
-from ..instructions.arguments import no_tensor, number, on_bits, stretched
+from ..instructions.alu import LATER
+from ..instructions.arguments import check_operator, no_tensor
 from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
-from ..instructions.vector import Step, one_class
+from ..instructions.vector import Step
+from ..instructions.vector import step as any_step
 from ..program import trace
 from ..program.attributes import Attrs
-from ..program.index import is_integer
 from ..program.program import Instruction
 from ..program.view import View
-from .numeric import flag
 
 
 class NkiInstruction:
@@ -137,16 +135,6 @@ def refined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     return tuple(a // b for a, b in itertools.pairwise(steps)) or (1,)
 
 
-def column(value: View, data: View, what: str, exact: bool = True) -> View:
-    """A (P, 1) fp32 operand stretched over the free axes of ``data``."""
-    if exact and tensor(value, what).dt is not FLOAT32:
-        raise refuse(
-            "sim_vector_type",
-            f"{what} {value.label()} is {value.dt}, expected float32; cast it first",
-        )
-    return stretched(value, data, what)
-
-
 @contextmanager
 def naming(expression: str) -> Iterator[None]:
     """Have refusals inside the block name what the author wrote, in front of what it became."""
@@ -192,49 +180,24 @@ def operator(op: Any, what: str) -> str:
     name = token(op, what)
     if name in LATER:
         needs(f"operator nl.{name}", 4)
+    else:
+        check_operator(name, what)
     if name in ("mod", "fmod"):
         warn(
             "sim_modulo",
             f"{what} with operator nl.{name}, which the ALU has not, expected another; subtract y "
             "* nl.floor(x / y) from x, the quotient as a product with nl.reciprocal(y)",
         )
-    if name in BITWISE or name in ARITHMETIC or name in LATER:
-        return name
-    raise refuse(
-        "sim_unknown_operator",
-        f"{what} with operator nl.{name}, expected an ALU operator; functions such as nl.exp run "
-        "on ScalarE with nisa.activation, division is a reciprocal and a product",
-    )
+    return name
 
 
 UNARY = frozenset({"abs", "rsqrt", "reciprocal", "invert", "square", "relu"})
 
 
 def step(what: str, op: str, value: Any, reverse: Any, src: list[View], exact: bool = True) -> Step:
-    """One step of the ALU on ``src[0]``; a vector is appended to ``src``, fp32 if ``exact``."""
-    if value is None and op in UNARY:
-        value = 0
-    if isinstance(value, View):
-        src.append(column(value, src[0], what, exact=exact and op not in BITWISE))
-        return Step(op, at=len(src) - 1, reverse=flag(reverse, "reverse"))
-    value = number(value)
-    if is_integer(value) or isinstance(value, (float, bool)):
-        return Step(op, value, reverse=flag(reverse, "reverse"))
-    raise refuse(
-        "sim_operand_type",
-        f"{what} of type {type_name(value)}, expected a number or a (P, 1) float32 tile",
-    )
-
-
-def of_bits(what: str, steps: tuple[Step, ...], views: list[View]) -> bool:
-    """Whether the steps are bitwise; refuses a mixture."""
-    bitwise = one_class(what, steps)
-    for s in steps:
-        if bitwise and s.at is None and not is_integer(s.value):
-            raise refuse(
-                "sim_bitwise_on_float", f"{what} joins bits with {s.value!r}, expected an integer"
-            )
-    return on_bits(steps[0].op, views)
+    """One step of the ALU on ``src[0]``; unary operators need no value."""
+    value = 0 if value is None and op in UNARY else value
+    return any_step(what, op, value, reverse, src, exact)
 
 
 def same_types(what: str, dst: View, *views: View) -> None:

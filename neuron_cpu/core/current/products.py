@@ -10,6 +10,7 @@ from ..device.release import DOUBLED_SCALES, nki_since
 from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions import microscaling, tensor_engine
+from ..instructions.arguments import flag
 from ..instructions.copies import MEMSET, FillAttrs
 from ..instructions.recorder import record
 from ..program import trace
@@ -17,7 +18,6 @@ from ..program.accumulation import Groups
 from ..program.regions import window
 from ..program.view import View
 from .enums import choose, engine, matmul_perf_mode
-from .numeric import flag
 from .operands import NkiInstruction, labelled, put, tensor
 from .releases import isa
 

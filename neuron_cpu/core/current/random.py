@@ -6,12 +6,12 @@ from ..device.errors import refuse, warn
 from ..device.spec import Engine
 from ..device.target import needs
 from ..instructions import gpsimd
+from ..instructions.arguments import column, real
 from ..instructions.copies import TENSOR_COPY, copy_attrs
 from ..program import trace
 from ..program.view import View
 from .enums import choose, engine
-from .numeric import real
-from .operands import NkiInstruction, alike, column, put, tensor
+from .operands import NkiInstruction, alike, put, tensor
 from .releases import isa
 
 

@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 from ..device.dtypes import INT32
 from ..device.errors import NkiError, current_place, refuse
+from ..instructions.arguments import whole
 from ..instructions.copies import MEMSET, TENSOR_COPY, FillAttrs, copy_attrs
 from ..instructions.dma import DMA_COPY
 from ..instructions.recorder import record
 from ..program import trace
 from ..program.index import is_integer
 from ..program.view import View
-from .numeric import whole
 from .releases import isa
 
 

@@ -8,7 +8,7 @@ from ..device.dtypes import FLOAT32, INT32
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..instructions import gpsimd
-from ..instructions.arguments import check_comparison
+from ..instructions.arguments import check_comparison, column, pairs, real, whole
 from ..instructions.constants import fp32
 from ..instructions.copies import FIND8, MAX8, REPLACE8, SearchAttrs
 from ..instructions.vector import RANGE_SELECT, ranging
@@ -16,8 +16,7 @@ from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
 from .enums import reduce_cmd
-from .numeric import pairs, real, whole
-from .operands import NkiInstruction, alike, column, operator, product, put, tensor
+from .operands import NkiInstruction, alike, operator, product, put, tensor
 from .registers import VirtualRegister
 from .releases import isa
 

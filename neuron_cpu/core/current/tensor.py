@@ -17,6 +17,7 @@ from ..device.refusals import defect
 from ..device.release import nki_since
 from ..device.target import needs
 from ..device.unknown import Foreign
+from ..instructions.arguments import pairs, whole, wholes
 from ..language.labels import fitted
 from ..program import trace
 from ..program.index import is_integer
@@ -25,7 +26,6 @@ from ..program.subscript import one_for_each_axis
 from ..program.view import View, contiguous, intern
 from . import types
 from .columns import columns_of
-from .numeric import pairs, whole, wholes
 from .registers import VirtualRegister
 from .types import NAMES, MemoryRegion
 

@@ -6,6 +6,7 @@ from ..device.errors import refuse, warn
 from ..device.refusals import defect
 from ..device.spec import CORE
 from ..device.target import needs
+from ..instructions.arguments import several
 from ..instructions.dma import (
     DMA_COPY,
     DMA_SUM,
@@ -18,7 +19,6 @@ from ..program import trace
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
 from .enums import dge_mode, engine, oob_mode
-from .numeric import several
 from .operands import NkiInstruction, joined, operator, put, refined, tensor
 from .releases import isa
 

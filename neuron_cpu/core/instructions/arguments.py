@@ -1,10 +1,11 @@
 """Checks on the arguments of ``nki.isa`` functions that several of them share."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, type_name
 from ..program.index import DynamicIndex, Mask, is_integer
 from ..program.view import View
@@ -58,6 +59,18 @@ def stretched(value: View, data: View, what: str) -> View:
     return column.expand(data.shape)
 
 
+def column(value: Any, data: View, what: str, exact: bool = True) -> View:
+    """A (P, 1) operand, of fp32 if ``exact``, stretched over the free axes of ``data``."""
+    if not isinstance(value, View):
+        raise no_tensor(value, what, "a tensor made with nl.ndarray or a parameter of the kernel")
+    if exact and value.dt is not FLOAT32:
+        raise refuse(
+            "sim_vector_type",
+            f"{what} {value.label()} is {value.dt}, expected float32; cast it first",
+        )
+    return stretched(value, data, what)
+
+
 def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     """Sorted numbers of the free axes that ``axis`` names."""
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
@@ -97,8 +110,17 @@ def check_operator(operator: str, what: str) -> None:
     if operator not in BITWISE and operator not in ARITHMETIC:
         raise refuse(
             "sim_unknown_operator",
-            f"{what} with operator '{operator}', expected an ALU operator; functions such as exp "
-            "run on ScalarE with nisa.activation, division is a reciprocal and a product",
+            f"{what} with operator nl.{operator}, expected an ALU operator; functions such as "
+            "nl.exp run on ScalarE with nisa.activation, division is a reciprocal and a product",
+        )
+
+
+def check_reduction(operator: str, what: str, allowed: Iterable[str]) -> None:
+    """Refuse an operator that an instruction does not reduce with."""
+    if operator not in allowed:
+        raise refuse(
+            "sim_reduce_operator",
+            f"{what} with reduction operator '{operator}', expected one of {', '.join(allowed)}",
         )
 
 
@@ -118,3 +140,51 @@ def check_total(total: View, partitions: int, what: str) -> None:
             "sim_reduce_res_shape",
             f"{what} reduce_res {total.label()}, expected shape ({partitions}, 1)",
         )
+
+
+# --- numbers --------------------------------------------------------------------------------------
+def _told(value: Any) -> str:
+    return value.label() if isinstance(value, View) else f"{type(value).__name__}"
+
+
+def real(value: Any, what: str) -> float:
+    """``value`` as a float."""
+    value = number(value)
+    if isinstance(value, (int, float)):
+        return float(value)
+    raise refuse("sim_number", f"{what} is a {_told(value)}, expected a number")
+
+
+def whole(value: Any, what: str) -> int:
+    """``value`` as an int, known while building."""
+    if is_integer(value) or isinstance(value, bool):
+        return int(value)
+    raise refuse("sim_number", f"{what} is a {_told(value)}, expected an integer")
+
+
+def flag(value: Any, what: str) -> bool:
+    """``value`` as True or False, known while building."""
+    if is_integer(value) or isinstance(value, bool):
+        return bool(value)
+    raise refuse("sim_number", f"{what} is a {_told(value)}, expected True or False")
+
+
+def several(value: Any, what: str) -> Sequence[Any]:
+    """``value`` as a list or tuple of values."""
+    if isinstance(value, (list, tuple)):
+        return value
+    raise refuse("sim_sequence", f"{what} is a {_told(value)}, expected a list or tuple")
+
+
+def wholes(value: Any, what: str) -> list[int]:
+    """``value`` as integers."""
+    return [whole(one, what) for one in several(value, what)]
+
+
+def pairs(pattern: Any, what: str) -> list[tuple[int, int]]:
+    """``[[step, num], ...]`` as pairs of integers."""
+    found = []
+    for pair in several(pattern, what):
+        step, num = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else (None, None)
+        found.append((whole(step, f"step of {what}"), whole(num, f"count of {what}")))
+    return found

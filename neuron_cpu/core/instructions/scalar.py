@@ -4,14 +4,16 @@ Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (activation
 activation_reduce: operand types, cycles); v2.22.0 for ``reduce_cmd``.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32
-from ..device.errors import warn
+from ..device.errors import refuse, type_name, warn
 from ..device.refusals import defect
 from ..device.spec import CORE, Engine
 from ..program import trace
@@ -20,6 +22,7 @@ from ..program.program import Instruction
 from ..program.view import View
 from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation
 from .alu import reduce_last
+from .arguments import number, stretched
 from .entry import OpSpec, streaming_with_sums
 from .vector import StepsAttrs, steps_of
 
@@ -144,3 +147,68 @@ ACTIVATION2 = OpSpec(
 )
 
 BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
+
+
+def activation_operands(
+    op: str, data: View, bias: Any, scale: Any, constants: bool
+) -> tuple[tuple[View, ...], ActivationAttrs]:
+    """Sources and attributes of ``op(data * scale + bias)``.
+
+    Args:
+        bias: [P, 1] of fp32, fp16 or bf16, None, or a number where the core takes ``constants``.
+        scale: a number or fp32 [P, 1].
+    """
+    if op not in ACTIVATIONS:
+        raise no_activation(op)
+    src = [data]
+    factor, shift = 1.0, 0.0
+    scale_at = bias_at = None
+    scale, bias = number(scale), number(bias)
+    if isinstance(scale, View):
+        _check_scale(scale, data)
+        src.append(stretched(scale, data, "activation scale"))
+        scale_at = 1
+    elif isinstance(scale, (int, float)) and not isinstance(scale, bool):
+        factor = float(np.float32(scale))
+    else:
+        raise refuse(
+            "err_activation_scale_invalid_type",
+            f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile",
+        )
+    if isinstance(bias, View) and bias.dt in BIAS_TYPES:
+        src.append(stretched(bias, data, "activation bias"))
+        bias_at = len(src) - 1
+    elif constants and isinstance(bias, (int, float)):
+        shift = float(bias)
+    elif bias is not None:
+        got = bias.label() if isinstance(bias, View) else type(bias).__name__
+        raise refuse(
+            "err_activation_bias_invalid_type",
+            f"activation bias is {got}, expected a ({data.shape[0]}, 1) tile of fp32, fp16 or bf16"
+            + (
+                "" if constants else ": this core takes no constant bias; make one with nisa.memset"
+            ),
+        )
+    return tuple(src), _activation_attrs(op, factor, shift, scale_at, bias_at)
+
+
+@functools.lru_cache(4096)
+def _activation_attrs(
+    op: str, scale: float, bias: float, scale_at: int | None, bias_at: int | None
+) -> ActivationAttrs:
+    return ActivationAttrs(op=op, scale=scale, bias=bias, scale_at=scale_at, bias_at=bias_at)
+
+
+def _check_scale(scale: View, data: View) -> None:
+    if scale.dt is not FLOAT32:
+        raise refuse(
+            "err_activation_scale_invalid_type",
+            f"activation scale {scale.label()}, expected a number or an fp32 tile; cast it",
+        )
+    if scale.free_size != 1 or scale.shape[0] != data.shape[0]:
+        raise refuse(
+            "err_activation_scale_scalar_or_vector",
+            f"activation scale {scale.label()} for data {data.label()}, expected a number or "
+            f"shape ({data.shape[0]}, 1); multiply whole tiles with nl.multiply or "
+            "nisa.tensor_tensor",
+        )

@@ -12,13 +12,23 @@ import numpy as np
 import torch
 
 from ..device.dtypes import INT32, UINT32
-from ..device.errors import refuse
+from ..device.errors import refuse, type_name
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs, among
+from ..program.index import is_integer
 from ..program.program import Instruction
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE, COMPARISONS, OPERATORS, REDUCTIONS, alu, reduce_last
-from .arguments import check_comparison
+from .arguments import (
+    check_comparison,
+    check_reduction,
+    column,
+    flag,
+    number,
+    on_bits,
+    real,
+    stretched,
+)
 from .constants import fp32
 from .entry import (
     MANY,
@@ -193,8 +203,25 @@ TENSOR_SCALAR = OpSpec(
 )
 
 
-def one_class(what: str, steps: tuple[Step, ...]) -> bool:
-    """Whether the steps are bitwise; refuses a mixture."""
+def step(
+    what: str, op: str, value: Any, reverse: Any, src: list[View], exact: bool = False
+) -> Step:
+    """One step of the ALU on ``src[0]``; a vector is appended to ``src``, of fp32 if ``exact``."""
+    if isinstance(value, View):
+        src.append(column(value, src[0], what, exact=exact and op not in BITWISE))
+        return Step(op, at=len(src) - 1, reverse=flag(reverse, "reverse"))
+    value = number(value)
+    if isinstance(value, (int, float)):
+        return Step(op, value, reverse=flag(reverse, "reverse"))
+    raise refuse(
+        "sim_operand_type",
+        f"{what} of type {type_name(value)}, expected a number or a (P, 1) "
+        + ("float32 tile" if exact else "tile"),
+    )
+
+
+def of_bits(what: str, steps: tuple[Step, ...], views: list[View]) -> bool:
+    """Whether the steps are bitwise; refuses a mixture, and bits joined with a fraction."""
     bits = [step.op in BITWISE for step in steps]
     if any(bits) != all(bits):
         raise refuse(
@@ -202,7 +229,12 @@ def one_class(what: str, steps: tuple[Step, ...]) -> bool:
             f"{what} joins {' and '.join(step.op for step in steps)}, expected both bitwise or "
             "both arithmetic; use two instructions",
         )
-    return bits[0]
+    for one in steps:
+        if bits[0] and one.at is None and not is_integer(one.value):
+            raise refuse(
+                "sim_bitwise_on_float", f"{what} joins bits with {one.value!r}, expected an integer"
+            )
+    return on_bits(steps[0].op, views)
 
 
 def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
@@ -315,6 +347,26 @@ class ScanAttrs(Attrs):
     free_axes: int = 1
 
 
+def scanning(
+    a: View, b: View, initial: Any, ops: tuple[str, str], reverse: tuple[Any, Any]
+) -> tuple[tuple[View, ...], ScanAttrs]:
+    """Sources and checked attributes of a scan of ``a`` and ``b``."""
+    what = "tensor_tensor_scan"
+    for op in ops:
+        check_reduction(op, what, ARITHMETIC)
+    src: tuple[View, ...] = (a, b)
+    start = 0.0
+    if isinstance(initial, View):
+        src += (stretched(initial, a, f"{what} initial"),)
+    else:
+        start = real(initial, f"{what} initial")
+    first, second = (flag(one, "reverse") for one in reverse)
+    attrs = ScanAttrs(
+        op0=ops[0], op1=ops[1], reverse0=first, reverse1=second, initial=start, free_axes=a.ndim - 1
+    )
+    return src, attrs
+
+
 def _scan(attrs: ScanAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     """One pair of ALU steps per column, each on the fp32 value of the column before."""
     rows = [flat(x, attrs.free_axes) for x in xs]
@@ -367,8 +419,8 @@ def _cumulative(attrs: CumulativeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     moved = alu(attrs.step.op, flat(xs[0], attrs.free_axes), operand)
     state: Any = xs[1][..., 0] if len(xs) > 1 else torch.tensor(attrs.initial)
     columns = []
-    for column in moved.unbind(-1):
-        state = alu(attrs.op, column, state)
+    for one in moved.unbind(-1):
+        state = alu(attrs.op, one, state)
         columns.append(state)
     return torch.stack(columns, -1).reshape(xs[0].shape)
 

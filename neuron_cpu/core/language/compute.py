@@ -10,17 +10,24 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import FLOAT32, INT32, DType, promote
-from ..device.errors import refuse, type_name, warn
+from ..device.errors import refuse, warn
 from ..device.release import INTEGERS_ASKED_OF_GPSIMD, INTEGERS_ON_GPSIMD, since
 from ..device.spec import Engine
-from ..instructions.alu import ARITHMETIC, REDUCTIONS
-from ..instructions.arguments import check_operator, free_axes, number, on_bits, stretched
+from ..instructions.alu import REDUCTIONS
+from ..instructions.arguments import (
+    check_operator,
+    check_reduction,
+    flag,
+    free_axes,
+    on_bits,
+    stretched,
+)
 from ..instructions.constants import fp32
 from ..instructions.constants import reduce_cmd as commands
 from ..instructions.entry import PSUM, SBUF, OpSpec
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.recorder import ALIKE, ROWS, record
-from ..instructions.scalar import ACTIVATION, BIAS_TYPES, ActivationAttrs, without_copied_bias
+from ..instructions.scalar import ACTIVATION, activation_operands, without_copied_bias
 from ..instructions.vector import (
     BN_AGGR,
     BN_STATS,
@@ -34,16 +41,16 @@ from ..instructions.vector import (
     WORDS,
     BinaryAttrs,
     ReduceAttrs,
-    ScanAttrs,
     StatisticsAttrs,
     Step,
     StepsAttrs,
     binary_attrs,
-    one_class,
+    of_bits,
+    scanning,
+    step,
 )
 from ..program import masks, trace
 from ..program.attributes import Attrs
-from ..program.index import is_integer
 from ..program.regions import window
 from ..program.view import View
 from .copies import copy_into, initial_fill
@@ -167,26 +174,11 @@ class LoopReduction:
         return False
 
 
-def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Step:
-    """One step of tensor_scalar; a vector is appended to ``src``."""
-    name = name_of(op)
-    if isinstance(value, View):
-        src.append(stretched(value, src[0], what))
-        return Step(name, at=len(src) - 1, reverse=bool(reverse))
-    if is_integer(value) or isinstance(value, (float, np.floating, bool)):
-        return Step(name, number(value), reverse=bool(reverse))
-    raise refuse(
-        "sim_operand_type",
-        f"tensor_scalar {what} of type {type_name(value)}, expected a number or (P, 1) tile",
-    )
-
-
-def _steps_on_bits(what: str, steps: tuple[Step, ...], src: list[View]) -> bool:
-    """Whether the steps are bitwise; refuses a mixture, and values that are no operator."""
-    one_class(what, steps)
-    for step in steps:
-        check_operator(step.op, what)
-    return on_bits(steps[0].op, src)
+def _step(what: str, op: Any, value: Any, reverse: Any, src: list[View]) -> Step:
+    """One step of the ALU on ``src[0]``; a vector is appended to ``src``."""
+    code = name_of(op)
+    check_operator(code, what)
+    return step(what, code, value, reverse, src)
 
 
 @isa(TENSOR_SCALAR)
@@ -206,10 +198,10 @@ def tensor_scalar(
     """``(data op0 operand0) op1 operand1``; operands are numbers or (P, 1) tiles. One or two steps
     cost the same. Result has data's type unless ``dtype`` is given."""
     src = [tile(data, "tensor_scalar")]
-    steps: tuple[Step, ...] = (_step("operand0", op0, operand0, reverse0, src),)
+    steps: tuple[Step, ...] = (_step("tensor_scalar operand0", op0, operand0, reverse0, src),)
     if op1 is not None:
-        steps += (_step("operand1", op1, operand1, reverse1, src),)
-    bits = _steps_on_bits("tensor_scalar", steps, src)
+        steps += (_step("tensor_scalar operand1", op1, operand1, reverse1, src),)
+    bits = of_bits("tensor_scalar", steps, src)
     choice = choose_engine(engine, "tensor_scalar", TENSOR_SCALAR.engines)
     attrs = StepsAttrs(engine=choice, bits=bits, steps=steps)
     dt = result_type(dtype, src[0].dt)
@@ -236,9 +228,9 @@ def tensor_scalar_reduce(
             "tensor_scalar_reduce with reverse0=True, expected False: SDK 2.21 does not support it",
         )
     src = [source]
-    steps = (_step("operand0", op0, operand0, False, src),)
+    steps = (_step("tensor_scalar operand0", op0, operand0, False, src),)
     attrs = StepsAttrs(
-        bits=_steps_on_bits("tensor_scalar_reduce", steps, src),
+        bits=of_bits("tensor_scalar_reduce", steps, src),
         steps=steps,
         reduce_axes=source.ndim - 1,
         reduce_op="add" if reduce_op is None else name_of(reduce_op),
@@ -277,10 +269,11 @@ def scalar_tensor_tensor(
     same_shape("scalar_tensor_tensor", first, second)
     src = [first, second]
     steps = (
-        _step("operand0", op0, operand0, reverse0, src),
-        Step(name_of(op1), at=1, reverse=bool(reverse1)),
+        _step("tensor_scalar operand0", op0, operand0, reverse0, src),
+        Step(name_of(op1), at=1, reverse=flag(reverse1, "reverse1")),
     )
-    attrs = StepsAttrs(bits=_steps_on_bits("scalar_tensor_tensor", steps, src), steps=steps)
+    check_operator(steps[1].op, "scalar_tensor_tensor")
+    attrs = StepsAttrs(bits=of_bits("scalar_tensor_tensor", steps, src), steps=steps)
     dt = result_type(dtype, first.dt)
     return fresh(SCALAR_TENSOR_TENSOR, first.shape, dt, tuple(src), attrs, mask)
 
@@ -312,12 +305,7 @@ def tensor_reduce(
     """
     source = tile(data, "tensor_reduce")
     name = name_of(op)
-    if name not in REDUCTIONS:
-        raise refuse(
-            "sim_reduce_operator",
-            f"tensor_reduce with operator '{name}', expected one of "
-            f"{', '.join(sorted(REDUCTIONS))}",
-        )
+    check_reduction(name, "tensor_reduce", REDUCTIONS)
     axes = free_axes(axis, source.ndim, "tensor_reduce")
     kept = [a for a in range(source.ndim) if a not in axes]
     bits = on_bits(name, (source,))
@@ -401,23 +389,10 @@ def tensor_tensor_scan(
             f"tensor_tensor_scan got {a.label()} and {b.label()}, expected equal 2-D shapes; "
             "reshape both to (P, N)",
         )
-    names = [name_of(op) for op in (op0, op1)]
-    for name in names:
-        if name not in ARITHMETIC:
-            raise refuse(
-                "sim_unknown_operator",
-                f"tensor_tensor_scan with operator '{name}', expected an arithmetic ALU operator",
-            )
-    src, start = [a, b], 0.0
-    if isinstance(initial, View):
-        src.append(stretched(initial, a, "initial"))
-    else:
-        start = float(initial)
-    attrs = ScanAttrs(
-        op0=names[0], op1=names[1], reverse0=bool(reverse0), reverse1=bool(reverse1), initial=start
-    )
+    ops = name_of(op0), name_of(op1)
+    src, attrs = scanning(a, b, initial, ops, (reverse0, reverse1))
     dt = result_type(dtype, promote(a.dt, b.dt))
-    return fresh(TENSOR_TENSOR_SCAN, a.shape, dt, tuple(src), attrs, mask)
+    return fresh(TENSOR_TENSOR_SCAN, a.shape, dt, src, attrs, mask)
 
 
 @isa(BN_STATS)
@@ -438,57 +413,6 @@ def _statistics(op: OpSpec, data: View, columns: int, dtype: Any, mask: Any) -> 
     attrs = StatisticsAttrs(free_axes=data.ndim - 1)
     shape, dt = (data.shape[0], columns), result_type(dtype, data.dt)
     return fresh(op, shape, dt, (data,), attrs, mask, data.shape, (ROWS, ALIKE))
-
-
-def activation_operands(
-    op: Any, data: View, bias: Any = None, scale: Any = 1.0
-) -> tuple[tuple[View, ...], ActivationAttrs]:
-    """Sources and attributes of ``op(data * scale + bias)``.
-
-    Args:
-        bias: [P, 1] of fp32, fp16 or bf16, or None.
-        scale: a number or fp32 [P, 1].
-    """
-    src = [data]
-    factor, scale_at, bias_at = 1.0, None, None
-    if isinstance(scale, View):
-        _check_scale(scale, data)
-        scale_at = len(src)
-        src.append(stretched(scale, data, "scale"))
-    elif isinstance(scale, (int, float, np.number)) and not isinstance(scale, bool):
-        factor = float(np.float32(scale))
-    else:
-        raise refuse(
-            "err_activation_scale_invalid_type",
-            f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile",
-        )
-    if bias is not None:
-        if not isinstance(bias, View) or bias.dt not in BIAS_TYPES:
-            got = bias.label() if isinstance(bias, View) else type(bias).__name__
-            raise refuse(
-                "err_activation_bias_invalid_type",
-                f"activation bias is {got}, expected a ({data.shape[0]}, 1) tile of fp32, fp16 or "
-                "bf16: this core takes no constant bias; make one with nisa.memset",
-            )
-        bias_at = len(src)
-        src.append(stretched(bias, data, "bias"))
-    name = name_of(op)
-    attrs = ActivationAttrs(op=name, scale=factor, scale_at=scale_at, bias_at=bias_at)
-    return tuple(src), attrs
-
-
-def _check_scale(scale: View, data: View) -> None:
-    if scale.dt is not FLOAT32:
-        raise refuse(
-            "err_activation_scale_invalid_type",
-            f"activation scale {scale.label()}, expected a number or an fp32 tile; cast it",
-        )
-    if scale.free_size != 1 or scale.shape[0] != data.shape[0]:
-        raise refuse(
-            "err_activation_scale_scalar_or_vector",
-            f"activation scale {scale.label()} for data {data.label()}, expected a number or "
-            f"shape ({data.shape[0]}, 1); multiply by a whole tile with nl.multiply",
-        )
 
 
 @isa(ACTIVATION)
@@ -512,7 +436,9 @@ def activation(
     ``reduce_res`` [P, 1] then receives the registers.
     """
     source = tile(data, "activation")
-    src, attrs = without_copied_bias(*activation_operands(op, source, bias, scale))
+    src, attrs = without_copied_bias(
+        *activation_operands(name_of(op), source, bias, scale, constants=False)
+    )
     dt = result_type(dtype, source.dt)
     tracer = trace.current("nisa.activation")
     if tracer.program.direct_allocation and bias is None:
@@ -634,11 +560,7 @@ def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any 
     source = tile(data, "tensor_partition_reduce")
     name = name_of(op)
     allowed = ("add", "maximum", "bitwise_or", "bitwise_and")
-    if name not in allowed:
-        raise refuse(
-            "sim_reduce_operator",
-            f"tensor_partition_reduce with operator '{name}', expected one of {', '.join(allowed)}",
-        )
+    check_reduction(name, "tensor_partition_reduce", allowed)
     attrs = PartitionReduceAttrs(bits=on_bits(name, (source,)), op=name, ndim=source.ndim)
     shape, dt = (1, *source.shape[1:]), result_type(dtype, source.dt)
     cuts = ((None, *range(1, source.ndim)), ALIKE)
