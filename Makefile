@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-jax test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -75,6 +75,11 @@ mutation: setup-tests
 test-mcp: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mcp.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -k mcp tests/judge/test_oracle.py
+
+# Kernels inside of JAX's programs, which nothing else here installs.
+test-jax: setup-tests
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-jax.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/nki/test_jax.py
 
 # 10 000 inputs at each door of the driver: some minutes.
 fuzz: setup-tests

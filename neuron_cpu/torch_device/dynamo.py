@@ -13,6 +13,7 @@ import torch
 
 from neuron_cpu.core.current.kernel import Kernel as TodaysKernel
 from neuron_cpu.core.language.kernel import Kernel
+from neuron_cpu.core.language.specialisation import Hole, filled
 
 from .tensor import NeuronTensor
 
@@ -49,7 +50,7 @@ def teach() -> None:
                 value = value.realize()
                 if isinstance(value, TensorVariable):
                     proxies.append(value.as_proxy())
-                    return _Hole(len(proxies) - 1)
+                    return Hole(len(proxies) - 1)
                 if isinstance(value, SymNodeVariable):
                     return value.evaluate_expr()
                 if isinstance(value, BaseListVariable):
@@ -91,10 +92,6 @@ def teach() -> None:
     types[Kernel] = types[TodaysKernel] = kernel
 
 
-class _Hole(int):
-    """The place of a tensor in a call."""
-
-
 class _Call:
     """A kernel with its constants: a node's function, which takes the tensors alone."""
 
@@ -104,14 +101,4 @@ class _Call:
         self.__module__ = __name__
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        def filled(value: Any) -> Any:
-            if isinstance(value, _Hole):
-                return tensors[value]
-            if isinstance(value, (list, tuple)):
-                items = [filled(one) for one in value]
-                return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-            if isinstance(value, dict):
-                return {name: filled(one) for name, one in value.items()}
-            return value
-
-        return self.kernel(*map(filled, self.args), **filled(self.kwargs))
+        return self.kernel(*filled(self.args, tensors), **filled(self.kwargs, tensors))

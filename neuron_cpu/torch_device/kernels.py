@@ -40,7 +40,7 @@ def call(kernel: Kernel, args: tuple, kwargs: dict) -> Any:
     if FakeTensor in kinds:
         return _shapes(kernel, tensors, args, kwargs)
     if NeuronTensor not in kinds and not any(isinstance(one, NeuronTensor) for one in tensors):
-        return kernel.on_host(*args, **kwargs)
+        return kernel.here(args, kwargs)
     return _on_device(kernel, tensors, args, kwargs)
 
 

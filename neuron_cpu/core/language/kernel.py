@@ -42,7 +42,7 @@ from ..program.program import Program
 from ..program.storage import Frame, Loop
 from ..run.eager import Machine
 from ..run.execute import Plan
-from . import annotation, specialisation
+from . import annotation, in_jax, specialisation
 from .assignment import insert_initial_fills
 from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
 from .specialisation import WrongArguments, is_tensor, shape_of, to_torch
@@ -204,10 +204,16 @@ class Kernel:
         __tracebackhide__ = True  # notebooks and pytest leave this entry out
         if _caller is not None:
             return at_users_line(_caller, self, args, kwargs)
-        return at_users_line(self._called, args, kwargs)
+        return at_users_line(self.here, args, kwargs)
 
     def on_host(self, *args: Any, **kwargs: Any) -> Any:
         """The call with tensors in the host's memory, whoever has the others."""
+        return self._called(args, kwargs)
+
+    def here(self, args: tuple, kwargs: dict) -> Any:
+        """A call of tensors that no device has."""
+        if in_jax.is_traced(args, kwargs):
+            return in_jax.call(self, args, kwargs)
         return self._called(args, kwargs)
 
     def _called(self, args: tuple, kwargs: dict) -> Any:

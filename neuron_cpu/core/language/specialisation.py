@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,22 @@ class _Itself:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+class Hole(int):
+    """The place of a tensor among the arguments of a call."""
+
+
+def filled(value: Any, values: Sequence[Any]) -> Any:
+    """Arguments with tensors in place of their holes."""
+    if isinstance(value, Hole):
+        return values[value]
+    if isinstance(value, (list, tuple)):
+        items = [filled(one, values) for one in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {name: filled(one, values) for name, one in value.items()}
+    return value
 
 
 class WrongArguments(TypeError):
@@ -169,17 +185,7 @@ def _over(array: np.ndarray) -> torch.Tensor:
 
 
 def _of_jax(value: Any) -> np.ndarray:
-    """A copy of an array of JAX.
-
-    Raises:
-        NkiError: it is traced, so it has no values.
-    """
-    if isinstance(value, sys.modules["jax"].core.Tracer):
-        raise refuse(
-            "sim_jax_tracer",
-            f"a kernel is called with a {type(value).__name__} of shape {value.shape}, which "
-            "jax.jit, grad or vmap traces, expected arrays with values; call it outside of them",
-        )
+    """A copy of an array of JAX."""
     return np.array(value)
 
 
