@@ -53,27 +53,7 @@ def call(kernel: Any, args: tuple, kwargs: dict) -> Any:
         return kernel.on_host(*given, **named)
 
     results = run([torch.empty(x.shape, dtype=_torch(x), device="meta") for x in arrays])
-    return _operation(kernel, lambda *values: run(list(map(np.array, values))), results, arrays)
-
-
-def nki_call(
-    function: Callable, *args: Any, out_shape: Any, grid: Any = (), **constants: Any
-) -> Any:
-    """`jax_neuronx.nki_call`: the kernel's last parameters are its outputs, of `out_shape`."""
-    from .kernel import Kernel
-
-    jax = sys.modules["jax"]
-    sizes = grid if isinstance(grid, tuple) else (grid,)
-    kernel = Kernel(getattr(function, "function", function), sizes, kernel_return=False)
-    shapes, form = jax.tree.flatten(out_shape)
-
-    def run(*values: Any) -> Any:
-        outputs = [np.zeros(one.shape, one.dtype) for one in shapes]
-        kernel.on_host(*map(np.array, values), *outputs, **constants)
-        return tuple(outputs)
-
-    results = _operation(kernel, run, tuple(shapes), list(args))
-    return jax.tree.unflatten(form, results)
+    return operation(kernel, lambda *values: run(list(map(np.array, values))), results, arrays)
 
 
 def _torch(value: Any) -> torch.dtype:
@@ -86,7 +66,7 @@ def _thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1)
 
 
-def _operation(kernel: Any, run: Callable, results: Any, arrays: list[Any]) -> Any:
+def operation(kernel: Any, run: Callable, results: Any, arrays: list[Any]) -> Any:
     """`run` on the host, for results of these shapes; no gradient and no batch of it exists."""
     jax = sys.modules["jax"]
     specs = jax.tree.map(_spec, results, is_leaf=lambda one: hasattr(one, "shape"))
@@ -108,10 +88,10 @@ def _operation(kernel: Any, run: Callable, results: Any, arrays: list[Any]) -> A
         )
 
     @jax.custom_jvp
-    def operation(*values: Any) -> Any:
+    def called(*values: Any) -> Any:
         return batched(*values)
 
-    @operation.defjvp
+    @called.defjvp
     def _gradient(*_: Any) -> Any:
         raise refuse(
             "sim_jax_gradient",
@@ -120,7 +100,7 @@ def _operation(kernel: Any, run: Callable, results: Any, arrays: list[Any]) -> A
             line_of(kernel.function),
         )
 
-    return operation(*[x if is_jax(x) else jax.numpy.asarray(x) for x in arrays])
+    return called(*[x if is_jax(x) else jax.numpy.asarray(x) for x in arrays])
 
 
 def _spec(result: Any) -> Any:
