@@ -10,12 +10,39 @@ from typing import Any
 from neuron_cpu import announce as _announce
 from neuron_cpu.closed import stand_for
 
-from . import contexts
+from . import contexts, tracing
 from .buckets import BucketModelConfig
-from .tracing import trace
+from .tracing import (
+    DataParallel,
+    async_load,
+    dynamic_batch,
+    lazy_load,
+    move_trace_to_device,
+    multicore_context,
+    neuron_cores_context,
+    replace_weights,
+    set_multicore,
+    set_neuron_cores,
+    trace,
+)
 from .xla_impl.ops import nki_jit
 
-__all__ = ["BucketModelConfig", "contexts", "nki_jit", "trace"]
+__all__ = [
+    "BucketModelConfig",
+    "DataParallel",
+    "async_load",
+    "contexts",
+    "dynamic_batch",
+    "lazy_load",
+    "move_trace_to_device",
+    "multicore_context",
+    "neuron_cores_context",
+    "nki_jit",
+    "replace_weights",
+    "set_multicore",
+    "set_neuron_cores",
+    "trace",
+]
 
 # The version of SDK 2.21, whose interfaces the stand-in follows.
 __version__ = "2.5.1.2.4.0"
@@ -32,6 +59,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'torch_neuronx' has no attribute '{name}'") from None
 
 
+tracing.install()
 stand_for(
     *("torch_neuronx.xla_impl." + name for name in ("bucket_trace", "torchscript")),
     "torch_neuronx.xla_impl.custom_call_targets",

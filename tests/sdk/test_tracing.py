@@ -1,0 +1,181 @@
+"""torch_neuronx.trace, and what takes its result: files, replicas, weights, places on cores."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+import pytest
+import torch
+import torch_neuronx
+from torch import nn
+
+from neuron_cpu.errors import StandInError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOADS = """
+import neuron_cpu; neuron_cpu.ensure_sdk()
+import torch, torch_neuronx
+torch.save(torch.jit.load("model.pt")(torch.load("in.pt")), "out.pt")
+"""
+
+
+@nki.jit
+def doubled(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.load(x) + nl.load(x))
+    return out
+
+
+class Model(nn.Module):
+    """A convolution, a constant, an output that is a dict with a tuple, and a kernel if asked."""
+
+    def __init__(self, kernel=False):
+        super().__init__()
+        self.conv, self.kernel = nn.Conv2d(3, 4, 3), kernel
+        self.register_buffer("shift", torch.full((4, 1, 1), 0.5))
+
+    def forward(self, x):
+        y = self.conv(x) + self.shift
+        rows = y.flatten(0, 2)
+        return {"map": y, "more": (y.mean((2, 3)), doubled(rows) if self.kernel else rows)}
+
+
+def assert_same(got, expected):
+    torch.testing.assert_close(got["map"], expected["map"])
+    for one, other in zip(got["more"], expected["more"], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.fixture
+def image():
+    return torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def traced(image):
+    torch.manual_seed(0)
+    model = Model().eval()
+    return model, torch_neuronx.trace(model, torch.zeros_like(image))
+
+
+def test_a_traced_module_is_saved_and_loaded(traced, image, tmp_path, monkeypatch):
+    """By name, as a file, and in a process that knows nothing of the model's class."""
+    monkeypatch.chdir(tmp_path)
+    model, neuron = traced
+    expected = model(image)
+    torch.jit.save(neuron, "model.pt")
+    neuron.save("again.pt")
+    buffer = io.BytesIO()
+    torch.jit.save(neuron, buffer)
+    buffer.seek(0)
+    for source in ("model.pt", Path("again.pt"), buffer):
+        assert_same(torch.jit.load(source)(image), expected)
+    twice = torch.jit.load("model.pt")
+    torch.jit.save(twice, "twice.pt")
+    assert_same(torch.jit.load("twice.pt")(image), expected)
+    torch.save(image, "in.pt")
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "", "HOME": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", LOADS], env=environment, check=True)
+    assert_same(torch.load("out.pt"), expected)
+
+
+def test_kernels_are_part_of_the_file(image, tmp_path):
+    model = Model(kernel=True).eval()
+    neuron = torch_neuronx.trace(model, image)
+    torch.jit.save(neuron, tmp_path / "model.pt")
+    got = torch.jit.load(tmp_path / "model.pt")(image)
+    torch.testing.assert_close(got["more"][1], 2 * got["map"].flatten(0, 2))
+    assert_same(got, model(image))
+
+
+def test_what_reads_values_is_no_graph(tmp_path):
+    def forward(x):
+        return x + 1 if x.sum() > 0 else x
+
+    neuron = torch_neuronx.trace(forward, torch.ones(2, 3))
+    with pytest.raises(StandInError, match="value"):
+        torch.jit.save(neuron, tmp_path / "model.pt")
+    assert not (tmp_path / "model.pt").exists()
+
+
+@pytest.mark.parametrize("kept", [20, 200, 0.5, 0.99])
+def test_a_file_that_is_cut_short_is_told(traced, tmp_path, kept):
+    path = tmp_path / "model.pt"
+    torch.jit.save(traced[1], path)
+    content = path.read_bytes()
+    path.write_bytes(content[: kept if kept > 1 else int(kept * len(content))])
+    with pytest.raises(StandInError, match="cannot be read .* save it again"):
+        torch.jit.load(path)
+
+
+def test_torchscript_is_loaded_as_before(tmp_path):
+    torch.jit.save(torch.jit.script(nn.Linear(2, 3)), tmp_path / "plain.pt")
+    assert torch.jit.load(tmp_path / "plain.pt")(torch.zeros(1, 2)).shape == (1, 3)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_replicas_take_any_batch(traced, image, batch):
+    """The documentation's examples: default, named cores, several batches."""
+    model, neuron = traced
+    images = torch.randn(batch, 3, 8, 8)
+    for cores in (None, [0, 1], ["nc:0", "nc:1"]):
+        got = torch_neuronx.DataParallel(neuron, device_ids=cores)(images)
+        torch.testing.assert_close(got["map"], model(images)["map"])
+    torch.testing.assert_close(
+        torch_neuronx.dynamic_batch(neuron)(images)["map"], model(images)["map"]
+    )
+
+
+def test_replicas_without_dynamic_batching(image):
+    """Along dimension 2 each core's part is convolved by itself."""
+    model = nn.Conv2d(3, 3, 3).eval()
+    neuron = torch_neuronx.trace(model, image)
+    along = torch_neuronx.DataParallel(neuron, device_ids=[0, 1], dim=2)
+    images = torch.randn(1, 3, 16, 8)
+    expected = torch.cat([model(part) for part in images.chunk(2, 2)], 2)
+    torch.testing.assert_close(along(images), expected)
+    with pytest.raises(ValueError, match="got 8 along dimension 2, expected 8 for each of 2 cores"):
+        along(image)
+    fixed = torch_neuronx.DataParallel(neuron, device_ids=[0, 1])
+    fixed.disable_dynamic_batching()
+    with pytest.raises(ValueError, match="got 4 along dimension 0"):
+        fixed(torch.randn(4, 3, 8, 8))
+    assert fixed(torch.randn(2, 3, 8, 8)).shape == (2, 3, 6, 6)
+
+
+def test_separate_weights_are_replaced(tmp_path):
+    first, second, x = nn.Linear(3, 2), nn.Linear(3, 2), torch.randn(4, 3)
+    neuron = torch_neuronx.trace(first, x, inline_weights_to_neff=False)
+    torch_neuronx.move_trace_to_device(neuron, 0)
+    torch.jit.save(neuron, tmp_path / "model.pt")
+    loaded = torch.jit.load(tmp_path / "model.pt")
+    for module, weights in ((loaded, second), (neuron, second.state_dict())):
+        torch_neuronx.replace_weights(module, weights)
+        torch.testing.assert_close(module(x), second(x))
+    with pytest.raises(ValueError, match="no weight of shape"):
+        torch_neuronx.replace_weights(loaded, {"weight": torch.zeros(1)})
+    with pytest.raises(ValueError, match="part of its graph"):
+        torch_neuronx.replace_weights(torch_neuronx.trace(first, x), second)
+
+
+def test_places_and_loads_are_checked(traced, monkeypatch):
+    _, neuron = traced
+    torch_neuronx.lazy_load(neuron)
+    torch_neuronx.async_load(neuron, True)
+    torch_neuronx.set_multicore(neuron)
+    with torch_neuronx.multicore_context(), torch_neuronx.neuron_cores_context(1, 1):
+        pass
+    with pytest.raises(ValueError, match="Cores 2 to 2 are asked for, expected some of 2"):
+        torch_neuronx.set_neuron_cores(neuron, 2)
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-3,8")
+    torch_neuronx.set_neuron_cores(neuron, 4)
+    with pytest.raises(ValueError, match=r"device_ids \[5\], expected some of 0 to 4"):
+        torch_neuronx.DataParallel(neuron, device_ids=[5])
+    for call in (torch_neuronx.lazy_load, torch_neuronx.DataParallel, torch_neuronx.async_load):
+        with pytest.raises(TypeError, match="got a Linear, expected what torch_neuronx.trace"):
+            call(nn.Linear(1, 1))
