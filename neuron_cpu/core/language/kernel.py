@@ -42,6 +42,7 @@ from ..program.program import Program
 from ..program.storage import Frame, Loop
 from ..run.eager import Machine
 from ..run.execute import Plan
+from ..run.memory import unseen
 from . import annotation, in_jax, specialisation
 from .assignment import insert_initial_fills
 from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
@@ -113,13 +114,6 @@ def kernels_run_by(
     """Inside the block ``run`` executes this thread's kernels: it gets the kernel, its Program and
     the caller's tensors, and gives the results in the shapes that the kernel returns."""
     return within(_local, run=run)
-
-
-@contextmanager
-def _unseen() -> Iterator[None]:
-    """Hide the operators that simulate the device from observers of PyTorch's operators."""
-    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
-        yield
 
 
 def at_users_line(run: Callable, *args: Any) -> Any:
@@ -229,7 +223,7 @@ class Kernel:
             )
         eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")
         if eager and not only_shapes:
-            with _unseen():
+            with unseen():
                 return self._eager(args, kwargs)
         program = self._specialised(key, args, kwargs)
         if only_shapes:
@@ -239,7 +233,7 @@ class Kernel:
             ]
         else:
             run = getattr(_local, "run", None) or type(self)._execute
-            with _unseen():
+            with unseen():
                 outputs = run(self, program, tensors)
         self._notify(program, tensors, outputs, (args, kwargs))
         return self._returned(program, outputs)

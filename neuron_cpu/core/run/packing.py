@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .memory import Arena, widen
+from .memory import Arena, unseen, widen
 from .merge import Op, Ref
 
 VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
@@ -130,7 +130,7 @@ class Packable:
         key = self.weight.offset, self.weight.shape, self.weight.strides
         found = store.get(key, store)
         if found is store:
-            with _lock:
+            with _lock, unseen():
                 found = store[key] = self._pack(arena, store)
         return found
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..device.errors import executing, looked_at_by, within
 from .calls import MOVES, PRODUCTS, Call, Home, Place
 from .flow import Flow
-from .memory import Arena, is_twin, take
+from .memory import Arena, is_twin, take, unseen
 from .merge import Op
 from .packing import Pack, Packable, multiply
 
@@ -93,7 +93,7 @@ class Recording(TorchDispatchMode):
         self._kept = []
 
     def _look(self, look: Callable[..., None], place: str | None, values: torch.Tensor) -> None:
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        with unseen():
             look(values.numpy())
 
         def again(found: Any) -> None:
@@ -103,7 +103,7 @@ class Recording(TorchDispatchMode):
         self.calls.append(Call(None, (self._place(values),), {}, (), again))
 
     def _product(self, packable: Packable, rows: torch.Tensor, pack: Pack) -> torch.Tensor:
-        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        with unseen():
             made = torch.empty(packable.sizes[:2])
             multiply(rows, pack, made)
         self._kept.append(made)
