@@ -55,8 +55,8 @@ class DmaProfile:
 
     @property
     def peak(self) -> float:
-        """GB/s of the whole core with long rows."""
-        return self.bandwidth(1 << 20)
+        """GB/s of the whole core with long rows, as far as its share of HBM goes."""
+        return min(self.bandwidth(1 << 20), CORE.hbm_bytes_per_ns)
 
 
 def with_constants(core: NeuronCore, values: Mapping[str, float]) -> NeuronCore:
