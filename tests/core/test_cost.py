@@ -133,11 +133,13 @@ def test_strided_columns_move_element_by_element():
 
 def test_rows_join_only_where_both_sides_are_contiguous():
     def kernel(x):
-        out = nl.ndarray((128, 4, 32), dtype=x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, value=nl.load(x[:, :, 0:32]))
+        out = nl.ndarray((128, 4, 64), dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        nl.store(out[:, :, 0:32], value=tile)
+        nl.store(out[:, :, 32:64], value=tile)
         return out
 
-    moved = transfer_of(kernel, ((128, 4, 64), torch.bfloat16))
+    moved = transfer_of(kernel, ((128, 4, 32), torch.bfloat16), at=1)
     assert (moved.rows, moved.row_bytes) == (128 * 4, 64)
     joined = transfer_of(kernel, ((128, 4, 32), torch.bfloat16))
     assert (joined.rows, joined.row_bytes) == (128, 256)
