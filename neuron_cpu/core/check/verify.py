@@ -8,7 +8,7 @@ general/nki/programming_model.rst.
 """
 
 from ..device.errors import refuse, strict
-from ..instructions.cores import by_core
+from ..instructions.ranks import by_core
 from ..program.program import Instruction, Program
 from ..program.regions import place
 from ..program.storage import Frame, Storage

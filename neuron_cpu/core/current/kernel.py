@@ -29,7 +29,7 @@ from ..run.eager import Machine
 from ..run.execute import Plan
 from ..run.instances import WrittenByBoth
 from . import assignment  # noqa: F401 - gives tensors t[...] = value
-from .lockstep import Turns
+from .cores import Turns
 from .registers import NeedsValues
 from .subset import lint
 from .tensor import NkiTensor

@@ -17,7 +17,7 @@ from ..device.spec import GEN2
 from ..program import trace
 from ..program.placement import Tile
 from ..program.storage import Storage
-from . import buffers
+from .types import BY_KIND
 
 AddressFunction = Callable[..., tuple[int, ...]]
 
@@ -145,7 +145,7 @@ class _Memory:
 
     def auto_alloc(self) -> Any:
         """The buffer that the compiler places tensors in, ``nl.sbuf`` or ``nl.psum``."""
-        return buffers.BY_KIND[self.kind]
+        return BY_KIND[self.kind]
 
 
 class _Sbuf(_Memory):

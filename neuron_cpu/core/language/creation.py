@@ -16,7 +16,7 @@ from ..program.accumulation import Groups
 from ..program.index import is_integer
 from ..program.view import View
 from . import copies, transfers
-from .buffers import sbuf
+from .types import sbuf
 
 HBM_FILL_BYTES = 2048  # a partition of the tile that fills HBM; such rows move at full rate
 

@@ -16,8 +16,8 @@ from ..device.unknown import Foreign
 from ..program import trace
 from ..program.subscript import subscript
 from ..program.view import View
-from . import buffers
 from .assignment import assign
+from .types import BY_KIND, Buffer
 
 
 class Tile(trace.Values, Foreign, View):
@@ -36,9 +36,9 @@ class Tile(trace.Values, Foreign, View):
         return self.dt.itemsize
 
     @property
-    def buffer(self) -> buffers.Buffer:
+    def buffer(self) -> Buffer:
         """The memory as kernels name it: ``nl.sbuf``, ``nl.psum``, ``nl.hbm`` or ``shared_hbm``."""
-        return buffers.BY_KIND[self.storage.buffer]
+        return BY_KIND[self.storage.buffer]
 
     # --- regions and shapes -----------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Tile:

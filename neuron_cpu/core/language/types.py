@@ -8,7 +8,28 @@ import numpy as np
 from ..device import dtypes
 from ..device.dtypes import to_dtype
 from ..device.spec import GEN2
-from ..device.unknown import no_member
+from ..device.unknown import Memory, no_member
+
+
+class Buffer(Memory):
+    """A memory to create tensors in."""
+
+    __slots__ = ("kind", "name")
+    place = None  # of `ncc` allocations: gives a tensor its address
+
+    def __init__(self, name: str, kind: str) -> None:
+        self.name, self.kind = name, kind
+
+    def __repr__(self) -> str:
+        return f"nl.{self.name}"
+
+
+sbuf = Buffer("sbuf", "sbuf")
+psum = Buffer("psum", "psum")
+hbm = private_hbm = Buffer("hbm", "hbm")
+shared_hbm = Buffer("shared_hbm", "shared_hbm")
+BY_KIND = {made.kind: made for made in (sbuf, psum, hbm, shared_hbm)}
+
 
 float32 = np.float32
 float16 = np.float16

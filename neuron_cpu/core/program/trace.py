@@ -68,7 +68,7 @@ class Tracer:
         code: code object of the kernel function, to tell its top level from callees.
         machine: executes each instruction at once in eager mode, else None.
         root: the frame of a core since its last meeting with the other one, else None.
-        turns: which core is being recorded, where they are recorded in step (lockstep.py).
+        turns: which core is being recorded, where they are recorded in step.
         view_type: class of the tensors that the front end gives kernels.
     """
 

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
 from ..device.spec import CORE, Engine, in_force, using
-from ..instructions.cores import by_core
+from ..instructions.ranks import by_core
 from ..program.program import Instruction, Program
 from ..program.storage import ON_CHIP, Storage
 from . import cost, depend, memory

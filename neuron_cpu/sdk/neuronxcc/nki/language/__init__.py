@@ -5,7 +5,6 @@ Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/language
 
 from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.instructions.constants import fp32
-from neuron_cpu.core.language.buffers import hbm, private_hbm, psum, sbuf, shared_hbm
 from neuron_cpu.core.language.copies import gather_flattened, rand, random_seed
 from neuron_cpu.core.language.creation import (
     empty_like, full, ndarray, ones, par_dim, shared_constant, shared_identity_matrix, zeros,
@@ -32,8 +31,8 @@ from neuron_cpu.core.language.reductions import (
     all, max, mean, min, prod, rms_norm, softmax, sum, var,
 )  # fmt: skip
 from neuron_cpu.core.language.types import (
-    bfloat16, bool_, finfo, float8_e4m3, float8_e5m2, float16, float32, int8, int16, int32,
-    tfloat32, tile_size, uint8, uint16, uint32,
+    bfloat16, bool_, finfo, float8_e4m3, float8_e5m2, float16, float32, hbm, int8, int16, int32,
+    private_hbm, psum, sbuf, shared_hbm, tfloat32, tile_size, uint8, uint16, uint32,
 )  # fmt: skip
 from neuron_cpu.core.program.index import arange, ds, mgrid
 
