@@ -27,6 +27,10 @@ _made: List[Any] = []  # what graphs gave since somebody asked `made`
 class _Operators(TorchDispatchMode):
     """Counts PyTorch's operators in the thread of one rank."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to import PyTorch's compiler takes a second
+
     def __init__(self, counts: Counts) -> None:
         super().__init__()
         self.counts = counts

@@ -179,6 +179,10 @@ class GraphRecorder(TorchDispatchMode):
         capture: what writes the graph that can be run; None where nobody runs it.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to import PyTorch's compiler takes a second
+
     def __init__(self, tag: str, bucket: Any, capture: Optional[Capture] = None) -> None:
         super().__init__()
         self.record = GraphRecord(tag, bucket)

@@ -251,6 +251,9 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
     return step
 
 
+RECORDED = 4  # runs of a plan before the one that is recorded: many plans never run as often
+
+
 # --- replay ---------------------------------------------------------------------------------------
 class Plan:
     """A Program made ready to run again and again on one thread.
@@ -382,7 +385,7 @@ class Plan:
             if self.rows is not None:
                 for k in range(len(self.ops)):
                     self.step(k)
-            elif self._records and self._runs == 1:
+            elif self._records and self._runs == RECORDED:
                 self._short = self._recorded()
             elif self._short is not None and self._short.bind():
                 for line in self._short.lines:

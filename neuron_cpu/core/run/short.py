@@ -71,6 +71,10 @@ class Recording(TorchDispatchMode):
         self._origin: dict[int, int] = {}  # id of a view -> the outer memory
         self._made: dict[int, int] = {}  # storage -> number
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # to import PyTorch's compiler takes a second
+
     def step(self, step: Callable[[], None], op: Op) -> None:
         """Run one step and record its calls; or itself, where they depend on values or ranks."""
         first, self.by_value = len(self.calls), op.spec.meets
