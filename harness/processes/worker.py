@@ -34,6 +34,7 @@ from neuron_cpu.sandbox.torchrun import Place
 
 _RANKS = "neuron_cpu.runtime.processes"  # where they are processes
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
+_NO_MEMORY = "can't allocate memory"  # of PyTorch
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
 
 
@@ -249,12 +250,13 @@ def _flush() -> None:
 
 def _of_memory(error: BaseException, job: Job) -> str:
     """The advice for a process that ran into its limit."""
+    chain: list[BaseException] = []  # which the submission may have tied into a ring
     found: Optional[BaseException] = error
-    while found is not None and not isinstance(found, MemoryError):
-        if "can't allocate memory" in str(found):
-            break
+    while found is not None and found not in chain:
+        chain.append(found)
         found = found.__cause__
-    if found is None or job.limits is None:
+    lacking = [e for e in chain if isinstance(e, MemoryError) or _NO_MEMORY in str(e)]
+    if not lacking or job.limits is None:
         return "."
     limit = job.limits.memory_bytes / 2**30
     return f"; its memory is limited to {limit:.1f} GiB, which --memory-limit changes."

@@ -20,7 +20,13 @@ class _Text(SourceFileLoader):
 
     def get_code(self, name: str) -> Any:
         path = self.get_filename(name)
-        return self.source_to_code(self.get_data(path), path)
+        try:
+            return self.source_to_code(self.get_data(path), path)
+        except (MemoryError, RecursionError) as error:
+            raise SyntaxError(
+                f"{path} is nested too deeply for Python's compiler, expected fewer levels of "
+                "brackets or blocks; take it apart"
+            ) from error
 
 
 class _Neighbours:

@@ -50,6 +50,7 @@ atexit.register(_remove_folder)
 signal.signal(signal.SIGALRM, _end_with_starter)
 signal.setitimer(signal.ITIMER_REAL, _LOOK_SECONDS, _LOOK_SECONDS)
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
+limits.close_memory()  # what its processes are forked from is no file of theirs
 limits.adopt_orphans()  # what a process of others leaves behind stays findable when it ends
 # Adopted orphans end, too, which multiprocessing remarks on.
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")

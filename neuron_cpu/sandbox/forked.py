@@ -34,7 +34,8 @@ def context(*modules: str) -> Any:
 
 
 def start(process: Any) -> None:
-    """Start a process of the fork server's context."""
+    """Start a process of the fork server's context; from then on nobody looks into this one."""
+    limits.close_memory()
     with _turn, started_safely():  # until it is known as running it would pass for an orphan
         process.start()
         _running.add(process.pid)
@@ -93,7 +94,7 @@ def signal_name(number: int) -> str:
 
 def close_others(kept: Collection[int]) -> None:
     """Leave a process no descriptor of the fork server or its starter to write to."""
-    for descriptor in map(int, os.listdir("/dev/fd")):
+    for descriptor in limits.descriptors():
         if descriptor > 2 and descriptor not in kept:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -35,6 +35,7 @@ _TCP, _TCP_SINCE = (1 << 0) | (1 << 1), 4  # bind and connect
 _SIGNALS_AND_SOCKETS, _SCOPES_SINCE = (1 << 0) | (1 << 1), 6  # abstract sockets, signals
 _OF_FILES = (1 << 1) | (1 << 14)  # rights that a rule about one file may name
 _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 38, 1, 36
+_PR_SET_DUMPABLE = 4
 _CAPABILITY_VERSION_3, _DAC_OVERRIDE = 0x20080522, 1 << 1
 _LINUX = sys.platform == "linux"
 WAITS = 6  # a busy machine gives a process a part of its time only
@@ -127,6 +128,21 @@ def end_with_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of orphans of this process's descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def close_memory() -> None:
+    """Let no process of the same user look into this one, where Landlock does not forbid it: no
+    debugger, no `/proc/PID/mem`. Processes that are forked from it inherit that."""
+    _prctl(_PR_SET_DUMPABLE, 0)
+
+
+def descriptors() -> list[int]:
+    """The open descriptors of this process, which it may list while others might, too."""
+    _prctl(_PR_SET_DUMPABLE, 1)
+    try:
+        return list(map(int, os.listdir("/dev/fd")))
+    finally:
+        close_memory()
 
 
 def children(process: int) -> list[int]:
