@@ -183,7 +183,12 @@ class AdaptedLayer(NeuronLlamaDecoderLayer):
         """[R, T]: ones for the ranks that are a token's."""
         lora, (batch, length, _) = self.config.neuron_config.lora_config, columns.shape
         device = columns.stream.device
-        ids = torch.full((batch,), -1, device=device) if ids is None else ids
+        if ids is None:
+            raise ValueError(
+                "A graph gets no adapter_ids, expected a number for each row, because this "
+                "release of NxDI leaves them out of graphs over a cache of blocks; leave "
+                "lora_config or the blocks out, or take NxDI 0.9."
+            )
         first = 0 if hasattr(lora, "dynamic_multi_lora") else 1  # NxDI 0.7 and later, else before
         numbers = torch.arange(first, first + lora.max_loras, device=device)
         rows = numbers.repeat_interleave(lora.max_lora_rank)[:, None] == ids.reshape(1, -1)

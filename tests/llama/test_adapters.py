@@ -283,3 +283,5 @@ def test_adapters_are_chosen_for_all_of_a_sharded_sequence(monkeypatch):
     (columns,) = layer(torch.ones(1, 4, 5), **given)
     assert columns.shape == (1, 8, 5) and columns.chosen.shape[1] == columns.stream.shape[1]
     assert columns.chosen.sum(0).tolist() == [3] * 8
+    with pytest.raises(ValueError, match="gets no adapter_ids"):  # graphs over blocks, 0.4 to 0.6
+        layer(torch.ones(1, 4, 5), position_ids=torch.zeros(1, 8))

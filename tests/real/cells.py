@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
 import json
 import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,8 @@ class Feature:
         settings: of NeuronConfig.
         ranks, batch: tensor-parallel degree, sequences.
         extended: the submission's other file has it.
+        asks: further settings of NeuronConfig, which depend on the case.
+        adapts: every sequence has an adapter.
         told: what runs, and returns the error.
         family: of the model.
     """
@@ -79,8 +82,26 @@ class Feature:
     ranks: int = 2
     batch: int = 1
     extended: bool = False
+    asks: Callable[[Case], dict[str, Any]] = lambda case: {}
+    adapts: bool = False
     told: Callable[[Case], float] = lambda case: case.logits()
     family: Family = LLAMA
+
+    def beside(self, other: Feature) -> Feature:
+        """Both at once. What runs is the other's, unless only this one has a way of its own."""
+        plain = FEATURES["plain"]
+        told = self.told if other.told is plain.told else other.told
+        return Feature(
+            self.model | other.model,
+            self.settings | other.settings,
+            max(self.ranks, other.ranks),
+            max(self.batch, other.batch),
+            True,
+            lambda case: self.asks(case) | other.asks(case),
+            self.adapts or other.adapts,
+            told,
+            other.family if self.family is LLAMA else self.family,
+        )
 
 
 @dataclass
@@ -98,7 +119,12 @@ class Case:
         if family is LLAMA:
             self.model = checkpoint(folder, self.feature.model)
         else:
-            self.model = of_family(folder, family)
+            changed = replace(family, config=family.config | self.feature.model)
+            self.model = of_family(folder, changed)
+        self.adapter: Path | None = None
+        if self.feature.adapts:
+            plain = AutoModelForCausalLM.from_pretrained(str(self.model), torch_dtype=torch.float32)
+            self.adapter = write_adapter(self.folder / "adapter", plain)
         generator = torch.Generator().manual_seed(7)
         self.ids = torch.randint(3, 250, (self.feature.batch, PROMPT + STEPS), generator=generator)
 
@@ -118,10 +144,18 @@ class Case:
                 raise
             raise NotThere from error
 
-    def reference(self, folder: Path | None = None) -> Any:
-        return AutoModelForCausalLM.from_pretrained(
-            str(folder or self.model), torch_dtype=torch.float32
-        ).eval()
+    def reference(self) -> Any:
+        model = AutoModelForCausalLM.from_pretrained(str(self.model), torch_dtype=torch.float32)
+        if self.adapter is not None:
+            merge_adapter(model, self.adapter)
+        return model.eval()
+
+    def inputs(self, application: Any, rows: int) -> dict[str, Any]:
+        """What a call gets beside its tokens: the adapter's number for each row."""
+        if self.adapter is None:
+            return {}
+        first = 0 if libraries.find().nxdi.startswith("0.1.") else 1  # it has no other
+        return {"adapter_ids": numbered(application, [first] * rows).to(torch.int32)}
 
     def neuron_config(self, **more: Any) -> Any:
         """NotThere where the release leaves out what is asked for."""
@@ -134,7 +168,9 @@ class Case:
             "torch_dtype": dtype,
             "rpl_reduce_dtype": dtype,
         }
-        asked = self.feature.settings | more
+        asked = self.feature.settings | self.feature.asks(self) | more
+        if self.adapter is not None:
+            asked |= _adapters({"1": self.adapter}, self.feature.batch)
         if "kv_cache_quant" in asked and hasattr(config_module, "KVQuantizationConfig"):
             given["kv_quant_config"] = {}  # without it 0.8 and 0.9 ignore the option
         if self.column == "kernels":
@@ -171,6 +207,8 @@ class Case:
         batch, found, inputs = self.ids.shape[0], [], {}
         if adapters:
             inputs["adapter_ids"] = numbered(application, adapters).to(torch.int32)
+        else:
+            inputs = self.inputs(application, batch)
         for end in range(PROMPT, PROMPT + STEPS + 1):
             new = self.ids[:, :PROMPT] if end == PROMPT else self.ids[:, end - 1 : end]
             places = torch.arange(end - new.shape[1], end).expand(batch, -1)
@@ -199,6 +237,7 @@ class Case:
             do_sample=False,
             eos_token_id=None,
             pad_token_id=0,
+            **({} if self.adapter is None else {"adapter_ids": ["1"] * len(prompt)}),
             **options,
         )
         if made.shape[1] != PROMPT + NEW:
@@ -281,19 +320,32 @@ def asynchronous(case: Case) -> float:
     return on_device(case, **{"async" if old else "async_mode": True})
 
 
-def quantised(case: Case) -> float:
-    """Weights of one byte, with a scale for each channel."""
-    return case.logits(
-        quantized=True,
-        quantization_type="per_channel_symmetric",
-        quantized_checkpoints_path=str(case.folder / "quantised"),
-    )
+def of_one_byte(case: Case) -> dict[str, Any]:
+    """Quantised weights, with a scale for each channel."""
+    return {
+        "quantized": True,
+        "quantization_type": "per_channel_symmetric",
+        "quantized_checkpoints_path": str(case.folder / "quantised"),
+    }
+
+
+def _adapters(folders: dict[str, Path], rows: int) -> dict[str, Any]:
+    """NeuronConfig's settings of adapters by name."""
+    asked = Adapters(tuple(folders.items()), "1", 4).neuron_config()
+    lora = asked["lora_config"]
+    if libraries.find().nxdi.startswith("0.1."):
+        (folder,) = list(folders.values())[-1:]
+        content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        targets = content["target_modules"]
+        lora |= {"lora_ckpt_paths": [str(folder)], "target_modules": targets}
+    lora |= room_for_adapters(len(folders), rows)
+    return asked
 
 
 def adapted(case: Case) -> float:
-    """The model with low-rank adapters, against its weights with the adapter's added: one, or in a
-    batch the model itself, one and another."""
-    numbers: Sequence[int] = (0, 1, 2) if len(case.ids) > 1 else (1,)
+    """The model itself in a batch with one adapter and another, each against its weights with the
+    adapter's added."""
+    numbers: Sequence[int] = (0, 1, 2)
     folders, expected = {}, []
     for number, ids in zip(numbers, case.ids, strict=True):
         reference = case.reference()
@@ -303,15 +355,9 @@ def adapted(case: Case) -> float:
             folders[str(number)] = folder
         with torch.no_grad():
             expected.append(reference(ids[None]).logits[:, PROMPT - 1 :])
-    asked = Adapters(tuple(folders.items()), "1", 4).neuron_config()
-    lora = asked["lora_config"]
     if libraries.find().nxdi.startswith("0.1."):
-        content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-        targets = content["target_modules"]
-        lora |= {"lora_ckpt_paths": [str(folder)], "target_modules": targets}
         numbers = tuple(max(number - 1, 0) for number in numbers)  # it has no other
-    lora |= room_for_adapters(len(folders), len(numbers))
-    return case.logits(torch.cat(expected), numbers, **asked)
+    return case.logits(torch.cat(expected), numbers, **_adapters(folders, len(numbers)))
 
 
 def guessed(asked: Speculation) -> Callable[[Case], float]:
@@ -426,7 +472,7 @@ def in_blocks(asked: Blocks, alone: bool = False) -> Callable[[Case], float]:
         run = _in_chunks if asked.chunks else _behind_prefixes
         with torch.no_grad():
             expected = case.reference()(ids).logits[:, PROMPT - 1 :]
-        return relative(run(model, ids, asked.size), expected)
+        return relative(run(case, model, ids, asked.size), expected)
 
     return told
 
@@ -446,7 +492,7 @@ def _places(spans: Sequence[tuple[list[int], int, int]], size: int) -> dict[str,
     }
 
 
-def _behind_prefixes(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
+def _behind_prefixes(case: Case, model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
     """The second sequence begins behind the first block, which is the first one's. NxDI takes the
     whole prompt and its positions, and slots of what is new."""
     each = IN_BLOCKS // size
@@ -462,6 +508,7 @@ def _behind_prefixes(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
             seq_ids=torch.tensor(lines),
             sampling_params=prepare_sampling_params(len(lines), [1], [1.0], [1.0]),
             **_places(spans, size),
+            **case.inputs(model, len(lines)),
         )
         return out.logits[:, -1].float()
 
@@ -476,7 +523,7 @@ def _behind_prefixes(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
     return torch.stack(found, dim=1)
 
 
-def _in_chunks(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
+def _in_chunks(case: Case, model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
     """Both prompts in chunks that they share, then both tokens of each step in one."""
     each, half = IN_BLOCKS // size, PROMPT // 2
     tables = [list(range(each)), list(range(each, 2 * each))]
@@ -495,6 +542,7 @@ def _in_chunks(model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
             seq_ids=torch.zeros(1, dtype=torch.int64),
             sampling_params=prepare_sampling_params(1, [1], [1.0], [1.0]),
             **where,
+            **case.inputs(model, 1),
         )
         return out.logits[0].float()
 
@@ -558,10 +606,14 @@ FEATURES: dict[str, Feature] = {
     ),
     "flash decoding": Feature(OF_FOUR, {"flash_decoding_enabled": True}, 4, extended=True),
     "context parallel": Feature(FOUR_EACH, {"cp_degree": 2}, 4, extended=True),
+    "window": Feature(
+        extended=True,
+        family=Family("mistral", "NeuronMistralForCausalLM", "llama", {"sliding_window": 16}),
+    ),
     "fp8 caches": Feature(settings={"kv_cache_quant": True}, extended=True),
-    "int8": Feature(settings={"quantization_dtype": "int8"}, extended=True, told=quantised),
-    "fp8": Feature(settings={"quantization_dtype": "f8e4m3"}, extended=True, told=quantised),
-    "low-rank adapter": Feature(extended=True, told=adapted),
+    "int8": Feature(settings={"quantization_dtype": "int8"}, extended=True, asks=of_one_byte),
+    "fp8": Feature(settings={"quantization_dtype": "f8e4m3"}, extended=True, asks=of_one_byte),
+    "low-rank adapter": Feature(extended=True, adapts=True),
     "adapters of a batch": Feature(batch=3, extended=True, told=adapted),
     "blocks": Feature(**BOTH, told=in_blocks(Blocks(16, False), alone=True)),
     "prefix caching": Feature(**BOTH, told=in_blocks(Blocks(16, False))),
@@ -589,10 +641,38 @@ FEATURES: dict[str, Feature] = {
 }
 
 
+# Rows that are crossed with each other, each pair in this order: what a later one runs counts.
+CROSSED = (
+    *("fused QKV", "KV replication", "vocabulary parallel", "sequence parallel", "flash decoding"),
+    *("context parallel", "window", "fp8 caches", "int8", "fp8", "low-rank adapter"),
+    *("continuous batching", "on-device sampling", "async", "prompt lookup", "draft"),
+    *("fused draft", "prefix caching", "chunked prefill"),
+)
+ONE_OF_EACH = (
+    *({"int8", "fp8"}, {"prompt lookup", "draft", "fused draft"}, {"on-device sampling", "async"}),
+    {"prefix caching", "chunked prefill"},
+)
+
+
+def pairs() -> list[tuple[str, str]]:
+    """The crosses: features that can be asked for at once."""
+    return [
+        pair
+        for pair in itertools.combinations(CROSSED, 2)
+        if not any(set(pair) <= same for same in ONE_OF_EACH)
+    ]
+
+
+def feature_of(row: str) -> Feature:
+    """Of a row, or of two: "first, second"."""
+    first, _, second = row.partition(", ")
+    return FEATURES[first].beside(FEATURES[second]) if second else FEATURES[first]
+
+
 def cell(feature: str, column: str, folder: Path) -> str:
     """The error, or the first line of what was raised."""
     try:
-        case = Case(FEATURES[feature], column, folder)
+        case = Case(feature_of(feature), column, folder)
         return f"{case.feature.told(case):.1e}"
     except NotThere:
         return "none"

@@ -37,33 +37,37 @@ def main() -> int:
     parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)
     parser.add_argument("--features", nargs="*", default=[], help="default: all")
     parser.add_argument("--columns", nargs="+", default=COLUMNS)
+    parser.add_argument("--crosses", action="store_true", help="pairs of features")
     parser.add_argument("--workers", type=int, default=1, help="cells at a time")
     parser.add_argument("--resume", action="store_true", help="leave out what is known")
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
-        return inside(json.loads(asked.inside), asked.features, asked.columns, asked.workers)
-    known = page.kept(page.FEATURES) if asked.resume else {}
+        rows = asked.features + (crosses() if asked.crosses else [])
+        return inside(json.loads(asked.inside), rows, asked.columns, asked.workers)
+    table = page.CROSSES if asked.crosses else page.FEATURES
+    known = page.kept(table) if asked.resume else {}
     for release in asked.releases:
         done = [[row, c] for row, cells in known.get(release, {}).items() for c in cells]
         passed = ["--inside", json.dumps(done), "--workers", str(asked.workers)]
         passed += ["--columns", *asked.columns, "--features", *asked.features]
-        run(releases.RELEASES[release], asked.public, passed)
+        passed += ["--crosses"] * asked.crosses
+        run(table, releases.RELEASES[release], asked.public, passed)
     if asked.write:
-        page.write(page.FEATURES)
+        page.write(table)
     return 0
 
 
-def run(release: libraries.Release, public: Path, passed: list[str]) -> None:
+def run(table: str, release: libraries.Release, public: Path, passed: list[str]) -> None:
     """Cells of a release, in a process that finds its sources and its transformers."""
     command = [sys.executable, "-W", "ignore", __file__, *passed]
     environment = releases.environment(release, public)
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        page.keep_rows(page.FEATURES, json.loads(process.stdout.readline()))
+        page.keep_rows(table, json.loads(process.stdout.readline()))
         for line in process.stdout:
-            page.keep(page.FEATURES, release.nxdi, *json.loads(line))
+            page.keep(table, release.nxdi, *json.loads(line))
 
 
 # --- in the process of a release ------------------------------------------------------------------
@@ -85,6 +89,16 @@ def inside(done: list[Case], features: list[str], columns: list[str], workers: i
         for found in pool.imap_unordered(_cell, cases, chunksize=1):
             print(json.dumps(found), file=out, flush=True)
     return 0
+
+
+def crosses() -> list[str]:
+    """The rows of the table of crosses."""
+    import neuron_cpu
+
+    neuron_cpu.ensure_sdk()
+    from tests.real import cells
+
+    return [", ".join(pair) for pair in cells.pairs()]
 
 
 def _cell(case: Case) -> tuple[str, str, str]:

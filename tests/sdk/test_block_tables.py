@@ -228,6 +228,7 @@ def test_calls_that_would_read_or_write_elsewhere_are_refused(blocks):
         ("0.6", {"ctx_batch_size": 3}, "ctx_batch_size 1"),
         ("0.6", {"padding_side": "left"}, "padding_side 'right'"),
         ("0.6", {"speculation_length": 4}, "meets speculation_length=4"),
+        ("0.6", {"lora_config": {}}, "meets lora_config="),
         ("0.6", {"is_chunked_prefill": True}, "runs over the real libraries only"),
     ],
 )

@@ -252,8 +252,6 @@ class ModelWrapper(nn.Module):
             torch.arange(rows, **whole),
             prepare_sampling_params(rows),
         ]
-        if config.lora_config is not None:
-            inputs.append(torch.zeros(rows, **whole))
         inputs += [
             torch.full((rows, new), -1, **whole),
             torch.zeros((rows, width) if prior else (1,), **whole),
@@ -263,12 +261,8 @@ class ModelWrapper(nn.Module):
         return self._with_empties(inputs)
 
     def _with_empties(self, inputs: Tensors) -> Tuple[torch.Tensor, ...]:
-        """The five inputs, six empty ones (adapter ids may be one of them), and the blocks'
-        inputs."""
-        at = 5 + (self.neuron_config.lora_config is not None)
-        empties = [torch.empty(0)] * 5
-        ids = inputs[5:at] or empties[:1]
-        return (*inputs[:5], torch.empty(0), *ids, *empties[1:], *inputs[at:])
+        """The five inputs, six empty ones, and the blocks' inputs."""
+        return (*inputs[:5], *[torch.empty(0)] * 6, *inputs[5:])
 
     def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
         """The inputs with zeros int32 (B) for the previous hidden state and adapter ids. NxDI 0.6

@@ -3,7 +3,8 @@
 import math
 from typing import Any, List, Optional, Tuple
 
-_OTHERS = ("speculation_length", "sequence_parallel_enabled", "k_cache_transposed")
+# The last one gets no numbers of adapters there in NxDI 0.4 to 0.6, and ends in an error.
+_OTHERS = ("speculation_length", "sequence_parallel_enabled", "k_cache_transposed", "lora_config")
 
 
 def refuse_blocks(config: Any) -> None:
