@@ -181,7 +181,7 @@ class AdaptedLayer(NeuronLlamaDecoderLayer):
 
     def chosen(self, columns: Columns, ids: Optional[torch.Tensor]) -> torch.Tensor:
         """[R, T]: ones for the ranks that are a token's."""
-        lora, (batch, length, _) = self.config.neuron_config.lora_config, columns.shape
+        lora, length = self.config.neuron_config.lora_config, columns.shape[1]
         device = columns.stream.device
         if ids is None:
             raise ValueError(
