@@ -112,7 +112,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         **model_kwargs: Any,
     ) -> SampleOutput:
         """The decoding loop: ids (B, L) -> ids (B, L + new), or a dict with scores and logits."""
-        del synced_gpus
+        del synced_gpus, streamer  # NxDI streams nothing: transformers gives it the prompt
         names = model_kwargs.get("adapter_ids")
         if names is not None and not isinstance(names, torch.Tensor):
             if len(names) != input_ids.shape[0]:
@@ -153,8 +153,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             if pad_token_id is not None:
                 next_tokens = torch.where(unfinished, next_tokens, pad_token_id)
             input_ids = torch.cat([input_ids, next_tokens[:, None]], dim=-1)
-            if streamer is not None:
-                streamer.put(next_tokens.cpu())
             model_kwargs = self._update_model_kwargs_for_generation(
                 outputs, model_kwargs, is_for_token_generation=not prefill
             )
@@ -162,8 +160,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             unfinished = unfinished & ~torch.as_tensor(stop, dtype=torch.bool)
             if not bool(unfinished.any()):
                 break
-        if streamer is not None:
-            streamer.end()
         if not generation_config.return_dict_in_generate:
             return input_ids
         found = {name: tuple(each) or None for name, each in collected.items()}
