@@ -242,3 +242,13 @@ def test_fields_of_an_input_of_a_graph_keep_apart():
     read = MetaTensor()
     read.ParseFromString(tensor.SerializeToString())
     assert (read.data_type, read.type, list(read.shape)) == (5, 1, [2, 3])
+
+
+def test_a_report_shows_the_error_as_it_is_judged():
+    """An error of 0.0336 passes a limit of 0.03, because it is rounded like the limit first."""
+    expected = torch.tensor([[[1.0, -1.0, 0.0]]])
+    actual = expected + torch.tensor([0.0336, 0.0336, -0.0672]) / 2
+    passed, _, told = logit_validation(
+        torch.zeros(1, 2, dtype=torch.int64), lambda _: actual, expected, {None: (0.0, 0.03)}
+    )
+    assert passed and "Top all: error 0.03360, rounded 0.03, limit 0.03." in told

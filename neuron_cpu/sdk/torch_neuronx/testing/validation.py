@@ -100,7 +100,8 @@ def _status(results: List[List[dict]], tol_map: ToleranceMap, divergence_tol: fl
     lines = [f"Validated {len(results)} positions of {len(results[0]) if results else 0} rows."]
     for top_k, (_, rtol) in tol_map.items():
         worst = max((token["errors"][top_k] for token in flat), default=0.0)
-        lines.append(f"Top {'all' if top_k is None else top_k}: error {worst:.5f}, limit {rtol}.")
+        rounded, name = round(worst, _decimals(rtol)), "all" if top_k is None else top_k
+        lines.append(f"Top {name}: error {worst:.5f}, rounded {rounded}, limit {rtol}.")
     worst = max((token["divergence_difference"] for token in flat), default=0.0)
     lines.append(f"Divergence difference {worst:.5f}, limit {divergence_tol}.")
     lines.append(f"Positions that failed: {failed}." if failed else "Every position passed.")
