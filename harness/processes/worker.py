@@ -156,17 +156,10 @@ def main(
     """Serve until the parent closes the connection; the process ends without cleaning up."""
     os.environ.clear()
     os.environ.update(environment)
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    for descriptor in (1, 2):
-        os.dup2(output.fileno(), descriptor)
-    output.close()
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the user's terminal is none of its files
-    forked.close_others({requests.fileno(), replies.fileno()})
+    assert job.limits is not None
+    forked.begin(job.limits, requests, replies, output=output)
     tempfile.tempdir = None  # what the fork server has found before
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert job.limits is not None
-    limits.apply(job.limits)
     # before it is confined, which leaves it no new connections
     alone = _join(_RANKS, job.place)
     if job.confined:

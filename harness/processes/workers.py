@@ -248,24 +248,11 @@ class Process(Worker):
                 "own code may write to its connection."
             ) from error
         except (EOFError, ConnectionError, OSError) as error:
-            raise SubmissionFailed(f"{what}: {self._end_in_words()}.") from error
-
-    def _end_in_words(self) -> str:
-        """How the process ended, once its connection is gone."""
-        self._process.join(5)
-        code = self._process.exitcode
-        self.close()
-        if code is None:
-            return "it closed the connection to the driver"
-        if code >= 0:
-            return f"its process ended with status {code} before it answered"
-        name = forked.signal_name(-code)
-        if name == "SIGXCPU" and self.job.limits is not None:
-            return (
-                f"it used the {self.job.limits.cpu_seconds} s of processor time that it may use; "
-                "--cpu-limit changes that"
-            )
-        return f"its process was ended by {name}"
+            bounds = self.job.limits
+            assert bounds is not None
+            said = forked.end_in_words([self._process], bounds, "--cpu-limit")
+            self.close()
+            raise SubmissionFailed(f"{what}: {said}.") from error
 
     def close(self) -> None:
         self._finalizer()

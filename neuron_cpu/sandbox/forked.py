@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, Optional
 
 from . import limits
 from .interpreter import started_safely
@@ -84,20 +85,47 @@ class Processes:
             end(process)
 
 
-def signal_name(number: int) -> str:
+def begin(bounds: limits.Limits, *kept: Connection, output: Optional[Connection] = None) -> None:
+    """In the process itself: put it under limits and leave it no stream and no descriptor of the
+    fork server or its starter but the connections that are `kept`; `output` is where it prints."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    prints = nowhere if output is None else output.fileno()
+    for place, stream in enumerate((nowhere, prints, prints)):
+        os.dup2(stream, place)
+    if output is not None:
+        output.close()
+    for descriptor in limits.descriptors():
+        if descriptor > 2 and descriptor not in {connection.fileno() for connection in kept}:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+    limits.apply(bounds)
+
+
+def end_in_words(processes: Sequence[Any], bounds: limits.Limits, option: str = "") -> str:
+    """How the first of some processes that ended badly has ended; `option` gives it more time."""
+    for process in processes:
+        process.join(5)
+    codes = [process.exitcode for process in processes]
+    if all(code is None for code in codes):
+        return "it closed its connection"
+    code = next(filter(None, codes), 0)
+    if code >= 0:
+        return f"its process ended with status {code} before it answered"
+    name = _signal_name(-code)
+    if name == "SIGXCPU":
+        more = f"; {option} changes that" if option else ""
+        return f"it used the {bounds.cpu_seconds} s of processor time that it may use{more}"
+    return f"its process was ended by {name}"
+
+
+def _signal_name(number: int) -> str:
     """The name of a signal, or its number: most real-time signals have no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def close_others(kept: Collection[int]) -> None:
-    """Leave a process no descriptor of the fork server or its starter to write to."""
-    for descriptor in limits.descriptors():
-        if descriptor > 2 and descriptor not in kept:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
 
 
 def _quietly(kill: Any, process: int) -> None:

@@ -82,11 +82,7 @@ def serve(
 
 
 def confine(bounds: limits.Limits, *kept: Connection) -> None:
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
-    forked.close_others({connection.fileno() for connection in kept})
-    limits.apply(bounds)
+    forked.begin(bounds, *kept)
     limits.confine([])  # a kernel needs no files of its own
     torch.set_num_threads(1)
     ensure_sdk()

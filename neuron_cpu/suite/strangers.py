@@ -275,12 +275,4 @@ def why(error: Exception, processes: Sequence[Any], bounds: Limits, option: str)
     if isinstance(error, MALFORMED):
         told = quoted(f"{type(error).__name__}: {error}", 200)
         return f"its process sent something else than results ({told})"
-    for process in processes:
-        process.join(5)
-    code = next((process.exitcode for process in processes if process.exitcode), 0)
-    if code < 0:
-        name = forked.signal_name(-code)
-        if name == "SIGXCPU":
-            return f"it used the {bounds.cpu_seconds} s of processor time that it may use"
-        return f"its process was ended by {name}"
-    return f"its process ended with status {code} before it had answered"
+    return forked.end_in_words(processes, bounds)

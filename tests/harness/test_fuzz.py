@@ -1,7 +1,8 @@
 """The doors under arbitrary input: each is taken or refused in one sentence, nothing else.
 
-`make fuzz` tries 10 000 inputs of each; here it is a handful, so that the doors stay covered. No
-input may take longer than MOST_SECONDS or more memory than MOST_BYTES; both end it where it is.
+`make fuzz` draws 10 000 inputs of each, and what it finds becomes a case; the handful of `make
+test` is the same in every run (conftest.py). No input may take longer than MOST_SECONDS or more
+memory than MOST_BYTES; both end it where it is.
 """
 
 from __future__ import annotations
