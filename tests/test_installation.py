@@ -63,6 +63,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = root / "source"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(REPOSITORY / "neuron_cpu", source / "neuron_cpu", ignore=ignored)
+    shutil.copytree(REPOSITORY / "stubs", source / "stubs")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -112,6 +113,15 @@ def test_a_notebook_finds_the_sdk_inside_the_wheel(installed: Path) -> None:
     line, place, total = done.stdout.splitlines()
     assert "the CPU stand-in" in line and total == "12.0"
     assert Path(place).is_relative_to(installed.parent)
+
+
+def test_a_type_checker_finds_the_stubs_inside_the_wheel(installed: Path) -> None:
+    work = installed.parents[1] / "work"
+    (work / "typed.py").write_text("import nki.language as nl\n\nnl.exp\nnl.expp\n")
+    options = ["--config-file=", "--no-incremental", "--python-executable", installed / "python"]
+    done = command(sys.executable, "-m", "mypy", *options, "typed.py", cwd=work)
+    (error,) = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert error.startswith('typed.py:4: error: Module has no attribute "expp"')
 
 
 def test_pytest_finds_the_plugin(installed: Path) -> None:

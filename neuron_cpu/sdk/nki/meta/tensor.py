@@ -9,6 +9,8 @@ import numpy as np
 
 from neuron_cpu.core.current.types import element_type
 
+__all__ = ["arange", "identity", "zeros"]
+
 
 def zeros(shape: Any, dtype: Any) -> np.ndarray:
     """An array of zeros."""

@@ -1,0 +1,12 @@
+"""``nki.tensor``: the name of ``nki.meta.tensor`` before SDK 2.28; public kernels still use it."""
+
+# Written by stubs/generate.py.
+from typing import Any
+
+
+def arange(start: Any, stop: Any, step: Any = 1, dtype: Any = 'int32') -> Any:
+    """``start`` to before ``stop`` in steps."""
+def identity(N: Any, dtype: Any) -> Any:
+    """The identity matrix of N rows."""
+def zeros(shape: Any, dtype: Any) -> Any:
+    """An array of zeros."""

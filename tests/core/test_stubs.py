@@ -1,0 +1,96 @@
+"""Stubs of the SDK's names are current, and a type checker tells wrong names by them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SUITE = sorted((ROOT / "neuron_cpu" / "suite").glob("level*/[a-z]*.py"))
+RIGHT = """
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import nki.typing as nt
+
+@nki.jit
+def kernel(x: nt.tensor[128, 64]):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nisa.activation(tile, nl.exp, tile[0:128], scale=0.5, reduce_cmd=nisa.reduce_cmd.idle)
+    nisa.tensor_copy(dst=tile, src=tile, dtype=nl.float32)
+    if nisa.get_nc_version() >= nisa.nc_version.gen3:
+        nl.store(out, nl.exp(tile.permute((0, 1))))
+    return out
+"""
+WRONG = {  # line, and what is said of it
+    "nl.expp(x)": 'Module has no attribute "expp"',
+    "nisa.activation(x, op=nl.exp, data=x, scal=2.0)": 'Unexpected keyword argument "scal"',
+    "nisa.activation(x, nl.exp)": 'Missing positional argument "data"',
+    "old.matmull(x, x)": 'Module has no attribute "matmull"',
+    "nisa.engine.vectr": '"type[engine]" has no attribute "vectr"',
+    "nl.load(x).permutee()": "",  # what functions return is any tensor
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the stubs have the names that they are stubs of."""
+    folder = tmp_path_factory.mktemp("site")
+    for name in ("nki", "neuronxcc"):
+        shutil.copytree(ROOT / "stubs" / f"{name}-stubs", folder / name)
+    return folder
+
+
+def checked(site: Path, *files: Path) -> list[str]:
+    """What mypy reports of the files."""
+    options = ["--config-file=", "--no-incremental", "--no-site-packages"]
+    options += [
+        "--check-untyped-defs",
+        "--ignore-missing-imports",
+        "--follow-imports=silent",
+        "--scripts-are-modules",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, *map(str, files)],
+        cwd=site,
+        env={**os.environ, "MYPYPATH": str(site)},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.stderr
+    return [line for line in done.stdout.splitlines() if ": error: " in line]
+
+
+def test_they_are_current() -> None:
+    done = subprocess.run(
+        [sys.executable, "stubs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kernels_that_run_have_no_errors(site: Path) -> None:
+    right = site / "right.py"
+    right.write_text(RIGHT)
+    assert not checked(site, right, *SUITE)
+
+
+def test_wrong_names_and_arguments_are_reported(site: Path) -> None:
+    lines = ["import nki.isa as nisa, nki.language as nl", "import neuronxcc.nki.language as old"]
+    wrong = site / "wrong.py"
+    wrong.write_text("\n".join([*lines, "def kernel(x):", *(f"    {line}" for line in WRONG)]))
+    said = {int(re.findall(r":(\d+): ", one)[0]): one for one in checked(site, wrong)}
+    for number, message in enumerate(WRONG.values(), 4):
+        assert (message in said[number]) if message else number not in said
+
+
+def test_docstrings_are_those_of_the_functions() -> None:
+    text = (ROOT / "stubs" / "nki-stubs" / "isa" / "__init__.pyi").read_text(encoding="utf-8")
+    told = text[text.index("def nc_matmul(") :]
+    assert "``dst[M, N] = stationary[K, M].T @ moving[K, N]``" in told[:600]
