@@ -20,6 +20,7 @@ SHORT_DTYPES = {
 }  # fmt: skip
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
+HARD = ("offset", "tiny", "cancelling")  # that the suite tries as well
 NAN = "nan"  # and those with a NaN among them, where somebody asks for them
 INTEGERS = (0.0, 99.0)  # of integer tensors whose argument names no limits
 TOO_LARGE = 300.0  # exp() overflows fp32 from 89 on
@@ -238,6 +239,10 @@ def fill(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tensor:
     ties    three values only, all exact in every type, so that most elements have equals
     large   rows of very different size: normal times 8, one element a row beyond exp()'s range;
             with limits their ends; integers without limits as in random
+    offset  random around a number of each row's own, up to 128 from zero
+    tiny    random times 2^-12 and, every third row, 2^-20: less than what norms add to a variance
+    cancelling  random, each element's opposite in a row with it, so that sums are near zero
+            (these three with limits, and of integers, as in random)
     nan     random with one NaN in every floating-point tensor without limits
     """
     floating, limited = spec.dtype.is_floating_point, spec.low is not None
@@ -274,6 +279,15 @@ def _unlimited(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tenso
     values = torch.randn(spec.shape, generator=generator)
     if not values.numel():
         return values
+    rows = values.view(-1, spec.shape[-1])
+    if kind == "offset":
+        rows += 128 * (2 * torch.rand((len(rows), 1), generator=generator) - 1)
+    if kind == "tiny":
+        rows *= 2.0**-12
+        rows[::3] *= 2.0**-8
+    if kind == "cancelling":
+        half = rows.shape[1] // 2
+        rows[:, half : 2 * half] = -rows[:, :half]
     if kind == "large":
         values = 8 * values
         rows = values.view(-1, spec.shape[-1])

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -147,7 +147,8 @@ class Judging:
 
     def one(self, name: str) -> Outcome:
         """Judge one operator."""
-        operator, settings = suite.operator(name), self.settings
+        operator = suite.operator(name)
+        settings = replace(self.settings, kinds=operator.values)
         naive = [verdict.traced(operator.kernel, c, settings.grid) for c in operator.cases]
         timed = verdict.speed(naive[-1], settings)
         path = self.folder / f"{name}.py"
