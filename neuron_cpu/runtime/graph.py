@@ -31,6 +31,7 @@ from neuron_cpu.errors import CompileError
 from . import ranks
 from .collectives import Collective
 from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of
+from .refused import refusal
 from .tape import Capture, Tape, tensors_of
 
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
@@ -281,6 +282,10 @@ class GraphRecorder(TorchDispatchMode):
             for tensor in _written(func, args, kwargs):
                 capture.forget(tensor)
         result = func(*args, **kwargs)
+        if traced and not self._quiet:
+            told = refusal(name, args, kwargs, tensors, tensors_of(result), fp8=False)
+            if told is not None:
+                raise CompileError(f"{_model_line()} neuronx-cc refuses: {told}.")
         if traced and capture is not None:
             marks = {"writes": bool(written), "draws": draws}
             capture.node(func.name(), captured, result, self._where, **marks)

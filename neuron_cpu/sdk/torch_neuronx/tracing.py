@@ -19,8 +19,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from neuron_cpu.core.device.target import DEFAULT_BEFORE, chosen
 from neuron_cpu.errors import StandInError
+from neuron_cpu.runtime import refused
 
+FP8_FLAG = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
 Inputs = Union[torch.Tensor, Tuple[torch.Tensor, ...]]
 Form = List[Tuple[Tuple[int, ...], torch.dtype]]
 _MAGIC = b"neuron_cpu trace 1\n"
@@ -42,13 +45,19 @@ def trace(
 
     Raises:
         NotImplementedError: inputs are to be aliases of outputs, or parts to run on the CPU.
-        TypeError: an input is no tensor.
+        TypeError: inputs are a list, or one is no tensor.
+        RuntimeError: neuronx-cc refuses an operator, a type or an argument, with its code.
     """
-    del compiler_workdir, compiler_args, cpu_backend  # the compiler's
+    del compiler_workdir  # the compiler's
     if input_output_aliases or partitioner_config is not None:
         raise NotImplementedError(
             "torch_neuronx.trace of the stand-in keeps no state between calls and runs all of a "
             "module, expected neither input_output_aliases nor partitioner_config; leave them out."
+        )
+    if isinstance(example_inputs, list):
+        raise TypeError(
+            "example_inputs of torch_neuronx.trace is a list, expected a tensor or a tuple of "
+            "tensors; write tuple(inputs)."
         )
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     for at, tensor in enumerate(inputs):
@@ -58,7 +67,11 @@ def trace(
                 "pass other values by a wrapper around the module."
             )
     traced = _Traced(func, inputs, not inline_weights_to_neff)
-    traced(*inputs)
+    if cpu_backend:
+        traced(*inputs)
+        return traced
+    with refused.Refusing(_reads_no_fp8(inputs, compiler_args)):
+        traced(*inputs)
     return traced
 
 
