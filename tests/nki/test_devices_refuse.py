@@ -322,3 +322,34 @@ def test_the_table_is_whole():
     listed = {one.issue for one in refusals.defects()}
     for number in (1045, 1051, 1138, 1255, 1296, 1346, 1373, 1381, 1388):
         assert f"aws-neuron-sdk {number}" in listed
+
+
+def test_integers_above_2_to_the_24_are_told_of_results_too():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, nl.int32, buffer=nl.shared_hbm)
+        made_sb = sb((64, 32), nl.int32)
+        nisa.tensor_scalar(made_sb, nl.load(x), nl.add, 1.0)
+        nl.store(out, made_sb)
+        return out
+
+    with pytest.warns(NkiWarning, match="makes 16777216.*sim_inexact_integers"):
+        assert kernel(np.full((64, 32), 2**24, np.int32))[0, 0] == 2**24
+
+
+def test_none_in_a_subscript_is_an_axis():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((64, 3), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        assert tile[:, None, 0:4].shape == (64, 1, 4)
+        for k in range(3):
+            nisa.dma_copy(out[:, k : k + 1], tile[:, k][:, None])
+        return out
+
+    assert np.array_equal(kernel(X), X[:, :3])
+
+
+def test_packages_have_versions(monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
+    assert nki.__version__ == "0.6.0"

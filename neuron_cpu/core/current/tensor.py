@@ -22,7 +22,7 @@ from ..language.labels import fitted
 from ..program import trace
 from ..program.index import is_integer
 from ..program.retyping import retyped
-from ..program.subscript import one_for_each_axis
+from ..program.subscript import one_for_each_axis, with_new_axes
 from ..program.view import View, contiguous, intern
 from . import types
 from .columns import columns_of
@@ -92,6 +92,8 @@ class NkiTensor(trace.Values, Foreign, View):
 
     # --- subscripts -------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> NkiTensor:
+        if isinstance(key, tuple) and any(k is None for k in key):
+            return with_new_axes(self, key, NkiTensor.expand_dim)
         keys = one_for_each_axis(key if isinstance(key, tuple) else (key,), self)
         offset = self.offset
         shape: list[int] = []
@@ -122,7 +124,7 @@ class NkiTensor(trace.Values, Foreign, View):
                 raise refuse(
                     "sim_index_type",
                     f"subscript of type {type(k).__name__} of {self.label()}, expected int, slice, "
-                    "nl.ds or '...'; use .ap for masks and grids, .expand_dims for None",
+                    "nl.ds or '...'; use .ap for masks and grids",
                 )
         while len(shape) < (2 if chip else 1):
             shape.append(1)

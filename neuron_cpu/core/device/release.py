@@ -69,6 +69,12 @@ def of_nki() -> str:
     return _known(chosen, NKI_VARIABLE, NKI_RELEASES)
 
 
+def nki_version() -> str:
+    """The version of the package `nki` in the release in force: 0.1.0 came with 2.27, 0.6.0 with
+    2.32 (aws-neuron-sdk 81ce03a, release-notes/components/nki.rst); 2.33 goes on counting."""
+    return f"0.{int(of_nki().partition('.')[2]) - 26}.0"
+
+
 def nki_since(release: str) -> bool:
     """True where the release in force for ``nki`` is ``release`` or a later one."""
     return NKI_RELEASES.index(of_nki()) >= NKI_RELEASES.index(release)

@@ -6,7 +6,7 @@ an integer and keep the order of the axes; *advanced* ones give axes an affine e
 common index grid, whose axes are those of the result.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,26 @@ def _basic(view: V, keys: Sequence[Any]) -> V:
         rows = _basic(tile, [keys[0], *(slice(None),) * (tile.ndim - 1)])
         indirect = (rows, *indirect[1:])
     return type(view)(view.storage, offset, sizes, steps, view.dt, paxis, oob, indirect)
+
+
+def with_new_axes(view: V, key: tuple[Any, ...], expand: Callable[[V, int], V]) -> V:
+    """A subscript with None: axes of size 1, which ``expand`` makes.
+
+    ``mask[:, k][:, None]`` ran on devices, where a column that an integer has left keeps its axis:
+    the None names that one.
+    """
+    kept = tuple(k for k in key if k is not None)
+    found = view[kept] if kept else view  # type: ignore[index]
+    if key[-1] is None and len(kept) == len(key) - 1 and found.ndim == len(kept) + 1:
+        return found
+    at = 0
+    for number, k in enumerate(key):
+        if k is None:
+            found = expand(found, at)
+        elif k is Ellipsis:
+            at += view.ndim - len(kept)
+        at += k is None or not is_integer(k) or (view.on_chip and number == 0)
+    return found
 
 
 def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:

@@ -7,6 +7,7 @@ happens.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -27,10 +28,9 @@ def watched(step: Step, op: Op, arena: Arena, today: bool) -> Step | None:
 
     In the older language (not ``today``) it checks only integers that fp32 does not hold.
     """
-    look: Step | None
-    look, first = (lambda: _look_at_integers(op, arena)), True
-    if not _rounds_integers(op):
-        look, first = _look(op, arena) if today else (None, False)
+    if _rounds_integers(op):
+        return lambda: _step_of_integers(step, op, arena)
+    look, first = _look(op, arena) if today else (None, False)
     if look is None:
         return None
 
@@ -68,21 +68,30 @@ def _rounds_integers(op: Op) -> bool:
     return by_way and wide
 
 
-def _look_at_integers(op: Op, arena: Arena) -> None:
-    for ref in op.src:
+def _step_of_integers(step: Step, op: Op, arena: Arena) -> None:
+    """The step, with one warning where an operand is, or a result may have been, above 2^24."""
+    told = _tell_of_integers(op, arena, op.src, EXACT + 1, "computes with")
+    step()
+    if not told:  # 2^24 + 1 is 2^24 in fp32
+        _tell_of_integers(op, arena, op.dst, EXACT, "makes")
+
+
+def _tell_of_integers(op: Op, arena: Arena, refs: Sequence[Ref], least: int, does: str) -> bool:
+    for ref in refs:
         if ref.dt not in WORDS:
             continue
         values = arena.of(ref.memory)[gather_index(ref, arena, skip=True)].to(torch.int64)
         most = int(values.abs().max()) if values.numel() else 0
-        if most > EXACT:
+        if most >= least:
             warn(
                 "sim_inexact_integers",
-                f"{op.instruction.op.name} computes with {most} of "
+                f"{op.instruction.op.name} {does} {most} of "
                 f"{ref.memory.storage.label()} in fp32, which holds every integer up to 2^24 only, "
                 "expected smaller ones: the last digits are lost; split the number by shifts, or "
                 "add int32 tiles with nisa.tensor_tensor on GpSimdE (SDK 2.26 and later)",
             )
-            return
+            return True
+    return False
 
 
 # --- duplicate rows -------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ Source of names and signatures: aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py.
 """
 
 from neuron_cpu.core.current.kernel import Kernel, jit, simulate
+from neuron_cpu.core.device import release as _release
 from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.inline import attach as _attach
 
@@ -14,4 +15,8 @@ __all__ = [
 ]  # fmt: skip
 
 _attach(Kernel)
-__getattr__ = _unknown.of_module("nki", globals(), current=True)
+_of_names = _unknown.of_module("nki", globals(), current=True)
+
+
+def __getattr__(name: str) -> object:
+    return _release.nki_version() if name == "__version__" else _of_names(name)
