@@ -353,3 +353,13 @@ def test_none_in_a_subscript_is_an_axis():
 def test_packages_have_versions(monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
     assert nki.__version__ == "0.6.0"
+
+
+def test_a_breakpoint_outside_of_eager_mode_says_so(monkeypatch):
+    with pytest.warns(NkiWarning, match="NKI_CPU_EAGER=1.*sim_breakpoint"):
+        made(lambda x: breakpoint()).trace(X)
+    monkeypatch.setenv("NKI_CPU_EAGER", "1")
+    monkeypatch.setattr("neuron_cpu.core.program.trace._debugger", lambda: met.append(1))
+    met = []
+    made(lambda x: breakpoint())(X)
+    assert met == [1]

@@ -7,6 +7,7 @@ and mark the instructions with the iteration they belong to.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..device.dtypes import DType
-from ..device.errors import name_kernel, refuse, user_frame
+from ..device.errors import name_kernel, refuse, user_frame, warn
 from ..device.refusals import speaking
 from .attributes import Attrs
 from .meetings import Meetings
@@ -44,6 +45,24 @@ def current(what: str) -> Tracer:
             "the call stack; move the call into the kernel",
         )
     return tracer
+
+
+def _break(*args: Any, **kwargs: Any) -> Any:
+    """``breakpoint()``: says in a kernel that is only traced what it cannot show there."""
+    tracer = active()
+    if tracer is not None and tracer.machine is None:
+        warn(
+            "sim_breakpoint",
+            "breakpoint() in a kernel that is traced: a device's compiler fails on it "
+            "(aws-neuron-sdk 1057), and tiles have no values yet, expected it in eager mode alone; "
+            "set NKI_CPU_EAGER=1",
+        )
+        if sys.stdin is None or not sys.stdin.isatty():
+            return None
+    return _debugger(*args, **kwargs)
+
+
+_debugger, sys.breakpointhook = sys.breakpointhook, _break
 
 
 @contextmanager
