@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples test test-browser test-jax test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -120,6 +120,11 @@ LIBRARY ?= --each 10 --large 200
 library: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
 	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(CHECKOUTS) --write $(LIBRARY)
+
+# Suites of public packages that simulate their kernels, from source folders below PUBLIC=DIR
+# (docs/simulator.md).
+suites: setup-tests
+	$(BIN)/python tests/suites.py $(CHECKOUTS) --write
 
 # AWS's tutorials and samples, from checkouts below PUBLIC=DIR (docs/library.md).
 samples: setup-tests

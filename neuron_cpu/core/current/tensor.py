@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
-from ..device.refusals import defect
 from ..device.release import nki_since
 from ..device.target import needs
 from ..device.unknown import Foreign
@@ -405,7 +404,6 @@ class NkiTensor(trace.Values, Foreign, View):
                 raise self._wrong_axis("ap(vector_offset=)", indirect_dim)
             strides = (0, *strides[1:])
         if scalar_offset is not None or vector_offset is not None:
-            _warn_of_offset(scalar_offset)
             tile = _index_tile(
                 *((scalar_offset, 1) if vector_offset is None else (vector_offset, shape[0]))
             )
@@ -604,13 +602,6 @@ def _known(offset: Any) -> int:
     if isinstance(offset, VirtualRegister) and offset.static is not None:
         return offset.static
     return whole(offset, "offset of an ap")
-
-
-def _warn_of_offset(given: Any) -> None:
-    """An offset that lies behind the start of its own tile."""
-    known = defect("common-pitfalls.md") if isinstance(given, View) and given.offset else None
-    if known is not None and given.on_chip:
-        warn("sim_offset_of_offset", f"scalar_offset={given.label()}: {known.told()}")
 
 
 def _index_tile(given: Any, rows: int | None) -> View:
