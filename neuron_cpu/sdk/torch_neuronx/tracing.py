@@ -116,6 +116,20 @@ class NeuronModule(nn.Module):
         return _MAGIC + buffer.getvalue()
 
 
+def _reads_no_fp8(inputs: Sequence[torch.Tensor], given: Union[str, Sequence[str], None]) -> bool:
+    """Whether float8_e4m3fn is refused; refuses inputs and compiler arguments of a chip at once."""
+    core = chosen(DEFAULT_BEFORE)
+    words = given.split() if isinstance(given, str) else [*(given or ())]
+    fp8 = core.number < 4 and FP8_FLAG not in words
+    if core.number == 2 and any(w in " ".join(words) for w in ("--lnc 2", "--lnc=2")):
+        raise refused.Refused(refused.said("NCC_EARG001", f"compiler_args={given!r}"))
+    for tensor in inputs:
+        told = refused.of_input(tensor, fp8)
+        if told is not None:
+            raise refused.Refused(told)
+    return fp8
+
+
 class _Traced(NeuronModule):
     """Runs a module of Python."""
 
