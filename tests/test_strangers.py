@@ -9,6 +9,9 @@ import subprocess
 import pytest
 
 from tests.conftest import REPOSITORY
+from tests.harness.processes import acts
+from tests.sandbox.test_doors import DOORS
+from tests.sandbox.test_records import ACTS
 
 ROOMS = ("neuron_cpu", "models", "harness", "lab", "docs")
 SOURCES = [
@@ -20,6 +23,7 @@ RUNS = {
     "harness/processes/worker.py:main pickle.loads": "the driver, by a pipe that none else writes",
     "neuron_cpu/runtime/tape.py:from_bytes pickle.loads": "the model's own process, confined",
     "neuron_cpu/sdk/torch_neuronx/scripting.py:load pickle.load": "the model's own process",
+    "neuron_cpu/sdk/torch_neuronx/tracing.py:_load torch.load": "who loads a module of their own",
     "neuron_cpu/sandbox/run_script.py:_run_file exec": "the user, who asks for this script",
     "neuron_cpu/oracle/recorder.py:record eval": "a candidate in its confined process",
     "neuron_cpu/lessons/__init__.py:module exec": "this project",
@@ -99,7 +103,7 @@ def test_no_package_is_proposed_that_a_stranger_could_publish(suffix: str) -> No
     )
     files = [REPOSITORY / name for name in listed.stdout.split() if not name.startswith("tests/")]
     commands = [
-        (file.name, words)
+        (file.name, words.replace(" @ ", "@"))  # from an address, not by its name
         for file in files
         for words in re.findall(r"pip install([^\n`;&]*)", file.read_text(encoding="utf-8"))
     ]
@@ -112,3 +116,11 @@ def test_each_test_that_the_page_names_is_there() -> None:
     named = set(re.findall(r"`(test_\w+)`", page))
     assert len(named) > 50
     assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
+
+
+def test_the_page_has_every_act() -> None:
+    page = (REPOSITORY / "docs" / "strangers.md").read_text(encoding="utf-8")
+    lists = page.partition("<!-- acts: begin -->")[2].partition("<!-- acts: end -->")[0]
+    listed = " ".join(lists.split())
+    for name in (*acts.ALLOWED, *acts.CALLS, *acts.FILES, *ACTS, *DOORS):
+        assert re.search(rf"[ ,]{re.escape(name)}[,.]", listed), name
