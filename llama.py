@@ -62,6 +62,8 @@ helpers above them work on tiles that are already on chip. Interfaces follow NxD
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
@@ -1355,11 +1357,12 @@ def decode_bytes(length, heads, itemsize):
 
 
 class CachedSequences(NamedTuple):
-    """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens.
+    """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens,
+    ``each`` of a sequence and T in all: one of several sequences, or several of one.
 
-    k_sb [128, slots, keys + count] has transposed keys: slot b * stacks + s the heads of stack s of
-    sequence b. Its last columns take the new keys and are zero for other sequences. mask_sb [count,
-    keys + count] is added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1] has values, the
+    k_sb [128, slots, keys + T] has transposed keys: slot b * stacks + s the heads of stack s of
+    sequence b. Its last columns take the new keys and are zero for other sequences. mask_sb [T,
+    keys + T] is added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1] has values, the
     lanes of each head in turn, and a column of ones, which gives the sum of the weights.
     """
 
@@ -1368,11 +1371,21 @@ class CachedSequences(NamedTuple):
     k_sb: Sbuf
     mask_sb: Sbuf
     v_sb: Sbuf
+    each: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Its new tokens."""
+        return self.count * self.each
 
     @property
     def keys(self) -> int:
         """Cached keys of a sequence."""
-        return self.k_sb.shape[2] - self.count
+        return self.k_sb.shape[2] - self.tokens
+
+    def columns(self, sequence, count=1):
+        """The new tokens of some of its sequences among all of the call."""
+        return nl.ds((self.first + sequence) * self.each, count * self.each)
 
 
 def stack_keys(k_sb, rows, first_slot, first_column, heads, first_head=0):
@@ -1393,19 +1406,21 @@ def stack_keys(k_sb, rows, first_slot, first_column, heads, first_head=0):
             )
 
 
-def room_for_keys(bias_hbm, first, count, heads):
-    """Make k_sb and mask_sb of CachedSequences, without the cached keys. Each token sees its own
-    new key and no other."""
-    length, dtype = bias_hbm.shape[1], bias_hbm.dtype
-    shape = (P_MAX, count * heads.stacks, length + count)
-    k_sb, new = nl.ndarray(shape, dtype), nl.ds(length, count)
+def room_for_keys(bias_hbm, first, count, heads, each=1):
+    """Make k_sb and mask_sb of CachedSequences, without the cached keys. A token sees its own new
+    key and, of the same sequence, those before it. The bias [T, keys] has a row for each token."""
+    (_, length), dtype, tokens = bias_hbm.shape, bias_hbm.dtype, count * each
+    shape = (P_MAX, count * heads.stacks, length + tokens)
+    k_sb, new = nl.ndarray(shape, dtype), nl.ds(length, tokens)
     if heads.leaves_lanes():
         k_sb[...] = nisa.memset(shape, 0.0, dtype)
-    k_sb[:, :, new] = nisa.memset((P_MAX, count * heads.stacks, count), 0.0, dtype)
-    mask_sb = nl.ndarray((count, length + count), dtype)
-    mask_sb[:, 0:length] = nl.load(bias_hbm[nl.ds(first, count), :])
-    if count == 1:
+    k_sb[:, :, new] = nisa.memset((P_MAX, count * heads.stacks, tokens), 0.0, dtype)
+    mask_sb = nl.ndarray((tokens, length + tokens), dtype)
+    mask_sb[:, 0:length] = nl.load(bias_hbm[nl.ds(first * each, tokens), :])
+    if tokens == 1:
         mask_sb[:, new] = nisa.memset((1, 1), 0.0, dtype)
+    elif each > 1:
+        mask_sb[:, new] = causal_mask(tokens, dtype)
     else:
         row, column = nl.arange(count)[:, None], nl.arange(count)[None, :]
         diagonal_sb = select_equal(row, column, (count, count), dtype)  # 1, 0 to 0, MASKED
@@ -1415,9 +1430,9 @@ def room_for_keys(bias_hbm, first, count, heads):
     return k_sb, mask_sb
 
 
-def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
+def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1):
     """Load the CachedSequences of a decode step from keys and values @ HBM [B, kv_heads, L, D] and
-    the bias of keys [B, L]. Keys and bias have the type of x; values may have another one."""
+    the bias of keys [T, L]. Keys and bias have the type of x; values may have another one."""
     batch, kv_heads, length, d = keys_hbm.shape
     # KV heads share the partitions: a row of DMA is kv_heads times as long, and one product over
     # all partitions serves all heads
@@ -1425,7 +1440,7 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
     partitions, whole = kv_heads * lanes, heads.depth == d
     keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
     values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
-    k_sb, mask_sb = room_for_keys(bias_hbm, first, count, heads)
+    k_sb, mask_sb = room_for_keys(bias_hbm, first, count, heads, each)
     together = KEY_BYTES // (keys_hbm.itemsize * tiles * heads.depth * heads.stack)
     for b in nl.affine_range(count):
         # keys [lanes, some heads, tiles, D], rows of tiles * D
@@ -1443,41 +1458,44 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
         v_sb[:, b, :, 0:d] = nisa.tensor_copy(
             nl.load(values_hbm[first + b, :, :, :]), engine=nisa.gpsimd_engine
         )
-    return CachedSequences(first, count, k_sb, mask_sb, v_sb)
+    return CachedSequences(first, count, k_sb, mask_sb, v_sb, each)
 
 
 def decode_queries(qk_sb, cache, heads):
     """Queries of the sequences, block by block [128, slots, rows] @ SBUF, and ones where a row is a
-    sequence's [B, rows].
+    new token's [T, rows].
 
-    Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
-    stack s of that sequence in its rows.
+    Rows of a sequence follow each other, those of a head, and a head's tokens; slot b * stacks + s
+    holds the heads of stack s of that sequence in its rows.
     """
-    group, count, dtype = heads.group, cache.count, qk_sb.dtype
-    rows = count * heads.q_heads
-    q_sb = nisa.memset((P_MAX, count * heads.stacks, rows), 0.0, dtype)
-    for b in nl.static_range(count):
+    each, group, dtype = cache.each, heads.group, qk_sb.dtype
+    slots, owners = cache.count * heads.stacks, cache.count * heads.q_heads
+    q_sb = nisa.memset((P_MAX, slots, owners * each), 0.0, dtype)
+    by_head_sb, rows = q_sb.reshape((P_MAX, slots, owners, each)), owners * each
+    for b in nl.static_range(cache.count):
         for kv_head in nl.static_range(heads.kv_heads):
-            place = nl.ds(b * heads.q_heads + kv_head * group, group)
             stack, lanes = heads.place(kv_head)
-            q_sb[lanes, b * heads.stacks + stack, place] = nisa.tensor_copy(
-                qk_sb[lanes, nl.ds(stack * group, group), cache.first + b]
+            own = nl.ds(b * heads.q_heads + kv_head * group, group)
+            by_head_sb[lanes, b * heads.stacks + stack, own, :] = nisa.tensor_copy(
+                qk_sb[lanes, nl.ds(stack * group, group), cache.columns(b)]
             )
-    if count == 1:
+    if cache.tokens == 1:
         return q_sb, nisa.memset((1, rows), 1.0, dtype)
-    shape = count, count, heads.q_heads
-    sequence, owner = nl.arange(count)[:, None, None], nl.arange(count)[None, :, None]
-    owner = owner + 0 * nl.arange(heads.q_heads)[None, None, :]
-    return q_sb, select_equal(sequence, owner, shape, dtype).reshape((count, rows))
+    shape = cache.tokens, cache.count, heads.q_heads, each
+    token, sequence = nl.arange(cache.tokens)[:, None, None, None], nl.arange(cache.count)
+    owner = each * sequence[None, :, None, None] + nl.arange(each)[None, None, None, :]
+    owner = owner + 0 * nl.arange(heads.q_heads)[None, None, :, None]
+    return q_sb, select_equal(token, owner, shape, dtype).reshape((cache.tokens, rows))
 
 
 def decode_scores(qk_sb, cache, heads):
-    """Masked scores of all rows against cached and new keys [rows, keys + B] @ SBUF."""
+    """Masked scores of all rows against cached and new keys [rows, keys + T] @ SBUF."""
     q_sb, which_sb = decode_queries(qk_sb, cache, heads)
     for b in nl.affine_range(cache.count):
+        new = nl.ds(cache.keys + b * cache.each, cache.each)
         for stack in nl.affine_range(heads.stacks):
-            cache.k_sb[:, b * heads.stacks + stack, cache.keys + b] = nisa.tensor_copy(
-                qk_sb[:, heads.q_tiles + stack, cache.first + b]
+            cache.k_sb[:, b * heads.stacks + stack, new] = nisa.tensor_copy(
+                qk_sb[:, heads.q_tiles + stack, cache.columns(b)]
             )
     (_, slots, rows), keys = q_sb.shape, cache.k_sb.shape[2]
     scores_sb = nl.ndarray((rows, keys), q_sb.dtype)
@@ -1534,53 +1552,57 @@ def spread_weights(weights_sb, cache, heads):
 
 
 def new_weights(weights_sb, cache, heads):
-    """Transpose the weights of the new keys [rows, B] @ SBUF -> [B, kv_heads, rows]; a head's part
+    """Transpose the weights of the new keys [rows, T] @ SBUF -> [T, kv_heads, rows]; a head's part
     is zero in the rows of other heads."""
-    kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.count, weights_sb.shape[0]
-    transposed_psum = psum_tile((count, rows))
-    transposed_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, count)])
-    of_heads_psum = transposed_psum.reshape((count, count, kv_heads, group))
-    spread_sb = nisa.memset((count, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
+    kv_heads, group, rows = heads.kv_heads, heads.group, weights_sb.shape[0]
+    count, tokens = cache.count, cache.tokens
+    transposed_psum = psum_tile((tokens, rows))
+    transposed_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, tokens)])
+    of_heads_psum = transposed_psum.reshape((tokens, count, kv_heads, group))
+    spread_sb = nisa.memset((tokens, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
     for head in nl.affine_range(kv_heads):
         spread_sb[:, head, :, head, :] = nisa.tensor_copy(of_heads_psum[:, :, head, :])
-    return spread_sb.reshape((count, kv_heads, rows))
+    return spread_sb.reshape((tokens, kv_heads, rows))
 
 
 def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
-    """Attend from some sequences' new tokens to their cache and themselves, into these sequences'
-    columns of context_sb [128, tiles, B]."""
-    count, d, group = cache.count, heads.head_dim, heads.group
+    """Attend from some sequences' new tokens to their cache and themselves, into these tokens'
+    columns of context_sb [128, tiles, T]."""
+    count, tokens, d = cache.count, cache.tokens, heads.head_dim
     scale = score_scales(d)[1]
-    # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
+    # softmax weights [rows, keys + T]: 512 keys move a pass, one for each slot and the mask
     scores_sb = decode_scores(qk_sb, cache, heads)
     neg_max_sb = negated_maximum(scores_sb, scale)
     weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
-    # the same with keys on partitions, as values have them: cached ones of all heads, and new ones
-    spread_sb = spread_weights(weights_sb, cache, heads)
-    new_sb = new_weights(weights_sb, cache, heads)
-    new_values_sb = nisa.memset((count, heads.kv_heads, d + 1), 1.0, v_sb.dtype)
-    new_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
-    # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
+    # the same with keys on partitions, as values have them: cached ones of all heads, and new ones;
+    # several tokens of a sequence are rows like as many query heads
+    rows = heads._replace(q_heads=heads.q_heads * cache.each)
+    spread_sb = spread_weights(weights_sb, cache, rows)
+    new_sb = new_weights(weights_sb, cache, rows)
+    new_values_sb = nisa.memset((tokens, heads.kv_heads, d + 1), 1.0, v_sb.dtype)
+    new_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((tokens, heads.kv_heads, d)))
+    # context of each sequence [rows, D + 1]: D + 1 columns of values move, a pass for each tile
     # of 128 cached keys and for each head's new keys; divided by the last column, it is transposed
-    contexts_psum = psum_tile((d, heads.q_heads, count))
+    contexts_psum = psum_tile((d, rows.q_heads, count))
     for b in nl.affine_range(count):
-        sums_psum = psum_zeros((heads.q_heads, d + 1))
+        sums_psum = psum_zeros((rows.q_heads, d + 1))
         for t in nl.affine_range(cache.v_sb.shape[2]):
             sums_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
         for head in nl.affine_range(heads.kv_heads):
-            rows = nl.ds(b * heads.q_heads, heads.q_heads)
-            sums_psum[...] += nisa.nc_matmul(new_sb[:, head, rows], new_values_sb[:, head, :])
+            own = nl.ds(b * rows.q_heads, rows.q_heads)
+            sums_psum[...] += nisa.nc_matmul(new_sb[:, head, own], new_values_sb[:, head, :])
         inverse_sb = nisa.reciprocal(sums_psum[:, d : d + 1])
         rows_sb = nisa.tensor_scalar(
             sums_psum[:, 0:d], nl.multiply, inverse_sb, dtype=context_sb.dtype
         )
         contexts_psum[:, :, b] = nisa.nc_transpose(rows_sb)
-    # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
+    # [D, q_heads, T] to the lanes and tiles of the heads, all tokens at once
+    by_token_psum = contexts_psum.reshape((d, heads.q_heads, tokens))
     for kv_head in nl.static_range(heads.kv_heads):
-        stack, lanes = heads.place(kv_head)
+        (stack, lanes), group = heads.place(kv_head), heads.group
         members, tiles = nl.ds(kv_head * group, group), nl.ds(stack * group, group)
-        place = context_sb[nl.ds(lanes.start, d), tiles, nl.ds(cache.first, count)]
-        place[...] = nisa.tensor_copy(contexts_psum[:, members, :])
+        place = context_sb[nl.ds(lanes.start, d), tiles, cache.columns(0, count)]
+        place[...] = nisa.tensor_copy(by_token_psum[:, members, :])
 
 
 def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
@@ -1590,7 +1612,7 @@ def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
     tokens = Block(0, batch, 1)
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    parts = [(cache.first, cache.count) for cache in caches]
+    parts = [(cache.first * cache.each, cache.tokens) for cache in caches]
     qk_sb, v_sb = project_qkv(layer.projection(x_sb, tokens, parts))
     nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
     for part, rows_sb in zip(parts, v_sb):
@@ -1754,24 +1776,26 @@ def attention_prefill_kernel(
 @nki.jit
 def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, heads,
+    bias_hbm, heads, each=1,
 ):  # fmt: skip
-    """Do the same for one new token per sequence: attention over the cache and the token itself.
+    """Do the same for one new token per sequence, or for ``each`` of a single sequence: attention
+    over the cache, the tokens before and the token itself.
 
-    bias [B, L] has keys in the order of ``cache_runs`` over P_MAX // kv_heads partitions.
-    -> partial output [H, B], new keys (rotated) and values [B, kv_heads * D], and x + delta.
+    bias [T, L] has keys in the order of ``cache_runs`` over P_MAX // kv_heads partitions.
+    -> partial output [H, T], new keys (rotated) and values [T, kv_heads * D], and x + delta.
     """
-    (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    (_, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE
+    # hidden states [128, H/128, T], a few KiB, then the cache, before the weights: TensorE
     # transposes its keys, 128 a pass, while those stream
-    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, batch, 1))
-    parts = spans(batch, P_MAX // heads.q_heads)  # of each the queries share a tile of scores
+    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, tokens, 1))
+    # of each part the queries share a tile of scores
+    parts = spans(tokens // each, P_MAX // (heads.q_heads * each))
     cached = keys_hbm, values_hbm, bias_hbm
-    caches = [cached_sequences(*cached, *part, heads) for part in parts]
+    caches = [cached_sequences(*cached, *part, heads, each) for part in parts]
     hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
     layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
     decode_step(layer, x_sb, caches, new_keys_hbm, new_values_hbm)
@@ -1811,6 +1835,9 @@ class NeuronConfigNKI(NeuronConfig):
     def __init__(self, **kwargs: Any) -> None:
         saved = kwargs.pop("nki_enabled", False)
         self.nki_enabled = bool(kwargs.pop("enable_nki", saved))
+        self.looks_ahead = bool(kwargs.pop("looks_ahead", False))
+        if self.looks_ahead:  # of a saved configuration: its length is derived anew
+            kwargs.pop("speculation_length", None)
         super().__init__(**kwargs)
 
 
@@ -1826,13 +1853,21 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
+        neuron_config = self.neuron_config
+        tokens = call_tokens(self)
+        neuron_config.looks_ahead = tokens > 1
+        if tokens > 1:
+            neuron_config.speculation_length = tokens
+        elif is_nki_enabled(self):
+            logging.info("llama.py takes a token a step here: look-ahead is for one sequence alone")
 
     def uncovered(self) -> Optional[str]:
         """Say in a sentence what this file does not cover and what to do; None: it covers all.
 
         The driver asks in the process that runs this file. A model that is made raises it.
         """
-        asked = [name for name in self.beyond if option(self, name)]
+        own = ("speculation_length",) if option(self, "looks_ahead") else ()
+        asked = [name for name in self.beyond if option(self, name) and name not in own]
         asked += ["cp_degree"] if option(self, "cp_degree", 1) > 1 else []
         asked += ["left padding"] if option(self, "padding_side") == "left" else []
         asked += ["biases"] if getattr(self, "attention_bias", False) else []
@@ -2105,9 +2140,11 @@ class NeuronLlamaAttention(nn.Module):
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         if past is None:
             return attention_prefill_kernel(*inputs, rank, hidden.shape[0])
+        each = hidden.shape[1]  # new tokens of a sequence
         bias = _mask_bias(mask[:, 0, 0], hidden.stream.dtype)
-        cache = cache_in_runs(*past, bias, P_MAX // past[0].shape[1])
-        return attention_decode_kernel(*inputs, *cache, rank)
+        keys, values, bias = cache_in_runs(*past, bias, P_MAX // past[0].shape[1])
+        bias = bias if each == 1 else bias.expand(each, -1)
+        return attention_decode_kernel(*inputs, keys, values, bias, rank, each)
 
 
 class PlainAttention(modeling_llama.NeuronLlamaAttention):
@@ -2229,6 +2266,14 @@ class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):
         self.norm = self.final_norm(config)
         self.layers = nn.ModuleList(self.layer_cls(config) for _ in range(config.num_hidden_layers))
 
+    def forward(self, *args: Any, **given: Any) -> List[torch.Tensor]:
+        """NxDI's graph. Rows of logits leave the device in the model's type, which the head made
+        them in, as half the bytes of NxDI's fp32: a call that looks ahead has eight."""
+        outputs = super().forward(*args, **given)
+        if option(self.config, "looks_ahead"):
+            outputs[0] = outputs[0].to(self.config.neuron_config.torch_dtype)
+        return outputs
+
     def output_head(self, config: InferenceConfig) -> nn.Module:
         """Hidden states -> logits: a kernel, or a plain layer behind its norm."""
         gather = not self.on_device_sampling
@@ -2244,6 +2289,123 @@ class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):
         if is_nki_enabled(config):
             return SumOfColumns()
         return modeling_llama.CustomRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+# --- Look-ahead -----------------------------------------------------------------------------------
+#
+# A decode step reads all weights for one token, and would read them once for eight. So one call
+# takes the newest token and seven guesses of what follows. Its row of logits behind a token counts
+# where all guesses before are right, and then it is the row that the plain step would give. An
+# example: the text so far ends in "to be or not to", and "to" was followed by "be or" before:
+#
+#     tokens of the call     to    be    or    not   to    be    or    not
+#     row of logits          r0    r1    r2    r3    r4    r5    r6    r7
+#     the user's choices     be    or    else
+#
+# forward(to) answers r0. The user chooses "be", which was guessed: forward(be) answers r1 without a
+# call, forward(or) answers r2. "else" was not guessed, so forward(else) begins the next call. It
+# writes over the cache's rows of "not", "to" and so on; until then masks hide them, since a call
+# sees the tokens before its own. Rows of wrong guesses are dropped: a guess costs a row of logits
+# to the host, never a token. Guesses come from the text of this sequence alone.
+
+CALL_TOKENS = 8  # of a call, the newest one and its guesses
+CONTEXT = 4  # newest tokens that are looked up
+
+
+def call_tokens(config: InferenceConfig) -> int:
+    """Tokens of a call that looks ahead; 1 where something is asked for that it steps aside for.
+
+    All queries of a KV head's tokens share a tile of scores.
+    """
+    given, heads = config.neuron_config, config.num_attention_heads
+    sampled = given.on_device_sampling_config is not None
+    if not is_nki_enabled(config) or option(config, "speculation_length") or sampled:
+        return 1
+    if given.max_batch_size > 1 or option(config, "async_mode") or given.padding_side == "left":
+        return 1
+    rank = max(1, heads // given.tp_degree)
+    tokens = min(CALL_TOKENS, P_MAX // rank)
+    return tokens if tokens < given.max_context_length else 1
+
+
+class Guesser:
+    """Guesses what follows a text: the token that followed its newest ones the last time, the
+    longest context that is known before shorter ones. Then what followed these, and so on.
+
+    Both methods together take some 15 microseconds a token.
+    """
+
+    def __init__(self) -> None:
+        self.text: List[int] = []
+        self.after: Dict[Tuple[int, ...], int] = {}  # the last follower of up to CONTEXT tokens
+
+    def add(self, token: int) -> None:
+        """Append a token."""
+        for length in range(1, min(CONTEXT, len(self.text)) + 1):
+            self.after[tuple(self.text[-length:])] = token
+        self.text.append(token)
+
+    def guess(self, most: int) -> List[int]:
+        """At most so many tokens behind the text; none where its newest token is new."""
+        recent = self.text[-CONTEXT:]
+        for _ in range(most):
+            contexts = (tuple(recent[-length:]) for length in range(CONTEXT, 0, -1))
+            token = next((self.after[one] for one in contexts if one in self.after), None)
+            if token is None:
+                break
+            recent.append(token)
+        return recent[min(CONTEXT, len(self.text)) :]
+
+
+class LookAhead:
+    """A sequence under way: its text, and what the last call has left.
+
+    The ``tokens`` of that call, from position ``start`` on, have the logits ``rows`` [1, T, V], of
+    which ``used`` have been answered. ``calls`` counts calls behind the prompt, [those without a
+    guess, those with guesses], and ``kept_rows`` the answers that needed none.
+    """
+
+    def __init__(self, tokens: int, room: int) -> None:
+        self.call_tokens, self.room = tokens, room
+        self.forget()
+
+    def forget(self) -> None:
+        """Remember nothing of the sequence."""
+        self.begin([])
+
+    def begin(self, prompt: List[int]) -> None:
+        """Take the tokens of a prompt."""
+        self.guesser, self.calls, self.kept_rows = Guesser(), [0, 0], 0
+        self.tokens, self.start, self.used, self.rows = [], 0, 0, None
+        for token in prompt:
+            self.guesser.add(token)
+
+    def kept(self, token: int, position: int) -> Optional[torch.Tensor]:
+        """The row [1, 1, V] of a token at a position, if the last call computed it."""
+        at = position - self.start
+        if self.rows is None or at != self.used or self.tokens[at : at + 1] != [token]:
+            self.rows = None
+            return None
+        self.guesser.add(token)
+        self.used, self.kept_rows = self.used + 1, self.kept_rows + 1
+        return self.rows[:, at : at + 1]
+
+    def guesses(self, token: int, position: int) -> List[int]:
+        """Take a token at a position; guess what follows, as far as the cache has room."""
+        known = position == len(self.guesser.text)
+        if known:
+            self.guesser.add(token)
+        found: List[int] = []
+        if known and position + self.call_tokens <= self.room:
+            with contextlib.suppress(Exception):  # a fault here costs guesses, no token
+                found = self.guesser.guess(self.call_tokens - 1)
+        self.calls[bool(found)] += 1
+        return found
+
+    def keep(self, tokens: List[int], position: int, rows: torch.Tensor) -> torch.Tensor:
+        """Keep the rows of a call; the first one is its answer."""
+        self.tokens, self.start, self.used, self.rows = tokens, position, 1, rows
+        return rows[:, :1]
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
@@ -2315,6 +2477,52 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
         if why is not None:
             raise ValueError(why)
         super().__init__(model_path, config, *more, **given)
+        tokens, room = self.neuron_config.speculation_length, self.neuron_config.max_length
+        self.ahead = LookAhead(tokens, room) if option(self.config, "looks_ahead") else None
+
+    def enable_speculation(self, *args: Any, **kwargs: Any) -> None:
+        """Keep the single-token graph, which NxDI 0.2 and later leave out."""
+        super().enable_speculation(*args, **kwargs)
+        if option(self.config, "looks_ahead") and not hasattr(self, "token_generation_model"):
+            self.enable_token_generation()
+
+    def reset(self) -> None:
+        """Begin a new sequence: nothing of the last one is remembered."""
+        super().reset()
+        if self.ahead is not None:
+            self.ahead.forget()
+
+    def _construct_output(self, logits: Any, *more: Any) -> Any:
+        """NxDI's, of a row that is asked for in fp32; other rows stay as they came."""
+        asked = self.ahead is not None and logits.shape[1] == 1
+        return super()._construct_output(logits.float() if asked else logits, *more)
+
+    def forward(self, input_ids=None, seq_ids=None, attention_mask=None, position_ids=None, **more):
+        """NxDI's, which takes a token and gives its logits [1, 1, V]. With look-ahead they may be a
+        row of an earlier call, and a call may have guesses behind its token."""
+        given = dict(more, seq_ids=seq_ids, attention_mask=attention_mask)
+        ahead, whole = self.ahead, dict(given, input_ids=input_ids, position_ids=position_ids)
+        if ahead is None or len(input_ids) > 1 or position_ids is None or attention_mask is None:
+            return super().forward(**whole)
+        seen = int(attention_mask.sum())
+        if input_ids.shape[1] > 1:
+            ahead.begin(input_ids[0, :seen].tolist())
+            return super().forward(**whole)
+        token, position = int(input_ids), int(position_ids)
+        row = ahead.kept(token, position)
+        if row is not None:
+            return self._construct_output(row)
+        guesses = ahead.guesses(token, position) if seen == position else []
+        if not guesses:
+            return super().forward(**whole)
+        tokens = [token, *guesses]
+        numbers = torch.arange(position, position + self.neuron_config.speculation_length)
+        padded = tokens + [0] * (len(numbers) - len(tokens))
+        ids = torch.tensor([padded], dtype=input_ids.dtype)
+        output = super().forward(
+            **given, input_ids=ids, position_ids=numbers[None].to(position_ids.dtype)
+        )
+        return self._construct_output(ahead.keep(tokens, position, output.logits))
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

@@ -43,7 +43,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
     """Any configuration that the files beside this one cover."""
 
     def add_derived_config(self) -> None:
-        super().add_derived_config()
+        self.num_cores_per_group = 1
         if option(self, "k_cache_transposed"):
             raise ValueError(
                 "k_cache_transposed changes the data that the layers of this file get, expected "

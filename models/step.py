@@ -439,6 +439,10 @@ class StepConfig(llama.LlamaInferenceConfig):
         name for name in llama.LlamaInferenceConfig.beyond if name != "speculation_length"
     )
 
+    def add_derived_config(self):
+        """A step of this file takes the guesses that it is asked for, and makes none."""
+        self.num_cores_per_group = 1
+
     def lacking(self):
         """What llama.py's kernels do not cover either, and what a step of this file leaves out."""
         given, sampling = self.neuron_config, self.neuron_config.on_device_sampling_config

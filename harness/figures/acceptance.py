@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from harness.processes.workers import SubmissionFailed
 
@@ -69,6 +69,17 @@ def checked(body: Any, length: int, tokens: int) -> Calls:
             f"tokens with at most {length - 1} guesses each."
         )
     return body
+
+
+def looked_ahead(body: Any) -> Optional[Acceptance]:
+    """Acceptance of a submission that looks ahead by itself, in its first generation of `body`, by
+    the calls of its graphs that the driver has seen; None where no call took several tokens."""
+    calls = body[0] if isinstance(body, list) and body else []
+    tokens = 1 + sum(call[1] + 1 for call in calls)
+    length = 1 + max((call[0] for call in calls), default=0)
+    if length == 1:
+        return None
+    return summed("look-ahead", length, [(checked(calls, length, tokens), tokens)])
 
 
 def summed(method: str, length: int, generations: Sequence[tuple[Calls, int]]) -> Acceptance:

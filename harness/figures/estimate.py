@@ -205,6 +205,16 @@ def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
     return found
 
 
+def logits_rows(record: recording.GraphRecord, vocabulary: int) -> float:
+    """Rows of logits fp32 of a sequence that a call of the graph sends to the host, or as many
+    bytes in another type; tokens count as one row."""
+    last = record.events[-1].outputs if record.events else ()
+    logits = [tensor for tensor in last if tensor.shape and tensor.shape[-1] == vocabulary]
+    if not logits or len(logits[0].shape) < 2:
+        return 1.0
+    return logits[0].shape[-2] * logits[0].dtype.itemsize / 4
+
+
 def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dict[str, Any]:
     """One execution of a bucket under the default assumptions, beside the submission.
 
@@ -218,8 +228,10 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
         runs_ahead=bool(settings.async_mode), samples=settings.on_device_sampling,
     )  # fmt: skip
     with host.told_as_the_submission("The model cannot be traced"):
-        events = events_of(tracing.record(model, wrapper, bucket, host.job.scratch))
-    found = estimator.graph(submodel, bucket, settings.batch_size, events)
+        record = tracing.record(model, wrapper, bucket, host.job.scratch)
+    events = events_of(record)
+    rows = logits_rows(record, model.config.vocab_size)
+    found = estimator.graph(submodel, bucket, settings.batch_size, events, rows)
     inside = sum(event.macs for _, event in events if event.kind == KERNEL)
     return {
         "ms": [time / 1e6 for time in (found.latency_ns, *found.band_ns)],
@@ -256,10 +268,13 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     def graph(tag: str, bucket: Bucket) -> GraphEstimate:
         key = tag, str(bucket)
         if key not in known:
-            events = events_of(tracing.record(model, wrappers[tag], bucket, host.job.scratch))
+            record = tracing.record(model, wrappers[tag], bucket, host.job.scratch)
+            logits = logits_rows(record, model.config.vocab_size)
             rows = settings.ctx_batch_size if tag == PREFILL else None
             size, prior = recording.GraphRecord(tag, bucket).sizes
-            known[key] = estimator.graph(tag, size, rows or settings.batch_size, events)
+            known[key] = estimator.graph(
+                tag, size, rows or settings.batch_size, events_of(record), logits
+            )
             known[key].prior = prior
             progress.report("graphs", min(len(known), total), total)
         return known[key]
@@ -410,9 +425,14 @@ class Estimator:
         return times
 
     def graph(
-        self, submodel: str, bucket: int, batch: int, events: Sequence[tuple[str, Event]]
+        self,
+        submodel: str,
+        bucket: int,
+        batch: int,
+        events: Sequence[tuple[str, Event]],
+        logits: float = 1.0,
     ) -> GraphEstimate:
-        """The estimate of one graph from its recorded events."""
+        """The estimate of one graph from its recorded events; `logits_rows` that it sends."""
         rows: dict[tuple, Operator] = {}
         plans: dict[int, Schedule] = {}
         steps = []
@@ -449,14 +469,19 @@ class Estimator:
             bucket,
             batch,
             list(rows.values()),
-            self._around(submodel, batch, sum(row.total_ns for row in rows.values())),
+            self._around(submodel, batch, sum(row.total_ns for row in rows.values()), logits),
             list(plans.values()),
             steps,
-            {name: time + self._around(submodel, batch, time) for name, time in elsewhere.items()},
+            {
+                name: time + self._around(submodel, batch, time, logits)
+                for name, time in elsewhere.items()
+            },
         )
 
-    def _around(self, submodel: str, batch: int, device_ns: float) -> float:
-        """The time that launch and host add to the device's: each row has its logits."""
+    def _around(self, submodel: str, batch: int, device_ns: float, logits: float) -> float:
+        """The time that launch and host add to the device's: each row has its logits, or of a call
+        of several tokens more."""
         if self.runs_ahead and submodel == DECODE:
             return self.overheads.exposed_ns(device_ns)
-        return self.overheads.step_ns(0 if self.samples else batch)
+        rows = 0 if self.samples else batch
+        return self.overheads.step_ns(rows) + rows * (logits - 1) * self.overheads.logits_ns

@@ -19,6 +19,7 @@ from harness.processes.roles import Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded, counting
 from harness.session.opening import Session
+from harness.simulator import cost
 from harness.sources import Source
 
 _ESTIMATE = "harness.figures.estimate:graph_milliseconds"
@@ -103,18 +104,24 @@ class SpeedEstimates:
     def _token(self, position: int, speculation: Optional[Acceptance]) -> _Times:
         """One token that stands at `position` once it is cached."""
         asked = self._loaded.session.settings.speculation
-        if asked is None or speculation is None or not speculation.calls:
+        if speculation is None or not speculation.calls:
             return self._graph(DECODE, position)
-        alone = 0.0
+        alone, submodel = 0.0, CHUNK if asked is None else asked.submodel
         if DECODE in self._loaded.buckets:
             alone = speculation.unguessed / speculation.calls
-        call = self._graph(asked.submodel, position + speculation.length - 1).times(1 - alone)
+        call = self._graph(submodel, position + speculation.length - 1).times(1 - alone)
         if alone:
             call = call.plus(self._graph(DECODE, position).times(alone))
         if self._draft:
             steps = speculation.draft_calls / speculation.calls
             call = call.plus(self._draft._graph(DECODE, position).times(steps))
-        return call.times(1 / speculation.tokens_per_call)
+        each = call.times(1 / speculation.tokens_per_call)
+        if asked is not None:
+            return each
+        # the loop around a submission that looks ahead takes its time for each token
+        around, answered = cost.Overheads(), 1 - 1 / speculation.tokens_per_call
+        host = answered * (around.argmax_ns + around.host_ns) / 1e6
+        return each.plus(_Times(host, host, host))
 
     def _graph(self, submodel: str, length: int) -> _Times:
         """Times of one execution of the bucket that holds `length` tokens."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
+from unittest import mock
 
 import torch
 
@@ -170,22 +171,25 @@ def _grows(name: str) -> bool:
 def _run(host: Host, role: Role, ids: Sequence[int], count: int) -> None:
     """Generate `count` greedy tokens for the sake of the hooks."""
     quiet = replace(host, emit=lambda _: None)
-    generate(quiet, role.value, [ids], count, greedy=True, fixed_length=True, scores=False)
+    # a submission that looks ahead takes plain steps here, as its references do
+    with mock.patch.object(host.models[role], "ahead", None, create=True):
+        generate(quiet, role.value, [ids], count, greedy=True, fixed_length=True, scores=False)
 
 
 @contextmanager
 def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> Iterator[None]:
     """A forward hook on every module that all models have, on every rank, taken off at the end."""
     handles = []
-    for index, wrapper in enumerate(host.models[role].models):
-        if wrapper.tag not in PHASES:
+    theirs_by_tag = [{one.tag: one for one in host.models[other].models} for other in others]
+    for wrapper in host.models[role].models:
+        if wrapper.tag not in PHASES or not all(wrapper.tag in theirs for theirs in theirs_by_tag):
             continue
         phase = PHASES[wrapper.tag]
         for rank, module in enumerate(wrapper.model.modules):
             modules = dict(module.named_modules())
             others_modules = [
-                dict(host.models[other].models[index].model.modules[rank].named_modules())
-                for other in others
+                dict(by_tag[wrapper.tag].model.modules[rank].named_modules())
+                for by_tag in theirs_by_tag
             ]
             counterparts = [_counterparts(modules, theirs) for theirs in others_modules]
             for name, part in modules.items():

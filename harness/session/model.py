@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import ctypes
+import functools
 import importlib
 import os
 import shutil
@@ -302,7 +303,8 @@ def generate(
     model = host.models[Role(role)]
     whole = settings.seq_len if settings.padding_side == "left" else None
     tokens, mask = pad_batch(prompt_ids, host.job.pad_token_id, whole)
-    options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Observer(host)])}
+    seen = _GraphCalls(model)
+    options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Observer(host), seen])}
     if settings.on_device_sampling:
         options["sampling_params"] = prepare_sampling_params(
             len(prompt_ids), [settings.top_k], [settings.top_p], [settings.temperature]
@@ -339,9 +341,45 @@ def generate(
             **options,
         )
         model.reset()
+        _looked.setdefault(Role(role), []).append(seen.ended())
         logits = torch.stack(result.scores).float().numpy() if scores else None
     arrays: list[np.ndarray] = [] if logits is None else [logits]
     return Answer([step.as_list() for step in getattr(adapter, "steps", ())], arrays)
+
+
+_looked: dict[Role, list[list[list[int]]]] = {}  # of each generation since `looked`
+
+
+def looked(host: Host, role: str) -> list[list[list[int]]]:
+    """Of each generation since the last time: of each call behind the prompt's the tokens that it
+    took beside the newest one, the answers that it gave beside the first, and 0."""
+    return _looked.pop(Role(role), [])
+
+
+class _GraphCalls(StoppingCriteria):
+    """Sees which call of a graph each token came from, where a submission looks ahead by itself."""
+
+    def __init__(self, model: Any) -> None:
+        self._calls: list[list[int]] = []
+        self._hooks = [
+            wrapper.register_forward_pre_hook(functools.partial(self._called, wrapper))
+            for wrapper in model.models
+        ]
+
+    def _called(self, wrapper: Any, *_: Any) -> None:
+        if wrapper.tag != "context_encoding_model":
+            self._calls.append([wrapper.neuron_config.n_active_tokens - 1, -1, 0])
+
+    def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
+        if self._calls:
+            self._calls[-1][1] += 1
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    def ended(self) -> list[list[int]]:
+        """The calls; hooks are gone."""
+        for hook in self._hooks:
+            hook.remove()
+        return self._calls
 
 
 def _watched(

@@ -21,7 +21,8 @@ from .recording import KERNEL, TORCH, Counts, Dot
 # Functions through which a tensor's values leave PyTorch, and then its count.
 _LEAVING = frozenset({"numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "from_numpy"})
 _active = False  # one process runs one model at a time; its ranks are threads
-_made: List[Any] = []  # what graphs gave since somebody asked `made`
+_made: List[Any] = []  # what graphs gave; the next one that runs behind `made` begins anew
+_asked = False
 
 
 class _Operators(TorchDispatchMode):
@@ -84,13 +85,14 @@ def watching() -> Iterator[None]:
 
 
 def made(rows: torch.Tensor) -> bool:
-    """Whether a graph has made each of these rows since the last call, apart from -inf."""
-    size, given = rows.shape[-1], []
+    """Whether the graphs that ran last have made each of these rows, apart from -inf. A call of
+    several tokens gives rows that are asked for one after another, without a graph in between."""
+    global _asked
+    size, given, _asked = rows.shape[-1], [], True
     for tensor in tree_leaves(_made):
         if isinstance(tensor, torch.Tensor) and tensor.ndim and tensor.shape[-1] >= size:
             plain = tensor.as_subclass(torch.Tensor)
             given += plain.reshape(-1, tensor.shape[-1])[:, :size].to(rows.dtype)
-    _made.clear()
     ended = [[one.where(row != -torch.inf, row) for one in given] for row in rows]
     return all(
         any(torch.allclose(row, one, rtol=0, atol=0, equal_nan=True) for one in of_row)
@@ -103,6 +105,10 @@ def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
     group = ranks.current_group()
     if not _active or group is None:
         return run()
+    global _asked
+    if _asked:
+        _made.clear()
+        _asked = False
     counts = Counts()
 
     def on_kernel(call: Any) -> None:
