@@ -301,7 +301,7 @@ class Quantisation(
         metavar="TYPE",
     )
     quantization_dtype: str = option(
-        "default: int8", default="int8", choices=tuple(QUANTISED_AS.values())
+        "default: int8", default="int8", choices=(*QUANTISED_AS.values(), "f8e5m2")
     )
     modules_to_not_convert_file: Optional[Path] = option(
         "modules left in float", needs=_QUANTISED, metavar="JSON"

@@ -116,12 +116,19 @@ def adapter_targets(config: InferenceConfig) -> Set[str]:
 
 
 def check_adapters(config: InferenceConfig) -> None:
-    """ValueError for adapters of a release that does not read them."""
+    """ValueError for adapters of a release, or of a model, that does not read them."""
     lora = config.neuron_config.lora_config
     if lora is not None and not hasattr(lora, "lora_memory_transpose"):
         raise ValueError(
             "lora_config needs NxDI 0.2 or later, where adapters are read and number 0 is none of "
             "them, got an earlier one; leave it out."
+        )
+    if lora is None or getattr(config.neuron_config, "nki_enabled", False):
+        return
+    if getattr(config, "model_type", "") == "qwen2" or getattr(config, "attention_bias", False):
+        raise ValueError(
+            "lora_config meets biases of projections, expected none without kernels, because NxDI "
+            "looks for them beside the adapters' layers; give --enable-nki, or leave it out."
         )
 
 

@@ -34,7 +34,9 @@ from models.adapters import (
 from models.families import (
     NormOfColumns, add_heads, attention_biases, has_head_norms, shows_hidden_states,
 )  # fmt: skip
-from models.quantised import as_integers, as_quantised, quantise_kernel_weights
+from models.quantised import (
+    as_integers, as_quantised, check_quantised, quantise_kernel_weights,
+)  # fmt: skip
 from models.layers import AnyHead, convert_heads, convert_mlp
 from models.cached import NeuronConfigNKI, window_of
 
@@ -53,6 +55,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             self.neuron_config.nki_enabled = False
         models.ranks.check_ranks(self)
         check_adapters(self)
+        check_quantised(self)
         models.cached.check_window(self)
 
     def uncovered(self) -> Optional[str]:

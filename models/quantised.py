@@ -27,7 +27,8 @@ from llama import (
 from models.weights import OfRanks, Projections
 from models.adapters import of_ranks
 
-QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
+# NxDI's names
+QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2}
 LAST_STEP_BYTES = 1536  # the last pieces of a weight shrink by so much
 EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # engines that cast, alone or beside a softmax
 
@@ -183,10 +184,23 @@ def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> No
 # --- In checkpoints -------------------------------------------------------------------------------
 
 
+def check_quantised(config: InferenceConfig) -> None:
+    """ValueError for a type of weights that layers in PyTorch take for another one, silently."""
+    neuron_config = config.neuron_config
+    name = neuron_config.quantization_dtype
+    if not neuron_config.quantized or getattr(neuron_config, "nki_enabled", False):
+        return
+    if name == "f8e5m2" and not hasattr(neuron_config, "windowed_context_encoding_size"):
+        raise ValueError(
+            "quantization_dtype f8e5m2 is int8 to the layers of NxDI before 0.7, expected int8 or "
+            "f8e4m3; take one of those, a later release, or the kernels (--enable-nki)."
+        )
+
+
 def as_integers(state: StateDict) -> StateDict:
     """fp8 moves as the bytes that it is: not every release of PyTorch joins or pads it."""
     return {
-        name: tensor.view(torch.int8) if tensor.dtype is torch.float8_e4m3fn else tensor
+        name: tensor.view(torch.int8) if tensor.dtype in QUANTISED_DTYPES.values() else tensor
         for name, tensor in state.items()
     }
 

@@ -383,6 +383,7 @@ class SharedModel(NeuronLlamaModel):
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         super().setup_attr_for_model(config)
+        self.sliding_window = None  # NxDI 0.7 would keep a window's tokens; these layers need all
         if parts_of_prompt(config) == 1:  # else the cache's manager counts replicas
             sizes = Sizes.of(config)
             self.num_attention_heads, self.num_key_value_heads = sizes.q_heads, sizes.kv_heads

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models import adapters, extended, ranks, weights
+from models.quantised import check_quantised
 from tests.adapters import continued
 from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
@@ -285,3 +286,21 @@ def test_adapters_are_chosen_for_all_of_a_sharded_sequence(monkeypatch):
     assert columns.chosen.sum(0).tolist() == [3] * 8
     with pytest.raises(ValueError, match="gets no adapter_ids"):  # graphs over blocks, 0.4 to 0.6
         layer(torch.ones(1, 4, 5), position_ids=torch.zeros(1, 8))
+
+
+@pytest.mark.parametrize("kernels", [False, True])
+def test_what_layers_in_pytorch_take_for_something_else_is_refused(kernels):
+    """Biases beside adapters, which NxDI does not find, and f8e5m2, which it takes for int8."""
+    lora = SimpleNamespace(lora_memory_transpose=True)
+    of_neuron = SimpleNamespace(
+        nki_enabled=kernels, lora_config=lora, quantized=True, quantization_dtype="f8e5m2"
+    )
+    config = SimpleNamespace(model_type="qwen2", neuron_config=of_neuron)
+    for check, said in ((adapters.check_adapters, "biases"), (check_quantised, "f8e5m2 is int8")):
+        if kernels:
+            check(config)
+            continue
+        with pytest.raises(ValueError, match=said):
+            check(config)
+    of_neuron.windowed_context_encoding_size = None  # of 0.7 and later
+    check_quantised(config)

@@ -655,11 +655,14 @@ ONE_OF_EACH = (
 
 
 def pairs() -> list[tuple[str, str]]:
-    """The crosses: features that can be asked for at once."""
+    """The crosses: features that can be asked for at once, of which one at most runs in a way of
+    its own (steps of several tokens over a cache of blocks, say, are the driver's)."""
+    plain = FEATURES["plain"].told
     return [
         pair
         for pair in itertools.combinations(CROSSED, 2)
         if not any(set(pair) <= same for same in ONE_OF_EACH)
+        and any(FEATURES[name].told is plain for name in pair)
     ]
 
 
