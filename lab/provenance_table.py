@@ -126,10 +126,12 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
     missing = set()
     every = [*public_rows.rows(), *ran()]
     for row in sorted(every, key=lambda one: "aws-neuron" not in one.repository):
-        place = f"{row.repository} {row.commit[:7]}, {row.file}"
+        where = f"{row.machine}, SDK {row.sdk}" if row.sdk else row.machine
+        place = f"{row.repository} {row.commit[:7]}, {row.file} ({where})"
         stem = Path(row.file).stem
-        key = next((k for k, text in sources.items() if text == place), stem)
-        if sources.get(key, place) != place:
+        own = f"{row.repository} {row.commit[:7]}, {row.file}"
+        key = next((k for k, text in sources.items() if text.partition(" (")[0] == own), stem)
+        if sources.get(key, own).partition(" (")[0] != own:
             key = f"{stem}-{row.commit[:4]}"
         try:
             found = set(provenance.in_source(public_rows.source(row, public), row.function or None))
@@ -139,6 +141,8 @@ def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace:
         except public_rows.Missing as error:
             missing.add(place)
             print(f"{row.id}: {error}; its rows stay", file=sys.stderr)
+            if key in sources:
+                sources[key] = place
             continue
         sources[key] = place
         enter(found, key)

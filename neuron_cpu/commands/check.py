@@ -58,7 +58,8 @@ def _list_constructs(args: argparse.Namespace) -> int:
     if not args.arg:
         console.print("Types in PSUM and first partitions: name a kernel and its --arg shapes.")
     kernels.write_json(args, console, [one._asdict() for one in findings], "list")
-    return 1 if provenance.counts(findings)[provenance.UNPROVEN] else 0
+    counts = provenance.counts(findings)
+    return 1 if counts[provenance.UNPROVEN] or counts[provenance.REFUSED] else 0
 
 
 def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:

@@ -96,7 +96,9 @@ def test_files_seen_are_those_with_published_times() -> None:
         published |= {(repository, commit[:7], file) for file in told["files"]}
     for row in provenance.table().values():
         if row.status == provenance.SEEN and "contest" not in row.source:
-            place, file = row.source.split(", ")
+            told, _, where = row.source.partition(" (")
+            assert where, row.source  # the chip, and the release where it is published
+            place, file = told.split(", ")
             repository, commit = place.split(" ")
             assert any(
                 (repository, commit) == one[:2] and file.startswith(one[2]) for one in published
@@ -374,3 +376,11 @@ def test_a_helper_slices_with_the_range_that_it_is_given(given: str, slices: boo
     assert ("index: slice of a slice" in found) is slices
     named = constructs(f"use(u=t[0:64, :], at={given})", helper)
     assert ("index: slice of a slice" in named) is slices
+
+
+def test_what_compilers_refuse_in_every_form_is_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_text(kernel("nisa.tensor_scalar(t, t, nl.divide, 2.0)", imports=TODAY))
+    assert main(["check", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert "1 refused" in told and "(nki.language.divide)" in told

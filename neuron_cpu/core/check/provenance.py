@@ -2,7 +2,8 @@
 
 `provenance.json` has a row for each construct: *seen on device* names a public file that uses it
 and whose run on a device is published (times, errors, a score in the contest); *documented* names
-the page that describes it; *unproven* says that neither is known. A construct without a row is
+the page that describes it; *unproven* says that neither is known; *refused* is a construct that a
+public compiler refuses in every form (device/refusals.json). A source names chip and release. A construct without a row is
 unproven. Constructs of today's language begin with ``nki.``, forms such as ``nki.index: slice``
 included: what one language's compiler took proves nothing of the other's. Files of today ran with
 SDK 2.29 or later.
@@ -23,6 +24,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..device import refusals
 from ..device.spec import CORE, Engine
 from ..instructions.activations import ACTIVATIONS
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER
@@ -31,7 +33,8 @@ from ..program.view import View
 
 DATA = Path(__file__).resolve().with_name("provenance.json")
 SEEN, DOCUMENTED, UNPROVEN = "seen on device", "documented", "unproven"
-STATUSES = (UNPROVEN, DOCUMENTED, SEEN)  # what needs attention first
+REFUSED = "refused"
+STATUSES = (REFUSED, UNPROVEN, DOCUMENTED, SEEN)  # what needs attention first
 TODAY = {"nl": "nki.language", "nisa": "nki.isa", "nc": "nki.collectives"}
 MODULES = {
     "nki.isa.constants": "nisa",
@@ -87,13 +90,23 @@ def table() -> dict[str, Row]:
 
 def judge(found: Found) -> list[Finding]:
     """The rows of the constructs, unproven ones first, then by construct."""
-    rows = table()
+    rows = {**table(), **_refused()}
     missing = Row(UNPROVEN, "no row in the table")
     findings = [
         Finding(construct, *rows.get(construct, missing), min(lines), len(set(lines)))
         for construct, lines in found.items()
     ]
     return sorted(findings, key=lambda one: (STATUSES.index(one.status), one.construct))
+
+
+@functools.cache
+def _refused() -> dict[str, Row]:
+    """Constructs that compilers refuse in every form, with code and source."""
+    return {
+        construct: Row(REFUSED, entry.told())
+        for entry in refusals.refusals()
+        for construct in entry.constructs.split()
+    }
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
@@ -104,8 +117,10 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
 
 def summary(findings: Sequence[Finding]) -> str:
     """One line: how many constructs there are of each status, and the unproven ones."""
-    told = ", ".join(f"{number} {status}" for status, number in [*counts(findings).items()][::-1])
-    unproven = ", ".join(one.construct for one in findings if one.status == UNPROVEN)
+    kinds = [pair for pair in counts(findings).items() if pair[1] or pair[0] != REFUSED]
+    told = ", ".join(f"{number} {status}" for status, number in kinds[::-1])
+    doubtful = (UNPROVEN, REFUSED)
+    unproven = ", ".join(one.construct for one in findings if one.status in doubtful)
     return f"{len(findings)} constructs: {told}" + (f" ({unproven})" if unproven else "")
 
 

@@ -33,6 +33,7 @@ class Refusal(NamedTuple):
         chips: names, separated by blanks.
         release: of the SDK, in which it was seen; empty where the source does not tell.
         until: the last release that refuses it; empty where none is known to take it.
+        constructs: names (provenance.py) that no form makes legal, separated by blanks.
         kernel, legal: a form that shows it, and the nearest one that is taken.
     """
 
@@ -48,6 +49,7 @@ class Refusal(NamedTuple):
     by: str = ""
     why: str = ""
     turns: bool = False
+    constructs: str = ""
 
     def told(self) -> str:
         where = self.chips.replace(" ", ", ") + (f", SDK {self.release}" if self.release else "")
