@@ -107,8 +107,11 @@ def attention_share_kernel(
         first, parts = sequence * length + start, spans(size, P_MAX)
         columns = nl.ds(first, size)
         qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, size), dtype)
-        qk_sb[:, 0 : heads.q_tiles, :] = nl.load(q_hbm[:, :, columns])
-        qk_sb[:, nl.ds(heads.q_tiles, heads.stacks), :] = nl.load(k_hbm[:, :, columns])
+        # a tile at a time: the compiler refuses loads that leave out elements between rows
+        for tile in nl.static_range(heads.q_tiles):
+            qk_sb[:, tile, :] = nl.load(q_hbm[:, tile, columns])
+        for stack in nl.static_range(heads.stacks):
+            qk_sb[:, heads.q_tiles + stack, :] = nl.load(k_hbm[:, stack, columns])
         active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
         new = new_keys(size, heads, dtype, active_sb, hides=True)
         for at, count in parts:
