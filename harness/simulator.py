@@ -3,6 +3,7 @@
 Importing it takes PyTorch's time, so it is imported beside the submission, not by the driver.
 """
 
+import neuron_cpu.core.current  # noqa: F401 - functions of both languages have rows of provenance
 from neuron_cpu.core import KernelCall, NkiError, Program, observe_kernel_calls
 from neuron_cpu.core.check import provenance
 from neuron_cpu.core.device import spec

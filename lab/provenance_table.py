@@ -203,16 +203,19 @@ def main() -> int:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     before = json.loads(provenance.DATA.read_text(encoding="utf-8"))
+    known = provenance.documented()  # which are made anew wherever they are asked for
     rows, sources = documented(), {**before["sources"], **PAGES["pages"]}
     seen(args.public, rows, sources, before["constructs"], args.trace)
     used = {source for _, source in rows.values()}
     made = {
         "about": ABOUT,
         "sources": {key: text for key, text in sources.items() if key in used},
-        "constructs": dict(sorted(rows.items())),
+        "constructs": {
+            name: row for name, row in sorted(rows.items()) if known.get(name) != tuple(row)
+        },
     }
-    for construct in sorted({*rows, *before["constructs"]}):
-        old, new = before["constructs"].get(construct), rows.get(construct)
+    for construct in sorted({*made["constructs"], *before["constructs"]}):
+        old, new = before["constructs"].get(construct), made["constructs"].get(construct)
         if old != new:
             print(f"{construct}: {old} -> {new}")
     if args.write:

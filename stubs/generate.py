@@ -138,7 +138,7 @@ def stub(module: ModuleType) -> str:
     doc = (inspect.getdoc(module) or module.__name__).split("\n\n")[0]
     enums = "from enum import Enum, IntEnum\n" if any(not plain for plain, *_ in classes) else ""
     text = HEAD.format(doc=doc).replace("from typing", f"{enums}from typing")
-    return text + "".join([*others, "\n", *made, *functions])
+    return text + "".join([*others, "\n", *made, *sorted(functions)])
 
 
 def modules(root: str) -> Iterator[tuple[Path, ModuleType]]:

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list_constructs(args: argparse.Namespace) -> int:
     """The constructs of a file by their provenance; 1 where one is unproven."""
+    from ..core import current  # noqa: F401 - its functions have rows
     from ..core.check import provenance
     from ..core.report import tables
 

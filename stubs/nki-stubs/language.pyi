@@ -232,60 +232,90 @@ class NkiTileGrid:
     is_remainder: Any
     shape: Any
 
+def abs(x: Any, dtype: Any = None) -> Any:
+    """Magnitudes."""
+def abs_max(x: Any, y: Any, dtype: Any = None) -> Any:
+    """The one of larger magnitude (gen4), of tiles of equal shape, or a tile and a number or column."""
+def abs_min(x: Any, y: Any, dtype: Any = None) -> Any:
+    """The one of smaller magnitude (gen4), of tiles of equal shape, or a tile and a number or column."""
+def add(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x + y, of tiles of equal shape, or a tile and a number or column."""
 def affine_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
     """Python's ``range``; the three names mean the same since SDK 2.27."""
-def device_print(print_prefix: Any, tensor: Any) -> Any:
-    """Print a tensor while the kernel runs; here in eager mode, elsewhere nothing."""
-def dynamic_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
-    """A device loop; its index is a register that the body may only read."""
-def fori_loop(lower: Any, upper: Any, body_fun: Any, step: Any = 1) -> Any:
-    """A device loop: ``body_fun(index register)`` for every index; it returns nothing."""
-def no_reorder() -> Any:
-    """Every pair of consecutive instructions that are recorded inside is ordered."""
-def num_programs(axes: Any = 0) -> Any:
-    """Cores that run the kernel."""
-def program_id(axis: Any = 0) -> Any:
-    """Number of the core that runs the program, 0 or 1."""
-def program_ndim() -> Any:
-    """1 where the kernel was launched with a subscript, else 0."""
-def sequential_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
-    """Python's ``range``."""
-def static_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
-    """Python's ``range``."""
-def while_loop(init: Any, body_fun: Any) -> Any:
-    """A device loop: while the condition register is nonzero, it becomes ``body_fun(it)``."""
-def empty_like(x: Any, dtype: Any = None, buffer: Any = None, name: Any = '') -> Any:
-    """An uninitialised tensor in the shape, type and memory of ``x``."""
-def full(shape: Any, fill_value: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
-    """A tensor of one value in any memory."""
-def load(src: Any, dtype: Any = None) -> Any:
-    """An HBM region as a new SBUF tile of the same shape."""
-def load_transpose2d(src: Any, dtype: Any = None) -> Any:
-    """An HBM region (F, P) as a new SBUF tile (P, F)."""
-def ndarray(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '', address: Any = None) -> Any:
-    """An uninitialised tensor; ``address`` (partition, byte) fixes its place on chip."""
-def ones(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
-    """A tensor of ones."""
-def shared_constant(constant: Any, *, dtype: Any = ...) -> Any:
-    """A numpy array (or the path of a .npy file) as an HBM tensor that the program brings along."""
-def shared_identity_matrix(n: Any, dtype: Any = 'uint8', dst: Any = None) -> Any:
-    """The identity (n, n) in SBUF; one for each type and size of a kernel."""
-def store(dst: Any, value: Any) -> Any:
-    """An SBUF tile to an HBM region with as many elements."""
-def zeros(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
-    """A tensor of zeros."""
-def zeros_like(x: Any, dtype: Any = None, buffer: Any = None, name: Any = '') -> Any:
-    """Zeros in the shape, type and memory of ``x``."""
+def all(x: Any, axis: Any, dtype: Any = None) -> Any:
+    """1 where all elements along the last free axes are nonzero."""
 def alloc_blocks(*, block_shape: Any, tile_shape: Any, element_shape: Any, buffer: Any, dtype: Any, address: Any = None, name: Any = '') -> Any:
     """Allocate tiles as ``alloc_tiles`` does, in coordinates of blocks of ``block_shape`` tiles."""
 def alloc_tiles(*, tile_shape: Any, element_shape: Any, buffer: Any, dtype: Any, address: Any = None, name: Any = '') -> Any:
     """A new tensor as a grid of tiles; on chip it takes a place for every whole tile."""
+def arctan(x: Any, dtype: Any = None) -> Any:
+    """``arctan`` of every element, on ScalarE."""
+def average(*_: Any) -> Any: ...
+def bitwise_and(x: Any, y: Any, dtype: Any = None) -> Any:
+    """Bits of both, of tiles of equal shape, or a tile and a number or column."""
+def bitwise_or(x: Any, y: Any, dtype: Any = None) -> Any:
+    """Bits of either, of tiles of equal shape, or a tile and a number or column."""
+def bitwise_xor(x: Any, y: Any, dtype: Any = None) -> Any:
+    """Bits of one of them, of tiles of equal shape, or a tile and a number or column."""
 def blocks(source: Any, *, tile_shape: Any = None, block_shape: Any) -> Any:
     """``source`` as a grid of blocks, each of ``block_shape`` tiles."""
-def tiles(source: Any, *, tile_shape: Any = None) -> Any:
-    """``source`` as a grid of tiles of ``tile_shape`` elements along its last axes."""
+def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
+    """``x`` stretched to ``shape``: along free axes a view, over partitions a copy (a product)."""
+def bypass(*_: Any) -> Any: ...
+def ceil(x: Any, dtype: Any = None) -> Any:
+    """The smallest integer that is not below x."""
+def copy(x: Any, dtype: Any = None) -> Any:
+    """A copy in SBUF, bit-exact between equal types."""
+def cos(x: Any, dtype: Any = None) -> Any:
+    """The cosine, its argument reduced first."""
+def device_print(print_prefix: Any, tensor: Any) -> Any:
+    """Print a tensor while the kernel runs; here in eager mode, elsewhere nothing."""
+def divide(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x / y as a reciprocal and a product: the hardware has no division."""
+def dropout(x: Any, rate: Any, dtype: Any = None) -> Any:
+    """``x`` with elements set to zero with probability ``rate``."""
 def ds(start: Any, size: Any) -> Any:
     """The subscript ``start : start + size``; ``start`` may be a register or a (1, 1) tile."""
+def dynamic_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
+    """A device loop; its index is a register that the body may only read."""
+def empty_like(x: Any, dtype: Any = None, buffer: Any = None, name: Any = '') -> Any:
+    """An uninitialised tensor in the shape, type and memory of ``x``."""
+def equal(x: Any, y: Any, dtype: Any = None) -> Any:
+    """1 where x == y, else 0, of tiles of equal shape, or a tile and a number or column."""
+def erf(x: Any, dtype: Any = None) -> Any:
+    """``erf`` of every element, on ScalarE."""
+def erf_dx(x: Any, dtype: Any = None) -> Any:
+    """``erf_dx`` of every element, on ScalarE."""
+def exp(x: Any, dtype: Any = None) -> Any:
+    """``exp`` of every element, on ScalarE."""
+def expand_dims(x: Any, axis: Any) -> Any:
+    """A view with a new axis of size 1."""
+def floor(x: Any, dtype: Any = None) -> Any:
+    """The largest integer that is not above x."""
+def fmod(x: Any, y: Any, dtype: Any = None) -> Any:
+    """C's remainder; no instruction of the hardware, of tiles of equal shape, or a tile and a number or column."""
+def fori_loop(lower: Any, upper: Any, body_fun: Any, step: Any = 1) -> Any:
+    """A device loop: ``body_fun(index register)`` for every index; it returns nothing."""
+def full(shape: Any, fill_value: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
+    """A tensor of one value in any memory."""
+def gather_flattened(data: Any, indices: Any, axis: Any = 0, dtype: Any = None) -> Any:
+    """``data`` (P, F...) read at ``indices`` (uint32, (P, n)) of its flattened free axes."""
+def gelu(x: Any, dtype: Any = None) -> Any:
+    """``gelu`` of every element, on ScalarE."""
+def gelu_apprx_sigmoid(x: Any, dtype: Any = None) -> Any:
+    """``gelu_apprx_sigmoid`` of every element, on ScalarE."""
+def gelu_apprx_sigmoid_dx(x: Any, dtype: Any = None) -> Any:
+    """``gelu_apprx_sigmoid_dx`` of every element, on ScalarE."""
+def gelu_apprx_tanh(x: Any, dtype: Any = None) -> Any:
+    """``gelu_apprx_tanh`` of every element, on ScalarE."""
+def gelu_dx(x: Any, dtype: Any = None) -> Any:
+    """``gelu_dx`` of every element, on ScalarE."""
+def greater(x: Any, y: Any, dtype: Any = None) -> Any:
+    """1 where x > y, else 0, of tiles of equal shape, or a tile and a number or column."""
+def greater_equal(x: Any, y: Any, dtype: Any = None) -> Any:
+    """1 where x >= y, else 0, of tiles of equal shape, or a tile and a number or column."""
+def invert(x: Any, dtype: Any = None) -> Any:
+    """All bits turned over."""
 def is_hbm(buffer: Any) -> Any:
     """Whether a memory is HBM, a core's own or shared."""
 def is_on_chip(buffer: Any) -> Any:
@@ -294,160 +324,130 @@ def is_psum(buffer: Any) -> Any:
     """Whether a memory is PSUM."""
 def is_sbuf(buffer: Any) -> Any:
     """Whether a memory is SBUF."""
-def add(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x + y, of tiles of equal shape, or a tile and a number or column."""
-def subtract(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x - y, of tiles of equal shape, or a tile and a number or column."""
-def multiply(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x * y, of tiles of equal shape, or a tile and a number or column."""
-def maximum(x: Any, y: Any, dtype: Any = None) -> Any:
-    """The larger one, of tiles of equal shape, or a tile and a number or column."""
-def minimum(x: Any, y: Any, dtype: Any = None) -> Any:
-    """The smaller one, of tiles of equal shape, or a tile and a number or column."""
-def power(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x to the power of y (GpSimdE), of tiles of equal shape, or a tile and a number or column."""
-def abs_max(x: Any, y: Any, dtype: Any = None) -> Any:
-    """The one of larger magnitude (gen4), of tiles of equal shape, or a tile and a number or column."""
-def abs_min(x: Any, y: Any, dtype: Any = None) -> Any:
-    """The one of smaller magnitude (gen4), of tiles of equal shape, or a tile and a number or column."""
-def mod(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x modulo y; no instruction of the hardware, of tiles of equal shape, or a tile and a number or column."""
-def fmod(x: Any, y: Any, dtype: Any = None) -> Any:
-    """C's remainder; no instruction of the hardware, of tiles of equal shape, or a tile and a number or column."""
-def equal(x: Any, y: Any, dtype: Any = None) -> Any:
-    """1 where x == y, else 0, of tiles of equal shape, or a tile and a number or column."""
-def not_equal(x: Any, y: Any, dtype: Any = None) -> Any:
-    """1 where x != y, else 0, of tiles of equal shape, or a tile and a number or column."""
+def left_shift(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x shifted left, of tiles of equal shape, or a tile and a number or column."""
 def less(x: Any, y: Any, dtype: Any = None) -> Any:
     """1 where x < y, else 0, of tiles of equal shape, or a tile and a number or column."""
 def less_equal(x: Any, y: Any, dtype: Any = None) -> Any:
     """1 where x <= y, else 0, of tiles of equal shape, or a tile and a number or column."""
-def greater(x: Any, y: Any, dtype: Any = None) -> Any:
-    """1 where x > y, else 0, of tiles of equal shape, or a tile and a number or column."""
-def greater_equal(x: Any, y: Any, dtype: Any = None) -> Any:
-    """1 where x >= y, else 0, of tiles of equal shape, or a tile and a number or column."""
-def bitwise_and(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Bits of both, of tiles of equal shape, or a tile and a number or column."""
-def bitwise_or(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Bits of either, of tiles of equal shape, or a tile and a number or column."""
-def bitwise_xor(x: Any, y: Any, dtype: Any = None) -> Any:
-    """Bits of one of them, of tiles of equal shape, or a tile and a number or column."""
-def left_shift(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x shifted left, of tiles of equal shape, or a tile and a number or column."""
-def right_shift(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x shifted right, zeros coming in, of tiles of equal shape, or a tile and a number or column."""
+def load(src: Any, dtype: Any = None) -> Any:
+    """An HBM region as a new SBUF tile of the same shape."""
+def load_transpose2d(src: Any, dtype: Any = None) -> Any:
+    """An HBM region (F, P) as a new SBUF tile (P, F)."""
+def log(x: Any, dtype: Any = None) -> Any:
+    """``log`` of every element, on ScalarE."""
 def logical_and(x: Any, y: Any, dtype: Any = None) -> Any:
     """1 where both are nonzero, of tiles of equal shape, or a tile and a number or column."""
+def logical_not(x: Any, dtype: Any = None) -> Any:
+    """1 where x is zero."""
 def logical_or(x: Any, y: Any, dtype: Any = None) -> Any:
     """1 where either is nonzero, of tiles of equal shape, or a tile and a number or column."""
 def logical_xor(x: Any, y: Any, dtype: Any = None) -> Any:
     """1 where one of them is nonzero, of tiles of equal shape, or a tile and a number or column."""
-def exp(x: Any, dtype: Any = None) -> Any:
-    """``exp`` of every element, on ScalarE."""
-def log(x: Any, dtype: Any = None) -> Any:
-    """``log`` of every element, on ScalarE."""
-def sqrt(x: Any, dtype: Any = None) -> Any:
-    """``sqrt`` of every element, on ScalarE."""
-def tanh(x: Any, dtype: Any = None) -> Any:
-    """``tanh`` of every element, on ScalarE."""
-def sigmoid(x: Any, dtype: Any = None) -> Any:
-    """``sigmoid`` of every element, on ScalarE."""
+def matmul(x: Any, y: Any, transpose_x: Any = False) -> Any:
+    """``x.T @ y`` in PSUM, x (K, M) and y (K, N) in SBUF; other forms are not supported."""
+def max(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
+    """``max`` over the last free axes, in fp32."""
+def maximum(x: Any, y: Any, dtype: Any = None) -> Any:
+    """The larger one, of tiles of equal shape, or a tile and a number or column."""
+def mean(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
+    """Mean over the last free axes, in fp32."""
+def min(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
+    """``min`` over the last free axes, in fp32."""
+def minimum(x: Any, y: Any, dtype: Any = None) -> Any:
+    """The smaller one, of tiles of equal shape, or a tile and a number or column."""
+def mish(x: Any, dtype: Any = None) -> Any:
+    """``mish`` of every element, on ScalarE."""
+def mod(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x modulo y; no instruction of the hardware, of tiles of equal shape, or a tile and a number or column."""
+def multiply(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x * y, of tiles of equal shape, or a tile and a number or column."""
+def ndarray(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '', address: Any = None) -> Any:
+    """An uninitialised tensor; ``address`` (partition, byte) fixes its place on chip."""
+def negative(x: Any, dtype: Any = None) -> Any:
+    """-x."""
+def no_reorder() -> Any:
+    """Every pair of consecutive instructions that are recorded inside is ordered."""
+def not_equal(x: Any, y: Any, dtype: Any = None) -> Any:
+    """1 where x != y, else 0, of tiles of equal shape, or a tile and a number or column."""
+def num_programs(axes: Any = 0) -> Any:
+    """Cores that run the kernel."""
+def ones(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
+    """A tensor of ones."""
+def power(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x to the power of y (GpSimdE), of tiles of equal shape, or a tile and a number or column."""
+def prelu(*_: Any) -> Any: ...
+def prod(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
+    """``prod`` over the last free axes, in fp32."""
+def program_id(axis: Any = 0) -> Any:
+    """Number of the core that runs the program, 0 or 1."""
+def program_ndim() -> Any:
+    """1 where the kernel was launched with a subscript, else 0."""
+def rand(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
+    """Uniform numbers in [0, 1)."""
+def random_seed(seed: Any) -> Any:
+    """Seed of the random functions that follow: a (1, 1) tile."""
+def range(start: Any, stop: Any = None, step: Any = 1) -> Any:
+    """Python's ``range``; the three names mean the same since SDK 2.27."""
+def reciprocal(x: Any, dtype: Any = None) -> Any:
+    """1 / x, on VectorE."""
 def relu(x: Any, dtype: Any = None) -> Any:
     """``relu`` of every element, on ScalarE."""
-def gelu(x: Any, dtype: Any = None) -> Any:
-    """``gelu`` of every element, on ScalarE."""
-def gelu_apprx_sigmoid(x: Any, dtype: Any = None) -> Any:
-    """``gelu_apprx_sigmoid`` of every element, on ScalarE."""
-def gelu_apprx_tanh(x: Any, dtype: Any = None) -> Any:
-    """``gelu_apprx_tanh`` of every element, on ScalarE."""
-def gelu_dx(x: Any, dtype: Any = None) -> Any:
-    """``gelu_dx`` of every element, on ScalarE."""
-def gelu_apprx_sigmoid_dx(x: Any, dtype: Any = None) -> Any:
-    """``gelu_apprx_sigmoid_dx`` of every element, on ScalarE."""
+def right_shift(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x shifted right, zeros coming in, of tiles of equal shape, or a tile and a number or column."""
+def rms_norm(x: Any, w: Any, axis: Any, n: Any, epsilon: Any = 1e-06, dtype: Any = None, compute_dtype: Any = None) -> Any:
+    """x / sqrt(sum(x^2) / n + epsilon) * w, ``w`` of the shape of x."""
+def rsqrt(x: Any, dtype: Any = None) -> Any:
+    """1 / sqrt(x), on GpSimdE: no operand in PSUM."""
+def sequential_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
+    """Python's ``range``."""
+def shared_constant(constant: Any, *, dtype: Any = ...) -> Any:
+    """A numpy array (or the path of a .npy file) as an HBM tensor that the program brings along."""
+def shared_identity_matrix(n: Any, dtype: Any = 'uint8', dst: Any = None) -> Any:
+    """The identity (n, n) in SBUF; one for each type and size of a kernel."""
+def sigmoid(x: Any, dtype: Any = None) -> Any:
+    """``sigmoid`` of every element, on ScalarE."""
+def sign(x: Any, dtype: Any = None) -> Any:
+    """``sign`` of every element, on ScalarE."""
 def silu(x: Any, dtype: Any = None) -> Any:
     """``silu`` of every element, on ScalarE."""
 def silu_dx(x: Any, dtype: Any = None) -> Any:
     """``silu_dx`` of every element, on ScalarE."""
-def softplus(x: Any, dtype: Any = None) -> Any:
-    """``softplus`` of every element, on ScalarE."""
-def mish(x: Any, dtype: Any = None) -> Any:
-    """``mish`` of every element, on ScalarE."""
-def erf(x: Any, dtype: Any = None) -> Any:
-    """``erf`` of every element, on ScalarE."""
-def erf_dx(x: Any, dtype: Any = None) -> Any:
-    """``erf_dx`` of every element, on ScalarE."""
-def square(x: Any, dtype: Any = None) -> Any:
-    """``square`` of every element, on ScalarE."""
-def arctan(x: Any, dtype: Any = None) -> Any:
-    """``arctan`` of every element, on ScalarE."""
-def sign(x: Any, dtype: Any = None) -> Any:
-    """``sign`` of every element, on ScalarE."""
-def abs(x: Any, dtype: Any = None) -> Any:
-    """Magnitudes."""
-def rsqrt(x: Any, dtype: Any = None) -> Any:
-    """1 / sqrt(x), on GpSimdE: no operand in PSUM."""
-def reciprocal(x: Any, dtype: Any = None) -> Any:
-    """1 / x, on VectorE."""
-def negative(x: Any, dtype: Any = None) -> Any:
-    """-x."""
-def invert(x: Any, dtype: Any = None) -> Any:
-    """All bits turned over."""
-def logical_not(x: Any, dtype: Any = None) -> Any:
-    """1 where x is zero."""
-def floor(x: Any, dtype: Any = None) -> Any:
-    """The largest integer that is not above x."""
-def ceil(x: Any, dtype: Any = None) -> Any:
-    """The smallest integer that is not below x."""
-def trunc(x: Any, dtype: Any = None) -> Any:
-    """x without its fraction."""
 def sin(x: Any, dtype: Any = None) -> Any:
     """The sine, its argument reduced first."""
-def cos(x: Any, dtype: Any = None) -> Any:
-    """The cosine, its argument reduced first."""
-def tan(x: Any, dtype: Any = None) -> Any:
-    """The tangent, its argument reduced first."""
-def copy(x: Any, dtype: Any = None) -> Any:
-    """A copy in SBUF, bit-exact between equal types."""
-def sum(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
-    """``sum`` over the last free axes, in fp32."""
-def max(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
-    """``max`` over the last free axes, in fp32."""
-def min(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
-    """``min`` over the last free axes, in fp32."""
-def prod(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
-    """``prod`` over the last free axes, in fp32."""
-def divide(x: Any, y: Any, dtype: Any = None) -> Any:
-    """x / y as a reciprocal and a product: the hardware has no division."""
-def mean(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
-    """Mean over the last free axes, in fp32."""
-def var(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
-    """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
 def softmax(x: Any, axis: Any = -1, dtype: Any = None) -> Any:
     """exp(x - max) / sum over the last free axis: one pass on ScalarE sums while it computes."""
-def rms_norm(x: Any, w: Any, axis: Any, n: Any, epsilon: Any = 1e-06, dtype: Any = None, compute_dtype: Any = None) -> Any:
-    """x / sqrt(sum(x^2) / n + epsilon) * w, ``w`` of the shape of x."""
-def where(condition: Any, x: Any, y: Any, dtype: Any = None) -> Any:
-    """Choose ``x`` where the condition is nonzero, else ``y``; tiles or numbers."""
-def dropout(x: Any, rate: Any, dtype: Any = None) -> Any:
-    """``x`` with elements set to zero with probability ``rate``."""
-def rand(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
-    """Uniform numbers in [0, 1)."""
-def all(x: Any, axis: Any, dtype: Any = None) -> Any:
-    """1 where all elements along the last free axes are nonzero."""
-def random_seed(seed: Any) -> Any:
-    """Seed of the random functions that follow: a (1, 1) tile."""
-def expand_dims(x: Any, axis: Any) -> Any:
-    """A view with a new axis of size 1."""
-def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
-    """``x`` stretched to ``shape``: along free axes a view, over partitions a copy (a product)."""
-def gather_flattened(data: Any, indices: Any, axis: Any = 0, dtype: Any = None) -> Any:
-    """``data`` (P, F...) read at ``indices`` (uint32, (P, n)) of its flattened free axes."""
-def matmul(x: Any, y: Any, transpose_x: Any = False) -> Any:
-    """``x.T @ y`` in PSUM, x (K, M) and y (K, N) in SBUF; other forms are not supported."""
+def softplus(x: Any, dtype: Any = None) -> Any:
+    """``softplus`` of every element, on ScalarE."""
+def sqrt(x: Any, dtype: Any = None) -> Any:
+    """``sqrt`` of every element, on ScalarE."""
+def square(x: Any, dtype: Any = None) -> Any:
+    """``square`` of every element, on ScalarE."""
+def static_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
+    """Python's ``range``."""
+def store(dst: Any, value: Any) -> Any:
+    """An SBUF tile to an HBM region with as many elements."""
+def subtract(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x - y, of tiles of equal shape, or a tile and a number or column."""
+def sum(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
+    """``sum`` over the last free axes, in fp32."""
+def tan(x: Any, dtype: Any = None) -> Any:
+    """The tangent, its argument reduced first."""
+def tanh(x: Any, dtype: Any = None) -> Any:
+    """``tanh`` of every element, on ScalarE."""
+def tiles(source: Any, *, tile_shape: Any = None) -> Any:
+    """``source`` as a grid of tiles of ``tile_shape`` elements along its last axes."""
 def transpose(x: Any, dtype: Any = None) -> Any:
     """(P, F) to (F, P) in PSUM, on TensorE."""
-def bypass(*_: Any) -> Any: ...
-def average(*_: Any) -> Any: ...
-def prelu(*_: Any) -> Any: ...
-def range(start: Any, stop: Any = None, step: Any = 1) -> Any:
-    """Python's ``range``; the three names mean the same since SDK 2.27."""
+def trunc(x: Any, dtype: Any = None) -> Any:
+    """x without its fraction."""
+def var(x: Any, axis: Any, dtype: Any = None, keepdims: Any = False) -> Any:
+    """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
+def where(condition: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+    """Choose ``x`` where the condition is nonzero, else ``y``; tiles or numbers."""
+def while_loop(init: Any, body_fun: Any) -> Any:
+    """A device loop: while the condition register is nonzero, it becomes ``body_fun(it)``."""
+def zeros(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '') -> Any:
+    """A tensor of zeros."""
+def zeros_like(x: Any, dtype: Any = None, buffer: Any = None, name: Any = '') -> Any:
+    """Zeros in the shape, type and memory of ``x``."""

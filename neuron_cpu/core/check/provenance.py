@@ -3,10 +3,10 @@
 `provenance.json` has a row for each construct: *seen on device* names a public file that uses it
 and whose run on a device is published (times, errors, a score in the contest); *documented* names
 the page that describes it; *unproven* says that neither is known; *refused* is a construct that a
-public compiler refuses in every form (device/refusals.json). A source names chip and release. A construct without a row is
-unproven. Constructs of today's language begin with ``nki.``, forms such as ``nki.index: slice``
-included: what one language's compiler took proves nothing of the other's. Files of today ran with
-SDK 2.29 or later.
+public compiler refuses in every form (device/refusals.json). A source names chip and release. A
+construct without a row is unproven. Constructs of today's language begin with ``nki.``, forms such
+as ``nki.index: slice`` included: what one language's compiler took proves nothing of the other's.
+Files of today ran with SDK 2.29 or later.
 
 Two readers find the constructs. ``in_source`` walks the syntax tree: names of the kernel language,
 their keywords, index forms, loops, and Python around them; only functions that use the language
@@ -18,6 +18,7 @@ operands, which the source does not show.
 
 import ast
 import functools
+import inspect
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +29,7 @@ from ..device import refusals
 from ..device.spec import CORE, Engine
 from ..instructions.activations import ACTIVATIONS
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER
+from ..instructions.entry import FORMS
 from ..program.program import Program
 from ..program.view import View
 
@@ -36,6 +38,7 @@ SEEN, DOCUMENTED, UNPROVEN = "seen on device", "documented", "unproven"
 REFUSED = "refused"
 STATUSES = (REFUSED, UNPROVEN, DOCUMENTED, SEEN)  # what needs attention first
 TODAY = {"nl": "nki.language", "nisa": "nki.isa", "nc": "nki.collectives"}
+PAGES = {"neuronxcc.nki.isa": "doc-isa", "nki.isa": "doc-current", "nki.collectives": "doc-current"}
 MODULES = {
     "nki.isa.constants": "nisa",
     "nki.dtype": "nl",
@@ -78,14 +81,30 @@ class Finding(NamedTuple):
     lines: int
 
 
-@functools.cache
 def table() -> dict[str, Row]:
-    """The shipped table: each construct's row, with its source spelled out."""
+    """Each construct's row, with its source spelled out: the shipped ones, and for functions of
+    instructions and their keywords the page after which they were written."""
+    return _table(sum(map(len, FORMS.values())))
+
+
+@functools.lru_cache(1)
+def _table(forms: int) -> dict[str, Row]:
     data = json.loads(DATA.read_text(encoding="utf-8"))
-    return {
-        construct: Row(status, data["sources"].get(source, ""))
-        for construct, (status, source) in data["constructs"].items()
-    }
+    rows = documented() | data["constructs"]
+    sources = data["sources"]
+    return {name: Row(status, sources.get(page, "")) for name, (status, page) in rows.items()}
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Status and page of the functions of instructions, and of their keywords."""
+    rows: dict[str, tuple[str, str]] = {}
+    for module, page in PAGES.items():
+        for name, form in FORMS.get(module, {}).items():
+            told = f"{'nisa' if module.startswith('neuronxcc') else module}.{name}"
+            words = inspect.signature(form.function).parameters.values()
+            named = (w.name for w in words if w.kind in (w.POSITIONAL_OR_KEYWORD, w.KEYWORD_ONLY))
+            rows |= dict.fromkeys([told, *(f"{told}({one}=)" for one in named)], (DOCUMENTED, page))
+    return rows
 
 
 def judge(found: Found) -> list[Finding]:

@@ -5,3 +5,10 @@ Loops are Python's own; a Program of this language is a flat list in program ord
 aws-neuron-sdk v2.32.0, nki/api/nki, nki/get-started, nki/deep-dives; a comment names the source of
 any other rule.
 """
+
+from . import collectives, compute, copies, cores, products, random, selection, transfers
+
+__all__ = [  # they enter the forms of instructions
+    "collectives", "compute", "copies", "cores", "products", "random", "selection",
+    "transfers",
+]  # fmt: skip

@@ -3,10 +3,6 @@
 Source of names: aws-neuron-sdk v2.32.0, nki/api/nki/isa/__init__.py.
 """
 
-from neuron_cpu.core.current import (
-    compute as _compute, copies as _copies, cores as _cores, products as _products,
-    random as _random, selection as _selection, transfers as _transfers,
-)  # fmt: skip
 from neuron_cpu.core.current.enums import (
     dge_mode, dma_engine, engine, gpsimd_engine, matmul_perf_mode, nc_version, oob_mode,
     reduce_cmd, scalar_engine, tensor_engine, unknown_engine, vector_engine,
