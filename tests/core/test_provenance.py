@@ -15,6 +15,7 @@ import neuronxcc.nki.language as nl
 import pytest
 import torch
 
+import neuron_cpu.core.current  # noqa: F401 - its functions have rows
 from neuron_cpu.__main__ import main
 from neuron_cpu.core.check import provenance
 
