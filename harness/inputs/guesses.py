@@ -111,6 +111,8 @@ def check(settings: Settings) -> None:
         f"--batch-size {settings.batch_size}": settings.batch_size > 1,
         "--prefill-chunk": settings.prefill_chunk is not None,
         "--is-continuous-batching": settings.is_continuous_batching,
+        # a draft has no adapter, and a graph with a draft or with heads gets no numbers
+        "--lora-ckpt-path": settings.adapters is not None and settings.speculation.method != LOOKUP,
     }
     refuse_any(
         others,

@@ -31,6 +31,12 @@ def name_the_model(model: Any) -> None:
         manager.lora_adapter_id_mapping[BASE] = manager.lora_config.max_loras - 1
 
 
+def named(model: Any, names: Sequence[str]) -> torch.Tensor:
+    """The release's numbers of adapters by their names [rows]."""
+    known = [BASE, *model.config.neuron_config.lora_config.lora_ckpt_paths]
+    return numbered(model, [known.index(name) for name in names]).to(torch.int32)
+
+
 def numbered(model: Any, adapters: Sequence[int]) -> torch.Tensor:
     """The release's numbers of adapters [rows], of which 0 is the model itself, 1 the first."""
     manager, numbers = getattr(model, _MANAGER, None), torch.tensor(adapters)

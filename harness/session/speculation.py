@@ -16,6 +16,7 @@ from neuronx_distributed_inference.modules.generation.sampling import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from harness.session.adapters import named
 from harness.session.chunks import PromptInChunks
 from harness.session.rows import check_numbers
 from harness.settings import DRAFT, LOOKUP, Speculation
@@ -54,6 +55,7 @@ class Speculative(PromptInChunks):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.steps: list[Step] = []
+        self._beside: dict[str, Any] = {}  # what every call gets besides its tokens
 
     @torch.no_grad()
     def _sample(
@@ -68,7 +70,9 @@ class Speculative(PromptInChunks):
         **model_kwargs: Any,
     ) -> Any:
         """Ids [1, L] -> ids [1, L + new], or the adapter's own result with the scores."""
-        del synced_gpus, streamer, model_kwargs
+        del synced_gpus, streamer
+        names = model_kwargs.get("adapter_ids")
+        self._beside = {} if names is None else {"adapter_ids": named(self.neuron_model, names)}
         warp = logits_warper or (lambda _, scores: scores)
         scores: list[Any] = []
         guesses: list[int] = []
@@ -106,6 +110,7 @@ class Speculative(PromptInChunks):
             input_ids=tokens,
             attention_mask=torch.ones((1, seen or start), dtype=torch.int64),
             position_ids=torch.arange(start, start + tokens.shape[1])[None],
+            **self._beside,
         )
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
+from harness.errors import UserError
 from harness.figures import acceptance
 from harness.figures.accuracy import bf16_spacing
 from harness.figures.estimated_speed import SpeedEstimates
@@ -16,8 +18,8 @@ from harness.figures.estimated_speed import _Times as Times
 from harness.inputs import command_line, submission
 from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
+from harness.session import adapters, speculation
 from harness.session import model as session_model
-from harness.session import speculation
 from harness.settings import Speculation
 from tests.tiny_model import write_tiny_model
 
@@ -259,3 +261,42 @@ def test_a_right_guess_behind_a_wrong_one_counts_as_wrong(release: str) -> None:
     logits = torch.randn(1, 4, 10)
     taken, scores = Fused([*tokens, torch.randn(1, 4, 10), logits], logits=True).step()
     assert taken == [5] and torch.equal(scores, logits[0, :2])
+
+
+def test_every_call_of_several_tokens_has_the_adapter() -> None:
+    """They went without, so the text was that of the model itself, silently."""
+    paths = {"one": "a", "two": "b"}
+    lora = SimpleNamespace(lora_ckpt_paths=paths)
+    model = SimpleNamespace(config=SimpleNamespace(neuron_config=SimpleNamespace(lora_config=lora)))
+    assert adapters.named(model, ["two", "0"]).tolist() == [2, 0]
+    model.lora_model_manager = SimpleNamespace(lora_config=SimpleNamespace(max_loras=3))
+    assert adapters.named(model, ["two", "one", "0"]).tolist() == [1, 0, 2]  # 0.7 and later
+    calls = []
+
+    class Calls(speculation.Speculative):
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+            self.steps, self._beside, self.neuron_model = [], {}, model
+
+        def forward(self, **given: Any) -> Any:
+            calls.append(given["adapter_ids"].tolist())
+            return SimpleNamespace(logits=torch.eye(4)[given["input_ids"][0] % 4][None])
+
+        def _step(self, ids: torch.Tensor) -> Any:
+            return [], self._behind(ids[:, -1:], ids.shape[1] - 1).logits[0]
+
+    asked = SimpleNamespace(do_sample=False, return_dict_in_generate=False)
+    Calls()._sample(
+        torch.tensor([[1, 2]]), lambda _, row: row, lambda ids, _: torch.tensor(ids.shape[1] > 4),
+        asked, adapter_ids=["two"],
+    )  # fmt: skip
+    assert calls == [[1]] * 3
+
+
+def test_a_draft_has_no_adapter(tmp_path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    given = ["--mode", "generate", "--lora-ckpt-path", f"one:{tmp_path}"]
+    command_line.parse([*given, "--speculate", "lookup"])
+    for way in (["--speculate", "draft", "--draft-model-path", "d"], ["--is-medusa"]):
+        with pytest.raises(UserError, match="got --lora-ckpt-path"):
+            command_line.parse([*given, *way])
