@@ -124,11 +124,11 @@ class Workers:
         return found
 
 
-# Today's SDK: a kernel's process leaves a NEFF, the profiler runs it and tells times.
+# Today's SDK: a kernel's process (-c PATHS -c CODE CALL FILE) leaves a NEFF, the profiler runs it and tells times.
 COMPILES = """
-case "$2" in
-*timing) echo '{"p50": 20.0}' > "$4" ;;
-*) echo "$3" > "$NKI_ARTIFACTS_DIR/kernel.neff" ;;
+case "$4" in
+*timing*) echo '{"p50": 20.0}' > "$6" ;;
+*) echo "$5" > "$NKI_ARTIFACTS_DIR/kernel.neff" ;;
 esac"""
 PROFILES = """
 case "$1" in
@@ -140,7 +140,7 @@ esac"""
 def sdk_of_today(folder: Path, compiler: Mapping[str, str], profiler: Mapping[str, str]) -> None:
     """Write both as programs. A row's name has what happens to it instead, in words of bash."""
     for name, given, faults, usual in (
-        ("python", '"$3"', compiler, COMPILES),
+        ("python", '"$5"', compiler, COMPILES),
         ("neuron-explorer", '"$1 $(cat kernel.neff)"', profiler, PROFILES),
     ):
         cases = "".join(f'*\'"name": "{row}"\'*) {does} ;;\n' for row, does in faults.items())

@@ -31,6 +31,11 @@ NO_PROBE = {
     "nki.collectives.all_to_all_v": "its page asks for ranks on several devices or nodes",
     "nki.isa.NkiValidationError": "is raised where a kernel is built, and no kernel names it",
     "nki.isa.engine.dma": "no instruction takes it",
+    **dict.fromkeys(
+        [*(f"nki.language.dynamic_range({name}=)" for name in ("start", "step", "stop")),
+         *(f"nki.language.fori_loop({name}=)" for name in ("body_fun", "lower", "step", "upper"))],
+        "a public compiler refuses it on one core of gen3",
+    ),
     "nki.language.fmod": "no page lists it among operators of instructions",
     "nki.language.logical_not": "no page lists it among operators of instructions",
     "nki.language.mod": "no page lists it among operators of instructions",

@@ -20,7 +20,7 @@ from .release import chosen, of_nki
 from .spec import in_force
 
 DATA = Path(__file__).with_name("refusals.json")
-CHIPS = {"gen2": "trn1", "gen3": "trn2", "gen4": "trn3"}
+CHIPS = {2: "trn1", 3: "trn2", 4: "trn3"}  # by generation
 LEGAL, REFUSED, UNPROVEN = OUTCOMES = ("legal", "refused", "unproven")
 _local = threading.local()
 
@@ -137,7 +137,7 @@ def defect(issue: str) -> Defect | None:
 
 
 def _holds(entry: Refusal | Defect) -> bool:
-    return entry.language in (language(), "any") and CHIPS[in_force().name] in entry.chips.split()
+    return entry.language in (language(), "any") and CHIPS[in_force().number] in entry.chips.split()
 
 
 def _in_force() -> tuple[int, ...]:
