@@ -124,7 +124,8 @@ class Workers:
         return found
 
 
-# Today's SDK: a kernel's process (-c PATHS -c CODE CALL FILE) leaves a NEFF, the profiler runs it and tells times.
+# Today's SDK: a kernel's process (-c PATHS -c CODE CALL FILE) leaves a NEFF, which the profiler
+# runs; it tells times.
 COMPILES = """
 case "$4" in
 *timing*) echo '{"p50": 20.0}' > "$6" ;;
