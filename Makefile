@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -84,6 +84,10 @@ test-jax: setup-tests
 # 10 000 inputs at each door of the driver: some minutes.
 fuzz: setup-tests
 	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/harness/test_fuzz.py tests/judge/test_oracle.py
+
+# Every kernel of these tests one by one, merged, recorded and in its short form, results compared: about half an hour.
+compare-runs: setup-tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -p tests.repeated tests/core tests/nki tests/llama tests/judge
 
 # 100 000 changes of records that a stranger's process may send: an hour.
 CHANGES ?= 100000

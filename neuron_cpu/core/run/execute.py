@@ -251,6 +251,9 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
     return step
 
 
+# Where results are larger than that, most of the time is arithmetic, and to follow elements takes
+# seconds (five for the attention to 640 tokens).
+SMALL = 1 << 15
 RECORDED = 4  # runs of a plan before the one that is recorded: many plans never run as often
 
 
@@ -298,6 +301,8 @@ class Plan:
                 if ref.memory.storage.role in ("input", "output"):
                     self.external[ref.memory.storage.id] = ref.memory
         self.written = {r.memory.storage.id for op in self.ops for r in op.dst}
+        results = [math.prod(ref.shape) for op in self.ops for ref in op.dst]
+        self._records &= sum(results) <= SMALL * len(results)
         once, kept = lasting(self.ops)
         self._share_memory(kept)
         self.arena.moving = {id(m) for m in self.external.values()}

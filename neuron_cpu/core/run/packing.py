@@ -23,6 +23,7 @@ from .merge import Op, Ref
 
 VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
 _MIB = 4096
+ROWS = 64  # rows of a product; of more of them widening is little beside the arithmetic
 _LEFT_OUT = 64  # weights of a matrix that are added on their own
 _HALF = 65504.0  # largest number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
@@ -119,7 +120,8 @@ class Packable:
                 if axis not in op.contract
             )
             if not shared and w.by_data is None and x.by_data is None and x.memory is not w.memory:
-                return Packable(op, at)
+                found = Packable(op, at)
+                return found if found.sizes[0] <= ROWS else None
         return None
 
     def packed(self, arena: Arena) -> Pack | None:
