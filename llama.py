@@ -1,9 +1,27 @@
 """Llama for AWS Trainium: NKI kernels, and the NxD-Inference modules that call them.
 
-This one file is a complete submission. It reads prompts and generates a token a step, in bf16 or
-fp32, at any tensor-parallel degree that divides the KV heads. It imports torch, transformers and
-the Neuron SDK, nothing else. Other models and servers need more: models/extended.py composes that
-from the files beside this one, and some layers here leave a place for it.
+The idea: a token waits for the weights, 1.24 GB a core, and for nothing else as long. So they
+stream through once, in long rows, and everything else hides behind them. Features stay on
+partitions from the norm to the down projection, where each product contracts what the last one
+left, and one kernel runs between two all-reduces. A layer is these ten lines, a kernel for each
+half, with the residual sum of the half before in front:
+
+    h = x + delta                                               # the last half's all-reduced result
+    n = h * rsqrt(mean(h ** 2) + eps)                           # its gain is in the weights
+    q, k, v = rope(n @ wq), rope(n @ wk), n @ wv
+    keys, values = cat(cached_keys, k), cat(cached_values, v)
+    delta = all_reduce(softmax(mask(q @ keys.T / sqrt(d))) @ values @ wo)
+
+    h = h + delta
+    n = h * rsqrt(mean(h ** 2) + eps)
+    delta = all_reduce((silu(n @ gate) * (n @ up)) @ down)
+
+Eight tokens wait for the weights as long as one: so a call looks ahead (section "Look-ahead").
+
+This one file is a complete submission: any tensor-parallel degree that divides the KV heads, bf16
+or fp32. It imports torch, transformers and the Neuron SDK, nothing else. Other models and servers
+need more: models/extended.py composes that from the files beside it, and some layers here leave a
+place for it.
 
 The file goes from the limits of the core to layouts, sizes known while tracing and tile helpers.
 Attention and the kernels follow in model order. Configuration, modules (NxD Inference's own run
