@@ -80,7 +80,7 @@ CORE = "neuron_cpu/core/"
 DRIVER = "harness/"
 # Sources by their path's beginning, and the tests of each part.
 PARTS = {
-    CORE: ["tests/core"],
+    CORE: ["tests/core", "tests/nki"],
     "llama.py": ["tests/llama", "tests/sdk/test_submission.py"],
     "models/": ["tests/llama", "tests/sdk", "tests/nki"],
     "neuron_cpu/sdk/": ["tests/sdk"],
