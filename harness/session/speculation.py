@@ -3,7 +3,7 @@ SDK's own loops end a few tokens early, and its prompt lookup fails. This loop g
 plain decoding, on every version.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,10 +52,11 @@ class Speculative(PromptInChunks):
     decoding.
     """
 
+    _beside: Mapping[str, Any] = {}  # what every call of a text gets besides its tokens
+
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         self.steps: list[Step] = []
-        self._beside: dict[str, Any] = {}  # what every call gets besides its tokens
 
     @torch.no_grad()
     def _sample(

@@ -235,6 +235,8 @@ class Fused:
 
     _scores, _behind = speculation.InGraph._scores, speculation.InGraph._behind
 
+    _beside: dict = {}
+
     def __init__(self, outputs: list[torch.Tensor], logits: bool) -> None:
         self.neuron_config = SimpleNamespace(output_logits=logits)
         self.config = SimpleNamespace(vocab_size=10)
