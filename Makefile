@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -133,6 +133,11 @@ suites: setup-tests
 # AWS's tutorials and samples, from checkouts below PUBLIC=DIR (docs/library.md).
 samples: setup-tests
 	$(BIN)/python tests/samples.py $(CHECKOUTS) --write $(SAMPLES)
+
+# Programs of others for PyTorch's device `neuron`, and in JAX, from checkouts below DIR: about eight minutes.
+torch-programs: setup-tests
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-jax.txt -r requirements-programs.txt
+	$(BIN)/python lab/torch_programs.py $(CHECKOUTS) --write
 
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).

@@ -21,6 +21,7 @@ from .tensor import NeuronTensor
 @functools.cache
 def teach() -> None:
     """Enter the classes into Dynamo's table of types, once."""
+    from torch._dynamo import trace_rules
     from torch._dynamo.guards import GuardBuilder
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import VariableBuilder, wrap_fx_proxy
@@ -87,6 +88,12 @@ def teach() -> None:
         self.install_guards(GuardBuilder.ID_MATCH)
         return KernelVariable(value, source=self.source)
 
+    # What runs a program is no part of it; names.py may be called in what is compiled.
+    rooms = "around autocast backend dynamo group kernels module report state tensor"
+    for name in rooms.split():
+        trace_rules.add(f"neuron_cpu.torch_device.{name}")
+    trace_rules.add("neuron_cpu.core")
+    trace_rules.add("neuron_cpu.announce")
     types = VariableBuilder._type_dispatch()
     types[NeuronTensor] = VariableBuilder.wrap_tensor
     types[Kernel] = types[TodaysKernel] = kernel

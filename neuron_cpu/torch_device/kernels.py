@@ -1,4 +1,4 @@
-"""NKI kernels on tensors of the device: direct calls, `wrap_nki` and `nki_op`.
+"""NKI kernels on tensors of the device, called from Python and from compiled graphs.
 
 Sources: AWS Neuron documentation, "How to work with NKI" of TorchNeuron, and the programs of
 docs/torch_device.md. A kernel runs on the host's memory of its arguments, as a direct call on CPU
@@ -9,14 +9,13 @@ the signature, and its Program says what the results are.
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from neuron_cpu.core.current.kernel import jit, rebuilt
+from neuron_cpu.core.current.kernel import rebuilt
 from neuron_cpu.core.device.errors import warn
 from neuron_cpu.core.language import kernel as calling
 from neuron_cpu.core.language.kernel import Kernel, KernelCall
@@ -24,7 +23,7 @@ from neuron_cpu.core.language.specialisation import line_of
 
 from .group import ranked
 from .state import STATE
-from .tensor import NeuronTensor, own, wrapped
+from .tensor import NeuronTensor, wrapped
 
 WRITES = (
     "a device with TorchNeuron lost all of three such writes in one compiled graph, and kept those "
@@ -81,17 +80,18 @@ def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs:
         given = own_tensors.get(id(host))
         return wrapped(host, device) if given is None else given
 
-    made = _results(on_device, result)
+    made = results(on_device, result)
     if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-        return _results(functools.partial(_no_gradient, kernel.name, tensors), made)
+        return results(functools.partial(_no_gradient, kernel.name, tensors), made)
     return made
 
 
-def _results(make: Callable[[Any], Any], result: Any) -> Any:
+def results(make: Callable[[Any], Any], result: Any) -> Any:
+    """A kernel's result with `make(tensor)` in place of each tensor."""
     if isinstance(result, torch.Tensor):
         return make(result)
     if isinstance(result, (list, tuple)):
-        return type(result)([_results(make, one) for one in result])
+        return type(result)([results(make, one) for one in result])
     return result
 
 
@@ -146,7 +146,7 @@ def _shapes(kernel: Kernel, tensors: list[Any], args: tuple, kwargs: dict) -> An
         with first.fake_mode:
             return torch.empty(one.shape, dtype=one.dtype, device=first.device)
 
-    return _results(fake, result)
+    return results(fake, result)
 
 
 def _warn_of_writes(kernel: Kernel, program: Any) -> None:
@@ -160,75 +160,6 @@ def _warn_of_writes(kernel: Kernel, program: Any) -> None:
                 "the returned tensor",
                 line_of(kernel.function),
             )
-
-
-# --- names of torch_neuronx -----------------------------------------------------------------------
-def wrap_nki(kernel: Any) -> Kernel:
-    """The kernel to call on tensors of the device; ``wrap_nki(kernel)[2]`` takes both cores.
-
-    A launch grid inside of the brackets is lost: on a device ``wrap_nki(kernel[2])`` runs on one
-    core.
-    """
-    kernel = jit(kernel) if not isinstance(kernel, Kernel) else kernel
-    if kernel.grid:
-        warn(
-            "sim_wrapped_grid",
-            f"wrap_nki is called with {kernel.name}[{', '.join(map(str, kernel.grid))}], expected "
-            f"the kernel: a device drops that grid; write wrap_nki({kernel.name})"
-            f"[{', '.join(map(str, kernel.grid))}]",
-            line_of(kernel.function),
-        )
-        launched = type(kernel)(kernel.function, (), **kernel.options)
-        launched.programs, launched.lock = kernel.programs, kernel.lock
-        return launched
-    return kernel
-
-
-def nki_op(name: str, fn: Callable | None = None, mutates_args: Any = ()) -> Any:
-    """Register a function that calls kernels as the operator ``name`` of PyTorch.
-
-    ``fn`` has type annotations for each parameter and the result, which are its schema; it runs
-    with tensors without values, too, to find the results' shapes. ``mutates_args`` names the
-    arguments that it writes. The operator has PyTorch's ``register_autograd``.
-
-    Raises:
-        ValueError: an annotation is missing, or a name is no parameter.
-    """
-    if fn is None:
-        return functools.partial(nki_op, name, mutates_args=mutates_args)
-    if isinstance(fn, Kernel):
-        raise ValueError(
-            f"nki_op('{name}') is given the kernel {fn.name}, expected a function with annotations "
-            "that calls it; define one."
-        )
-    function: Callable = fn
-    mutates = mutates_args if isinstance(mutates_args, str) else sorted(mutates_args or ())
-    schema = torch.library.infer_schema(function, mutates_args=mutates)  # type: ignore[arg-type]
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with torch.no_grad():
-            result = function(*args, **kwargs)
-        given = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor)]
-        return _results(lambda one: _apart(one, given), result)
-
-    run.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
-    made = torch.library.custom_op(name, run, mutates_args=mutates, schema=schema)
-    made.register_fake(run)
-    own(made._opoverload, run)
-    return made
-
-
-def _apart(result: torch.Tensor, given: list[torch.Tensor]) -> torch.Tensor:
-    """A result of its own: PyTorch's operators may not return arguments, and those of devices do.
-
-    It has the argument's memory.
-    """
-    if not any(result is one for one in given):
-        return result
-    if isinstance(result, NeuronTensor):
-        return wrapped(result.host, result.device, result.held)
-    return torch.empty_like(result) if isinstance(result, FakeTensor) else result.clone()
 
 
 calling.called_by(call)

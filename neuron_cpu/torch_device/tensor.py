@@ -38,6 +38,7 @@ _CARRIES = (
     "new_empty new_full new_zeros new_ones new_empty_strided cat stack _local_scalar_dense "
     "resize_ lift_fresh lift_fresh_copy is_same_size equal"
 )
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index")
 _MOVES = "copy_ _copy_from _to_copy _foreach_copy_ set_"  # between devices
 
 
@@ -106,6 +107,9 @@ class NeuronTensor(torch.Tensor):
         )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        if protocol != torch.serialization.DEFAULT_PROTOCOL:  # pickle's own call, between processes
+            is_parameter = getattr(self, "_is_param", False)
+            return _unpickled, (self.host.detach(), self.device, self.requires_grad, is_parameter)
         # as of a plain tensor: the storage carries the device, which `map_location` may change
         place = self.storage_offset(), tuple(self.size()), self.stride()
         plain = (self._typed_storage(), *place, self.requires_grad, {})
@@ -249,7 +253,13 @@ def run(func: Any, *args: Any, **kwargs: Any) -> Any:
         call.device = STATE.device(target.index) if target.type == "neuron" else None
     if kwargs:
         _check_layout(host_kwargs)
-    out = func(*host_args, **host_kwargs)
+    try:
+        out = func(*host_args, **host_kwargs)
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"{known.name} has no kernel on neuron here, expected an operator that PyTorch's CPU "
+            "has; compute it with others."
+        ) from error
     for place, name in known.written:
         _written(args[place] if place < len(args) else kwargs.get(name), known)
     if known.returned:
@@ -292,12 +302,19 @@ class _Call:
         if kind is list or kind is tuple:
             return kind([self.hosted(one) for one in value])
         if isinstance(value, torch.Tensor):
-            if value.dim() and not self.known.moves:
+            if value.dim() and not self.known.moves and not self._position(value):
                 self._mixed(value)
             return value
         if kind is torch.device:
             return HOST if value.type == "neuron" else value
         return value
+
+    def _position(self, value: torch.Tensor) -> bool:
+        """Whether it tells places in another tensor: a device takes those from the CPU.
+
+        canallee/native-torch-autoporting-trainium 1cbf869 ran `x[torch.arange(n), y]` on one.
+        """
+        return self.known.name in _INDEXING and not value.is_floating_point()
 
     def _mixed(self, value: torch.Tensor) -> None:
         raise RuntimeError(
@@ -439,6 +456,11 @@ def _at(storage: Any, location: str) -> Any:
     if not location.startswith("neuron"):
         return None
     return storage_over(storage, STATE.device(torch.device(location).index))
+
+
+def _unpickled(host: torch.Tensor, device: torch.device, grad: bool, is_parameter: bool) -> Any:
+    made = wrapped(host, device)
+    return torch.nn.Parameter(made, grad) if is_parameter else made.requires_grad_(grad)
 
 
 torch.serialization.register_package(15, _tag, _at)  # in front of PyTorch's own of other devices

@@ -4,6 +4,7 @@ import copy
 import io
 import logging
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -39,6 +40,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "reductions": lambda x: (x.sum(), x.mean(-1), *x.max(-1), x.argmin()),
     "a part": lambda x: x[1:, ::2].t(),
     "positions": lambda x: x[torch.arange(2, device=x.device), torch.zeros_like(x[:2, 0]).long()],
+    "positions of the host": lambda x: x[torch.arange(2), torch.tensor([1, 0])],
     "a mask": lambda x: x[x > 0],
     "joined": lambda x: torch.cat([x, x.flip(0)]).split(2),
     "sorted": lambda x: torch.sort(x, -1),
@@ -130,6 +132,14 @@ def test_views_share_their_storage_also_in_a_file() -> None:
     assert whole.tolist() == [0, 1, 9, 9, 9, 5] and part.data_ptr() == whole.data_ptr() + 8
 
 
+def test_a_pickled_module_is_on_the_device_again() -> None:
+    model = small().to("neuron")
+    twin = pickle.loads(pickle.dumps(model))
+    tokens = ids(1, 3).to("neuron")
+    assert all(isinstance(one, nn.Parameter) for one in twin.parameters())
+    assert torch.equal(twin(tokens), model(tokens))
+
+
 def test_a_copied_module_is_another_one() -> None:
     model = small().to("neuron")
     twin = copy.deepcopy(model)
@@ -200,6 +210,7 @@ REFUSED: dict[str, tuple[type, str, Callable[[torch.Tensor], Any]]] = {
         lambda x: x.set_(torch.ones(2).untyped_storage()),
     ),
     "shapes": (RuntimeError, "mat1 and mat2", lambda x: x @ torch.ones(3, 2, device="neuron")),
+    "cells": (NotImplementedError, "no kernel", lambda x: nn.LSTMCell(2, 2).to("neuron")(x)),
     "events": (
         RuntimeError,
         "enable_timing",
@@ -280,8 +291,9 @@ def test_random_numbers_are_the_hosts() -> None:
 def test_a_loader_with_workers_feeds_the_device() -> None:
     torch.ones(1, device="neuron")  # in use before the workers fork
     data = TensorDataset(torch.arange(8.0))
-    loader = DataLoader(data, batch_size=4, num_workers=1)
-    assert [x.to("neuron").sum().item() for (x,) in loader] == [6.0, 22.0]
+    for pinned in (False, True):
+        loader = DataLoader(data, batch_size=4, num_workers=1, pin_memory=pinned)
+        assert [x.to("neuron").sum().item() for (x,) in loader] == [6.0, 22.0]
 
 
 def test_a_fork_after_the_device_was_used_is_refused() -> None:

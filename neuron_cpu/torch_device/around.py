@@ -1,0 +1,79 @@
+"""What the device changes of PyTorch's own functions, each by one function around it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from neuron_cpu import announce
+
+
+def _around(owner: Any, name: str) -> Callable[[Callable], Callable]:
+    """Put a function around one of PyTorch's, which it gets as its first argument."""
+    theirs = getattr(owner, name)
+
+    def put(ours: Callable) -> Callable:
+        @functools.wraps(theirs)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return ours(theirs, *args, **kwargs)
+
+        setattr(owner, name, call)
+        return ours
+
+    return put
+
+
+@_around(torch.nn.Module, "_apply")
+def _move(theirs: Any, self: Any, fn: Any, recurse: bool = True) -> Any:
+    """A module's move to the device or from it: its parameters stay the same objects, which
+    optimisers and ties hold, unless a graph of autograd holds them, too. Elsewhere PyTorch's own
+    way stands, which also keeps attributes of parameters."""
+    if not _concerns_device(self, fn):
+        return theirs(self, fn, recurse)
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    try:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+        return theirs(self, fn, recurse)
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):
+            raise
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        return theirs(self, fn, recurse)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+
+
+def _concerns_device(module: torch.nn.Module, fn: Callable) -> bool:
+    """Whether `fn` takes tensors of a module to the device, or from it."""
+    for own in module.parameters(recurse=False):
+        with contextlib.suppress(Exception), torch.no_grad():  # the move itself says what is wrong
+            moved = fn(torch.empty(0, dtype=own.dtype, device=own.device))
+            return "neuron" in (own.device.type, moved.device.type)
+    return False
+
+
+@_around(torch.autograd, "_engine_run_backward")
+def _backward(theirs: Any, *args: Any, **kwargs: Any) -> Any:
+    """Backward without a thread for the device, which could outlive the interpreter."""
+    with torch.autograd.set_multithreading_enabled(False):
+        return theirs(*args, **kwargs)
+
+
+@_around(torch, "compile")
+def _compile(theirs: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.compile` that knows kernels and the backend."""
+    announce.room("backend").register()
+    return theirs(*args, **kwargs)
+
+
+@_around(torch._TorchCompileInductorWrapper, "__call__")
+def _default_backend(theirs: Any, self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
+    """The backend that nobody named: on the device it is the device's."""
+    places = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}
+    if "neuron" in places:
+        return announce.room("backend").compiled(graph, inputs)
+    return theirs(self, graph, inputs, **kwargs)
