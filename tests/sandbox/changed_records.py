@@ -35,6 +35,9 @@ from neuron_cpu.sandbox import records  # noqa: E402
 
 SETTINGS = Settings()
 KIND = "random", 0
+# What authors write as they like: orders to the compiler, the language, and promises about values,
+# which a run holds them to.
+CHOICES = {"skips_middle_end", "in_order", "today", "stationary_onezero", "moving_onezero"}
 BETTER = frozenset({"faster", "fuller"})
 
 
@@ -137,8 +140,8 @@ class Change(NamedTuple):
     """What was changed: `Class.field`, and the values in words.
 
     Attributes:
-        chosen: whether the author of a kernel may have written it so: another of the engines that
-            the instruction has, or the same elements in another access pattern.
+        chosen: whether the author of a kernel may have written it so: `CHOICES`, another of the
+            engines that the instruction has, or the same elements in another access pattern.
     """
 
     where: str
@@ -165,6 +168,8 @@ def changed(data: bytes, number: int, draw: random.Random) -> tuple[list[Change]
         put(one, name, after)
         of = "Program" if kind is dict else kind.__name__
         chosen = elements is not None and elements == _elements(one)
+        if name in CHOICES:
+            chosen = True
         if name == "engine":
             users = [i.op for i in instructions if getattr(i, "attrs", None) is one]
             chosen = all(after in (None, *op.engines) for op in users)
