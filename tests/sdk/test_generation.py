@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
+from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
+from neuronx_distributed_inference.utils.accuracy import get_generate_outputs_from_token_ids
 from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -532,3 +534,12 @@ def test_bf16_stays_near_fp32(tiny_llama, application):
     expected = model(ids).logits[0, -1]
     assert logits.dtype == torch.float32
     assert (logits - expected).abs().max() / expected.abs().max() < 0.05
+
+
+def test_classes_of_the_libraries_alone_are_refused_in_a_sentence(tiny_llama, application):
+    """A script of theirs imports them; it ended in a bare ImportError."""
+    with pytest.raises(NotImplementedError, match="FusedSpecNeuronConfig runs over the real"):
+        FusedSpecNeuronConfig(None, None, "draft")
+    app = application(tiny_llama()[1], load=False)
+    with pytest.raises(NotImplementedError, match="draft model guesses over the real libraries"):
+        get_generate_outputs_from_token_ids(app, [[1, 2]], None, draft_model=app)

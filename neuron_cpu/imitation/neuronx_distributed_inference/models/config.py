@@ -54,6 +54,22 @@ _CONSTANT = {
 }
 logger = logging.getLogger("Neuron")
 
+
+def _real_only(name: str) -> Callable[..., Any]:
+    """Stands for a class of configurations that this imitation leaves to the libraries."""
+
+    def refuse(*_: Any, **_options: Any) -> None:
+        raise NotImplementedError(
+            f"{name} runs over the real libraries only, expected none over this imitation of them; "
+            "name checkouts of NxD and NxD Inference with --libraries or NEURON_CPU_LIBRARIES "
+            "(docs/libraries.md)."
+        )
+
+    return refuse
+
+
+FusedSpecNeuronConfig = _real_only("FusedSpecNeuronConfig")
+
 _DTYPES = {
     name: getattr(torch, name)
     for name in ("float32", "float16", "bfloat16", "int8", "float8_e4m3fn", "float8_e5m2")

@@ -22,7 +22,9 @@ def get_generate_outputs_from_token_ids(
     tokenizer's padding token. Returns `generate`'s result and the texts without special tokens."""
     if draft_model is not None:
         raise NotImplementedError(
-            "A draft model is not supported by neuron_cpu; use prompt lookup, or none."
+            "A draft model guesses over the real libraries only, expected none over this imitation "
+            "of them; name checkouts with NEURON_CPU_LIBRARIES (docs/libraries.md), or run main.py "
+            "with --speculate."
         )
     if not isinstance(token_ids, torch.Tensor):
         batch = tokenizer.pad({"input_ids": [list(ids) for ids in token_ids]}, return_tensors="pt")
