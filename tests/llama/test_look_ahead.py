@@ -281,3 +281,22 @@ def test_a_compiled_folder_knows_that_it_looks_ahead(tiny: Any) -> None:
     again = llama.NeuronLlamaForCausalLM(str(folder / "traced"))
     again.load(str(folder / "traced"))
     assert counted(again, [5, 6, 7] * 3) == counted(app, [5, 6, 7] * 3)
+
+
+@pytest.mark.parametrize(("version", "degree"), [("0.1", 2), ("0.6", 1), ("0.6", 2)])
+def test_versions_and_degrees(version: str, degree: int, tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 2})).eval()
+    model.save_pretrained(tmp_path)
+    app = application(tmp_path, tp_degree=degree)
+    prompt = [9, 10, 11, 9, 10]
+    wanted = plain_text(app, prompt)
+    Half.known = prompt + wanted
+    monkeypatch.setattr(llama, "Guesser", Half)
+    text, (_, several, kept) = counted(app, prompt)
+    assert text == wanted and several > 10 and kept > 30
+    with torch.no_grad():
+        best = model(torch.tensor([prompt + text])).logits[0, len(prompt) - 1 : -1]
+    best[:, SHAPE["eos_token_id"]] = -torch.inf
+    assert text == best.argmax(-1).tolist()
