@@ -451,8 +451,10 @@ def check_whole_sequence(config: InferenceConfig) -> None:
 def check_parts_of_prompt(config: InferenceConfig) -> None:
     """Context parallelism: a rank decodes with one of the KV heads that it has in prompts."""
     neuron_config, kv = config.neuron_config, config.num_key_value_heads
-    for name in ("flash_decoding_enabled", "sequence_parallel_enabled", "quantized", "lora_config"):
-        if getattr(neuron_config, name):
+    # over blocks NxDI's own layers answer wrongly as well
+    others = ("flash_decoding_enabled", "sequence_parallel_enabled", "quantized", "lora_config")
+    for name in (*others, "is_block_kv_layout"):
+        if getattr(neuron_config, name, None):
             raise ValueError(
                 f"cp_degree {neuron_config.cp_degree} gives groups of ranks parts of a prompt, "
                 f"expected no {name}; leave one of them out."

@@ -6,11 +6,14 @@ combined as NeuronLlamaAttention does it, with the ranks' results beside each ot
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from models import ranks
 from tests.llama.every import llama
 from tests.llama.references import EXACT, from_tiles, in_tiles, root_in_queries
 from tests.llama.references import check_error as check
@@ -158,3 +161,20 @@ def test_part_of_a_prompt(n: int, past: int, heads: tuple[int, int, int]) -> Non
     both = torch.cat((keys, k), 2), torch.cat((values, v), 2)
     rows = from_tiles(got, shape, shape.group).flatten(1)
     check(rows, attend(q, *both, mask, BF16, past), attend(q, *both, mask, torch.float64))
+
+
+def test_parts_of_a_prompt_over_blocks_are_refused() -> None:
+    """NxDI 0.6 answers wrongly there with its own layers, too, by half of the largest logit."""
+    asked = dict.fromkeys(
+        ("flash_decoding_enabled", "sequence_parallel_enabled", "quantized"), False
+    )
+    for blocks in (False, True):
+        own = SimpleNamespace(
+            **asked, lora_config=None, cp_degree=2, tp_degree=4, is_block_kv_layout=blocks
+        )
+        config = SimpleNamespace(neuron_config=own, num_attention_heads=4, num_key_value_heads=4)
+        if not blocks:
+            ranks.check_parts_of_prompt(config)
+            continue
+        with pytest.raises(ValueError, match="expected no is_block_kv_layout"):
+            ranks.check_parts_of_prompt(config)
