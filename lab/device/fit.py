@@ -51,7 +51,7 @@ ENGINES = tuple(e.value for e in Engine if e is not Engine.DMA)
 _CORE = (
     *(f"clock_hz.{e}" for e in ENGINES), "min_ii", "dependent_cycles",
     *(f"engine_start_cycles.{e}" for e in ENGINES), "tensor_pace", "half_rows_pace", "dma.start_ns",
-    "dma.lone_row_ns", "dma.descriptor_ns",
+    "dma.lone_row_ns", "dma.descriptor_ns", "hbm_bytes_per_ns",
 )  # fmt: skip
 # of what changes step by step, or is kept beside a transfer: kernels on which it has an influence
 BY_STEPS = {

@@ -166,14 +166,14 @@ def product_chain(x_hbm, y_hbm, n, burst=1, pause=0):
 
 
 @nki.jit
-def rows(x_hbm):
-    """[partitions, k, row] into both halves of rows twice as long: two transfers, in which a row is
-    a descriptor of its own. (Loads of parts of rows are refused by SDK 2.21, its issue 1117.)"""
-    partitions, k, row = x_hbm.shape
-    out_hbm = nl.ndarray((partitions, k, 2 * row), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
-    tile = nl.load(x_hbm)
-    nl.store(out_hbm[:, :, 0:row], tile)
-    nl.store(out_hbm[:, :, row : 2 * row], tile)
+def rows(x_hbm, row):
+    """One transfer of [partitions, k, 2 row]: the first ``row`` elements of each, so that a row is
+    a descriptor of its own. The result is a column of the tile."""
+    partitions, k, _ = x_hbm.shape
+    out_hbm = nl.ndarray((partitions, k), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    tile = nl.ndarray((partitions, k, row), dtype=x_hbm.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(src=x_hbm[:, :, 0:row], dst=tile)  # nl.load refuses parts of rows in SDK 2.21
+    nl.store(out_hbm, copied(tile[:, :, 0], x_hbm.dtype))
     return out_hbm
 
 
