@@ -100,6 +100,11 @@ def adverse(k: int, n: int) -> torch.Tensor:
     return weight.bfloat16()
 
 
+def packs(weight: torch.Tensor) -> list[packing.Pack]:
+    found = (packing.packs_of(weight) or {}).values()
+    return [one for one in found if isinstance(one, packing.Pack)]
+
+
 packed_here = pytest.mark.skipif(not packing.AVAILABLE, reason="PyTorch here has no such product")
 
 
@@ -111,7 +116,7 @@ def test_packed_products_are_those_of_fp32_sums(sizes: tuple[int, int, int]) -> 
     plain = Plan(linear.trace(x, weight), False).run([x, weight])[0]
     keep_packed(weight)
     found = linear(x, weight)
-    assert packing.packs_of(weight), "no product was packed"
+    assert packs(weight), "no product was packed"
     exact = weight.double().t() @ x.double()
     bound = 2.0**-22 * k * (weight.double().abs().t() @ x.double().abs())
     assert ((found.double() - exact).abs() <= bound).all()
@@ -134,7 +139,7 @@ def test_weights_that_do_not_fit_stay_as_they_are(value: float) -> None:
     (wanted,) = Plan(linear.trace(x, weight), False).run([x, weight])
     keep_packed(weight)
     assert torch.allclose(linear(x, weight), wanted, rtol=1e-5, equal_nan=True)
-    assert not any(isinstance(p, packing.Pack) for p in (packing.packs_of(weight) or {}).values())
+    assert not packs(weight)
 
 
 @packed_here
@@ -143,7 +148,16 @@ def test_the_limit_of_packed_weights_holds(monkeypatch: pytest.MonkeyPatch) -> N
     weight = numbers(128, 128)
     keep_packed(weight)
     linear(numbers(128, 2), weight)
-    assert all(found is None for found in (packing.packs_of(weight) or {}).values())
+    assert not packs(weight)
+
+
+@packed_here
+def test_a_weight_that_is_written_after_all_is_packed_anew() -> None:
+    x, weight = numbers(128, 2), numbers(128, 128)
+    keep_packed(weight)
+    once = linear(x, weight)
+    weight.mul_(2.0)
+    assert torch.equal(linear(x, weight), 2 * once)
 
 
 def test_without_the_product_of_pytorch_results_are_the_same() -> None:

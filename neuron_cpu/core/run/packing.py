@@ -59,15 +59,20 @@ def keep_packed(tensor: torch.Tensor) -> None:
     """Promise that nobody writes this tensor any more: kernels may keep it packed.
 
     Packed matrices live as long as their tensor, and all of a process take at most
-    ``NKI_CPU_PACKED_MIB`` (4096): as much as the tensors themselves.
+    ``NKI_CPU_PACKED_MIB`` (4096): as much as the tensors themselves. A write by an operator of
+    PyTorch is noticed all the same, but not one by way of numpy.
     """
-    if AVAILABLE and tensor.dtype in (torch.bfloat16, torch.float16):
-        tensor.__dict__.setdefault("kept_packed", {})
+    if AVAILABLE and tensor.dtype in (torch.bfloat16, torch.float16) and not tensor.is_inference():
+        tensor.__dict__.setdefault("kept_packed", {"version": tensor._version})
 
 
 def packs_of(tensor: torch.Tensor) -> dict | None:
     """The packed matrices of a tensor; None where nobody has promised anything."""
-    return tensor.__dict__.get("kept_packed")
+    packs: dict | None = tensor.__dict__.get("kept_packed")
+    if packs is not None and packs["version"] != tensor._version:
+        packs.clear()
+        packs["version"] = tensor._version
+    return packs
 
 
 class Packable:
