@@ -11,7 +11,11 @@ Everything else of the project imports those names only.
 import os
 import sys
 
-if sys.argv[:1] == ["-m"] and sys.orig_argv[-len(sys.argv)].endswith("neuron_cpu"):
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.argv[1:2] != ["run"]  # whose script may have modules there
+    and sys.orig_argv[-len(sys.argv)].endswith("neuron_cpu")
+):
     # `python -m` looks in the working folder first. Before anything is imported that might be a
     # stranger's module there, the path does without; where this package stands there, it is last.
     _here, _root = os.getcwd(), os.path.dirname(os.path.dirname(os.path.realpath(__file__)))

@@ -84,6 +84,15 @@ def test_a_script_sees_what_it_sees_on_the_device(scripts, tmp_path):
     assert "CPU stand-in neuron_cpu (NEURON_CPU asks for it)" in ran.stderr
 
 
+def test_a_working_folder_that_pythonpath_names_stays(tmp_path):
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "script.py").write_text("import beside\n")
+    (tmp_path / "beside.py").write_text("print('beside')\n")
+    paths = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    ran = python("-m", "neuron_cpu", "run", "tools/script.py", cwd=tmp_path, PYTHONPATH=paths)
+    assert ran.stdout == "beside\n", ran.stderr
+
+
 def test_an_error_of_the_script_is_its_own(tmp_path):
     (tmp_path / "wrong.py").write_text("x = 1\nraise ValueError('mine')\n")
     ran = run("wrong.py", cwd=tmp_path)
