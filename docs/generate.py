@@ -226,7 +226,7 @@ def _mark(rule: Rule) -> str:
 def _fault(message: str) -> str:
     """A message without its last part, which says how to mend a kernel; what is long, briefly."""
     fault = message.rpartition("; ")[0] or message
-    return fault if len(fault.split()) < 22 else fault.partition(", expected")[0]
+    return fault if len(fault.split()) < 19 else fault.partition(", expected")[0]
 
 
 # --- refusals -------------------------------------------------------------------------------------

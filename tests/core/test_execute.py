@@ -309,3 +309,20 @@ def test_threads_run_plans_of_one_program_side_by_side():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("shape", [(128, 300), (1, 4099), (7, 3, 65)])
+def test_sums_of_tensor_reduce_are_in_order(shape):
+    """A trn1 gave the bits of a sequential fp32 sum in 16,384 published rows."""
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 3 - 1
+    axes = tuple(range(1, len(shape)))
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((shape[0], 1), nl.float32, buffer=nl.shared_hbm)
+        total = nisa.tensor_reduce(np.add, nl.load(x), axis=axes, keepdims=True)
+        nl.store(out, total.reshape((shape[0], 1)))
+        return out
+
+    want = np.add.accumulate(x.reshape(shape[0], -1).numpy(), axis=1)[:, -1:]
+    assert np.array_equal(kernel(x).numpy(), want)

@@ -251,7 +251,8 @@ def test_an_interrupt_ends_the_check_alone(capsys, monkeypatch: pytest.MonkeyPat
 # --- messages name lessons ------------------------------------------------------------------------
 def test_every_message_of_a_lesson_exists_and_has_one_lesson() -> None:
     page = (REPOSITORY / "docs" / "messages.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^- `((?:err|sim)_\w+)` \(", page, re.MULTILINE))
+    identifiers = page.partition("## All identifiers")[2]
+    listed = set(re.findall(r"`((?:err|sim)_\w{2,})`", identifiers))
     named = [message for lesson in LESSONS for message in lesson.messages]
     assert len(named) == len(set(named)) and set(named).isdisjoint(WITHOUT)
     assert set(named) | WITHOUT == listed  # a new message: which lesson is it about?

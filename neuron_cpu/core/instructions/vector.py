@@ -18,7 +18,16 @@ from ..program.attributes import Attrs, among
 from ..program.index import is_integer
 from ..program.program import Instruction
 from ..program.view import View
-from .alu import ARITHMETIC, BITWISE, COMPARISONS, OPERATORS, REDUCTIONS, alu, reduce_last
+from .alu import (
+    ARITHMETIC,
+    BITWISE,
+    COMPARISONS,
+    OPERATORS,
+    REDUCTIONS,
+    added_in_order,
+    alu,
+    reduce_last,
+)
 from .arguments import (
     check_comparison,
     check_reduction,
@@ -304,7 +313,8 @@ def _tensor_reduce(attrs: ReduceAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     if attrs.order is not None:
         lead = x.ndim - len(attrs.order)
         x = x.permute(*range(lead), *(lead + a for a in attrs.order))
-    total = reduce_last(attrs.op, x, attrs.axes)
+    in_order = attrs.op == "add" and x.dtype is torch.float32
+    total = added_in_order(x, attrs.axes) if in_order else reduce_last(attrs.op, x, attrs.axes)
     return -total if attrs.negate else total
 
 

@@ -40,10 +40,12 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
             f"{GEN2.partitions} in load of {source.label()}; load {GEN2.partitions} rows at a time",
         )
-    if not release.since("2.22") and isinstance(source, View) and pattern_axes(source) > 1:
+    whole = source.storage.shape[-2:]
+    window = source.ndim > 2 and all(n < m for n, m in zip(source.shape[-2:], whole))
+    if window and not release.since("2.22") and pattern_axes(source) > 1:
         warn(
             "sim_bubbles",
-            f"nl.load of {source.label()} leaves out elements between those of a row, expected "
+            f"nl.load of {source.label()} leaves out elements of its last two axes, expected "
             "whole rows; load them and slice the tile",
         )
     return transfers.transfer(source, dtype, mask)
