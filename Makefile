@@ -137,7 +137,7 @@ samples: setup-tests
 # Programs of others for PyTorch's device `neuron`, and in JAX, from checkouts below DIR: about eight minutes.
 torch-programs: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-jax.txt -r requirements-programs.txt
-	$(BIN)/python lab/torch_programs.py $(CHECKOUTS) --write
+	$(BIN)/python -m lab.torch_programs $(CHECKOUTS) --write
 
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).
