@@ -210,5 +210,11 @@ else ifeq ($(shell uname),Linux)
 	    || echo "PyTorch's CPU builds cannot be reached: pip installs the one that it finds, on Linux with 2.8 GB of CUDA libraries. Ctrl-C stops it; TORCH_INDEX=URL names an index of CPU builds."
 endif
 
+# An annotated tag of the version of neuron_cpu/__init__.py, if CHANGELOG.md has it as released.
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' neuron_cpu/__init__.py)
+tag:
+	grep -qx '## $(VERSION)' CHANGELOG.md || { echo "CHANGELOG.md has no released $(VERSION)."; exit 2; }
+	git tag -a v$(VERSION) -m "$(VERSION)"
+
 clean:
 	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
