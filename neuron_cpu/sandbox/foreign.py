@@ -75,7 +75,8 @@ def _know(folder: Path) -> None:
     _others.update(sys.path)
     for module in list(sys.modules.values()):
         place = getattr(module, "__dict__", {}).get("__path__")  # getattr may import something
-        if type(place) is list and not isinstance(module.__spec__.loader, _Text):
+        spec = getattr(module, "__dict__", {}).get("__spec__")  # None of one made by hand
+        if type(place) is list and not isinstance(getattr(spec, "loader", None), _Text):
             _others.update(place)
     if _hook not in sys.path_hooks:
         sys.path_hooks.insert(0, _hook)
