@@ -211,7 +211,6 @@ INVENTED = {
         "x.store(x)": "nisa.dma_copy",
         "x.expand(128, 64)": "nl.broadcast_to",
         "x.relu_()": "tile[...] = nl.add(tile, y)",
-        "x[:, None]": "expand_dims",
         "+x": "copy",
     },
     "neuronxcc": {

@@ -151,7 +151,6 @@ OLD = {
     "nested list index": ("r = x[[0, 1, 2]]", r"one slice at a time"),
     "boolean index": ("r = x[x > 0]", r"nl\.where"),
     "negative step": ("r = x[:, ::-1]", r"63 - nl\.arange\(64\)\[None, :\]"),
-    "None index": ("r = x[:, None, :]", r"reshape|expand_dims|broadcast"),
     "index without arange axes": (
         "i = nl.arange(128)\nr = nl.load(x_hbm[i, 0:64])",
         r"\[:, None\]",

@@ -68,11 +68,18 @@ def answer(name: str, current: bool, alias: str = "") -> str | None:
     return None
 
 
-def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[str], NoReturn]:
-    """A module's ``__getattr__``: refuses a name that it lacks. ``alias`` is nl, nisa or nki."""
+def of_module(
+    alias: str, names: Mapping[str, Any], current: bool, **known: Callable[[], Any]
+) -> Callable[[str], Any]:
+    """A module's ``__getattr__``: refuses a name that it lacks. ``alias`` is nl, nisa or nki.
 
-    def missing(name: str) -> NoReturn:
+    ``known``: names whose values are found when they are asked for.
+    """
+
+    def missing(name: str) -> Any:
         __tracebackhide__ = True  # notebooks and pytest leave this entry out
+        if name in known:
+            return known[name]()
         if name.startswith("_"):
             raise AttributeError(f"module {names['__name__']!r} has no attribute {name!r}")
         use = answer(name, current, alias)
@@ -82,9 +89,9 @@ def of_module(alias: str, names: Mapping[str, Any], current: bool) -> Callable[[
         if use is None and name in vars(sys.modules.get(f"{package}.{room}", difflib)):
             use = f"{other}.{name}"
         if use is None:
-            public = [known for known in names if not known.startswith("_")]
+            public = [each for each in names if not each.startswith("_")]
             close = difflib.get_close_matches(name, public, 3)
-            use = " or ".join(f"{alias}.{known}" for known in close)
+            use = " or ".join(f"{alias}.{each}" for each in close)
         mend = f"use {use}" if use else f"dir({alias}) lists what there is"
         error = UnknownName(
             "sim_unknown_name",

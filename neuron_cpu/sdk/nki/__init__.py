@@ -15,8 +15,4 @@ __all__ = [
 ]  # fmt: skip
 
 _attach(Kernel)
-_of_names = _unknown.of_module("nki", globals(), current=True)
-
-
-def __getattr__(name: str) -> object:
-    return _release.nki_version() if name == "__version__" else _of_names(name)
+__getattr__ = _unknown.of_module("nki", globals(), current=True, __version__=_release.nki_version)
