@@ -33,7 +33,9 @@ NO_PROBE = {
     "nki.isa.engine.dma": "no instruction takes it",
     **dict.fromkeys(
         [*(f"nki.language.dynamic_range({name}=)" for name in ("start", "step", "stop")),
-         *(f"nki.language.fori_loop({name}=)" for name in ("body_fun", "lower", "step", "upper"))],
+         *(f"nki.language.fori_loop({name}=)" for name in ("body_fun", "lower", "step", "upper")),
+         "nki.language.while_loop", "nki.language.while_loop(body_fun=)",
+         "nki.language.while_loop(init=)"],
         "a public compiler refuses it on one core of gen3",
     ),
     "nki.language.fmod": "no page lists it among operators of instructions",
@@ -135,7 +137,11 @@ def test_a_probe_of_today_has_numpy_s_result_or_is_refused_by_a_chip_that_lacks_
             with pytest.raises(NkiError):
                 calls.computed(call, calls.Seeded())
             continue
-        (ours,), values = calls.computed(call, calls.Seeded()), calls.Seeded()
+        try:
+            (ours,), values = calls.computed(call, calls.Seeded()), calls.Seeded()
+        except NkiError as error:  # of this chip; another one has the probe's result
+            assert "a device's compiler refuses it" in str(error), name
+            continue
         x, y = (np.asarray(values([128, 512], probe.given).to(WIDE[probe.given])) for _ in "xy")
         theirs = np.asarray(eval(probe.expected, KNOWN | {"x": x, "y": y})).astype(np.float64)
         assert ours.shape == theirs.shape, name
