@@ -111,7 +111,10 @@ def inference_mode(_: bool) -> Callable:
     return lambda function: function
 
 
-BACKENDS = types.SimpleNamespace(mkldnn=types.SimpleNamespace(is_available=lambda: False))
+BACKENDS = types.SimpleNamespace(
+    mkldnn=types.SimpleNamespace(is_available=lambda: False),
+    quantized=types.SimpleNamespace(supported_engines=()),
+)
 
 
 def run(command: Any, *rest: Any, **named: Any) -> subprocess.CompletedProcess:
@@ -128,8 +131,11 @@ def _install() -> None:
     vars(torch).update(empty=empty, inference_mode=inference_mode, backends=BACKENDS)
     torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)  # as one that is found
     sys.modules["torch"] = torch
-    for name in ("nn", "nn.functional"):
+    for name in ("nn", "nn.functional", "overrides", "utils", "utils._python_dispatch"):
         sys.modules[f"torch.{name}"] = Module(f"torch.{name}")
+    for name in ("TorchFunctionMode", "TorchDispatchMode"):  # classes are made of them
+        for module in ("overrides", "utils._python_dispatch"):
+            setattr(sys.modules[f"torch.{module}"], name, object)
 
 
 _install()

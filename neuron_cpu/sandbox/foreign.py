@@ -7,6 +7,7 @@ import linecache
 import os
 import sys
 import types
+import zipfile
 from importlib.machinery import FileFinder, ModuleSpec, SourceFileLoader
 from pathlib import Path
 from typing import Any, Optional
@@ -87,6 +88,8 @@ def _know(folder: Path) -> None:
 def _hook(place: str) -> FileFinder:
     if not _is_strangers(place):
         raise ImportError("a place of this program or of Python")
+    if os.path.isfile(place) and not zipfile.is_zipfile(place):  # a script, which runpy asks about
+        raise ImportError("no folder")
     return _finder(place)
 
 

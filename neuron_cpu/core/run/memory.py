@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..device import dtypes
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
@@ -77,7 +76,7 @@ def widened(twin: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def unseen() -> Iterator[None]:
     """Inside the block nobody sees or records PyTorch's operators."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
