@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: physics compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -80,6 +80,10 @@ test-mcp: setup-tests
 test-jax: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-jax.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/nki/test_jax.py
+
+# What no estimate may break, over 10,000 draws.
+physics: setup-tests
+	PHYSICS_EXAMPLES=10000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/core/test_physics.py
 
 # 10 000 inputs at each door of the driver: some minutes.
 fuzz: setup-tests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import json
 import re
 import sys
 
@@ -186,6 +187,14 @@ def test_messages_are_read_from_the_sources(identifiers, tmp_path):
     (tmp_path / "b.py").write_text('refuse("sim_silent")', encoding="utf-8")
     with pytest.raises(ValueError, match="sim_silent has no message"):
         identifiers.rules(tmp_path)
+
+
+def test_checks_that_the_table_of_refusals_names_exist(identifiers) -> None:
+    known = {rule.identifier for rule in identifiers.rules(REPOSITORY / "neuron_cpu")}
+    file = REPOSITORY / "neuron_cpu" / "core" / "device" / "refusals.json"
+    table = json.loads(file.read_text(encoding="utf-8"))
+    for one in (*table["refusals"], *table["defects"]):
+        assert one["by"] in known if "by" in one else one["why"], one
 
 
 def test_every_section_of_the_readme_with_estimates_leads_to_the_hour_on_a_device() -> None:
