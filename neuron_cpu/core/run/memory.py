@@ -74,6 +74,21 @@ def widened(twin: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
+def alone() -> Iterator[None]:
+    """PyTorch's functions are seen by modes that are entered inside of the block alone: whoever
+    watches a model's own work enabled his before, and sees none of the simulator's."""
+    modes = []
+    while torch._C._len_torch_function_stack():
+        modes.append(torch._C._pop_torch_function_stack())
+    try:
+        with torch._C._EnableTorchFunction():
+            yield
+    finally:
+        for mode in reversed(modes):
+            torch._C._push_on_torch_function_stack(mode)
+
+
+@contextmanager
 def unseen() -> Iterator[None]:
     """Inside the block nobody sees or records PyTorch's operators."""
     with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():

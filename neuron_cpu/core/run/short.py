@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..device.errors import executing, looked_at_by, within
 from .calls import MOVES, PRODUCTS, Call, Home, Place
 from .flow import Flow
-from .memory import Arena, is_twin, take, unseen
+from .memory import Arena, alone, is_twin, take, unseen
 from .merge import Op
 from .packing import Pack, Packable, multiply
 
@@ -80,7 +80,7 @@ class Recording(TorchDispatchMode):
         first, self.by_value = len(self.calls), op.spec.meets
         self._kept, self._origin, self._made = [], dict(self.outer), {}
         with ExitStack() as entered:
-            entered.enter_context(torch._C._EnableTorchFunction())
+            entered.enter_context(alone())
             entered.enter_context(_Leaving(self))
             entered.enter_context(looked_at_by(self._look))
             entered.enter_context(within(self.arena, product=self._product))
