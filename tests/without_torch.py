@@ -131,7 +131,14 @@ def _install() -> None:
     vars(torch).update(empty=empty, inference_mode=inference_mode, backends=BACKENDS)
     torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)  # as one that is found
     sys.modules["torch"] = torch
-    for name in ("nn", "nn.functional", "overrides", "utils", "utils._python_dispatch"):
+    for name in (
+        "nn",
+        "nn.functional",
+        "overrides",
+        "distributed",
+        "utils",
+        "utils._python_dispatch",
+    ):
         sys.modules[f"torch.{name}"] = Module(f"torch.{name}")
     for name in ("TorchFunctionMode", "TorchDispatchMode"):  # classes are made of them
         for module in ("overrides", "utils._python_dispatch"):

@@ -274,6 +274,7 @@ def test_adapters_are_chosen_for_all_of_a_sharded_sequence(monkeypatch):
     torch.nn.Module.__init__(layer)
     lora = SimpleNamespace(max_loras=2, max_lora_rank=3)
     layer.config = SimpleNamespace(neuron_config=SimpleNamespace(lora_config=lora))
+    layer.self_attn = None
     layer.nki_enabled = True
     monkeypatch.setattr(
         ranks, "gather_from_sequence_parallel_region", lambda x, dim: torch.cat([x, x], dim)
