@@ -151,6 +151,7 @@ def test_inner_kernels_with_options():
 
 # the older decorator without parentheses; Stable Diffusion samples of aws-neuron-samples
 def test_nki_jit_of_torch_neuronx():
+    pytest.importorskip("torch.utils._pytree")  # without PyTorch there is no such package
     from torch_neuronx import nki_jit
 
     @nki_jit
@@ -164,6 +165,7 @@ def test_nki_jit_of_torch_neuronx():
 
 # several results, one of them an input; a state-space model's convolution with its state
 def test_nki_jit_writes_several_tensors():
+    pytest.importorskip("torch.utils._pytree")  # without PyTorch there is no such package
     from torch_neuronx import nki_jit
 
     @nki_jit
