@@ -1,4 +1,4 @@
-"""Fill the generated blocks of the documentation: function tables, identifiers, mutants, examples.
+"""Fill the generated blocks of the documentation: functions, identifiers, rooms, examples.
 
     python docs/generate.py [--check]
 
@@ -13,13 +13,15 @@ import re
 import sys
 import textwrap
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
 
-import torch  # noqa: E402 - after the path
+import grimp  # noqa: E402 - after the path
+import torch  # noqa: E402
 
 import neuron_cpu  # noqa: E402
 
@@ -37,7 +39,7 @@ from neuron_cpu.core.device import refusals  # noqa: E402
 from neuron_cpu.core.instructions.entry import FORMS, TABLE  # noqa: E402
 
 PAGES = [
-    *(ROOT / "docs" / f"{name}.md" for name in ("functions", "messages")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("architecture", "functions", "messages")),
     ROOT / "lab" / "docs" / "mutation.md",
 ]
 ROOMS = ("nki.language", "nki.isa", "nki.collectives")
@@ -308,11 +310,52 @@ def survivor_list() -> str:
     return "".join(parts.values())
 
 
+# --- architecture ---------------------------------------------------------------------------------
+def room_of(module: str) -> str:
+    """The package that is one box of the picture: one of core's, one beside core, the driver."""
+    names = module.split(".")
+    if names[0] != "neuron_cpu" or len(names) == 1:
+        return names[0]
+    return ".".join(names[1 : 3 if names[1] == "core" else 2])
+
+
+def room_picture() -> str:
+    """Rooms and who imports whom, as Mermaid; an arrow that others imply is left out."""
+    graph = grimp.build_graph(
+        "neuron_cpu", "harness", "lab", cache_dir=None, exclude_type_checking_imports=True
+    )
+    files = Counter(room_of(module) for module in graph.modules)
+    below: dict[str, set[str]] = {room: set() for room in files if files[room] > 1}
+    for module in graph.modules:
+        for other in graph.find_modules_directly_imported_by(module):
+            if room_of(module) in below and room_of(other) in below:
+                below[room_of(module)].add(room_of(other))
+    below = {room: others - {room, "neuron_cpu", "core"} for room, others in below.items()}
+    below.pop("neuron_cpu", None)
+    reach = {room: _reached(room, below) for room in below}
+    lines = ["```mermaid", "flowchart TD"]
+    for room in sorted(below):
+        implied = {far for near in below[room] for far in reach[near]}
+        if others := sorted(below[room] - implied):
+            lines.append(f"    {room} --> {' & '.join(others)}")
+    return "\n".join([*lines, "```", ""])
+
+
+def _reached(room: str, below: dict[str, set[str]]) -> set[str]:
+    """Every room that this one imports, directly or through others."""
+    found, waiting = set(), list(below[room])
+    while waiting:
+        if (other := waiting.pop()) not in found:
+            found.add(other)
+            waiting += below[other]
+    return found
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "instructions": instruction_list, "language": language_list, "isa": isa_list,
     "missing": missing_list, "examples": examples, "identifiers": identifier_list,
     "refusals": refusal_list, "defects": defect_list, "releases": release_table,
-    "mutants": mutant_table, "survivors": survivor_list,
+    "mutants": mutant_table, "survivors": survivor_list, "rooms": room_picture,
 }  # fmt: skip
 
 

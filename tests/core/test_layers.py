@@ -64,12 +64,16 @@ def test_imports_inside_functions_are_seen():
     assert sorted(imports_in_functions(ast.parse(source))) == [(3, "."), (4, "numpy")]
 
 
-def test_the_architecture_names_every_file():
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    for room in sorted(path for path in CORE.iterdir() if (path / "__init__.py").exists()):
-        (row,) = re.findall(rf"^- `{room.name}`: ((?:.|\n  )*)$", text, flags=re.M)
-        files = {path.stem for path in room.glob("*.py")} - {"__init__"}
-        assert files <= set(re.findall(r"`(\w+)`", row)), room.name
+def test_every_file_says_what_it_holds():
+    """architecture.md names rooms and leaves their files to these lines."""
+    silent = [
+        path.relative_to(ROOT)
+        for folder in ("neuron_cpu", "harness", "models", "lab")
+        for path in (ROOT / folder).rglob("*.py")
+        if (text := path.read_text(encoding="utf-8")).strip()
+        and not ast.get_docstring(ast.parse(text))
+    ]
+    assert silent == []
 
 
 def test_the_architecture_names_what_stands_beside_core():
