@@ -195,7 +195,7 @@ def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
     assert "No space left on device" in run.stderr
 
 
-TUNE = ["-m", "neuron_cpu", "tune", "neuron_cpu/suite/level1/gelu.py:kernel", "--space", "WIDTH=1"]
+TUNE = ["-m", "neuron_cpu", "tune", "llama.py:kernel", "--space", "WIDTH=1"]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="looks at the process's signals")

@@ -3,7 +3,6 @@
 import argparse
 import os
 import secrets
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,7 @@ def _write_template(folder: Path, names: list[str]) -> int:
             "written, name another folder."
         )
     for name in names:
-        shutil.copyfile(suite.operator(name).path, folder / f"{name}.py")
+        (folder / f"{name}.py").write_text(suite.template(name), encoding="utf-8")
     print(f"{len(names)} operators: {folder}")
     return 0
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from . import pages
+
 FOLDER = Path(__file__).resolve().parent / "course"
 # language -> the chip that its lessons are judged for: the newest that published times cover
 TARGETS = {"nki": "trn2", "neuronxcc": "trn1"}
@@ -75,14 +77,9 @@ class Lesson(NamedTuple):
 
     def module(self, language: str) -> ModuleType:
         """The exercise, imported; the SDK's names have to be importable."""
+        file = f"{self.page.with_suffix('')}.{language}.py"
         text = self.track(language).exercise
-        name = f"{self.page.with_suffix('')}.{language}.py"
-        # Tracing reads a kernel's source, which no file has.
-        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
-        module = ModuleType(f"{__name__}.{self.name}_{language}")
-        module.__file__ = name
-        exec(compile(text, name, "exec"), vars(module))
-        return module
+        return pages.module(f"{__name__}.{self.name}_{language}", text, file)
 
 
 @lru_cache
@@ -90,26 +87,20 @@ def _tracks(page: Path) -> dict[str, Track]:
     """The lesson of a page, by language. Its sections: the description under the title, the check,
     and one for each language with parts exercise, hints and solution."""
     head, check, *languages = page.read_text(encoding="utf-8").split("\n## ")
-    _, check = _text_and_code(check)
+    _, check = pages.text_and_code(check)
     found = {}
     for section in languages:
         name, _, rest = section.partition("\n")
         said, exercise, hints, solution = re.split(r"\n### \w+\n", rest)
         task = f"{head.removeprefix('# ').strip()}\n\n{said.strip()}"
-        _, kernel = _text_and_code(exercise)
+        _, kernel = pages.text_and_code(exercise)
         found[name.removeprefix("In ").split(".")[0]] = Track(
             task,
             f'"""{task}\n"""\n\n{kernel}\n\n{check}',
             tuple(hints.strip().split("\n\n")),
-            '"""{}\n"""\n\n{}'.format(*_text_and_code(solution)),
+            pages.as_file(solution),
         )
     return found
-
-
-def _text_and_code(section: str) -> tuple[str, str]:
-    """What stands above a section's block of code, and the code."""
-    text, code = section.split("```python\n")
-    return text.strip(), code.split("```")[0]
 
 
 _TABLE = json.loads((FOLDER.parent / "lessons.json").read_text(encoding="utf-8"))

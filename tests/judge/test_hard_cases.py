@@ -42,7 +42,7 @@ WRONG = {
 def test_what_is_wrong_elsewhere_is_wrong(name: str, tmp_path: Path) -> None:
     which, right, wrong, kind = WRONG[name]
     operator = suite.operator(which)
-    text = operator.path.read_text()
+    text = suite.template(which)
     assert text.count(right) == 1
     path = tmp_path / f"{which}.py"
     path.write_text(text.replace(right, wrong))

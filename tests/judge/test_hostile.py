@@ -53,7 +53,7 @@ def answers(seed: int, number: int, mine: Path) -> list[tuple[str, str, bool]]:
     for n in range(number):
         name, when = small[n % len(small)], chosen.choice(WHEN)
         act = chosen.choice(ACTS).format(mine=str(mine), judge=os.getpid())
-        source = suite.operator(name).path.read_text() if "{source}" in when else ""
+        source = suite.template(name) if "{source}" in when else ""
         text = IMPORTS + when.replace("{act}", act).replace("{source}", source)
         made.append((name, text, bool(source)))
     return made

@@ -357,7 +357,7 @@ def test_a_line_of_many_requests_is_taken_one_by_one() -> None:
 def test_the_client_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     page = (REPOSITORY / "docs" / "oracle.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
-    (tmp_path / "softmax.py").write_text(suite.operator("softmax").path.read_text())
+    (tmp_path / "softmax.py").write_text(suite.template("softmax"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
     exec(compile(code, "docs/oracle.md", "exec"), {})

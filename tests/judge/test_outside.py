@@ -55,7 +55,7 @@ def test_a_program_is_the_same_as_plain_data(name: str) -> None:
 def test_any_candidate_is_judged(judging: Judging, tmp_path: Path) -> None:
     operator = suite.operator("rope")
     path = tmp_path / "mine.py"
-    path.write_text(operator.path.read_text().replace("def kernel(", "def rotated("))
+    path.write_text(suite.template("rope").replace("def kernel(", "def rotated("))
     judged, reference = Judged(), Reference(operator.reference)
     judging.of(Candidate(path, "rotated", operator.cases, Settings(), reference), judged)
     assert judged.correct and not judged.failure and judged.verdicts[-1].results
@@ -165,10 +165,13 @@ def test_a_promise_of_ones_and_zeros_is_held(hint: str, judging: Judging, tmp_pa
     assert "whose hint says ones and zeros" in judged.verdicts[0].refusal and not judged.correct
 
 
-def test_an_estimate_below_what_data_alone_take_is_refused(judging: Judging, monkeypatch) -> None:
+def test_an_estimate_below_what_data_alone_take_is_refused(
+    judging: Judging, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "gelu.py").write_text(suite.template("gelu"))
     asked: list[Candidate] = []
     monkeypatch.setattr(judging, "of", lambda candidate, judged: asked.append(candidate))
-    monkeypatch.setattr(judging, "folder", suite.operator("gelu").path.parent)
+    monkeypatch.setattr(judging, "folder", tmp_path)
     outcome = judging.one("gelu")
     assert 0.1 * outcome.naive_ns < asked[0].least_ns < outcome.naive_ns
     monkeypatch.undo()

@@ -1,14 +1,15 @@
-"""The suite's own kernels are legal and right; its files are what an answer starts from."""
+"""The suite's own kernels are legal and right; its pages are what an answer starts from."""
 
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 
 from neuron_cpu import suite
 from neuron_cpu.core import NkiWarning
-from neuron_cpu.judge import cases
+from neuron_cpu.judge import cases, verdict
 from neuron_cpu.judge.references import Reference
 from neuron_cpu.judge.verdict import Settings, judge
 
@@ -42,8 +43,18 @@ def test_a_naive_kernel_is_right_at_the_timed_size(name: str) -> None:
 def test_a_softmax_without_its_maximum_does_not_pass(name: str) -> None:
     """The adversarial values of the suite notice it."""
     operator = suite.operator(name)
-    wrong = operator.path.read_text().replace("nl.max(", "nl.min(")
+    wrong = suite.template(name).replace("nl.max(", "nl.min(")
     module: dict = {}
-    exec(compile(wrong, str(operator.path), "exec"), module)
+    exec(compile(wrong, name, "exec"), module)
     found = judge(module["kernel"], Reference(operator.reference), operator.cases[0], Settings())
     assert found.legal and not found.correct
+
+
+@pytest.mark.parametrize("name", ["gelu", "attention"])
+def test_lines_of_a_naive_kernel_are_those_of_its_page(name: str) -> None:
+    operator = suite.operator(name)
+    for one in verdict.traced(operator.kernel, operator.cases[0], ()):
+        path = Path(one.source.file)
+        assert path.name == f"level{operator.level}.md"
+        line = path.read_text(encoding="utf-8").splitlines()[one.source.line - 1]
+        assert line.strip() in suite.template(name) and line.startswith("    ")

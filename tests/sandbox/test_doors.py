@@ -92,7 +92,7 @@ class Folder:
             folder.mkdir()
         (site / "sitecustomize.py").write_text(NOTES.format(names=str(self.names)))
         self.path = os.pathsep.join((str(site), str(REPOSITORY)))
-        kernel = suite.operator("gelu").path.read_text()
+        kernel = suite.template("gelu")
         (self.place / "gelu.py").write_text(kernel.replace("128)", "ROWS)") + "\nROWS = 128\n")
         shutil.copyfile(REPOSITORY / "llama.py", self.place / "llama.py")
         (self.place / "test_it.py").write_text(TEST)
@@ -162,7 +162,7 @@ CACHES = {"unchecked": "UNCHECKED_HASH", "of its time": "TIMESTAMP"}
 @pytest.mark.parametrize("validity", CACHES)
 def test_byte_code_beside_a_file_does_not_run_in_its_place(validity: str, tmp_path: Path) -> None:
     """Neither of the file that is judged, nor of a module or package that it imports."""
-    source, told = suite.operator("gelu").path.read_text(), tmp_path / "told"
+    source, told = suite.template("gelu"), tmp_path / "told"
     files = {"gelu.py": "from parts import kernel\n", "parts/__init__.py": "from .more import *\n"}
     files["parts/more.py"] = source
     for name, text in files.items():
@@ -191,9 +191,10 @@ def test_byte_code_beside_a_file_does_not_run_in_its_place(validity: str, tmp_pa
 
 def test_a_file_without_a_kernel_is_no_answer_whatever_lies_in_its_cache(tmp_path: Path) -> None:
     (tmp_path / "gelu.py").write_text("")
+    (tmp_path / "whole.py").write_text(suite.template("gelu"))
     cache = importlib.util.cache_from_source(str(tmp_path / "gelu.py"))
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
-    py_compile.compile(str(suite.operator("gelu").path), cache, invalidation_mode=mode)
+    py_compile.compile(str(tmp_path / "whole.py"), cache, invalidation_mode=mode)
     assert main(["judge", str(tmp_path), "--only", "gelu"]) == 1
     with pytest.raises(UserError, match="does not define NeuronLlamaForCausalLM"):
         py_compile.compile(str(REPOSITORY / "llama.py"), cache, invalidation_mode=mode)

@@ -1,1 +1,0 @@
-"""Level 3: blocks of models."""
