@@ -77,7 +77,7 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def neuron_dtypes() -> types.ModuleType:
     """numpy types of the compiler's package of that name, and its casts."""
-    from neuron_cpu.core.instructions import microscaling
+    from neuron_cpu.core.instructions import tensor_engine
 
     made: Any = types.ModuleType("neuron_dtypes")
     for one in (*dtypes.ALL, *dtypes.LATER):
@@ -90,11 +90,11 @@ def neuron_dtypes() -> types.ModuleType:
             return of
         if of.dtype in packed:
             raw = torch.from_numpy(of.view(np.dtype(f"i{of.itemsize}")))
-            wide = microscaling.unpacked(raw, packed[of.dtype])
+            wide = tensor_engine.unpacked(raw, packed[of.dtype])
             return wide.reshape(*of.shape[:-1], -1).numpy().astype(to)
         if to in packed:
             wide = torch.from_numpy(of.astype(np.float32)).reshape(*of.shape[:-1], -1, 4)
-            return microscaling.packed(wide, packed[to]).numpy().view(to)
+            return tensor_engine.packed(wide, packed[to]).numpy().view(to)
         return of.astype(to)
 
     def is_float_type(dtype: Any) -> bool:

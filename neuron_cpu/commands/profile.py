@@ -102,7 +102,7 @@ def _program(args: argparse.Namespace) -> Any:
 
 def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:
     """The files that the command line asks for; ``runs`` are labels and schedules."""
-    from ..core.report import flows, report
+    from ..core.report import report
     from ..page import data
     from ..page.write import write
 
@@ -111,7 +111,7 @@ def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str
         figures = figures | {"baseline": {"kernel": args.baseline} | other}
     kernels.write_json(args, console, figures)
     if args.trace:
-        arrows = flows.ARROWS if args.arrows is None else args.arrows
+        arrows = report.ARROWS if args.arrows is None else args.arrows
         write_text_atomically(args.trace, json.dumps(report.perfetto(runs, arrows)))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
     if args.html:

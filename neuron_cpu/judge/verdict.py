@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from ..core import Kernel, NkiError, Program
+from ..core.current.control import NeedsValues
 from ..core.current.kernel import Kernel as CurrentKernel
-from ..core.current.registers import NeedsValues
 from ..core.device import dtypes, refusals
 from ..core.device.errors import NkiAdvice, NkiWarning
 from ..core.language.specialisation import is_tensor, to_torch

@@ -10,7 +10,7 @@ from typing import Any, Optional
 from ..core.device.spec import using
 from ..core.program.program import Instruction
 from ..core.program.storage import Source
-from ..core.report import flows, report, tables
+from ..core.report import report, tables
 from ..core.time import cost
 from ..core.time.passes.spill import spilling
 from ..core.time.schedule import DMA, Schedule
@@ -258,7 +258,7 @@ def _instructions(
         "wait": [wait.kind for wait in waits],
         "by": [wait.by for wait in waits],
         "critical": [int(at in path) for at in range(kept)],
-        "producers": flows.producers(schedule)[:kept],
+        "producers": report.producers(schedule)[:kept],
     }
 
 

@@ -25,8 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from neuron_cpu.core import Kernel, Program, kernels_run_by
-from neuron_cpu.core.language.results import hand_back
-from neuron_cpu.core.language.specialisation import to_torch
+from neuron_cpu.core.language.specialisation import hand_back, to_torch
 from neuron_cpu.core.run.boundaries import carriers
 from neuron_cpu.core.run.execute import Plan
 

@@ -15,17 +15,16 @@ from ..core.check import verify
 from ..core.device import dtypes
 from ..core.device.pause import without_garbage_collection
 from ..core.device.spec import CORE, GENERATIONS, NeuronCore, using
-from ..core.instructions import microscaling, ranks
+from ..core.instructions import ranks, tensor_engine
 from ..core.instructions.entry import TABLE, OpSpec
 from ..core.program.attributes import Attrs
-from ..core.program.placement import Tile
+from ..core.program.placement import Tile, scaled, share_ground
 from ..core.program.program import Instruction
-from ..core.program.retyping import scaled, share_ground
 from ..core.program.storage import Frame, Loop, Source, Storage
 from ..core.program.view import View
 from ..plain import Form
 
-_ENTRIES = microscaling, ranks  # not imported by either language, and in the table
+_ENTRIES = tensor_engine, ranks  # not imported by either language, and in the table
 # What no record says, as whoever takes one makes it (`_complete`); of a Program, and of its parts.
 _APART = frozenset(
     ("function", "macs", "plans", "direct_allocation", "mixed_placement", "open_values")

@@ -16,7 +16,7 @@ from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.language.tensor import Tile as Tensor
-from neuron_cpu.core.program import boxes
+from neuron_cpu.core.program import regions
 from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.time import depend
 from neuron_cpu.core.time.schedule import NOTHING, PROGRAM_ORDER, Wait, schedule
@@ -51,7 +51,7 @@ def test_a_box_holds_every_element_of_any_view():
             continue
         found += 1
         view = Tensor(storage, rng.randrange(low, high), shape, strides)
-        box = boxes.box_of(view)
+        box = regions.box_of(view)
         for place in places(view):
             assert all(
                 first <= at <= last and (at - first) % step == 0
@@ -70,7 +70,7 @@ def test_a_box_holds_every_element_of_any_view():
 def test_a_view_that_is_no_box_counts_as_the_flat_range_around_it(strides, shape, box):
     storage = Storage(0, (4, 10), FLOAT32, "sbuf")
     offset = {(11,): 0, (-1,): 5, (-10, 1): 20}[strides]
-    assert boxes.box_of(Tensor(storage, offset, shape, strides)) == box
+    assert regions.box_of(Tensor(storage, offset, shape, strides)) == box
 
 
 def test_a_box_contains_what_lies_inside_it_on_every_axis():
@@ -79,7 +79,7 @@ def test_a_box_contains_what_lies_inside_it_on_every_axis():
         ends = [[sorted((rng.randrange(5), rng.randrange(5))) for _ in range(2)] for _ in range(2)]
         outer, inner = (tuple((lo, hi, 1) for lo, hi in one) for one in ends)
         cells = [set(product(*(range(lo, hi + 1) for lo, hi, _ in box))) for box in (outer, inner)]
-        assert boxes.contains(outer, inner) == (cells[1] <= cells[0])
+        assert regions.contains(outer, inner) == (cells[1] <= cells[0])
 
 
 @pytest.mark.parametrize("start", [4, 8])

@@ -17,7 +17,7 @@ from neuronxcc import nki
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import dtypes
-from neuron_cpu.core.instructions.activations import ACTIVATIONS
+from neuron_cpu.core.instructions.alu import ACTIVATIONS
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.run import memory, products
 from neuron_cpu.core.run.eager import Machine

@@ -12,7 +12,7 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core.check.verify import verify
 from neuron_cpu.core.device.dtypes import BFLOAT16, FLOAT32
-from neuron_cpu.core.instructions.dma import DMA_COPY
+from neuron_cpu.core.instructions.copies import DMA_COPY
 from neuron_cpu.core.instructions.recorder import record
 from neuron_cpu.core.instructions.scalar import ACTIVATION, ActivationAttrs
 from neuron_cpu.core.instructions.tensor_engine import MatmulAttrs, multiply_into

@@ -13,7 +13,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tile as Tensor
-from neuron_cpu.core.program import masks, trace
+from neuron_cpu.core.program import regions, trace
 from neuron_cpu.core.program.index import DynamicIndex
 from neuron_cpu.core.program.program import Program
 from neuron_cpu.core.program.view import compose, contiguous, reshaped_strides
@@ -112,13 +112,13 @@ def test_masks_leave_boxes_or_arrays(n, m, a, b, k):
     i, j = nl.mgrid[0:n, 0:m]
     x, y = np.ogrid[:n, :m]
     mask, reference = (i + k * j < a) & (j >= b - 4), (x + k * y < a) & (y >= b - 4)
-    cut = masks.region(mask, (n, m))
+    cut = regions.region(mask, (n, m))
     kept = np.zeros((n, m), bool)
     if cut is None:
         kept[...] = True
     elif isinstance(cut, tuple):
         kept[cut] = True
-    elif cut is not masks.EMPTY:
+    elif cut is not regions.EMPTY:
         kept |= cut
     assert np.array_equal(kept, np.broadcast_to(reference, (n, m)))
 
@@ -128,7 +128,7 @@ def test_masks_leave_boxes_or_arrays(n, m, a, b, k):
 def test_boxes_cover_a_mask_exactly_once(a, b, c, seed):
     keep = np.random.default_rng(seed).random((a, b, c)) < 0.6
     count = np.zeros(keep.shape, int)
-    for box in masks.boxes(keep):
+    for box in regions.boxes(keep):
         count[box] += 1
     assert np.array_equal(count, keep)
 

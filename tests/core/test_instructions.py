@@ -15,7 +15,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.check.verify import verify
 from neuron_cpu.core.device.dtypes import BFLOAT16, FLOAT32
-from neuron_cpu.core.instructions import copies, dma, entry, scalar, vector
+from neuron_cpu.core.instructions import copies, entry, scalar, vector
 from neuron_cpu.core.instructions.entry import TABLE
 from neuron_cpu.core.instructions.recorder import record
 from neuron_cpu.core.instructions.tensor_engine import MatmulAttrs, multiply_into
@@ -53,15 +53,15 @@ def test_a_front_end_records_views_without_any_calling_form():
             for source in (a, b):
                 part = source.slice_box((slice(k, k + 128), slice(0, source.shape[1])))
                 pair.append(tensor(part.shape, BFLOAT16, "sbuf"))
-                record(dma.DMA_COPY, (pair[-1],), (part,), Attrs(raw=True))
+                record(copies.DMA_COPY, (pair[-1],), (part,), Attrs(raw=True))
             multiply_into(product, *pair, MatmulAttrs())
         grown, gate_sb = (tensor((96, 200), FLOAT32, "sbuf") for _ in range(2))
-        record(dma.DMA_COPY, (gate_sb,), (gate,), Attrs(raw=True))
+        record(copies.DMA_COPY, (gate_sb,), (gate,), Attrs(raw=True))
         attrs = scalar.ActivationAttrs(op="exp", scale=0.125)
         record(scalar.ACTIVATION, (grown,), (product,), attrs)
         gating = vector.BinaryAttrs(op="multiply")
         record(vector.TENSOR_TENSOR, (grown,), (grown, gate_sb), gating)
-        record(dma.DMA_COPY, (out,), (grown,), Attrs(raw=True))
+        record(copies.DMA_COPY, (out,), (grown,), Attrs(raw=True))
         program.inputs = [a.storage, b.storage, gate.storage]
         program.outputs = [out.storage]
         tracer.finish()
@@ -87,11 +87,11 @@ def test_products_into_one_place_add_or_overwrite(accumulate, factor):
         )
         tile, kept = (View.whole(tracer.storage((64, 64), FLOAT32, "sbuf")) for _ in range(2))
         product = View.whole(tracer.storage((64, 64), FLOAT32, "psum"))
-        record(dma.DMA_COPY, (tile,), (source,), Attrs(raw=True))
+        record(copies.DMA_COPY, (tile,), (source,), Attrs(raw=True))
         multiply_into(product, tile, tile, MatmulAttrs())
         multiply_into(product, tile, tile, MatmulAttrs(), accumulate)
         record(copies.TENSOR_COPY, (kept,), (product,), copies.copy_attrs(FLOAT32, FLOAT32))
-        record(dma.DMA_COPY, (out,), (kept,), Attrs(raw=True))
+        record(copies.DMA_COPY, (out,), (kept,), Attrs(raw=True))
         program.inputs, program.outputs = [source.storage], [out.storage]
         tracer.finish()
     verify(program)

@@ -12,7 +12,7 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.instructions.constants import reduce_cmd
+from neuron_cpu.core.instructions.arguments import reduce_cmd
 from neuron_cpu.core.time.schedule import schedule
 from tests.core.test_refusals import (
     Case,

@@ -12,7 +12,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device.spec import GEN2, Engine
 from neuron_cpu.core.language.tensor import Tile as Tensor
-from neuron_cpu.core.program import boxes as bx
+from neuron_cpu.core.program import regions as bx
 from neuron_cpu.core.report import report
 from neuron_cpu.core.time import cost, schedule
 from neuron_cpu.core.time.schedule import (

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from neuron_cpu.core.report import flows, report
+from neuron_cpu.core.report import report
 from neuron_cpu.core.time import schedule as scheduling
 from neuron_cpu.core.time.schedule import DMA, ENGINES
 from neuron_cpu.page import data, sources, write
@@ -188,11 +188,11 @@ def test_data_survive_source_text_that_ends_scripts(run):
 
 # --- arrows ---------------------------------------------------------------------------------------
 def test_producers_are_the_loads_and_products_before(matmul):
-    found = flows.producers(matmul)
+    found = report.producers(matmul)
     instructions = matmul.program.instructions
     for at, instruction in enumerate(instructions):
         read = {v.storage.id for v in instruction.src if v.storage.on_chip}
-        assert len(found[at]) == len(set(found[at])) <= flows.MOST
+        assert len(found[at]) == len(set(found[at])) <= report.MOST
         for before in found[at]:
             assert matmul.end[before] <= matmul.start[at]
             written = {v.storage.id for v in instructions[before].dst}
@@ -208,28 +208,28 @@ def test_joins_stand_for_those_that_end_last(matmul, monkeypatch):
         joins = [tuple(range(12)), (count, 13)]
         values = [()] * (count - 1) + [(count + 1, 2)]
 
-    monkeypatch.setattr(flows.depend, "dependences", lambda program: Needs)
-    latest = sorted([*range(12), 13], key=lambda at: (-matmul.end[at], at))[: flows.MOST]
-    assert flows.producers(matmul)[-1] == tuple(latest)
+    monkeypatch.setattr(report.depend, "dependences", lambda program: Needs)
+    latest = sorted([*range(12), 13], key=lambda at: (-matmul.end[at], at))[: report.MOST]
+    assert report.producers(matmul)[-1] == tuple(latest)
 
 
 def test_a_trace_has_as_many_arrows_as_asked_for(matmul):
-    known = [len(found) for found in flows.producers(matmul)]
-    assert max(known) > flows.ARROWS
-    for most in (0, flows.ARROWS, 2, flows.MOST):
+    known = [len(found) for found in report.producers(matmul)]
+    assert max(known) > report.ARROWS
+    for most in (0, report.ARROWS, 2, report.MOST):
         events = report.perfetto([("one", matmul)], most)["traceEvents"]
         begins = [event["ts"] for event in events if event["ph"] == "s"]
         assert len(begins) == sum(min(most, count) for count in known)
     bare = report.perfetto([("one", matmul)])["traceEvents"]
-    assert len(bare) == len(report.perfetto([("one", matmul)], flows.ARROWS)["traceEvents"])
+    assert len(bare) == len(report.perfetto([("one", matmul)], report.ARROWS)["traceEvents"])
 
 
 def test_arrows_of_a_trace_hold_on_to_bars(matmul):
-    events = report.perfetto([("one", matmul), ("two", matmul)], flows.MOST)["traceEvents"]
+    events = report.perfetto([("one", matmul), ("two", matmul)], report.MOST)["traceEvents"]
     begins = {event["id"]: event for event in events if event["ph"] == "s"}
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
     assert begins.keys() == ends.keys()
-    assert len(begins) == 2 * sum(map(len, flows.producers(matmul))) > 0
+    assert len(begins) == 2 * sum(map(len, report.producers(matmul))) > 0
     bars = [event for event in events if event["ph"] == "X"]
 
     def held(arrow):

@@ -27,8 +27,7 @@ from typing import NamedTuple
 
 from ..device import refusals
 from ..device.spec import CORE, Engine
-from ..instructions.activations import ACTIVATIONS
-from ..instructions.alu import ARITHMETIC, BITWISE, LATER
+from ..instructions.alu import ACTIVATIONS, ARITHMETIC, BITWISE, LATER
 from ..instructions.entry import FORMS
 from ..program.program import Program
 from ..program.view import View

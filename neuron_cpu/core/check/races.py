@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from ..device.errors import refuse, warn
-from ..program.boxes import box, relations
 from ..program.program import Instruction, Program
-from ..program.regions import box_text, elements, grounded, place, window
+from ..program.regions import box, box_text, elements, grounded, place, relations, window
 from ..program.storage import Frame, Loop, Storage
 from ..program.view import View
 

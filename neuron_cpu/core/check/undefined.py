@@ -16,15 +16,13 @@ import numpy as np
 
 from ..device.errors import NkiError, for_time, refuse, warn
 from ..device.spec import CORE
-from ..instructions.copies import ShuffleAttrs
-from ..instructions.dma import PermuteAttrs
+from ..instructions.copies import PermuteAttrs, ShuffleAttrs
 from ..instructions.gpsimd import KeepAttrs, LocalGatherAttrs, RandomAttrs
 from ..instructions.ranks import CollectiveAttrs
 from ..instructions.vector import ReduceAttrs
-from ..program.placement import overlapping
+from ..program.placement import grounds, overlapping
 from ..program.program import Instruction, Program
 from ..program.regions import box_text, covers_storage, elements, grounded, place, window
-from ..program.retyping import grounds
 from ..program.storage import Storage
 from ..program.view import View
 

@@ -6,9 +6,8 @@ aws-neuron-sdk v2.32.0, nki/api/nki, nki/get-started, nki/deep-dives; a comment 
 any other rule.
 """
 
-from . import collectives, compute, copies, cores, products, random, selection, transfers
+from . import collectives, compute, copies, cores, products, selection, transfers
 
 __all__ = [  # they enter the forms of instructions
-    "collectives", "compute", "copies", "cores", "products", "random", "selection",
-    "transfers",
+    "collectives", "compute", "copies", "cores", "products", "selection", "transfers",
 ]  # fmt: skip

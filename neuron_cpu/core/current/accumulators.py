@@ -19,8 +19,7 @@ from ..program import trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
-from .enums import reduce_cmd
-from .operands import NkiInstruction, put, tensor
+from .operands import NkiInstruction, put, reduce_cmd, tensor
 
 SCALAR, VECTOR = "ScalarE", "VectorE"
 IDENTITY = {

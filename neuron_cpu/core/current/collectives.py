@@ -20,10 +20,10 @@ from ..instructions.entry import form
 from ..instructions.ranks import COLLECTIVE, COMBINE, CollectiveAttrs
 from ..program import trace
 from ..program.view import View
+from .control import VirtualRegister
 from .copies import tensor_copy
 from .cores import CORES, next_phase, wait
 from .operands import NkiInstruction, labelled, operator, put, tensor
-from .registers import VirtualRegister
 from .transfers import dma_copy
 
 collective = functools.partial(form, "nki.collectives")

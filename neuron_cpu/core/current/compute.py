@@ -8,16 +8,26 @@ from ..device.errors import refuse, warn
 from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
 from ..instructions import scalar, vector
-from ..instructions.activations import ACTIVATIONS, no_activation
-from ..instructions.alu import BITWISE, REDUCTIONS
+from ..instructions.alu import ACTIVATIONS, BITWISE, REDUCTIONS, no_activation
 from ..instructions.arguments import check_reduction, column, flag, free_axes, on_bits, real, wholes
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.vector import of_bits
 from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, running
-from .enums import choose, engine, reduce_cmd
-from .operands import UNARY, NkiInstruction, alike, operator, put, step, tensor, token
+from .operands import (
+    UNARY,
+    NkiInstruction,
+    alike,
+    choose,
+    engine,
+    operator,
+    put,
+    reduce_cmd,
+    step,
+    tensor,
+    token,
+)
 from .releases import isa
 
 INEXACT = ("mod", "fmod", "divide")  # no instruction of the hardware computes them on integers

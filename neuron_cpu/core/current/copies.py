@@ -11,8 +11,17 @@ from ..instructions.arguments import column, flag, number, real, whole, wholes
 from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
-from .enums import choose, engine, reduce_cmd
-from .operands import NkiInstruction, alike, operator, put, same_types, tensor
+from .operands import (
+    NkiInstruction,
+    alike,
+    choose,
+    engine,
+    operator,
+    put,
+    reduce_cmd,
+    same_types,
+    tensor,
+)
 from .releases import isa
 
 

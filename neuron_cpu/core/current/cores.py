@@ -2,7 +2,7 @@
 
 Cores are recorded one after the other, or in step where they are executed meanwhile (`Turns`).
 A barrier ends a phase. In the end all instructions are put in the order of phases
-(``program/meetings.py``). Conflicting accesses of two cores to one tensor in a phase are a race. An
+(``trace.Meetings``). Conflicting accesses of two cores to one tensor in a phase are a race. An
 exchange is one instruction of both cores, recorded by the second one to reach it.
 """
 
@@ -16,13 +16,12 @@ from ..device.errors import current_place, refuse, silence, switched_off, warn
 from ..device.spec import in_force, using
 from ..device.target import needs
 from ..instructions.arguments import several
-from ..instructions.dma import EXCHANGE, ExchangeAttrs
+from ..instructions.copies import EXCHANGE, ExchangeAttrs
 from ..instructions.recorder import record
 from ..program import trace
 from ..program.storage import Frame, Loop
 from ..program.view import View
-from .enums import dma_engine, engine
-from .operands import alike, same_types, tensor
+from .operands import alike, dma_engine, engine, same_types, tensor
 from .releases import isa
 
 CORES = (0, 1)

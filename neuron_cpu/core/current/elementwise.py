@@ -16,12 +16,11 @@ from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.alu import LATER, named
 from ..instructions.arguments import flag, real, several, whole, wholes
-from ..language.labels import fitted
+from ..language.operands import fitted
 from ..program.view import View
-from . import compute, copies, products, random
+from . import compute, copies, products, selection
 from .creation import ndarray, new
-from .enums import engine
-from .operands import naming, tensor
+from .operands import engine, naming, tensor
 from .types import NAMES, element_type, psum, sbuf
 
 
@@ -445,7 +444,7 @@ def dropout(x: Any, rate: Any, dtype: Any = None) -> Any:
     """``x`` with elements set to zero with probability ``rate``."""
     source = tensor(x, "nl.dropout")
     made = _result(source, dtype)
-    random.dropout(made, source, rate)
+    selection.dropout(made, source, rate)
     return made
 
 
@@ -453,7 +452,7 @@ def rand(shape: Any, dtype: Any, buffer: Any = sbuf, name: str = "") -> Any:
     """Uniform numbers in [0, 1)."""
     made = ndarray(shape, dtype, buffer, name)
     bits = new(shape, UINT32, sbuf)
-    random.rng(bits)
+    selection.rng(bits)
     # 24 bits, which fp32 holds exactly, so that the result stays below 1
     few = new(shape, UINT32, sbuf)
     compute.tensor_scalar(few, bits, FUNCTIONS["right_shift"], 8)
@@ -463,7 +462,7 @@ def rand(shape: Any, dtype: Any, buffer: Any = sbuf, name: str = "") -> Any:
 
 def random_seed(seed: Any) -> None:
     """Seed of the random functions that follow: a (1, 1) tile."""
-    random.set_rng_seed(seed)
+    selection.set_rng_seed(seed)
 
 
 def expand_dims(x: Any, axis: int) -> Any:

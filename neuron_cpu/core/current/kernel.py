@@ -18,8 +18,17 @@ from ..device.spec import NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
 from ..instructions.ranks import COLLECTIVE
 from ..language import kernel as calling
-from ..language.results import add_output, adopt_results, check_writable, hand_back
-from ..language.specialisation import constant_key, is_tensor, line_of, shape_of, to_torch
+from ..language.specialisation import (
+    add_output,
+    adopt_results,
+    check_writable,
+    constant_key,
+    hand_back,
+    is_tensor,
+    line_of,
+    shape_of,
+    to_torch,
+)
 from ..program import trace
 from ..program.program import Program
 from ..program.regions import place
@@ -28,9 +37,9 @@ from ..program.view import View
 from ..run.eager import Machine
 from ..run.execute import Plan
 from ..run.instances import WrittenByBoth
-from . import assignment  # noqa: F401 - gives tensors t[...] = value
+from . import creation  # noqa: F401 - gives tensors t[...] = value
+from .control import NeedsValues
 from .cores import Turns
-from .registers import NeedsValues
 from .subset import lint
 from .tensor import NkiTensor
 from .types import NKIObject

@@ -9,7 +9,7 @@ from ..device.errors import refuse, warn
 from ..device.release import DOUBLED_SCALES, nki_since
 from ..device.spec import CORE, Engine
 from ..device.target import needs
-from ..instructions import microscaling, tensor_engine
+from ..instructions import tensor_engine
 from ..instructions.arguments import flag
 from ..instructions.copies import MEMSET, FillAttrs
 from ..instructions.recorder import record
@@ -17,8 +17,7 @@ from ..program import trace
 from ..program.accumulation import Groups
 from ..program.regions import window
 from ..program.view import View
-from .enums import choose, engine, matmul_perf_mode
-from .operands import NkiInstruction, labelled, put, tensor
+from .operands import NkiInstruction, choose, engine, labelled, matmul_perf_mode, put, tensor
 from .releases import isa
 
 
@@ -255,7 +254,7 @@ def _half(view: View, k: int) -> View:
     return view.slice_box(box).reshape((view.shape[0], view.shape[2]))
 
 
-@isa(microscaling.NC_MATMUL_MX, keywords={"accumulate": "2.29"})
+@isa(tensor_engine.NC_MATMUL_MX, keywords={"accumulate": "2.29"})
 def nc_matmul_mx(
     dst: Any,
     stationary: Any,
@@ -288,10 +287,12 @@ def nc_matmul_mx(
         accumulate = begun if begun is not None else not groups.begin(target)
     if groups is not None:
         groups.written(target, by_matmul=True)
-    attrs = microscaling.MicroscaledAttrs(types=(left.dt, right.dt), add=bool(accumulate), raw=True)
-    parts = [p for s in scales for p in microscaling.scale_parts(s, left.shape[0])]
+    attrs = tensor_engine.MicroscaledAttrs(
+        types=(left.dt, right.dt), add=bool(accumulate), raw=True
+    )
+    parts = [p for s in scales for p in tensor_engine.scale_parts(s, left.shape[0])]
     src = (*views, *parts, *((target,) if accumulate else ()))
-    made = record(microscaling.NC_MATMUL_MX, (target,), src, attrs)
+    made = record(tensor_engine.NC_MATMUL_MX, (target,), src, attrs)
     assert made is not None
     if groups is not None:
         groups.written(target, by_matmul=True)
@@ -310,7 +311,7 @@ def _packed_tile(view: View, what: str) -> View:
 def _scales(given: Any, data: View, what: str) -> View:
     """The scale tile of an operand: a byte for each 8 partitions and packed element."""
     scale: View = tensor(given, what)
-    rows = microscaling.scale_extent(data.shape[0])
+    rows = tensor_engine.scale_extent(data.shape[0])
     if scale.dt.itemsize != 1 or scale.free_size != data.free_size or scale.shape[0] < rows:
         raise refuse(
             "sim_microscaled",
@@ -330,12 +331,16 @@ def _scales(given: Any, data: View, what: str) -> View:
     return scale.bitcast(UINT8).reshape((scale.shape[0], scale.free_size))
 
 
-@isa(microscaling.QUANTIZE_MX)
+@isa(tensor_engine.QUANTIZE_MX)
 def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> NkiInstruction:
     """16-bit floats [P, F] to packed fp8 [P, F / 4] and their scales; gen4."""
     what = "quantize_mx"
     target, source = tensor(dst, what), tensor(src, what)
-    if target.dt not in microscaling.EXPONENTS or source.dt.itemsize != 2 or not source.dt.is_float:
+    if (
+        target.dt not in tensor_engine.EXPONENTS
+        or source.dt.itemsize != 2
+        or not source.dt.is_float
+    ):
         raise refuse(
             "sim_microscaled",
             f"{what} of {source.label()} into {target.label()}, expected bf16 or fp16 into "
@@ -349,11 +354,11 @@ def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> 
         )
     scales = _scales(dst_scale, target, what)
     flat = source.reshape((source.shape[0], source.free_size))
-    attrs = microscaling.QuantizeAttrs(type=target.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
-    parts = microscaling.scale_parts(scales, source.shape[0])
+    attrs = tensor_engine.QuantizeAttrs(type=target.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
+    parts = tensor_engine.scale_parts(scales, source.shape[0])
     _fill_beside(scales, parts)
     results = (_packed_tile(target, what), *parts)
-    return put(microscaling.QUANTIZE_MX, results, (flat,), attrs, name)
+    return put(tensor_engine.QUANTIZE_MX, results, (flat,), attrs, name)
 
 
 def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:

@@ -15,7 +15,7 @@ from ..device.errors import refuse, warn
 from ..device.release import nki_since, of_nki
 from ..device.target import needs
 from ..instructions.entry import FORMS, Form, form
-from ..language.labels import fitted
+from ..language.operands import fitted
 
 isa = functools.partial(form, "nki.isa")
 # Names of `nki.language`, which are no instructions: first releases, of keywords, too, and what a

@@ -7,7 +7,7 @@ from ..device.refusals import defect
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.arguments import several
-from ..instructions.dma import (
+from ..instructions.copies import (
     DMA_COPY,
     DMA_SUM,
     DMA_TRANSPOSE,
@@ -18,8 +18,17 @@ from ..instructions.dma import (
 from ..program import trace
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
-from .enums import dge_mode, engine, oob_mode
-from .operands import NkiInstruction, joined, operator, put, refined, tensor
+from .operands import (
+    NkiInstruction,
+    dge_mode,
+    engine,
+    joined,
+    oob_mode,
+    operator,
+    put,
+    refined,
+    tensor,
+)
 from .releases import isa
 
 _ISSUERS = (engine.sync, engine.scalar, engine.unknown)

@@ -17,7 +17,7 @@ from ..device.spec import Engine
 from ..program.attributes import RAW, Attrs, among
 from ..program.program import Instruction, Program
 from ..program.storage import Frame
-from .dma import DMA_COPY, EXCHANGE
+from .copies import DMA_COPY, EXCHANGE
 from .entry import ANY_HBM, MANY, SBUF, OpSpec, no_cycles
 
 Tensors = list[torch.Tensor]

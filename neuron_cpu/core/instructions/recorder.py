@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..device.errors import refuse
-from ..program import masks, trace
+from ..program import regions, trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
@@ -49,8 +49,8 @@ def record(
             instruction takes boxes only.
     """
     tracer = trace.active() or trace.current(f"nisa.{op.name}")
-    cut = None if mask is None else masks.region(mask, dst[0].shape if over is None else over)
-    if cut is masks.EMPTY or any([view.selects_nothing for view in (*dst, *src)]):
+    cut = None if mask is None else regions.region(mask, dst[0].shape if over is None else over)
+    if cut is regions.EMPTY or any([view.selects_nothing for view in (*dst, *src)]):
         return None
     if isinstance(cut, tuple):
         dst, src = _cut(dst, src, cut, axes)
@@ -60,7 +60,7 @@ def record(
             raise _no_box(op, src[0])
         if op.is_dma and any(v.oob or v.by_data for v in (*dst, *src)):
             # every element is checked and none outside of the mask touched: a DMA for each box
-            for box in masks.boxes(cut):
+            for box in regions.boxes(cut):
                 emit(tracer, op, *_cut(dst, src, box, axes), attrs)
             return None
         attrs = replace(attrs, mask=cut)

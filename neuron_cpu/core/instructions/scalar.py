@@ -20,8 +20,7 @@ from ..program import trace
 from ..program.attributes import Attrs, among
 from ..program.program import Instruction
 from ..program.view import View
-from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation
-from .alu import reduce_last
+from .alu import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation, reduce_last
 from .arguments import number, stretched
 from .entry import OpSpec, streaming_with_sums
 from .vector import StepsAttrs, steps_of

@@ -33,12 +33,12 @@ from .arguments import (
     check_reduction,
     column,
     flag,
+    fp32,
     number,
     on_bits,
     real,
     stretched,
 )
-from .constants import fp32
 from .entry import (
     MANY,
     PSUM,

@@ -1,8 +1,8 @@
 """``neuronxcc.nki`` as its users see it; importing it gives tensors their operators."""
 
-from . import compute, copies, products, transfers
-from .arithmetic import attach
+from . import compute, copies, products
+from .elementwise import attach
 
-__all__ = ["compute", "copies", "products", "transfers"]  # they enter the forms of instructions
+__all__ = ["compute", "copies", "products"]  # they enter the forms of instructions
 
 attach()

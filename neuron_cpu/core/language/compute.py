@@ -18,12 +18,12 @@ from ..instructions.arguments import (
     check_operator,
     check_reduction,
     flag,
+    fp32,
     free_axes,
     on_bits,
     stretched,
 )
-from ..instructions.constants import fp32
-from ..instructions.constants import reduce_cmd as commands
+from ..instructions.arguments import reduce_cmd as commands
 from ..instructions.entry import PSUM, SBUF, OpSpec
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.recorder import ALIKE, ROWS, record
@@ -49,7 +49,7 @@ from ..instructions.vector import (
     scanning,
     step,
 )
-from ..program import masks, trace
+from ..program import regions, trace
 from ..program.attributes import Attrs
 from ..program.regions import window
 from ..program.view import View
@@ -324,7 +324,7 @@ def tensor_reduce(
     shape = tuple(1 if a is None else source.shape[a] for a in left)
     attrs = ReduceAttrs(bits=bits, op=name, axes=len(axes), order=order, negate=bool(negate))
     dt = result_type(dtype, source.dt)
-    keep = None if mask is None else masks.region(mask, source.shape)
+    keep = None if mask is None else regions.region(mask, source.shape)
     if isinstance(keep, np.ndarray):
         return _reduce_boxes(source, shape, left, dt, attrs, keep)
     cuts = (tuple(left), ALIKE)
@@ -340,7 +340,7 @@ def _reduce_boxes(
     keep: np.ndarray,
 ) -> View:
     """A reduction for each box of ``keep``, which must give each result one: windows at an edge."""
-    boxes = list(masks.boxes(keep))
+    boxes = list(regions.boxes(keep))
     targets = [tuple(slice(0, 1) if a is None else box[a] for a in left) for box in boxes]
     hits = np.zeros(shape, int)
     for target in targets:

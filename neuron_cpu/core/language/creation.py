@@ -15,7 +15,7 @@ from ..program import trace
 from ..program.accumulation import Groups
 from ..program.index import is_integer
 from ..program.view import View
-from . import copies, transfers
+from . import copies
 from .types import sbuf
 
 HBM_FILL_BYTES = 2048  # a partition of the tile that fills HBM; such rows move at full rate
@@ -178,7 +178,7 @@ def _fill_hbm(tensor: View, value: Any) -> None:
             wide = min(columns, width - left)
             part = (slice(0, count), slice(0, wide))
             target = rows.slice_box((slice(top, top + count), slice(left, left + wide)))
-            transfers.move(target, tile.slice_box(part))
+            copies.move(target, tile.slice_box(part))
 
 
 def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> View:

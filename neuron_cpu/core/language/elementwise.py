@@ -1,4 +1,4 @@
-"""Element-wise functions of ``nki.language``, lowered to instructions of VectorE and ScalarE.
+"""Functions of ``nki.language``, lowered to instructions of VectorE and ScalarE; operators.
 
 Signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/language/__init__.py. How the vendor lowers
 abs, ceil, floor, trunc, cos and tan is not public; documented instructions make them here.
@@ -12,14 +12,17 @@ import numpy as np
 
 from ..device.dtypes import BOOL, FLOAT32, INT32, DType, promote, scalar_dtype, to_dtype
 from ..device.errors import refuse, warn
+from ..device.release import IN_PLACE_OPERATORS_RELIABLE, since
 from ..instructions.alu import named
 from ..instructions.arguments import number
 from ..instructions.copies import SELECT, SelectAttrs
-from ..program.index import Index, Mask
+from ..program.index import DynamicIndex, Index, Mask
 from ..program.view import View
-from . import compute, copies
+from . import assignment, compute, copies, memory
+from .creation import ndarray
 from .memory import copy, partition_broadcast
-from .operands import fresh, result_type, tile
+from .operands import fitted, fresh, result_type, tile
+from .tensor import Tile, sizes_of
 from .types import float32
 
 
@@ -303,3 +306,191 @@ def static_cast(arr: Any, dtype: Any) -> Any:
 
 for _function in (negative, invert, reciprocal, abs, logical_not, floor, ceil, trunc, cos, tan):
     named(_function.__name__, _function)
+
+
+# --- operators and methods of tensors, attached to ``Tile`` ---------------------------------------
+BINARY = {
+    "add": "add", "subtract": "sub", "multiply": "mul", "divide": "truediv", "power": "pow",
+    "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "lshift",
+    "right_shift": "rshift",
+}  # fmt: skip
+COMPARISONS = {
+    "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
+    "not_equal": "ne",
+}  # fmt: skip
+IN_PLACE = {"add": "iadd", "subtract": "isub", "multiply": "imul", "divide": "itruediv"}
+
+
+def _operator(name: str, reflected: bool = False) -> Callable[[Tile, Any], Any]:
+    function = globals()[name]
+
+    def apply(self: Tile, other: Any) -> Any:
+        if isinstance(other, Index) and name == "add":  # t[rows + nl.arange(n)[None, :]]
+            return DynamicIndex(self, other)
+        if isinstance(other, Tile) and other.shape[0] != self.shape[0]:
+            raise refuse(
+                "err_num_partition_mismatch",
+                f"operator '{name}' of {self.label()} and {other.label()}, expected equal "
+                "partition counts: operators do not broadcast the partition axis; use nl "
+                "functions, or broadcast_to of a row (1, n)",
+            )
+        return function(other, self) if reflected else function(self, other)
+
+    return apply
+
+
+def _in_place(name: str) -> Callable[[Tile, Any], View]:
+    """``x += y``: accumulation of a matmul in PSUM, else ``x[...] = nl.add(x, y)``."""
+    function = globals()[name]
+
+    def apply(self: Tile, other: Any) -> View:
+        if isinstance(other, View) and assignment.was_skipped(other):  # its mask selects nothing
+            return self
+        if name == "add" and assignment.accumulate(self, other):
+            return self
+        if not since(IN_PLACE_OPERATORS_RELIABLE):
+            warn(  # two entries of the contest ran so on 2.21, hence no error in strict mode
+                "sim_inplace_operator",
+                f"in-place '{name}' on {self.label()} is no matmul accumulation in PSUM, which SDK "
+                f"releases before 2.23 may miscompute; write x[...] = nl.{name}(x, y)",
+                advice=True,
+            )
+        assignment.assign(self, function(self, other))
+        return self
+
+    return apply
+
+
+def attach() -> None:
+    """Give ``Tile`` its operators."""
+    for name, symbol in BINARY.items():
+        setattr(Tile, f"__{symbol}__", _operator(name))
+        setattr(Tile, f"__r{symbol}__", _operator(name, reflected=True))
+    for name, symbol in COMPARISONS.items():
+        setattr(Tile, f"__{symbol}__", _operator(name))
+    for name, symbol in IN_PLACE.items():
+        setattr(Tile, f"__{symbol}__", _in_place(name))
+    methods = {
+        "__neg__": lambda self: negative(self),
+        "__invert__": lambda self: invert(self),
+        "broadcast_to": lambda self, *sizes, shape=None: memory.broadcast_to(
+            self, shape=sizes_of(sizes, shape)
+        ),
+        "astype": lambda self, dtype: memory.copy(self, dtype=dtype),
+        "reshape": fitted(Tile.reshape),
+        "view": fitted(Tile.view),
+        "as_tile": lambda self: self,  # public kernels call it; no document says what it does
+    }
+    for name, method in methods.items():
+        setattr(Tile, name, method)
+
+
+# --- reductions and norms -------------------------------------------------------------------------
+# They expand as the public tutorials do, so that costs and precision follow.
+def _make_reduction(name: str, op: str) -> Callable:
+    def apply(
+        x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
+    ) -> View:
+        return compute.tensor_reduce(
+            op, tile(x, name), axis, dtype=dtype, mask=mask, keepdims=keepdims
+        )
+
+    apply.__doc__ = f"Reduce the last free axes with {op}, fp32 inside; result at least rank 2."
+    return named(name, apply)
+
+
+sum = _make_reduction("sum", "add")
+max = _make_reduction("max", "maximum")
+min = _make_reduction("min", "minimum")
+prod = _make_reduction("prod", "multiply")
+
+
+def _count(x: View, axis: Any) -> int:
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    return int(np.prod([x.shape[a] for a in axes]))
+
+
+def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> View:
+    """Mean over the last free axes; integers give fp32."""
+    source = tile(x, "mean")
+    dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
+    total = compute.tensor_reduce("add", source, axis, dtype=float32, mask=mask, keepdims=keepdims)
+    return compute.tensor_scalar(total, "multiply", 1.0 / _count(source, axis), dtype=dt)
+
+
+def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """Population variance over the last free axes: mean of the squared distances to the mean."""
+    source = tile(x, "var")
+    dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
+    count = _count(source, axis)
+    total = compute.tensor_reduce("add", source, axis, dtype=FLOAT32, mask=mask, keepdims=True)
+    centre = compute.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
+    apart = compute.tensor_tensor(
+        source, centre.expand(source.shape), "subtract", dtype=FLOAT32, mask=mask
+    )
+    squares = compute.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
+    spread = compute.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
+    return compute.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
+
+
+def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """1 where all elements along the last free axes are nonzero; bool unless ``dtype``."""
+    dt = BOOL if dtype is None else dtype
+    return compute.tensor_reduce("logical_and", tile(x, "all"), axis, dtype=dt, mask=mask)
+
+
+def softmax(
+    x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None
+) -> View:
+    """Softmax over the last free axes: negated max, exp with bias and sum, reciprocal, product."""
+    source = tile(x, "softmax")
+    dt = source.dt if dtype is None else to_dtype(dtype)
+    inner = FLOAT32 if compute_dtype is None else to_dtype(compute_dtype)
+    peak = compute.tensor_reduce("maximum", source, axis, dtype=float32, negate=True, mask=mask)
+    total = ndarray((source.shape[0], 1), float32)
+    # One row of numbers per partition: the negated maximum is ScalarE's bias, and the sum comes
+    # with the exponentials in one pass.
+    if peak.free_size == 1:
+        exps = compute.activation_reduce(
+            "exp", source, bias=peak, reduce_op="add", reduce_res=total, dtype=inner, mask=mask
+        )
+        inverse = compute.reciprocal(total, dtype=float32)
+        return compute.tensor_scalar(exps, "multiply", inverse, dtype=dt, mask=mask)
+    # Several rows per partition: ScalarE takes one bias a partition, so VectorE subtracts and sums.
+    shape = (*peak.shape, *(1,) * (source.ndim - peak.ndim))
+    shifted = compute.tensor_tensor(
+        source, peak.reshape(shape).expand(source.shape), "add", dtype=float32, mask=mask
+    )
+    exps = compute.activation("exp", shifted, dtype=inner, mask=mask)
+    sums = compute.tensor_reduce("add", exps, axis, dtype=float32, mask=mask)
+    inverse = compute.reciprocal(sums).reshape(shape).expand(source.shape)
+    return compute.tensor_tensor(exps, inverse, "multiply", dtype=dt, mask=mask)
+
+
+def rms_norm(
+    x: Any,
+    w: Any,
+    axis: Any,
+    n: int,
+    epsilon: float = 1e-6,
+    *,
+    dtype: Any = None,
+    compute_dtype: Any = None,
+    mask: Any = None,
+) -> View:
+    """``x * rsqrt(sum(x^2) / n + epsilon) * w`` over the free axis, fp32 inside."""
+    source, weight = tile(x, "rms_norm"), tile(w, "rms_norm")
+    dt = source.dt if dtype is None else to_dtype(dtype)
+    total = ndarray((source.shape[0], 1), float32)
+    compute.activation_reduce(
+        "square", source, reduce_op="add", reduce_res=total, dtype=float32, mask=mask
+    )
+    # ScalarE's scale and bias are free: rsqrt(total * 1/n + epsilon) is one instruction.
+    eps = copies.memset((source.shape[0], 1), epsilon, float32)
+    scale = compute.activation("rsqrt", total, scale=1.0 / n, bias=eps)
+    normed = compute.tensor_scalar(source, "multiply", scale, dtype=float32, mask=mask)
+    return multiply(normed, weight, dtype=dt, mask=mask)
+
+
+named("var", var)
+named("logical_and", all)

@@ -45,8 +45,17 @@ from ..run.execute import Plan
 from ..run.memory import unseen
 from . import annotation, in_jax, specialisation
 from .assignment import insert_initial_fills
-from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
-from .specialisation import WrongArguments, is_tensor, shape_of, to_torch
+from .specialisation import (
+    WrongArguments,
+    adopt_results,
+    check_writable,
+    collect_outputs,
+    hand_back,
+    is_tensor,
+    returned,
+    shape_of,
+    to_torch,
+)
 from .tensor import Tile
 
 _local = threading.local()

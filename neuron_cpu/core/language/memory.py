@@ -13,9 +13,9 @@ from ..device.spec import GEN2
 from ..instructions.alu import named
 from ..instructions.entry import pattern_axes
 from ..instructions.tensor_engine import collapsed
-from ..program import masks, trace
+from ..program import regions, trace
 from ..program.view import View
-from . import compute, copies, products, transfers
+from . import compute, copies, products
 from .assignment import assign
 from .creation import ndarray
 from .operands import name_of, tile
@@ -48,7 +48,7 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             f"nl.load of {source.label()} leaves out elements of its last two axes, expected "
             "whole rows; load them and slice the tile",
         )
-    return transfers.transfer(source, dtype, mask)
+    return copies.transfer(source, dtype, mask)
 
 
 def store(dst: Any, value: Any, *, mask: Any = None) -> None:
@@ -74,7 +74,7 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
         )
     if source.storage.buffer == "psum":
         source = copies.tensor_copy(source)
-    transfers.move(target, source, mask)
+    copies.move(target, source, mask)
 
 
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -85,7 +85,7 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             "err_exceed_max_supported_dimension",
             f"load_transpose2d of {source.label()}, expected two axes; index the others first",
         )
-    return transfers.transposed(source, (1, 0), dtype, mask)
+    return copies.transposed(source, (1, 0), dtype, mask)
 
 
 def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
@@ -98,7 +98,7 @@ def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
             f"atomic_rmw of {target.label()} with '{name}', expected add and an HBM tensor whose "
             "rows an index tile chooses; use nl.store for rows known while tracing",
         )
-    transfers.move(target, tile(value, "atomic_rmw"), mask, accumulate=True)
+    copies.move(target, tile(value, "atomic_rmw"), mask, accumulate=True)
 
 
 # --- on chip --------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> None:
             "device_print outside of eager mode prints nothing, expected NKI_CPU_EAGER=1; set it",
         )
         return
-    if masks.region(mask, tile(x, "device_print").shape) is not masks.EMPTY:
+    if regions.region(mask, tile(x, "device_print").shape) is not regions.EMPTY:
         print(prefix, x.numpy())
 
 

@@ -1,23 +1,28 @@
-"""Arguments of the functions of ``nki.isa`` and ``nki.language``, and their fresh results.
+"""Arguments of the functions of ``nki.isa`` and ``nki.language``, fresh results, ``name=``.
 
 Names of operators: ``nl`` functions, numpy functions and strings all mean the same op codes
 (aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst, supported math operators).
 """
 
 import functools
-from collections.abc import Iterator, Sequence
+import inspect
+import re
+from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from ..device.dtypes import DType, to_dtype
-from ..device.errors import refuse, warn
+from ..device.errors import NkiError, refuse, users_frames, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
+from ..device.target import needs
+from ..device.unknown import CALLS, KEYWORDS
 from ..instructions.arguments import check_total, no_tensor
-from ..instructions.entry import SBUF, OpSpec, form
+from ..instructions.entry import FORMS, SBUF, Form, OpSpec, form
 from ..instructions.recorder import Axes, emit, record
-from ..program import masks, trace
+from ..program import regions, trace
 from ..program.attributes import Attrs
 from ..program.view import View
 
@@ -108,7 +113,7 @@ def fresh(
 
 def rows_only(what: str, mask: Any, *views: View) -> Iterator[View]:
     """``views`` of one shape, cut by a mask that selects a box (instructions over whole rows)."""
-    cut = None if mask is None else masks.region(mask, views[0].shape)
+    cut = None if mask is None else regions.region(mask, views[0].shape)
     if cut is not None and not isinstance(cut, tuple):
         raise refuse(
             "sim_reduce_mask",
@@ -197,3 +202,81 @@ def name_of(op: Any) -> str:
             "numpy function such as nl.add or np.exp; give it by name, as op=nl.add or op0=nl.add",
         )
     return found
+
+
+# --- name= and misfits ----------------------------------------------------------------------------
+# Every function of ``nki.language`` and ``nki.isa`` takes ``name=``, as a label: the documented
+# signatures end in ``**kwargs`` (aws-neuron-sdk v2.21.1, general/nki/api/nki), which public kernels
+# use for it. The label names the result in messages and reports.
+def labelled(function: Callable, form: Form | None = None) -> Callable:
+    """``function`` with the keyword ``name``, and refusals for arguments that it does not take; of
+    a form also with the warning of earlier releases and the refusal of earlier generations."""
+    return fitted(function, "name" not in inspect.signature(function).parameters, form)
+
+
+def fitted(function: Callable, names: bool = False, form: Form | None = None) -> Callable:
+    """``function`` with refusals for arguments that it does not take, and its result's name."""
+    came, generation = (form.came, form.generation) if form is not None else ("", 2)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True  # as in a kernel's call
+        name = kwargs.pop("name", "") if names else ""
+        try:
+            if generation > 2:
+                needs(function.__name__, generation)
+            if came:
+                newer(function.__name__, came)
+            result = function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise _misfit(function, error, kwargs) from None
+            raise
+        except NkiError as error:
+            if trace.active() is None:  # no kernel's call takes the entries of ours away
+                raise error.with_traceback(users_frames(error)) from None
+            raise
+        if name and isinstance(result, View) and not result.storage.name:
+            result.storage.name = name
+        return result
+
+    return call
+
+
+_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
+_QUOTED = re.compile(r"'(\w+)'")
+
+
+def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
+    """Arguments that a function does not take (the call itself failed, no line of the function)."""
+    told = " ".join(str(error).split())
+    wrong = _KEYWORD.search(told)
+    names = list(inspect.signature(function).parameters)
+    meant = KEYWORDS.get(wrong[1], "").split() if wrong else []
+    right = next((one for one in meant if one in names), None)
+    mend = CALLS.get(wrong[1] if wrong else function.__name__, "")
+    if right:
+        mend = f"the kernel language's keyword is {right}="
+    elif not mend and "missing" in told and names[:1] == ["dst"] and "dst" not in given:
+        mend = "nothing is returned: give a tile of nl.ndarray as dst=, and the rest by name"
+    elif not mend and "missing" in told:
+        mend = f"add {', '.join(f'{name}=' for name in _QUOTED.findall(told))}"
+    return refuse(
+        "sim_arguments",
+        f"{told}, expected {function.__name__}({', '.join(names)}); "
+        f"{mend or 'give each once, and by its name'}",
+    )
+
+
+def exported() -> dict[str, Callable]:
+    """The functions that ``neuronxcc.nki.isa`` offers: the forms of its instructions."""
+    forms = FORMS["neuronxcc.nki.isa"]
+    return {name: labelled(one.function, one) for name, one in forms.items()}
+
+
+def label_all(namespace: dict[str, Any], names: list[str]) -> None:
+    """Give the functions among ``names`` the keyword and the refusals."""
+    for key in names:
+        function = namespace[key]
+        if isinstance(function, FunctionType):
+            namespace[key] = labelled(function)

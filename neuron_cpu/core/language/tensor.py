@@ -1,6 +1,6 @@
 """The tensor object that kernels hold: a view with the language's subscripts and operators.
 
-``arithmetic.py`` records the operators, and attaches them to the class.
+``elementwise.py`` records the operators, and attaches them to the class.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..device.errors import NkiError, refuse
-from . import masks
+from . import regions
 from .index import DynamicIndex, Index, Mask, aligned, is_integer
 from .view import Bound, Indirect, V, View, intern
 
@@ -64,7 +64,7 @@ def one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
 
 def _masked(view: V, mask: Mask) -> V:
     """The box that an operand mask leaves."""
-    cut = masks.region(mask, view.shape)
+    cut = regions.region(mask, view.shape)
     if cut is None:
         return view
     if not isinstance(cut, tuple):

@@ -5,17 +5,90 @@ tools/neuron-sys-tools/neuron-profile-user-guide.rst); every one of them is an e
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ..device.spec import CORE, Engine, using
 from ..program.program import Instruction, Program
 from ..program.storage import Source
-from ..time import cost
+from ..time import cost, depend
 from ..time.passes.spill import spilling
 from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
-from . import bands, flows
+from . import bands
+
+MOST = 8  # producers of one instruction that are known, those that end last
+# Of them a trace draws the last one unless asked for more: with all of them arrows are two fifths
+# of its bytes (attention_prefill_kernel and swiglu_mlp_kernel of llama.py, 128 tokens).
+ARROWS = 1
+HANDLE_NS = 1.0  # from the edge of a bar to where an arrow holds it: at most half of the bar
+
+
+# --- who reads whose results ----------------------------------------------------------------------
+# Arrows show it in a Perfetto trace.
+def producers(schedule: Schedule) -> list[tuple[int, ...]]:
+    """For every instruction whose results it reads: at most MOST, the one that ends last first."""
+    needs = depend.dependences(schedule.program)
+    count = len(needs.values)
+    # A join stands for its members, which are instructions or older joins.
+    joins: list[tuple[int, ...]] = []
+
+    def latest(nodes: Iterable[int]) -> tuple[int, ...]:
+        members: set[int] = set()
+        for node in nodes:
+            members.update((node,) if node < count else joins[node - count])
+        return tuple(sorted(members, key=lambda at: (-schedule.end[at], at))[:MOST])
+
+    for members in needs.joins:
+        joins.append(latest(members))
+    return [latest(nodes) for nodes in needs.values]
+
+
+def flow_events(schedule: Schedule, pid: int, most: int = ARROWS) -> list[dict[str, Any]]:
+    """Arrows from producers' bars to the bar that reads their results, in Chrome's format.
+
+    Where several DMA engines share a transfer, arrows arrive at the share that begins first and
+    leave from the share that ends last.
+
+    Args:
+        pid: process of the bars (`report.trace_events`).
+        most: the number of arrows of one instruction, from the producers that end last.
+    """
+    arrives, leaves = _bars(schedule)
+    events: list[dict[str, Any]] = []
+    for at, found in enumerate(producers(schedule)):
+        for before in found[:most]:
+            row, begin, end = leaves[before]
+            hold = max((begin + end) / 2, end - HANDLE_NS)
+            common = {"name": "operand", "cat": "operand", "id": pid * 10**8 + len(events) // 2}
+            events.append(_arrow("s", common, pid, row, hold))
+            row, begin, end = arrives[at]
+            hold = min((begin + end) / 2, begin + HANDLE_NS)
+            events.append(_arrow("f", common, pid, row, hold) | {"bp": "e"})
+    return events
+
+
+Bar = tuple[int, float, float]  # row of the trace, begin, end
+
+
+def _bars(schedule: Schedule) -> tuple[Sequence[Bar], Sequence[Bar]]:
+    """The bar of each instruction at which arrows arrive, and the one from which they leave."""
+    arrives: list[Bar] = list(zip(schedule.engine, schedule.start, schedule.end))
+    leaves = list(arrives)
+    seen: set[int] = set()
+    for lane, at, begin, end in schedule.lane_spans():
+        bar = (DMA + lane, begin, end)
+        if at not in seen or begin < arrives[at][1]:
+            arrives[at] = bar
+        if at not in seen or end > leaves[at][2]:
+            leaves[at] = bar
+        seen.add(at)
+    return arrives, leaves
+
+
+def _arrow(phase: str, common: dict[str, Any], pid: int, row: int, time: float) -> dict[str, Any]:
+    return common | {"ph": phase, "pid": pid, "tid": row, "ts": round(time / 1e3, 4)}
+
 
 SPILLS = ("spill_save", "spill_reload")
 ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine", "dma")
@@ -353,9 +426,7 @@ def dma_words(name: str, lines: Sequence[Line]) -> str:
 
 
 # --- Perfetto trace -------------------------------------------------------------------------------
-def trace_events(
-    schedule: Schedule, pid: int, label: str, arrows: int = flows.ARROWS
-) -> list[dict]:
+def trace_events(schedule: Schedule, pid: int, label: str, arrows: int = ARROWS) -> list[dict]:
     """Chrome trace events of one schedule: a process with engines and DMA queues as rows, arrows
     from results to who reads them.
 
@@ -374,7 +445,7 @@ def trace_events(
             events.append(_slice(instruction, pid, number, schedule.start[at], schedule.busy[at]))
     for lane, at, begin, end in schedule.lane_spans():
         events.append(_slice(instructions[at], pid, DMA + lane, begin, end - begin))
-    events.extend(flows.flow_events(schedule, pid, arrows))
+    events.extend(flow_events(schedule, pid, arrows))
     for buffer, name in (("sbuf", "SBUF bytes per partition"), ("psum", "PSUM banks")):
         for time, use in schedule.memory(buffer):
             events.append(_counter(name, pid, time, use))
@@ -429,9 +500,7 @@ def throughput(schedule: Schedule, bins: int = 400) -> list[tuple[float, float]]
     return [(k * width, moved[k] / width) for k in range(bins)]
 
 
-def perfetto(
-    schedules: Sequence[tuple[str, Schedule]], arrows: int = flows.ARROWS
-) -> dict[str, Any]:
+def perfetto(schedules: Sequence[tuple[str, Schedule]], arrows: int = ARROWS) -> dict[str, Any]:
     """A trace file's content: one process per schedule, all starting at zero."""
     events: list[dict] = []
     for pid, (label, schedule) in enumerate(schedules, start=1):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..device import spec
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine, NeuronCore, in_force, using
-from ..instructions.dma import DMA_SUM
+from ..instructions.copies import DMA_SUM
 from ..instructions.ranks import moved_bytes
 from ..program.program import Instruction
 from ..program.view import View

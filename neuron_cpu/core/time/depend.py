@@ -8,9 +8,9 @@ box counts as the smallest box around it, which can only make a schedule longer.
 from collections.abc import Iterable, Sequence
 
 from ..device.spec import Engine
-from ..program.boxes import Box, box_of, relations
+from ..program.placement import grounds
 from ..program.program import Instruction, Program
-from ..program.retyping import grounds
+from ..program.regions import Box, box_of, relations
 from ..program.storage import Storage
 from ..program.view import View
 

@@ -9,8 +9,8 @@ a bank together, not two.
 from collections.abc import Sequence
 
 from ..device.spec import CORE
+from ..program.placement import grounds
 from ..program.program import Program
-from ..program.retyping import grounds
 from ..program.storage import Storage
 
 

@@ -13,7 +13,7 @@ from neuron_cpu.core.current.creation import (
     empty_like, full, load, load_transpose2d, ndarray, ones, shared_constant,
     shared_identity_matrix, store, zeros, zeros_like,
 )  # fmt: skip
-from neuron_cpu.core.current.grids import (
+from neuron_cpu.core.current.creation import (
     NkiBlockGrid, NkiGrid, NkiTileGrid, alloc_blocks, alloc_tiles, blocks, tiles,
 )  # fmt: skip
 from neuron_cpu.core.current.releases import of_language as _of_language

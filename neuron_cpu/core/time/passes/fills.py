@@ -7,8 +7,8 @@ before products have covered it is no instruction of its own: it is the flag of 
 from dataclasses import replace
 
 from ...instructions.copies import MEMSET, FillAttrs
-from ...program.boxes import Box, box_of, overlap
 from ...program.program import Instruction
+from ...program.regions import Box, box_of, overlap
 from ...program.view import View
 from .work import Work, automatic
 

@@ -6,8 +6,8 @@ compiler knows from which write on nothing older is read, and rotates the buffer
 
 from typing import NamedTuple
 
-from ...program.boxes import Box, box_of, contains
 from ...program.program import Instruction
+from ...program.regions import Box, box_of, contains
 from ...program.storage import Storage
 from ...program.view import View
 from .work import Work, automatic, with_views

@@ -12,8 +12,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from ...device.spec import CORE
-from ...instructions.copies import TENSOR_COPY, copy_attrs
-from ...instructions.dma import DMA_COPY
+from ...instructions.copies import DMA_COPY, TENSOR_COPY, copy_attrs
 from ...program.attributes import RAW
 from ...program.program import Instruction, Program
 from ...program.storage import SPILL, Source, Storage

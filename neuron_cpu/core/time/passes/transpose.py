@@ -9,8 +9,7 @@ faster than their descriptors would allow.
 from collections.abc import Iterator
 
 from ...device.spec import CORE
-from ...instructions.copies import TENSOR_COPY, copy_attrs
-from ...instructions.dma import DMA_COPY, DMA_TRANSPOSE
+from ...instructions.copies import DMA_COPY, DMA_TRANSPOSE, TENSOR_COPY, copy_attrs
 from ...instructions.entry import OpSpec
 from ...instructions.tensor_engine import NC_TRANSPOSE, TransposeAttrs
 from ...program.program import Instruction

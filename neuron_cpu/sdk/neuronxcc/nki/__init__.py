@@ -9,7 +9,7 @@ from typing import Any
 
 from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.language.kernel import Kernel
-from neuron_cpu.core.language.results import returns_value
+from neuron_cpu.core.language.specialisation import returns_value
 from neuron_cpu.core.language.runners import benchmark, profile
 from neuron_cpu.core.language.tensor import Tile as tensor
 from neuron_cpu.inline import attach as _attach

@@ -1,6 +1,6 @@
 """``nki.isa.constants``: AWS's library imports the enumerations from here."""
 
-from neuron_cpu.core.current.enums import (
+from neuron_cpu.core.current.operands import (
     dge_mode,
     dma_engine,
     engine,

@@ -4,7 +4,7 @@ Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/language
 """
 
 from neuron_cpu.core.device import unknown as _unknown
-from neuron_cpu.core.instructions.constants import fp32
+from neuron_cpu.core.instructions.arguments import fp32
 from neuron_cpu.core.language.copies import gather_flattened, rand, random_seed
 from neuron_cpu.core.language.creation import (
     empty_like, full, ndarray, ones, par_dim, shared_constant, shared_identity_matrix, zeros,
@@ -22,12 +22,12 @@ from neuron_cpu.core.language.grid import (
     affine_range, all_reduce, gemm_grid, gemm_stationary_grid, loop_reduce, nc, num_programs,
     program_id, program_ndim, sequential_range, spmd_dim, static_range,
 )  # fmt: skip
-from neuron_cpu.core.language.labels import label_all as _label_all
+from neuron_cpu.core.language.operands import label_all as _label_all
 from neuron_cpu.core.language.memory import (
     atomic_rmw, broadcast_to, copy, device_print, expand_dims, load, load_transpose2d, store,
 )  # fmt: skip
 from neuron_cpu.core.language.products import matmul, transpose
-from neuron_cpu.core.language.reductions import (
+from neuron_cpu.core.language.elementwise import (
     all, max, mean, min, prod, rms_norm, softmax, sum, var,
 )  # fmt: skip
 from neuron_cpu.core.language.types import (
