@@ -88,8 +88,8 @@ def neuron() -> None:
     _KEPT.extend((made, copied))
     _load_before_modules_move(torch)
     # pinning is for copies that overlap; here the device's memory is the host's
-    torch.Tensor.pin_memory = lambda self, device=None: self
-    torch.Tensor.is_pinned = lambda self, device=None: False
+    torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore
+    torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore
     if torch.distributed.is_available():
         torch.distributed.Backend.register_backend(
             "neuron", _process_group, devices=["neuron", "cpu"]

@@ -6,6 +6,7 @@ be imported, whatever their names, and whatever is imported from them is a `Clos
 
 from __future__ import annotations
 
+import importlib.abc
 import importlib.machinery
 import sys
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ class _Module(ModuleType):
     __getattr__ = Closed.__getattr__  # type: ignore[assignment]
 
 
-class _Finder:
+class _Finder(importlib.abc.Loader):
     """Finds modules below the packages of `stand_for` that no other finder has."""
 
     def find_spec(

@@ -38,7 +38,8 @@ def pytest_exception_interact(
 def assert_kernel(pytestconfig: pytest.Config) -> Callable[..., None]:
     """`neuron_cpu.judge.assert_kernel`: legal, and right on adversarial values."""
     # pytest has put the tests' folders first, and what this imports is not to come from there.
-    tests, sys.path[:] = sys.path[:], pytestconfig.stash[_PATH]
+    tests = sys.path[:]
+    sys.path[:] = pytestconfig.stash[_PATH]  # type: ignore[index]
     try:
         from .judge import assert_kernel as found  # PyTorch, too: only where it is used
     finally:

@@ -151,7 +151,7 @@ def _beside(
     table = tables.verdict_table(theirs, tables.title(args.baseline, reference, settings))
     shown.append(as_table(table))
     terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
-    ratios = []
+    ratios: list[float | None] = []
     for mine, before in zip(verdicts, theirs):
         if mine.speed is None or before.speed is None:
             ratios.append(None)

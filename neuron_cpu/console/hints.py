@@ -20,7 +20,7 @@ def _attribute(error: AttributeError) -> str:
     kind = type(error.obj)
     owner = getattr(error.obj, "__name__", kind.__name__).rpartition(".")[2]
     names = [name for name in dir(error.obj) if not name.startswith("_")]
-    close = difflib.get_close_matches(error.name, names, 1)
+    close = difflib.get_close_matches(error.name or "", names, 1)
     prefix = f"{owner}." if isinstance(error.obj, types.ModuleType) else "."
     return f"did you mean {prefix}{close[0]}?" if close else ""
 

@@ -299,6 +299,6 @@ def _unlimited(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tenso
         most = torch.finfo(spec.dtype).max / 2
         return values.clamp(-most, most)
     if kind == NAN:
-        at = int(torch.randint(0, values.numel(), (1,), generator=generator))
-        values.view(-1)[at] = torch.nan
+        hit = torch.randint(0, values.numel(), (1,), generator=generator)
+        values.view(-1)[hit] = torch.nan
     return values

@@ -24,6 +24,7 @@ from ..core.time import cost
 from ..core.time.schedule import Schedule, schedule
 from ..sandbox.records import Asked
 from . import accuracy
+from .accuracy import Accuracy
 from .cases import KINDS, NAN, Case
 from .references import Reference
 
@@ -99,8 +100,8 @@ class Result:
     number: int
     kind: str
     seed: int
-    accuracy: accuracy.Accuracy
-    plain: Optional[accuracy.Accuracy]
+    accuracy: Accuracy
+    plain: Optional[Accuracy]
 
 
 @dataclass
@@ -217,6 +218,7 @@ def traced(
     try:
         return launched.trace(*positional, **named)
     except NeedsValues:
+        assert isinstance(launched, CurrentKernel)  # the other language has no such control flow
         positional, named = case.values(kind, seed)
         return launched.trace_with_values(*positional, **named)
 
@@ -364,11 +366,7 @@ def other_types(mine: Sequence[torch.dtype], theirs: Sequence[str]) -> list[str]
 
 # --- where ----------------------------------------------------------------------------------------
 def places(
-    program: Program,
-    inputs: Sequence[torch.Tensor],
-    number: int,
-    wrong: accuracy.Accuracy,
-    tolerance: float,
+    program: Program, inputs: Sequence[torch.Tensor], number: int, wrong: Accuracy, tolerance: float
 ) -> list[str]:
     """Where a wrong element was stored, and the first instruction that explains it.
 

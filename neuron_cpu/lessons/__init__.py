@@ -141,7 +141,7 @@ def pointers(text: str, besides: Lesson | None = None) -> list[str]:
     return [
         f"Lesson {lesson.number} ({lesson.title}) is about this: {lesson.command(language)}"
         for lesson in about
-        if lesson not in (None, besides)
+        if lesson is not None and lesson is not besides
     ]
 
 

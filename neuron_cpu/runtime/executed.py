@@ -88,7 +88,8 @@ def made(rows: torch.Tensor) -> bool:
     """Whether the graphs that ran last have made each of these rows, apart from -inf. A call of
     several tokens gives rows that are asked for one after another, without a graph in between."""
     global _asked
-    size, given, _asked = rows.shape[-1], [], True
+    size, _asked = rows.shape[-1], True
+    given: list[torch.Tensor] = []
     for tensor in tree_leaves(_made):
         if isinstance(tensor, torch.Tensor) and tensor.ndim and tensor.shape[-1] >= size:
             plain = tensor.as_subclass(torch.Tensor)

@@ -16,6 +16,7 @@ import threading
 import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -90,7 +91,7 @@ def _written(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[t
 
 def _model_line() -> str:
     """file:line of the innermost frame that is neither PyTorch's nor this module's."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith(_TORCH_ROOT) and path != __file__:
@@ -326,17 +327,17 @@ class GraphRecorder(TorchDispatchMode):
         # A result depends on inputs as they do: it has a shape and no values.
         call.outputs[:] = [_as_meta(tensor) for tensor in call.outputs]
         if self.capture is not None:
-            self._capture_kernel(call)
+            self._capture_kernel(self.capture, call)
         self._note(KERNEL, call.name, call.inputs, call.outputs, macs, call.program)
         self.hlo.add_kernel(call, macs)
 
-    def _capture_kernel(self, call: Any) -> None:
+    def _capture_kernel(self, capture: Capture, call: Any) -> None:
         written = [t for s, t in zip(call.program.inputs, call.inputs) if s.mutable]
         for tensor in written:
             self._taint(tensor)
-        arguments = self.capture.refs(call.arguments)
+        arguments = capture.refs(call.arguments)
         marks = {"writes": bool(written)}
-        self.capture.node(call.kernel, arguments, call.outputs, self._where, **marks)
+        capture.node(call.kernel, arguments, call.outputs, self._where, **marks)
 
     def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         """One collective of the real library; returns its results on shapes."""
@@ -483,18 +484,18 @@ def compile_graph(
     the position of the output that replaces the parameter. Parameters keep their values. Raises
     what `trace` raises.
     """
-    recorder = GraphRecorder(tag, bucket, Capture())
-    tape = recorder.capture.tape
+    capture = Capture()
+    recorder, tape = GraphRecorder(tag, bucket, capture), capture.tape
     aliases: Dict[int, str] = {}
     named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
     metas = {name: _as_meta(tensor) for name, tensor in named.items()}
     for name, tensor in metas.items():
-        tape.inputs.append(recorder.capture.new(tensor))
-        recorder.capture.examples[tape.inputs[-1]] = named[name]
+        tape.inputs.append(capture.new(tensor))
+        capture.examples[tape.inputs[-1]] = named[name]
         tape.input_types.append((tuple(tensor.shape), tensor.dtype))
     with _parameters_as_shapes(model) as parameters:
         for name, (parameter, meta) in parameters.items():
-            number = recorder.capture.new(meta)
+            number = capture.new(meta)
             place = states.get(id(parameter))
             if place is not None:
                 aliases[place] = name
@@ -506,7 +507,7 @@ def compile_graph(
     first = next(iter(named.values()))
     _check_size(recorder.record, first.shape[1] if first.dim() > 1 else 1)
     shapes = [(tuple(t.shape), t.dtype) for t in tensors_of(made)]
-    return Compiled(recorder.capture.finish(made, aliases), recorder.record, recorder.hlo, shapes)
+    return Compiled(capture.finish(made, aliases), recorder.record, recorder.hlo, shapes)
 
 
 @contextmanager

@@ -193,7 +193,7 @@ def digest(inputs: Sequence[torch.Tensor]) -> str:
     value = 0
     for tensor in inputs:
         if tensor.numel():
-            value = zlib.crc32(_as_bytes(tensor.contiguous()).numpy(), value)
+            value = zlib.crc32(_as_bytes(tensor.contiguous()).numpy().data, value)
     return f"{value:08x}"
 
 
@@ -229,9 +229,13 @@ def joined(size: int) -> Optional[Processes]:
     another number of processes.
     """
     place = torchrun.place()
-    if size == 1 or (place is None and _joined is None):
+    if size == 1:
         return None
-    ranks = _joined or join(place)
+    ranks = _joined
+    if ranks is None:
+        if place is None:
+            return None
+        ranks = join(place)
     if ranks.size != size:
         raise CollectiveError(
             f"The model has a tensor-parallel degree of {size}, expected {ranks.size} ranks in "

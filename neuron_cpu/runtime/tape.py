@@ -359,7 +359,7 @@ class Capture:
         return self._count
 
     def node(
-        self, call: Any, arguments: tuple[Any, Any], results: Any, where: str, **marks: bool
+        self, call: Any, arguments: tuple[Any, Any], results: Any, where: str, **marks: Any
     ) -> None:
         """Add a step; `arguments` have Refs already, `results` are the tensors that it made."""
         numbers = [self.new(tensor) for tensor in tensors_of(results)]

@@ -48,7 +48,7 @@ def imported(path: Path, name: str, text: Optional[str] = None) -> types.ModuleT
     """Run a file, or a text in its place, as a module that `sys.modules` knows by the name."""
     loader = _Text(name, str(path))
     if text is not None:
-        loader.get_data = lambda _: text.encode()  # type: ignore[method-assign]
+        loader.get_data = lambda path: text.encode()  # type: ignore[method-assign]
         linecache.cache[str(path)] = len(text), None, text.splitlines(True), str(path)
     module = types.ModuleType(name)
     module.__spec__ = ModuleSpec(name, loader, origin=str(path))

@@ -113,7 +113,8 @@ def program(
         ValueError, TypeError, LookupError, AttributeError: it is no program, or another one.
     """
     fields = content["program"]
-    made = Program("", (), SimpleNamespace(skips_middle_end=fields["skips_middle_end"]))
+    kernel: Any = SimpleNamespace(skips_middle_end=fields["skips_middle_end"])
+    made = Program("", (), kernel)
     if set(fields) != set(vars(made)) - _APART:
         raise ValueError("no program")
     vars(made).update(fields)
@@ -331,12 +332,13 @@ def _check_instruction(instruction: Instruction) -> None:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     return {name: hint for name, hint in get_type_hints(kind).items() if name[0] != "_"}
 
 
 def _other_type(attrs: Attrs) -> str:
-    for name, hint in _hints(type(attrs)).items():
+    kind: Any = type(attrs)
+    for name, hint in _hints(kind).items():
         if not _fits(getattr(attrs, name), hint):
             return f"{name} {getattr(attrs, name)!r:.80}, expected {hint}"
     return ""

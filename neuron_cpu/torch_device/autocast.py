@@ -31,7 +31,9 @@ WIDEST = (
     "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot "
     "scatter_add cat stack"
 )
-_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_KEY = torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastPrivateUse1  # type: ignore[attr-defined]
+)
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _KEPT: list[torch.library.Library] = []
 

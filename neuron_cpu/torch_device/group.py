@@ -103,7 +103,7 @@ class Process:
                 continue
             waiting += [dist.isend(part, member) for part in parts]
             waiting += [dist.irecv(part, member) for part in made[member]]
-        for work in waiting:
+        for work in filter(None, waiting):  # None: this process is no member
             work.wait()
         return made
 

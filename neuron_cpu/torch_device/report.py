@@ -227,7 +227,7 @@ def _part(part: Part, pricer: Pricer) -> dict[str, Any]:
     launch = pricer.overheads.graph_ns * part.calls if part.compiled else 0.0
     time, low, high = launch, launch, launch
     spent = {"launches": launch}
-    rows = []
+    rows: list[dict[str, Any]] = []
     for event, count in part.events.items():
         one, band, by = pricer.price(event)
         time += count * one

@@ -58,10 +58,12 @@ class NeuronTensor(torch.Tensor):
         made: Any = torch.as_tensor(value).detach().to(STATE.device())
         return made.requires_grad_(requires_grad)
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple = (), kwargs: Any = None
+    ) -> Any:
         return run(func, *args, **(kwargs or {}))
 
     @property
@@ -73,9 +75,11 @@ class NeuronTensor(torch.Tensor):
         torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
         self.host, self.held = value.host, value.held  # type: ignore[attr-defined]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shown = torch._tensor_str._tensor_str(self.host.detach(), len("tensor("))
-        whole = super().__repr__(tensor_contents=tensor_contents or shown)
+        whole = super().__repr__(  # type: ignore[call-arg]
+            tensor_contents=tensor_contents or shown
+        )
         return whole.replace("NeuronTensor(", "tensor(", 1)
 
     def __format__(self, spec: str) -> str:
@@ -112,7 +116,7 @@ class NeuronTensor(torch.Tensor):
             return _unpickled, (self.host.detach(), self.device, self.requires_grad, is_parameter)
         # as of a plain tensor: the storage carries the device, which `map_location` may change
         place = self.storage_offset(), tuple(self.size()), self.stride()
-        plain = (self._typed_storage(), *place, self.requires_grad, {})
+        plain: tuple[Any, ...] = (self._typed_storage(), *place, self.requires_grad, {})
         made = torch._utils._rebuild_tensor_v2, plain
         if not getattr(self, "_is_param", False):
             return made

@@ -97,9 +97,10 @@ def attempt(
     """
     trial = Trial(point)
     request = Request(
+        schema=1,
         kernel=Code(**code),
         cases=[shlex.join(case.words) for case in task.cases],
-        values=list(task.settings.kinds),
+        values=list(task.settings.kinds),  # type: ignore[arg-type]  # the form checks it
         seeds=list(task.settings.seeds),
         tolerance=Tolerance(element=task.settings.tolerance),
         target=task.target,
@@ -112,7 +113,8 @@ def attempt(
         trial.sbuf_bytes = max(trial.sbuf_bytes, case["estimate"]["sbuf_bytes"])
     if task.reference and trial.kind == "legal" and not beaten(trial.figures, known):
         path, name = task.reference
-        reference = Code(name=name, file=str(path), library=task.library)
+        library: Any = task.library  # the form checks it
+        reference = Code(name=name, file=str(path), library=library)
         _judge(oracle, request.model_copy(update={"reference": reference}), trial)
         trial.checked = trial.kind == "legal"
     return trial

@@ -103,7 +103,8 @@ def points(space: Mapping[str, Sequence[Any]]) -> Iterator[Point]:
 
 def drawn(space: Mapping[str, Sequence[Any]], seed: int) -> Iterator[Point]:
     """Points at random, none of them twice."""
-    chance, known = random.Random(seed), set()
+    chance = random.Random(seed)
+    known: set[tuple[Any, ...]] = set()
     while len(known) < size(space):
         point = {name: chance.choice(list(values)) for name, values in space.items()}
         key = tuple(point.values())
