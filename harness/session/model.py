@@ -376,10 +376,10 @@ class _GraphCalls(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
     def ended(self) -> list[list[int]]:
-        """The calls; hooks are gone."""
+        """The calls that gave tokens, which chunks of a prompt do not; hooks are gone."""
         for hook in self._hooks:
             hook.remove()
-        return self._calls
+        return [call for call in self._calls if call[1] >= 0]
 
 
 def _watched(

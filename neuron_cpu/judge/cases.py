@@ -20,7 +20,8 @@ SHORT_DTYPES = {
 }  # fmt: skip
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
 KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
-HARD = ("offset", "tiny", "cancelling")  # that the suite tries as well
+HARD = ("offset", "tiny", "cancelling", "rows", "denormal")  # that the suite tries as well
+HIDDEN = "hidden"  # and where a task leaves something unread
 NAN = "nan"  # and those with a NaN among them, where somebody asks for them
 INTEGERS = (0.0, 99.0)  # of integer tensors whose argument names no limits
 TOO_LARGE = 300.0  # exp() overflows fp32 from 89 on
@@ -69,10 +70,18 @@ class Case:
 
     Attributes:
         positional, named: of the kernel, tensors as Specs.
+        hide: overwrites arguments where the kernel may not read them, for values of kind `HIDDEN`.
     """
 
     positional: tuple[Argument, ...]
     named: tuple[tuple[str, Argument], ...] = ()
+    hide: Optional[Callable[..., None]] = None
+
+    @property
+    def public(self) -> Case:
+        """The case for a stranger's process: shapes, types and constants."""
+        positional, named = self.changed(lambda spec: replace(spec, low=None, high=None))
+        return Case(tuple(positional), tuple(named.items()))
 
     def __str__(self) -> str:
         return " ".join(self.words)
@@ -113,25 +122,28 @@ class Case:
             return names[named.name]
 
         positional, keywords = self._replaced(Named, find)
-        return Case(tuple(positional), tuple(keywords.items()))
+        return replace(self, positional=tuple(positional), named=tuple(keywords.items()))
 
     def meta(self) -> tuple[list[Any], dict[str, Any]]:
         """Arguments to trace with."""
         return self.changed(Spec.meta)
 
     def values(self, kind: str, seed: int) -> tuple[list[Any], dict[str, Any]]:
-        """Arguments to run with: seeded values of one of `KINDS`, or `NAN`."""
+        """Arguments to run with: seeded values of one of the kinds (`fill`)."""
         # A generator of its own for each kind, and the same values on every machine and run.
         digest = hashlib.sha256(f"{seed} {kind}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
-        return self.changed(lambda spec: fill(spec, kind, generator))
+        positional, named = self.changed(lambda spec: fill(spec, kind, generator))
+        if kind == HIDDEN and self.hide is not None:
+            self.hide(*positional, **named)
+        return positional, named
 
     def with_floats(self, dtype: torch.dtype) -> Case:
         """The case with another type in place of all floating-point ones."""
         positional, named = self.changed(
             lambda spec: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
         )
-        return Case(tuple(positional), tuple(named.items()))
+        return replace(self, positional=tuple(positional), named=tuple(named.items()))
 
 
 # --- from text ------------------------------------------------------------------------------------
@@ -242,7 +254,10 @@ def fill(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tensor:
     offset  random around a number of each row's own, up to 128 from zero
     tiny    random times 2^-12 and, every third row, 2^-20: less than what norms add to a variance
     cancelling  random, each element's opposite in a row with it, so that sums are near zero
-            (these three with limits, and of integers, as in random)
+    rows    random, every second row zero
+    denormal  random, every second element below the type's normal numbers
+            (these five with limits, and of integers, as in random)
+    hidden  random; a case's `hide` overwrites what its task does not read
     nan     random with one NaN in every floating-point tensor without limits
     """
     floating, limited = spec.dtype.is_floating_point, spec.low is not None
@@ -288,6 +303,10 @@ def _unlimited(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tenso
     if kind == "cancelling":
         half = rows.shape[1] // 2
         rows[:, half : 2 * half] = -rows[:, :half]
+    if kind == "rows":
+        rows[::2] = 0.0
+    if kind == "denormal":
+        values.view(-1)[::2] *= torch.finfo(spec.dtype).tiny / 8
     if kind == "large":
         values = 8 * values
         rows = values.view(-1, spec.shape[-1])

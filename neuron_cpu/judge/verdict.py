@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from types import ModuleType
@@ -17,6 +18,7 @@ from ..core.device import dtypes, refusals
 from ..core.device.errors import NkiAdvice, NkiWarning
 from ..core.language.specialisation import is_tensor, to_torch
 from ..core.program import regions
+from ..core.program.storage import Storage
 from ..core.report import report
 from ..core.run import compare
 from ..core.run.execute import Plan
@@ -424,13 +426,9 @@ def speed(program: Program, settings: Settings) -> Speed:
 def speed_of(found: Schedule, summary: report.Profile) -> Speed:
     """The same of a schedule and its figures."""
     program, figures = found.program, summary.metrics
-    ends = {id(s): s for s in (*program.inputs, *program.outputs)}.values()
-    traffic = figures["hbm_read_bytes"] + figures["hbm_write_bytes"]
-    # A gather reads a part of its table only.
-    needed = min(sum(s.size * s.dtype.itemsize for s in ends), traffic)
     sides = {
         "compute": program.macs / program.core.peak_macs_per_ns,
-        "memory": needed / program.core.hbm_bytes_per_ns,
+        "memory": _needed_bytes(program) / program.core.hbm_bytes_per_ns,
     }
     side = max(sides, key=lambda name: sides[name])
     return Speed(
@@ -444,6 +442,19 @@ def speed_of(found: Schedule, summary: report.Profile) -> Speed:
         sbuf_bytes=int(figures["sbuf_high_water_bytes"]),
         dma_profile=found.profile,
     )
+
+
+def _needed_bytes(program: Program) -> int:
+    """Bytes of inputs and outputs that a program moves, each element once: a gather reads a part of
+    its table only."""
+    bases = dict(program.aliases)
+    moved: Counter[Storage] = Counter()
+    for instruction in program:
+        for _, view in instruction.accesses():
+            size = math.prod(view.shape) * view.dt.itemsize
+            moved[bases.get(view.storage, view.storage)] += size
+    ends = dict.fromkeys((*program.inputs, *program.outputs))
+    return sum(min(s.size * s.dtype.itemsize, moved[s]) for s in ends)
 
 
 def hold_above(program: Program, time_ns: float, least_ns: float = 0.0) -> None:

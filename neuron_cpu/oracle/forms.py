@@ -7,14 +7,17 @@ from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ..core.device.release import NKI_RELEASES
-from ..core.device.target import TARGETS
+from ..core.device.release import NKI_RELEASES, NKI_VARIABLE
+from ..core.device.target import ENVIRONMENT_VARIABLE, TARGETS
 from ..core.time import cost
 from ..core.time.schedule import ORDERS
+from ..judge.cases import case
+from ..judge.recorder import Recording
 from ..judge.verdict import Settings
 from ..sandbox.limits import Limits
 
 SCHEMA = 1
+FILE = "candidate.py"  # what messages call a source without a file
 LONGEST = 1 << 24  # bytes of a request
 MOST_CASES, MOST_SEEDS = 64, 100
 Answer = dict[str, Any]
@@ -99,7 +102,8 @@ class Request(_Form):
             list or a dictionary; values of kinds where None.
         outputs: function of the reference's file that takes the kernel's results and the
             reference's, as tuples of arrays (one of them as it is), and returns what is compared.
-        values, seeds: what each case is tried with; nothing is run without a reference.
+        values, seeds: what each case is tried with; nothing is run without a reference. The oracle
+            draws a seed when it starts, for requests without one.
         release: of `nki`, such as 2.29; the newest where None.
         lines: source lines that the answer tells, those that take most time first.
     """
@@ -114,7 +118,7 @@ class Request(_Form):
     values: Annotated[list[Literal["random", "zeros", "ties", "large"]], Field(min_length=1)] = [
         "random"
     ]
-    seeds: Annotated[list[int], Field(min_length=1, max_length=MOST_SEEDS)] = [0]
+    seeds: Optional[Annotated[list[int], Field(min_length=1, max_length=MOST_SEEDS)]] = None
     tolerance: Tolerance = Tolerance()
     target: Optional[Literal[tuple(TARGETS)]] = None  # type: ignore[valid-type]
     release: Optional[Literal[NKI_RELEASES]] = None  # type: ignore[valid-type]
@@ -124,12 +128,28 @@ class Request(_Form):
     limits: Bounds = Bounds()
     lines: Annotated[int, Field(ge=0, le=1000)] = 5
 
+    def recording(self, text: str) -> Recording:
+        """What the candidate's process gets, with the kernel's `text`."""
+        code, named = self.kernel, {ENVIRONMENT_VARIABLE: self.target, NKI_VARIABLE: self.release}
+        return Recording(
+            Path(code.file or FILE),
+            code.name,
+            [case(one).public for one in self.cases],
+            tuple(self.grid),
+            self.limits.limits(),
+            text,
+            alone=code.file is None,
+            modules=code.modules,
+            arguments=code.arguments,
+            environment={name: value for name, value in named.items() if value is not None},
+        )
+
     def settings(self) -> Settings:
         """How the judgement tries a kernel."""
         return Settings(
             grid=tuple(self.grid),
             kinds=tuple(self.values),
-            seeds=tuple(self.seeds),
+            seeds=tuple(self.seeds or (0,)),
             tolerance=self.tolerance.element,
             dma_profile=self.dma_profile,
             order=self.order,

@@ -29,13 +29,11 @@ from ..core.report import report
 from ..core.run.execute import Plan
 from ..core.time.schedule import schedule
 from ..errors import UsageError
-from ..judge import accuracy, cases, verdict
+from ..judge import accuracy, cases, recorder, verdict
 from ..judge.references import Reference
 from ..quoting import all_quoted
 from ..sandbox import foreign, limits, records
-from ..suite import child
 from .forms import Request, Tolerance
-from .recorder import worded
 
 MOST_ANSWERS, MOST_WARNINGS = 10_000, 20
 SPARE = 2  # times as much memory as a candidate has: its program, values, float64 references
@@ -49,7 +47,7 @@ def serve(jobs: Connection, replies: Connection, memory_bytes: int) -> None:
     A job is a JSON line (the request, the case, texts of the reference) and a recorded message.
     """
     kept = int(KEPT * memory_bytes)
-    child.confine(limits.Limits(SPARE * memory_bytes + kept, 10**9, 0), jobs, replies)
+    recorder.confine(limits.Limits(SPARE * memory_bytes + kept, 10**9, 0), jobs, replies)
     judge = Judge(kept)
     while True:
         job, recorded = json.loads(jobs.recv_bytes()), jobs.recv_bytes()
@@ -115,11 +113,10 @@ class Judge:
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 asked = verdict.asked_for(cases.case(case), tuple(request.grid))
-                programs = {"program": records.program(told, asked)}
-                programs["program"].warnings += worded(warned)
-                for name in told.keys() - programs:
-                    programs[name] = records.program({"program": told[name]}, asked)
-        program = programs["program"]
+                program = records.program(told, asked)
+                program.warnings += recorder.worded(warned)
+        if program.for_values and reference is not None:
+            return _refused(recorder.BY_VALUES, "", "")
         if request.target is not None and program.core.name != TARGETS[request.target].name:
             raise UsageError(
                 f"the kernel was recorded for {program.core.name}, expected "
@@ -140,29 +137,25 @@ class Judge:
         with self._phase("estimate"):
             found["estimate"] = estimate(program, request)
         if reference is not None:
-            found |= self._compared(programs, request, case, reference)
+            found |= self._compared(program, request, case, reference)
         self._answers[key] = found
         if len(self._answers) > MOST_ANSWERS:
             self._answers.popitem(last=False)
         return found | {"cached": False, "spent_ms": self._spent}
 
     # --- right? -----------------------------------------------------------------------------------
-    def _compared(
-        self, programs: dict[str, Program], request: Request, case: str, text: str
-    ) -> Answer:
+    def _compared(self, program: Program, request: Request, case: str, text: str) -> Answer:
         """Errors of every trial, and where the first wrong one comes from."""
-        program, settings = programs["program"], request.settings()
+        settings = request.settings()
         with self._phase("plan"):
             plan = Plan(program)
         tolerance = settings.tolerance or accuracy.default_tolerance(verdict.types_of(program))
         wrong, errors = Answer(), list[Answer]()
         for trial in settings.trials():
             arguments, known = self._expected(text, request, case, trial, program)
-            if program.for_values:
-                plan = Plan(programs[f"{trial[0]} {trial[1]}"])
             with self._phase("run"):
                 inputs = verdict.tensors_of(*arguments)
-                got = [t.to(torch.float64) for t in verdict.run(plan.program, plan, inputs)]
+                got = [t.to(torch.float64) for t in verdict.run(program, plan, inputs)]
                 if request.outputs is not None and request.reference is not None:
                     made = self._function(text, request.reference.file, request.outputs)
                     got = _results(made, got, known.results)
@@ -173,7 +166,7 @@ class Judge:
                 told = _errors(request.tolerance, got, known.results)
                 results = []
                 if not all(one["right"] for one in told) or not told:
-                    results = _held(plan.program, known, arguments, got, tolerance, trial)
+                    results = _held(program, known, arguments, got, tolerance, trial)
                 told = told or [_error(result.accuracy) for result in results]
                 told = [
                     {"values": trial[0], "seed": trial[1], "result": number, **one}
@@ -187,7 +180,7 @@ class Judge:
                     worst = results[bad["result"]]
                     if worst.accuracy.first is not None:
                         wrong["places"] = verdict.places(
-                            plan.program, inputs, worst.number, worst.accuracy, tolerance
+                            program, inputs, worst.number, worst.accuracy, tolerance
                         )
         return {**wrong, "errors": errors}
 

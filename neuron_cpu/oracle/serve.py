@@ -6,6 +6,7 @@ import hmac
 import json
 import os
 import queue
+import secrets
 import socket
 import socketserver
 import struct
@@ -18,12 +19,10 @@ from io import BufferedIOBase, FileIO
 from typing import Any, Optional
 
 from ..errors import UsageError
-from ..judge import cases
+from ..judge import cases, recorder
 from ..sandbox import forked
-from ..sandbox.pipes import Pipe
-from ..suite.child import MOST_PROGRAM
-from ..suite.strangers import MALFORMED, why
-from . import forms, judge, recorder
+from ..sandbox.forked import MALFORMED, Talk
+from . import forms, judge
 from .forms import Answer, Request
 
 MOST_WAITING = 1000  # requests that were read and not answered; the reader waits beyond
@@ -45,14 +44,14 @@ class Oracle:
 
     def __init__(self, jobs: int, memory_gib: float = 4.0, option: str = "limits") -> None:
         self.memory_gib, self._option = memory_gib, option
-        self._context = forked.context(recorder.__name__, judge.__name__)
+        self._seed = secrets.randbelow(1 << 32)  # which no candidate sees
         self._pool = ThreadPoolExecutor(jobs)
         self._idle: queue.LifoQueue[Optional[_Judge]] = queue.LifoQueue()  # the warm one first
         for _ in range(jobs):
             self._idle.put(None)  # made when it is needed
         self._known: OrderedDict[str, Answer] = OrderedDict()
         self._turn = threading.Lock()
-        self.processes = forked.Processes(self._context)
+        self.processes = forked.Processes(forked.context(judge.__name__))
 
     def submit(self, request: Request, done: Callable[[Answer], object]) -> None:
         """Give `done` the answer, from another thread, when it is known."""
@@ -73,6 +72,8 @@ class Oracle:
         self._pool.shutdown(cancel_futures=True)
 
     def _one(self, request: Request) -> Answer:
+        if request.seeds is None:
+            request = request.model_copy(update={"seeds": [self._seed]})
         text = request.kernel.text()
         reference = None if request.reference is None else request.reference.text()
         if request.limits.memory_gib > self.memory_gib:
@@ -100,24 +101,20 @@ class Oracle:
     def _judged(self, request: Request, text: str, reference: Optional[str]) -> Answer:
         """Outcome and cases: of the first that is not passed, else of the last."""
         deadline = time.monotonic() + request.limits.seconds
-        taken, sent = self._context.Pipe(duplex=False)
-        process = self.processes.start(recorder.record, sent, text, request)
-        sent.close()
+        candidate = Talk(self.processes, recorder.record, request.recording(text))
         found: list[Answer] = []
         try:
-            pipe = Pipe(taken, process.sentinel)
             for case in request.cases:
                 try:
-                    recorded = pipe.receive(MOST_PROGRAM, deadline)
+                    recorded = candidate.receive(recorder.MOST_PROGRAM, deadline)
                 except (EOFError, OSError, ValueError) as error:
-                    return self._ended(error, process, request)
+                    return self._ended(error, candidate, request)
                 one = self._ask(request, case, reference, bytes(recorded), deadline)
                 found.append({"case": case, **one})
                 if one["outcome"] != "passed":
                     break
         finally:
-            self.processes.end(process)
-            taken.close()
+            candidate.end()
         shown = {name: found[-1][name] for name in TOLD if name in found[-1]}
         cached = all(one.get("cached", False) for one in found)
         return {**shown, "cached": cached, "cases": found}
@@ -130,7 +127,7 @@ class Oracle:
         kept: Optional[_Judge] = None
         try:
             if chosen is None:
-                chosen = _Judge(self, self._context)
+                chosen = _Judge(self)
             asked = request.model_dump(by_alias=True)
             asked["kernel"] = {"name": request.kernel.name, "source": ""}
             job = {"request": asked, "case": case, "reference": reference}
@@ -138,45 +135,32 @@ class Oracle:
             try:
                 answer = chosen.ask(line, recorded, until + GRACE_SECONDS)
             except (EOFError, OSError, ValueError) as error:
-                return self._ended(error, chosen.process, request, "while it was judged, ")
+                return self._ended(error, chosen.talk, request, "while it was judged, ")
             kept = chosen if chosen.jobs < MOST_JOBS else None
             return answer
         finally:
             if chosen is not None and kept is None:
-                chosen.close()
+                chosen.talk.end()
             self._idle.put(kept)
 
-    def _ended(self, error: Exception, process: Any, request: Request, when: str = "") -> Answer:
+    def _ended(self, error: Exception, talk: Talk, request: Request, when: str = "") -> Answer:
         """The answer where a process ends before its time."""
-        said = why(error, [process], request.limits.limits(), self._option)
+        said = forked.why(error, [talk], request.limits.limits(), self._option)
         return {"outcome": "failed", "sentence": when + said}
 
 
 class _Judge:
     """A process that judges what candidates have recorded."""
 
-    def __init__(self, oracle: Oracle, context: Any) -> None:
-        taken, self._jobs = context.Pipe(duplex=False)
-        self._answers, sent = context.Pipe(duplex=False)
-        self._oracle, self.jobs = oracle, 0
-        self.process = oracle.processes.start(
-            judge.serve, taken, sent, int(oracle.memory_gib * 2**30)
-        )
-        taken.close()
-        sent.close()
-        self._to = Pipe(self._jobs, self.process.sentinel)
-        self._from = Pipe(self._answers, self.process.sentinel)
+    def __init__(self, oracle: Oracle) -> None:
+        self.jobs, memory = 0, int(oracle.memory_gib * 2**30)
+        self.talk = Talk(oracle.processes, judge.serve, memory, hears=True)
 
     def ask(self, line: bytes, recorded: bytes, deadline: float) -> Answer:
         self.jobs += 1
-        self._to.send(line, deadline)
-        self._to.send(recorded, deadline)
-        return json.loads(self._from.receive(LONGEST_ANSWER, deadline))
-
-    def close(self) -> None:
-        self._oracle.processes.end(self.process)
-        self._jobs.close()
-        self._answers.close()
+        self.talk.send(line, deadline)
+        self.talk.send(recorded, deadline)
+        return json.loads(self.talk.receive(LONGEST_ANSWER, deadline))
 
 
 # --- lines ----------------------------------------------------------------------------------------

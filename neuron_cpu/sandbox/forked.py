@@ -15,8 +15,12 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Optional
 
+from ..quoting import quoted
 from . import limits
 from .interpreter import started_safely
+from .pipes import Pipe
+
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of another form
 
 _turn = threading.Lock()
 _running: set[int] = set()  # processes that have not been ended
@@ -58,13 +62,13 @@ class Processes:
     """Processes of one owner; `close` ends all, and no more can begin."""
 
     def __init__(self, context: Any) -> None:
-        self._context, self._turn = context, threading.Lock()
+        self.context, self._turn = context, threading.Lock()
         self._running: set[Any] = set()
         self._closed = False
 
     def start(self, target: Callable, *arguments: Any) -> Any:
         """A process that does `target`; an OSError once they are closed."""
-        process = self._context.Process(target=target, args=arguments, daemon=True)
+        process = self.context.Process(target=target, args=arguments, daemon=True)
         with self._turn:
             if self._closed:
                 raise OSError("no process begins any more")
@@ -85,6 +89,29 @@ class Processes:
             end(process)
 
 
+class Talk:
+    """A process that does `target(TO IT if it `hears`, FROM IT, *arguments)`, and the pipes."""
+
+    def __init__(
+        self, processes: Processes, target: Callable, *arguments: Any, hears: bool = False
+    ) -> None:
+        self._processes = processes
+        self._heard, theirs = processes.context.Pipe(duplex=False)
+        taken, self._said = processes.context.Pipe(duplex=False) if hears else (None, None)
+        ends = [end for end in (taken, theirs) if end is not None]
+        self.process = processes.start(target, *ends, *arguments)
+        for end in ends:
+            end.close()
+        self.receive = Pipe(self._heard, self.process.sentinel).receive
+        if hears:
+            self.send = Pipe(self._said, self.process.sentinel).send
+
+    def end(self) -> None:
+        self._processes.end(self.process)
+        for connection in filter(None, (self._heard, self._said)):
+            connection.close()
+
+
 def begin(bounds: limits.Limits, *kept: Connection, output: Optional[Connection] = None) -> None:
     """In the process itself: put it under limits and leave it no stream and no descriptor of the
     fork server or its starter but the connections that are `kept`; `output` is where it prints."""
@@ -101,6 +128,16 @@ def begin(bounds: limits.Limits, *kept: Connection, output: Optional[Connection]
             with contextlib.suppress(OSError):
                 os.close(descriptor)
     limits.apply(bounds)
+
+
+def why(error: Exception, talks: Sequence[Talk], bounds: limits.Limits, option: str) -> str:
+    """The reason why the first of some processes that ended badly, or was late, gave no answer."""
+    if isinstance(error, TimeoutError):
+        return f"it took longer than {bounds.wall_seconds:.0f} s; {option} gives it more"
+    if isinstance(error, MALFORMED):
+        told = quoted(f"{type(error).__name__}: {error}", 200)
+        return f"its process sent something else than results ({told})"
+    return end_in_words([talk.process for talk in talks], bounds)
 
 
 def end_in_words(processes: Sequence[Any], bounds: limits.Limits, option: str = "") -> str:

@@ -3,19 +3,27 @@
 In the manner of KernelBench (Ouyang et al., arXiv:2502.10517): single operators, operators to be
 fused, blocks of models. Each section of `level1.md` to `level3.md` is an operator: what it
 computes, CASES (the first of odd sizes, the last one timed), a PyTorch `reference` and a naive
-`kernel`. The kernel is legal and right, and others are to be faster.
+`kernel`. The kernel is legal and right, and others are to be faster. `drawn` makes a case of sizes
+that a judge draws; a size's default is the largest that the task allows. `hidden` overwrites what
+the task does not read.
 """
 
 import functools
+import inspect
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from ..judge.cases import HARD, KINDS, Case, case
+from ..judge.cases import HARD, HIDDEN, KINDS, Case, case
 from ..lessons import pages
 
 LEVELS = (1, 2, 3)
+MOST = 300  # of a size that a judge draws
+BESIDE_TILES = (127, 128, 129, 255, 257)  # 128 partitions
+LEAST = 9  # of an odd size: the eight largest elements of a row are a whole instruction's
 # Of names: sums of products of rows with one large number in common have no digits left in bf16.
 _PRODUCTS = ("matmul", "linear", "attention", "mlp", "scan")
 
@@ -30,8 +38,8 @@ class Operator:
         cases: arguments; the last is the timed one.
         reference: PyTorch function of the arguments.
         kernel: the naive kernel.
-        values: kinds that it is tried with; a section's VALUES say which where its task is not
-            exact for all of them.
+        values: kinds that it is tried with, without those of a section's WITHOUT, for which its
+            task is not exact.
     """
 
     name: str
@@ -39,7 +47,7 @@ class Operator:
     cases: tuple[Case, ...]
     reference: Callable
     kernel: Any
-    values: tuple[str, ...] = (*KINDS, *HARD)
+    values: tuple[str, ...] = (*KINDS, *HARD, HIDDEN)
 
 
 def names() -> dict[str, int]:
@@ -57,12 +65,42 @@ def _page(level: int) -> Path:
 
 
 @functools.cache
+def _module(name: str) -> ModuleType:
+    return pages.section_module(f"{__name__}.{name}", _page(names()[name]), name)
+
+
+@dataclass(frozen=True)
+class _Hidden:
+    """Overwrites arguments where an operator does not read them; another process may have it."""
+
+    name: str
+
+    def __call__(self, *positional: Any, **named: Any) -> None:
+        _module(self.name).hidden(*positional, **named)
+
+
+def _case(name: str, text: str) -> Case:
+    hide = _Hidden(name) if hasattr(_module(name), "hidden") else None
+    return replace(case(text), hide=hide)
+
+
+def drawn(name: str, seed: int) -> tuple[Case, ...]:
+    """A case of sizes at the edge of tiles, and one of odd sizes, as a seed draws them."""
+    draw, make = random.Random(f"{seed} {name}"), _module(name).drawn
+    sizes = inspect.signature(make).parameters.values()
+    most = {one.name: MOST if one.default is one.empty else one.default for one in sizes}
+    edges = {k: draw.choice([n for n in BESIDE_TILES if n <= n_most]) for k, n_most in most.items()}
+    odd = {k: draw.randrange(LEAST, n_most + 1, 2) for k, n_most in most.items()}
+    return _case(name, make(**edges)), _case(name, make(**odd))
+
+
+@functools.cache
 def operator(name: str) -> Operator:
     """The operator of that name; the SDK's names have to be importable."""
-    level = names()[name]
-    module = pages.section_module(f"{__name__}.{name}", _page(level), name)
-    cases = tuple(case(text) for text in module.CASES)
-    values = getattr(module, "VALUES", Operator.values)
-    if any(word in name for word in _PRODUCTS):
-        values = tuple(kind for kind in values if kind != "offset")
-    return Operator(name, level, cases, module.reference, module.kernel, values)
+    module = _module(name)
+    cases = tuple(_case(name, text) for text in module.CASES)
+    without = set(getattr(module, "WITHOUT", ()))
+    without |= {"offset"} if any(word in name for word in _PRODUCTS) else set()
+    without |= set() if cases[0].hide else {HIDDEN}
+    values = tuple(kind for kind in Operator.values if kind not in without)
+    return Operator(name, names()[name], cases, module.reference, module.kernel, values)

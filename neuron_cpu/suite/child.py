@@ -1,59 +1,20 @@
-"""The two processes of an answer: one runs its file and records, the other judges the record.
-
-Both are confined. The first has the stranger's code and sends programs as plain data. The second
-imports none of it: it checks the programs anew, estimates and runs them. So an answer that patches
-the simulator, the clock or the recorder in its process gets the verdict of what it has recorded.
-"""
+"""The judge's process of an answer, in which no answer runs: it checks, estimates and runs what
+the answer's process has recorded (`judge.recorder`)."""
 
 import json
 import os
-import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import torch
 
-from .. import ensure_sdk
-from ..core import Kernel, NkiError
+from ..core import NkiError
 from ..core.run.execute import Plan
-from ..judge import verdict
+from ..judge import recorder, verdict
 from ..judge.cases import Case
 from ..quoting import all_quoted
-from ..sandbox import foreign, forked, limits, records
-
-BY_VALUES = (
-    "the kernel's control flow follows its arguments' values, which the judge keeps to itself, "
-    "expected loops and conditions that shapes decide; select among results instead"
-)
-MOST_PROGRAM = 1 << 28  # bytes; the suite's own kernels have up to 310,000
-
-
-def record(
-    programs: Connection,
-    path: Path,
-    function: str,
-    cases: Sequence[Case],
-    grid: tuple[int, ...],
-    bounds: limits.Limits,
-) -> None:
-    """The answer's own process: record its kernel on every case; ends the process.
-
-    It knows shapes, types and constants. Seeds and references are the judge's.
-    """
-    confine(bounds, programs)
-    try:
-        kernel = _load(path, function)
-        for case in cases:
-            try:
-                program = verdict.traced(kernel, case, grid)
-                _tell(programs, {"program": program})
-            except NkiError as error:
-                _tell(programs, {"refusal": str(error)})
-    except BaseException as error:  # exits included: a stranger's file decides nothing
-        _tell(programs, {"failure": sentence(error, path)})
-    os._exit(0)
+from ..sandbox import limits, records
 
 
 def serve(
@@ -62,16 +23,16 @@ def serve(
     cases: Sequence[Case],
     settings: verdict.Settings,
     bounds: limits.Limits,
-    core: str | None,
+    core: Optional[str],
     least_ns: float,
 ) -> None:
-    """The judge's process, in which no answer runs: check, estimate and run the records, for the
-    generation `core` if one is named; ends the process. The last case takes `least_ns` or more."""
-    confine(bounds, programs, replies)
+    """Judge a record of each case, for the generation `core` if one is named; ends the process. The
+    last case takes `least_ns` or more."""
+    recorder.confine(bounds, programs, replies)
     try:
         for case in cases:
             least = least_ns if case is cases[-1] else 0.0
-            if not _answer(programs, replies, case, settings, core, least):
+            if not _answer(programs.recv_bytes(), replies, case, settings, core, least):
                 break
     except EOFError:
         pass  # the judge sees how the other process has ended
@@ -81,39 +42,28 @@ def serve(
     os._exit(0)
 
 
-def confine(bounds: limits.Limits, *kept: Connection) -> None:
-    forked.begin(bounds, *kept)
-    limits.confine([])  # a kernel needs no files of its own
-    torch.set_num_threads(1)
-    ensure_sdk()
-
-
-def _load(path: Path, function: str) -> Kernel:
-    foreign.put_last(path.parent)
-    return verdict.kernel_of(foreign.imported(path, path.stem), function)
-
-
 def _answer(
-    programs: Connection,
+    recorded: bytes,
     replies: Connection,
     case: Case,
     settings: verdict.Settings,
-    core: str | None,
+    core: Optional[str],
     least_ns: float,
 ) -> bool:
     """Send the estimate and the results of every trial; whether another case may follow."""
-    told = records.loaded(programs.recv_bytes(MOST_PROGRAM))
+    told = records.loaded(recorded)
     if "program" not in told:
-        word = "refusal" if "refusal" in told else "failure"
-        _send(replies, {word: str(told[word])[:10_000]})
-        return word == "refusal"
+        refused = "refusal" in told
+        said = str(told["text" if refused else "failure"])[:10_000]
+        _send(replies, {"refusal" if refused else "failure": said})
+        return refused
     try:
         program = records.program(told, verdict.asked_for(case, settings.grid))
     except NkiError as error:
         _send(replies, {"refusal": str(error)})
         return True
     if program.for_values:
-        _send(replies, {"refusal": BY_VALUES})
+        _send(replies, {"refusal": recorder.BY_VALUES})
         return True
     if core not in (None, program.core.name):
         raise ValueError(
@@ -144,18 +94,5 @@ def _answer(
     return True
 
 
-def _tell(programs: Connection, content: dict[str, Any]) -> None:
-    programs.send_bytes(records.dumped(content))
-
-
 def _send(replies: Connection, content: dict[str, Any]) -> None:
     replies.send_bytes(json.dumps(all_quoted(content)).encode())
-
-
-def sentence(error: BaseException, path: Path) -> str:
-    """FILE:LINE of a stranger's file, the error's type and what it says."""
-    frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    lines += [error.lineno] if isinstance(error, SyntaxError) else []
-    place = f"{path.name}:{lines[-1]}" if lines else path.name
-    return f"{place}: {type(error).__name__}: {error}"[:1000]

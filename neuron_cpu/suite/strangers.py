@@ -16,21 +16,20 @@ import torch
 from .. import suite
 from ..core import Program
 from ..core.device import dtypes
-from ..judge import accuracy, verdict
+from ..judge import accuracy, recorder, verdict
 from ..judge.cases import Case
+from ..judge.recorder import Recording
 from ..judge.references import Reference
 from ..judge.verdict import Settings, Speed, Verdict
-from ..quoting import quoted
 from ..sandbox import forked
+from ..sandbox.forked import MALFORMED, Talk
 from ..sandbox.limits import Limits
-from ..sandbox.pipes import Pipe
 from . import child
 
 LEAST_SHARE = 0.5  # of the bytes and products of the suite's kernel: a mask may hide half of them
 MISSING, FAILED = "missing", "failed"
 KERNEL = "kernel"  # what an answer's function is called
 LONGEST = 2**20  # bytes of a message that is no tensor
-MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of another form
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,8 @@ class Judging:
 
     def __init__(self, folder: Path, settings: Settings, bounds: Limits, jobs: int) -> None:
         self.folder, self.settings, self.bounds = folder.resolve(), settings, bounds
-        self._context = forked.context(child.__name__)
         self._pool = ThreadPoolExecutor(jobs)
-        self._processes = forked.Processes(self._context)
+        self._processes = forked.Processes(forked.context(child.__name__))
 
     def judge(self, names: Sequence[str], done: Callable[[Outcome], object]) -> list[Outcome]:
         """The outcomes, in the order of `names`; `done` is told of each when it is known."""
@@ -149,7 +147,9 @@ class Judging:
         """Judge one operator."""
         operator = suite.operator(name)
         settings = replace(self.settings, kinds=operator.values)
-        naive = [verdict.traced(operator.kernel, c, settings.grid) for c in operator.cases]
+        odd, timed_case = operator.cases
+        cases = (odd, *suite.drawn(name, settings.seeds[0]), timed_case)
+        naive = [verdict.traced(operator.kernel, c, settings.grid) for c in cases]
         timed = verdict.speed(naive[-1], settings)
         path = self.folder / f"{name}.py"
         outcome = Outcome(operator=name, level=operator.level, naive_ns=timed.time_ns)
@@ -158,34 +158,34 @@ class Judging:
             return outcome
         least = LEAST_SHARE * timed.time_ns * timed.roofline_percent / 100
         reference = Reference(operator.reference)
-        self.of(Candidate(path, KERNEL, operator.cases, settings, reference, naive, least), outcome)
+        self.of(Candidate(path, KERNEL, cases, settings, reference, naive, least), outcome)
         return outcome
 
     def of(self, candidate: Candidate, judged: Judged) -> None:
         """Judge any candidate, into `judged`."""
-        taken, recorded = self._context.Pipe(duplex=False)
-        ours, theirs = self._context.Pipe(duplex=False)
-        file = candidate.path, candidate.function
-        given, grid = (candidate.cases, candidate.settings, self.bounds), candidate.settings.grid
+        recording = Recording(
+            candidate.path,
+            candidate.function,
+            [case.public for case in candidate.cases],
+            candidate.settings.grid,
+            self.bounds,
+        )
         core = candidate.like[-1].core.name if candidate.like else None
-        processes = [
-            self._processes.start(child.record, recorded, *file, given[0], grid, self.bounds),
-            self._processes.start(child.serve, taken, theirs, *given, core, candidate.least_ns),
-        ]
-        for end in (taken, recorded, theirs):
-            end.close()
-        judge = Pipe(ours, processes[1].sentinel)
+        given = candidate.cases, candidate.settings, self.bounds, core, candidate.least_ns
+        answer = Talk(self._processes, recorder.record, recording)
+        judge = Talk(self._processes, child.serve, *given, hears=True)
+        deadline = time.monotonic() + self.bounds.wall_seconds
         try:
-            line = _Line(judge, time.monotonic() + self.bounds.wall_seconds)
+            line = _Line(judge, deadline)
             for number, case in enumerate(candidate.cases):
+                judge.send(answer.receive(recorder.MOST_PROGRAM, deadline), deadline)
                 if not _listen(judged, line, candidate, number, case):
                     break
         except (EOFError, OSError, *MALFORMED) as error:
-            judged.failure = why(error, processes, self.bounds, "--time-limit")
+            judged.failure = forked.why(error, (answer, judge), self.bounds, "--time-limit")
         finally:
-            for process in processes:
-                self._processes.end(process)
-            ours.close()
+            answer.end()
+            judge.end()
 
 
 def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case: Case) -> bool:
@@ -239,15 +239,15 @@ class _Line:
         ValueError: what it sent is not what it should be.
     """
 
-    def __init__(self, pipe: Pipe, deadline: float) -> None:
-        self._pipe, self._deadline = pipe, deadline
+    def __init__(self, talk: Talk, deadline: float) -> None:
+        self._talk, self._deadline = talk, deadline
 
     def message(self) -> dict[str, Any]:
-        return json.loads(self._pipe.receive(LONGEST, self._deadline))
+        return json.loads(self._talk.receive(LONGEST, self._deadline))
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
-        raw = self._pipe.receive(size, self._deadline)
+        raw = self._talk.receive(size, self._deadline)
         if len(raw) != size:
             raise ValueError(f"a result of {len(raw)} bytes, expected {size}")
         return torch.frombuffer(raw, dtype=dtype).reshape(shape).to(torch.float64)
@@ -267,13 +267,3 @@ def _other_results(content: dict[str, Any], program: Program) -> str:
 
 def _shapes(results: Sequence[tuple[Any, Any]]) -> str:
     return ", ".join(f"{dtype} {shape}" for dtype, shape in results) or "nothing"
-
-
-def why(error: Exception, processes: Sequence[Any], bounds: Limits, option: str) -> str:
-    """The reason why the answer's process, or the judge's process of its record, ended early."""
-    if isinstance(error, TimeoutError):
-        return f"it took longer than {bounds.wall_seconds:.0f} s; {option} gives it more"
-    if isinstance(error, MALFORMED):
-        told = quoted(f"{type(error).__name__}: {error}", 200)
-        return f"its process sent something else than results ({told})"
-    return forked.end_in_words(processes, bounds)
