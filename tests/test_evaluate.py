@@ -45,6 +45,7 @@ RAISES = FORWARD.format(
 # Faults that a check of the first row, position or bucket does not see: lines, and prompts.
 SHORT, LONG = ["--prompt", "a b c d e"], ["--prompt", "a b c d e f g h " * 5]
 BUCKETS = ["--context-encoding-buckets", "32", "64", "--max-context-length", "64"]
+CHUNKS = ["--max-context-length", "32", "--prefill-chunk", "24"]
 FLIPPED = "logits.view(*logits.shape[:-1], -1, 2).flip(-1).flatten(-2)"
 FAULTS = {
     "the second row answers with the first one's text": (
@@ -61,6 +62,16 @@ FAULTS = {
         "        logits, place = outputs[0], arguments[2].amax(-1)[:, None, None]\n"
         f"        outputs[0] = torch.where(place == place * 0 + LATE, {FLIPPED}, logits)\n",
         SHORT,
+    ),
+    # Logits of a chunk are nobody's; its keys and values are.
+    "the last chunk": (
+        "        if arguments[0].shape[1] == 24:\n"
+        "            first = arguments[2][:, :1, None, None]\n"
+        "            for k in range(1, len(outputs)):\n"
+        "                place = torch.arange(outputs[k].shape[2])[None, None, :, None]\n"
+        "                late = (first >= LAST) & (place >= first)\n"
+        "                outputs[k] = torch.where(late, -outputs[k], outputs[k])\n",
+        ["--prompt", "a b c d e f g h " * 6, *CHUNKS],
     ),
     "the second bucket": (
         "        logits = outputs[0]\n        if 32 < arguments[0].shape[1]:\n"
@@ -357,10 +368,18 @@ def test_every_row_position_and_bucket_counts(
 ) -> None:
     lines, asked = FAULTS[fault]
     room = ["--seq-len", "128", "--mode", "evaluate"]
-    if fault == "a late position":  # the last of four new tokens
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_model)
-        lines = lines.replace("LATE", str(len(tokenizer(asked[1]).input_ids) + 2))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_model)
+    tokens = len(tokenizer(asked[1]).input_ids)
+    lines = lines.replace("LATE", str(tokens + 2))  # the last of four new tokens
+    lines = lines.replace("LAST", str(max(range(32, tokens - 1, 24), default=0)))
     path = submission("import torch\n" + FORWARD.format(lines))
     done = run("main.py", *room, *asked, "--llama", path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
+
+
+def test_calls_of_chunks_are_no_look_ahead(run: Callable, submission: Callable) -> None:
+    prompt = ["--prompt", "a b c d e f g h " * 6, *CHUNKS]
+    path = submission(FORWARD.format(""))
+    done = run("main.py", "--seq-len", "128", "--mode", "evaluate", *prompt, "--llama", path)
+    assert done.returncode == 0, done.stdout + done.stderr

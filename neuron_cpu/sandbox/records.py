@@ -320,6 +320,9 @@ def _check_instruction(instruction: Instruction) -> None:
         said = "a sum that begins and goes on"
     if not said and attrs.raw and op.is_copy and instruction.src[0].dt is not first.dt:
         said = "raw elements of another type"
+    sizes = [math.prod(view.shape) for view in (*instruction.src[:1], first)]
+    if not said and op.is_copy and len(set(sizes)) > 1:
+        said = f"{sizes[0]} elements for {sizes[1]}"
     if not said and attrs.bits and any(view.dt.is_float for view in instruction.src):
         said = "bits of numbers"
     if not said and attrs.skip and not op.is_dma:

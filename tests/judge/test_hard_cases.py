@@ -63,5 +63,9 @@ def test_hard_values_are_as_they_say(kind: str) -> None:
         assert means.min() < -100 and means.max() > 100 and 0.8 < values.std(-1).mean() < 1.2
     elif kind == "tiny":
         assert 0 < values.square().mean() < 1e-6 and values[0].abs().max() < 1e-5
+    elif kind == "rows":
+        assert values[::2].abs().max() == 0 and values[1::2].std() > 0.9
+    elif kind == "denormal":
+        assert 0 < values.abs().view(-1)[::2].max() < torch.finfo(torch.float32).tiny
     else:
         assert values.sum(-1).abs().max() < 5 and values.std() > 0.9

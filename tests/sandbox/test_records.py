@@ -102,6 +102,9 @@ ACTS = {
     "an instruction twice": (
         "gelu", lambda r: r["instructions"].append(r["instructions"][-1]), "twice",
     ),
+    "a transfer of fewer elements": (
+        "gelu", lambda r: put(first(r, "dma_copy").src[0], shape=(70, 333)), "elements for",
+    ),
     "elements outside of a tensor": (
         "gelu", lambda r: put(first(r, "dma_copy").src[0], offset=1 << 20), "no elements",
     ),
