@@ -96,19 +96,21 @@ class Talk:
         self, processes: Processes, target: Callable, *arguments: Any, hears: bool = False
     ) -> None:
         self._processes = processes
-        self._heard, theirs = processes.context.Pipe(duplex=False)
-        taken, self._said = processes.context.Pipe(duplex=False) if hears else (None, None)
-        ends = [end for end in (taken, theirs) if end is not None]
+        heard, theirs = processes.context.Pipe(duplex=False)
+        self._ends, ends = [heard], [theirs]
+        if hears:
+            taken, said = processes.context.Pipe(duplex=False)
+            self._ends, ends = [heard, said], [taken, theirs]
         self.process = processes.start(target, *ends, *arguments)
         for end in ends:
             end.close()
-        self.receive = Pipe(self._heard, self.process.sentinel).receive
+        self.receive = Pipe(heard, self.process.sentinel).receive
         if hears:
-            self.send = Pipe(self._said, self.process.sentinel).send
+            self.send = Pipe(said, self.process.sentinel).send
 
     def end(self) -> None:
         self._processes.end(self.process)
-        for connection in filter(None, (self._heard, self._said)):
+        for connection in self._ends:
             connection.close()
 
 
