@@ -14,9 +14,8 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.check.verify import verify
-from neuron_cpu.core.device.dtypes import BFLOAT16, FLOAT32
-from neuron_cpu.core.instructions import copies, entry, scalar, vector
-from neuron_cpu.core.instructions.entry import TABLE
+from neuron_cpu.core.device.dtypes import FLOAT32
+from neuron_cpu.core.instructions import copies, entry, vector
 from neuron_cpu.core.instructions.recorder import record
 from neuron_cpu.core.instructions.tensor_engine import MatmulAttrs, multiply_into
 from neuron_cpu.core.program.attributes import Attrs
@@ -36,45 +35,6 @@ def quiet():
 
 
 # --- the record form ------------------------------------------------------------------------------
-def test_a_front_end_records_views_without_any_calling_form():
-    """exp(scale * (a.T @ b)) * gate, K in two steps, through record and typed attributes only."""
-    program = Program("by hand", (), None)
-    with Tracer(program) as tracer:
-
-        def tensor(shape, dt, buffer, role="local"):
-            return View.whole(tracer.storage(shape, dt, buffer, role))
-
-        a, b = (tensor((256, n), BFLOAT16, "hbm", "input") for n in (96, 200))
-        gate = tensor((96, 200), FLOAT32, "hbm", "input")
-        out = tensor((96, 200), FLOAT32, "shared_hbm", "output")
-        product = tensor((96, 200), FLOAT32, "psum")
-        for k in (0, 128):
-            pair = []
-            for source in (a, b):
-                part = source.slice_box((slice(k, k + 128), slice(0, source.shape[1])))
-                pair.append(tensor(part.shape, BFLOAT16, "sbuf"))
-                record(copies.DMA_COPY, (pair[-1],), (part,), Attrs(raw=True))
-            multiply_into(product, *pair, MatmulAttrs())
-        grown, gate_sb = (tensor((96, 200), FLOAT32, "sbuf") for _ in range(2))
-        record(copies.DMA_COPY, (gate_sb,), (gate,), Attrs(raw=True))
-        attrs = scalar.ActivationAttrs(op="exp", scale=0.125)
-        record(scalar.ACTIVATION, (grown,), (product,), attrs)
-        gating = vector.BinaryAttrs(op="multiply")
-        record(vector.TENSOR_TENSOR, (grown,), (grown, gate_sb), gating)
-        record(copies.DMA_COPY, (out,), (grown,), Attrs(raw=True))
-        program.inputs = [a.storage, b.storage, gate.storage]
-        program.outputs = [out.storage]
-        tracer.finish()
-    verify(program)
-    assert all(type(v) is View for i in program for v in (*i.dst, *i.src))
-    assert program.macs == 256 * 96 * 200
-
-    left, right = (data(seed, (256, n), "bfloat16") for seed, n in ((1, 96), (2, 200)))
-    gates = data(3, (96, 200))
-    inputs = [torch.from_numpy(x.astype(np.float32)).bfloat16() for x in (left, right)]
-    (got,) = Plan(program).run([*inputs, torch.from_numpy(gates)])
-    wide = left.astype(np.float64).T @ right.astype(np.float64)
-    assert_close(got.numpy(), np.exp(0.125 * wide) * gates, "float32", 8)
 
 
 @pytest.mark.parametrize("accumulate, factor", [(None, 2), (True, 2), (False, 1)])
@@ -100,15 +60,6 @@ def test_products_into_one_place_add_or_overwrite(accumulate, factor):
     assert_close(got.numpy(), factor * (x.astype(np.float64).T @ x), "float32", 8)
 
 
-def test_an_entry_takes_attributes_of_its_own_class_only():
-    program = Program("wrong", (), None)
-    with Tracer(program) as tracer:
-        tile = View.whole(tracer.storage((8, 8), FLOAT32, "sbuf"))
-        with pytest.raises(AssertionError):
-            record(vector.TENSOR_TENSOR, (tile,), (tile, tile), Attrs())
-    assert all(issubclass(entry.attrs, Attrs) for entry in TABLE.values())
-
-
 # --- attributes -----------------------------------------------------------------------------------
 def test_keys_are_equal_for_the_same_bits_only():
     values = [0, 0.0, -0.0, False, 1, 1.0, True, math.nan, "add", None]
@@ -122,26 +73,6 @@ def test_keys_are_equal_for_the_same_bits_only():
     steps = [vector.StepsAttrs(steps=(vector.Step("add", v),)).key() for v in (0, 0.0, -0.0)]
     assert len(set(steps)) == 3
     assert Attrs().key() != MatmulAttrs().key()
-
-
-def test_the_place_in_a_group_is_no_part_of_the_key_but_of_the_identity():
-    first, later = MatmulAttrs().grouped(True), MatmulAttrs().grouped(False)
-    assert first.key() == later.key() and first.identity() != later.identity()
-    assert (MatmulAttrs().group, first.group, later.group) == ("", "start", "add")
-
-
-def test_equal_attributes_of_a_program_are_one_object():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        for k in nl.affine_range(4):
-            part = nl.ds(k * 16, 16)
-            nl.store(out[:, part], nisa.tensor_scalar(tile[:, part], np.add, 0.5))
-        return out
-
-    found = [i.attrs for i in kernel.trace(data(1, (128, 64))) if i.op is vector.TENSOR_SCALAR]
-    assert len(found) == 4 and len({id(attrs) for attrs in found}) == 1
 
 
 @pytest.mark.warns("sim_loop_condition")

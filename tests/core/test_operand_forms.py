@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import numpy as np
@@ -14,7 +12,6 @@ from neuron_cpu.core import Kernel, NkiError, NkiWarning
 from neuron_cpu.core.check.undefined import FLOW
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tile as Tensor
-from neuron_cpu.core.program.index import Index
 from neuron_cpu.core.program.regions import covers_storage
 from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.run.execute import Plan
@@ -85,45 +82,7 @@ def test_scattered_rows_leave_out_what_the_mask_does(mode):
     assert torch.equal(compute(mode, kernel, x, rows), wanted)
 
 
-@MODES
-def test_bits_are_read_as_another_type(mode):
-    def kernel(x):
-        out = nl.ndarray((128, 8), nl.int32, buffer=nl.shared_hbm)
-        shifted = nisa.tensor_scalar(nl.load(x).view(nl.int32), nl.right_shift, 23)
-        nl.store(out, value=shifted)
-        return out
-
-    x = numbers(128, 8).abs()
-    found = torch.as_tensor(compute(mode, kernel, x))
-    assert torch.equal(found.int(), x.view(torch.int32) >> 23)
-
-
 # --- instructions ---------------------------------------------------------------------------------
-@MODES
-@pytest.mark.parametrize("scale", [0.0, 1.0, -0.5])
-def test_an_activation_scales_its_data(mode, scale):
-    def kernel(x):
-        out = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
-        nl.store(out, value=nisa.activation(nl.exp, nl.load(x), scale=scale))
-        return out
-
-    x = numbers(128, 8)
-    torch.testing.assert_close(compute(mode, kernel, x), torch.exp(scale * x))
-
-
-@MODES
-def test_a_transposing_product_keeps_its_bits(mode):
-    """``is_transpose`` moves bits: the result has the operands' type."""
-
-    def kernel(x, ones):
-        out = nl.ndarray((64, 128), nl.bfloat16, buffer=nl.shared_hbm)
-        turned = nisa.nc_matmul(nl.load(x), nl.load(ones), is_transpose=True)
-        assert turned.dtype == nl.bfloat16
-        nl.store(out, value=nisa.tensor_copy(turned))
-        return out
-
-    x = numbers(128, 64).bfloat16()
-    assert torch.equal(compute(mode, kernel, x, torch.eye(128).bfloat16()), x.t())
 
 
 def test_a_product_of_two_types_is_fp32():
@@ -171,21 +130,6 @@ def test_gathers_in_a_loop_reach_the_last_column(mode, columns):
     index[..., 0] = columns - 1
     found = compute(mode, kernel, x, index.to(torch.uint32))
     assert torch.equal(found, x.gather(-1, index))
-
-
-@pytest.mark.parametrize(
-    ("value", "told"), [(2.0**-41, False), (2.0**-43, True), (-(2.0**41), False)]
-)
-def test_reciprocals_on_scalar_engine_have_a_range(value, told):
-    def kernel(x):
-        out = nl.ndarray((1, 2), nl.float32, buffer=nl.shared_hbm)
-        nl.store(out, value=nisa.activation(nl.reciprocal, nl.load(x)))
-        return out
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", NkiWarning)
-        compute("eager", kernel, torch.tensor([[1.0, value]]))
-    assert any("sim_activation_range" in str(one.message) for one in caught) is told
 
 
 # --- sums over a loop -----------------------------------------------------------------------------
@@ -254,25 +198,6 @@ def test_an_axis_of_one_needs_no_stride_to_cover_a_storage():
     storage = Storage(0, (4, 6), FLOAT32, "sbuf")
     assert covers_storage(Tensor(storage, 0, (4, 1, 6), (6, 0, 1)))
     assert not covers_storage(Tensor(storage, 0, (4, 6, 1), (6, 0, 1)))
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5, 2, 3, 4)])
-def test_an_index_broadcasts_as_numpy_does(shape):
-    index = nl.arange(3)[:, None] * 10 + nl.arange(4)[None, :] + 7
-    assert isinstance(index, Index)
-    wanted = np.broadcast_to(np.arange(3)[:, None] * 10 + np.arange(4) + 7, shape)
-    assert np.array_equal(index.broadcast(shape).values(), wanted)
-
-
-# --- rank -----------------------------------------------------------------------------------------
-def test_tensors_of_one_axis_move_inside_hbm():
-    def kernel(x):
-        out = nl.ndarray((300,), nl.float32, buffer=nl.shared_hbm)
-        nisa.dma_copy(dst=out, src=x)
-        return out
-
-    x = numbers(300)
-    assert torch.equal(compute("single", kernel, x), x)
 
 
 # --- undefined data -------------------------------------------------------------------------------

@@ -99,54 +99,11 @@ def test_benchmark_of_shapes(dtype, capsys):
     assert seen == [((100, 7), dtype, 3, (5,))]
 
 
-# a compiler decorator over baremetal with file names, then a grid; contributed/pipelined_attention
-def test_decorators_with_options_stack():
-    @nki.compiler.skip_middle_end_transformations
-    @nki.baremetal(artifacts_dir="out", additional_compile_opt="--flag", debug_kernel=True)
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nl.store(out[nl.program_id(0)], nl.load(x[nl.program_id(0)]))
-        return out
-
-    x = normal(2, 4, 5)
-    agree(kernel[2](x), x)
-
-
 # nki.baremetal of a kernel that is decorated already; the run scripts of the samples do so
 def test_decorating_twice_keeps_the_grid():
     x = normal(3, 4, 5)
     agree(nki.baremetal(doubled_on_a_grid, save_neff_name="file.neff")[3](x), 2 * x)
     agree(nki.jit(doubled_on_a_grid[3], mode="simulation")(x), 2 * x)
-
-
-# nki.trace with options; keyword-only arguments of inner kernels that return nothing;
-# contributed/neuron-team-kernels/attention_token_gen.py and rmsnorm_quant.py
-def test_inner_kernels_with_options():
-    @nki.trace(platform_target="trn1", show_compiler_tb=True)
-    def doubled(tile):
-        return nl.multiply(tile, 2)
-
-    @nki.jit(mode="trace")
-    def scale(tile, *, by):
-        tile[...] = nl.multiply(tile, by)
-
-    @nki.jit
-    def transpose_pieces(into, source, count):
-        for j in nl.affine_range(count):
-            into[:, nl.ds(j * 32, 32)] = nisa.nc_transpose(source[:, nl.ds(j * 32, 32)])
-
-    @nki.jit(experimental_flags="enable-mutable-parameter")
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        turned = nl.ndarray((par_dim(32), 64), buffer=nl.psum, dtype=np.float32)
-        transpose_pieces(into=turned, source=doubled(nl.load(x)), count=2)
-        result = nl.copy(turned, dtype=x.dtype)
-        scale(result, by=0.5)
-        nl.store(out, result)
-        return out
-
-    x = normal(32, 64)
-    agree(kernel(x), np.concatenate([x[:, :32].T, x[:, 32:].T], axis=1))
 
 
 # the older decorator without parentheses; Stable Diffusion samples of aws-neuron-samples
@@ -208,12 +165,6 @@ def test_iota_rows_broadcast():
     np.testing.assert_array_equal(kernel(normal(1, 1)), np.broadcast_to(np.arange(5), (16, 3, 5)))
 
 
-# generations are compared by order; src/nki_samples/reference/attention.py
-def test_generations_are_ordered():
-    assert nisa.nc_version.gen2 < nisa.nc_version.gen3
-    assert not nisa.get_nc_version() >= nisa.nc_version.gen3
-
-
 # configurations that the caller changes between calls; src/nki_samples/reference/attention.py
 def test_changed_configuration_traces_again():
     @dataclasses.dataclass
@@ -267,134 +218,6 @@ def test_attributes_of_tensors():
 
     x = torch.arange(12.0).reshape(3, 4).to(torch.bfloat16)
     assert torch.equal(kernel(x), x)
-
-
-# one-dimensional HBM tensors, whole or in slices; the vector kernels that courses begin with
-def test_vectors_load_as_columns():
-    @nki.jit
-    def kernel(a, b):
-        out = nl.ndarray(shape=a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        for m in nl.affine_range(2):
-            tile = nl.ndarray((100, 1), dtype=a.dtype, buffer=nl.sbuf)
-            tile[...] = nl.load(a[m * 100 : (m + 1) * 100])
-            total = nl.add(tile, nl.load(b[m * 100 : (m + 1) * 100]))
-            nl.store(out[m * 100 : (m + 1) * 100], value=total)
-        return out
-
-    a, b = normal(200), normal(200, seed=1)
-    agree(kernel(a, b), a + b)
-
-
-# a vector into (C, 1, 1), broadcast over an image; convolution kernels of courses
-def test_bias_vector_broadcasts_over_an_image():
-    @nki.jit
-    def kernel(x, bias):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        column = nl.ndarray((x.shape[0], 1, 1), bias.dtype, buffer=nl.sbuf)
-        column[...] = nl.load(bias[0 : x.shape[0]])
-        nl.store(out, nl.load(x) + column.broadcast_to(shape=x.shape))
-        return out
-
-    x, bias = normal(5, 3, 2), normal(5, seed=1)
-    agree(kernel(x, bias), x + bias[:, None, None])
-
-
-# a masked vector, addressed as rows of a matrix; contributed/neuron-team-kernels/blockwise_mm.py
-def test_vector_addressed_by_two_axes():
-    @nki.jit
-    def kernel(v):
-        n = v.shape[0]
-        width = math.ceil(n / 16)
-        out = nl.ndarray((n,), v.dtype, buffer=nl.shared_hbm)
-        i_p, i_f = nl.mgrid[0:16, 0:width]
-        inside = i_f + width * i_p < n
-        tile = nl.load(v[i_f + width * i_p], dtype=np.int32, mask=inside)
-        nl.store(out[i_f + width * i_p], value=tile, mask=inside)
-        nl.store(out[0], value=nl.zeros((1, 4), dtype=np.int32)[0, 0])
-        return out
-
-    v = np.arange(1, 51, dtype=np.int32)
-    agree(kernel(v), np.where(v == 1, 0, v))
-
-
-# scratch in HBM with a marked partition axis; src/nki_samples/reference/vision.py
-def test_scratch_with_block_axes_in_hbm():
-    @nki.jit
-    def kernel(x):
-        blocks, rows, columns = x.shape
-        out = nl.ndarray((rows, columns), x.dtype, buffer=nl.shared_hbm)
-        kept = nl.ndarray((blocks, par_dim(rows), columns), x.dtype, buffer=nl.private_hbm)
-        total = nl.zeros((par_dim(rows), columns), x.dtype, buffer=nl.sbuf, name="total")
-        for b in nl.affine_range(blocks):
-            nl.store(kept[b, 0:rows, 0:columns], value=nl.load(x[b]) * 2.0)
-        for b in nl.affine_range(blocks):
-            tile: nt.tensor[rows, columns] = nl.load(kept[b, 0:rows, 0:columns])
-            total += tile
-        nl.store(out, total)
-        return out
-
-    x = normal(3, 6, 7)
-    agree(kernel(x), 2 * x.sum(0))
-
-
-# block by block assignment through chained subscripts, and True as a constant;
-# contributed/neuron-team-kernels/attention_token_gen.py
-def test_chained_subscripts_assign_into_blocks():
-    @nki.jit
-    def kernel(x, keep):
-        tiles, batch, rows, n = x.shape
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        held = nl.ndarray((tiles, batch, par_dim(rows), n), x.dtype, buffer=nl.sbuf)
-        kept = nl.load(keep)
-        kept[:, n - 1 :] = True
-        i_p, i_f = nl.arange(rows)[:, None], nl.arange(n)[None, :]
-        for t in nl.static_range(tiles):
-            for b in nl.static_range(batch):
-                held[t][b] = nl.load(x[t][b][i_p, i_f], mask=(i_f < n))
-                held[t][b][:, n - 2 : n] = nl.copy(held[t][b][:, 0:2])
-                chosen = nl.where(
-                    condition=kept[i_p, i_f], x=held[t][b], y=np.finfo(np.float32).min, mask=i_f < n
-                )
-                nl.store(out[t, b], chosen)
-        return out
-
-    x, keep = normal(2, 2, 5, 6), normal(5, 6, seed=1) > 0
-    expected = np.concatenate([x[..., :4], x[..., :2]], axis=-1)
-    kept = keep | (np.arange(6) == 5)
-    agree(kernel(x, keep), np.where(kept, expected, np.finfo(np.float32).min))
-
-
-# views of block tensors handed to a function that updates them; src/.../reference/attention.py
-def test_functions_update_views_of_blocks():
-    def lift(values, log_sum, peak):
-        before = nl.copy(peak[:, 0])
-        peak[:, 0] = nl.maximum(before, nl.max(values[:, :], axis=1))
-        current = peak[:, 0]
-        one = nisa.activation(nl.exp, current, bias=-1 * current, scale=1.0)
-        log_sum[:, 0] = nl.add(current, nisa.activation(nl.log, one))
-        values[:, :] = nl.add(values[:, :], log_sum[:, 0])
-
-    @nki.jit
-    def kernel(q):
-        batch, heads, d, length = q.shape
-        rows = length // 2
-        out = nl.ndarray((batch, heads, length, d), q.dtype, buffer=nl.shared_hbm)
-        b, h = nl.program_id(axis=0), nl.program_id(axis=1)
-        assert nl.program_ndim() == 2 and nl.num_programs(1) == nl.num_programs(axes=1) == heads
-        values = nl.zeros((2, par_dim(rows), d), np.dtype(np.float32), lazy_initialization=False)
-        peaks = nl.full((2, par_dim(rows), 1), fill_value=nl.fp32.min, dtype=nl.float32)
-        sums = nl.full((par_dim(rows), 2), nl.fp32.min, nl.float32, lazy_initialization=False)
-        for i in nl.sequential_range(0, 2):
-            if (i < 2) & True:
-                tile = q[b, h][:, nl.ds(i * rows, rows)]
-                values[i, :, :] = nl.load_transpose2d(tile, dtype=values.dtype) * 0.5
-                lift(values[i], sums[:, i], peaks[i])
-            nl.store(out[b, h, nl.ds(i * rows, rows), :], values[i, :, :])
-        return out
-
-    q = normal(2, 3, 8, 16)
-    turned = 0.5 * q.transpose(0, 1, 3, 2)
-    agree(kernel[2, 3](q), turned + turned.max(-1, keepdims=True))
 
 
 # --- subscripts -----------------------------------------------------------------------------------
@@ -484,58 +307,6 @@ def test_grids_that_do_not_meet_are_refused():
         kernel(normal(8, 20))
 
 
-# .p, .x, .y, .z, annotations, iota of a dense grid, where; src/nki_samples/reference/vision.py
-def test_windows_of_a_four_axis_grid():
-    @nki.jit
-    def kernel(x):
-        c, h, w = x.shape
-        out = nl.ndarray((c, h // 2, w // 2), x.dtype, buffer=nl.shared_hbm)
-        padded = nl.full(
-            (par_dim(c), h + 2, w + 2), dtype=x.dtype, fill_value=nl.finfo(x.dtype).min
-        )
-        padded[0:c, 1 : h + 1, 1 : w + 1] = nl.load(x[0:c, 0:h, 0:w], dtype=x.dtype)
-        result = nl.ndarray((par_dim(c), h // 2, w // 2), dtype=x.dtype)
-        hit = nl.ndarray((par_dim(c), h // 2, w // 2, 3, 3), dtype=nl.uint8)
-        for i in nl.affine_range(h // 2):
-            at = nl.mgrid[0:c, 0 : w // 2, 0:3, 0:3]
-            window: nt.tensor[c, w // 2, 3, 3] = nl.copy(
-                padded[at.p, 2 * i + at.y, 2 * at.x + at.z]
-            )
-            peak: nt.tensor[c, w // 2, 1, 1] = nl.max(window, axis=[2, 3], keepdims=True)
-            equal = nl.equal(peak, window, dtype=nl.int8)
-            number: nt.tensor[c, w // 2, 3, 3] = nisa.iota(3 * at.y + at.z, dtype=nl.uint32)
-            first = nl.min(nl.where(equal, number, 9, dtype=nl.uint32), axis=[2, 3], keepdims=True)
-            hit[0:c, i, 0 : w // 2, 0:3, 0:3] = nl.equal(first, number, dtype=nl.uint8)
-            chosen = nl.multiply(window, hit[at.p, i, at.x, at.y, at.z], dtype=x.dtype)
-            result[0:c, i, 0 : w // 2] = nl.sum(chosen, axis=[2, 3])
-        nl.store(out, result)
-        return out
-
-    x = normal(5, 8, 8)
-    expected = torch.nn.functional.max_pool2d(torch.from_numpy(x)[None], 3, 2, 1)[0]
-    agree(kernel(x), expected.numpy())
-
-
-# five arange axes over three, reduced where they are; convolution kernels of courses
-@pytest.mark.parametrize("pool", [1, 2])
-def test_pooling_by_five_aranges(pool):
-    @nki.jit
-    def kernel(x):
-        c, h, w = x.shape
-        out = nl.ndarray((c, h // pool, w // pool), x.dtype, buffer=nl.shared_hbm)
-        i_0 = nl.arange(c)[:, None, None, None, None]
-        i_1 = nl.arange(h // pool)[None, :, None, None, None]
-        i_2 = nl.arange(pool)[None, None, :, None, None]
-        i_3 = nl.arange(w // pool)[None, None, None, :, None]
-        i_4 = nl.arange(pool)[None, None, None, None, :]
-        view = nl.load(x)[i_0, pool * i_1 + i_2, pool * i_3 + i_4]
-        nl.store(out, nl.max(view, axis=[2, 4]))
-        return out
-
-    x = normal(4, 4, 6)
-    agree(kernel(x), x.reshape(4, 4 // pool, pool, 6 // pool, pool).max((2, 4)))
-
-
 # seven axes, one of them backwards, numbers times views; contributed/interpolate_trilinear_fwd.py
 def test_seven_axes_and_backward_steps():
     @nki.jit
@@ -601,131 +372,6 @@ def test_backward_axes_of_every_operand():
     agree(kernel(a, b), product - product.sum(1, keepdims=True))
 
 
-# copies that permute free axes, and stores that transpose; tutorials transpose2d, sd_attention
-def test_transposing_subscripts():
-    @nki.jit
-    def kernel(x, rows, columns):
-        parts = x.shape[0]
-        out = nl.ndarray((rows * columns, parts), x.dtype, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        i_p, i_1, i_2 = nl.mgrid[0:parts, 0:rows, 0:columns]
-        turned = nl.ndarray(shape=(parts, rows * columns), dtype=out.dtype)
-        turned[i_p, i_2 * rows + i_1] = nl.copy(tile[i_p, i_1 * columns + i_2])
-        i_q, i_f = nl.mgrid[0:parts, 0 : rows * columns]
-        nl.store(out[i_f, i_q], value=turned)
-        return out
-
-    x = np.arange(60, dtype=np.int8).reshape(5, 12)
-    agree(kernel(x, 3, 4), x.reshape(5, 3, 4).transpose(2, 1, 0).reshape(12, 5))
-
-
-# a mask of a grid over slices, and reshaped loads; contributed/neuron-team-kernels/transpose.py
-def test_masks_of_a_grid_over_slices():
-    @nki.jit
-    def kernel(x):
-        b, i, j = x.shape
-        out = nl.ndarray((b, j, i), x.dtype, buffer=nl.shared_hbm)
-        i_p, i_i, i_j = nl.mgrid[0:128, 0:i, 0:j]
-        source = x[nl.ds(0, 128), nl.ds(0, i), :]
-        tile = nl.load(source, mask=(i_p < b) & (i_i < i)).reshape((128, i * j))
-        turned = nl.ndarray(shape=(128, j * i), dtype=x.dtype, name="turned")
-        turned[i_p, i_j * i + i_i] = nl.copy(tile[i_p, i_i * j + i_j], mask=(i_j < j) & (i_p < b))
-        i_p, i_j, i_i = nl.mgrid[0:128, 0:j, 0:i]
-        result = turned.reshape((128, j, i))
-        nl.store(out[nl.ds(0, 128), nl.ds(0, j)], result, mask=(i_j < j) & (i_p < b))
-        return out
-
-    x = normal(5, 3, 4)
-    agree(kernel(x), x.transpose(0, 2, 1))
-
-
-# a value with axes of 1 assigned along a grid; contributed/neuron-team-kernels/conv.py
-def test_assignment_broadcasts_along_a_grid():
-    @nki.jit
-    def kernel(x):
-        c, h, w = x.shape
-        out = nl.ndarray((c, 3, h, w, 2), x.dtype, buffer=nl.shared_hbm)
-        tile, spread = nl.load(x), nl.ndarray(shape=(c, 3, h, w, 2), dtype=x.dtype)
-        for k in nl.affine_range(3):
-            i_c, _, i_h, i_w, i_n = nl.mgrid[0:c, 0:3, 0:h, 0:w, 0:2]
-            spread[i_c, k, i_h, i_w, i_n] = tile.reshape((c, 1, h, w, 1))
-        nl.store(out, spread)
-        return out
-
-    x = normal(4, 2, 3)
-    agree(kernel(x), np.broadcast_to(x[:, None, :, :, None], (4, 3, 2, 3, 2)))
-
-
-# rows two by two from HBM, DMA with the block axis second; RoPE.py, attention_token_gen.py
-def test_strided_rows_and_three_axis_copies():
-    @nki.jit
-    def kernel(x, q):
-        rows, n = x.shape
-        batch, d, m = q.shape
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        packed = nl.ndarray((d, batch * m), q.dtype, buffer=nl.shared_hbm)
-        upper, i_n = nl.arange(rows // 2)[:, None], nl.arange(n)[None, :]
-        lower = upper + rows // 2
-        tile, made = nl.ndarray(x.shape, x.dtype), nl.ndarray(x.shape, x.dtype)
-        tile[upper, i_n] = nl.load(x[upper * 2, i_n])
-        tile[lower, i_n] = nl.load(x[upper * 2 + 1, i_n])
-        even, odd = tile[upper, i_n], tile[lower, i_n]
-        made[upper, i_n] = nisa.tensor_tensor(even, odd, np.subtract)
-        made[lower, i_n] = nisa.tensor_tensor(odd, even, np.add)
-        nl.store(out[upper * 2, i_n], made[upper, i_n])
-        nl.store(out[upper * 2 + 1, i_n], made[lower, i_n])
-        i_p, i_b, i_f = nl.mgrid[0:d, 0:batch, 0:m]
-        held = nl.ndarray((d, batch * m), q.dtype)
-        nisa.dma_copy(src=q[i_b, i_p, i_f], dst=held[i_p, i_b * m + i_f])
-        nisa.dma_copy(dst=packed, src=held)
-        return out, packed
-
-    x, q = normal(64, 6), normal(3, 4, 5, seed=1)
-    got, packed = kernel(x, q)
-    expected = np.stack([x[::2] - x[1::2], x[1::2] + x[::2]], axis=1).reshape(x.shape)
-    agree(got, expected)
-    agree(packed, q.transpose(1, 0, 2).reshape(4, 15))
-
-
-# rows chosen by a column of an index tile; flash_paged_attn_varlen/flash_attn_core.py
-def test_rows_chosen_by_a_column_of_indices():
-    @nki.jit
-    def kernel(cache, index):
-        count, n = index.shape[1], cache.shape[1]
-        out = nl.ndarray((16, count * n), cache.dtype, buffer=nl.shared_hbm)
-        chosen = nl.load(index.reshape((16, count, 1)))
-        buffers = nl.ndarray((16, 2, count * n), cache.dtype)
-        i_p, i_f = nl.arange(16)[:, None], nl.arange(n)[None, :]
-        for k in nl.affine_range(count):
-            buffers[i_p, 3 % 2, i_f + k * n] = nl.load(cache[chosen[i_p, k, 0], i_f])
-        nl.store(out, buffers[:, 1])
-        return out
-
-    cache = normal(40, 6)
-    index = np.random.default_rng(1).integers(0, 40, (16, 2)).astype(np.int32)
-    agree(kernel(cache, index), cache[index].reshape(16, 12))
-
-
-# one expert chosen at run time, its rows by mgrid; contributed/neuron-team-kernels/blockwise_mm.py
-def test_block_chosen_at_run_time():
-    @nki.jit
-    def kernel(weights, expert):
-        _, rows, n = weights.shape
-        out = nl.ndarray((rows, n), weights.dtype, buffer=nl.shared_hbm)
-        chosen = nl.load(expert)
-        i_p, i_f = nl.mgrid[0:128, 0:n]
-        tiles = nl.ndarray((2, par_dim(128), n), weights.dtype)
-        for i in nl.sequential_range(2):
-            inside = i_p + 128 * i < rows
-            source = weights[chosen[0, 0], i_p + 128 * i, i_f]
-            tiles[i, i_p, i_f] = nl.load(source, dtype=weights.dtype, mask=inside)
-            nl.store(out[128 * i + i_p, i_f], tiles[i, i_p, i_f], mask=inside)
-        return out
-
-    weights = normal(5, 200, 7)
-    agree(kernel(weights, np.array([[3]], np.int32)), weights[3])
-
-
 # --- instructions and functions -------------------------------------------------------------------
 # name= on instructions, activation by np.copy; contributed/pipelined_attention.py
 def test_every_function_takes_a_name():
@@ -748,33 +394,6 @@ def test_every_function_takes_a_name():
 
     x = normal(4, 5)
     agree(kernel(x), 2 * x.max(1, keepdims=True) - 2 * x)
-
-
-# sum of blocks with loop_reduce, an output parameter; contributed/matmul.py
-def test_loop_reduce_over_blocks_into_an_output_parameter():
-    def product(a, b, z):
-        k, m = a.shape
-        n, part = b.shape[1], k // 4
-        total = nl.zeros((1, par_dim(m), n), dtype=z.dtype, buffer=nl.sbuf)
-        for k2 in nl.affine_range(2):
-            left = nl.ndarray((2, par_dim(part), m), dtype=a.dtype, buffer=nl.sbuf)
-            right = nl.ndarray((2, par_dim(part), n), dtype=b.dtype, buffer=nl.sbuf)
-            for k1 in nl.affine_range(2):
-                start = (k2 * 2 + k1) * part
-                left[k1] = nl.load(a[start : start + part, 0:m])
-                right[k1] = nl.load(b[start : start + part, :])
-            sums = nl.zeros((m, n), dtype=nl.float32, buffer=nl.psum)
-            for k1 in nl.affine_range(2):
-                sums += nisa.nc_matmul(left[k1, :, 0:m], right[k1, :, 0:n])
-            total[0, :, 0:n] = nl.loop_reduce(
-                sums, op=np.add, loop_indices=[k2], dtype=z.dtype, mask=None, name="sum"
-            )
-        nl.store(z[0:m, 0:n], value=total[0])
-
-    a, b = whole(64, 20), whole(64, 30, seed=1)
-    z = np.ndarray(shape=[20, 30], dtype=np.float32)
-    nki.baremetal()(product)(a, b, z)
-    agree(z, a.T @ b)
 
 
 # many block axes, unary numpy constants, every keyword spelt out; generated kernels
@@ -1003,48 +622,6 @@ def test_dropout_with_a_seed_tensor():
     assert np.array_equal(got, kernel(x, np.array([3], np.int32), 0.25))
 
 
-# part of a tile through bias, scale and reduce_res, nl.copy and nl.abs as operators;
-# contributed/neuron-team-kernels/rmsnorm_quant.py
-def test_partial_tiles_as_vector_operands():
-    @nki.jit
-    def kernel(x):
-        n, width = x.shape
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        peaks = nl.ndarray((n, 1), nl.float32, buffer=nl.shared_hbm)
-        eps = nisa.memset((par_dim(128), 1), value=1e-6, dtype=nl.bfloat16)
-        rows, scale = (nl.ndarray((1, par_dim(128), w), nl.float32) for w in (width, 1))
-        rows[0, :n, :] = nl.load(x)
-        squares = nl.ndarray((128, width), nl.float32)
-        squares[:n, :] = nisa.activation_reduce(
-            op=nl.square,
-            data=rows[0, :n, :],
-            reduce_op=nl.add,
-            reduce_res=scale[0, :n, :],
-            bias=eps[:n],
-            scale=1.0,
-        )
-        scale[0, :n, :] = nisa.activation(
-            op=nl.rsqrt, data=scale[0, :n, :], bias=eps[:n], scale=1 / width
-        )
-        zero = nl.zeros((n, 1), dtype=nl.float32, buffer=nl.sbuf)
-        rows[0, :n, nl.ds(0, width)] = nisa.activation(
-            op=nl.copy, data=rows[0, :n, nl.ds(0, width)], bias=zero, scale=scale[0, :n, :]
-        )
-        nl.store(out, rows[0, :n, :])
-        peak = nl.ndarray((n, 1), nl.float32)
-        squares[:n, :] = nisa.tensor_scalar_reduce(
-            data=rows[0, :n, :], op0=nl.abs, operand0=0.0, reduce_op=nl.max, reduce_res=peak[0:n, 0]
-        )
-        nl.store(peaks, peak)
-        return out, peaks
-
-    x = normal(5, 8)
-    expected = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6)
-    got, peaks = kernel(x)
-    agree(got, expected, 1e-4)
-    agree(peaks, np.abs(expected).max(1, keepdims=True), 1e-4)
-
-
 # PSUM stored directly, with masks on both sides of a product; winning entries of the contest
 def test_masked_product_stored_from_psum():
     @nki.jit
@@ -1062,42 +639,6 @@ def test_masked_product_stored_from_psum():
 
     a, b = whole(128, 20), whole(128, 70, seed=1)
     agree(kernel(a, b), a.T @ b)
-
-
-# convolution as shifted products over block tensors of weights; convolution kernels of courses
-def test_convolution_over_block_tensors():
-    @nki.jit
-    def kernel(x, w):
-        batch, c, height, width = x.shape
-        o, _, fh, fw = w.shape
-        oh, ow = height - fh + 1, width - fw + 1
-        out = nl.ndarray((batch, o, oh, ow), x.dtype, buffer=nl.shared_hbm)
-        weights = nl.ndarray((1, par_dim(c), o, fh, fw), w.dtype, buffer=nl.sbuf)
-        for k in nl.affine_range(o):
-            weights[0, :, k, :, :] = nl.load(w[k, 0:c, :, :])
-        for b in nl.affine_range(batch):
-            image = nl.ndarray((1, par_dim(c), height, width), x.dtype, buffer=nl.sbuf)
-            image[0, :, :, :] = nl.load(x[b, 0:c, 0:height, :])
-            total = nl.zeros((o, oh * ow), x.dtype, buffer=nl.sbuf)
-            for i in nl.affine_range(fh):
-                for j in nl.affine_range(fw):
-                    sums = nl.zeros((o, oh * ow), nl.float32, buffer=nl.psum)
-                    shifted = nl.ndarray((c, oh * ow), x.dtype, buffer=nl.sbuf)
-                    for h in nl.affine_range(oh):
-                        shifted[:, h * ow : (h + 1) * ow] = nl.copy(
-                            image[0, :, h + i, j : j + ow], dtype=x.dtype
-                        )
-                    sums += nl.matmul(weights[0, :, :, i, j], shifted, transpose_x=True)
-                    total += nl.copy(sums, dtype=x.dtype)
-            rows = nl.ndarray((o, oh, ow), x.dtype)
-            for h in nl.affine_range(oh):
-                rows[:, h, :] = total[:, h * ow : (h + 1) * ow]
-            nl.store(out[b, 0:o, 0:oh, :], value=rows)
-        return out
-
-    x, w = whole(1, 8, 4, 5), whole(6, 8, 2, 2, seed=1)
-    expected = torch.nn.functional.conv2d(torch.from_numpy(x), torch.from_numpy(w))
-    agree(kernel(x, w), expected.numpy())
 
 
 # --- direct allocation ----------------------------------------------------------------------------
@@ -1131,52 +672,6 @@ def test_partial_address_functions():
 
     x = whole(256, 128)
     agree(kernel(x), np.concatenate([x[:128].T, x[128:].T]))
-
-
-def placed_product(a, b):
-    """Sums in a placed PSUM tile, which cannot be zeroed: its first matmul starts it."""
-    k, m = a.shape
-    n, parts = b.shape[1], a.shape[0] // 128
-    out = nl.ndarray((m, n), a.dtype, buffer=nl.shared_hbm)
-    two = (parts,)
-    left = nl.ndarray(
-        (parts, par_dim(128), m),
-        a.dtype,
-        buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=two),
-    )
-    right = nl.ndarray(
-        (parts, par_dim(128), n),
-        a.dtype,
-        buffer=ncc.sbuf.mod_alloc(base_addr=4096, num_free_tiles=two),
-    )
-    sums = nl.ndarray(
-        (2, par_dim(m), n), nl.float32, buffer=ncc.psum.mod_alloc(base_bank=6, num_bank_tiles=(2,))
-    )
-    result = nl.ndarray((par_dim(m), n), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=8192))
-    for i in nl.affine_range(parts):
-        left[i] = nl.load(a[i * 128 : (i + 1) * 128])
-        right[i] = nl.load(b[i * 128 : (i + 1) * 128])
-    sums[0, 0:m, 0:n] = nisa.nc_matmul(stationary=left[0], moving=right[0])
-    result[...] = nl.copy(sums[0, 0:m, 0 : n // 2 * 2], dtype=out.dtype)
-    sums[0, 0:m, 0 : n // 2] = nisa.nc_matmul(left[0], right[0, 0:128, 0 : n // 2])
-    for i in nl.affine_range(parts):
-        sums[1] += nisa.nc_matmul(moving=right[i], stationary=left[i])
-    result[...] = nisa.tensor_tensor(sums[1], result, op=np.add)
-    result[:, 0 : n // 2] = nisa.tensor_tensor(
-        result[:, 0 : n // 2], sums[0, :, 0 : n // 2], op=np.subtract
-    )
-    nl.store(out, value=result)
-    return out
-
-
-# PSUM accumulation in a placed tile; src/nki_samples/reference/allocated_fused_linear.py
-@pytest.mark.parametrize("decorate", [lambda f: f, ncc.force_auto_alloc])
-def test_placed_psum_tiles_accumulate(decorate):
-    a, b = whole(256, 64), whole(256, 100, seed=1)
-    expected = a.T @ b
-    first = a[:128].T @ b[:128]
-    expected[:, 50:] += first[:, 50:]
-    agree(nki.jit(decorate(placed_product))(a, b), expected)
 
 
 # --- what SDK 2.21 does not have ------------------------------------------------------------------
@@ -1249,72 +744,6 @@ def test_vectors_as_columns(shape):
     agree(kernel(a, b), a - b)
 
 
-# an inner kernel that fills a part of the caller's tile from a strided slice of a parameter
-@pytest.mark.filterwarnings("ignore:.*sim_private_result")
-def test_inner_kernel_fills_the_callers_tile():
-    @nki.jit
-    def flip(weights, into, position):
-        tile = nl.ndarray((32, 16), dtype=weights.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(dst=tile, src=weights[0:32, 0:16])
-        flipped = nl.copy(nisa.nc_transpose(tile), dtype=weights.dtype)
-        into[:, position * 32 : (position + 1) * 32] = nisa.tensor_copy(flipped)
-
-    @nki.jit
-    def kernel(weights):
-        out = nl.ndarray((16, 4 * 32), weights.dtype, buffer=nl.hbm)
-        tile = nl.ndarray((16, 4 * 32), weights.dtype, buffer=nl.sbuf)
-        for i in nl.affine_range(2):
-            for j in nl.affine_range(2):
-                flip(weights[:, :, i, j], tile, i * 2 + j)
-        nisa.dma_copy(dst=out, src=tile)
-        return out
-
-    weights = normal(32, 16, 2, 2)
-    agree(kernel(weights), weights.transpose(1, 2, 3, 0).reshape(16, 128))
-
-
-# products of the first round only, summed over loops; contributed/lora_bwd.py
-def test_masked_rounds_of_loop_reduce():
-    @nki.jit
-    def kernel(a, b):
-        out = nl.ndarray((64, 32), a.dtype, buffer=nl.shared_hbm)
-        total = nl.zeros((2, par_dim(64), 16), dtype=a.dtype, buffer=nl.sbuf)
-        for turn in nl.affine_range(3):
-            for i in nl.affine_range(2):
-                left, right = nl.load(a[i]), nl.load(b[i])
-                for c in nl.affine_range(2):
-                    part = nl.zeros((par_dim(64), 16), dtype=nl.float32, buffer=nl.psum)
-                    columns = right[:, c * 16 : (c + 1) * 16]
-                    part += nisa.nc_matmul(left, columns, mask=turn == 0)
-                    total[c] = nl.loop_reduce(
-                        part, op=np.add, loop_indices=[i, turn], mask=turn == 0
-                    )
-        for c in nl.affine_range(2):
-            nl.store(out[:, c * 16 : (c + 1) * 16], value=total[c])
-        return out
-
-    a, b = normal(2, 128, 64), normal(2, 128, 32)
-    agree(kernel(a, b), sum(a[i].T @ b[i] for i in range(2)), 1e-3)
-
-
-# rows kept for a pooling window, par_dim in a reshape; convolution kernels of a university course
-def test_pooling_over_kept_rows():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((64, 2, 3), x.dtype, buffer=nl.shared_hbm)
-        rows = nl.ndarray((par_dim(64), 2, 6), dtype=x.dtype, buffer=nl.sbuf)
-        tile = nl.load(x)
-        for h in nl.sequential_range(4):
-            rows[:, h % 2, :] = nisa.tensor_copy(tile[:, h, :], dtype=x.dtype)
-            if h % 2 == 1:
-                window = rows.reshape((par_dim(64), 1, 2, 3, 2))
-                nisa.dma_copy(dst=out[:, h // 2, :], src=nl.max(window, axis=[2, 4]))
-        return out
-
-    x = normal(64, 4, 6)
-    agree(kernel(x), x.reshape(64, 2, 2, 3, 2).max((2, 4)))
-
-
 # a tile of the first iteration read by later ones of an affine_range; contributed/lora_bwd.py
 def test_affine_iterations_that_read_an_earlier_ones_tile_are_refused():
     @nki.jit
@@ -1330,26 +759,6 @@ def test_affine_iterations_that_read_an_earlier_ones_tile_are_refused():
         kernel(normal(4, 5))
 
 
-# nl.hbm as the memory of a result; convolution kernels of a university course
-@pytest.mark.parametrize("eager", ["0", "1"])
-def test_results_in_private_memory(eager, monkeypatch):
-    @nki.jit
-    def kernel(x):
-        twice = nl.ndarray(shape=(2, *x.shape), dtype=x.dtype, buffer=nl.hbm)
-        out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.hbm)
-        for i in nl.affine_range(2):
-            nl.store(twice[i], nl.load(x) * 2.0)
-        nl.store(out, nl.load(twice[1]))
-        return twice.reshape((2 * x.shape[0], x.shape[1])), out
-
-    monkeypatch.setenv("NKI_CPU_EAGER", eager)
-    x = normal(4, 5)
-    with pytest.warns(NkiWarning, match="change nl.hbm to nl.shared_hbm.*sim_private_result"):
-        pair, out = kernel(x)
-    agree(pair, 2 * np.concatenate([x, x]))
-    agree(out, 2 * x)
-
-
 # the same in a grid, where each instance would have its own
 def test_results_in_private_memory_of_a_grid_are_refused():
     @nki.jit
@@ -1360,12 +769,6 @@ def test_results_in_private_memory_of_a_grid_are_refused():
 
     with pytest.raises(NkiError, match="buffer=nl.shared_hbm.*err_unsupported_memory"):
         kernel[2](normal(2, 4, 5))
-
-
-# the target of a newer core; attention_token_gen.py
-def test_newer_targets_are_refused():
-    with pytest.raises(ValueError, match="'trn9', expected one of trn1, inf2, trn2, trn3"):
-        nki.trace(platform_target="trn9")
 
 
 # an operand under a condition on loop variables alone
@@ -1424,26 +827,6 @@ def test_one_element_of_an_index_tile_drops_its_axis():
         out, turned = kernel(cache, rows, q)
     agree(turned, cache[rows[:, 0], :, 1].transpose(0, 2, 1))
     agree(out, np.stack([q, cache[3, :, 0]]))
-
-
-# one element behind integers: the axis is then the first that is left; vllm-nkipy's arg-max
-def test_an_element_of_a_row_chosen_by_data():
-    @nki.jit
-    def kernel(x, picked):
-        out = nl.ndarray((3, 1), x.dtype, buffer=nl.shared_hbm)
-        columns = nl.load(picked)
-        for row in nl.affine_range(3):
-            nl.store(out[row, 0], nl.load(x[row, columns[row, 0]]))
-        return out
-
-    @nki.jit
-    def column(x, picked):
-        return nl.load(x[nl.arange(3)[:, None], nl.load(picked)])
-
-    x, picked = normal(3, 9), np.array([[8], [0], [4]], np.int32)
-    agree(kernel(x, picked), np.take_along_axis(x, picked, 1))
-    with pytest.raises(NkiError, match="err_indirect_indices_free_dim"):
-        column(x, picked)
 
 
 # a loop variable and an instance's number as data; vLLM's attention of 0.8, and the vendor's page

@@ -237,101 +237,7 @@ def test_every_view_is_every_operand(instruction, place):
         assert np.allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max()), name
 
 
-@pytest.mark.parametrize("name", [n for n in VIEWS if n not in INDIRECT])
-def test_every_view_is_multiplied_and_turned(name):
-    """As stationary and as moving operand, of a transpose, and a part of PSUM as the result."""
-
-    @nki.jit
-    def kernel(x, y):
-        product = nl.ndarray((A * B, A * B), nl.float32, buffer=nl.shared_hbm)
-        turned = nl.ndarray((A * B, P), nl.float32, buffer=nl.shared_hbm)
-        left, right = VIEWS[name](), VIEWS[name]()
-        nisa.dma_copy(left, x)
-        nisa.dma_copy(right, y)
-        acc = nl.ndarray((A * B, 3, A * B + 1), nl.float32, buffer=nl.psum)
-        back = nl.ndarray((A * B, 2, P), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(acc[:, 1, 1:], left, right)
-        nisa.nc_transpose(back[:, 1], left)
-        first, second = tile(A * B, A * B), tile(A * B, P)
-        nisa.tensor_copy(first, acc[:, 1, 1:])
-        nisa.tensor_copy(second, back[:, 1, :])
-        nl.store(product, first)
-        nl.store(turned, second)
-        return product, turned
-
-    x, y = data(3, P, A, B), data(4, P, A, B)
-    product, turned = kernel(x, y)
-    close(product, x.reshape(P, -1).T.astype(float) @ y.reshape(P, -1))
-    close(turned, x.reshape(P, -1).T)
-
-
-@pytest.mark.parametrize("name", [n for n in VIEWS if n not in INDIRECT])
-def test_every_view_is_reduced(name):
-    @nki.jit
-    def kernel(x):
-        outs = [nl.ndarray(s, nl.float32, buffer=nl.shared_hbm) for s in ((P, A), (P, 1), (P, 8))]
-        view, found = VIEWS[name](), [tile(P, A), tile(P, 1), tile(P, 8)]
-        nisa.dma_copy(view, x)
-        nisa.tensor_reduce(found[0], nl.add, view, axis=2)
-        nisa.tensor_reduce(found[1], nl.maximum, view, axis=(1, 2), negate=True, keepdims=True)
-        nisa.max8(found[2], view)
-        for out, one in zip(outs, found):
-            nisa.dma_copy(out, one)
-        return outs
-
-    x = data(5, P, A, B)
-    sums, most, eight = kernel(x)
-    close(sums, x.sum(2, dtype=float))
-    close(most[:, 0], -x.max((1, 2)))
-    close(eight, -np.sort(-x.reshape(P, -1), 1)[:, :8])
-
-
 # --- numbers, tiles and registers -----------------------------------------------------------------
-def column(value):
-    return nl.full((P, 1), value, nl.float32)
-
-
-FACTORS = {
-    "float": lambda: 3.0,
-    "int": lambda: 3,
-    "numpy scalar": lambda: np.float32(3),
-    "column": lambda: column(3.0),
-    "part of a tile": lambda: nl.full((P, 5), 3.0, nl.float32)[:, 2:3],
-    "one index": lambda: nl.full((P, 5), 3.0, nl.float32)[:, 2],
-    "strided": lambda: nl.full((P, 5, 2), 3.0, nl.float32)[:, 4, 1:2],
-    "other partitions": lambda: nl.full((128, 1), 3.0, nl.float32)[64:, :],
-    "ap": lambda: nl.full((P, 5), 3.0, nl.float32).ap([[5, P], [1, 1]], offset=4),
-}
-
-
-@pytest.mark.parametrize("name", FACTORS)
-def test_numbers_and_columns(name):
-    factor = FACTORS[name]
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((5, P, B), nl.float32, buffer=nl.shared_hbm)
-        source, found = nl.load(x), [tile(P, B) for _ in range(5)]
-        nisa.tensor_scalar(found[0], source, nl.multiply, factor())
-        nisa.tensor_scalar(found[1], data=source, op0=nl.subtract, operand0=factor(),
-                           reverse0=True, op1=nl.maximum, operand1=factor(),
-                           engine=nisa.vector_engine)  # fmt: skip
-        nisa.scalar_tensor_tensor(found[2], source, nl.add, factor(), nl.multiply, source)
-        nisa.activation(found[3], nl.copy, source, scale=factor())
-        nisa.tensor_tensor_scan(found[4], source, source, factor(), nl.multiply, nl.add)
-        for k in range(5):
-            nisa.dma_copy(out[k], found[k])
-        return out
-
-    x = data(6, P, B)
-    found = kernel(x)
-    last, scans = np.full(P, 3.0), []
-    for k in range(B):
-        last = last * x[:, k] + x[:, k]
-        scans.append(last)
-    wants = [3 * x, np.maximum(3 - x, 3), (x + 3) * x, 3 * x, np.stack(scans, 1)]
-    for one, want in zip(found, wants):
-        close(one, want)
 
 
 @pytest.mark.parametrize("start", [0, 7, np.int64(7), "register", "moved register"])
@@ -470,35 +376,6 @@ def test_while_a_register_is_not_zero(form):
         x *= most / x.max()
         want = x / 2.0 ** max(0, np.ceil(np.log2(most)))
         close(kernel(x), want)
-
-
-@nki.jit
-def nested(x, rows, columns):
-    """A loop of data around one of constants around a plain one, in functions of their own."""
-    out = nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm)
-    nisa.dma_copy(out, nl.load(x))
-    bound = nisa.register_alloc(nl.load(rows))
-    for r in nl.dynamic_range(bound):
-        columns_of(out, r, columns)
-    return out
-
-
-def columns_of(out, row, columns):
-    for _ in nl.dynamic_range(0, columns, 2):
-        cell = tile(1, 2)
-        part = out[nl.ds(row, 1), :].reshape((1, out.shape[1]))
-        nisa.dma_copy(cell, part.slice(1, 0, 2))
-        for _ in range(3):
-            nisa.tensor_scalar(cell, cell, nl.add, 1.0)
-        nisa.dma_copy(out[nl.ds(row, 1), 0:2], cell)
-
-
-def test_loops_in_loops():
-    x = data(9, 5, 8)
-    for rows in (0, 3, 5):
-        want = x.astype(float)
-        want[:rows, :2] += 6
-        close(nested(x, np.array([[rows]], np.int32), 4), want)
 
 
 # --- kernels, arguments and results ---------------------------------------------------------------
