@@ -83,7 +83,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -1872,12 +1872,12 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
         neuron_config = self.neuron_config
-        tokens = call_tokens(self)
+        tokens, why = call_tokens(self)
         neuron_config.looks_ahead = tokens > 1
         if tokens > 1:
             neuron_config.speculation_length = tokens
-        elif is_nki_enabled(self):
-            logging.info("llama.py takes a token a step here: look-ahead is for one sequence alone")
+        elif why:
+            logging.warning("One token a call: llama.py looks ahead, but not with %s.", why)
 
     def uncovered(self) -> Optional[str]:
         """Say in a sentence what this file does not cover and what to do; None: it covers all.
@@ -2330,20 +2330,24 @@ CALL_TOKENS = 8  # of a call, the newest one and its guesses
 CONTEXT = 4  # newest tokens that are looked up
 
 
-def call_tokens(config: InferenceConfig) -> int:
-    """Tokens of a call that looks ahead; 1 where something is asked for that it steps aside for.
-
-    All queries of a KV head's tokens share a tile of scores.
-    """
-    given, heads = config.neuron_config, config.num_attention_heads
-    sampled = given.on_device_sampling_config is not None
-    if not is_nki_enabled(config) or option(config, "speculation_length") or sampled:
-        return 1
-    if given.max_batch_size > 1 or option(config, "async_mode") or given.padding_side == "left":
-        return 1
-    rank = max(1, heads // given.tp_degree)
+def call_tokens(config: InferenceConfig) -> Tuple[int, str]:
+    """Tokens of a call that looks ahead, whose queries of a KV head share a tile of scores; or 1,
+    and what it steps aside for: nothing where nobody expects guesses."""
+    given = config.neuron_config
+    if not is_nki_enabled(config) or option(config, "speculation_length"):
+        return 1, ""
+    rank = max(1, config.num_attention_heads // given.tp_degree)
     tokens = min(CALL_TOKENS, P_MAX // rank)
-    return tokens if tokens < given.max_context_length else 1
+    reasons = {
+        f"{given.max_batch_size} sequences": given.max_batch_size > 1,
+        "tokens that the device samples": given.on_device_sampling_config is not None,
+        "asynchronous calls": option(config, "async_mode"),
+        "prompts padded on the left": given.padding_side == "left",
+        f"{rank} query heads a rank": tokens < 2,
+        f"prompts of at most {given.max_context_length} tokens": tokens >= given.max_context_length,
+    }
+    why = ", ".join(reason for reason, holds in reasons.items() if holds)
+    return (1, why) if why else (tokens, "")
 
 
 class Guesser:
@@ -2503,6 +2507,15 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
         super().enable_speculation(*args, **kwargs)
         if option(self.config, "looks_ahead") and not hasattr(self, "token_generation_model"):
             self.enable_token_generation()
+
+    @contextlib.contextmanager
+    def plain_steps(self) -> Iterator[None]:
+        """Take one token a call within, to compare calls with those of another model."""
+        ahead, self.ahead = self.ahead, None
+        try:
+            yield
+        finally:
+            self.ahead = ahead
 
     def reset(self) -> None:
         """Begin a new sequence: nothing of the last one is remembered."""

@@ -163,6 +163,24 @@ def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Pat
         assert report["estimated"][name]["throughput"] > 0
 
 
+def test_the_estimate_of_look_ahead_counts_the_calls_of_a_whole_run(
+    run: Callable, tmp_path: Path
+) -> None:
+    """The compared tokens are the first ones, and say nothing about the rest."""
+    asked = ("--mode", "evaluate", "--enable-nki", "--prompt", "hello", "--seq-len", "64")
+    reports = []
+    for given in ((), (), ("--max-new-tokens", "2")):
+        done = run("main.py", *asked, *given)
+        assert done.returncode == 0, done.stderr
+        assert "without guesses a token takes" in done.stdout
+        reports.append(json.loads((tmp_path / "benchmark_report.json").read_text())["estimated"])
+    assert reports[0] == reports[1] == reports[2]
+    spoken = reports[0]["speculation"]
+    assert spoken["method"] == "look-ahead" and spoken["tokens"] == reports[0]["new_tokens"] - 1
+    assert sum(spoken["accepted"]) + spoken["calls"] == spoken["tokens"]
+    assert reports[0]["plain_ms"] > 0
+
+
 def test_evaluate_without_kernels_has_no_nki_share(run: Callable, submission: Callable) -> None:
     baseline = ("--base-latency", "100", "--base-throughput", "200")
     done = run(

@@ -5,6 +5,7 @@ process. Wall-clock times on the stand-in are the simulator's own: every report 
 and nothing here mixes sources.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,11 +18,14 @@ from harness.figures import acceptance
 from harness.figures.acceptance import Acceptance
 from harness.figures.graphs import DECODE, PREFILL
 from harness.processes.roles import BASELINES
-from harness.session.building import Loaded
+from harness.session.building import Loaded, identity
 from harness.session.generation import generate_tokens, speculative_tokens
 from harness.sources import Source
 from harness.streaming import Stream
+from harness.swapping import reference_cache
+from neuron_cpu.errors import UnwritableError
 
+_LOOKED = "harness.session.model:looked"
 _PERCENTILES = (50, 90, 95, 99, 100)
 
 
@@ -38,6 +42,7 @@ class SpeedReport:
         band_ms: of an estimate, the shortest and longest whole generation of a device that fit it
             (docs/cost_model.md).
         speculation: what guesses were worth; of an estimate, those that were measured here.
+        plain_ms: of an estimate of look-ahead, a token without it.
     """
 
     e2e_model: dict[str, float]
@@ -51,10 +56,11 @@ class SpeedReport:
     runs: Optional[int] = None
     band_ms: Optional[tuple[float, float]] = None
     speculation: Optional[Acceptance] = None
+    plain_ms: Optional[float] = None
 
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON, without absent entries."""
-        optional = (PREFILL, DECODE, "runs", "band_ms", "speculation")
+        optional = (PREFILL, DECODE, "runs", "band_ms", "speculation", "plain_ms")
         return {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
 
 
@@ -118,6 +124,32 @@ def measure(
     report = timed(streams, latencies, width, new_tokens, batch)
     spoken = acceptance.summed(asked.method, asked.length, calls) if asked else None
     return replace(report, speculation=spoken)
+
+
+def looked_ahead(
+    loaded: Loaded, ids: Sequence[int], new_tokens: int, on_step: Callable[[], Any]
+) -> Optional[Acceptance]:
+    """What the guesses of a submission give that looks ahead by itself, over all `new_tokens` of
+    an answer: its first ones repeat less than the rest. The calls stay in the cache, under a digest
+    of everything that went into them."""
+    asked = loaded.session.settings
+    wanted: dict[str, Any] = dict(
+        top_k=asked.top_k, top_p=asked.top_p, temperature=asked.temperature
+    )
+    wanted |= dict(ids=list(ids), tokens=new_tokens, seed=asked.seed, model=identity(loaded))
+    file = reference_cache.place(wanted)
+    if (known := reference_cache.read(file)) is not None:
+        for _ in range(new_tokens):
+            on_step()
+        return acceptance.looked_ahead(known[0])
+    what = "The graphs' calls cannot be counted"
+    loaded.call(_LOOKED, what)  # those of earlier generations
+    generate_tokens(loaded, [ids], new_tokens, lambda *_: on_step(), fixed_length=True)
+    body = loaded.call(_LOOKED, what).body
+    found = acceptance.looked_ahead(body)
+    with contextlib.suppress(UnwritableError):  # the run goes on without
+        reference_cache.write(file, body, [])
+    return found
 
 
 def silent_stream(loaded: Loaded, rows: int) -> Stream:

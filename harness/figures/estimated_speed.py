@@ -87,7 +87,15 @@ class SpeedEstimates:
                 first.longest_ms + sum(step.longest_ms for step in later),
             ),
             speculation=speculation,
+            plain_ms=self._plain(prompt_tokens, len(steps)) if speculation else None,
         )
+
+    def _plain(self, prompt_tokens: int, steps: int) -> Optional[float]:
+        """A token of a submission that looks ahead by itself, if it did not."""
+        if self._loaded.session.settings.speculation is not None or not steps:
+            return None
+        alone = [self._graph(DECODE, prompt_tokens + step + 1).ms for step in range(steps)]
+        return sum(alone) / steps
 
     def _prompt(self, tokens: int) -> _Times:
         """Every call up to the first new token, the draft model's, too."""

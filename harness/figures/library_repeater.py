@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from harness.figures.divergence import NKI_TOKENS, PREFILL_PHASE, Error
 from harness.processes.roles import Role
 from harness.processes.worker import Host
-from harness.session.model import generate
+from harness.session.model import run_plainly
 from neuron_cpu.runtime.tape import Call, Tape, run_node
 
 Name = tuple[str, int]  # of a call: the module, and how often it has been called before
@@ -168,10 +168,7 @@ def _watched(host: Host, ids: Sequence[int]) -> list[Run]:
     for tag, bucket, graph in graphs:
         graph.forward = _noting(graph, tag, bucket, runs)
     try:
-        quiet = replace(host, emit=lambda _: None)
-        generate(
-            quiet, Role.NKI.value, [ids], NKI_TOKENS, greedy=True, fixed_length=True, scores=False
-        )
+        run_plainly(host, Role.NKI, ids, NKI_TOKENS)
     finally:
         for _, _, graph in graphs:
             graph.tap = None

@@ -7,9 +7,8 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Optional
-from unittest import mock
 
 import torch
 
@@ -27,7 +26,7 @@ from harness.figures.divergence import (
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.processes.roles import Role
 from harness.processes.worker import Host
-from harness.session.model import generate
+from harness.session.model import run_plainly
 
 PHASES = {PREFILL: PREFILL_PHASE, CHUNK: CHUNK_PHASE, DECODE: DECODE_PHASE}
 _WHOLE_LAYER = re.compile(r"^layers\.\d+$")
@@ -138,7 +137,7 @@ def own_errors(host: Host, ids: Sequence[int]) -> list[Error]:
     """Each module's own error: the references run on the inputs of the NKI run, on every rank."""
     repeater = Repeater(len(ids))
     with torch.no_grad(), _hooks(host, Role.NKI, (Role.TORCH, Role.SHADOW), repeater.hook):
-        _run(host, Role.NKI, ids, NKI_TOKENS)
+        run_plainly(host, Role.NKI, ids, NKI_TOKENS)
     return repeater.found
 
 
@@ -157,7 +156,7 @@ def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
             return hook
 
         with _hooks(host, role, (), keep):
-            _run(host, role, ids, 1)
+            run_plainly(host, role, ids, 1)
         outputs.append(kept)
     chosen = [name for name in outputs[0] if all(name in kept for kept in outputs)]
     return [error_of(PREFILL_PHASE, name, *(kept[name] for kept in outputs)) for name in chosen]
@@ -166,14 +165,6 @@ def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
 def _grows(name: str) -> bool:
     """Whole layers and the modules behind them."""
     return bool(_WHOLE_LAYER.match(name)) or name in ("norm", "lm_head")
-
-
-def _run(host: Host, role: Role, ids: Sequence[int], count: int) -> None:
-    """Generate `count` greedy tokens for the sake of the hooks."""
-    quiet = replace(host, emit=lambda _: None)
-    # a submission that looks ahead takes plain steps here, as its references do
-    with mock.patch.object(host.models[role], "ahead", None, create=True):
-        generate(quiet, role.value, [ids], count, greedy=True, fixed_length=True, scores=False)
 
 
 @contextmanager

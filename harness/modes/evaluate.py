@@ -9,20 +9,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
-from harness.figures import (
-    acceptance,
-    accuracy,
-    benchmark,
-    executed,
-    floors,
-    flops,
-    graphs,
-    reference,
-)
+from harness.figures import accuracy, benchmark, executed, floors, flops, graphs, reference
 from harness.figures.accuracy import Expected, Place, RowResult
 from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.evaluation import Evaluation, Figures, Speeds
+from harness.figures.graphs import CHUNK
 from harness.figures.score import Speed, from_report, score
 from harness.files import check_writable_folder
 from harness.inputs.chunks import MOST_PREFILL
@@ -36,7 +28,6 @@ from harness.settings import Settings
 from harness.streaming import Stream
 from neuron_cpu.files import write_text_atomically
 
-_LOOKED = "harness.session.model:looked"
 REPORT_FILE = "benchmark_report.json"
 AHEAD = 4  # prompts whose logits the baseline may have ready: 3 MB each of 49,152 tokens
 FINE = 64  # tokens between buckets of the fp32 model: a fifth of its prompts' time less
@@ -49,7 +40,9 @@ def run(settings: Settings) -> int:
     session = open_session(settings)
     evaluator = Evaluator(session)
     length = new_token_limit(settings, session.prompt_ids)
-    with console.step("Evaluating", total=evaluator.steps(session.prompt_ids, length)) as step:
+    room = settings.seq_len - max(map(len, session.prompt_ids))
+    total = evaluator.steps(session.prompt_ids, length, room)
+    with console.step("Evaluating", total=total) as step:
         result = evaluator.evaluate(
             0, session.prompts, session.prompt_ids, settings.seq_len, None, step.advance
         )
@@ -109,10 +102,17 @@ class Evaluator:
         self._runs = benchmark.runs_asked(self.session.settings.runs)
         self._warm_ups = sdk.platform().warm_ups
 
-    def steps(self, prompt_ids: Sequence[Sequence[int]], new_tokens: int) -> int:
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether the submission has graphs of several tokens that nobody asked for."""
+        asked = self.session.settings
+        own = asked.speculation is None and not asked.prefill_chunk and asked.batch_size == 1
+        return own and CHUNK in self.candidate.buckets
+
+    def steps(self, prompt_ids: Sequence[Sequence[int]], new_tokens: int, room: int) -> int:
         """Generated tokens that one evaluation reports through its callback."""
         measured = 0 if self._check_is_measured(prompt_ids) else self._runs + self._warm_ups
-        return new_tokens * (2 * len(prompt_ids) + measured)
+        return new_tokens * (2 * len(prompt_ids) + measured) + room * self._looks_ahead
 
     def _check_is_measured(self, prompt_ids: Sequence[Sequence[int]]) -> bool:
         """Whether the accuracy check's own generation is the measurement.
@@ -187,9 +187,9 @@ class Evaluator:
         asked = settings.prefill_chunk, settings.speculation
         share = flops.nki_share(self._graphs, result.prompt_tokens, room, *asked)
         measured = self._measured(prompt_ids, result.new_tokens, streams, advance)
-        if settings.speculation is None and len(prompt_ids) == 1:
-            body = self.candidate.call(_LOOKED, "The graphs' calls cannot be counted").body
-            measured = replace(measured, speculation=acceptance.looked_ahead(body))
+        if self._looks_ahead and accurate:
+            spoken = benchmark.looked_ahead(self.candidate, prompt_ids[0], room, advance)
+            measured = replace(measured, speculation=spoken)
         estimated = self._estimates.report(result.prompt_tokens, room, measured.speculation)
         executed.check(self.candidate, self._graphs, self._estimates.used)
         speed = Speeds(measured, estimated)

@@ -294,7 +294,8 @@ def _run_cases(run: Run, alone: bool) -> None:
             settings = session.settings
             batch = [case.ids] * settings.batch_size
             tokens = _new_tokens(case, settings)
-            part = 1 / max(1, evaluator.steps(batch, tokens))
+            room = case.seq_len - len(case.ids)
+            part = 1 / max(1, evaluator.steps(batch, tokens, room))
             step.note(f"Evaluating prompt {case.index} ({done} of {len(cases)})")
             for prompt in coming[done - 1 : done + AHEAD]:  # the baseline's part meanwhile
                 evaluator.begin(*prompt)

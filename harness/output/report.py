@@ -208,6 +208,9 @@ def print_speed(name: str, speed: Optional[SpeedReport]) -> None:
             terminal.printed(f"\t{part}: {_latencies(figures)}")
     if speed.speculation is not None:
         terminal.printed(f"\t{speed.speculation.describe()}")
+    if speed.speculation is not None and speed.plain_ms is not None:
+        told = f"\tmeasured on the {speed.speculation.tokens + 1} tokens behind this prompt"
+        terminal.printed(f"{told}; without guesses a token takes {speed.plain_ms:.2f} ms")
 
 
 def _latencies(figures: dict[str, float]) -> str:

@@ -347,6 +347,14 @@ def generate(
     return Answer([step.as_list() for step in getattr(adapter, "steps", ())], arrays)
 
 
+def run_plainly(host: Host, role: Role, ids: Sequence[int], count: int) -> None:
+    """Generate `count` greedy tokens for the sake of hooks, one a call: a submission that looks
+    ahead takes plain steps, as its references do."""
+    quiet = replace(host, emit=lambda _: None)
+    with getattr(host.models[role], "plain_steps", contextlib.nullcontext)():
+        generate(quiet, role.value, [ids], count, greedy=True, fixed_length=True, scores=False)
+
+
 _looked: dict[Role, list[list[list[int]]]] = {}  # of each generation since `looked`
 
 

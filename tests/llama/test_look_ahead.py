@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
 import torch
+from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig
 from neuronx_distributed_inference.utils.hf_adapter import (
     HuggingFaceGenerationAdapter,
     load_pretrained_config,
@@ -77,7 +79,7 @@ SHAPE = dict(
 )
 
 
-def application(folder: Any, **neuron: Any) -> Any:
+def application(folder: Any, traced: str = "traced", **neuron: Any) -> Any:
     """The submission, compiled and loaded."""
     options = dict(seq_len=128, max_context_length=64, torch_dtype=torch.float32, batch_size=1)
     neuron_config = llama.NeuronConfigNKI(**{**options, "enable_nki": True, **neuron})
@@ -85,8 +87,8 @@ def application(folder: Any, **neuron: Any) -> Any:
         neuron_config, load_config=load_pretrained_config(str(folder))
     )
     app = llama.NeuronLlamaForCausalLM(str(folder), config)
-    app.compile(str(folder / "traced"))
-    app.load(str(folder / "traced"))
+    app.compile(str(folder / traced))
+    app.load(str(folder / traced))
     return app
 
 
@@ -122,9 +124,8 @@ def test_text_and_logits_are_those_of_the_plain_step(tiny: Any) -> None:
     prompt = [5, 6, 7, 8, 9] * 4
     text, logits = generated(app, prompt, 100)
     calls, kept = list(app.ahead.calls), app.ahead.kept_rows
-    ahead, app.ahead = app.ahead, None
-    plain, wanted = generated(app, prompt, 100)
-    app.ahead = ahead
+    with app.plain_steps():
+        plain, wanted = generated(app, prompt, 100)
     assert text == plain
     torch.testing.assert_close(logits, wanted, rtol=1e-5, atol=1e-5)
     assert sum(calls) + kept == 99 and kept > 0
@@ -137,11 +138,8 @@ def counted(app: Any, prompt: list[int], count: int = 60) -> tuple[list[int], li
 
 
 def plain_text(app: Any, prompt: list[int], count: int = 60) -> list[int]:
-    ahead, app.ahead = app.ahead, None
-    try:
+    with app.plain_steps():
         return generated(app, prompt, count)[0]
-    finally:
-        app.ahead = ahead
 
 
 def test_nothing_is_remembered_beyond_a_run(tiny: Any) -> None:
@@ -208,11 +206,11 @@ def test_sampling_draws_what_the_plain_step_draws(tiny: Any) -> None:
     """A row answers only the token that it was computed for."""
     _, _, app = tiny
     runs = []
-    for ahead in (app.ahead, None):
-        kept, app.ahead = app.ahead, ahead
+    for steps in (contextlib.nullcontext, app.plain_steps):
         torch.manual_seed(3)
-        runs.append(generated(app, [5, 6] * 5, 60, do_sample=True, top_k=2, temperature=0.7)[0])
-        app.ahead = kept
+        with steps():
+            drawn = generated(app, [5, 6] * 5, 60, do_sample=True, top_k=2, temperature=0.7)
+        runs.append(drawn[0])
     assert runs[0] == runs[1]
 
 
@@ -229,6 +227,16 @@ def test_the_cache_may_be_filled(tiny: Any) -> None:
     _, _, app = tiny
     prompt = [3, 4] * 32
     assert counted(app, prompt, 64)[0] == plain_text(app, prompt, 64)
+
+
+def test_a_prompt_may_fill_the_cache(tiny: Any) -> None:
+    """A cache as short as the longest prompt leaves one token, or a few."""
+    _, folder, _ = tiny
+    app = application(folder, "short", seq_len=64)
+    assert app.ahead is not None
+    for length, count in ((63, 1), (57, 7), (56, 8)):
+        prompt = [3 + n % 2 for n in range(length)]
+        assert counted(app, prompt, count)[0] == plain_text(app, prompt, count)
 
 
 def test_tokens_that_the_caller_chooses_are_followed(tiny: Any) -> None:
@@ -249,17 +257,20 @@ def test_tokens_that_the_caller_chooses_are_followed(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "asked",
+    ("asked", "told"),
     [
-        dict(batch_size=2),
-        dict(enable_nki=False),
-        dict(padding_side="left"),
-        dict(seq_len=16, max_context_length=8),
-        dict(speculation_length=5),
+        (dict(batch_size=2), "2 sequences"),
+        (dict(enable_nki=False), ""),
+        (dict(padding_side="left"), "prompts padded on the left"),
+        (dict(seq_len=16, max_context_length=8), "prompts of at most 8 tokens"),
+        (dict(speculation_length=5), ""),
+        (dict(on_device_sampling_config=OnDeviceSamplingConfig()), "the device samples"),
     ],
     ids=str,
 )
-def test_it_steps_aside(asked: dict[str, Any], tiny: Any) -> None:
+def test_it_steps_aside_and_says_so(
+    asked: dict[str, Any], told: str, tiny: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     _, folder, _ = tiny
     options = dict(seq_len=128, max_context_length=64, torch_dtype=torch.float32, batch_size=1)
     neuron_config = llama.NeuronConfigNKI(**{**options, "enable_nki": True, **asked})
@@ -267,10 +278,26 @@ def test_it_steps_aside(asked: dict[str, Any], tiny: Any) -> None:
         neuron_config, load_config=load_pretrained_config(str(folder))
     )
     assert not neuron_config.looks_ahead
+    said = [record.message for record in caplog.records if "looks ahead" in record.message]
+    assert len(said) == bool(told) and told in "".join(said)
     assert neuron_config.speculation_length == asked.get("speculation_length", 0)
     assert (config.uncovered() is not None) == (
         "padding_side" in asked or "speculation" in str(asked)
     )
+
+
+def test_several_sequences_take_plain_steps(tiny: Any) -> None:
+    """Each row has the text that it has alone."""
+    _, folder, app = tiny
+    prompts = [[5, 6, 7, 5, 6], [9, 10, 9, 10, 9]]
+    ids = torch.tensor(prompts)
+    found = HuggingFaceGenerationAdapter(application(folder, "two", batch_size=2)).generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        generation_config=GenerationConfig(),
+        **dict(min_new_tokens=40, max_new_tokens=40, do_sample=True, top_k=1, pad_token_id=0),
+    )
+    assert found[:, 5:].tolist() == [plain_text(app, prompt, 40) for prompt in prompts]
 
 
 def test_a_compiled_folder_knows_that_it_looks_ahead(tiny: Any) -> None:
