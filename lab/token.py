@@ -1,32 +1,42 @@
 """What a user waits for a token: llama.py's look-ahead beside its plain step and the baseline.
 
-    python -m lab.token [--measure-host]
+    python -m lab.token [--write]
+    python -m lab.token --measure-host [--write]
 
 Calls are counted on recorded texts (lab/data/token_texts.json): what the embedded model wrote
-greedily in fp32, its end token suppressed as the contest's main.py does, up to 640 tokens behind
-each of the benchmark prompts that leave room for 50, four beginnings of code and four of dialogue.
-llama.py's own LookAhead guesses on them. Times are estimates of the cost model for Llama-3.2-1B at
-degree 2 over 640 keys, of ours and of the baseline alike. ``--measure-host`` adds the loop of the
-adapter around a model that computes nothing, measured here. Under a minute.
+greedily in fp32, its end token suppressed as the contest's main.py does, behind each of the 25
+benchmark prompts, four beginnings of code and four of dialogue. A text goes up to 640 tokens, and
+behind the two prompts that are longer up to 1280. llama.py's own LookAhead guesses on them. Times
+are estimates of the cost model for Llama-3.2-1B at degree 2, of ours and of the baseline alike.
+``--measure-host`` measures the loop of the adapter instead, around a model that knows the text and
+computes nothing. ``--write`` puts the tables into the page. Two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import neuron_cpu
 
 neuron_cpu.ensure_sdk()
 
 import torch  # noqa: E402
-from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig  # noqa: E402
+from neuronx_distributed_inference.models.config import (  # noqa: E402
+    InferenceConfig,
+    NeuronConfig,
+    OnDeviceSamplingConfig,
+)
 from neuronx_distributed_inference.models.llama import modeling_llama as baseline  # noqa: E402
 from neuronx_distributed_inference.utils.hf_adapter import (  # noqa: E402
     HuggingFaceGenerationAdapter,
@@ -37,14 +47,15 @@ from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: E402
 
 import llama  # noqa: E402
 from harness.figures import tracing  # noqa: E402
-from harness.figures.estimate import Estimator, events_of, logits_rows  # noqa: E402
+from harness.figures.estimate import COLLECTIVE, Estimator, events_of, logits_rows  # noqa: E402
 from harness.model_shapes import MODEL_SHAPES  # noqa: E402
 from harness.simulator import cost  # noqa: E402
-from lab import ROOT  # noqa: E402
+from lab import NOTES, ROOT, pages  # noqa: E402
 
-TEXTS = ROOT / "lab" / "data" / "token_texts.json"
-MODEL, DEGREE, KEYS = "llama-3.2-1b", 2, 640
-ASKED = dict(tp_degree=DEGREE, batch_size=1, seq_len=KEYS, torch_dtype=torch.bfloat16)
+TEXTS, PAGE = ROOT / "lab" / "data" / "token_texts.json", NOTES / "token.md"
+MODEL, DEGREE, KEYS = "llama-3.2-1b", 2, (640, 1280)
+KINDS = ("prompt", "code", "dialogue")
+DECODE, SEVERAL = "token_generation_model", "speculation_model"
 
 
 class Text(NamedTuple):
@@ -72,10 +83,13 @@ def texts() -> list[Text]:
     return [Text(**row) for row in json.loads(TEXTS.read_text())]
 
 
-def calls(text: Text, tokens: int) -> Calls:
+def calls(text: Text, tokens: int, guesser: Callable[[], Any] = llama.Guesser) -> Calls:
     """What ``tokens`` a call need for a text, as the adapter's loop asks llama.py's LookAhead."""
-    ahead, row = llama.LookAhead(tokens, KEYS), torch.zeros(1, tokens, 1)
-    ahead.begin(text.tokens[: text.prompt])
+    room = next(keys for keys in KEYS if keys >= len(text.tokens))
+    ahead, row = llama.LookAhead(tokens, room), torch.zeros(1, tokens, 1)
+    ahead.guesser = guesser()
+    for token in text.tokens[: text.prompt]:
+        ahead.guesser.add(token)
     for position in range(text.prompt, len(text.tokens) - 1):
         token = text.tokens[position]
         if ahead.kept(token, position) is None:
@@ -85,130 +99,335 @@ def calls(text: Text, tokens: int) -> Calls:
     return Calls(*ahead.calls, sum(ahead.calls) + ahead.kept_rows)
 
 
+# --- guessers -------------------------------------------------------------------------------------
+class Place(llama.Guesser):
+    """What followed the latest earlier place of the newest tokens, of as many as occur there, up to
+    ``longest``: of any number it is what a suffix automaton finds."""
+
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def guess(self, most: int) -> list[int]:
+        text, best, at = self.text, 0, 0
+        for end in range(len(text) - 1, 0, -1):
+            same = 0
+            while same < min(end, self.longest) and text[end - 1 - same] == text[-1 - same]:
+                same += 1
+            if same > best:
+                best, at = same, end
+            if best == self.longest:
+                break
+        if not best:
+            return []
+        copied = list(text)
+        for _ in range(most):
+            copied.append(copied[at])
+            at += 1
+        return copied[len(text) :]
+
+
+class Frequent(llama.Guesser):
+    """The token that followed the newest ones most often, the latest of equals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Any = collections.defaultdict(collections.Counter)
+
+    def add(self, token: int) -> None:
+        for length in range(1, min(llama.CONTEXT, len(self.text)) + 1):
+            context = tuple(self.text[-length:])
+            self.counts[context][token] += 1
+            last = self.after.get(context, token)
+            if self.counts[context][token] >= self.counts[context][last]:
+                self.after[context] = token
+        self.text.append(token)
+
+
+class Recurrence(llama.Guesser):
+    """The text goes on with the shortest period, up to 64, that its end has been through twice."""
+
+    def guess(self, most: int) -> list[int]:
+        for period in range(1, 65):
+            last = self.text[-period:]
+            if len(self.text) >= 2 * period and self.text[-2 * period : -period] == last:
+                return (last * (most // period + 1))[:most]
+        return []
+
+
+GUESSERS: dict[str, Callable[[], Any]] = {
+    "last place of the newest token": partial(Place, 1),
+    "last place of up to 2 tokens": partial(Place, 2),
+    "last place of up to 4 tokens": partial(Place, 4),
+    "suffix automaton": partial(Place, 10**6),
+    "most frequent token behind up to 4": Frequent,
+    "recurrence": Recurrence,
+    "latest token behind up to 4 (`llama.py`)": llama.Guesser,
+}
+
+
+# --- costs ----------------------------------------------------------------------------------------
 class Costs(NamedTuple):
     """Milliseconds: a decode step of the baseline and of ours without the host's loop, our call of
-    several tokens, and the loop of a token."""
+    several tokens, the loop of a token, and a row of logits among several in fp32."""
 
     baseline: float
     plain: float
     several: float
     host: float
+    row: float
 
-    def token(self, found: Calls) -> float:
-        """A token with look-ahead."""
-        spent = found.single * self.plain + found.several * self.several
+    def token(self, found: Calls, several: float = 0.0) -> float:
+        """A token with look-ahead, perhaps with another cost of a call."""
+        spent = found.single * self.plain + found.several * (several or self.several)
         return spent / found.tokens + self.host
 
-    def ratio(self, found: Calls) -> float:
-        return (self.baseline + self.host) / self.token(found)
+    def ratio(self, found: Calls, several: float = 0.0) -> float:
+        return (self.baseline + self.host) / self.token(found, several)
+
+    def of_tokens(self, tokens: int) -> float:
+        """A call of another number of tokens: its rows differ, in bf16."""
+        return self.several + (tokens - llama.CALL_TOKENS) * self.row / 2
 
 
-def estimated() -> Costs:
-    """By the cost model, with the host as published."""
-    overheads = cost.Overheads()
-    host = (overheads.argmax_ns + overheads.host_ns) / 1e6
-    estimator = Estimator(cost.DEFAULT_PROFILE, overheads, DEGREE)
+def published() -> dict[int, Costs]:
+    """Costs by keys, as the page has them."""
+    row, lines = overheads()[0].logits_ns / 1e6, pages.published(PAGE, "costs").splitlines()[2:]
     found = {}
+    for keys, base, plain, several, host in (line.strip("| ").split(" | ") for line in lines):
+        loop = float(host)
+        costs = Costs(float(base) - loop, float(plain) - loop, float(several), loop, row)
+        found[int(keys)] = costs
+    return found
+
+
+def overheads() -> tuple[cost.Overheads, float]:
+    """Costs outside of kernels, and the host's loop in ms, as published."""
+    around = cost.Overheads()
+    return around, (around.argmax_ns + around.host_ns) / 1e6
+
+
+def graph(model: Any, tag: str, keys: int, folder: Path, **how: bool) -> Any:
+    """The estimate of a graph that has a cache of so many keys."""
+    wrapper = next(one for one in model.models if one.tag == tag)
+    record = tracing.record(model, wrapper, keys, folder)
+    rows = logits_rows(record, MODEL_SHAPES[MODEL]["vocab_size"])
+    estimator = Estimator(cost.DEFAULT_PROFILE, overheads()[0], DEGREE, **how)
+    return estimator.graph(tag, keys, 1, events_of(record), rows)
+
+
+def asked(keys: int) -> dict[str, Any]:
+    return dict(tp_degree=DEGREE, batch_size=1, seq_len=keys, torch_dtype=torch.bfloat16)
+
+
+def estimated(keys: int) -> Costs:
+    """By the cost model, with the host as published."""
+    around, host = overheads()
     with tempfile.TemporaryDirectory() as name:
         folder, shape = Path(name), MODEL_SHAPES[MODEL]
-        ours = tracing.application(llama, shape, folder, **ASKED, max_context_length=64)
+        ours = tracing.application(llama, shape, folder, **asked(keys), max_context_length=64)
         loader = load_pretrained_config(name)
-        plain = baseline.LlamaInferenceConfig(NeuronConfig(**ASKED), load_config=loader)
-        for model in (ours, baseline.NeuronLlamaForCausalLM(name, plain)):
-            for wrapper in model.models[1:]:
-                record = tracing.record(model, wrapper, KEYS, folder)
-                rows = logits_rows(record, shape["vocab_size"])
-                graph = estimator.graph(wrapper.tag, KEYS, 1, events_of(record), rows)
-                found[model is ours, wrapper.tag] = graph.latency_ns / 1e6 - host
-    step = "token_generation_model"
-    return Costs(found[False, step], found[True, step], found[True, "speculation_model"], host)
+        plain = baseline.LlamaInferenceConfig(NeuronConfig(**asked(keys)), load_config=loader)
+        other = baseline.NeuronLlamaForCausalLM(name, plain)
+        found = [
+            graph(model, tag, keys, folder).latency_ns / 1e6 - host
+            for model, tag in ((other, DECODE), (ours, DECODE), (ours, SEVERAL))
+        ]
+    return Costs(*found, host, around.logits_ns / 1e6)
 
 
-class Constant:
-    """A model for the adapter that computes nothing, with llama.py's look-ahead or without."""
+def parts(keys: int) -> list[tuple[str, float]]:
+    """Parts of our plain step, and the step where the driver asks for more, in ms."""
+    around, host = overheads()
+    sampling = dict(on_device_sampling_config=OnDeviceSamplingConfig())
+    with tempfile.TemporaryDirectory() as name:
+        folder, shape, given = Path(name), MODEL_SHAPES[MODEL], asked(keys)
+        ours = tracing.application(llama, shape, folder, **given, max_context_length=64)
+        drawn = tracing.application(llama, shape, folder, **given, **sampling)
+        step = graph(ours, DECODE, keys, folder)
+        ways = {
+            "the whole step": step,
+            "with `--on-device-sampling`": graph(drawn, DECODE, keys, folder, samples=True),
+            "with `--async-mode`, too": graph(
+                drawn, DECODE, keys, folder, samples=True, runs_ahead=True
+            ),
+        }
+    sums = [row for row in step.operators if row.kind == COLLECTIVE]
+    several = sum(row.count for row in sums)
+    exchanged = sum(row.total_ns for row in sums) / 1e6
+    inside = sum(row.total_ns for row in step.operators) / 1e6 - exchanged
+    return [
+        ("kernels, and PyTorch's operators between them", inside),
+        (f"{several} collectives", exchanged),
+        ("launch of the graph", around.graph_ns / 1e6),
+        ("logits to the host", step.launch_ns / 1e6 - host - around.graph_ns / 1e6),
+        ("the host's loop", host),
+        *((name, found.latency_ns / 1e6) for name, found in ways.items()),
+    ]
 
-    def __init__(self, ahead: bool, vocabulary: int) -> None:
-        self.neuron_config = NeuronConfig(batch_size=1, seq_len=KEYS)
+
+# --- the host -------------------------------------------------------------------------------------
+class Known(llama.NeuronLlamaForCausalLM):
+    """llama.py's model, with look-ahead or without, whose graphs compute nothing: they give the
+    logits of a recorded text. Of the processor's seconds ``inside`` it ``graphs`` and ``widening``
+    of rows are parts."""
+
+    def __init__(self, ahead: bool, text: Text) -> None:
+        torch.nn.Module.__init__(self)
+        length, tokens = len(text.tokens), llama.CALL_TOKENS
+        self.neuron_config = NeuronConfig(batch_size=1, seq_len=length, speculation_length=tokens)
         self.config = InferenceConfig(self.neuron_config, load_config=lambda config: None)
-        self.config.vocab_size = vocabulary
-        self.ahead = llama.LookAhead(llama.CALL_TOKENS, KEYS) if ahead else None
-        self.rows = torch.zeros(1, llama.CALL_TOKENS, vocabulary, dtype=torch.bfloat16)
-        self.spent, self.kv_cache_populated, self.on_device_sampling = 0.0, False, False
+        self.config.vocab_size = MODEL_SHAPES[MODEL]["vocab_size"]
+        self.ahead = llama.LookAhead(tokens, length) if ahead else None
+        dtype = torch.bfloat16 if ahead else torch.float32
+        self.rows = torch.zeros(1, tokens, self.config.vocab_size, dtype=dtype)
+        self.text, self.inside, self.graphs, self.widening = text, 0.0, 0.0, 0.0
+        self.kv_cache_populated = self.on_device_sampling = False
 
     def reset(self) -> None:
         self.kv_cache_populated = False
 
-    def get_required_kwargs(self) -> list[str]:
-        return []
+    def graph(self, input_ids: Any, position_ids: Any, **_: Any) -> Any:
+        """NxDI's forward: the rows of a call, the last one of a prompt."""
+        began = time.thread_time()
+        count = input_ids.shape[1] if self.kv_cache_populated else 1
+        first = int(position_ids[0, -count]) + 1
+        self.kv_cache_populated = True
+        self.rows.zero_()
+        for at, token in enumerate(self.text.tokens[first : first + count]):
+            self.rows[0, at, token] = 1
+        rows = self.rows[:, :count] if count > 1 else self.rows[:, :1].float()
+        self.graphs += time.thread_time() - began
+        return CausalLMOutputWithPast(logits=rows)
 
-    def forward(self, input_ids: Any, position_ids: Any, **_: Any) -> Any:
-        began, row = time.thread_time(), self.rows[:, :1]
-        if input_ids.shape[1] > 1:
-            self.kv_cache_populated = True
-            if self.ahead is not None:
-                self.ahead.begin(input_ids[0].tolist())
-        elif self.ahead is not None:
-            token, position = int(input_ids), int(position_ids)
-            kept = self.ahead.kept(token, position)
-            if kept is None:
-                guesses = self.ahead.guesses(token, position)
-                kept = self.ahead.keep([token, *guesses], position, self.rows)
-            row = kept
-        row = row.float()
-        self.spent += time.thread_time() - began
-        return CausalLMOutputWithPast(logits=row)
+    def forward(self, *args: Any, **given: Any) -> Any:
+        began = time.thread_time()
+        output = super().forward(*args, **given)
+        self.inside += time.thread_time() - began
+        return output
 
-    __call__ = forward
-
-
-def host_ms(ahead: bool, count: int = 200) -> tuple[float, float]:
-    """Milliseconds of processor time a token of the adapter's loop here, and of the model."""
-    model = Constant(ahead, MODEL_SHAPES[MODEL]["vocab_size"])
-    prompt = torch.arange(3, 43)[None]
-    asked = dict(max_new_tokens=count, min_new_tokens=count, do_sample=True, top_k=1)
-    began = time.thread_time()
-    HuggingFaceGenerationAdapter(model).generate(
-        input_ids=prompt,
-        attention_mask=torch.ones_like(prompt),
-        pad_token_id=0,
-        generation_config=GenerationConfig(eos_token_id=2),
-        **asked,
-    )
-    whole = time.thread_time() - began
-    return 1e3 * (whole - model.spent) / count, 1e3 * model.spent / count
+    def _construct_output(self, logits: Any, *more: Any) -> Any:
+        began = time.thread_time()
+        output = super()._construct_output(logits, *more)
+        self.widening += time.thread_time() - began
+        return output
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+def host_ms(ahead: bool, text: Text) -> tuple[float, float, float]:
+    """Milliseconds of processor time a token: the adapter's loop here, look-ahead in it, and the
+    widening of rows to fp32."""
+    model, count = Known(ahead, text), len(text.tokens) - text.prompt
+    prompt = torch.tensor([text.tokens[: text.prompt]])
+    with mock.patch.object(baseline.NeuronLlamaForCausalLM, "forward", Known.graph):
+        began = time.thread_time()
+        found = HuggingFaceGenerationAdapter(model).generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            pad_token_id=0,
+            generation_config=GenerationConfig(eos_token_id=2),
+            **dict(max_new_tokens=count, min_new_tokens=count, do_sample=True, top_k=1),
+        )
+        whole = time.thread_time() - began
+    assert found[0].tolist() == text.tokens, "the loop wrote another text"
+    own = model.inside - model.graphs - model.widening
+    return tuple(1e3 * part / count for part in (whole - model.inside, own, model.widening))
+
+
+# --- tables ---------------------------------------------------------------------------------------
+def middle_and_worst(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.2f}, {min(values):.2f}"
+
+
+def table(head: str, rows: Sequence[Sequence[str]]) -> str:
+    lines = [[*head.split(" | ")], ["---"] * (head.count(" | ") + 1), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def of_costs(costs: dict[int, Costs]) -> str:
+    rows = [
+        [f"{keys}", f"{one.baseline + one.host:.2f}", f"{one.plain + one.host:.2f}"]
+        + [f"{one.several:.2f}", f"{one.host:.2f}"]
+        for keys, one in costs.items()
+    ]
+    calls_of = f"a call of {llama.CALL_TOKENS} tokens, without the loop"
+    head = f"keys | baseline, a token | plain `llama.py`, a token | {calls_of} | the host's loop"
+    return table(head, rows)
+
+
+def of_texts(costs: dict[int, Costs], known: Sequence[Text]) -> str:
+    rows = []
+    for text in known:
+        found, one = calls(text, llama.CALL_TOKENS), costs[len(text.tokens)]
+        rows.append(
+            [f"{text.kind} {text.number}", f"{text.prompt}", f"{len(text.tokens)}"]
+            + [f"{found.single + found.several}", f"{found.per_call:.2f}"]
+            + [f"{one.token(found):.2f}", f"{one.ratio(found):.2f}"]
+        )
+    head = "text | prompt | length | calls | tokens a call | ms a token | times the baseline"
+    return table(head, rows)
+
+
+def of_guessers(costs: dict[int, Costs], known: Sequence[Text]) -> str:
+    """Tokens a call, and times the baseline."""
+    rows = []
+    for name, guesser in GUESSERS.items():
+        cells = [name]
+        for tokens in (5, llama.CALL_TOKENS, 16):
+            found = [(calls(text, tokens, guesser), text) for text in known]
+            ratios = [
+                costs[len(text.tokens)].ratio(one, costs[len(text.tokens)].of_tokens(tokens))
+                for one, text in found
+            ]
+            each = middle_and_worst([one.per_call for one, _ in found])
+            cells.append(f"{each}; {middle_and_worst(ratios)}")
+        rows.append(cells)
+    head = f"guesser | 5 tokens a call | {llama.CALL_TOKENS} tokens a call | 16 tokens a call"
+    return table(head, rows)
+
+
+def of_the_host(costs: dict[int, Costs], known: Sequence[Text]) -> str:
+    """Of the adapter's loop without look-ahead, and of look-ahead in the same loop."""
+    alone, ahead = ([host_ms(kind, text) for text in known[:5]] for kind in (False, True))
+    loop, _, _ = map(statistics.median, zip(*alone))
+    _, own, widening = map(statistics.median, zip(*ahead))
+    ratios = [
+        costs[len(text.tokens)]._replace(host=loop).ratio(calls(text, llama.CALL_TOKENS))
+        for text in known
+    ]
+    cells = [f"{loop:.2f}", f"{own:.3f}", f"{widening:.3f}", middle_and_worst(ratios)]
+    head = "the adapter's loop | look-ahead | a row widened | times the baseline, median and worst"
+    return table(head, [cells])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--measure-host", action="store_true", help="the adapter's loop, here")
-    args = parser.parse_args(arguments)
-    costs, tokens = estimated(), llama.CALL_TOKENS
-    print(f"A token of {MODEL} at degree {DEGREE} over {KEYS} keys, ms, estimated:")
-    for name, ms in (("baseline", costs.baseline), ("llama.py, plain", costs.plain)):
-        print(f"{name:28} {ms + costs.host:6.2f}, of which the host's loop {costs.host:.2f}")
-    print(f"{f'a call of {tokens} tokens':28} {costs.several:6.2f} without the loop\n")
-    print("text           calls  tokens a call  ms a token  times the baseline")
-    ratios = []
-    for text in texts():
-        found = calls(text, tokens)
-        ratio = costs.ratio(found)
-        ratios += [ratio] if text.kind == "prompt" else []
-        name, number = f"{text.kind} {text.number}", found.single + found.several
-        print(
-            f"{name:14} {number:5}  {found.per_call:13.2f}  {costs.token(found):10.2f}  {ratio:.2f}"
-        )
-    if args.measure_host:
-        (loop, alone), (_, own) = host_ms(False), host_ms(True)
-        here = costs._replace(host=loop)
-        found = [here.ratio(calls(text, tokens)) for text in texts() if text.kind == "prompt"]
-        print(
-            f"the adapter's loop here {loop:.2f} ms a token, look-ahead's Python {own - alone:.3f}"
-        )
-        print(f"with it: median {statistics.median(found):.2f}, worst {min(found):.2f}")
-    print(f"without look-ahead {(costs.baseline + costs.host) / (costs.plain + costs.host):.2f}")
-    print(f"median {statistics.median(ratios):.2f}, worst {min(ratios):.2f} times the baseline")
+    parser.add_argument("--write", action="store_true", help=f"the tables into {PAGE.name}")
+    given = parser.parse_args()
+    costs = published() if given.measure_host else {keys: estimated(keys) for keys in KEYS}
+    known = texts()
+    kinds = {kind: [text for text in known if text.kind == kind] for kind in KINDS}
+    prompts = kinds["prompt"]
+    if given.measure_host:
+        made = {"host": of_the_host(costs, prompts)}
+    else:
+        made = {
+            "costs": of_costs(costs),
+            "texts": of_texts(costs, known),
+            **{f"guessers of {kind}": of_guessers(costs, own) for kind, own in kinds.items()},
+            "parts": table("part | ms", [[name, f"{ms:.2f}"] for name, ms in parts(KEYS[0])]),
+        }
+    for name, text in made.items():
+        print(f"{name}:\n\n{text}\n")
+        if given.write:
+            pages.publish(PAGE, name, text)
+    one = costs[KEYS[0]]
+    print(f"without look-ahead {(one.baseline + one.host) / (one.plain + one.host):.2f}")
+    ratios = [costs[len(text.tokens)].ratio(calls(text, llama.CALL_TOKENS)) for text in prompts]
+    median, worst = statistics.median(ratios), min(ratios)
+    print(f"median {median:.2f}, worst {worst:.2f} times the baseline")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(pages.written(main))

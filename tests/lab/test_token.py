@@ -1,13 +1,15 @@
-"""lab/token.py: calls are counted as the loop makes them, and the ratio is what its page says."""
+"""lab/token.py: calls are counted as the loop makes them, and its page has what it makes."""
 
 from __future__ import annotations
 
 import statistics
 
-import llama
-from lab import NOTES, token
+import pytest
 
-COSTS = token.Costs(baseline=7.07, plain=5.99, several=7.24, host=2.23)  # of the page
+import llama
+from lab import ROOT, pages, token
+
+COSTS = token.published()
 
 
 def test_calls_are_those_of_a_loop_that_knows_the_text() -> None:
@@ -20,20 +22,55 @@ def test_calls_are_those_of_a_loop_that_knows_the_text() -> None:
     assert (alone.single, alone.several, alone.tokens) == (58, 0, 58)
 
 
-def test_the_page_has_the_ratios_of_the_recorded_texts() -> None:
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("last place of the newest token", [1, 2, 3, 9, 1, 5, 1], [5, 1, 5]),
+        ("last place of up to 2 tokens", [9, 1, 2, 3, 1, 5, 9, 1], [2, 3, 1]),
+        ("suffix automaton", [7, 8, 9, 1, 4, 8, 9, 1, 5, 7, 8, 9, 1], [4, 8, 9]),
+        ("most frequent token behind up to 4", [1, 2, 1, 2, 1, 3, 1], [2, 1, 3]),
+        ("recurrence", [4, 5, 6, 5, 6], [5, 6, 5]),
+        ("recurrence", [4, 5, 6, 7], []),
+        ("last place of up to 4 tokens", [4, 5, 6, 7], []),
+    ],
+)
+def test_guessers_guess_what_their_rule_says(name: str, text: list[int], found: list[int]) -> None:
+    guesser = token.GUESSERS[name]()
+    for one in text:
+        guesser.add(one)
+    assert guesser.guess(3) == found
+
+
+def test_the_pages_have_the_ratios_of_the_recorded_texts() -> None:
+    known = token.texts()
+    prompts = [text for text in known if text.kind == "prompt"]
     found = [
-        COSTS.ratio(token.calls(text, llama.CALL_TOKENS))
-        for text in token.texts()
-        if text.kind == "prompt"
+        COSTS[len(text.tokens)].ratio(token.calls(text, llama.CALL_TOKENS)) for text in prompts
     ]
-    assert len(found) == 23
+    assert len(found) == 25
     median, worst = statistics.median(found), min(found)
     assert median > 2.3 and worst > 1.4
-    speculation = (NOTES.parents[1] / "docs" / "speculation.md").read_text(encoding="utf-8")
-    assert f"{median:.2f} times" in speculation and f"{worst:.2f} at worst" in speculation
+    for page in (ROOT / "docs" / "speculation.md", ROOT / "README.md"):
+        words = " ".join(page.read_text(encoding="utf-8").split())
+        assert f"{median:.2f} times" in words and f"{worst:.2f} at worst" in words, page
+    made, shown = token.of_texts(COSTS, known), pages.published(token.PAGE, "texts")
+    for new, old in zip(made.splitlines()[2:], shown.splitlines()[2:], strict=True):
+        *same, ms, ratio = new.strip("| ").split(" | ")
+        *told, told_ms, told_ratio = old.strip("| ").split(" | ")
+        assert same == told and float(ms) == pytest.approx(float(told_ms), abs=0.02)
+        assert float(ratio) == pytest.approx(float(told_ratio), abs=0.02)
 
 
-def test_each_text_has_its_prompt_and_640_tokens() -> None:
+def test_each_text_has_its_prompt_and_its_length() -> None:
     for text in token.texts():
-        assert 0 < text.prompt < len(text.tokens) - 50 and len(text.tokens) <= 640
+        assert 0 < text.prompt < len(text.tokens) - 50
+        assert len(text.tokens) == (640 if text.prompt < 600 else 1280)
         assert all(0 <= one < 49152 for one in text.tokens)
+
+
+def test_the_host_s_loop_writes_the_text_with_look_ahead_and_without() -> None:
+    text = next(text for text in token.texts() if text.number == 2)
+    short = text._replace(tokens=text.tokens[: text.prompt + 40])
+    for ahead in (False, True):
+        loop, own, widening = token.host_ms(ahead, short)
+        assert loop > 0 and own > 0 and (widening > 0) == ahead
