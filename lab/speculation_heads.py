@@ -1,6 +1,6 @@
 """Distil heads that guess for a model: an EAGLE draft of one layer, and Medusa heads.
 
-    python tests/speculation_heads.py OUTPUT [--model-path DIR] [--questions 1280]
+    python -m lab.speculation_heads OUTPUT [--model-path DIR] [--questions 1280]
 
 Without a model path for the embedded model. Everything is learnt from text of the model's own, so
 nothing is downloaded: it samples questions, which is how a conversation begins, and answers each
