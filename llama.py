@@ -34,10 +34,10 @@ draws every tile of one step.
 What calls what, phase by phase:
 
     linear_kernel                multiply_rows
-    multiply_rows                residual_sum, norm_scales, Linear.load, Piece.product
+    multiply_rows                Hidden.load, norm_scales, Linear.load, Piece.product
     swiglu_mlp_kernel            gated_mlp
-    gated_mlp                    residual_sum, norm_scales, InnerTokens.gate, store_product
-    attention_decode_kernel      residual_sum, cached_sequences, decode_step
+    gated_mlp                    Hidden.load, norm_scales, InnerTokens.gate, store_product
+    attention_decode_kernel      Hidden.load, cached_sequences, decode_step
     decode_step                  AttentionLayer.projection, project_qkv, attend_cached
                                  store_product
     attention_prefill_kernel     PromptPlan.of, PromptAttention.run
@@ -46,9 +46,9 @@ What calls what, phase by phase:
     PromptAttention.run_blocks   PromptAttention.start, PromptAttention.attend
     PromptAttention.attend       PromptBlock.groups, take_turns
     take_turns                   GroupAttention.begin, GroupAttention.score, run_all beside them
-    PromptBlock.run              Projection.project, PromptBlock.store_output
+    PromptBlock.project          Projection.project
     project_qkv                  Projection.project
-    Projection.project           Projection.project_heads, Projection.project_values
+    Projection.project           Piece.product, Projection.rope
 
     attention_for_kernels        HeadShape.order, layouts_of_ranks
     mlp_for_kernels              layouts_of_ranks
@@ -128,9 +128,9 @@ CHUNK_BYTES = 112 * 1024  # SBUF per partition for the kept tensors of a chunk
 #
 #   tensor                 shape per rank               partition axis   written by
 #   hidden states (HBM)    [H, T], in token_blocks()    -                in_blocks(), the kernels
-#   hidden states (SBUF)   [128, H/128, T]              128 runs of H    residual_sum()
-#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  project_heads()
-#   V (SBUF)               [tokens, kv heads * D]       tokens           project_values()
+#   hidden states (SBUF)   [128, H/128, T]              128 runs of H    Hidden.load()
+#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  rope()
+#   V (SBUF)               [tokens, kv heads * D]       tokens           project()
 #   context (SBUF)         [128, tiles, T]              heads of a tile  attention of any kind
 #   HF weight              [N, K]                       -                checkpoint
 #   kernel weight (HBM)    [128, N/128 * K/128 * 128]   contraction      kernel_layout(), once
@@ -209,12 +209,6 @@ def kernel_layout(weight: torch.Tensor) -> torch.Tensor:
     return tiled.permute(3, 0, 2, 1).reshape(P_MAX, -1)
 
 
-def depth_of(head_dim: int) -> int:
-    """Rows of a product that contracts a head: whole quadrants of 32, since operands begin at no
-    other partition. Zeros fill the rows behind the head's features."""
-    return math.ceil(head_dim / QUADRANT) * QUADRANT
-
-
 class HeadShape(NamedTuple):
     """Heads of one rank: ``group`` query heads share a KV head, ``stack`` KV heads a tile.
 
@@ -232,7 +226,9 @@ class HeadShape(NamedTuple):
 
     @property
     def depth(self) -> int:
-        return depth_of(self.head_dim)
+        """Rows of a product that contracts a head: whole quadrants of 32, since operands begin at
+        no other partition. Zeros fill the rows behind the head's features."""
+        return math.ceil(self.head_dim / QUADRANT) * QUADRANT
 
     @property
     def stack(self) -> int:
@@ -245,11 +241,6 @@ class HeadShape(NamedTuple):
     @property
     def q_tiles(self) -> int:
         return self.stacks * self.group
-
-    @property
-    def qk_tiles(self) -> int:
-        """Tiles of queries, and behind them of keys."""
-        return self.q_tiles + self.stacks
 
     @property
     def kv_features(self) -> int:
@@ -277,12 +268,18 @@ class HeadShape(NamedTuple):
 # --- Sizes known while tracing --------------------------------------------------------------------
 #
 # The compiler turns Python's range into a loop that it traces once. Lists and nl.static_range stand
-# where a body needs real numbers.
+# where a body needs real numbers. ``while`` counts where models/today.py shares a function: its
+# compiler's parser takes neither comprehensions nor a ``for`` over pairs.
 
 
-def spans(length, most):
-    """(start, size) of the pieces of ``most`` that cover ``length``; the last may be smaller."""
-    return [(at, min(most, length - at)) for at in range(0, length, most)]
+def spans(length, most, first=0):
+    """(start, size) of the pieces of ``most`` that cover ``length`` from ``first`` on; the last may
+    be smaller."""
+    found, at = [], 0
+    while at < length:
+        found.append((first + at, min(most, length - at)))
+        at += most
+    return found
 
 
 def even_spans(length, most):
@@ -299,32 +296,44 @@ def token_chunk(bytes_per_token):
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
-def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=PIECE_BYTES):
+def weight_pieces(tiles, tile_bytes, tokens, last=False, row_bytes=PIECE_BYTES):
     """(first, count) of the tiles of output features that are loaded at once: the pieces.
 
-    Many tokens take rows of at most ``row_bytes`` and begin with half a piece, since their hidden
-    states arrive behind it. The ``last`` weights of a kernel end with LAST_PIECE_BYTES, after
-    pieces of at most half of the rest: little is then left to multiply when the stream ends.
+        tokens                   begin with      go on with pieces of     end with
+        up to FEW_TOKENS         -               LONG_PIECE_BYTES         -
+        more                     half a piece    ``row_bytes``            -
+        of the ``last`` weight   -               half of the rest, too    LAST_PIECE_BYTES
+
+    Hidden states of many tokens arrive behind half a piece. Behind a kernel's last piece little is
+    left to multiply.
     """
-    few, tile_bytes = tokens <= FEW_TOKENS, itemsize * k_tiles * P_MAX
+    few, begin, end = tokens <= FEW_TOKENS, 0, max(1, LAST_PIECE_BYTES // tile_bytes)
     most = max(1, (LONG_PIECE_BYTES if few else row_bytes) // tile_bytes)
-    tail = max(1, LAST_PIECE_BYTES // tile_bytes)
-    if last and tiles > tail:
-        rest = tiles - tail
-        return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
-    if few:
-        return spans(tiles, most)
-    first = min(tiles, max(1, most // 2))
-    return [(0, first), *((first + at, size) for at, size in spans(tiles - first, most))]
+    if last and tiles > end:
+        most = min(most, math.ceil((tiles - end) / 2))
+    else:
+        begin, end = 0 if few else min(tiles, max(1, most // 2)), 0
+    rest = spans(tiles - begin - end, most, begin)
+    return spans(begin, most) + rest + spans(end, P_MAX, tiles - end)
 
 
-def psum_parts(tiles, tokens):
-    """(first tile, tiles, first token, tokens) of the parts of a product that fill a PSUM bank."""
+def psum_banks(tiles, tokens):
+    """(first tile, tiles, first token, tokens) of a product's parts, each of a bank of PSUM."""
     return [
         (tile, together, at, size)
         for at, size in even_spans(tokens, MOVING_MAX)
         for tile, together in spans(tiles, max(1, MOVING_MAX // size))
     ]
+
+
+class TokenTile(NamedTuple):
+    """Up to 128 tokens of a ``sequence``: ``tokens`` from its ``position`` on, which are the
+    columns from ``column`` on of their Block."""
+
+    sequence: int
+    position: int
+    column: int
+    tokens: int
 
 
 class Block(NamedTuple):
@@ -335,13 +344,13 @@ class Block(NamedTuple):
     count: int
     length: int
 
-    def parts(self):
-        """(sequence, position, column, tokens) of its tiles: up to 128 tokens of one sequence."""
+    def tiles(self):
+        """Its TokenTiles."""
         tokens = min(self.count, self.length)  # of one sequence
         return [
-            (*divmod(self.start + column + at, self.length), column + at, size)
-            for column in range(0, self.count, tokens)
-            for at, size in spans(tokens, P_MAX)
+            TokenTile(*divmod(self.start + column, self.length), column, size)
+            for begin, _ in spans(self.count, tokens)
+            for column, size in spans(tokens, P_MAX, begin)
         ]
 
 
@@ -391,15 +400,11 @@ def masked(dtype):
     return MASKED_FP16 if dtype == nl.float16 or dtype is torch.float16 else MASKED
 
 
-def psum_zeros(shape):
-    """Zeros fp32 @ PSUM that products are added to. An accumulation needs zeros, an affine loop
-    and nothing but products (known issues of SDK 2.22)."""
-    return nl.zeros(shape, nl.float32, buffer=nl.psum)
-
-
-def psum_tile(shape):
-    """An uninitialised tile fp32 @ PSUM, which transposes or single products fill."""
-    return nl.ndarray(shape, nl.float32, buffer=nl.psum)
+def psum(shape, make=nl.zeros):
+    """Zeros fp32 @ PSUM that products are added to, or a tile that nl.ndarray makes, which
+    transposes or single products fill. An accumulation needs zeros, an affine loop and nothing but
+    products (known issues of SDK 2.22)."""
+    return make(shape, nl.float32, buffer=nl.psum)
 
 
 def select_mask(visible, tokens, dtype):
@@ -418,6 +423,13 @@ Hbm = Any  # a tensor in HBM, or a part of one
 Sbuf = Any  # a tile in SBUF, or a part of one
 
 
+class Tokens(NamedTuple):
+    """Features of a Block's tokens @ SBUF [128, features / 128, count]."""
+
+    block: Block
+    x_sb: Sbuf
+
+
 class Linear(NamedTuple):
     """A linear layer of a kernel: its weight in kernel layout @ HBM, of ``k_tiles`` tiles of K."""
 
@@ -431,14 +443,20 @@ class Linear(NamedTuple):
 
     def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
         """(first, count) of its pieces, or of its first ``tiles``; see ``weight_pieces``."""
-        itemsize = self.weight_hbm.itemsize
-        return weight_pieces(tiles or self.tiles, self.k_tiles, tokens, last, itemsize, row_bytes)
+        tile_bytes = self.weight_hbm.itemsize * self.k_tiles * P_MAX
+        return weight_pieces(tiles or self.tiles, tile_bytes, tokens, last, row_bytes)
 
-    def load(self, first, tiles):
-        """The Piece of some of its tiles."""
-        shape = P_MAX, tiles, self.k_tiles, P_MAX
-        weight_sb = nl.ndarray(shape, self.weight_hbm.dtype)
-        load_weight(self, first, weight_sb)
+    def load(self, first, tiles, weight_sb=None):
+        """The Piece of some of its tiles, one contiguous row each, in ``weight_sb`` if given."""
+        weight_hbm, k_tiles = self.weight_hbm, self.k_tiles
+        if weight_sb is None:
+            weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
+        tiled_hbm = weight_hbm.reshape((P_MAX, self.tiles, k_tiles, P_MAX))
+        # a last tile, if alone, comes in rows of LAST_PIECE_BYTES: TensorE begins sooner
+        halved = tiles == 1 and first + 1 == self.tiles
+        each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
+        for k in (nl.ds(*span) for span in spans(k_tiles, each)):
+            weight_sb[:, :, k, :] = nl.load(tiled_hbm[:, nl.ds(first, tiles), k, :])
         return Piece(first, weight_sb)
 
 
@@ -448,70 +466,44 @@ class Piece(NamedTuple):
     first: int
     weight_sb: Sbuf
 
-    def product(self, part, x_sb, block):
-        """Multiply: a part of ``psum_parts`` of W x [128, tiles, tokens] @ PSUM, for the tokens
-        x_sb [128, K/128, T]. Adapters read their Block; this class does not."""
-        tile, tiles, at, tokens = part
-        return products(self.weight_sb, tile, tiles, x_sb, at, tokens)
+    def product(self, bank, tokens):
+        """Multiply Tokens: a bank of ``psum_banks`` of W x -> [128, tiles, count] @ PSUM.
+
+        The weights of 128 features are stationary and the tokens move: K/128 passes of max(64,
+        count) columns a tile, and the result has features on partitions.
+        """
+        (first, tiles, at, count), x_sb = bank, tokens.x_sb
+        acc_psum = psum((P_MAX, tiles, count))
+        for tile in nl.affine_range(tiles):
+            for k in nl.affine_range(x_sb.shape[1]):
+                acc_psum[:, tile, :] += nisa.nc_matmul(
+                    self.weight_sb[:, first + tile, k, :], x_sb[:, k, nl.ds(at, count)]
+                )
+        return acc_psum
 
 
-def load_weight(linear, first, weight_sb):
-    """Tiles of a kernel weight from the ``first`` on into [128, tiles, k_tiles, 128] @ SBUF, one
-    contiguous row each."""
-    (_, tiles, k_tiles, _), weight_hbm = weight_sb.shape, linear.weight_hbm
-    tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, k_tiles, P_MAX))
-    # the last tile of a weight, if alone, comes in rows of LAST_PIECE_BYTES: TensorE begins sooner
-    halved = tiles == 1 and first + 1 == linear.tiles
-    each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
-    for at, size in spans(k_tiles, each):
-        part = nl.ds(at, size)
-        weight_sb[:, :, part, :] = nl.load(tiled_hbm[:, nl.ds(first, tiles), part, :])
-
-
-def products(weight_sb, first, tiles, x_sb, start, tokens):
-    """``tiles`` tiles of features of ``W @ x`` for a span of tokens -> [128, tiles, tokens] @ PSUM.
-
-    The weights of 128 features are stationary and the tokens move: k_tiles passes of max(64,
-    tokens) columns a tile, and the result has features on partitions.
-    """
-    acc_psum = psum_zeros((P_MAX, tiles, tokens))
-    for tile in nl.affine_range(tiles):
-        for k in nl.affine_range(x_sb.shape[1]):
-            acc_psum[:, tile, :] += nisa.nc_matmul(
-                weight_sb[:, first + tile, k, :], x_sb[:, k, nl.ds(start, tokens)]
-            )
-    return acc_psum
-
-
-def stored_together(pieces, tokens):
-    """Group the pieces of a weight whose results are stored at once.
+def store_product(linear, inputs, out_hbm):
+    """Store ``W @ x`` of Tokens [128, k_tiles, count] into out [N, T] @ HBM in one pass over the
+    weights. Features lie in runs: each partition stores contiguous rows.
 
     Many tokens store each piece by itself. Up to 128 tokens store the last piece alone, so that
     little is left at the end. Up to 32 store all at once: DMA takes as long as for 256 bytes.
     """
-    if tokens > P_MAX:
-        return [[piece] for piece in pieces]
-    if tokens > SHORT_ROW_TOKENS and len(pieces) > 1:
-        return [pieces[:-1], pieces[-1:]]
-    return [pieces]
-
-
-def store_product(linear, inputs, out_hbm):
-    """Store ``W @ x`` of ``inputs``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM in
-    one pass over the weights. Features lie in runs: each partition stores contiguous rows."""
-    count = inputs[0][1].count
-    for group in stored_together(linear.pieces(count, last=True), count):
+    count = inputs[0].block.count
+    pieces = linear.pieces(count, last=True)
+    together = [[piece] for piece in pieces] if count > P_MAX else [pieces[:-1], pieces[-1:]]
+    for group in [pieces] if count <= SHORT_ROW_TOKENS or len(pieces) == 1 else together:
         begin, size = group[0][0], sum(tiles for _, tiles in group)
-        outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in inputs]
+        outs = [nl.ndarray((P_MAX, size, x.block.count), out_hbm.dtype) for x in inputs]
         for first, tiles in group:
             piece = linear.load(first, tiles)
-            for (x_sb, block), out_sb in zip(inputs, outs):
-                for part in psum_parts(tiles, block.count):
-                    tile, together, at, tokens = part
-                    rows, columns = nl.ds(first - begin + tile, together), nl.ds(at, tokens)
-                    out_sb[:, rows, columns] = nisa.tensor_copy(piece.product(part, x_sb, block))
-        for (_, block), out_sb in zip(inputs, outs):
-            nl.store(block_part(out_hbm, block, begin, size), out_sb)
+            for x, out_sb in zip(inputs, outs):
+                for bank in psum_banks(tiles, x.block.count):
+                    tile, some, at, tokens = bank
+                    rows, columns = nl.ds(first - begin + tile, some), nl.ds(at, tokens)
+                    out_sb[:, rows, columns] = nisa.tensor_copy(piece.product(bank, x))
+        for x, out_sb in zip(inputs, outs):
+            nl.store(block_tiles(out_hbm, x.block, begin, size), out_sb)
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
@@ -524,7 +516,7 @@ class Norm(NamedTuple):
     eps: float
 
 
-def block_part(x_hbm, block, tile, tiles):
+def block_tiles(x_hbm, block, tile, tiles):
     """Some tiles of features of a block of hidden states [H, T] @ HBM -> [128, tiles, count]: a
     partition's are contiguous."""
     k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
@@ -534,41 +526,32 @@ def block_part(x_hbm, block, tile, tiles):
     return rows_hbm[row, column]
 
 
-def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
-    """Load and store x + delta of a block, [H, T] @ HBM -> [128, H/128, count] @ SBUF.
+class Hidden(NamedTuple):
+    """Hidden states [H, T] @ HBM of a kernel: x, what is added to it first (or None), room for
+    their sum, and the output."""
 
-    Without a delta, load x. Many tokens arrive in up to eight parts, in rows of 4 KiB, so that the
-    next engine starts with the first part.
-    """
-    k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
-    x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype)
-    each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
-    for first, tiles in spans(k_tiles, each):
-        part_sb = x_sb[:, nl.ds(first, tiles), :]
-        part_sb[...] = nl.load(block_part(x_hbm, block, first, tiles))
-        if delta_hbm is not None:
-            delta_sb = nl.load(block_part(delta_hbm, block, first, tiles))
-            part_sb[...] = nisa.tensor_tensor(part_sb, delta_sb, nl.add)
-            nl.store(block_part(sum_hbm, block, first, tiles), part_sb)
-    return x_sb
+    x_hbm: Hbm
+    delta_hbm: Optional[Hbm] = None
+    sum_hbm: Optional[Hbm] = None
+    out_hbm: Optional[Hbm] = None
 
+    def load(self, block):
+        """Load and store x + delta of a Block -> Tokens [128, H/128, count]; without delta load x.
 
-def squared_lengths(x_sb, start, tokens):
-    """Sums of squares of up to 128 tokens -> [T, T] fp32 @ SBUF, a diagonal among zeros.
-
-    TensorE multiplies the tokens with themselves, exactly and in the columns of one product. The
-    rest is selected away rather than multiplied by zero: other tokens' products may overflow.
-    """
-    span = nl.ds(start, tokens)
-    gram_psum = psum_zeros((tokens, tokens))
-    for k in nl.affine_range(x_sb.shape[1]):
-        gram_psum[...] += nisa.nc_matmul(x_sb[:, k, span], x_sb[:, k, span])
-    lengths_sb = nisa.tensor_copy(gram_psum)
-    if tokens == 1:
-        return lengths_sb
-    row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
-    lengths_sb = nisa.affine_select(row >= column, lengths_sb, on_false_value=0.0)
-    return nisa.affine_select(row <= column, lengths_sb, on_false_value=0.0)
+        Many tokens arrive in up to eight runs of tiles, in rows of 4 KiB, so that the next engine
+        starts with the first one.
+        """
+        k_tiles, count = self.x_hbm.shape[0] // P_MAX, block.count
+        x_sb = nl.ndarray((P_MAX, k_tiles, count), self.x_hbm.dtype)
+        each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
+        for first, tiles in spans(k_tiles, each):
+            run_sb = x_sb[:, nl.ds(first, tiles), :]
+            run_sb[...] = nl.load(block_tiles(self.x_hbm, block, first, tiles))
+            if self.delta_hbm is not None:
+                delta_sb = nl.load(block_tiles(self.delta_hbm, block, first, tiles))
+                run_sb[...] = nisa.tensor_tensor(run_sb, delta_sb, nl.add)
+                nl.store(block_tiles(self.sum_hbm, block, first, tiles), run_sb)
+        return Tokens(block, x_sb)
 
 
 class NormScales(NamedTuple):
@@ -579,28 +562,35 @@ class NormScales(NamedTuple):
     down_sb: List[Sbuf]
 
 
-def norm_scales(x_sb, norm, parts):
+def norm_scales(x_sb, norm, tiles):
     """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> NormScales (Zhang and Sennrich 2019),
-    ones where ``norm`` is None.
+    ones where ``norm`` is None; ``tiles`` are (start, size) of up to 128 tokens.
 
     A norm's scale is one number per token, so it may wait until behind the product that reads the
     norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it, and the gain is in
-    the weights.
+    the weights. It multiplies the tokens with themselves, exactly and in the columns of one
+    product, whose diagonal has the sums of squares. The rest is selected away rather than
+    multiplied by zero: other tokens' products may overflow.
     """
     shape = (P_MAX, x_sb.shape[2])
     if norm is None:
-        down_sb = [nisa.memset((size, 1), 1.0, nl.float32) for _, size in parts]
+        down_sb = [nisa.memset((size, 1), 1.0, nl.float32) for _, size in tiles]
         return NormScales(nisa.memset(shape, 1.0, nl.float32), down_sb)
     along_sb, down_sb, scale = nl.ndarray(shape, nl.float32), [], 1.0 / norm.features
     ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
     eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
-    for start, size in parts:
-        lengths_sb = squared_lengths(x_sb, start, size)
+    for start, size in tiles:
+        tokens, gram_psum = nl.ds(start, size), psum((size, size))
+        for k in nl.affine_range(x_sb.shape[1]):
+            gram_psum[...] += nisa.nc_matmul(x_sb[:, k, tokens], x_sb[:, k, tokens])
+        lengths_sb = nisa.tensor_copy(gram_psum)
+        if size > 1:
+            row, column = nl.arange(size)[:, None], nl.arange(size)[None, :]
+            lengths_sb = nisa.affine_select(row >= column, lengths_sb, on_false_value=0.0)
+            lengths_sb = nisa.affine_select(row <= column, lengths_sb, on_false_value=0.0)
         # along: a product with ones adds the columns up, on every partition
         total_psum = nisa.nc_matmul(ones_sb[0:size, :], lengths_sb)
-        along_sb[:, nl.ds(start, size)] = nisa.activation(
-            nl.rsqrt, total_psum, bias=eps_sb, scale=scale
-        )
+        along_sb[:, tokens] = nisa.activation(nl.rsqrt, total_psum, bias=eps_sb, scale=scale)
         # down: VectorE adds up the rows, of which each partition has its own
         total_sb = nisa.tensor_reduce(nl.add, lengths_sb, axis=1)
         down_sb.append(nisa.activation(nl.rsqrt, total_sb, bias=eps_sb[0:size, :], scale=scale))
@@ -620,37 +610,14 @@ def select_equal(first, second, shape, dtype):
     return nisa.affine_select(first <= second, below_sb, on_false_value=0.0)
 
 
-def shifted_identity(rows, columns, shift, dtype):
-    """[rows, columns] @ SBUF: row p has a one in column p + shift."""
-    row, column = nl.arange(rows)[:, None], nl.arange(columns)[None, :]
-    return select_equal(row + shift, column, (rows, columns), dtype)
-
-
-def swapped_halves(head_dim, dtype):
-    """[128, 128] @ SBUF: a permutation that swaps the halves of each head in a tile of features."""
-    half, depth = head_dim // 2, depth_of(head_dim)
-    heads = P_MAX // depth
-    row, head = nl.arange(P_MAX)[:, None, None, None], nl.arange(heads)[None, :, None, None]
-    second, lane = nl.arange(2)[None, None, :, None], nl.arange(half)[None, None, None, :]
-    partner = head * depth + half - second * half + lane  # of column (head, second, lane)
-    ones_sb = select_equal(row, partner, (P_MAX, heads, 2, half), dtype)
-    swap_sb = nisa.memset((P_MAX, P_MAX), 0.0, dtype)
-    of_heads = swap_sb[:, 0 : heads * depth].reshape((P_MAX, heads, depth))[:, :, 0:head_dim]
-    of_heads[...] = nisa.tensor_copy(ones_sb.reshape((P_MAX, heads, head_dim)))
-    return swap_sb
-
-
 class AttentionLayer(NamedTuple):
     """Tensors and constants that all passes of an attention kernel share.
 
-    @ HBM: hidden states x, delta, their sum, the partial output, the tables of cos and sin, and two
-    Linears (Q, K and V together; the output). @ SBUF: the identity and the permutation that swaps
-    the halves of each head in a tile [128, 128], and zeros [128, 1] fp32."""
+    @ HBM: hidden states, two Linears (Q, K and V together; the output), and the tables of cos and
+    sin. @ SBUF: the identity and the permutation that swaps the halves of each head in a tile [128,
+    128] (None where a head has several tiles), and zeros [128, 1] fp32."""
 
-    x_hbm: Hbm
-    delta_hbm: Optional[Hbm]
-    stream_hbm: Hbm
-    out_hbm: Hbm
+    hidden: Hidden
     norm: Optional[Norm]
     heads: HeadShape
     qkv: Linear
@@ -658,113 +625,118 @@ class AttentionLayer(NamedTuple):
     cos_hbm: Hbm
     sin_hbm: Hbm
     identity_sb: Sbuf
-    swap_sb: Sbuf
+    swap_sb: Optional[Sbuf]
     zero_sb: Sbuf
 
     @classmethod
-    def of(cls, hidden, norm, heads, weights, tables):
-        """Take tensors @ HBM: ``hidden`` (x, delta, their sum, the output), ``weights`` (of Q, K
-        and V, and of the output), ``tables`` (cos, sin)."""
-        qkv, dtype = Linear(weights[0], hidden[0].shape[0] // P_MAX), hidden[0].dtype
-        linears = qkv, Linear(weights[1], heads.q_tiles)
-        identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
-        swap_sb = swapped_halves(heads.head_dim, dtype)
+    def of(cls, hidden, norm, heads, qkv, out, cos_hbm, sin_hbm):
+        """Make the constants. Column (head, second, lane) of the permutation has a one in the row
+        of its partner in the other half of the head."""
+        dtype, d, depth, swap_sb = hidden.x_hbm.dtype, heads.head_dim, heads.depth, None
+        row, column = nl.arange(P_MAX)[:, None], nl.arange(P_MAX)[None, :]
+        identity_sb = select_equal(row, column, (P_MAX, P_MAX), dtype)
+        if depth <= P_MAX:
+            of_tile, half = P_MAX // depth, d // 2
+            row, head = nl.arange(P_MAX)[:, None, None, None], nl.arange(of_tile)
+            second, lane = nl.arange(2)[None, None, :, None], nl.arange(half)[None, None, None, :]
+            partner = head[None, :, None, None] * depth + half - second * half + lane
+            ones_sb = select_equal(row, partner, (P_MAX, of_tile, 2, half), dtype)
+            swap_sb = nisa.memset((P_MAX, P_MAX), 0.0, dtype)
+            by_head_sb = swap_sb[:, 0 : of_tile * depth].reshape((P_MAX, of_tile, depth))
+            by_head_sb[:, :, 0:d] = nisa.tensor_copy(ones_sb.reshape((P_MAX, of_tile, d)))
         zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-        return cls(*hidden, norm, heads, *linears, *tables, identity_sb, swap_sb, zero_sb)
+        return cls(hidden, norm, heads, qkv, out, cos_hbm, sin_hbm, identity_sb, swap_sb, zero_sb)
 
-    def projection(self, x_sb, block, parts):
-        """The Projection of a Block's tokens x_sb [128, H/128, T], tiles ``parts`` of them."""
-        scales, columns = norm_scales(x_sb, self.norm, parts), nl.ds(block.start, x_sb.shape[2])
+    def projection(self, tokens, tiles):
+        """The Projection of Tokens [128, H/128, T] with ``tiles``, (start, size) of some each."""
+        (block, x_sb), heads = tokens, self.heads
+        scales, columns = norm_scales(x_sb, self.norm, tiles), nl.ds(block.start, block.count)
         tables = [
             nisa.tensor_tensor(nl.load(table_hbm[:, columns]), scales.along_sb, nl.multiply)
             for table_hbm in (self.cos_hbm, self.sin_hbm)
         ]
-        return Projection(self, block, x_sb, scales, *tables, parts)
+        qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, block.count), x_sb.dtype)
+        v_sb = [nl.ndarray((size, heads.kv_features), x_sb.dtype) for _, size in tiles]
+        return Projection(self, tokens, scales, *tables, tiles, qk_sb, v_sb)
 
 
 class Projection(NamedTuple):
-    """Operands @ SBUF of a Block's projections to queries, keys and values.
+    """Projections of a Block's Tokens to queries, keys and values, operands and results @ SBUF.
 
-    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, and
-    ``parts``, (start, size) of its tiles of tokens.
+    The ``scales`` of the norm, cos and sin [128, T] times these scales; qk_sb [128, query tiles
+    then key tiles, T], and v_sb, [tokens, kv_heads * D] of values for each of the ``tiles`` of
+    tokens, (start, size).
     """
 
     layer: AttentionLayer
-    block: Block
-    x_sb: Sbuf
+    tokens: Tokens
     scales: NormScales
     cos_sb: Sbuf
     sin_sb: Sbuf
-    parts: List[Tuple[int, int]]
+    tiles: List[Tuple[int, int]]
+    qk_sb: Sbuf
+    v_sb: List[Sbuf]
 
-    @property
-    def heads(self) -> HeadShape:
-        return self.layer.heads
-
-    def tiles(self):
-        """Make the tiles of the results @ SBUF: qk_sb [128, query tiles then key tiles, T], and
-        v_sb, one [tokens, kv_heads * D] of values per tile of tokens."""
-        heads, dtype = self.heads, self.x_sb.dtype
-        qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, self.x_sb.shape[2]), dtype)
-        return qk_sb, [nl.ndarray((size, heads.kv_features), dtype) for _, size in self.parts]
-
-    def project(self, piece, at, span, qk_sb, v_sb):
+    def project(self, piece, at):
         """Project tile ``at`` of queries, keys and values, which ``piece`` holds. Queries and keys
-        take a span of tokens and are rotated; values take all tokens."""
-        tile = at - piece.first
-        if at < self.heads.qk_tiles:
-            out_sb, of_queries = qk_sb[:, at, nl.ds(*span)], at < self.heads.q_tiles
-            self.project_heads(piece, tile, span, out_sb, of_queries)
-        else:
-            self.project_values(piece, tile, (at - self.heads.qk_tiles) * P_MAX, v_sb)
+        are rotated. For values tokens are stationary: they land on partitions, where the sums over
+        keys contract them."""
+        heads, x_sb, tile = self.layer.heads, self.tokens.x_sb, at - piece.first
+        keys, values = heads.q_tiles, heads.q_tiles + heads.stacks  # where their tiles begin
+        if at < values:
+            # W x [128, T] @ PSUM, H/128 passes of its columns
+            x_psum = piece.product((tile, 1, 0, self.tokens.block.count), self.tokens)
+            self.rope(x_psum[:, 0, :], at, of_queries=at < keys)
+            return
+        start = (at - values) * P_MAX
+        width = min(P_MAX, heads.kv_features - start)
+        for (first, size), norm_sb, rows_sb in zip(self.tiles, self.scales.down_sb, self.v_sb):
+            acc_psum = psum((size, width))
+            for k in nl.affine_range(x_sb.shape[1]):
+                acc_psum[...] += nisa.nc_matmul(
+                    x_sb[:, k, nl.ds(first, size)], piece.weight_sb[:, tile, k, 0:width]
+                )
+            rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
 
-    def project_heads(self, piece, tile, span, out_sb, of_queries):
-        """Project a tile of query or key heads for a span, rotated, into out_sb [128, size]."""
-        # W x [128, size] @ PSUM, H/128 passes of its columns
-        x_psum = piece.product((tile, 1, *span), self.x_sb, self.block)
-        self.rope(x_psum[:, 0, :], nl.ds(*span), out_sb, of_queries)
-
-    def rope(self, x, columns, out_sb, of_queries):
-        """Write the rotary embedding of x [128, size], at these columns of the tables, to out_sb.
+    def rope(self, x, at, of_queries):
+        """Write the rotary embedding of x [128, T] to tile ``at`` of qk_sb.
 
         VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
         halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
         """
         # x cos and x sin, times the norm's scale: they leave PSUM one after another
-        terms_sb = nl.ndarray((P_MAX, 2, x.shape[1]), self.x_sb.dtype)
-        terms_sb[:, 0, :] = nisa.tensor_tensor(x, self.cos_sb[:, columns], nl.multiply)
-        terms_sb[:, 1, :] = nisa.tensor_tensor(x, self.sin_sb[:, columns], nl.multiply)
-        # their sum [128, size], two passes: x cos unchanged, x sin with halves of heads exchanged
-        rotated_psum = psum_zeros(x.shape)
-        rotated_psum[...] += nisa.nc_matmul(self.layer.identity_sb, terms_sb[:, 0, :])
-        rotated_psum[...] += nisa.nc_matmul(self.layer.swap_sb, terms_sb[:, 1, :])
-        scale, zero_sb = score_scales(self.heads.head_dim)[0], self.layer.zero_sb
-        scale = scale if of_queries else 1.0
-        out_sb[...] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
+        terms_sb = nl.ndarray((P_MAX, 2, x.shape[1]), self.qk_sb.dtype)
+        terms_sb[:, 0, :] = nisa.tensor_tensor(x, self.cos_sb, nl.multiply)
+        terms_sb[:, 1, :] = nisa.tensor_tensor(x, self.sin_sb, nl.multiply)
+        # their sum [128, T], two passes: x cos unchanged, x sin with halves of heads exchanged
+        layer, rotated_psum = self.layer, psum(x.shape)
+        rotated_psum[...] += nisa.nc_matmul(layer.identity_sb, terms_sb[:, 0, :])
+        rotated_psum[...] += nisa.nc_matmul(layer.swap_sb, terms_sb[:, 1, :])
+        scale = score_scales(layer.heads.head_dim)[0] if of_queries else 1.0
+        self.qk_sb[:, at, :] = nisa.activation(
+            nl.copy, rotated_psum, bias=layer.zero_sb, scale=scale
+        )
 
-    def project_values(self, piece, tile, start, v_sb):
-        """Project a tile of V's features for all tiles of tokens, into columns from ``start`` on.
+    @property
+    def context_sb(self) -> Sbuf:
+        """[128, q_tiles, T]: contexts take the place of their queries."""
+        return self.qk_sb[:, 0 : self.layer.heads.q_tiles, :]
 
-        Tokens are stationary here: they land on partitions, where the sums over keys contract them.
-        """
-        width = min(P_MAX, self.heads.kv_features - start)
-        for (at, size), norm_sb, rows_sb in zip(self.parts, self.scales.down_sb, v_sb):
-            acc_psum = psum_zeros((size, width))
-            for k in nl.affine_range(self.x_sb.shape[1]):
-                acc_psum[...] += nisa.nc_matmul(
-                    self.x_sb[:, k, nl.ds(at, size)], piece.weight_sb[:, tile, k, 0:width]
-                )
-            rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
+    def store_keys(self, keys_hbm, values_hbm):
+        """New keys and values into rows @ HBM."""
+        for (column, size), rows_sb in zip(self.tiles, self.v_sb):
+            rows = nl.ds(self.tokens.block.start + column, size)
+            nl.store(values_hbm[rows, :], rows_sb)
+            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.layer.heads))
 
 
 def project_qkv(projection):
-    """Q, K and V of a few tokens -> the tiles of ``Projection.tiles``."""
-    qkv, tokens, (qk_sb, v_sb) = projection.layer.qkv, projection.x_sb.shape[2], projection.tiles()
-    for first, count in qkv.pieces(tokens):
+    """Project a few tokens to queries, keys and values."""
+    qkv = projection.layer.qkv
+    for first, count in qkv.pieces(projection.tokens.block.count):
         piece = qkv.load(first, count)
         for at in range(first, first + count):
-            projection.project(piece, at, (0, tokens), qk_sb, v_sb)
-    return qk_sb, v_sb
+            projection.project(piece, at)
 
 
 def key_rows(qk_sb, start, tokens, heads):
@@ -772,7 +744,8 @@ def key_rows(qk_sb, start, tokens, heads):
     d, depth = heads.head_dim, heads.depth
     rows_sb = nl.ndarray((tokens, heads.kv_heads, d), qk_sb.dtype)
     for first, count in spans(heads.kv_heads, heads.stack):
-        tile, rows_psum = heads.q_tiles + heads.place(first)[0], psum_tile((tokens, count * depth))
+        tile = heads.q_tiles + heads.place(first)[0]
+        rows_psum = psum((tokens, count * depth), nl.ndarray)
         rows_psum[...] = nisa.nc_transpose(qk_sb[0 : count * depth, tile, nl.ds(start, tokens)])
         features_psum = rows_psum.reshape((tokens, count, depth))[:, :, 0:d]
         rows_sb[:, nl.ds(first, count), :] = nisa.tensor_copy(features_psum)
@@ -791,19 +764,8 @@ def score_scales(head_dim):
     A power of two (D = 64) rounds nothing and goes to the queries. Other factors wait for the
     exponential, whose argument is fp32.
     """
-    scale = 1.0 / math.sqrt(head_dim)
-    return (scale, 1.0) if math.frexp(scale)[0] == 0.5 else (1.0, scale)
-
-
-def negated_maximum(scores_sb, scale):
-    """The negated maximum of rows of scores [Q, keys] @ SBUF times ``scale`` -> [Q, 1].
-
-    VectorE compares two bf16 numbers a cycle if the result is bf16, too; a maximum is.
-    """
-    neg_max_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
-    if scale == 1.0:
-        return neg_max_sb
-    return nisa.tensor_scalar(neg_max_sb, nl.multiply, scale, dtype=nl.float32)
+    root = math.sqrt(head_dim)
+    return (1.0 / root, 1.0) if root in (2.0, 4.0, 8.0, 16.0) else (1.0, 1.0 / root)
 
 
 # --- Attention of a prompt ------------------------------------------------------------------------
@@ -869,23 +831,30 @@ PROMPT_BYTES = 154 * 1024  # SBUF for the kept tensors of a prompt; steps need s
 
 def contraction(rows):
     """(slot, rows) of the products that contract so many rows of features and augmented ones."""
-    return [(start // P_MAX, size) for start, size in spans(rows, P_MAX)]
+    found, slot = [], 0
+    while slot * P_MAX < rows:
+        found.append((slot, min(P_MAX, rows - slot * P_MAX)))
+        slot += 1
+    return found
 
 
 class SequenceKeys(NamedTuple):
     """Keys and values of a sequence @ SBUF, filled block by block: k_sb [128, kv_heads, keys] and
     v_sb [128, keys / 128, kv_heads, D + 1], whole tiles of 128 keys. Augmented rows, ones
     [GROUP_HEADS, 1 or kv_heads, keys], are part of k_sb where D is 64, a tile of their own where it
-    is 128."""
+    is 128. The triangle [128, 128] is MASKED where a key (column) comes after a query (row), else
+    0."""
 
     heads: HeadShape
+    triangle_sb: Sbuf
     k_sb: Sbuf
     v_sb: Sbuf
     augmented_sb: Sbuf
 
     @classmethod
-    def of(cls, length, heads, dtype):
+    def of(cls, length, heads, triangle_sb):
         """Room for a sequence of so many tokens."""
+        dtype = triangle_sb.dtype
         d, kv_heads, keys = heads.head_dim, heads.kv_heads, whole_tiles(length) * P_MAX
         k_sb = nl.ndarray((P_MAX, kv_heads, keys), dtype)
         v_sb = nl.ndarray((P_MAX, keys // P_MAX, kv_heads, d + 1), dtype)
@@ -897,12 +866,12 @@ class SequenceKeys(NamedTuple):
         else:
             augmented_sb = nl.ndarray((GROUP_HEADS, 1, keys), dtype)
         augmented_sb[...] = nisa.memset(augmented_sb.shape, 1.0, dtype)
-        return cls(heads, k_sb, v_sb, augmented_sb)
+        return cls(heads, triangle_sb, k_sb, v_sb, augmented_sb)
 
-    def append(self, position, tokens, qk_sb, column, v_sb):
-        """Keep up to 128 tokens, the sequence's from ``position`` on: keys from a column of qk_sb
-        on, where they lie behind the queries, and values [tokens, kv_heads * D]."""
-        heads, d = self.heads, self.heads.head_dim
+    def append(self, tile, qk_sb, v_sb):
+        """Keep a TokenTile: keys, which lie behind the queries in qk_sb, and values [tokens,
+        kv_heads * D]."""
+        heads, d, (_, position, column, tokens) = self.heads, self.heads.head_dim, tile
         for head in nl.static_range(heads.kv_heads):
             stack, lanes = heads.place(head)
             self.k_sb[0:d, head, nl.ds(position, tokens)] = nisa.tensor_copy(
@@ -919,8 +888,7 @@ class SequenceKeys(NamedTuple):
 
 
 class GroupAttention(NamedTuple):
-    """Attention of a group: ``tokens`` of a sequence from ``position`` on, which are the columns of
-    qk_sb from ``column`` on, in ``count`` query heads of a KV ``head`` from ``first`` on.
+    """Attention of a group: a TokenTile in query heads of a KV ``head`` from the ``first`` on.
 
     The example names the tiles @ SBUF: q_sb [128, slots, count, tokens], maxima_sb [tokens, count,
     spans of keys], and rows_sb [tokens, count, 128], which the KV heads of a tile of qk_sb share.
@@ -928,47 +896,46 @@ class GroupAttention(NamedTuple):
     """
 
     keys: SequenceKeys
-    layer: AttentionLayer
-    triangle_sb: Sbuf
-    qk_sb: Sbuf
-    column: int
-    position: int
-    tokens: int
+    projection: Projection
+    tile: TokenTile
     head: int
     first: int
-    count: int
     rows_sb: Sbuf
     q_sb: Sbuf
     maxima_sb: Sbuf
     sums: List[Sbuf]
 
     @classmethod
-    def of(cls, keys, layer, triangle_sb, qk_sb, part, head, first, rows_sb):
-        """``part`` is (column, position, tokens); rows_sb tells the count of heads."""
-        (_, position, tokens), (_, count, _), dtype = part, rows_sb.shape, rows_sb.dtype
-        d, passes = keys.heads.head_dim, len(spans(position + tokens, MOVING_MAX))
+    def of(cls, keys, projection, tile, head, first, rows_sb):
+        """Make its tiles; rows_sb tells the count of heads."""
+        (tokens, count, _), dtype, d = rows_sb.shape, rows_sb.dtype, keys.heads.head_dim
         q_sb = nl.ndarray((P_MAX, len(contraction(d + GROUP_HEADS)), count, tokens), dtype)
+        passes = len(spans(tile.position + tokens, MOVING_MAX))
         maxima_sb = nl.ndarray((tokens, count, passes), dtype)
         banks = spans(count, MOVING_MAX // (d + 1))
-        sums = [psum_zeros((tokens, heads, d + 1)) for _, heads in banks]
-        tiles = rows_sb, q_sb, maxima_sb, sums
-        return cls(keys, layer, triangle_sb, qk_sb, *part, head, first, count, *tiles)
+        sums = [psum((tokens, heads, d + 1)) for _, heads in banks]
+        return cls(keys, projection, tile, head, first, rows_sb, q_sb, maxima_sb, sums)
+
+    @property
+    def count(self) -> int:
+        """Its query heads."""
+        return self.rows_sb.shape[1]
 
     @property
     def visible(self) -> int:
         """Keys that the last token sees."""
-        return self.position + self.tokens
+        return self.tile.position + self.tile.tokens
 
-    def part(self, lanes):
+    def own(self, lanes):
         """The ``lanes`` of its tiles of qk_sb [lanes, count, tokens]."""
         (stack, _), group = self.keys.heads.place(self.head), self.keys.heads.group
-        tiles = nl.ds(stack * group + self.first, self.count)
-        return self.qk_sb[lanes, tiles, nl.ds(self.column, self.tokens)]
+        tiles, columns = nl.ds(stack * group + self.first, self.count), self.tile[2:]
+        return self.projection.qk_sb[lanes, tiles, nl.ds(*columns)]
 
     def begin(self):
         """Copy the queries, without the other head of their tiles, to the rows of their keys."""
         d, (_, lanes) = self.keys.heads.head_dim, self.keys.heads.place(self.head)
-        queries_sb = self.part(lanes)
+        queries_sb = self.own(lanes)
         self.q_sb[0:d, 0, :, :] = nisa.tensor_copy(queries_sb, engine=nisa.vector_engine)
 
     def first_pass(self):
@@ -978,25 +945,24 @@ class GroupAttention(NamedTuple):
 
     def score(self, step):
         """Scores of a query head with a span of keys [tokens, keys], and their maxima."""
-        (at, n, start, keys), tokens = step, self.tokens
-        d, scores_psum = self.keys.heads.head_dim, psum_zeros((tokens, keys))
+        (at, n, start, keys), tokens, layer = step, self.tile.tokens, self.projection.layer
+        d, scores_psum = self.keys.heads.head_dim, psum((tokens, keys))
         k_sb = self.keys.operand(self.head, 0, d, start, keys)
         scores_psum[...] += nisa.nc_matmul(self.q_sb[0:d, 0, at, :], k_sb)
-        last = start + keys == self.visible
-        if last:  # 128 columns of TensorE: its own keys, of which a token sees those up to itself
+        if start + keys == self.visible:  # 128 columns of TensorE: a token sees those up to itself
+            triangle_sb = self.keys.triangle_sb[0:tokens, 0:tokens]
             scores_psum[:, nl.ds(keys - tokens, tokens)] += nisa.nc_matmul(
-                self.layer.identity_sb[0:tokens, 0:tokens], self.triangle_sb[0:tokens, 0:tokens]
+                layer.identity_sb[0:tokens, 0:tokens], triangle_sb
             )
-        zero_sb, dtype = self.layer.zero_sb[0:tokens, :], self.q_sb.dtype
+        zero_sb, dtype = layer.zero_sb[0:tokens, :], self.q_sb.dtype
         scores_sb = nisa.activation(nl.copy, scores_psum, bias=zero_sb, dtype=dtype)
         # VectorE compares two bf16 numbers a cycle in SBUF
         self.maxima_sb[:, at, nl.ds(n, 1)] = nisa.tensor_reduce(nl.max, scores_sb, axis=1)
-        if last and at + 1 == self.count:
-            self.augment()
 
     def augment(self):
         """Fill the augmented rows: each has its head's negated maxima, zero for other heads."""
-        tokens, count, identity_sb = self.tokens, self.count, self.layer.identity_sb
+        tokens, count, layer = self.tile.tokens, self.count, self.projection.layer
+        identity_sb = layer.identity_sb
         columns_sb = nisa.tensor_reduce(nl.max, self.maxima_sb, axis=2, negate=True)
         # the same in rows [count, tokens]: 128 columns of TensorE for all heads
         rows_psum = nisa.nc_matmul(columns_sb, identity_sb[0:tokens, 0:tokens])
@@ -1011,23 +977,28 @@ class GroupAttention(NamedTuple):
         )
 
     def second_pass(self):
-        """Steps: numbers of tiles of 128 visible keys."""
-        return [*range(whole_tiles(self.visible))]
+        """Work: tiles of 128 visible keys; contexts follow from the last one."""
+        last = whole_tiles(self.visible) - 1
+        return [*((self.weigh, tile) for tile in range(last)), (self.weigh_last, last)]
 
-    def run(self, tile):
+    def weigh_last(self, tile):
+        """Weigh the last tile of keys, and make the contexts."""
+        self.weigh(tile)
+        self.divide()
+
+    def weigh(self, tile):
         """Add exp(scale * (score - maximum)) of a tile of keys, times its values and ones, to the
-        sums. The last tile finishes the contexts."""
-        d, start, count, tokens = self.keys.heads.head_dim, tile * P_MAX, self.count, self.tokens
-        scores_psum = psum_zeros((P_MAX, count, tokens))
+        sums."""
+        d, start, layer = self.keys.heads.head_dim, tile * P_MAX, self.projection.layer
+        count, tokens = self.count, self.tile.tokens
+        scores_psum = psum((P_MAX, count, tokens))
         for slot, rows in contraction(d + count):
             k_sb = self.keys.operand(self.head, slot, rows, start, P_MAX)
             scores_psum[...] += nisa.nc_matmul(k_sb, self.q_sb[0:rows, slot, :, :])
-        weights_sb = nisa.activation(
-            nl.exp, scores_psum, bias=self.layer.zero_sb, scale=score_scales(d)[1],
-            dtype=self.q_sb.dtype,
-        )  # fmt: skip
-        last = start + P_MAX >= self.visible
-        if last:  # weights of keys behind a token may be infinite: GpSimdE selects, in 662 cycles
+        given = dict(bias=layer.zero_sb, scale=score_scales(d)[1], dtype=self.q_sb.dtype)
+        weights_sb = nisa.activation(nl.exp, scores_psum, **given)
+        if start + P_MAX >= self.visible:
+            # weights of keys behind a token may be infinite: GpSimdE selects, in 662 cycles
             key, token = nl.arange(P_MAX)[:, None, None], nl.arange(tokens)[None, None, :]
             visible = token + 0 * nl.arange(count)[None, :, None] >= key
             weights_sb = nisa.affine_select(visible, weights_sb, 0.0)
@@ -1036,10 +1007,8 @@ class GroupAttention(NamedTuple):
         for at in nl.static_range(count):
             bank, place = divmod(at, self.sums[0].shape[1])
             self.sums[bank][:, place, :] += nisa.nc_matmul(weights_sb[0:keys, at, :], values_sb)
-        if last:
-            self.finish()
 
-    def finish(self):
+    def divide(self):
         """Divide by the sums of weights. The last head of a tile of qk_sb transposes the contexts
         of all its heads, which take the place of their queries."""
         heads, d, each = self.keys.heads, self.keys.heads.head_dim, self.sums[0].shape[1]
@@ -1052,10 +1021,10 @@ class GroupAttention(NamedTuple):
                 )
         if lanes.stop < P_MAX and self.head + 1 < heads.kv_heads:
             return
-        contexts_psum = psum_tile((P_MAX, self.count, self.tokens))
+        contexts_psum = psum((P_MAX, self.count, self.tile.tokens), nl.ndarray)
         for at in nl.static_range(self.count):
             contexts_psum[:, at, :] = nisa.nc_transpose(self.rows_sb[:, at, :])
-        contexts = self.part(slice(0, P_MAX))
+        contexts = self.own(slice(0, P_MAX))
         contexts[...] = nisa.tensor_copy(contexts_psum)
 
 
@@ -1070,8 +1039,8 @@ class GroupAttention(NamedTuple):
 #     second pass    |   |     0 | 0   1 | 1   2 | 2        LEAD groups behind their first pass
 #     output         |   |       |   0   |   1   |   2
 #
-# Work is a list of steps, (what, number), in the order in which they are issued: what.run(number)
-# projects a tile of features, multiplies two tiles of the output, or weighs a tile of keys.
+# Work is a list of steps, (method, number), in the order in which they are issued: they project a
+# tile of features, multiply two tiles of the output, or weigh a tile of keys.
 
 
 class WeightPieces(NamedTuple):
@@ -1105,13 +1074,9 @@ def prompt_weights(layer, tokens):
 
 
 class PromptBlock(NamedTuple):
-    """A Block under way: its Projection, the results qk_sb and v_sb of ``Projection.tiles``, and
-    the WeightPieces of both linear layers."""
+    """A Block under way: its Projection, and the WeightPieces of both linear layers."""
 
-    block: Block
     projection: Projection
-    qk_sb: Sbuf
-    v_sb: List[Sbuf]
     qkv: WeightPieces
     out: WeightPieces
 
@@ -1119,79 +1084,71 @@ class PromptBlock(NamedTuple):
     def of(cls, block, layer, weights):
         """The first weights come before the hidden states [128, H/128, count]."""
         weights[0].piece(layer.heads.q_tiles)
-        x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
-        parts = [(column, size) for _, _, column, size in block.parts()]
-        projection = layer.projection(x_sb, block, parts)
-        return cls(block, projection, *projection.tiles(), *weights)
+        tokens = layer.hidden.load(block)
+        tiles = [(tile.column, tile.tokens) for tile in block.tiles()]
+        return cls(layer.projection(tokens, tiles), *weights)
 
     @property
-    def context_sb(self) -> Sbuf:
-        """[128, q_tiles, count]: contexts take the place of their queries."""
-        return self.qk_sb[:, 0 : self.projection.heads.q_tiles, :]
+    def block(self) -> Block:
+        return self.projection.tokens.block
+
+    @property
+    def few(self) -> bool:
+        """Whether its output is one step."""
+        return self.block.start + self.block.count <= P_MAX
 
     def projections(self):
         """Work: a tile of keys, values or queries at a time, H/128 passes of the block's tokens."""
-        return [(self, first + at) for first, count in self.qkv.spans for at in range(count)]
+        pieces = self.qkv.spans
+        return [(self.project, first + at) for first, count in pieces for at in range(count)]
 
     def outputs(self):
-        """Work: two tiles of the output at a time, numbered behind those of Q, K and V; of few
-        tokens one step."""
-        tiles, few = self.qkv.linear.tiles, self.block.start + self.block.count <= P_MAX
-        return [(self, tiles + at) for at in range(0, 1 if few else self.out.linear.tiles, 2)]
+        """Work: two tiles of the output at a time, from these on."""
+        tiles = 1 if self.few else self.out.linear.tiles
+        return [(self.store_output, first) for first in range(0, tiles, 2)]
 
-    def run(self, at):
-        """A tile of queries, keys or values of all tokens, or two of the output."""
-        if at < self.qkv.linear.tiles:
-            span = 0, self.block.count
-            self.projection.project(self.qkv.piece(at), at, span, self.qk_sb, self.v_sb)
-        else:
-            self.store_output(at - self.qkv.linear.tiles)
+    def project(self, at):
+        """Project to a tile of queries, keys or values."""
+        self.projection.project(self.qkv.piece(at), at)
 
     def store_output(self, first):
         """Store two tiles of the output [128, 2, count] together, each after a pass of all tokens
         for each tile of contexts. Few tokens store all tiles."""
-        out, out_hbm, count = self.out.linear, self.projection.layer.out_hbm, self.block.count
-        if self.block.start + count <= P_MAX:
-            store_product(out, [(self.context_sb, self.block)], out_hbm)
+        context_sb, out, block = self.projection.context_sb, self.out.linear, self.block
+        contexts, out_hbm = Tokens(block, context_sb), self.projection.layer.hidden.out_hbm
+        if self.few:
+            store_product(out, [contexts], out_hbm)
             return
         tiles = min(2, out.tiles - first)
-        out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
+        out_sb = nl.ndarray((P_MAX, tiles, block.count), context_sb.dtype)
         for n in nl.static_range(tiles):
             piece = self.out.piece(first + n)
-            part = first + n - piece.first, 1, 0, count
-            out_psum = piece.product(part, self.context_sb, self.block)
+            out_psum = piece.product((first + n - piece.first, 1, 0, block.count), contexts)
             out_sb[:, nl.ds(n, 1), :] = nisa.tensor_copy(out_psum)
-        nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
+        nl.store(block_tiles(out_hbm, block, first, tiles), out_sb)
 
-    def groups(self, sequences, triangle_sb):
+    def groups(self, sequences):
         """GroupAttention of all its queries; KV heads of a tile of qk_sb follow each other.
         ``sequences`` are the SequenceKeys by number."""
-        heads, found = self.projection.heads, []
-        for sequence, position, column, tokens in self.block.parts():
-            shared = sequences[sequence], self.projection.layer, triangle_sb, self.qk_sb
-            part = column, position, tokens
+        projection, heads, found = self.projection, self.projection.layer.heads, []
+        for tile in self.block.tiles():
+            keys = sequences[tile.sequence]
             for begin, stacked in spans(heads.kv_heads, heads.stack):
                 for first, count in spans(heads.group, GROUP_HEADS):
-                    rows_sb = nl.ndarray((tokens, count, P_MAX), self.qk_sb.dtype)
+                    rows_sb = nl.ndarray((tile.tokens, count, P_MAX), projection.qk_sb.dtype)
                     if stacked < heads.stack:  # lanes without a head
                         rows_sb[...] = nisa.memset(rows_sb.shape, 0.0, rows_sb.dtype)
-                    some = [(begin + at, first, rows_sb) for at in range(stacked)]
-                    found += [GroupAttention.of(*shared, part, *each) for each in some]
+                    found += [
+                        GroupAttention.of(keys, projection, tile, begin + at, first, rows_sb)
+                        for at in range(stacked)
+                    ]
         return found
-
-    def store_keys(self, keys_hbm, values_hbm):
-        """New keys and values into rows @ HBM."""
-        heads = self.projection.heads
-        for (column, size), rows_sb in zip(self.projection.parts, self.v_sb):
-            rows = nl.ds(self.block.start + column, size)
-            nl.store(values_hbm[rows, :], rows_sb)
-            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, heads))
 
 
 def run_all(work):
     """Run the steps of ``work`` one after another."""
-    for what, number in work:
-        what.run(number)
+    for step, number in work:
+        step(number)
 
 
 def step_share(items, step, steps):
@@ -1203,9 +1160,11 @@ def take_turns(group, ready, work):
     """Run the first pass of a group, in turns with the second pass of the ``ready`` groups and with
     ``work``. The compiler grants PSUM in the order in which its tiles are first used."""
     group.begin()
-    steps, second = group.first_pass(), [(each, at) for each in ready for at in each.second_pass()]
+    steps, second = group.first_pass(), [step for each in ready for step in each.second_pass()]
     for n, step in enumerate(steps):
         group.score(step)
+        if n + 1 == len(steps):
+            group.augment()
         run_all(step_share(second, n, len(steps)) + step_share(work, n, len(steps)))
 
 
@@ -1228,8 +1187,8 @@ class PromptPlan(NamedTuple):
     @classmethod
     def of(cls, layer, length):
         """The fastest plan that fits."""
-        (features, tokens), itemsize = layer.x_hbm.shape, layer.x_hbm.itemsize
-        plans = cls.fitting(features, layer.heads, tokens, length, itemsize)
+        x_hbm = layer.hidden.x_hbm
+        plans = cls.fitting(x_hbm.shape[0], layer.heads, x_hbm.shape[1], length, x_hbm.itemsize)
         assert plans, (
             f"attention of a prompt of {length} tokens keeps more than {PROMPT_BYTES} bytes of a "
             "partition; take a higher degree, or models/extended.py"
@@ -1237,24 +1196,26 @@ class PromptPlan(NamedTuple):
         return plans[0]
 
     def bytes(self, k_tiles, heads, itemsize):
-        """Bytes per partition that stay in SBUF: the weights or four pieces of them, and keys and
-        values of the sequences under way. Overlapping blocks add the hidden states of the next
-        block, and queries and keys of three."""
-        block, several = self.blocks[0], self.overlap and len(self.blocks) > 1
-        rows = (heads.qk_tiles + whole_tiles(heads.kv_features) + heads.q_tiles) * k_tiles
+        """Bytes per partition that stay in SBUF, term by term. Of overlapping blocks two have
+        hidden states, and three queries and keys."""
+        block, overlapping = self.blocks[0], self.overlap and len(self.blocks) > 1
+        qk_tiles, kept_hidden, kept_qk = heads.q_tiles + heads.stacks, 1, 1
+        weight_tiles = (qk_tiles + whole_tiles(heads.kv_features) + heads.q_tiles) * k_tiles
         sequences = max(1, block.count // block.length)
-        if several and self.blocks[-1].start >= block.length:
-            sequences *= 2
-        keys = sequences * whole_tiles(block.length) * heads.kv_heads * (P_MAX + heads.head_dim + 1)
-        tiles = 2 * k_tiles + 3 * heads.qk_tiles if several else k_tiles + heads.qk_tiles
-        numbers = keys + block.count * tiles + (rows * P_MAX if self.stay else 0)
-        return numbers * itemsize + (0 if self.stay else 4 * BLOCK_PIECE_BYTES)
+        if overlapping:
+            kept_hidden, kept_qk = 2, 3
+            sequences *= 2 if self.blocks[-1].start >= block.length else 1
+        a_key_and_value = heads.kv_heads * (P_MAX + heads.head_dim + 1)  # of 128 tokens
+        weights = weight_tiles * P_MAX * itemsize if self.stay else 4 * BLOCK_PIECE_BYTES
+        keys_and_values = sequences * whole_tiles(block.length) * a_key_and_value * itemsize
+        hidden = kept_hidden * k_tiles * block.count * itemsize
+        queries_and_keys = kept_qk * qk_tiles * block.count * itemsize
+        return weights + keys_and_values + hidden + queries_and_keys
 
 
 class PromptAttention(NamedTuple):
-    """State that the blocks of a prompt share: the layer, the plan, the SequenceKeys of each
-    sequence by its number, and new keys and values in rows @ HBM. The triangle [128, 128] @ SBUF is
-    MASKED where a key (column) comes after a query (row), else 0."""
+    """State that the blocks of a prompt share: the layer, the plan, the triangle of SequenceKeys,
+    these by the number of their sequence, and new keys and values in rows @ HBM."""
 
     layer: AttentionLayer
     plan: PromptPlan
@@ -1277,9 +1238,9 @@ class PromptAttention(NamedTuple):
             self.keep_keys(current)
             behind = None if block is None else self.start(block, weights)
             waiting = self.attend(current, before, behind, waiting)
-            current.store_keys(self.keys_hbm, self.values_hbm)
+            current.projection.store_keys(self.keys_hbm, self.values_hbm)
             before, current = current, behind
-        run_all([(group, tile) for group in waiting for tile in group.second_pass()])
+        run_all([step for group in waiting for step in group.second_pass()])
         run_all(before.outputs())
 
     def start(self, block, weights):
@@ -1290,18 +1251,18 @@ class PromptAttention(NamedTuple):
 
     def keep_keys(self, current):
         """Keep the keys and values of a PromptBlock for its queries and for later blocks."""
-        block, qk_sb = current.block, current.qk_sb
-        shape = block.length, current.projection.heads, qk_sb.dtype
-        for (sequence, position, column, tokens), v_sb in zip(block.parts(), current.v_sb):
-            if position == 0:
-                self.sequences[sequence] = SequenceKeys.of(*shape)
-            self.sequences[sequence].append(position, tokens, qk_sb, column, v_sb)
+        block, projection = current.block, current.projection
+        for tile, v_sb in zip(block.tiles(), projection.v_sb):
+            if tile.position == 0:
+                made = SequenceKeys.of(block.length, projection.layer.heads, self.triangle_sb)
+                self.sequences[tile.sequence] = made
+            self.sequences[tile.sequence].append(tile, projection.qk_sb, v_sb)
 
     def attend(self, current, before, behind, waiting):
         """Run the attention of a PromptBlock, in turns with the output of the block ``before`` and
         the projections of the block ``behind`` (None where there is none). ``waiting`` groups of
         the block before get their second pass; this block's last groups wait and are returned."""
-        groups = current.groups(self.sequences, self.triangle_sb)
+        groups = current.groups(self.sequences)
         projections = [] if behind is None else behind.projections()
         outputs = [] if before is None else before.outputs()
         lead = max(1, min(LEAD, len(groups) // 2))
@@ -1362,8 +1323,9 @@ def cache_runs(length, most=P_MAX):
     Partition p takes the ``runs`` keys from p * runs on, which lie next to each other in HBM; tile
     t holds the keys t, t + runs, ... Sums over keys allow any order, if the mask has it, too.
     """
-    fewest = math.ceil(length / most)
-    runs = next(runs for runs in range(fewest, length + 1) if length % runs == 0)
+    runs = math.ceil(length / most)
+    while length % runs:
+        runs += 1
     return length // runs, runs
 
 
@@ -1378,32 +1340,20 @@ class CachedSequences(NamedTuple):
     """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens,
     ``each`` of a sequence and T in all: one of several sequences, or several of one.
 
-    k_sb [128, slots, keys + T] has transposed keys: slot b * stacks + s the heads of stack s of
-    sequence b. Its last columns take the new keys and are zero for other sequences. mask_sb [T,
-    keys + T] is added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1] has values, the
-    lanes of each head in turn, and a column of ones, which gives the sum of the weights.
+    Of each sequence there are ``keys``. k_sb [128, slots, keys + T] has them transposed: slot b *
+    stacks + s the heads of stack s of sequence b. Its last columns take the new keys and are zero
+    for other sequences. mask_sb [T, keys + T] is added to scores. v_sb [kv_heads * lanes, count,
+    tiles, D + 1] has values, the lanes of each head in turn, and a column of ones, which gives the
+    sum of the weights.
     """
 
     first: int
     count: int
+    keys: int
     k_sb: Sbuf
     mask_sb: Sbuf
     v_sb: Sbuf
     each: int = 1
-
-    @property
-    def tokens(self) -> int:
-        """Its new tokens."""
-        return self.count * self.each
-
-    @property
-    def keys(self) -> int:
-        """Cached keys of a sequence."""
-        return self.k_sb.shape[2] - self.tokens
-
-    def columns(self, sequence, count=1):
-        """The new tokens of some of its sequences among all of the call."""
-        return nl.ds((self.first + sequence) * self.each, count * self.each)
 
 
 def stack_keys(k_sb, rows, first_slot, first_column, heads, first_head=0):
@@ -1415,7 +1365,7 @@ def stack_keys(k_sb, rows, first_slot, first_column, heads, first_head=0):
     for head, stacked in spans(count, heads.stack):
         slot, features = first_slot + heads.place(first_head + head)[0], stacked * depth
         for at, together in spans(len(rows), MOVING_MAX // lanes):
-            keys_psum = psum_tile((features, together, lanes))
+            keys_psum = psum((features, together, lanes), nl.ndarray)
             for n in nl.static_range(together):
                 keys_psum[:, n, :] = nisa.nc_transpose(rows[at + n][:, nl.ds(head, stacked), :])
             columns = nl.ds(first_column + at * lanes, together * lanes)
@@ -1476,7 +1426,7 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads, each=1
         v_sb[:, b, :, 0:d] = nisa.tensor_copy(
             nl.load(values_hbm[first + b, :, :, :]), engine=nisa.gpsimd_engine
         )
-    return CachedSequences(first, count, k_sb, mask_sb, v_sb, each)
+    return CachedSequences(first, count, length, k_sb, mask_sb, v_sb, each)
 
 
 def decode_queries(qk_sb, cache, heads):
@@ -1491,19 +1441,21 @@ def decode_queries(qk_sb, cache, heads):
     q_sb = nisa.memset((P_MAX, slots, owners * each), 0.0, dtype)
     by_head_sb, rows = q_sb.reshape((P_MAX, slots, owners, each)), owners * each
     for b in nl.static_range(cache.count):
+        columns = nl.ds((cache.first + b) * each, each)
         for kv_head in nl.static_range(heads.kv_heads):
             stack, lanes = heads.place(kv_head)
             own = nl.ds(b * heads.q_heads + kv_head * group, group)
             by_head_sb[lanes, b * heads.stacks + stack, own, :] = nisa.tensor_copy(
-                qk_sb[lanes, nl.ds(stack * group, group), cache.columns(b)]
+                qk_sb[lanes, nl.ds(stack * group, group), columns]
             )
-    if cache.tokens == 1:
+    tokens = cache.count * each
+    if tokens == 1:
         return q_sb, nisa.memset((1, rows), 1.0, dtype)
-    shape = cache.tokens, cache.count, heads.q_heads, each
-    token, sequence = nl.arange(cache.tokens)[:, None, None, None], nl.arange(cache.count)
+    shape = tokens, cache.count, heads.q_heads, each
+    token, sequence = nl.arange(tokens)[:, None, None, None], nl.arange(cache.count)
     owner = each * sequence[None, :, None, None] + nl.arange(each)[None, None, None, :]
     owner = owner + 0 * nl.arange(heads.q_heads)[None, None, :, None]
-    return q_sb, select_equal(token, owner, shape, dtype).reshape((cache.tokens, rows))
+    return q_sb, select_equal(token, owner, shape, dtype).reshape((tokens, rows))
 
 
 def decode_scores(qk_sb, cache, heads):
@@ -1511,19 +1463,20 @@ def decode_scores(qk_sb, cache, heads):
     q_sb, which_sb = decode_queries(qk_sb, cache, heads)
     for b in nl.affine_range(cache.count):
         new = nl.ds(cache.keys + b * cache.each, cache.each)
+        columns = nl.ds((cache.first + b) * cache.each, cache.each)
         for stack in nl.affine_range(heads.stacks):
             cache.k_sb[:, b * heads.stacks + stack, new] = nisa.tensor_copy(
-                qk_sb[:, heads.q_tiles + stack, cache.columns(b)]
+                qk_sb[:, heads.q_tiles + stack, columns]
             )
     (_, slots, rows), keys = q_sb.shape, cache.k_sb.shape[2]
     scores_sb = nl.ndarray((rows, keys), q_sb.dtype)
     for at, size in spans(keys, MOVING_MAX):
-        part = nl.ds(at, size)
-        scores_psum = psum_zeros((rows, size))
+        columns = nl.ds(at, size)
+        scores_psum = psum((rows, size))
         for slot in nl.affine_range(slots):
-            scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], cache.k_sb[:, slot, part])
-        scores_psum[...] += nisa.nc_matmul(which_sb, cache.mask_sb[:, part])
-        scores_sb[:, part] = nisa.tensor_copy(scores_psum)
+            scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], cache.k_sb[:, slot, columns])
+        scores_psum[...] += nisa.nc_matmul(which_sb, cache.mask_sb[:, columns])
+        scores_sb[:, columns] = nisa.tensor_copy(scores_psum)
     return scores_sb
 
 
@@ -1536,7 +1489,7 @@ def transposed_tiles(x_sb, tiles, width):
     queries = x_sb.shape[0]
     out_sb = nl.ndarray((width, tiles, queries), x_sb.dtype)
     for at, count in spans(tiles, MOVING_MAX // queries):
-        transposed_psum = psum_tile((width, count, queries))
+        transposed_psum = psum((width, count, queries), nl.ndarray)
         for t in nl.affine_range(count):
             transposed_psum[:, t, :] = nisa.nc_transpose(x_sb[:, nl.ds((at + t) * width, width)])
         out_sb[:, nl.ds(at, count), :] = nisa.tensor_copy(transposed_psum)
@@ -1554,18 +1507,20 @@ def spread_weights(weights_sb, cache, heads):
     lanes = partitions // kv_heads
     transposed_sb = transposed_tiles(weights_sb, tiles, lanes)
     of_heads_sb = transposed_sb.reshape((lanes, tiles, count, kv_heads, group))
-    place_sb = shifted_identity(lanes, 2 * partitions - lanes, partitions - lanes, dtype)
+    lane, column = nl.arange(lanes)[:, None], nl.arange(2 * partitions - lanes)[None, :]
+    shape = lanes, 2 * partitions - lanes
+    place_sb = select_equal(lane + partitions - lanes, column, shape, dtype)
     spread_sb = nl.ndarray((partitions, kv_heads, tiles, count, group), dtype)
     for at, size in spans(tiles, MOVING_MAX // rows):
-        part, columns = nl.ds(at, size), size * count * group
-        spread_psum = psum_tile((partitions, kv_heads, columns))
+        some, columns = nl.ds(at, size), size * count * group
+        spread_psum = psum((partitions, kv_heads, columns), nl.ndarray)
         for head in nl.static_range(kv_heads):
             window = nl.ds(partitions - (head + 1) * lanes, partitions)
             spread_psum[:, head, :] = nisa.nc_matmul(
-                place_sb[:, window], of_heads_sb[:, part, :, head, :]
+                place_sb[:, window], of_heads_sb[:, some, :, head, :]
             )
         shape = (partitions, kv_heads, size, count, group)
-        spread_sb[:, :, part, :, :] = nisa.tensor_copy(spread_psum.reshape(shape))
+        spread_sb[:, :, some, :, :] = nisa.tensor_copy(spread_psum.reshape(shape))
     return spread_sb
 
 
@@ -1573,8 +1528,8 @@ def new_weights(weights_sb, cache, heads):
     """Transpose the weights of the new keys [rows, T] @ SBUF -> [T, kv_heads, rows]; a head's part
     is zero in the rows of other heads."""
     kv_heads, group, rows = heads.kv_heads, heads.group, weights_sb.shape[0]
-    count, tokens = cache.count, cache.tokens
-    transposed_psum = psum_tile((tokens, rows))
+    count, tokens = cache.count, cache.count * cache.each
+    transposed_psum = psum((tokens, rows), nl.ndarray)
     transposed_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, tokens)])
     of_heads_psum = transposed_psum.reshape((tokens, count, kv_heads, group))
     spread_sb = nisa.memset((tokens, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
@@ -1586,11 +1541,13 @@ def new_weights(weights_sb, cache, heads):
 def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     """Attend from some sequences' new tokens to their cache and themselves, into these tokens'
     columns of context_sb [128, tiles, T]."""
-    count, tokens, d = cache.count, cache.tokens, heads.head_dim
-    scale = score_scales(d)[1]
+    count, tokens, d = cache.count, cache.count * cache.each, heads.head_dim
     # softmax weights [rows, keys + T]: 512 keys move a pass, one for each slot and the mask
-    scores_sb = decode_scores(qk_sb, cache, heads)
-    neg_max_sb = negated_maximum(scores_sb, scale)
+    scores_sb, scale = decode_scores(qk_sb, cache, heads), score_scales(d)[1]
+    # VectorE compares two bf16 numbers a cycle if the result is bf16, too; a maximum is
+    neg_max_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
+    if scale != 1.0:
+        neg_max_sb = nisa.tensor_scalar(neg_max_sb, nl.multiply, scale, dtype=nl.float32)
     weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
     # the same with keys on partitions, as values have them: cached ones of all heads, and new ones;
     # several tokens of a sequence are rows like as many query heads
@@ -1601,9 +1558,9 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     new_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((tokens, heads.kv_heads, d)))
     # context of each sequence [rows, D + 1]: D + 1 columns of values move, a pass for each tile
     # of 128 cached keys and for each head's new keys; divided by the last column, it is transposed
-    contexts_psum = psum_tile((d, rows.q_heads, count))
+    contexts_psum = psum((d, rows.q_heads, count), nl.ndarray)
     for b in nl.affine_range(count):
-        sums_psum = psum_zeros((rows.q_heads, d + 1))
+        sums_psum = psum((rows.q_heads, d + 1))
         for t in nl.affine_range(cache.v_sb.shape[2]):
             sums_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
         for head in nl.affine_range(heads.kv_heads):
@@ -1616,32 +1573,34 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
         contexts_psum[:, :, b] = nisa.nc_transpose(rows_sb)
     # [D, q_heads, T] to the lanes and tiles of the heads, all tokens at once
     by_token_psum = contexts_psum.reshape((d, heads.q_heads, tokens))
+    columns = nl.ds(cache.first * cache.each, tokens)
     for kv_head in nl.static_range(heads.kv_heads):
         (stack, lanes), group = heads.place(kv_head), heads.group
         members, tiles = nl.ds(kv_head * group, group), nl.ds(stack * group, group)
-        place = context_sb[nl.ds(lanes.start, d), tiles, cache.columns(0, count)]
+        place = context_sb[nl.ds(lanes.start, d), tiles, columns]
         place[...] = nisa.tensor_copy(by_token_psum[:, members, :])
 
 
-def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
-    """Do the work of ``attention_decode_kernel`` after its residual sum x_sb [128, H/128, B], over
-    all CachedSequences. New keys and values go into rows @ HBM."""
-    heads, batch, dtype = layer.heads, x_sb.shape[2], x_sb.dtype
-    tokens = Block(0, batch, 1)
+def decode_step(layer, tokens, caches, keys_hbm, values_hbm):
+    """Do the work of ``attention_decode_kernel`` after its residual sum, Tokens [128, H/128, B],
+    over all CachedSequences. New keys and values go into rows @ HBM."""
+    heads, (block, x_sb) = layer.heads, tokens
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    parts = [(cache.first * cache.each, cache.tokens) for cache in caches]
-    qk_sb, v_sb = project_qkv(layer.projection(x_sb, tokens, parts))
-    nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
-    for part, rows_sb in zip(parts, v_sb):
-        nl.store(values_hbm[nl.ds(*part), :], rows_sb)
+    tiles = [(cache.first * cache.each, cache.count * cache.each) for cache in caches]
+    projection = layer.projection(tokens, tiles)
+    project_qkv(projection)
+    nl.store(keys_hbm, key_rows(projection.qk_sb, 0, block.count, heads))
+    for tile, rows_sb in zip(tiles, projection.v_sb):
+        nl.store(values_hbm[nl.ds(*tile), :], rows_sb)
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
-    context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
+    shape = P_MAX, heads.q_tiles, block.count
+    context_sb = nl.ndarray(shape, x_sb.dtype)
     if heads.leaves_lanes():
-        context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for cache, new_sb in zip(caches, v_sb):
-        attend_cached(qk_sb, new_sb, cache, heads, context_sb)
-    store_product(layer.out, [(context_sb, tokens)], layer.out_hbm)
+        context_sb[...] = nisa.memset(shape, 0.0, x_sb.dtype)
+    for cache, new_sb in zip(caches, projection.v_sb):
+        attend_cached(projection.qk_sb, new_sb, cache, heads, context_sb)
+    store_product(layer.out, [Tokens(block, context_sb)], layer.hidden.out_hbm)
 
 
 # --- MLP ------------------------------------------------------------------------------------------
@@ -1654,36 +1613,34 @@ def decode_step(layer, x_sb, caches, keys_hbm, values_hbm):
 
 
 class InnerTokens(NamedTuple):
-    """A Block on its way through the MLP @ SBUF: hidden states [128, H/128, count], the scale of
+    """Tokens on their way through the MLP @ SBUF: hidden states [128, H/128, count], the scale of
     their norm [128, count], and the input of down [128, F/128, count]."""
 
-    block: Block
-    x_sb: Sbuf
+    hidden: Tokens
     along_sb: Sbuf
-    inner_sb: Sbuf
+    inner: Tokens
 
-    def normed(self, piece, part):
-        """A part of ``psum_parts`` of gate or up times the norm's scale @ SBUF."""
-        out_psum, (_, tiles, at, tokens) = piece.product(part, self.x_sb, self.block), part
-        out_sb = nl.ndarray(out_psum.shape, self.x_sb.dtype)
-        for tile in nl.affine_range(tiles):
-            out_sb[:, tile, :] = nisa.tensor_tensor(
-                out_psum[:, tile, :], self.along_sb[:, nl.ds(at, tokens)], nl.multiply
-            )
-        return out_sb
-
-    def gate(self, gate, up, part, zero_sb):
-        """Compute silu(gate) * up for a part of ``psum_parts`` of two Pieces."""
-        tile, tiles, at, tokens = part
-        silu_sb = nisa.activation(nl.silu, self.normed(gate, part), bias=zero_sb)
-        inner = self.inner_sb[:, nl.ds(gate.first + tile, tiles), nl.ds(at, tokens)]
-        inner[...] = nisa.tensor_tensor(silu_sb, self.normed(up, part), nl.multiply)
+    def gate(self, gate, up, bank, zero_sb):
+        """Compute silu(gate) * up for a bank of ``psum_banks`` of two Pieces."""
+        (first, tiles, at, count), factors = bank, []
+        columns = nl.ds(at, count)
+        for piece in (gate, up):
+            out_psum = piece.product(bank, self.hidden)
+            out_sb = nl.ndarray(out_psum.shape, self.hidden.x_sb.dtype)
+            for tile in nl.affine_range(tiles):
+                out_sb[:, tile, :] = nisa.tensor_tensor(
+                    out_psum[:, tile, :], self.along_sb[:, columns], nl.multiply
+                )
+            is_gate = piece is gate
+            factors.append(nisa.activation(nl.silu, out_sb, bias=zero_sb) if is_gate else out_sb)
+        inner_sb = self.inner.x_sb[:, nl.ds(gate.first + first, tiles), columns]
+        inner_sb[...] = nisa.tensor_tensor(*factors, nl.multiply)
 
 
 def gated_mlp(hidden, norm, linears, length, most):
-    """Do the work of ``swiglu_mlp_kernel`` with the Linears gate, up and down; ``hidden`` has x,
-    delta, their sum and the output @ HBM. Each ``most`` tokens take a pass over the weights."""
-    (x_hbm, delta_hbm, stream_hbm, out_hbm), (gate, up, down) = hidden, linears
+    """Do the work of ``swiglu_mlp_kernel`` for Hidden states with the Linears gate, up and down.
+    Each ``most`` tokens take a pass over the weights."""
+    x_hbm, (gate, up, down) = hidden.x_hbm, linears
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     for blocks in grouped(token_blocks(*x_hbm.shape, length or x_hbm.shape[1]), most):
         # the first pieces of gate and up [128, tiles, H/128, 128] come before the hidden states
@@ -1691,10 +1648,10 @@ def gated_mlp(hidden, norm, linears, length, most):
         pieces = gate.pieces(blocks[0].count)
         loaded, inner = [linear.load(*pieces[0]) for linear in (gate, up)], []
         for block in blocks:
-            x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
-            along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
+            tokens = hidden.load(block)
+            along_sb = norm_scales(tokens.x_sb, norm, spans(block.count, P_MAX)).along_sb
             inner_sb = nl.ndarray((P_MAX, down.k_tiles, block.count), x_hbm.dtype)
-            inner.append(InnerTokens(block, x_sb, along_sb, inner_sb))
+            inner.append(InnerTokens(tokens, along_sb, Tokens(block, inner_sb)))
         # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
         # and VectorE and ScalarE finish the bank before
@@ -1702,10 +1659,10 @@ def gated_mlp(hidden, norm, linears, length, most):
             if first > 0:
                 loaded = [linear.load(first, size) for linear in (gate, up)]
             for tokens in inner:
-                for part in psum_parts(size, tokens.block.count):
-                    tokens.gate(*loaded, part, zero_sb)
+                for bank in psum_banks(size, tokens.hidden.block.count):
+                    tokens.gate(*loaded, bank, zero_sb)
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
-        store_product(down, [(tokens.inner_sb, tokens.block) for tokens in inner], out_hbm)
+        store_product(down, [tokens.inner for tokens in inner], hidden.out_hbm)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -1745,8 +1702,8 @@ def multiply_rows(x_hbm, linear, norm, out_hbm):
     rows_hbm = out_hbm.reshape((tokens, P_MAX, linear.tiles))
     for block in token_blocks(*x_hbm.shape, 1):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
-        x_sb = residual_sum(x_hbm, None, None, block)
-        along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
+        x = Hidden(x_hbm).load(block)
+        along_sb = norm_scales(x.x_sb, norm, spans(block.count, P_MAX)).along_sb
         # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
         # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
         fitting = HEAD_BYTES // (linear.tiles * x_hbm.itemsize)
@@ -1754,15 +1711,14 @@ def multiply_rows(x_hbm, linear, norm, out_hbm):
             out_sb = nl.ndarray((P_MAX, count, linear.tiles), dtype)
             for first, size in linear.pieces(count, last=True):
                 piece = linear.load(first, size)
-                for tile, together, at, most in psum_parts(size, count):
-                    part = tile, together, start + at, most
-                    out_psum = piece.product(part, x_sb, block)
+                for tile, together, at, most in psum_banks(size, count):
+                    out_psum = piece.product((tile, together, start + at, most), x)
                     features = nl.ds(first + tile, together)
                     for token in nl.affine_range(most):
+                        scale_sb = along_sb[:, nl.ds(start + at + token, 1)]
                         out_sb[:, at + token, features] = nisa.tensor_scalar(
-                            out_psum[:, :, token], nl.multiply,
-                            along_sb[:, nl.ds(start + at + token, 1)],
-                        )  # fmt: skip
+                            out_psum[:, :, token], nl.multiply, scale_sb
+                        )
             # features lie in runs: a partition stores neighbours of a token as one row
             for token in nl.affine_range(count):
                 nl.store(rows_hbm[block.start + start + token], out_sb[:, token, :])
@@ -1783,8 +1739,9 @@ def attention_prefill_kernel(
     keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
-    layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
+    qkv, out = Linear(qkv_w_hbm, x_hbm.shape[0] // P_MAX), Linear(out_w_hbm, heads.q_tiles)
+    hidden = Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm)
+    layer = AttentionLayer.of(hidden, norm, heads, qkv, out, cos_hbm, sin_hbm)
     plan, triangle_sb = PromptPlan.of(layer, tokens // batch), causal_mask(P_MAX, dtype)
     PromptAttention(layer, plan, triangle_sb, {}, keys_hbm, values_hbm).run()
     results = out_hbm, keys_hbm, values_hbm
@@ -1793,9 +1750,19 @@ def attention_prefill_kernel(
 
 @nki.jit
 def attention_decode_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, heads, each=1,
-):  # fmt: skip
+    x_hbm,
+    delta_hbm,
+    norm,
+    qkv_w_hbm,
+    out_w_hbm,
+    cos_hbm,
+    sin_hbm,
+    keys_hbm,
+    values_hbm,
+    bias_hbm,
+    heads,
+    each=1,
+):
     """Do the same for one new token per sequence, or for ``each`` of a single sequence: attention
     over the cache, the tokens before and the token itself.
 
@@ -1809,14 +1776,15 @@ def attention_decode_kernel(
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     # hidden states [128, H/128, T], a few KiB, then the cache, before the weights: TensorE
     # transposes its keys, 128 a pass, while those stream
-    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, tokens, 1))
-    # of each part the queries share a tile of scores
-    parts = spans(tokens // each, P_MAX // (heads.q_heads * each))
+    hidden = Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm)
+    x = hidden.load(Block(0, tokens, 1))
+    # sequences whose queries share a tile of scores
+    together = spans(tokens // each, P_MAX // (heads.q_heads * each))
     cached = keys_hbm, values_hbm, bias_hbm
-    caches = [cached_sequences(*cached, *part, heads, each) for part in parts]
-    hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
-    layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
-    decode_step(layer, x_sb, caches, new_keys_hbm, new_values_hbm)
+    caches = [cached_sequences(*cached, *some, heads, each) for some in together]
+    qkv, out = Linear(qkv_w_hbm, x_hbm.shape[0] // P_MAX), Linear(out_w_hbm, heads.q_tiles)
+    layer = AttentionLayer.of(hidden, norm, heads, qkv, out, cos_hbm, sin_hbm)
+    decode_step(layer, x, caches, new_keys_hbm, new_values_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -1833,7 +1801,7 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     k_tiles = shape[0] // P_MAX
     gate, up = (Linear(weight_hbm, k_tiles) for weight_hbm in (gate_hbm, up_hbm))
-    hidden = x_hbm, delta_hbm, stream_hbm, out_hbm
+    hidden = Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm)
     linears = gate, up, Linear(down_hbm, gate.tiles)
     # of each token silu(gate) * up and x stay
     most = token_chunk(x_hbm.itemsize * (gate.tiles + k_tiles))
@@ -1864,10 +1832,19 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
 
     # settings of NxDI that change what layers are given, or what is asked of them
     beyond: Tuple[str, ...] = (
-        "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
-        "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
-        "enable_fused_speculation", "sequence_parallel_enabled", "k_cache_transposed",
-    )  # fmt: skip
+        "quantized",
+        "kv_cache_quant",
+        "lora_config",
+        "is_block_kv_layout",
+        "is_chunked_prefill",
+        "flash_decoding_enabled",
+        "speculation_length",
+        "is_medusa",
+        "enable_eagle_speculation",
+        "enable_fused_speculation",
+        "sequence_parallel_enabled",
+        "k_cache_transposed",
+    )
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
@@ -2064,7 +2041,7 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 def in_lanes(of_head: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Repeat the rows of one head [D, ..] for all lanes of a tile of heads [128, ..]."""
-    depth = depth_of(head_dim)
+    depth = HeadShape(1, 1, head_dim).depth
     of_heads = [pad_to(of_head, 0, depth)] * max(1, P_MAX // depth)
     return pad_tiles(torch.cat(of_heads), 0)[:P_MAX]  # of 256 the halves have the same frequencies
 
@@ -2107,9 +2084,13 @@ def rope_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], fl
             f"{positions}, got seq_len {longest}; choose a shorter seq_len."
         )
     read = PretrainedConfig(
-        rope_theta=config.rope_theta, rope_scaling=scaling, max_position_embeddings=positions,
-        head_dim=dim, hidden_size=dim, num_attention_heads=1,
-    )  # fmt: skip
+        rope_theta=config.rope_theta,
+        rope_scaling=scaling,
+        max_position_embeddings=positions,
+        head_dim=dim,
+        hidden_size=dim,
+        num_attention_heads=1,
+    )
     with torch.device("cpu"):  # modules may be made on the meta device
         frequencies, amplitude = ROPE_INIT_FUNCTIONS[kind](read, torch.device("cpu"))
     return frequencies.tolist(), amplitude
@@ -2127,7 +2108,7 @@ class NeuronLlamaAttention(nn.Module):
     def make_kernel_weights(self, **group: Any) -> None:
         hidden, rank = self.config.hidden_size, self.sizes.of_rank
         shared = self.sizes.tp, self.config.neuron_config.torch_dtype
-        tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
+        tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_features)
         self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, *shared, **group)
         self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, *shared, **group)
 
@@ -2141,9 +2122,8 @@ class NeuronLlamaAttention(nn.Module):
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
         if cos is None:
             cos, sin = self.rotary_emb(given["position_ids"], hidden.stream.dtype)
-        cached = given.get("past_key_value"), given["attention_mask"], given.get("active_mask")
         # residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce
-        partial, k, v, *stream = self.kernel_results(hidden, norm, *cached, (cos, sin))
+        partial, k, v, *stream = self.kernel_results(hidden, norm, (cos, sin), given)
         present = tuple(self.heads(rows, hidden.shape[0]) for rows in (k, v))
         return hidden.after(partial, stream), present, cos, sin
 
@@ -2152,14 +2132,15 @@ class NeuronLlamaAttention(nn.Module):
         dim = self.sizes.of_rank.head_dim
         return rows.reshape(batch, -1, rows.shape[-1] // dim, dim).transpose(1, 2)
 
-    def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
-        """Call the kernel for a prompt, or the kernel for a token over the cache ``past``."""
+    def kernel_results(self, hidden, norm, tables, given) -> Tuple[Any, ...]:
+        """Call the kernel for a prompt, or the kernel for a token over a cache."""
         rank, weights = self.sizes.of_rank, (self.qkv_proj.weight, self.o_proj.weight)
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
+        past = given.get("past_key_value")
         if past is None:
             return attention_prefill_kernel(*inputs, rank, hidden.shape[0])
         each = hidden.shape[1]  # new tokens of a sequence
-        bias = _mask_bias(mask[:, 0, 0], hidden.stream.dtype)
+        bias = _mask_bias(given["attention_mask"][:, 0, 0], hidden.stream.dtype)
         keys, values, bias = cache_in_runs(*past, bias, P_MAX // past[0].shape[1])
         bias = bias if each == 1 else bias.expand(each, -1)
         return attention_decode_kernel(*inputs, keys, values, bias, rank, each)
@@ -2298,9 +2279,13 @@ class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):
         if is_nki_enabled(config):
             return self.head_cls(config, gather)
         return ColumnParallelLinear(
-            config.hidden_size, config.vocab_size, bias=False, gather_output=gather,
-            dtype=config.neuron_config.torch_dtype, pad=True,
-        )  # fmt: skip
+            config.hidden_size,
+            config.vocab_size,
+            bias=False,
+            gather_output=gather,
+            dtype=config.neuron_config.torch_dtype,
+            pad=True,
+        )
 
     def final_norm(self, config: InferenceConfig) -> nn.Module:
         """The module behind the last layer: none normalises where the head's kernel does."""

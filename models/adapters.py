@@ -22,13 +22,23 @@ from neuronx_distributed_inference.modules.checkpoint import load_file
 from torch import nn
 
 from llama import (
-    ATTENTION_TARGETS, MLP_TARGETS, MOVING_MAX, P_MAX, Columns, Hbm, NeuronLlamaAttention,
-    NeuronLlamaDecoderLayer, NeuronLlamaMLP, StateDict, pad_tiles, psum_zeros, spans, times_gain,
+    ATTENTION_TARGETS,
+    MLP_TARGETS,
+    MOVING_MAX,
+    P_MAX,
+    Columns,
+    Hbm,
+    NeuronLlamaAttention,
+    NeuronLlamaDecoderLayer,
+    NeuronLlamaMLP,
+    StateDict,
+    pad_tiles,
+    psum,
+    spans,
+    times_gain,
     whole_tiles,
-)  # fmt: skip
-from models.weights import (
-    KernelRows, OfRanks, Projections, Sizes, spread_kv, spread_queries,
-)  # fmt: skip
+)
+from models.weights import KernelRows, OfRanks, Projections, SharedSizes, spread_kv, spread_queries
 
 IDLE_TARGET = "idle_adapter"  # NxDI changes this module where the kernels' adapters are ours
 
@@ -56,7 +66,7 @@ class Adapters(NamedTuple):
             inputs_sb = nl.ndarray((count, tokens), x_sb.dtype)
             for start, size in spans(tokens, MOVING_MAX):
                 columns = nl.ds(start, size)
-                inputs_psum = psum_zeros((count, size))
+                inputs_psum = psum((count, size))
                 for k in nl.affine_range(k_tiles):
                     inputs_psum[...] += nisa.nc_matmul(a_sb[:, k, rows], x_sb[:, k, columns])
                 inputs_sb[:, columns] = nisa.tensor_tensor(
@@ -224,7 +234,7 @@ def spread_adapters(model: nn.Module, config: InferenceConfig) -> None:
     checkpoint = getattr(owner, "lora_checkpoint", None)
     if checkpoint is None:  # a reader that refuses what does not fit
         return
-    read, sizes = checkpoint._get_module_checkpoint, Sizes.of(config)
+    read, sizes = checkpoint._get_module_checkpoint, SharedSizes.of(config)
     with_heads = {f"{name}.lora_B" for name in ATTENTION_TARGETS[:3]} | {"o_proj.lora_A"}
 
     def spread(name: str, adapter: Any) -> Optional[torch.Tensor]:

@@ -26,22 +26,72 @@ from torch import nn
 
 import llama
 from llama import (
-    CACHE_BYTES, CHUNK_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, Block, CachedSequences, Columns, Hbm,
-    HeadShape, NeuronLlamaModel, Sbuf, _mask_bias, cache_in_runs, cache_runs, cached_sequences,
-    causal_mask, decode_bytes, decode_scores, decode_step, grouped, is_nki_enabled, key_rows,
-    masked, negated_maximum, option, project_qkv, psum_tile, psum_zeros, residual_sum,
-    room_for_keys, score_scales, spans, stack_keys, store_product, token_blocks, token_chunk,
-    transposed_tiles, whole_tiles,
-)  # fmt: skip
-from models.families import model_type, slots_of
-from models.weights import Sizes
+    CACHE_BYTES,
+    CHUNK_BYTES,
+    DECODE_KEYS,
+    MOVING_MAX,
+    P_MAX,
+    Block,
+    CachedSequences,
+    Columns,
+    Hbm,
+    HeadShape,
+    Hidden,
+    NeuronLlamaModel,
+    Sbuf,
+    Tokens,
+    _mask_bias,
+    cache_in_runs,
+    cache_runs,
+    cached_sequences,
+    causal_mask,
+    decode_bytes,
+    decode_scores,
+    decode_step,
+    grouped,
+    is_nki_enabled,
+    key_rows,
+    masked,
+    option,
+    project_qkv,
+    psum,
+    room_for_keys,
+    score_scales,
+    spans,
+    stack_keys,
+    store_product,
+    token_blocks,
+    token_chunk,
+    transposed_tiles,
+    whole_tiles,
+)
+from models.families import CACHED, model_type, slots_of
+from models.weights import SharedSizes
 from models.quantised import SOFTMAX_TURNS
 from models.queries import (
-    AUGMENTED, RESIDENT_BYTES, Constants, KeyTiles, QueryGroup, Window, attend_groups,
-    attention_constants, bank_queries, contraction, heads_of, key_bytes, key_spans, load_constant,
-    load_transposed, new_keys, project_blocks, score_banks, score_tile, store_transposed,
-    value_parts,
-)  # fmt: skip
+    AUGMENTED,
+    RESIDENT_BYTES,
+    Constants,
+    KeyTiles,
+    QueryGroup,
+    Window,
+    attend_groups,
+    attention_constants,
+    bank_queries,
+    contraction,
+    heads_of,
+    key_bytes,
+    key_spans,
+    load_constant,
+    load_transposed,
+    new_keys,
+    project_blocks,
+    score_banks,
+    score_tile,
+    store_transposed,
+    tile_values,
+    value_tiles,
+)
 from models.layers import AnyAttention, attention_prefill_kernel, layer_of
 
 CACHE_ROW_BYTES = 3072  # a load's row, by head and partition: longer rows gain nothing
@@ -151,7 +201,7 @@ class AnyRows(NamedTuple):
         for each ``half``."""
         lanes, *_, depth = self.rows_sb.shape
         rows = min(depth, P_MAX)
-        keys_psum = psum_tile((count * rows, tiles, lanes))
+        keys_psum = psum((count * rows, tiles, lanes), nl.ndarray)
         for t in nl.affine_range(tiles):
             tile_sb = self.tile(first, count, start + t, nl.ds(half * rows, rows))
             keys_psum[:, t, :] = nisa.nc_transpose(tile_sb)
@@ -393,7 +443,7 @@ class FewQueries(NamedTuple):
         best_sb = nl.ndarray((lanes, columns, len(each)), nl.float32)
         keys, bias_sb = part.rows(part.cache.keys_hbm), nl.load(part.bias())
         for n, (start, tiles) in enumerate(each):
-            scores_psum = psum_zeros((lanes, columns, tiles))
+            scores_psum = psum((lanes, columns, tiles))
             for tile in nl.static_range(tiles):
                 scores_psum[:, :, tile] += nisa.nc_matmul(
                     bias_sb[:, start + tile, :], self.owners_sb
@@ -417,7 +467,7 @@ class FewQueries(NamedTuple):
         q_sb = bank_queries(group.qk_sb, bank, group.new.heads, 0, False)
         scores_sb = nl.ndarray((keys.lanes, self.columns, keys.tiles), nl.float32)
         for start, tiles in key_spans(bank, keys.tiles):
-            scores_psum = psum_zeros((keys.lanes, bank.rows, bank.tokens, tiles))
+            scores_psum = psum((keys.lanes, bank.rows, bank.tokens, tiles))
             for tile in nl.static_range(tiles):
                 part_psum = scores_psum[:, :, :, tile]
                 score_tile(q_sb, bank, keys, start + tile, part_psum, depth, group.constants)
@@ -430,14 +480,14 @@ class FewQueries(NamedTuple):
         fp32. TensorE transposes them and multiplies a diagonal by ones."""
         columns = self.columns
         sizes = [best_sb.shape[0] for best_sb in maxima]
-        transposed_psum = psum_tile((columns, sum(sizes)))
+        transposed_psum = psum((columns, sum(sizes)), nl.ndarray)
         for n, best_sb in enumerate(maxima):
             transposed_psum[:, nl.ds(sum(sizes[:n]), sizes[n])] = nisa.nc_transpose(best_sb)
         negated_sb = nisa.tensor_reduce(nl.max, transposed_psum, axis=1, negate=True)
         eye_sb = self.group.constants.eye_sb[0:columns, 0:columns]
         each_sb = nisa.tensor_scalar(
-            eye_sb, nl.multiply, negated_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32,
-        )  # fmt: skip
+            eye_sb, nl.multiply, negated_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32
+        )
         return nisa.tensor_copy(nisa.nc_matmul(self.ones_sb[0:columns, :], each_sb))
 
     def weights(self, scores_sb, negated_sb):
@@ -448,16 +498,21 @@ class FewQueries(NamedTuple):
         if tiles >= 32:  # an instruction takes 64 cycles or more
             for column in nl.affine_range(columns):
                 weights_sb[:, column, :] = nisa.activation(
-                    nl.exp, scores_sb[:, column, :], bias=negated_sb[0:lanes, nl.ds(column, 1)],
+                    nl.exp,
+                    scores_sb[:, column, :],
+                    bias=negated_sb[0:lanes, nl.ds(column, 1)],
                     scale=scale,
-                )  # fmt: skip
+                )
             return weights_sb
         less_sb = nl.ndarray(scores_sb.shape, nl.float32)
         for tile in nl.affine_range(tiles):
             less_sb[:, :, tile] = nisa.scalar_tensor_tensor(
-                data=scores_sb[:, :, tile], op0=nl.multiply, operand0=scale,
-                op1=nl.add, operand1=negated_sb[0:lanes, :],
-            )  # fmt: skip
+                data=scores_sb[:, :, tile],
+                op0=nl.multiply,
+                operand0=scale,
+                op1=nl.add,
+                operand1=negated_sb[0:lanes, :],
+            )
         weights_sb[...] = nisa.activation(nl.exp, less_sb, bias=zero_sb[0:lanes, :])
         return weights_sb
 
@@ -475,7 +530,7 @@ class FewQueries(NamedTuple):
         values = part.rows(part.cache.values_hbm)
         # values are stationary, too: 64 cycles serve all queries of a stack, and the lanes of other
         # heads are never read
-        values_psum = psum_zeros((P_MAX, self.columns))
+        values_psum = psum((P_MAX, self.columns))
         for first, count, features, of_stack in self.stacks():
             for tile in nl.static_range(part.tiles):
                 v_sb = values.tile(first, count, tile)
@@ -484,7 +539,7 @@ class FewQueries(NamedTuple):
                 )
         if new is not None:
             self.add_new(values_psum, new, weights[1])
-        sum_psum = psum_zeros((P_MAX, self.columns))
+        sum_psum = psum((P_MAX, self.columns))
         for each_sb in sums:
             sum_psum[...] += nisa.nc_matmul(self.ones_sb[0 : each_sb.shape[0], :], each_sb)
         return Weighted(negated_sb, sum_psum, values_psum)
@@ -604,9 +659,9 @@ class Chunk(NamedTuple):
     by_query: bool
 
     def groups(self, sequence, length, passed):
-        """The queries of a sequence in TokenBlocks over its cache and its new keys: yields a
-        QueryGroup for each set of KV heads, and for each tile of queries that has rows of the
-        bias."""
+        """The queries of a sequence in the Projections ``passed``, over its cache and its new keys:
+        yields a QueryGroup for each set of KV heads, and for each tile of queries that has rows of
+        the bias."""
         heads, active_sb, shared = self.heads, self.causal_sb, self.owners_sb is not None
         if self.active_hbm is not None:
             active_sb = nl.load(self.active_hbm[sequence])
@@ -614,9 +669,9 @@ class Chunk(NamedTuple):
         bias_sb = others_bias(self.owners_sb) if shared else None
         new, parts = new._replace(bias_sb=bias_sb, window=self.window), []
         for n, rows in enumerate(passed):
-            for at, (owner, position, column, size) in enumerate(rows.block.parts()):
+            for at, (owner, position, column, size) in enumerate(rows.tokens.block.tiles()):
                 if owner == sequence:
-                    rows_sb = rows.part_values(at, self.new_hbm)
+                    rows_sb = tile_values(rows, at, self.new_hbm)
                     new.append(position, rows.qk_sb, column, rows_sb)
                     parts.append((n, column, position, size))
         qk_sb, context_sb = [rows.qk_sb for rows in passed], [rows.context_sb for rows in passed]
@@ -633,40 +688,46 @@ class Chunk(NamedTuple):
                 owners = [which_sb[0 : b.tokens, 0 : b.rows, 0 : b.tokens] for b in banks]
             # with a window each tile of queries has its own keys: none stay in SBUF for others
             blocks = cache_blocks(
-                self.cache, sequence, banks, heads, bias_rows, shared=owners is not None,
+                self.cache,
+                sequence,
+                banks,
+                heads,
+                bias_rows,
+                shared=owners is not None,
                 stay=not self.by_query,
-            )  # fmt: skip
+            )
             yield QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners)
 
 
 # --- A token over blocks --------------------------------------------------------------------------
 
 
-def named_step(layer, cache, x_sb, parts, keys_hbm, values_hbm):
-    """``decode_step`` over a cache of blocks, ``parts`` of sequences at a time.
+def named_step(layer, cache, tokens, together, keys_hbm, values_hbm):
+    """``decode_step`` over a cache of blocks, some sequences ``together`` at a time.
 
     Rows of a cache of blocks are known later than weights, and DMA serves who comes first: so the
     output's weights wait for the room of the first ones.
     """
-    heads, batch, dtype = layer.heads, x_sb.shape[2], x_sb.dtype
-    tokens, tiles = Block(0, batch, 1), value_parts(parts, batch, heads, layer.x_hbm.itemsize)
-    p = layer.projection(x_sb, tokens, tiles)
+    heads, dtype, batch = layer.heads, tokens.x_sb.dtype, tokens.block.count
+    tiles = value_tiles(together, batch, heads, layer.hidden.x_hbm.itemsize)
+    projection = layer.projection(tokens, tiles)
+    qk_sb, v_sb = projection.qk_sb, projection.v_sb
     _, first = layer.qkv.pieces(batch)[0]
     size = first * layer.qkv.k_tiles * P_MAX
     room_sb = nl.ndarray((P_MAX, size), layer.qkv.weight_hbm.dtype)
     roomy = layer._replace(qkv=layer.qkv._replace(room_sb=room_sb))
-    qk_sb, v_sb = project_qkv(p._replace(layer=roomy))
+    project_qkv(projection._replace(layer=roomy))
     nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
     for tile, rows_sb in zip(tiles, v_sb):
         nl.store(values_hbm[nl.ds(*tile), :], rows_sb)
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
     if heads.leaves_lanes():
         context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for n, part in enumerate(parts):
-        new_sb = v_sb[n] if tiles == parts else nl.load(values_hbm[nl.ds(*part), :])
-        attend_named(qk_sb, new_sb, named_sequences(cache, *part, heads), heads, context_sb)
+    for n, some in enumerate(together):
+        new_sb = v_sb[n] if tiles == together else nl.load(values_hbm[nl.ds(*some), :])
+        attend_named(qk_sb, new_sb, named_sequences(cache, *some, heads), heads, context_sb)
     out = layer.out._replace(room_sb=room_sb)
-    store_product(out, [(context_sb, tokens)], layer.out_hbm)
+    store_product(out, [Tokens(tokens.block, context_sb)], layer.hidden.out_hbm)
 
 
 def named_sequences(cache, first, count, heads):
@@ -685,7 +746,7 @@ def named_sequences(cache, first, count, heads):
             rows = [keys.tile(0, heads.kv_heads, tile) for tile in range(keys.tiles)]
             stack_keys(k_sb, rows, b * heads.stacks, column, heads)
     v_sb = [[part.rows(cache.values_hbm) for part in parts] for parts in every]
-    return CachedSequences(first, count, k_sb, mask_sb, v_sb)
+    return CachedSequences(first, count, cache.length, k_sb, mask_sb, v_sb)
 
 
 def attend_named(qk_sb, v_sb, cache, heads, context_sb):
@@ -695,7 +756,9 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     count, d, group = cache.count, heads.head_dim, heads.group
     scale = score_scales(d)[1]
     scores_sb = decode_scores(qk_sb, cache, heads)
-    neg_max_sb = negated_maximum(scores_sb, scale)
+    neg_max_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
+    if scale != 1.0:
+        neg_max_sb = nisa.tensor_scalar(neg_max_sb, nl.multiply, scale, dtype=nl.float32)
     weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale, dtype=nl.float32)
     sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
     inverse_sb, dtype = nisa.reciprocal(sums_sb), scores_sb.dtype
@@ -703,13 +766,13 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     # keys lie on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
     (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
     transposed_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
-    transposed_psum = psum_tile((count, rows))
+    transposed_psum = psum((count, rows), nl.ndarray)
     transposed_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
     new_w_sb = nisa.tensor_copy(transposed_psum, dtype=scores_sb.dtype)
     new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
     new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # contexts [heads of a stack * D, stacks, rows of a stack, B]: a head's own rows count
-    out_psum = psum_zeros((P_MAX, heads.stacks, heads.stack * group, count))
+    out_psum = psum((P_MAX, heads.stacks, heads.stack * group, count))
     for stack, (first, stacked) in enumerate(spans(heads.kv_heads, heads.stack)):
         for b in nl.static_range(count):
             columns = nl.ds(b * heads.q_heads + first * group, stacked * group)
@@ -732,10 +795,25 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
 
 @nki.jit
 def attention_decode_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
-):  # fmt: skip
+    x_hbm,
+    delta_hbm,
+    norm,
+    qkv_w_hbm,
+    out_w_hbm,
+    cos_hbm,
+    sin_hbm,
+    keys_hbm,
+    values_hbm,
+    bias_hbm,
+    heads,
+    qkv_b_hbm=None,
+    gains_hbm=None,
+    scales_hbm=None,
+    a_hbm=None,
+    b_hbm=None,
+    chosen_hbm=None,
+    rows_hbm=None,
+):
     """``attention_decode_kernel`` of llama.py; of a cache of blocks caches, bias and rows as
     ``attention_chunk_kernel`` takes them."""
     (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
@@ -743,34 +821,58 @@ def attention_decode_kernel(
     new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, batch, 1))
+    hidden = Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm)
+    tokens = hidden.load(Block(0, batch, 1))
     rows_sb = None if rows_hbm is None else nl.load(rows_hbm)
     cache = AnyCache(keys_hbm, values_hbm, bias_hbm, rows_sb)
     if rows_hbm is None:
-        parts, cached = spans(batch, P_MAX // heads.q_heads), (keys_hbm, values_hbm, bias_hbm)
-        caches = [cached_sequences(*cached, *part, heads) for part in parts]
+        together, cached = spans(batch, P_MAX // heads.q_heads), (keys_hbm, values_hbm, bias_hbm)
+        caches = [cached_sequences(*cached, *some, heads) for some in together]
     layer = layer_of(
-        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
+        hidden,
+        norm,
+        heads,
+        (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm),
+        (qkv_b_hbm, gains_hbm),
+        scales_hbm,
+        (a_hbm, b_hbm, chosen_hbm),
         SOFTMAX_TURNS,
-    )  # fmt: skip
+    )
     if rows_hbm is None:
-        decode_step(layer, x_sb, caches, new_keys_hbm, new_values_hbm)
+        decode_step(layer, tokens, caches, new_keys_hbm, new_values_hbm)
     else:
         each = bytes_of_sequence(cache.length, heads, cache.itemsize, cache.lanes)
         most = max(1, min(P_MAX // heads.q_heads, NAMED_BYTES // each))
-        parts = spans(batch, most)
-        named_step(layer, cache, x_sb, parts, new_keys_hbm, new_values_hbm)
+        named_step(layer, cache, tokens, spans(batch, most), new_keys_hbm, new_values_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
 def attention_chunk_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None, window=None,
-):  # fmt: skip
+    x_hbm,
+    delta_hbm,
+    norm,
+    qkv_w_hbm,
+    out_w_hbm,
+    cos_hbm,
+    sin_hbm,
+    keys_hbm,
+    values_hbm,
+    bias_hbm,
+    active_hbm,
+    heads,
+    qkv_b_hbm=None,
+    gains_hbm=None,
+    scales_hbm=None,
+    a_hbm=None,
+    b_hbm=None,
+    chosen_hbm=None,
+    rows_hbm=None,
+    owners_hbm=None,
+    window=None,
+):
     """Attend with several new tokens per sequence: over the cache, and causally over themselves.
 
     bias [B, L], keys in the order of ``cache_runs``: a cache that is longer is read as far as its
@@ -792,9 +894,15 @@ def attention_chunk_kernel(
     new_values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     layer = layer_of(
-        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
+        Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm),
+        norm,
+        heads,
+        (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm),
+        (qkv_b_hbm, gains_hbm),
+        scales_hbm,
+        (a_hbm, b_hbm, chosen_hbm),
+    )
     rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
     by_query = len(bias_hbm.shape) == 3
     rows_of_bias = math.prod(bias_hbm.shape[:-1]), bias_hbm.shape[-1]
@@ -819,11 +927,11 @@ def attention_chunk_kernel(
             rows.store_keys(new_keys_hbm, new_values_hbm)
         # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, in
         # rows of up to CACHE_ROW_BYTES a partition; TensorE transposes the keys, 128 a pass
-        sequences = sorted({part[0] for block in some for part in block.parts()})
+        sequences = sorted({tile.sequence for block in some for tile in block.tiles()})
         each = (chunk.groups(sequence, length, passed) for sequence in sequences)
         attend_few_and_many(group for groups in each for group in groups)
         # the output [128, H/128, count], a pass for each tile of context; the weight passes once
-        contexts = [(rows.context_sb, rows.block) for rows in passed]
+        contexts = [Tokens(rows.tokens.block, rows.context_sb) for rows in passed]
         store_product(layer.out, contexts, out_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
@@ -846,8 +954,7 @@ class CachedAttention(AnyAttention):
         A prompt behind a prefix in blocks of the cache has both masks, as several tokens a step do;
         the caller gives the prefix's mask, int32 [B, prefix].
         """
-        names = "past_key_value", "attention_mask", "active_mask"
-        past, *masks = (given.get(name) for name in names)
+        past, *masks = (given.get(name) for name in CACHED)
         if masks[0].dim() == 2:
             masks[0] = masks[0].to(torch.bool)[:, None, None]
         places = given.get("rotary_position_ids")
@@ -857,7 +964,7 @@ class CachedAttention(AnyAttention):
         if given.get("tile_masks") is not None:
             in_tiles = self.blocks_of_tiles if self.nki_enabled else self.in_tiles
             past, masks = in_tiles(past, masks[0], given)
-        given = {**given, "position_ids": places, **dict(zip(names, (past, *masks)))}
+        given = {**given, "position_ids": places, **dict(zip(CACHED, (past, *masks)))}
         return super().forward(hidden, norm, given)
 
     def within_window(
@@ -914,7 +1021,8 @@ class CachedAttention(AnyAttention):
         blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
         return (*caches[:2], blocks.reshape(1, -1), owners), (keys[:, None, None], None)
 
-    def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
+    def kernel_results(self, hidden, norm, tables, given) -> Tuple[Any, ...]:
+        past, mask, active_mask = (given.get(name) for name in CACHED)
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
@@ -934,9 +1042,15 @@ class CachedAttention(AnyAttention):
         active = self.active_bias(active_mask, hidden)
         owners = past[3].to(dtype) if len(past) == 4 else None
         return attention_chunk_kernel(
-            *inputs, *cache, active, rank, *operands,
-            rows_hbm=rows, owners_hbm=owners, window=self.window,
-        )  # fmt: skip
+            *inputs,
+            *cache,
+            active,
+            rank,
+            *operands,
+            rows_hbm=rows,
+            owners_hbm=owners,
+            window=self.window,
+        )
 
     def cache_operands(self, past, mask, active_mask, dtype, decode) -> Tuple[Any, ...]:
         """Keys, values, bias and, where a table names them, rows, as the kernels take them: of
@@ -1040,9 +1154,13 @@ def runs_of_window(bias: torch.Tensor, run: int, most: int) -> Tuple[torch.Tenso
 
 
 def blocks_in_runs(
-    keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
-    heads_first: bool = False, window: Optional[int] = None,
-) -> Tuple[torch.Tensor, ...]:  # fmt: skip
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    table: torch.Tensor,
+    bias: torch.Tensor,
+    heads_first: bool = False,
+    window: Optional[int] = None,
+) -> Tuple[torch.Tensor, ...]:
     """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L] of
     L keys -> caches [rows, run, kv_heads, D], bias, and row numbers, int32 [lanes, B * parts].
     ``heads_first`` takes [blocks, kv_heads, block, D] -> [rows, run, D], [lanes, B * parts *
@@ -1080,7 +1198,7 @@ def blocks_in_runs(
     return keys.reshape(shape), values.reshape(shape), bias, rows
 
 
-class NeuronConfigNKI(llama.NeuronConfigNKI):
+class CachedConfig(llama.NeuronConfigNKI):
     """With ``prompt_in_chunks``, calls of ``speculation_length`` tokens feed a prompt, and its last
     token is a decode step. Only the last row of logits is then read."""
 
@@ -1098,22 +1216,31 @@ def check_window(config: InferenceConfig) -> None:
             "layer of this file chooses."
         )
     for asked, why, mend in (
-        (neuron_config.is_chunked_prefill,
-         "counts positions, which a chunk's tiles do not have, expected no chunked_prefill_config",
-         "leave one of them out"),
-        (neuron_config.flash_decoding_enabled,
-         "counts rows of a cache, which flash_decoding_enabled spreads over ranks, expected one of "
-         "the two", "leave flash_decoding_enabled out"),
-        (neuron_config.padding_side == "left",
-         "counts from the right here, got padding_side 'left'", "pad on the right"),
-    ):  # fmt: skip
+        (
+            neuron_config.is_chunked_prefill,
+            "counts positions, which a chunk's tiles do not have, expected no "
+            "chunked_prefill_config",
+            "leave one of them out",
+        ),
+        (
+            neuron_config.flash_decoding_enabled,
+            "counts rows of a cache, which flash_decoding_enabled spreads over ranks, expected one "
+            "of the two",
+            "leave flash_decoding_enabled out",
+        ),
+        (
+            neuron_config.padding_side == "left",
+            "counts from the right here, got padding_side 'left'",
+            "pad on the right",
+        ),
+    ):
         if window is not None and asked:
             raise ValueError(f"sliding_window {window} {why}; {mend}.")
 
 
 def chunks_too_large(config: InferenceConfig) -> Dict[str, bool]:
     """What chunks that several sequences share may have too much of -> whether they do."""
-    neuron_config, rank = config.neuron_config, Sizes.of(config).of_rank
+    neuron_config, rank = config.neuron_config, SharedSizes.of(config).of_rank
     if not neuron_config.is_chunked_prefill:
         return {}
     tokens, features = neuron_config.max_context_length, whole_tiles(config.hidden_size) * P_MAX

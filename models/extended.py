@@ -26,19 +26,26 @@ import llama
 import models.cached
 import models.ranks
 from llama import P_MAX, is_nki_enabled, option
-from models.weights import Sizes
+from models.weights import SharedSizes
 from models.adapters import (
-    AdaptedLayer, adapter_ranks, add_adapters, add_idle_layer, check_adapters, keep_numbers,
+    AdaptedLayer,
+    adapter_ranks,
+    add_adapters,
+    add_idle_layer,
+    check_adapters,
+    keep_numbers,
     spread_adapters,
-)  # fmt: skip
+)
 from models.families import (
-    NormOfColumns, add_heads, attention_biases, has_head_norms, shows_hidden_states,
-)  # fmt: skip
-from models.quantised import (
-    as_integers, as_quantised, check_quantised, quantise_kernel_weights,
-)  # fmt: skip
+    NormOfColumns,
+    add_heads,
+    attention_biases,
+    has_head_norms,
+    shows_hidden_states,
+)
+from models.quantised import as_integers, as_quantised, check_quantised, quantise_kernel_weights
 from models.layers import AnyHead, convert_heads, convert_mlp
-from models.cached import NeuronConfigNKI, window_of
+from models.cached import CachedConfig as NeuronConfigNKI, window_of
 
 
 class LlamaInferenceConfig(llama.LlamaInferenceConfig):
@@ -69,7 +76,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         )
 
     def lacking(self) -> List[str]:
-        sizes, neuron_config = Sizes.of(self), self.neuron_config
+        sizes, neuron_config = SharedSizes.of(self), self.neuron_config
         q_heads, batch, dim = sizes.of_rank.q_heads, neuron_config.max_batch_size, sizes.head_dim
         qkv_bias, out_bias = attention_biases(self)
         quantised, narrow = option(self, "quantized"), option(self, "kv_cache_quant")
@@ -104,15 +111,15 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         return NeuronConfigNKI
 
 
-class NeuronLlamaDecoderLayer(models.ranks.SharedLayer, AdaptedLayer):
+class ExtendedLayer(models.ranks.SharedLayer, AdaptedLayer):
     """The decoder layer with every attention and MLP. A sharded sequence is gathered first, as
     adapters are chosen for all of its tokens."""
 
 
-class NeuronLlamaModel(models.ranks.SharedModel, models.cached.CachedModel):
+class ExtendedModel(models.ranks.SharedModel, models.cached.CachedModel):
     """The model with further heads, quantised weights, adapters, and caches of blocks."""
 
-    layer_cls, head_cls = NeuronLlamaDecoderLayer, AnyHead
+    layer_cls, head_cls = ExtendedLayer, AnyHead
 
     def __init__(self, config: InferenceConfig, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
@@ -136,7 +143,7 @@ class NeuronLlamaModel(models.ranks.SharedModel, models.cached.CachedModel):
 class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
     """The model that the driver compiles, loads and generates with."""
 
-    _model_cls = NeuronLlamaModel
+    _model_cls = ExtendedModel
 
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> PreTrainedModel:

@@ -22,10 +22,22 @@ from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lo
 from torch import nn
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, Hbm, HeadShape, LlamaRotaryEmbedding, NeuronLlamaAttention, PlainMLP,
-    Sbuf, StateDict, depth_of, in_lanes, is_nki_enabled, option, pad_tiles, whole_tiles,
-)  # fmt: skip
-from models.weights import KernelRows, Sizes, heads_in_tiles
+    ATTENTION_TARGETS,
+    P_MAX,
+    Hbm,
+    HeadShape,
+    LlamaRotaryEmbedding,
+    NeuronLlamaAttention,
+    PlainMLP,
+    Sbuf,
+    StateDict,
+    in_lanes,
+    is_nki_enabled,
+    option,
+    pad_tiles,
+    whole_tiles,
+)
+from models.weights import KernelRows, SharedSizes, heads_in_tiles
 
 
 # --- In kernels -----------------------------------------------------------------------------------
@@ -50,7 +62,7 @@ class HeadGains(NamedTuple):
 
     def loaded(self, norm, heads):
         """The HeadNorm: a product with ``mean_sb`` takes the mean over a head's lanes."""
-        mean_sb, depth = nisa.memset((P_MAX, P_MAX), 0.0, nl.float32), depth_of(heads.head_dim)
+        mean_sb, depth = nisa.memset((P_MAX, P_MAX), 0.0, nl.float32), heads.depth
         for lane in nl.static_range(P_MAX // depth):
             lanes, shape = nl.ds(lane * depth, heads.head_dim), (heads.head_dim, heads.head_dim)
             mean_sb[lanes, lanes] = nisa.memset(shape, 1.0 / heads.head_dim, nl.float32)
@@ -79,6 +91,8 @@ class HeadNorm(NamedTuple):
 
 
 # --- In modules -----------------------------------------------------------------------------------
+
+CACHED = "past_key_value", "attention_mask", "active_mask"  # what NxDI gives a layer of a cache
 
 
 def model_type(config: InferenceConfig) -> str:
@@ -146,7 +160,7 @@ class FamilyAttention(NeuronLlamaAttention):
     def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
         """``ranks`` that split the heads, and their group as layers take it; None: all."""
         nn.Module.__init__(self)
-        self.config, self.sizes = config, Sizes.of(config, ranks)
+        self.config, self.sizes = config, SharedSizes.of(config, ranks)
         self.nki_enabled = is_nki_enabled(config)
         self.rotary_emb = LlamaRotaryEmbedding(config, self.sizes.head_dim)
         if self.nki_enabled:
@@ -157,7 +171,7 @@ class FamilyAttention(NeuronLlamaAttention):
     def make_kernel_weights(self, **group: Any) -> None:
         super().make_kernel_weights(**group)
         rank, dtype = self.sizes.of_rank, self.config.neuron_config.torch_dtype
-        size = (rank.qk_tiles + whole_tiles(rank.kv_features)) * P_MAX
+        size = (rank.q_tiles + rank.stacks + whole_tiles(rank.kv_features)) * P_MAX
         biased, _ = attention_biases(self.config)
         self.qkv_bias = KernelRows(size, self.sizes.tp, dtype, **group) if biased else None
         # the weights of norms over query and key heads: a row for each lane of a tile of heads
@@ -174,10 +188,14 @@ class FamilyAttention(NeuronLlamaAttention):
         self.k_proj = ColumnParallelLinear(config.hidden_size, kv_size, **columns)
         self.v_proj = ColumnParallelLinear(config.hidden_size, kv_size, **columns)
         self.o_proj = RowParallelLinear(
-            q_size, config.hidden_size, bias=out_bias, input_is_parallel=True,
-            dtype=neuron_config.torch_dtype, **group,
+            q_size,
+            config.hidden_size,
+            bias=out_bias,
+            input_is_parallel=True,
+            dtype=neuron_config.torch_dtype,
+            **group,
             reduce_dtype=option(config, "rpl_reduce_dtype") or neuron_config.torch_dtype,
-        )  # fmt: skip
+        )
         normed = has_head_norms(config)
         self.q_norm, self.k_norm = (
             CustomRMSNorm(dim, config.rms_norm_eps) if normed else nn.Identity() for _ in "qk"
@@ -190,18 +208,18 @@ class FamilyAttention(NeuronLlamaAttention):
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
             cos, sin = self.rotary_emb(given["position_ids"], dtype)
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
-        cached = given.get("past_key_value"), given["attention_mask"], given.get("active_mask")
-        output, present = attend(hidden, norm, *cached, (cos, sin), given)
+        output, present = attend(hidden, norm, (cos, sin), given)
         return output, present, cos, sin
 
-    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
+    def attend_with_kernels(self, hidden, norm, tables, given):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
-        results = self.kernel_results(hidden, norm, past, mask, active_mask, tables)
-        (partial, k, v, *stream), batch = results, hidden.shape[0]
-        return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+        partial, k, v, *stream = self.kernel_results(hidden, norm, tables, given)
+        present = tuple(self.heads(rows, hidden.shape[0]) for rows in (k, v))
+        return hidden.after(partial, stream), present
 
-    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
+    def attend_with_torch(self, hidden, norm, tables, given):
         """The same in PyTorch, rounding where the device's reference rounds."""
+        past, mask, active_mask = (given.get(name) for name in CACHED)
         q, k, v = self.project(norm(hidden), self.halves(tables, len(hidden)), given)
         visible = [(k, v, mask)]
         if past is not None:
@@ -296,7 +314,7 @@ def add_heads(model: nn.Module, config: InferenceConfig) -> None:
 # --- In checkpoints -------------------------------------------------------------------------------
 
 
-def convert_terms(state: StateDict, attention: str, sizes: Sizes) -> None:
+def convert_terms(state: StateDict, attention: str, sizes: SharedSizes) -> None:
     """Biases of queries, keys and values, and gains of norms over heads, as kernels read them."""
     inputs = [f"{attention}{name}" for name in ATTENTION_TARGETS[:3]]
     if f"{inputs[0]}.bias" in state:

@@ -22,23 +22,67 @@ from neuronx_distributed_inference.models.config import InferenceConfig
 
 import models.weights
 from llama import (
-    PIECE_BYTES, PROMPT_BYTES, P_MAX, AttentionLayer, Block, Columns, Hbm, HeadShape, Linear,
-    NormScales, Projection, PromptAttention, PromptPlan, Sbuf, StateDict, causal_mask, gated_mlp,
-    is_nki_enabled, load_weight, multiply_rows, norm_scales, option, products, psum_zeros,
-    score_scales, shifted_identity, swapped_halves, token_blocks, token_chunk, weight_pieces,
+    PIECE_BYTES,
+    PROMPT_BYTES,
+    P_MAX,
+    AttentionLayer,
+    Columns,
+    Hbm,
+    HeadShape,
+    Hidden,
+    Linear,
+    NormScales,
+    Piece,
+    Projection,
+    PromptAttention,
+    PromptPlan,
+    Sbuf,
+    StateDict,
+    Tokens,
+    causal_mask,
+    gated_mlp,
+    is_nki_enabled,
+    key_rows,
+    multiply_rows,
+    norm_scales,
+    option,
+    psum,
+    score_scales,
+    token_blocks,
+    token_chunk,
+    weight_pieces,
     whole_tiles,
-)  # fmt: skip
+)
 from models.adapters import (
-    AdaptedAttention, AdaptedMLP, Adapters, add_terms, convert_adapters, split_adapters,
-)  # fmt: skip
+    AdaptedAttention,
+    AdaptedMLP,
+    Adapters,
+    add_terms,
+    convert_adapters,
+    split_adapters,
+)
 from models.families import (
-    FamilyAttention, HeadGains, HeadNorm, medusa_heads, qkv_biases, shows_hidden_states, slots_of,
-)  # fmt: skip
+    FamilyAttention,
+    HeadGains,
+    HeadNorm,
+    medusa_heads,
+    qkv_biases,
+    shows_hidden_states,
+    slots_of,
+)
 from models.quantised import (
-    EVEN_TURNS, Gain, QuantisedAttention, QuantisedHead, QuantisedMLP, convert_scales, in_bfloat16,
-    quantised_pieces, scale_columns, times_features,
-)  # fmt: skip
-from models.queries import ADAPTER_BYTES, attend_prompt
+    EVEN_TURNS,
+    Gain,
+    QuantisedAttention,
+    QuantisedHead,
+    QuantisedMLP,
+    convert_scales,
+    in_bfloat16,
+    quantised_pieces,
+    scale_columns,
+    times_features,
+)
+from models.queries import ADAPTER_BYTES, attend_prompt, wide_key_rows
 
 
 class AnyLinear(NamedTuple):
@@ -67,32 +111,30 @@ class AnyLinear(NamedTuple):
 
     def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
         """The pieces, as ``Linear.pieces`` has them."""
-        given = tiles or self.tiles, self.k_tiles, tokens, last
-        itemsize = self.itemsize or self.weight_hbm.itemsize
+        itemsize, tiles = self.itemsize or self.weight_hbm.itemsize, tiles or self.tiles
         if itemsize == 1:
-            return quantised_pieces(*given, row_bytes)
-        return weight_pieces(*given, itemsize, row_bytes)
+            return quantised_pieces(tiles, self.k_tiles, tokens, last, row_bytes)
+        return weight_pieces(tiles, itemsize * self.k_tiles * P_MAX, tokens, last, row_bytes)
 
     def load(self, first, tiles):
         """The AnyPiece of some tiles, in a type that TensorE takes; in ``room_sb`` from the place
         of the first tile on."""
-        shape, each = (P_MAX, tiles, self.k_tiles, P_MAX), self.k_tiles * P_MAX
-        if self.room_sb is None or (first + tiles) * each > self.room_sb.shape[1]:
-            weight_sb = nl.ndarray(shape, self.weight_hbm.dtype)
-        else:
-            weight_sb = self.room_sb[:, nl.ds(first * each, tiles * each)].reshape(shape)
-        load_weight(self, first, weight_sb)
+        shape, each, room_sb = (P_MAX, tiles, self.k_tiles, P_MAX), self.k_tiles * P_MAX, None
+        if self.room_sb is not None and (first + tiles) * each <= self.room_sb.shape[1]:
+            room_sb = self.room_sb[:, nl.ds(first * each, tiles * each)].reshape(shape)
+        weight_sb = Linear.load(self, first, tiles, room_sb).weight_sb
         if self.weight_hbm.dtype == nl.int8:
             weight_sb = in_bfloat16(weight_sb, self.turns)
         rows = [row_sb for term in self.added for row_sb in term.rows(first, tiles)]
         return AnyPiece(self, first, weight_sb, rows)
 
-    def inputs(self, x_sb, block):
-        """The inputs of the adapters, for the tokens x_sb [128, K/128, T] of a Block."""
-        if block.start not in self.made:
-            every = [term.inputs(x_sb, block.start) for term in self.added]
-            self.made[block.start] = [inputs_sb for inputs in every for inputs_sb in inputs]
-        return self.made[block.start]
+    def inputs(self, tokens):
+        """The inputs of the adapters, for Tokens [128, K/128, T]."""
+        start = tokens.block.start
+        if start not in self.made:
+            every = [term.inputs(tokens.x_sb, start) for term in self.added]
+            self.made[start] = [inputs_sb for inputs in every for inputs_sb in inputs]
+        return self.made[start]
 
 
 class AnyPiece(NamedTuple):
@@ -103,12 +145,12 @@ class AnyPiece(NamedTuple):
     weight_sb: Sbuf
     rows: List[Any]
 
-    def product(self, part, x_sb, block):
+    def product(self, bank, tokens):
         """Multiply as ``Piece.product`` does; with scales, the result is fp32 @ SBUF."""
-        (tile, tiles, at, tokens), linear = part, self.linear
-        gained_sb = x_sb if linear.gain is None else linear.gain.of(x_sb, block)
-        out_psum = products(self.weight_sb, tile, tiles, gained_sb, at, tokens)
-        add_terms(out_psum, self.rows, linear.inputs(x_sb, block), tile, at)
+        (tile, tiles, at, _), linear = bank, self.linear
+        gained = tokens if linear.gain is None else linear.gain.of(tokens)
+        out_psum = Piece.product(self, bank, gained)
+        add_terms(out_psum, self.rows, linear.inputs(tokens), tile, at)
         if linear.scale_sb is None:
             return out_psum
         return times_features(out_psum, linear.scale_sb[:, nl.ds(self.first + tile, tiles)])
@@ -118,17 +160,20 @@ class AnyLayer(AttentionLayer):
     """An AttentionLayer of llama.py with AnyLinears. The one of Q, K and V may have norms over
     heads and terms that are added to its results."""
 
-    def projection(self, x_sb, block, parts):
-        """The AnyProjection of a Block's tokens."""
-        scales, columns = norm_scales(x_sb, self.norm, parts), nl.ds(block.start, x_sb.shape[2])
+    def projection(self, tokens, tiles):
+        """The AnyProjection of Tokens."""
+        (block, x_sb), gains, heads, head_norm = tokens, self.qkv.head_gains, self.heads, None
+        scales, columns = norm_scales(x_sb, self.norm, tiles), nl.ds(block.start, block.count)
         tables = [nl.load(table_hbm[:, columns]) for table_hbm in (self.cos_hbm, self.sin_hbm)]
-        gains, heads, head_norm = self.qkv.head_gains, self.heads, None
         if gains is None:
             tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
         else:
             head_norm = gains.loaded(self.norm, heads)
+        qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, block.count), x_sb.dtype)
+        v_sb = [nl.ndarray((size, heads.kv_features), x_sb.dtype) for _, size in tiles]
         terms = self.qkv.terms.of_tokens(x_sb, scales, block.start)
-        return AnyProjection(self, block, x_sb, scales, *tables, parts, head_norm, terms)
+        made = tiles, qk_sb, v_sb, head_norm, terms
+        return AnyProjection(self, tokens, scales, *tables, *made)
 
 
 class AnyProjection(NamedTuple):
@@ -136,61 +181,72 @@ class AnyProjection(NamedTuple):
     for ``add_terms``, for queries, keys and values."""
 
     layer: AnyLayer
-    block: Block
-    x_sb: Sbuf
+    tokens: Tokens
     scales: NormScales
     cos_sb: Sbuf
     sin_sb: Sbuf
-    parts: List[Tuple[int, int]]
+    tiles: List[Tuple[int, int]]
+    qk_sb: Sbuf
+    v_sb: List[Sbuf]
     head_norm: Optional[HeadNorm]
     added: List[Tuple[List[Any], List[Any]]]
 
-    heads, tiles, rope = Projection.heads, Projection.tiles, Projection.rope
+    context_sb, rope = Projection.context_sb, Projection.rope
 
-    def project(self, piece, at, span, qk_sb, v_sb):
+    def store_keys(self, keys_hbm, values_hbm):
+        """Store as ``Projection.store_keys`` does, also keys of heads of two tiles."""
+        heads, rows_of = self.layer.heads, key_rows
+        if slots_of(heads) > 1:
+            rows_of = wide_key_rows
+        for (column, size), rows_sb in zip(self.tiles, self.v_sb):
+            rows = nl.ds(self.tokens.block.start + column, size)
+            nl.store(values_hbm[rows, :], rows_sb)
+            nl.store(keys_hbm[rows, :], rows_of(self.qk_sb, column, size, heads))
+
+    def project(self, piece, at):
         """Project as ``Projection.project`` does."""
-        heads, tile = self.heads, at - piece.first
-        if at >= heads.qk_tiles:
-            self.project_values(piece, tile, (at - heads.qk_tiles) * P_MAX, v_sb)
+        heads, tile = self.layer.heads, at - piece.first
+        values = heads.q_tiles + heads.stacks
+        if at >= values:
+            self.project_values(piece, tile, (at - values) * P_MAX)
             return
-        which, columns = int(at >= heads.q_tiles), nl.ds(*span)
+        which = int(at >= heads.q_tiles)
         first, tiles = (heads.q_tiles, heads.stacks) if which else (0, heads.q_tiles)
-        x_psum = piece.product((tile, 1, *span), self.x_sb, self.block)
-        add_terms(x_psum, *self.added[which], at - first, span[0])
+        x_psum = piece.product((tile, 1, 0, self.tokens.block.count), self.tokens)
+        add_terms(x_psum, *self.added[which], at - first, 0)
         x = x_psum[:, 0, :]
         if self.head_norm is not None:
-            along_sb = self.scales.along_sb[:, columns]
-            x = self.head_norm.normed(x, along_sb, which, self.x_sb.dtype)
+            x = self.head_norm.normed(x, self.scales.along_sb, which, self.qk_sb.dtype)
         if slots_of(heads) == 1:
-            self.rope(x, columns, qk_sb[:, at, columns], not which)
+            self.rope(x, at, not which)
             return
         half, second = tiles // 2, at - first >= tiles // 2
-        other = qk_sb[:, at - half if second else at + half, columns]
-        self.rope_half(x, columns, qk_sb[:, at, columns], other, second, not which)
+        other = self.qk_sb[:, at - half if second else at + half, :]
+        self.rope_half(x, self.qk_sb[:, at, :], other, second, not which)
 
-    def rope_half(self, x, columns, half, other, second, of_queries):
-        """Rotate one of the two tiles of a head, x [128, size]. The first call writes x cos to
+    def rope_half(self, x, half, other, second, of_queries):
+        """Rotate one of the two tiles of a head, x [128, T]. The first call writes x cos to
         ``half`` and x sin to ``other``; the ``second`` adds its own terms to both."""
         if not second:
-            half[...] = nisa.tensor_tensor(x, self.cos_sb[:, columns], nl.multiply)
-            other[...] = nisa.tensor_tensor(x, self.sin_sb[:, columns], nl.multiply)
+            half[...] = nisa.tensor_tensor(x, self.cos_sb, nl.multiply)
+            other[...] = nisa.tensor_tensor(x, self.sin_sb, nl.multiply)
             return
         zero_sb = self.layer.zero_sb
-        scale = score_scales(self.heads.head_dim)[0] if of_queries else 1.0
+        scale = score_scales(self.layer.heads.head_dim)[0] if of_queries else 1.0
         for part, table_sb, op in ((other, self.sin_sb, nl.subtract), (half, self.cos_sb, nl.add)):
-            term_sb = nisa.tensor_tensor(x, table_sb[:, columns], nl.multiply, dtype=half.dtype)
+            term_sb = nisa.tensor_tensor(x, table_sb, nl.multiply, dtype=half.dtype)
             sum_sb = nisa.tensor_tensor(part, term_sb, op, dtype=nl.float32)
             part[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
 
-    def project_values(self, piece, tile, start, v_sb):
-        """Project as ``Projection.project_values`` does, times the scales of the features."""
-        layer, heads, x_sb = self.layer, self.heads, self.x_sb
-        gained_sb = x_sb if layer.qkv.gain is None else layer.qkv.gain.of(x_sb, self.block)
+    def project_values(self, piece, tile, start):
+        """Project to a tile of V's features, times their scales, from feature ``start`` on."""
+        layer, heads, x = self.layer, self.layer.heads, self.tokens
+        gained_sb = (x if layer.qkv.gain is None else layer.qkv.gain.of(x)).x_sb
         width = min(P_MAX, heads.kv_features - start)
         columns = nl.ds(start, width)
-        for (at, size), norm_sb, rows_sb in zip(self.parts, self.scales.down_sb, v_sb):
-            acc_psum, tokens = psum_zeros((size, width)), nl.ds(at, size)
-            for k in nl.affine_range(x_sb.shape[1]):
+        for (at, size), norm_sb, rows_sb in zip(self.tiles, self.scales.down_sb, self.v_sb):
+            acc_psum, tokens = psum((size, width)), nl.ds(at, size)
+            for k in nl.affine_range(gained_sb.shape[1]):
                 acc_psum[...] += nisa.nc_matmul(
                     gained_sb[:, k, tokens], piece.weight_sb[:, tile, k, 0:width]
                 )
@@ -200,9 +256,14 @@ class AnyProjection(NamedTuple):
                 rows_sb[:, columns] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
                 continue
             rows_sb[:, columns] = nisa.scalar_tensor_tensor(
-                data=acc_psum, op0=nl.multiply, operand0=norm_sb, op1=nl.multiply,
-                operand1=layer.qkv.scale_sb[0:size, nl.ds(heads.qk_tiles + start, width)],
-            )  # fmt: skip
+                data=acc_psum,
+                op0=nl.multiply,
+                operand0=norm_sb,
+                op1=nl.multiply,
+                operand1=layer.qkv.scale_sb[
+                    0:size, nl.ds(heads.q_tiles + heads.stacks + start, width)
+                ],
+            )
 
 
 class QkvTerms(NamedTuple):
@@ -226,7 +287,8 @@ class QkvTerms(NamedTuple):
 
 def prompt_plans(layer, length):
     """The PromptPlans that fit beside the additional tiles of an AnyLayer."""
-    (features, tokens), itemsize, heads = layer.x_hbm.shape, layer.x_hbm.itemsize, layer.heads
+    x_hbm, heads = layer.hidden.x_hbm, layer.heads
+    (features, tokens), itemsize = x_hbm.shape, x_hbm.itemsize
     if heads.head_dim not in (64, P_MAX):
         return []
     k_tiles, most = features // P_MAX, PROMPT_BYTES - (ADAPTER_BYTES if layer.out.added else 0)
@@ -239,11 +301,11 @@ def prompt_plans(layer, length):
 
 
 def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, turns=EVEN_TURNS):
-    """The AnyLayer, all @ HBM: ``hidden``, ``weights`` and ``tables`` as for ``AttentionLayer.of``;
-    ``terms`` are the bias of Q, K and V and the gains of their heads' norms; ``adapters`` as for
-    ``split_adapters``; ``turns`` of the output's weight."""
-    k_tiles, (bias_hbm, gains_hbm) = hidden[0].shape[0] // P_MAX, terms
-    columns = heads.qk_tiles + heads.kv_features, k_tiles, k_tiles
+    """The AnyLayer, all @ HBM: Hidden states, ``weights`` of Q, K and V and of the output,
+    ``tables`` of cos and sin; ``terms`` are the bias of Q, K and V and the gains of their heads'
+    norms; ``adapters`` as for ``split_adapters``; ``turns`` of the output's weight."""
+    k_tiles, (bias_hbm, gains_hbm) = hidden.x_hbm.shape[0] // P_MAX, terms
+    columns = heads.q_tiles + heads.stacks + heads.kv_features, k_tiles, k_tiles
     qkv_scale_sb, gain_sb, out_scale_sb = scale_columns(scales_hbm, columns)
     tiles = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_features), k_tiles
     *split, of_out = split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], tiles)
@@ -257,12 +319,7 @@ def layer_of(hidden, norm, heads, weights, tables, terms, scales_hbm, adapters, 
     head_gains = None if gains_hbm is None else HeadGains(gains_hbm)
     terms = QkvTerms(of_qkv, bias_hbm, heads)
     qkv, out = AnyLinear(*qkv, head_gains=head_gains, terms=terms), AnyLinear(*out)
-    dtype, swap_sb = hidden[0].dtype, None
-    identity_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
-    if slots_of(heads) == 1:
-        swap_sb = swapped_halves(heads.head_dim, dtype)
-    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    return AnyLayer(*hidden, norm, heads, qkv, out, *tables, identity_sb, swap_sb, zero_sb)
+    return AnyLayer.of(hidden, norm, heads, qkv, out, *tables)
 
 
 # --- Kernels --------------------------------------------------------------------------------------
@@ -285,10 +342,24 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
 
 @nki.jit
 def attention_prefill_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
-    bias_hbm=None, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, window=None,
-):  # fmt: skip
+    x_hbm,
+    delta_hbm,
+    norm,
+    qkv_w_hbm,
+    out_w_hbm,
+    cos_hbm,
+    sin_hbm,
+    heads,
+    batch,
+    bias_hbm=None,
+    qkv_b_hbm=None,
+    gains_hbm=None,
+    scales_hbm=None,
+    a_hbm=None,
+    b_hbm=None,
+    chosen_hbm=None,
+    window=None,
+):
     """``attention_prefill_kernel`` of llama.py for heads and lengths of any size.
 
     bias [B, S] hides left padding. Scales: columns of Q and K, a tile each, of V, a feature each,
@@ -302,9 +373,15 @@ def attention_prefill_kernel(
     values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     layer = layer_of(
-        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
+        Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm),
+        norm,
+        heads,
+        (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm),
+        (qkv_b_hbm, gains_hbm),
+        scales_hbm,
+        (a_hbm, b_hbm, chosen_hbm),
+    )
     length, rows_hbm = tokens // batch, (keys_hbm, values_hbm)
     plans = prompt_plans(layer, length) if window is None and bias_hbm is None else []
     if plans:
@@ -317,9 +394,18 @@ def attention_prefill_kernel(
 
 @nki.jit
 def swiglu_mlp_kernel(
-    x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None, length=None, a_hbm=None,
-    b_hbm=None, chosen_hbm=None,
-):  # fmt: skip
+    x_hbm,
+    delta_hbm,
+    norm,
+    gate_hbm,
+    up_hbm,
+    down_hbm,
+    scales_hbm=None,
+    length=None,
+    a_hbm=None,
+    b_hbm=None,
+    chosen_hbm=None,
+):
     """``swiglu_mlp_kernel`` of llama.py. Scales: columns of gate and up, F/128 each, of the norm
     and of down, H/128 each; adapters of the three."""
     shape, dtype = x_hbm.shape, x_hbm.dtype
@@ -337,7 +423,7 @@ def swiglu_mlp_kernel(
     # each token has silu(gate) * up, x, and x times the gain
     kept = tiles + k_tiles * (1 if gain is None else 2)
     most = token_chunk(x_hbm.itemsize * kept)
-    gated_mlp((x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, most)
+    gated_mlp(Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, most)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -350,9 +436,14 @@ class AnyMLP(AdaptedMLP, QuantisedMLP):
     def kernel_results(self, hidden, norm):
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         results = swiglu_mlp_kernel(
-            hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale, hidden.shape[1],
+            hidden.stream,
+            hidden.delta,
+            norm,
+            *weights,
+            self.down_proj.scale,
+            hidden.shape[1],
             *self.adapters.operands(hidden),
-        )  # fmt: skip
+        )
         return (results,) if hidden.delta is None else results
 
 
@@ -386,7 +477,7 @@ class AnyHead(QuantisedHead):
 # --- In checkpoints -------------------------------------------------------------------------------
 
 
-class Projections(models.weights.Projections):
+class AnyProjections(models.weights.Projections):
     """The projections with scales and adapters."""
 
     def convert(self) -> None:
@@ -400,7 +491,7 @@ def convert_mlp(state: StateDict, prefix: str, config: InferenceConfig) -> None:
     if is_nki_enabled(config):
         gain = state.pop(f"{prefix}post_attention_layernorm.weight")
         tp = config.neuron_config.tp_degree
-        Projections.of_mlp(state, f"{prefix}mlp.", gain, tp).convert()
+        AnyProjections.of_mlp(state, f"{prefix}mlp.", gain, tp).convert()
 
 
 def convert_heads(state: StateDict, config: InferenceConfig) -> None:
@@ -411,4 +502,4 @@ def convert_heads(state: StateDict, config: InferenceConfig) -> None:
     shown = shows_hidden_states(config)  # the norm is then a module in front
     gain = torch.ones(config.hidden_size) if shown else state.pop("norm.weight")
     for head in ("lm_head", *(f"medusa_head_{i}.1" for i in range(medusa_heads(config)))):
-        Projections.of_head(state, head, gain, config.neuron_config.tp_degree).convert()
+        AnyProjections.of_head(state, head, gain, config.neuron_config.tp_degree).convert()

@@ -21,9 +21,22 @@ from neuronx_distributed_inference.models.config import InferenceConfig, NeuronC
 from torch import nn
 
 from llama import (
-    FEW_TOKENS, LONG_PIECE_BYTES, P_MAX, KernelWeight, NeuronLlamaAttention, NeuronLlamaHead,
-    NeuronLlamaMLP, Sbuf, StateDict, in_runs, pad_tiles, spans, weight_pieces, whole_tiles,
-)  # fmt: skip
+    FEW_TOKENS,
+    LONG_PIECE_BYTES,
+    P_MAX,
+    KernelWeight,
+    NeuronLlamaAttention,
+    NeuronLlamaHead,
+    NeuronLlamaMLP,
+    Sbuf,
+    StateDict,
+    Tokens,
+    in_runs,
+    pad_tiles,
+    spans,
+    weight_pieces,
+    whole_tiles,
+)
 from models.weights import OfRanks, Projections
 from models.adapters import of_ranks
 
@@ -40,9 +53,10 @@ def quantised_pieces(tiles, k_tiles, tokens, last, row_bytes):
     """``weight_pieces`` of a weight whose integers stand in bf16 next to their bytes. Few tokens
     take a sixth at most: DMA is twice as fast, and the first product waits for a whole piece. The
     last pieces shrink by LAST_STEP_BYTES each, since DMA may outrun the conversion by no more."""
+    tile_bytes = 3 * k_tiles * P_MAX
     if tokens > FEW_TOKENS:
-        return weight_pieces(tiles, k_tiles, tokens, last, 3, row_bytes)
-    most = max(1, LONG_PIECE_BYTES // (3 * k_tiles * P_MAX))
+        return weight_pieces(tiles, tile_bytes, tokens, last, row_bytes)
+    most = max(1, LONG_PIECE_BYTES // tile_bytes)
     most = min(most, math.ceil(tiles / 6))
     return (
         shrinking(tiles, most, LAST_STEP_BYTES / (k_tiles * P_MAX)) if last else spans(tiles, most)
@@ -106,12 +120,13 @@ class Gain(NamedTuple):
     gain_sb: Sbuf
     made: Dict[int, Any]
 
-    def of(self, x_sb, block):
-        """x_sb [128, H/128, T] times the gain: in a tile of its own, because the sum's store, which
-        reads x_sb, stands in line behind the weights."""
+    def of(self, tokens):
+        """Tokens [128, H/128, T] times the gain: in a tile of their own, because the sum's store,
+        which reads theirs, stands in line behind the weights."""
+        block, x_sb = tokens
         if block.start not in self.made:
             self.made[block.start] = times_features(x_sb, self.gain_sb, x_sb.dtype)
-        return self.made[block.start]
+        return Tokens(block, self.made[block.start])
 
 
 # --- In modules -----------------------------------------------------------------------------------
@@ -140,7 +155,7 @@ class QuantisedAttention(NeuronLlamaAttention):
     def make_kernel_weights(self, **group: Any) -> None:
         super().make_kernel_weights(**group)
         rank, hidden = self.sizes.of_rank, whole_tiles(self.config.hidden_size)
-        with_scales(self.o_proj, rank.qk_tiles + rank.kv_features + 2 * hidden)
+        with_scales(self.o_proj, rank.q_tiles + rank.stacks + rank.kv_features + 2 * hidden)
 
 
 class QuantisedHead(NeuronLlamaHead):

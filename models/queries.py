@@ -20,10 +20,24 @@ import neuronxcc.nki.language as nl
 import numpy as np
 
 from llama import (
-    BLOCK_PIECE_BYTES, MOVING_MAX, P_MAX, Block, Hbm, HeadShape, Projection, PromptBlock, Sbuf,
-    causal_mask, contraction, depth_of, key_rows, psum_tile, psum_zeros, residual_sum, score_scales,
-    select_equal, select_mask, shifted_identity, spans, step_share, store_product, whole_tiles,
-)  # fmt: skip
+    BLOCK_PIECE_BYTES,
+    MOVING_MAX,
+    P_MAX,
+    Hbm,
+    HeadShape,
+    Sbuf,
+    Tokens,
+    causal_mask,
+    contraction,
+    psum,
+    score_scales,
+    select_equal,
+    select_mask,
+    spans,
+    step_share,
+    store_product,
+    whole_tiles,
+)
 from models.families import slots_of, tiles_of
 
 # --- Choices --------------------------------------------------------------------------------------
@@ -310,7 +324,8 @@ def attention_constants(length, heads, dtype):
     row = nl.arange(rows)[None, :, None]
     which_sb = select_equal(token + 0 * row, other, (largest, rows, largest), dtype)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
+    lane, column = nl.arange(P_MAX)[:, None], nl.arange(P_MAX)[None, :]
+    eye_sb = select_equal(lane, column, (P_MAX, P_MAX), dtype)
     head_rows = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
     head_rows_sb = load_constant(head_rows.astype(np.float32), nl.float32)
     return Constants(zero_sb, eye_sb, which_sb, head_rows_sb)
@@ -461,8 +476,8 @@ class MaximaPass(NamedTuple):
         group, bank, (start, tiles) = self.group, self.group.banks[n], span
         (head, row, count), constants = bank.tiles()[at], group.constants
         queries, rows = count * bank.tokens, nl.ds(row, count)
-        scores_psum = psum_zeros((queries, tiles, keys.lanes))
-        for slot, size in contraction(depth_of(group.head_dim) + int(group.new.hides)):
+        scores_psum = psum((queries, tiles, keys.lanes))
+        for slot, size in contraction(group.new.heads.depth + int(group.new.hides)):
             scores_psum[...] += nisa.nc_matmul(
                 self.q_sb[n][0:size, slot, rows, :], keys.keys(head, slot, size, start, tiles)
             )
@@ -489,14 +504,15 @@ class MaximaPass(NamedTuple):
         augmented_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
         transposed_psum = nisa.nc_matmul(augmented_sb, constants.eye_sb[0:queries, 0:queries])
         transposed_sb = nisa.tensor_copy(transposed_psum, dtype=q_sb.dtype)
-        slot, first = divmod(depth_of(self.group.head_dim), P_MAX)
+        slot, first = divmod(self.group.new.heads.depth, P_MAX)
         for at, (_, row, members) in enumerate(bank.tiles()):
             part_sb = transposed_sb[:, 0 : members * bank.tokens]
             q_sb[nl.ds(first, count), slot, nl.ds(row, members), :] = nisa.activation(
-                nl.copy, part_sb.reshape((count, members, bank.tokens)),
+                nl.copy,
+                part_sb.reshape((count, members, bank.tokens)),
                 bias=constants.zero_sb[0:count, :],
                 scale=constants.head_rows_sb[0:count, nl.ds(at, 1)],
-            )  # fmt: skip
+            )
 
 
 class WeightsPass(NamedTuple):
@@ -531,7 +547,7 @@ class WeightsPass(NamedTuple):
         if begins:
             columns = group.head_dim + 1  # as many tiles of queries share a bank
             self.sums[n] = [
-                psum_zeros((bank.queries, tiles, columns))
+                psum((bank.queries, tiles, columns))
                 for _, tiles in spans(len(bank.tiles()), MOVING_MAX // columns)
             ]
         self.add_weighted(n, keys, span)
@@ -551,18 +567,21 @@ class WeightsPass(NamedTuple):
         the sums of each tile of a bank's queries [queries, D + 1] fp32 @ PSUM."""
         group, bank, q_sb = self.first.group, self.first.group.banks[n], self.first.q_sb[n]
         constants, (start, tiles) = group.constants, span
-        depth = depth_of(group.head_dim) + bank.augmented
+        depth = group.new.heads.depth + bank.augmented
         triangle = keys.causal and start + tiles == keys.tiles
         if keys.causal:
             keys = keys._replace(mask_sb=None)
-        scores_psum = psum_zeros((keys.lanes, tiles, bank.rows, bank.tokens))
+        scores_psum = psum((keys.lanes, tiles, bank.rows, bank.tokens))
         for tile in nl.static_range(tiles):
             part_psum = scores_psum[:, tile, :, :]
             score_tile(q_sb, bank, keys, start + tile, part_psum, depth, constants)
         weights_sb = nisa.activation(
-            nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
-            scale=score_scales(group.head_dim)[1], dtype=q_sb.dtype,
-        )  # fmt: skip
+            nl.exp,
+            scores_psum,
+            bias=constants.zero_sb[0 : keys.lanes, :],
+            scale=score_scales(group.head_dim)[1],
+            dtype=q_sb.dtype,
+        )
         if triangle:  # GpSimdE takes 662 cycles beside TensorE, which would need 576
             token, row = nl.arange(bank.tokens)[None, None, :], nl.arange(bank.rows)[None, :, None]
             lane, last_sb = nl.arange(keys.lanes)[:, None, None], weights_sb[:, tiles - 1, :, :]
@@ -600,7 +619,7 @@ def bank_contexts(banks, sums, heads, context_sb):
         if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
             shape = (P_MAX, bank.members, bank.tokens)
             for slot, (stack, _) in enumerate(places):
-                transposed_psum = psum_tile((P_MAX, bank.members * bank.tokens))
+                transposed_psum = psum((P_MAX, bank.members * bank.tokens), nl.ndarray)
                 for (first, count), rows_sb in zip(parts, rows):
                     part = nl.ds(first * bank.tokens, count * bank.tokens)
                     transposed_psum[:, part] = nisa.nc_transpose(
@@ -624,11 +643,11 @@ def attend(first, following):
 # --- Blocks of tokens -----------------------------------------------------------------------------
 
 
-def value_parts(parts, tokens, heads, itemsize):
-    """(start, size) of the tiles of tokens whose values are projected: ``parts``, one of
-    attention's each, if their tiles have room in SBUF, else 128 tokens each."""
+def value_tiles(tiles, tokens, heads, itemsize):
+    """(start, size) of the tokens whose values are projected together: ``tiles`` of attention if
+    they have room in SBUF, else 128 tokens each."""
     each = heads.kv_features * itemsize
-    return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
+    return tiles if len(tiles) * each <= VALUE_BYTES else spans(tokens, P_MAX)
 
 
 def wide_key_rows(qk_sb, start, tokens, heads):
@@ -636,7 +655,7 @@ def wide_key_rows(qk_sb, start, tokens, heads):
     rows_sb = nl.ndarray((tokens, heads.kv_features), qk_sb.dtype)
     for head in nl.static_range(heads.kv_heads):
         for slot, (stack, _) in enumerate(tiles_of(heads, head)):
-            rows_psum = psum_tile((tokens, P_MAX))
+            rows_psum = psum((tokens, P_MAX), nl.ndarray)
             rows_psum[...] = nisa.nc_transpose(
                 qk_sb[:, heads.q_tiles + stack, nl.ds(start, tokens)]
             )
@@ -645,55 +664,31 @@ def wide_key_rows(qk_sb, start, tokens, heads):
     return rows_sb
 
 
-class TokenBlock(NamedTuple):
-    """A Block on its way through attention: its projections @ SBUF, and its context, which takes
-    the place of its queries."""
-
-    block: Block
-    projection: Projection
-    qk_sb: Sbuf
-    v_sb: List[Sbuf]
-
-    context_sb = PromptBlock.context_sb
-
-    def part_values(self, n, values_hbm):
-        """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts; the values of
-        all parts are stored in rows @ HBM."""
-        parts = self.block.parts()
-        if len(self.v_sb) == len(parts):
-            return self.v_sb[n]
-        _, _, column, size = parts[n]
-        return nl.load(values_hbm[nl.ds(self.block.start + column, size), :])
-
-    def store_keys(self, keys_hbm, values_hbm):
-        """New keys and values into rows @ HBM."""
-        heads = self.projection.heads
-        for (column, size), rows_sb in zip(self.projection.parts, self.v_sb):
-            rows = nl.ds(self.block.start + column, size)
-            nl.store(values_hbm[rows, :], rows_sb)
-            given = self.qk_sb, column, size, heads
-            keys_sb = key_rows(*given) if slots_of(heads) == 1 else wide_key_rows(*given)
-            nl.store(keys_hbm[rows, :], keys_sb)
+def tile_values(projection, n, values_hbm):
+    """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th TokenTile of a Projection's Block; the
+    values of all are stored in rows @ HBM."""
+    block = projection.tokens.block
+    tiles = block.tiles()
+    if len(projection.v_sb) == len(tiles):
+        return projection.v_sb[n]
+    return nl.load(values_hbm[nl.ds(block.start + tiles[n].column, tiles[n].tokens), :])
 
 
 def project_blocks(blocks, layer):
-    """TokenBlocks of some Blocks with queries, keys and values, one pass over the weights: H/128
-    passes of a block's tokens for every tile of features. Hidden states are loaded behind the first
-    weights."""
+    """The Projections of some Blocks, one pass over the weights: H/128 passes of a block's tokens
+    for every tile of features. Hidden states are loaded behind the first weights."""
     pieces = layer.qkv.pieces(blocks[0].count, row_bytes=BLOCK_PIECE_BYTES)
     loaded, passed = layer.qkv.load(*pieces[0]), []
     for block in blocks:
-        x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
-        parts = [(column, size) for _, _, column, size in block.parts()]
-        parts = value_parts(parts, block.count, layer.heads, layer.x_hbm.itemsize)
-        projection = layer.projection(x_sb, block, parts)
-        passed.append(TokenBlock(block, projection, *projection.tiles()))
+        tokens = layer.hidden.load(block)
+        tiles = [(tile.column, tile.tokens) for tile in block.tiles()]
+        tiles = value_tiles(tiles, block.count, layer.heads, layer.hidden.x_hbm.itemsize)
+        passed.append(layer.projection(tokens, tiles))
     for first, count in pieces:
         loaded = layer.qkv.load(first, count) if first else loaded
         for at in range(first, first + count):
-            for rows in passed:
-                span = 0, rows.block.count
-                rows.projection.project(loaded, at, span, rows.qk_sb, rows.v_sb)
+            for projection in passed:
+                projection.project(loaded, at)
     return passed
 
 
@@ -772,11 +767,15 @@ class Scratch(NamedTuple):
         most = max(1, min(SCRATCH_TILES, SCRATCH_BYTES // of_tile))
         return [
             ScratchTiles(
-                self, head, count, first + at, size,
+                self,
+                head,
+                count,
+                first + at,
+                size,
                 [(tile - at, edge) for tile, edge in edges if at <= tile < at + size],
             )
             for at, size in spans(tiles - first, most)
-        ]  # fmt: skip
+        ]
 
 
 class ScratchTiles(NamedTuple):
@@ -810,10 +809,11 @@ def key_bytes(tokens, heads, augmented, itemsize):
 def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
     """Attention of a prompt's Blocks; ``new_hbm`` are new keys and values in rows @ HBM. bias [B,
     S] @ HBM is MASKED for left padding, or None; ``window``: tokens that a query sees, or None."""
-    heads, dtype, length = layer.heads, layer.x_hbm.dtype, blocks[0].length
+    heads, x_hbm, length = layer.heads, layer.hidden.x_hbm, blocks[0].length
+    dtype = x_hbm.dtype
     constants, window = attention_constants(length, heads, dtype), Window.of(window, dtype)
     causal_sb = causal_mask(min(length, P_MAX), dtype)
-    short = key_bytes(length, heads, AUGMENTED, layer.x_hbm.itemsize) <= RESIDENT_BYTES
+    short = key_bytes(length, heads, AUGMENTED, x_hbm.itemsize) <= RESIDENT_BYTES
     kept, scratch = {}, None
     for block in blocks:
         # hidden states [128, H/128, count], after their first weights; queries, keys, values
@@ -823,7 +823,7 @@ def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
         if not short and at == 0:
             scratch = Scratch.of(whole_tiles(length), heads, dtype)
         groups = []
-        for n, (sequence, position, column, tokens) in enumerate(block.parts()):
+        for n, (sequence, position, column, tokens) in enumerate(block.tiles()):
             if position == before:
                 mask_hbm = (
                     None if bias_hbm is None else bias_hbm[nl.ds(sequence, 1), nl.ds(before, size)]
@@ -831,7 +831,7 @@ def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
                 new = new_keys(size, heads, dtype, causal_sb, mask_hbm is not None, mask_hbm)
                 kept[sequence] = new._replace(window=window)
             part = 0, column, position - before, tokens
-            values_sb = rows.part_values(n, new_hbm[1])
+            values_sb = tile_values(rows, n, new_hbm[1])
             kept[sequence].append(position - before, rows.qk_sb, column, values_sb)
             groups += [
                 (sequence, banks) for banks in score_banks([part], heads, min(length, P_MAX))
@@ -841,10 +841,14 @@ def attend_prompt(layer, blocks, bias_hbm, window, new_hbm):
         # attention takes one bank of PSUM at a time
         attend_groups(
             QueryGroup(
-                banks, [] if short else scratch.tiles(banks, before, window, heads), kept[sequence],
-                [rows.qk_sb], constants, [rows.context_sb],
+                banks,
+                [] if short else scratch.tiles(banks, before, window, heads),
+                kept[sequence],
+                [rows.qk_sb],
+                constants,
+                [rows.context_sb],
             )
             for sequence, banks in groups
-        )  # fmt: skip
+        )
         # the output [128, H/128, count], q_tiles passes of all tokens a tile
-        store_product(layer.out, [(rows.context_sb, block)], layer.out_hbm)
+        store_product(layer.out, [Tokens(block, rows.context_sb)], layer.hidden.out_hbm)

@@ -452,9 +452,13 @@ def causal_contexts(q_sb, k_sb, values, heads, parts, n):
     (start, size), dtype, contexts = parts[n], q_sb.dtype, []
     seen_sb, one_sb = filled((size, size), 0.0, dtype), nl.shared_identity_matrix(size, dtype=dtype)
     nisa.affine_select(  # in the part itself only keys that are not later count
-        dst=seen_sb, pattern=[[-1, size]], channel_multiplier=1, on_true_tile=seen_sb,
-        on_false_value=NEVER, cmp_op=nl.greater_equal,
-    )  # fmt: skip
+        dst=seen_sb,
+        pattern=[[-1, size]],
+        channel_multiplier=1,
+        on_true_tile=seen_sb,
+        on_false_value=NEVER,
+        cmp_op=nl.greater_equal,
+    )
     for head in range(q_sb.shape[1]):
         kv_head, seen = head // heads.own, []
         for m in range(n + 1):
@@ -694,9 +698,11 @@ class Step(nl.NKIObject):
     def keep(self, row_sb, cache_hbm, kv_head):
         """A new key or value [1, D] to its place in the cache, whose address is data."""
         place_hbm = cache_hbm.ap(
-            pattern=[[P_MAX, 1], [1, P_MAX]], offset=kv_head * cache_hbm.shape[2] * P_MAX,
-            scalar_offset=self.place_sb, indirect_dim=2,
-        )  # fmt: skip
+            pattern=[[P_MAX, 1], [1, P_MAX]],
+            offset=kv_head * cache_hbm.shape[2] * P_MAX,
+            scalar_offset=self.place_sb,
+            indirect_dim=2,
+        )
         nisa.dma_copy(dst=place_hbm, src=row_sb)
 
     def added(self, x_sb, part_psum):
@@ -721,9 +727,20 @@ class Step(nl.NKIObject):
 
 
 def decode_step_kernel(
-    x_hbm, weights, caches, cos_hbm, sin_hbm, bias_hbm, place_hbm, kv_heads, group, each,
-    normalized, eps, groups=None,
-):  # fmt: skip
+    x_hbm,
+    weights,
+    caches,
+    cos_hbm,
+    sin_hbm,
+    bias_hbm,
+    place_hbm,
+    kv_heads,
+    group,
+    each,
+    normalized,
+    eps,
+    groups=None,
+):
     """All layers of a decode step, of one token.
 
     x [1, H], embedded. ``weights`` has eight tensors a layer, those of ``attend_token`` and of
@@ -742,10 +759,18 @@ def decode_step_kernel(
     # QKV's weights have one place: the next layer's come while softmax and a collective run, and
     # leave the DMA queues before the experts'
     step = Step(
-        heads, ranks, loaded(cos_hbm.broadcast(0, count)), loaded(sin_hbm.broadcast(0, count)),
-        loaded(bias_hbm), loaded(place_hbm), qkv, bias_hbm.shape[1] - 1,
-        each, normalized, eps,
-    )  # fmt: skip
+        heads,
+        ranks,
+        loaded(cos_hbm.broadcast(0, count)),
+        loaded(sin_hbm.broadcast(0, count)),
+        loaded(bias_hbm),
+        loaded(place_hbm),
+        qkv,
+        bias_hbm.shape[1] - 1,
+        each,
+        normalized,
+        eps,
+    )
     for n in range(len(caches) // 2):
         attention, experts = weights[8 * n : 8 * n + 4], weights[8 * n + 4 : 8 * n + 8]
         cached = caches[2 * n : 2 * n + 2]
@@ -843,21 +868,33 @@ class Qwen3MoeInferenceConfig(sdk.Qwen3MoeInferenceConfig):
         unknown = ("flash_decoding_enabled", "sequence_parallel_enabled", "lora_config")
         fits = (
             (not self.mlp_only_layers, "layers without experts", "none"),
-            *((getattr(self, name) % tp == 0, f"{name} {getattr(self, name)}",
-               f"a multiple of the tensor-parallel degree {tp}") for name in sizes),
+            *(
+                (
+                    getattr(self, name) % tp == 0,
+                    f"{name} {getattr(self, name)}",
+                    f"a multiple of the tensor-parallel degree {tp}",
+                )
+                for name in sizes
+            ),
             *((not getattr(own, name, False), name, "none") for name in unknown),
             (self.head_dim == P_MAX, f"head_dim {self.head_dim}", P_MAX),
-            (self.hidden_size % (P_MAX * cores) == 0, f"hidden_size {self.hidden_size}",
-             f"a multiple of {P_MAX * cores}"),
+            (
+                self.hidden_size % (P_MAX * cores) == 0,
+                f"hidden_size {self.hidden_size}",
+                f"a multiple of {P_MAX * cores}",
+            ),
             (group % cores == 0, f"{group} query heads of a KV head", "an even number"),
             (self.num_experts <= P_MAX, f"num_experts {self.num_experts}", "at most 128"),
-            (each <= BEST and each % cores == 0, f"num_experts_per_tok {each}",
-             "an even number of at most 8"),
+            (
+                each <= BEST and each % cores == 0,
+                f"num_experts_per_tok {each}",
+                "an even number of at most 8",
+            ),
             (not self.tie_word_embeddings, "a head tied to the embedding", "one of its own"),
             (own.batch_size == 1, f"batch_size {own.batch_size}", 1),
             (not own.speculation_length, f"steps of {own.speculation_length} tokens", "of one"),
             (own.padding_side == "right", f"padding_side {own.padding_side}", "right"),
-        )  # fmt: skip
+        )
         for fit, found, expected in fits:
             if own.nki_enabled and not fit:
                 raise ValueError(
@@ -1038,11 +1075,19 @@ class NeuronQwen3MoeModel(sdk.NeuronQwen3MoeModel):
         for layer in self.layers:
             layers += layer.attention.weights() + layer.experts.weights()
         out, *caches = kernel_of(len(self.layers))[config.cores](
-            x[0], *layers, *caches, *(table[0] for table in rotation(places, config)), bias,
-            places.to(torch.int32), first.attention.kv_heads, first.attention.group,
-            first.experts.each, first.experts.normalized, config.rms_norm_eps,
+            x[0],
+            *layers,
+            *caches,
+            *(table[0] for table in rotation(places, config)),
+            bias,
+            places.to(torch.int32),
+            first.attention.kv_heads,
+            first.attention.group,
+            first.experts.each,
+            first.experts.normalized,
+            config.rms_norm_eps,
             (tuple(range(tp)),) if tp > 1 else None,
-        )  # fmt: skip
+        )
         return self.norm(out[None]), caches
 
 

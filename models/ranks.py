@@ -27,19 +27,42 @@ from torch import nn
 from torch_xla.core import xla_model as xm
 
 from llama import (
-    ATTENTION_TARGETS, P_MAX, Columns, NeuronLlamaDecoderLayer, NeuronLlamaModel, StateDict,
-    SumOfColumns, _mask_bias, cache_in_runs, causal_mask, from_blocks, grouped, in_blocks,
-    is_nki_enabled, option, spans, store_product, token_blocks, token_chunk,
-)  # fmt: skip
-from models.families import FamilyMLP, convert_terms
-from models.weights import Sizes, spread_heads
+    ATTENTION_TARGETS,
+    P_MAX,
+    Columns,
+    Hidden,
+    NeuronLlamaDecoderLayer,
+    NeuronLlamaModel,
+    StateDict,
+    SumOfColumns,
+    Tokens,
+    _mask_bias,
+    cache_in_runs,
+    causal_mask,
+    from_blocks,
+    grouped,
+    in_blocks,
+    is_nki_enabled,
+    option,
+    spans,
+    store_product,
+    token_blocks,
+    token_chunk,
+)
+from models.families import CACHED, FamilyMLP, convert_terms
+from models.weights import SharedSizes, spread_heads
 from models.quantised import SOFTMAX_TURNS
 from models.queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
-from models.layers import AnyMLP, Projections, layer_of
+from models.layers import AnyMLP, AnyProjections, layer_of
 from models.cached import (
-    AnyCache, CachedAttention, attend_few_and_many, cache_blocks, chunk_tokens, query_spans,
+    AnyCache,
+    CachedAttention,
+    attend_few_and_many,
+    cache_blocks,
+    chunk_tokens,
+    query_spans,
     store_weights,
-)  # fmt: skip
+)
 
 
 # --- Kernels --------------------------------------------------------------------------------------
@@ -47,25 +70,44 @@ from models.cached import (
 
 @nki.jit
 def attention_projection_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, cos_hbm, sin_hbm, heads, length, qkv_b_hbm=None,
-    gains_hbm=None, scales_hbm=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
-):  # fmt: skip
+    x_hbm,
+    delta_hbm,
+    norm,
+    qkv_w_hbm,
+    cos_hbm,
+    sin_hbm,
+    heads,
+    length,
+    qkv_b_hbm=None,
+    gains_hbm=None,
+    scales_hbm=None,
+    a_hbm=None,
+    b_hbm=None,
+    chosen_hbm=None,
+):
     """Do everything before attention where ranks exchange queries or keys: residual sum, norm, QKV,
     RoPE.
 
     Operands are those of the other kernels, with ``length`` tokens a sequence. -> rotated queries
-    and keys in tiles of heads [128, qk_tiles, T], queries times ``score_scales``; keys and values
-    in rows [T, kv_heads * D]; and x + delta where there is a delta.
+    and keys in tiles of heads [128, q_tiles + stacks, T], queries times ``score_scales``; keys and
+    values in rows [T, kv_heads * D]; and x + delta where there is a delta.
     """
     (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
-    qk_hbm = nl.ndarray((P_MAX, heads.qk_tiles, tokens), dtype, buffer=nl.shared_hbm)
+    tiles = heads.q_tiles + heads.stacks
+    qk_hbm = nl.ndarray((P_MAX, tiles, tokens), dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     layer = layer_of(
-        (x_hbm, delta_hbm, stream_hbm, None), norm, heads, (qkv_w_hbm, None),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
+        Hidden(x_hbm, delta_hbm, stream_hbm),
+        norm,
+        heads,
+        (qkv_w_hbm, None),
+        (cos_hbm, sin_hbm),
+        (qkv_b_hbm, gains_hbm),
+        scales_hbm,
+        (a_hbm, b_hbm, chosen_hbm),
+    )
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
     for some in grouped(token_blocks(features, tokens, length), most_tokens):
         # queries and keys [128, tiles, count], values [tokens, kv_heads * D]: H/128 passes of a
@@ -74,7 +116,8 @@ def attention_projection_kernel(
             # TensorE transposes keys into rows for the cache, 128 tokens a pass; the other ranks
             # take queries and keys as they lie, a row of tiles * count on each partition
             rows.store_keys(keys_hbm, values_hbm)
-            nl.store(qk_hbm[:, :, nl.ds(rows.block.start, rows.block.count)], rows.qk_sb)
+            block = rows.tokens.block
+            nl.store(qk_hbm[:, :, nl.ds(block.start, block.count)], rows.qk_sb)
     results = qk_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -106,7 +149,7 @@ def attention_share_kernel(
         sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
         first, parts = sequence * length + start, spans(size, P_MAX)
         columns = nl.ds(first, size)
-        qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, size), dtype)
+        qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, size), dtype)
         # a tile at a time: the compiler refuses loads that leave out elements between rows
         for tile in nl.static_range(heads.q_tiles):
             qk_sb[:, tile, :] = nl.load(q_hbm[:, tile, columns])
@@ -121,11 +164,15 @@ def attention_share_kernel(
         sets = score_banks([(0, at, at, count) for at, count in parts], heads, most)
         groups = (
             QueryGroup(
-                banks, cache_blocks(cache, sequence, banks, heads, (row, 1)), new, [qk_sb],
-                constants, [context_sb],
+                banks,
+                cache_blocks(cache, sequence, banks, heads, (row, 1)),
+                new,
+                [qk_sb],
+                constants,
+                [context_sb],
             )
             for banks in sets
-        )  # fmt: skip
+        )
         found = attend_few_and_many(groups)
         nl.store(context_hbm[:, :, columns], context_sb)
         if active_hbm is not None:
@@ -136,24 +183,39 @@ def attention_share_kernel(
 
 @nki.jit
 def attention_output_kernel(
-    context_hbm, out_w_hbm, features, length, heads, scales_hbm=None, a_hbm=None, b_hbm=None,
+    context_hbm,
+    out_w_hbm,
+    features,
+    length,
+    heads,
+    scales_hbm=None,
+    a_hbm=None,
+    b_hbm=None,
     chosen_hbm=None,
-):  # fmt: skip
+):
     """The output projection by itself: context [128, q_tiles, T] -> partial output [H, T], H being
     ``features``, of sequences of ``length`` tokens. Scales and adapters are those of all four
     projections."""
     tokens = context_hbm.shape[2]
     out_hbm = nl.ndarray((features, tokens), context_hbm.dtype, buffer=nl.shared_hbm)
     layer = layer_of(
-        (out_hbm, None, None, out_hbm), None, heads, (None, out_w_hbm), (None, None),
-        (None, None), scales_hbm, (a_hbm, b_hbm, chosen_hbm), SOFTMAX_TURNS,
-    )  # fmt: skip
+        Hidden(out_hbm, out_hbm=out_hbm),
+        None,
+        heads,
+        (None, out_w_hbm),
+        (None, None),
+        (None, None),
+        scales_hbm,
+        (a_hbm, b_hbm, chosen_hbm),
+        SOFTMAX_TURNS,
+    )
     most_tokens = token_chunk(context_hbm.itemsize * heads.q_tiles)
     for some in grouped(token_blocks(features, tokens, length), most_tokens):
         # contexts [128, q_tiles, count] as attention leaves them, then the output [128, H/128,
         # count]: q_tiles passes of a block's tokens for each tile; the weight passes once
         contexts = [
-            (nl.load(context_hbm[:, :, nl.ds(block.start, block.count)]), block) for block in some
+            Tokens(block, nl.load(context_hbm[:, :, nl.ds(block.start, block.count)]))
+            for block in some
         ]
         store_product(layer.out, contexts, out_hbm)
     return out_hbm
@@ -188,33 +250,34 @@ class SharedAttention(CachedAttention):
         places = torch.arange(0, length, ranks, device=number.device) + number
         return tuple(x.index_select(2, places.clamp_max(length - 1)) for x in present)
 
-    def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
+    def kernel_results(self, hidden, norm, tables, given) -> Tuple[Any, ...]:
+        """Flash decoding in kernels: between them queries travel, maxima and sums, and the weighted
+        contexts, each rank's heads in fp32 -> results of a decode kernel."""
+        past, mask, active_mask = (given.get(name) for name in CACHED)
         if past is None or self.cores_of_kv == 1:
-            return super().kernel_results(hidden, norm, past, mask, active_mask, tables)
-        weights, operands = (self.qkv_proj.weight, self.o_proj.weight), self.operands(hidden)
-        inputs = hidden.stream, hidden.delta, norm, *weights, *tables
-        return self.attend_share(hidden, inputs, past, mask, active_mask, operands)
-
-    def attend_share(self, hidden, inputs, past, mask, active_mask, operands):
-        """Flash decoding in kernels, as ``attend_shared``: between them queries travel, maxima and
-        sums, and the weighted contexts, each rank's heads in fp32 -> results of a decode kernel."""
+            return super().kernel_results(hidden, norm, tables, given)
         ranks, rank = parallel_state.get_kv_shared_group(), self.sizes.of_rank
-        x, delta, norm, qkv_weight, out_weight, *tables = inputs
+        x, operands = hidden.stream, self.operands(hidden)
         qk, k, v, *stream = attention_projection_kernel(
-            x, delta, norm, qkv_weight, *tables, rank, hidden.shape[1], *operands
+            x, hidden.delta, norm, self.qkv_proj.weight, *tables, rank, hidden.shape[1], *operands
         )
         q, new_keys = qk.split([rank.q_tiles, rank.stacks], 1)
         q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
         heads = rank._replace(q_heads=rank.q_heads * ranks.size())
         bias = _mask_bias(mask[:, 0, 0], x.dtype)
         context, weights = attention_share_kernel(
-            q, new_keys, v, *cache_in_runs(*past, bias),
-            self.active_bias(active_mask, hidden), heads, hidden.shape[0],
-        )  # fmt: skip
+            q,
+            new_keys,
+            v,
+            *cache_in_runs(*past, bias),
+            self.active_bias(active_mask, hidden),
+            heads,
+            hidden.shape[0],
+        )
         context = context * share_of_keys(weights[:, 0], hidden.shape[1], ranks)
         context = _reduce_scatter_along_dim(context, 1, process_group=ranks).to(x.dtype)
         partial = attention_output_kernel(
-            context, out_weight, len(x), hidden.shape[1], rank, *operands[2:]
+            context, self.o_proj.weight, len(x), hidden.shape[1], rank, *operands[2:]
         )
         return partial, k, v, *stream
 
@@ -259,7 +322,7 @@ def softmax_of_ranks(scores: torch.Tensor, dim: int) -> torch.Tensor:
     return powers / sums.sum(dim, keepdim=True)
 
 
-class PromptAttention(SharedAttention):
+class PartAttention(SharedAttention):
     """Context parallelism (NxDI 0.4 and later): attention of a prompt that groups of ranks share.
 
     A group splits the heads; ranks with the same heads exchange keys and values. Its layers are
@@ -294,17 +357,17 @@ class PromptAttention(SharedAttention):
         """All parts, of ranks with the same heads."""
         return gather_from_sequence_parallel_region(x, dim, process_group=self.others)
 
-    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
+    def attend_with_torch(self, hidden, norm, tables, given):
         """A part's queries over the keys of all parts; its output joins the others'."""
         tables = self.halves(tables, len(hidden))
         cos, sin = (self.part_of_rank(table, 1) for table in tables)
         q, *new = self.project(norm(self.part_of_rank(hidden, 1)), (cos, sin), given)
         keys, values = self.exchanged(torch.stack(new), 3)
-        context = self.attend(q, [(keys, values, self.part_of_rank(mask, 2))])
+        context = self.attend(q, [(keys, values, self.part_of_rank(given["attention_mask"], 2))])
         output = self.o_proj(context.transpose(1, 2).flatten(2))
         return hidden + self.exchanged(output, 1), (keys, values)
 
-    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
+    def attend_with_kernels(self, hidden, norm, tables, given):
         """Attend in kernels: each span of queries is a chunk of new tokens, whose cache is the
         prompt before it. A bias hides the cache's other keys."""
         batch, length, _ = hidden.shape
@@ -374,7 +437,7 @@ class SharedLayer(WholeSequence):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__(config)
         if parts_of_prompt(config) > 1:
-            self.prompt_attn = PromptAttention(config)
+            self.prompt_attn = PartAttention(config)
 
     def attention(self, given: Dict[str, Any]) -> nn.Module:
         prompt = given.get("past_key_value") is None and parts_of_prompt(self.config) > 1
@@ -388,7 +451,7 @@ class SharedModel(NeuronLlamaModel):
         super().setup_attr_for_model(config)
         self.sliding_window = None  # NxDI 0.7 would keep a window's tokens; these layers need all
         if parts_of_prompt(config) == 1:  # else the cache's manager counts replicas
-            sizes = Sizes.of(config)
+            sizes = SharedSizes.of(config)
             self.num_attention_heads, self.num_key_value_heads = sizes.q_heads, sizes.kv_heads
 
     def final_norm(self, config: InferenceConfig) -> nn.Module:
@@ -479,16 +542,20 @@ def parts_of_prompt(config: InferenceConfig) -> int:
 
 def convert_parts(
     state: StateDict, prefix: str, config: InferenceConfig, kinds: Sequence[Sequence[str]]
-) -> Dict[str, Sizes]:
-    """Heads of one layer's two attentions, for prompts and for steps: the Sizes of each by the
-    beginning of its tensors' names. A rank decodes with keys and values of its own part of the
+) -> Dict[str, SharedSizes]:
+    """Heads of one layer's two attentions, for prompts and for steps: the SharedSizes of each by
+    the beginning of its tensors' names. A rank decodes with keys and values of its own part of the
     prompt, as NxDI orders ranks."""
-    attention, of_prompt, sizes = f"{prefix}self_attn.", f"{prefix}prompt_attn.", Sizes.of(config)
+    attention, of_prompt, sizes = (
+        f"{prefix}self_attn.",
+        f"{prefix}prompt_attn.",
+        SharedSizes.of(config),
+    )
     kv, parts = config.num_key_value_heads, parts_of_prompt(config)
     found = {attention: sizes}
     if parts > 1:
         size = sizes.tp // parts
-        found[of_prompt] = Sizes.of(config, size)
+        found[of_prompt] = SharedSizes.of(config, size)
         keys = [key for key in state if key.startswith(attention)]
         state |= {key.replace(attention, of_prompt): state[key] for key in keys}
         state[f"{of_prompt}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
@@ -523,4 +590,4 @@ def convert_attention(state: StateDict, prefix: str, config: InferenceConfig) ->
         gain = state.pop(f"{prefix}input_layernorm.weight")
         for name, sizes in attentions.items():
             convert_terms(state, name, sizes)
-            Projections.of_attention(state, name, gain, sizes).convert()
+            AnyProjections.of_attention(state, name, gain, sizes).convert()

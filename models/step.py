@@ -26,13 +26,40 @@ import torch
 from torch import nn
 
 import llama
+from llama import (
+    P_MAX,
+    NeuronConfigNKI,  # noqa: F401  (the driver asks this file for it)
+    cache_runs,
+    spans,
+    weight_pieces,
+    whole_tiles,
+)
 from models.today import (
-    FP32, P_MAX, HeadShape, InnerTokens, Linear, Norm, Piece, Projection, attend_cached,
-    attention_prefill_kernel, bytes_of, cache_runs, cached_sequences, filled,
-    key_rows, linear_kernel, linear_of, moved, norm_scales, psum_of, psum_parts, project_qkv,
-    sequences_at_once, spans, swapped_halves, swiglu_mlp_kernel, tile_of, times_scales,
-    weight_pieces, whole_tiles,
-)  # fmt: skip
+    FP32,
+    HeadShape,
+    InnerTokens,
+    Linear,
+    Norm,
+    Piece,
+    Projection,
+    attend_cached,
+    attention_prefill_kernel,
+    bytes_of,
+    cached_sequences,
+    filled,
+    key_rows,
+    linear_kernel,
+    linear_of,
+    norm_scales,
+    project_qkv,
+    psum_of,
+    psum_parts,
+    sequences_at_once,
+    swapped_halves,
+    swiglu_mlp_kernel,
+    tile_of,
+    times_scales,
+)
 
 SBUF_BYTES = 176 * 1024  # of a partition, for a compiler on gen2, the least of all
 STEP_CACHE_BYTES = 88 * 1024  # the cache of a tile of sequences: eight with 640 keys
@@ -42,7 +69,7 @@ STREAM_BYTES = 64 * 1024  # of these for weights: DMA brings them while a collec
 MOST_INSTRUCTIONS = 5_000_000  # in a graph (the compiler's message XTP002, aws-neuron-sdk #819)
 
 
-class Step(nl.NKIObject):
+class LayerStep(nl.NKIObject):
     """What all layers share: heads, the norm (or None), ranks (a ReplicaGroup or None), tables cos
     and sin [128, T], constants, the positions of the sequences' first new tokens [1, B]. (first,
     count) of the ``sequences`` that share a tile of scores, and of their tokens, the ``parts``;
@@ -98,11 +125,10 @@ def reduced(x_sb, ranks):
 
 def pieces_of(tiles, k_tiles):
     """(first, count) of the pieces in which DMA brings some of a weight's tiles, (first, count)."""
-    pieces = spans(tiles[1], max(1, STEP_PIECE_BYTES // (2 * k_tiles * P_MAX)))
-    return moved(pieces, tiles[0])
+    return spans(tiles[1], max(1, STEP_PIECE_BYTES // (2 * k_tiles * P_MAX)), tiles[0])
 
 
-def multiply(weight_hbm, x_sb, k_tiles):
+def product_of(weight_hbm, x_sb, k_tiles):
     """``W @ x`` -> [128, N/128, T] @ SBUF for x_sb [128, K/128, T], of which ``k_tiles`` (first,
     count) are this core's: its part of the sum, zeros where it has none."""
     linear, tokens = Linear(weight_hbm, x_sb.shape[1]), x_sb.shape[2]
@@ -154,7 +180,7 @@ def attention(step, x_sb, qkv_hbm, out_hbm, keys_hbm, values_hbm, bias_hbm, cach
         if n + 1 < len(step.parts):
             caches.append(load_cache(step, n + 1, keys_hbm, values_hbm, bias_hbm))
         attend_cached(qk_sb, v_sb[n], caches[n], heads, context_sb)
-    delta_sb = reduced(multiply(out_hbm, context_sb, own_tiles(heads.q_tiles)), step.ranks)
+    delta_sb = reduced(product_of(out_hbm, context_sb, own_tiles(heads.q_tiles)), step.ranks)
     for n in range(len(step.parts)):  # after an exchange both cores have read the caches
         if nl.program_id(0) == 0:
             start, tokens = step.parts[n]
@@ -176,7 +202,7 @@ def mlp(step, x_sb, gate_hbm, up_hbm, down_hbm):
         gate_piece, up_piece = gate.load(span[0], span[1]), up.load(span[0], span[1])
         for part in psum_parts(span[1], tokens):
             passed.gate(gate_piece, up_piece, part, step.zero_sb)
-    return multiply(down_hbm, inner_sb, tiles)
+    return product_of(down_hbm, inner_sb, tiles)
 
 
 def added(x_sb, delta_sb):
@@ -195,16 +221,16 @@ def head_rows(head, x_sb, along_sb, tiles):
     tokens = x_sb.shape[2]
     rows_sb = tile_of((P_MAX, tokens, tiles[1]), x_sb.dtype)
     # small pieces end the step
-    for span in moved(weight_pieces(tiles[1], head.k_tiles, tokens, last=True), tiles[0]):
-        piece = head.load(span[0], span[1])
+    for span in weight_pieces(tiles[1], 2 * head.k_tiles * P_MAX, tokens, last=True):
+        piece = head.load(tiles[0] + span[0], span[1])
         for part in psum_parts(span[1], tokens):
             out_psum = piece.product((part[0], 0, tokens), x_sb)
-            out_sb = rows_sb[:, :, span[0] - tiles[0] + part[0]]
+            out_sb = rows_sb[:, :, span[0] + part[0]]
             nisa.tensor_tensor(dst=out_sb, data1=out_psum, data2=along_sb, op=nl.multiply)
     return rows_sb
 
 
-def gathered(rows_sb, ranks):
+def gathered_logits(rows_sb, ranks):
     """``head_rows`` of all ranks, [128, ranks, T, count] @ SBUF."""
     tokens, count = rows_sb.shape[1], rows_sb.shape[2]
     if ranks is None:
@@ -216,8 +242,8 @@ def gathered(rows_sb, ranks):
 
 
 def store_logits(logits_hbm, all_sb, first, tiles):
-    """Store what ``gathered`` made, from tile ``first`` of every rank's ``tiles`` on, in logits [T,
-    ranks, V] fp32 @ HBM."""
+    """Store what ``gathered_logits`` made, from tile ``first`` of every rank's ``tiles`` on, in
+    logits [T, ranks, V] fp32 @ HBM."""
     size, tokens, count = all_sb.shape[1], all_sb.shape[2], all_sb.shape[3]
     wide_sb, vocabulary = tile_of(all_sb.shape, FP32), logits_hbm.shape[2]
     nisa.tensor_copy(dst=wide_sb, src=all_sb)
@@ -241,9 +267,9 @@ def best(found_sb, values_sb, orders_sb):
 
 
 def note_best(rows_sb, all_sb, first, tiles, vocabulary):
-    """``best`` of what ``gathered`` made, from tile ``first`` of every rank's ``tiles`` on, of each
-    partition -> rows [T, 2, 128]. An order is how many logits follow, and one: of equal ones the
-    first wins."""
+    """``best`` of what ``gathered_logits`` made, from tile ``first`` of every rank's ``tiles`` on,
+    of each partition -> rows [T, 2, 128]. An order is how many logits follow, and one: of equal
+    ones the first wins."""
     size, tokens, count = all_sb.shape[1], all_sb.shape[2], all_sb.shape[3]
     shape, flat = (P_MAX, size, count), (P_MAX, size * count)
     order_sb, pairs_sb = tile_of(shape, FP32), tile_of((P_MAX, tokens, 2), FP32)
@@ -251,10 +277,14 @@ def note_best(rows_sb, all_sb, first, tiles, vocabulary):
     for token in range(tokens):
         logits_sb = tile_of(shape, FP32)
         nisa.affine_select(  # behind the vocabulary are zeros
-            dst=logits_sb, pattern=[[0, size], [1, count]], offset=first - vocabulary,
-            channel_multiplier=tiles, on_true_tile=all_sb[:, :, token, :], on_false_value=-3.0e38,
+            dst=logits_sb,
+            pattern=[[0, size], [1, count]],
+            offset=first - vocabulary,
+            channel_multiplier=tiles,
+            on_true_tile=all_sb[:, :, token, :],
+            on_false_value=-3.0e38,
             cmp_op=nl.less,
-        )  # fmt: skip
+        )
         best(pairs_sb[:, token, :], logits_sb.reshape(flat), order_sb.reshape(flat))
     identity_sb = nl.shared_identity_matrix(P_MAX, dtype=FP32)
     for which in range(2):
@@ -286,13 +316,13 @@ def run_head(head, x_sb, norm, ranks, vocabulary, greedy):
     most = max(1, LOGITS_BYTES // (tokens * (item + (item + bytes_of(FP32)) * size)))
     start, count = own_tiles(head.tiles)
     last = count // 8
-    groups = moved(spans(count - last, most) + moved(spans(last, most), count - last), start)
+    groups = spans(count - last, most, start) + spans(last, most, start + count - last)
     shape, dtype = ((tokens, 1), nl.int32) if greedy else ((tokens, size, vocabulary), FP32)
     result_hbm = nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm)
     rows_sb = tile_of((tokens, 2, len(groups) * P_MAX), FP32)
     for n in range(len(groups) + 1):
         if n < len(groups):
-            found.append(gathered(head_rows(head, x_sb, along_sb, groups[n]), ranks))
+            found.append(gathered_logits(head_rows(head, x_sb, along_sb, groups[n]), ranks))
         if n > 0 and greedy:
             own_sb = rows_sb[:, :, nl.ds((n - 1) * P_MAX, P_MAX)]
             note_best(own_sb, found[n - 1], groups[n - 1][0], head.tiles, vocabulary)
@@ -351,9 +381,26 @@ def check_step(x_hbm, features, weights, caches, heads, tables, batch):
 
 
 def decode_step_kernel(
-    x_hbm, norm, qkv_hbm, out_hbm, gate_hbm, up_hbm, down_hbm, head_hbm, cos_hbm, sin_hbm, keys,
-    values, starts_hbm, bias_hbm, heads, batch, vocabulary, groups=None, greedy=False,
-):  # fmt: skip
+    x_hbm,
+    norm,
+    qkv_hbm,
+    out_hbm,
+    gate_hbm,
+    up_hbm,
+    down_hbm,
+    head_hbm,
+    cos_hbm,
+    sin_hbm,
+    keys,
+    values,
+    starts_hbm,
+    bias_hbm,
+    heads,
+    batch,
+    vocabulary,
+    groups=None,
+    greedy=False,
+):
     """A decode step of all layers: ``T = batch * each`` new tokens over caches of the sequences.
 
     x [H, T] embedded tokens, a sequence's next to each other, or a rank's share of their features
@@ -382,11 +429,20 @@ def decode_step_kernel(
     sequences = spans(batch, at_once)
     for part in sequences:
         parts.append((part[0] * each, part[1] * each))
-    step = Step(
-        heads, norm, ranks, nl.load(cos_hbm), nl.load(sin_hbm),
-        nl.shared_identity_matrix(P_MAX, dtype=dtype), swapped_halves(heads.head_dim, dtype),
-        filled((P_MAX, 1), 0.0, FP32), nl.load(starts_hbm), sequences, parts, each,
-    )  # fmt: skip
+    step = LayerStep(
+        heads,
+        norm,
+        ranks,
+        nl.load(cos_hbm),
+        nl.load(sin_hbm),
+        nl.shared_identity_matrix(P_MAX, dtype=dtype),
+        swapped_halves(heads.head_dim, dtype),
+        filled((P_MAX, 1), 0.0, FP32),
+        nl.load(starts_hbm),
+        sequences,
+        parts,
+        each,
+    )
     updated, cache = (), load_cache(step, 0, keys[0], values[0], bias_hbm)
     for n in range(len(keys)):
         updated, caches = updated + (keys[n], values[n]), (keys[n], values[n], bias_hbm, cache)
@@ -432,7 +488,7 @@ def __getattr__(name):
 # --- Modules of NxDI ------------------------------------------------------------------------------
 
 
-class StepConfig(llama.LlamaInferenceConfig):
+class LlamaInferenceConfig(llama.LlamaInferenceConfig):
     """llama.py's, but for what a step of this file leaves out."""
 
     beyond = tuple(
@@ -461,7 +517,7 @@ class StepConfig(llama.LlamaInferenceConfig):
 class StepAttention(llama.NeuronLlamaAttention):
     """Prompts by the kernel of models/today.py."""
 
-    def kernel_results(self, hidden, norm, past, mask, active_mask, tables):
+    def kernel_results(self, hidden, norm, tables, given):
         weights, heads = (self.qkv_proj.weight, self.o_proj.weight), HeadShape(*self.sizes.of_rank)
         inputs = hidden.stream, hidden.delta, Norm(norm.features, norm.eps), *weights, *tables
         return attention_prefill_kernel(*inputs, heads, hidden.shape[0])
@@ -533,12 +589,21 @@ class NeuronStepModel(llama.NeuronLlamaModel):
             *(getattr(mlp, name).weight for name in llama.MLP_TARGETS for mlp in mlps),
         )
         return kernel_of(len(mlps))[cores](
-            hidden, Norm(config.hidden_size, config.rms_norm_eps), *weights, self.lm_head.weight,
-            *attentions[0].rotary_emb(position_ids, dtype), *caches[::2], *caches[1::2],
-            position_ids[:, :1].reshape(1, -1).to(torch.int32), bias, heads, input_ids.shape[0],
-            self.lm_head.vocabulary, (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
+            hidden,
+            Norm(config.hidden_size, config.rms_norm_eps),
+            *weights,
+            self.lm_head.weight,
+            *attentions[0].rotary_emb(position_ids, dtype),
+            *caches[::2],
+            *caches[1::2],
+            position_ids[:, :1].reshape(1, -1).to(torch.int32),
+            bias,
+            heads,
+            input_ids.shape[0],
+            self.lm_head.vocabulary,
+            (tuple(range(sizes.tp)),) if sizes.tp > 1 else None,
             bool(self.on_device_sampling),
-        )  # fmt: skip
+        )
 
 
 class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
@@ -548,7 +613,4 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
 
     @classmethod
     def get_config_cls(cls):
-        return StepConfig
-
-
-LlamaInferenceConfig, NeuronConfigNKI = StepConfig, llama.NeuronConfigNKI
+        return LlamaInferenceConfig

@@ -6,7 +6,8 @@ there the layouts, axis letters, examples and reasons that hold for both. Heads 
 features. Results are equal, and estimated times on trn1 lie within 3 % (tests/nki/
 test_llama_nki.py). docs/porting_pairs.md has construct beside construct. Two things differ:
 engines take instructions in the order of the text, so "Order of work" defers products that wait
-for another engine, and the compiler's parser takes less of Python.
+for another engine, and the compiler's parser takes less of Python. Functions on numbers are
+llama.py's own. A name that both files define works on tensors or holds some.
 
 Buffers end in ``_hbm``, ``_sb`` (SBUF) and ``_psum``. Features lie on partitions from end to end,
 and partition p of a hidden state holds the H/128 features from p * H/128 on.
@@ -18,23 +19,32 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-FP32 = nl.float32
-P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array
-MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
+from llama import (
+    BLOCK_PIECE_BYTES,
+    GROUP_HEADS,
+    LEAD,
+    LONG_BLOCK,
+    MOVING_MAX,
+    PIECE_BYTES,
+    P_MAX,
+    SHORT_BLOCK,
+    SHORT_FEATURES,
+    SHORT_ROW_TOKENS,
+    cache_runs,
+    contraction,
+    even_spans,
+    grouped,
+    score_scales,
+    spans,
+    step_share,
+    token_chunk,
+    weight_pieces,
+    whole_tiles,
+)
 
-PIECE_BYTES = 16384  # of a weight, by partition, that one load brings
-BLOCK_PIECE_BYTES = 8192  # the same in attention, beside several blocks of tokens
-LONG_PIECE_BYTES = 32768  # the same for few tokens, which leave more room
-FEW_TOKENS = 64  # at most as many need no room for hidden states beside weights
-LAST_PIECE_BYTES = 4096  # the last piece of a kernel's weights: DMA wants 2 KiB or more
-SHORT_ROW_TOKENS = 32  # a tile's row of so many is 64 bytes
-SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of SHORT_FEATURES
-LONG_BLOCK = 384  # the same for more features
-SHORT_FEATURES = 2048
+FP32 = nl.float32
 WEIGHT_BYTES = 96 * 1024  # SBUF for attention's weights that stay for all blocks
-TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
-CHUNK_BYTES = 112 * 1024  # SBUF per partition for the kept tensors of a chunk
-CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
+TILE_CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 STEPS_LATER = 4  # TensorE waits so long for other engines' results on its products
 
 
@@ -68,60 +78,9 @@ class HeadShape(nl.NKIObject):
 # --- Sizes known while tracing --------------------------------------------------------------------
 
 
-def whole_tiles(features):
-    """Tiles of 128 that hold so many features."""
-    return math.ceil(features / P_MAX)
-
-
-def spans(length, most):
-    """(start, size) of the pieces of ``most`` that cover ``length``; the last may be smaller."""
-    found = []
-    for start in range(0, length, most):
-        found.append((start, min(most, length - start)))
-    return found
-
-
-def even_spans(length, most):
-    """The same of as few pieces as cover ``length``, as equal as multiples of 64 can be: the
-    columns that TensorE moves in the time of one."""
-    size = math.ceil(length / math.ceil(length / most) / 64) * 64
-    return spans(length, min(most, size))
-
-
-def moved(pieces, by):
-    """(start, size) of pieces, each start ``by`` further."""
-    found = []
-    for piece in pieces:
-        found.append((piece[0] + by, piece[1]))
-    return found
-
-
 def bytes_of(dtype):
     """Bytes of an element."""
     return 4 if dtype == nl.float32 else 2
-
-
-def token_chunk(bytes_per_token):
-    """Tokens of one pass over a weight; each token keeps ``bytes_per_token`` of a partition."""
-    return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
-
-
-def weight_pieces(tiles, k_tiles, tokens, last=False, row_bytes=PIECE_BYTES):
-    """(first, count) of the tiles of output features that are loaded at once, of many tokens in
-    rows of at most ``row_bytes``.
-
-    Many begin with half a piece, before their hidden states. The ``last`` weights of a kernel end
-    with LAST_PIECE_BYTES, and those before with at most half of the rest."""
-    few, tile_bytes = tokens <= FEW_TOKENS, 2 * k_tiles * P_MAX
-    most = max(1, (LONG_PIECE_BYTES if few else row_bytes) // tile_bytes)
-    tail = max(1, LAST_PIECE_BYTES // tile_bytes)
-    if last and tiles > tail:
-        rest = tiles - tail
-        return spans(rest, min(most, math.ceil(rest / 2))) + [(rest, tail)]
-    if few:
-        return spans(tiles, most)
-    first = min(tiles, max(1, most // 2))
-    return [(0, first)] + moved(spans(tiles - first, most), first)
 
 
 def on_gen2():
@@ -172,18 +131,6 @@ def token_blocks(features, tokens, length):
     return found
 
 
-def grouped(blocks, most):
-    """Lists of Blocks that follow each other, of at most so many tokens each; one at least."""
-    found, total = [], most
-    for block in blocks:
-        if total + block.count > most:
-            found.append([])
-            total = 0
-        found[-1].append(block)
-        total += block.count
-    return found
-
-
 # --- Tile helpers ---------------------------------------------------------------------------------
 #
 # A tile made in a loop is a new tile in each iteration, so buffers rotate by themselves. Products
@@ -218,9 +165,14 @@ def select(kept_sb, pattern, value, compare=nl.equal, offset=0, multiplier=1):
     SBUF. GpSimdE has nothing else to do; a constant would take its turn in the queues of DMA."""
     made_sb = tile_of(kept_sb.shape, kept_sb.dtype)
     nisa.affine_select(
-        dst=made_sb, pattern=pattern, offset=offset, channel_multiplier=multiplier,
-        on_true_tile=kept_sb, on_false_value=value, cmp_op=compare,
-    )  # fmt: skip
+        dst=made_sb,
+        pattern=pattern,
+        offset=offset,
+        channel_multiplier=multiplier,
+        on_true_tile=kept_sb,
+        on_false_value=value,
+        cmp_op=compare,
+    )
     return made_sb
 
 
@@ -252,7 +204,7 @@ class Linear(nl.NKIObject):
 
     def pieces(self, tokens, last=False, row_bytes=PIECE_BYTES):
         """(first, count) of its tiles that are loaded at once, see ``weight_pieces``."""
-        return weight_pieces(self.tiles, self.k_tiles, tokens, last, row_bytes)
+        return weight_pieces(self.tiles, 2 * self.k_tiles * P_MAX, tokens, last, row_bytes)
 
     def load(self, first, tiles):
         """The Piece of some of its tiles, one contiguous row of a partition each."""
@@ -624,12 +576,6 @@ def key_rows(qk_sb, start, tokens, heads):
 # --- Attention ------------------------------------------------------------------------------------
 
 
-def score_scales(head_dim):
-    """(factor of queries, of scores): together 1 / sqrt(D). A power of two (D = 64) rounds nothing
-    and goes to the queries; others wait for the exponential."""
-    return (0.125, 1.0) if head_dim == 64 else (1.0, 1.0 / math.sqrt(head_dim))
-
-
 def negated_maximum(scores_sb, scale):
     """The negated maximum of rows of scores [Q, keys] @ SBUF times ``scale`` -> [Q, 1]."""
     neg_max_sb = tile_of((scores_sb.shape[0], 1), scores_sb.dtype)
@@ -645,17 +591,6 @@ def negated_maximum(scores_sb, scale):
 #
 # The algorithm, its example, with what lies on partitions at each step, and the names are those of
 # llama.py under the same heading.
-
-GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
-LEAD = 2  # groups between the two passes of one: no engine waits for work just begun
-
-
-def contraction(rows):
-    """(slot, rows) of the products that contract so many rows of features and augmented ones."""
-    found = []
-    for span in spans(rows, P_MAX):
-        found.append((span[0] // P_MAX, span[1]))
-    return found
 
 
 class SequenceKeys(nl.NKIObject):
@@ -886,10 +821,12 @@ def prompt_weights(layer, tokens):
     """[WeightPieces of Q, K and V, of the output] for passes of so many tokens: keys and values
     begin with half a piece, so that little waits for hidden states."""
     qkv, q_tiles, most = layer.qkv, layer.heads.q_tiles, BLOCK_PIECE_BYTES
-    queries = weight_pieces(q_tiles, qkv.k_tiles, tokens, row_bytes=most)
-    others = weight_pieces(qkv.tiles - q_tiles, qkv.k_tiles, tokens, row_bytes=most)
+    tile_bytes = 2 * qkv.k_tiles * P_MAX
+    pieces = weight_pieces(q_tiles, tile_bytes, tokens, row_bytes=most)
+    for span in weight_pieces(qkv.tiles - q_tiles, tile_bytes, tokens, row_bytes=most):
+        pieces.append((q_tiles + span[0], span[1]))
     outputs = layer.out.pieces(tokens, last=True, row_bytes=most)
-    return [WeightPieces(qkv, queries + moved(others, q_tiles)), WeightPieces(layer.out, outputs)]
+    return [WeightPieces(qkv, pieces), WeightPieces(layer.out, outputs)]
 
 
 SUM, LENGTHS, SCALES = -3, -2, -1  # a PromptBlock's work before its first tile
@@ -994,9 +931,18 @@ class PromptBlock(nl.NKIObject):
                         nisa.memset(dst=rows_sb, value=0.0)
                     for head in range(stacked[0], stacked[0] + stacked[1]):
                         group = GroupAttention(
-                            sequences[sequence], self.layer, triangle_sb, self.later,
-                            self.qk_sb, column, position, tokens, head, members[0], rows_sb,
-                        )  # fmt: skip
+                            sequences[sequence],
+                            self.layer,
+                            triangle_sb,
+                            self.later,
+                            self.qk_sb,
+                            column,
+                            position,
+                            tokens,
+                            head,
+                            members[0],
+                            rows_sb,
+                        )
                         found.append(group)
         return found
 
@@ -1009,15 +955,10 @@ class PromptBlock(nl.NKIObject):
             nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.layer.heads))
 
 
-def run_all(work):
+def run_each(work):
     """Run steps of work one after the other."""
     for each in work:
         each[0].run(each[1])
-
-
-def step_share(items, step, steps):
-    """The ``step``-th of ``steps`` equal parts of a list."""
-    return items[len(items) * step // steps : len(items) * (step + 1) // steps]
 
 
 def take_turns(group, ready, work):
@@ -1029,7 +970,7 @@ def take_turns(group, ready, work):
         second = second + other.second_pass()
     for n in range(len(steps)):
         group.score(steps[n])
-        run_all(step_share(second, n, len(steps)) + step_share(work, n, len(steps)))
+        run_each(step_share(second, n, len(steps)) + step_share(work, n, len(steps)))
 
 
 class PromptAttention(nl.NKIObject):
@@ -1053,7 +994,7 @@ class PromptAttention(nl.NKIObject):
         if 2 * columns <= WEIGHT_BYTES:
             self.kept = prompt_weights(self.layer, blocks[0].count)
         current, before, waiting = self.start(blocks[0]), None, []
-        run_all(current.projections())
+        run_each(current.projections())
         for n in range(len(blocks)):
             self.keep_keys(current)
             behind = self.start(blocks[n + 1]) if n + 1 < len(blocks) else None
@@ -1061,8 +1002,8 @@ class PromptAttention(nl.NKIObject):
             current.store_keys(self.keys_hbm, self.values_hbm)
             before, current = current, behind
         for group in waiting:
-            run_all(group.second_pass())
-        run_all(before.outputs())
+            run_each(group.second_pass())
+        run_each(before.outputs())
 
     def start(self, block):
         """The PromptBlock of a Block; its hidden states are loaded behind the first weights."""
@@ -1102,7 +1043,7 @@ class PromptAttention(nl.NKIObject):
                 work = work + step_share(outputs, n - lead, count - lead)
             take_turns(groups[n], ready, work)
         if count == lead:
-            run_all(outputs)
+            run_each(outputs)
         return waiting
 
 
@@ -1113,17 +1054,7 @@ class PromptAttention(nl.NKIObject):
 # those of each token in turn.
 
 
-def cache_runs(length, most):
-    """(lanes, runs): how a cache of so many keys lies on at most ``most`` partitions. Partition p
-    takes the ``runs`` keys from p * runs on, which lie next to each other in HBM; tile t holds the
-    keys t, t + runs, ..."""
-    runs = math.ceil(length / most)
-    while length % runs != 0:
-        runs += 1
-    return length // runs, runs
-
-
-def sequences_at_once(length, heads, dtype, tokens=1, room=CACHE_BYTES):
+def sequences_at_once(length, heads, dtype, tokens=1, room=TILE_CACHE_BYTES):
     """Sequences of a decode step over ``length`` keys that share a tile of scores."""
     runs, itemsize = cache_runs(length, P_MAX // heads.kv_heads)[1], bytes_of(dtype)
     # keys lie transposed, with a row of the mask; values lie as they came
@@ -1513,9 +1444,18 @@ def attention_prefill_kernel(
 
 @nki.jit
 def attention_decode_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, heads,
-):  # fmt: skip
+    x_hbm,
+    delta_hbm,
+    norm,
+    qkv_w_hbm,
+    out_w_hbm,
+    cos_hbm,
+    sin_hbm,
+    keys_hbm,
+    values_hbm,
+    bias_hbm,
+    heads,
+):
     """Do the same for one new token per sequence: attention over the cache and the token itself.
 
     bias [B, L], keys in the order of ``cache_runs`` over P_MAX // kv_heads partitions. -> partial

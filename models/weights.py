@@ -14,14 +14,21 @@ from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
 from neuronx_distributed_inference.models.config import InferenceConfig
 
 from llama import (
-    ATTENTION_TARGETS, MLP_TARGETS, HeadShape, StateDict, check_degree, in_runs, layouts_of_ranks,
-    pad_to, times_gain,
-)  # fmt: skip
+    ATTENTION_TARGETS,
+    MLP_TARGETS,
+    HeadShape,
+    StateDict,
+    check_degree,
+    in_runs,
+    layouts_of_ranks,
+    pad_to,
+    times_gain,
+)
 
 OfRanks = Sequence[torch.Tensor]  # each tensor-parallel rank's part, in the ranks' order
 
 
-class Sizes(NamedTuple):
+class SharedSizes(NamedTuple):
     """How ranks share heads, at any degree.
 
     A degree that holds the number of KV heads several times replicates each head as often, and a
@@ -36,8 +43,8 @@ class Sizes(NamedTuple):
     kv_heads: int  # it includes replicas and zero heads
 
     @classmethod
-    def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> Sizes:
-        """The Sizes of a configuration over as many ranks as split the heads, all by default."""
+    def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> SharedSizes:
+        """The SharedSizes over as many ranks as split the heads, all by default."""
         check_degree(config, "intermediate_size", "vocab_size")
         tp = ranks or config.neuron_config.tp_degree
         heads, kv = config.num_attention_heads, config.num_key_value_heads
@@ -59,14 +66,14 @@ class Sizes(NamedTuple):
         return HeadShape(self.q_heads // self.tp, self.kv_heads // self.tp, self.head_dim)
 
 
-def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
+def spread_queries(weight: torch.Tensor, kv: int, sizes: SharedSizes, dim: int) -> torch.Tensor:
     """Query heads along ``dim`` in the order of the replicas of their ``kv`` KV heads."""
     per_head = sizes.replicas * sizes.group * sizes.head_dim
     padded = [pad_to(group, dim, per_head) for group in weight.chunk(kv, dim=dim)]
     return pad_to(torch.cat(padded, dim=dim), dim, sizes.q_heads * sizes.head_dim)
 
 
-def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+def spread_kv(weight: torch.Tensor, sizes: SharedSizes) -> torch.Tensor:
     """Rows of KV heads, each head once per replica."""
     heads = weight.unflatten(0, (-1, sizes.head_dim))
     replicated = heads.repeat_interleave(sizes.replicas, dim=0).flatten(0, 1)
@@ -74,9 +81,12 @@ def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
 
 
 def spread_heads(
-    state: StateDict, attention: str, kv: int, sizes: Sizes,
+    state: StateDict,
+    attention: str,
+    kv: int,
+    sizes: SharedSizes,
     kinds: Sequence[Sequence[str]] = (("weight",), ("weight",)),
-) -> None:  # fmt: skip
+) -> None:
     """Tensors of one layer's attention for replicated and padded heads: of Q, K and V those
     ``kinds`` that have a row for each feature of a head, of the output those with a column."""
     for name in ATTENTION_TARGETS:
@@ -119,7 +129,7 @@ class Projections(NamedTuple):
 
     @classmethod
     def of_attention(
-        cls, state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
+        cls, state: StateDict, attention: str, gain: torch.Tensor, sizes: SharedSizes
     ) -> Projections:
         """The projections of a layer's attention."""
         names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
@@ -174,6 +184,6 @@ class Projections(NamedTuple):
             self.state[f"{name}.weight"] = layouts_of_ranks(of_ranks)
 
 
-def heads_in_tiles(sizes: Sizes, group: int) -> Callable[[torch.Tensor], OfRanks]:
+def heads_in_tiles(sizes: SharedSizes, group: int) -> Callable[[torch.Tensor], OfRanks]:
     """A cut of rows of heads, ``group`` for each KV head, which then lie in a rank's tiles."""
     return lambda rows: [sizes.of_rank.order(x, group) for x in rows.chunk(sizes.tp)]

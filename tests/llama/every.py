@@ -12,10 +12,18 @@ from typing import Any
 FILES = [
     importlib.import_module(name)
     for name in (
-        "models.extended", "models.ranks", "models.cached", "models.layers", "models.families",
-        "models.quantised", "models.adapters", "models.queries", "models.weights", "llama",
+        "models.extended",
+        "models.ranks",
+        "models.cached",
+        "models.layers",
+        "models.families",
+        "models.quantised",
+        "models.adapters",
+        "models.queries",
+        "models.weights",
+        "llama",
     )
-]  # fmt: skip
+]
 
 ALONE = FILES[-1]  # llama.py as it is uploaded
 

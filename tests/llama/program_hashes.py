@@ -40,9 +40,14 @@ from neuron_cpu.core.time.schedule import schedule  # noqa: E402
 from neuron_cpu.errors import CompileError  # noqa: E402
 
 SMALL = dict(
-    MODEL_SHAPES["llama-3.2-1b"], hidden_size=576, num_attention_heads=9, num_key_value_heads=3,
-    head_dim=64, intermediate_size=1536, vocab_size=4096,
-)  # fmt: skip
+    MODEL_SHAPES["llama-3.2-1b"],
+    hidden_size=576,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    head_dim=64,
+    intermediate_size=1536,
+    vocab_size=4096,
+)
 SHAPES = {
     "1B": MODEL_SHAPES["llama-3.2-1b"],
     "3B": MODEL_SHAPES["llama-3.2-3b"],
@@ -51,10 +56,17 @@ SHAPES = {
     "tiny": dict(MODEL_SHAPES["llama-3.2-1b"], num_key_value_heads=4, intermediate_size=5632),
 }
 BLOCKS = dict(
-    version="0.6", is_block_kv_layout=True, is_prefix_caching=True, pa_block_size=32,
-    pa_num_blocks=64, enable_bucketing=True, token_generation_buckets=[256, 512],
-    context_encoding_buckets=[128, 512], prefix_buckets=[128, 384], ctx_batch_size=1,
-)  # fmt: skip
+    version="0.6",
+    is_block_kv_layout=True,
+    is_prefix_caching=True,
+    pa_block_size=32,
+    pa_num_blocks=64,
+    enable_bucketing=True,
+    token_generation_buckets=[256, 512],
+    context_encoding_buckets=[128, 512],
+    prefix_buckets=[128, 384],
+    ctx_batch_size=1,
+)
 ADAPTERS = dict(version="0.6", lora=2)
 
 

@@ -297,11 +297,29 @@ class Reference:
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def attention_chunk_kernel(
-        self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
-        values_hbm, bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-        a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None,
+        self,
+        x_hbm,
+        delta_hbm,
+        norm,
+        qkv_w_hbm,
+        out_w_hbm,
+        cos_hbm,
+        sin_hbm,
+        keys_hbm,
+        values_hbm,
+        bias_hbm,
+        active_hbm,
+        heads,
+        qkv_b_hbm=None,
+        gains_hbm=None,
+        scales_hbm=None,
+        a_hbm=None,
+        b_hbm=None,
+        chosen_hbm=None,
+        rows_hbm=None,
+        owners_hbm=None,
         window=None,
-    ):  # fmt: skip
+    ):
         more = a_hbm, b_hbm, chosen_hbm
         length = x_hbm.shape[1] // (len(bias_hbm) if owners_hbm is None else 1)
         rows = self.sum_of(x_hbm, delta_hbm, length)
@@ -338,9 +356,22 @@ class Reference:
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def attention_projection_kernel(
-        self, x_hbm, delta_hbm, norm, qkv_w_hbm, cos_hbm, sin_hbm, heads, length, qkv_b_hbm=None,
-        gains_hbm=None, scales_hbm=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
-    ):  # fmt: skip
+        self,
+        x_hbm,
+        delta_hbm,
+        norm,
+        qkv_w_hbm,
+        cos_hbm,
+        sin_hbm,
+        heads,
+        length,
+        qkv_b_hbm=None,
+        gains_hbm=None,
+        scales_hbm=None,
+        a_hbm=None,
+        b_hbm=None,
+        chosen_hbm=None,
+    ):
         rows = self.sum_of(x_hbm, delta_hbm, length)
         scale, gain, _ = self.scales(x_hbm, scales_hbm, heads)
         x, more = self.normed(rows.to(self.dtype), norm, gain), (a_hbm, b_hbm, chosen_hbm)
@@ -382,17 +413,35 @@ class Reference:
         return tiles if active_hbm is None else (tiles, found)
 
     def attention_output_kernel(
-        self, context_hbm, out_w_hbm, features, length, heads, scales_hbm=None, a_hbm=None,
-        b_hbm=None, chosen_hbm=None,
-    ):  # fmt: skip
+        self,
+        context_hbm,
+        out_w_hbm,
+        features,
+        length,
+        heads,
+        scales_hbm=None,
+        a_hbm=None,
+        b_hbm=None,
+        chosen_hbm=None,
+    ):
         rows = from_tiles(context_hbm, heads, heads.group).to(self.dtype)
         scale = None if scales_hbm is None else of_runs(scales_hbm[:, -features // 128 :])
         return self.output(rows, out_w_hbm, heads, length, scale, (a_hbm, b_hbm, chosen_hbm))
 
     def swiglu_mlp_kernel(
-        self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None,
-        length=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
-    ):  # fmt: skip
+        self,
+        x_hbm,
+        delta_hbm,
+        norm,
+        gate_hbm,
+        up_hbm,
+        down_hbm,
+        scales_hbm=None,
+        length=None,
+        a_hbm=None,
+        b_hbm=None,
+        chosen_hbm=None,
+    ):
         length = length or x_hbm.shape[1]
         rows, gain, scales = self.sum_of(x_hbm, delta_hbm, length), None, [None] * 3
         if scales_hbm is not None:

@@ -110,9 +110,16 @@ def assert_each_as_peft(checkpoint, made, app, names):
     for row, prompt in enumerate(PROMPTS):
         ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
     output = HuggingFaceGenerationAdapter(app).generate(
-        ids, attention_mask=mask, do_sample=False, eos_token_id=None, pad_token_id=0,
-        max_new_tokens=STEPS, adapter_ids=names, return_dict_in_generate=True, output_logits=True,
-    )  # fmt: skip
+        ids,
+        attention_mask=mask,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        max_new_tokens=STEPS,
+        adapter_ids=names,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
     for row, (prompt, name) in enumerate(zip(PROMPTS, names, strict=True)):
         got = torch.stack([step[row] for step in output.logits])
         tokens = [*prompt, *output.sequences[row, width:].tolist()]
@@ -243,10 +250,14 @@ def test_heads_of_adapters_in_pytorch_lie_as_those_of_weights(heads, degree, lat
     """The library's reader left replicas and padded heads without their adapter, silently."""
     dim, rank, hidden = 4, 3, 10
     config = SimpleNamespace(
-        num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=dim,
-        hidden_size=hidden, intermediate_size=8 * degree, vocab_size=8 * degree,
+        num_attention_heads=heads[0],
+        num_key_value_heads=heads[1],
+        head_dim=dim,
+        hidden_size=hidden,
+        intermediate_size=8 * degree,
+        vocab_size=8 * degree,
         neuron_config=SimpleNamespace(tp_degree=degree),
-    )  # fmt: skip
+    )
     widths = {"q_proj": heads[0] * dim, "k_proj": heads[1] * dim, "v_proj": heads[1] * dim}
     tensors, products = {}, {}
     for name, width in (*widths.items(), ("o_proj", heads[0] * dim)):
@@ -259,7 +270,7 @@ def test_heads_of_adapters_in_pytorch_lie_as_those_of_weights(heads, degree, lat
     model = SimpleNamespace(lora_weight_manager=model) if later else model
     adapters.spread_adapters(model, config)
     read = getattr(model, "lora_weight_manager", model).lora_checkpoint._get_module_checkpoint
-    weights.spread_heads(products, "self_attn.", heads[1], weights.Sizes.of(config))
+    weights.spread_heads(products, "self_attn.", heads[1], weights.SharedSizes.of(config))
     for name in ("qkv_proj.q_proj", "qkv_proj.k_proj", "qkv_proj.v_proj", "o_proj"):
         a, b = (read(f"self_attn.{name}.lora_{kind}", None) for kind in "AB")
         expected = products[f"self_attn.{name.split('.')[-1]}.weight"]
@@ -269,7 +280,7 @@ def test_heads_of_adapters_in_pytorch_lie_as_those_of_weights(heads, degree, lat
 
 def test_adapters_are_chosen_for_all_of_a_sharded_sequence(monkeypatch):
     """They were chosen for the tokens of a rank, and the sequence was not gathered then."""
-    layer = object.__new__(extended.NeuronLlamaDecoderLayer)
+    layer = object.__new__(extended.ExtendedLayer)
     torch.nn.Module.__init__(layer)
     lora = SimpleNamespace(max_loras=2, max_lora_rank=3)
     layer.config = SimpleNamespace(neuron_config=SimpleNamespace(lora_config=lora))

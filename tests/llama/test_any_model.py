@@ -35,12 +35,6 @@ def test_sequences_whose_cached_keys_have_no_room_at_once_trace() -> None:
     assert getattr(llama, name).trace(*args).macs >= macs
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_pieces_of_a_weight_are_as_long_whatever_its_type(itemsize: int) -> None:
-    for _, tiles in llama.weight_pieces(64, 16, 256, itemsize=itemsize):
-        assert tiles * 16 * 128 * itemsize <= llama.PIECE_BYTES
-
-
 @pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 256)])
 def test_new_values_that_come_back_from_hbm(heads, monkeypatch):
     """Of as many sequences as have no room for a tile each."""

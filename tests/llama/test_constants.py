@@ -133,7 +133,7 @@ def test_rows_of_a_sequence(count: int, dtype: torch.dtype) -> None:
 
     def make(of):
         qk_sb = nisa.memset((128, heads.q_tiles + heads.stacks, count), 0.0, of)
-        cache = llama.CachedSequences(0, count, None, None, None)
+        cache = llama.CachedSequences(0, count, 0, None, None, None)
         return [llama.decode_queries(qk_sb, cache, heads)[1]]
 
     (got,) = made(make, dtype)

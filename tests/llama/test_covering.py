@@ -107,10 +107,14 @@ def shapes(count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     while len(found) < count:
         heads = draw.choice([8, 16, 32])
         config = ONE_B | dict(
-            hidden_size=draw.choice([512, 1024, 2048, 4096]), head_dim=draw.choice([64, 128]),
-            num_attention_heads=heads, num_key_value_heads=draw.choice([2, 4, 8, heads]),
-            intermediate_size=1024, vocab_size=1024, num_hidden_layers=1,
-        )  # fmt: skip
+            hidden_size=draw.choice([512, 1024, 2048, 4096]),
+            head_dim=draw.choice([64, 128]),
+            num_attention_heads=heads,
+            num_key_value_heads=draw.choice([2, 4, 8, heads]),
+            intermediate_size=1024,
+            vocab_size=1024,
+            num_hidden_layers=1,
+        )
         length = draw.choice([128, 640, 1024, 2048])
         asked = dict(
             tp_degree=draw.choice([1, 2]),

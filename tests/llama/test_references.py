@@ -52,26 +52,40 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
     hidden = torch.zeros(BATCH, PAST)
     hidden[1, : PAST // 4] = llama.MASKED
     return {
-        "x_hbm": columns(), "delta_hbm": columns(), "norm": llama.Norm(HIDDEN, 1e-5),
+        "x_hbm": columns(),
+        "delta_hbm": columns(),
+        "norm": llama.Norm(HIDDEN, 1e-5),
         "weight_hbm": weight(runs(runs(random(77, HIDDEN), 0), 1)),
         "gate_hbm": weight(runs(random(F, HIDDEN), 1)),
         "up_hbm": weight(runs(random(F, HIDDEN), 1)),
         "down_hbm": weight(runs(random(HIDDEN, F), 0)),
-        "qkv_w_hbm": weight(runs(qkv, 1)), "out_w_hbm": weight(runs(out, 0)),
-        "cos_hbm": angles.cos(), "sin_hbm": angles.sin(), "heads": HEADS, "batch": BATCH,
-        "keys_hbm": cached[0], "values_hbm": cached[1], "bias_hbm": bias,
+        "qkv_w_hbm": weight(runs(qkv, 1)),
+        "out_w_hbm": weight(runs(out, 0)),
+        "cos_hbm": angles.cos(),
+        "sin_hbm": angles.sin(),
+        "heads": HEADS,
+        "batch": BATCH,
+        "keys_hbm": cached[0],
+        "values_hbm": cached[1],
+        "bias_hbm": bias,
         "cache_bias": llama.cache_in_runs(*cached, hidden)[2],
-        "active_hbm": None, "length": length,
+        "active_hbm": None,
+        "length": length,
         "qkv_b_hbm": llama.pad_tiles(biases(), 0).t(),
         "q_hbm": in_tiles(torch.randn(tokens, HEADS.q_heads, D), HEADS, 2).transpose(0, 1),
         "k_hbm": in_tiles(torch.randn(tokens, HEADS.kv_heads, D), HEADS, 1).transpose(0, 1),
         "v_hbm": torch.randn(tokens, HEADS.kv_heads * D),
         "features": llama.pad_tiles(q, 1).shape[1],
         "context_hbm": in_tiles(torch.randn(tokens, HEADS.q_heads, D), HEADS, 2).transpose(0, 1),
-        "gains_hbm": torch.randn(D, 2).repeat(128 // D, 1), "scales_hbm": None,
-        "a_hbm": None, "b_hbm": None, "chosen_hbm": None, "rows_hbm": None, "window": 33,
+        "gains_hbm": torch.randn(D, 2).repeat(128 // D, 1),
+        "scales_hbm": None,
+        "a_hbm": None,
+        "b_hbm": None,
+        "chosen_hbm": None,
+        "rows_hbm": None,
+        "window": 33,
         "owners_hbm": None,
-    }  # fmt: skip
+    }
 
 
 def scales(name: str) -> torch.Tensor:

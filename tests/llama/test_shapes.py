@@ -145,9 +145,12 @@ class Layer:
         if past > llama.DECODE_KEYS:
             return self.chunk(batch, 1, past)
         args = (
-            *self.inputs(batch, 1), *self.projections(), *self.tables(torch.full((batch,), past)),
-            *self.cache(batch, past, 128 // kv), self.heads,
-        )  # fmt: skip
+            *self.inputs(batch, 1),
+            *self.projections(),
+            *self.tables(torch.full((batch,), past)),
+            *self.cache(batch, past, 128 // kv),
+            self.heads,
+        )
         macs = batch * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + 1))
         return "attention_decode_kernel", args, macs
 
@@ -180,9 +183,15 @@ class Layer:
             active = torch.full((batch, n, n), llama.MASKED, dtype=BF16, device=self.device).triu(1)
         positions = past + torch.arange(n).repeat(batch)
         args = (
-            *self.inputs(batch * n, n), *self.projections(), *self.tables(positions), keys, values,
-            bias, active, self.heads,
-        )  # fmt: skip
+            *self.inputs(batch * n, n),
+            *self.projections(),
+            *self.tables(positions),
+            keys,
+            values,
+            bias,
+            active,
+            self.heads,
+        )
         macs = batch * n * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + n / 2))
         return "attention_chunk_kernel", args, int(macs)
 

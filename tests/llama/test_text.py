@@ -53,9 +53,18 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], 
     def built(length: int) -> Paths:
         size, folder = str(length), tmp_path_factory.mktemp("compiled")
         args = command_line.parse(
-            ["--mode", "generate", "--enable-nki", "--seq-len", size, "--max-context-length", size,
-             "--compiled-model-path", os.fspath(folder)]
-        )  # fmt: skip
+            [
+                "--mode",
+                "generate",
+                "--enable-nki",
+                "--seq-len",
+                size,
+                "--max-context-length",
+                size,
+                "--compiled-model-path",
+                os.fspath(folder),
+            ]
+        )
         session = open_session(args, PROMPTS if length == LENGTH else PROMPTS[: max(CHOSEN) + 1])
         opened.append(session)
         roles = (build(session, role) for role in (Role.NKI, Role.TORCH))

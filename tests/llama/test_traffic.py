@@ -111,7 +111,7 @@ def test_heads_share_the_hidden_size_where_the_configuration_gives_none() -> Non
     cfg = config(2, nki_enabled=True)
     heads, hidden = cfg.num_attention_heads, cfg.hidden_size
     cfg.hidden_size, cfg.head_dim = 64 * heads, None
-    assert llama.Sizes.of(cfg).of_rank.head_dim == 64 and hidden != 64 * heads
+    assert llama.SharedSizes.of(cfg).of_rank.head_dim == 64 and hidden != 64 * heads
 
 
 FEATURES = pytest.mark.parametrize("features", [2048, 4096, 8192])
@@ -150,9 +150,8 @@ def test_few_tokens_are_stored_at_once_and_many_piece_by_piece(tokens: int, stor
     def kernel(x, weight):
         out = nl.ndarray((128 * tiles, tokens), nl.bfloat16, buffer=nl.shared_hbm)
         x_sb = nl.load(x.reshape((128, k_tiles, tokens)))
-        llama.store_product(
-            llama.Linear(weight, k_tiles), [(x_sb, llama.Block(0, tokens, tokens))], out
-        )
+        x = llama.Tokens(llama.Block(0, tokens, tokens), x_sb)
+        llama.store_product(llama.Linear(weight, k_tiles), [x], out)
         return out
 
     shapes = (128 * k_tiles, tokens), (128, tiles * k_tiles * 128)
@@ -162,11 +161,22 @@ def test_few_tokens_are_stored_at_once_and_many_piece_by_piece(tokens: int, stor
     assert sum(view.size for view in written) == 128 * tiles * tokens
 
 
-def test_a_weight_comes_in_pieces_of_one_size_but_for_the_first() -> None:
-    """What does not end a kernel's stream of weights needs no short last piece."""
-    assert llama.weight_pieces(64, 16, 512) == llama.weight_pieces(64, 16, 512, last=False)
-    assert [size for _, size in llama.weight_pieces(64, 16, 512)] == [2, *[4] * 15, 2]
-    assert [size for _, size in llama.weight_pieces(64, 16, 8)] == [8] * 8
+@pytest.mark.parametrize(
+    ("tokens", "last", "sizes"),
+    [
+        (1, False, [8] * 8),
+        (64, False, [8] * 8),  # few tokens: twice as long
+        (65, False, [2, *[4] * 15, 2]),
+        (1024, False, [2, *[4] * 15, 2]),
+        (1, True, [*[8] * 7, 7, 1]),
+        (1024, True, [*[4] * 15, 3, 1]),
+    ],
+)
+def test_pieces_of_a_weight(tokens: int, last: bool, sizes: list[int]) -> None:
+    """64 tiles of 4 KiB: half a piece before many tokens, and 4 KiB at the end of a kernel."""
+    pieces = llama.weight_pieces(64, 4096, tokens, last)
+    assert pieces == [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
+    assert llama.weight_pieces(1, 4096, tokens, last) == [(0, 1)]
 
 
 def test_a_sequence_of_more_tokens_than_a_pass_takes_is_refused() -> None:
@@ -183,8 +193,7 @@ def test_hidden_states_of_many_tokens_arrive_in_parts(tokens: int, loads: int) -
 
     def kernel(x):
         out = nl.ndarray((128, 16, tokens), x.dtype, buffer=nl.shared_hbm)
-        block = llama.Block(0, tokens, tokens)
-        nl.store(out, value=llama.residual_sum(x, None, None, block))
+        nl.store(out, value=llama.Hidden(x).load(llama.Block(0, tokens, tokens)).x_sb)
         return out
 
     program = Kernel(kernel).trace(torch.empty(16 * 128, tokens, dtype=BF16, device="meta"))
@@ -202,8 +211,3 @@ def test_a_decode_step_takes_caches_that_sbuf_holds(heads: tuple[int, int, int])
         for batch in (1, 8, 64):
             found = llama.is_decode_step(batch, length, shape, 2, named=False)
             assert found == (batch * kept <= llama.CACHE_BYTES), (batch, length)
-
-
-@pytest.mark.parametrize(("tokens", "tiles"), [(1, 8), (64, 8), (65, 4), (1024, 4)])
-def test_weights_of_few_tokens_come_in_pieces_twice_as_long(tokens: int, tiles: int) -> None:
-    assert max(size for _, size in llama.weight_pieces(64, 16, tokens)) == tiles

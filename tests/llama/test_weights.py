@@ -49,10 +49,14 @@ def checkpoint(cfg: SimpleNamespace, tied: bool = False) -> dict[str, torch.Tens
         for norm in ("input_layernorm", "post_attention_layernorm"):
             state[f"{at}{norm}.weight"] = torch.randn(hidden)
         for name, rows, columns in (
-            ("self_attn.q_proj", q, hidden), ("self_attn.k_proj", kv, hidden),
-            ("self_attn.v_proj", kv, hidden), ("self_attn.o_proj", hidden, q),
-            ("mlp.gate_proj", f, hidden), ("mlp.up_proj", f, hidden), ("mlp.down_proj", hidden, f),
-        ):  # fmt: skip
+            ("self_attn.q_proj", q, hidden),
+            ("self_attn.k_proj", kv, hidden),
+            ("self_attn.v_proj", kv, hidden),
+            ("self_attn.o_proj", hidden, q),
+            ("mlp.gate_proj", f, hidden),
+            ("mlp.up_proj", f, hidden),
+            ("mlp.down_proj", hidden, f),
+        ):
             state[f"{at}{name}.weight"] = torch.randn(rows, columns)
     return state
 
@@ -94,7 +98,7 @@ def test_runs_are_a_permutation(features: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 640])
 @pytest.mark.parametrize("last", [False, True])
 def test_pieces_cover_the_weight(tiles: int, k_tiles: int, tokens: int, last: bool) -> None:
-    pieces = llama.weight_pieces(tiles, k_tiles, tokens, last)
+    pieces = llama.weight_pieces(tiles, 2 * k_tiles * 128, tokens, last)
     assert [tile for first, count in pieces for tile in range(first, first + count)] == list(
         range(tiles)
     )
@@ -143,7 +147,7 @@ def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
     cfg = config(tp, nki_enabled=True, kv_heads=kv_heads)
     plain = checkpoint(cfg)
     state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
-    rank_heads = llama.Sizes.of(cfg).of_rank
+    rank_heads = llama.SharedSizes.of(cfg).of_rank
     heads, group = {name: heads_of(plain, name) for name in "qkvo"}, rank_heads.group
     hidden = [position_in_runs(feature, 40) for feature in range(40)]
     found = []
@@ -183,7 +187,7 @@ def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
 )
 def test_replicas_spread_the_work(kv_heads: int, tp: int, per_rank: tuple[int, int]) -> None:
     """Query and KV heads of a rank: no rank waits while another computes a head's whole group."""
-    heads = llama.Sizes.of(config(tp, nki_enabled=True, kv_heads=kv_heads)).of_rank
+    heads = llama.SharedSizes.of(config(tp, nki_enabled=True, kv_heads=kv_heads)).of_rank
     assert heads[:2] == per_rank
 
 
@@ -231,7 +235,7 @@ def test_without_kernels_parameters_keep_the_plain_layout() -> None:
 
 def test_a_degree_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="intermediate_size 56 is not divisible .* 3"):
-        llama.Sizes.of(config(3, nki_enabled=True))
+        llama.SharedSizes.of(config(3, nki_enabled=True))
 
 
 @pytest.mark.parametrize(
@@ -239,10 +243,19 @@ def test_a_degree_that_does_not_divide_is_refused() -> None:
     [
         (None, 32, 0),
         ({"rope_type": "linear", "factor": 4.0}, 0, 32),
-        ({"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 8192}, 15, 14),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 32.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            15,
+            14,
+        ),
     ],
-)  # fmt: skip
+)
 def test_rope_scaling(scaling: dict | None, unchanged: int, divided: int) -> None:
     """Llama-3.2-1B's frequencies: 0 to 14 as they are, 18 to 31 divided, three in between."""
     positions = dict(max_position_embeddings=131072, neuron_config=SimpleNamespace(seq_len=128))

@@ -32,9 +32,13 @@ class Layer:
         angles = torch.tensor([1e4 ** (-2 * i / d) for i in range(d // 2)])[:, None]
         angles = torch.cat((angles, -angles)).repeat(128 // d, 1) * torch.arange(tokens)
         self.inputs = (
-            llama.in_blocks(rows, length), None, None, *map(llama.kernel_layout, weights),
-            angles.cos(), angles.sin(),
-        )  # fmt: skip
+            llama.in_blocks(rows, length),
+            None,
+            None,
+            *map(llama.kernel_layout, weights),
+            angles.cos(),
+            angles.sin(),
+        )
         self.heads, self.batch = heads, batch
 
 
@@ -146,6 +150,11 @@ def test_chunks_of_a_large_model_fit(window):
     *cut, rows = llama.blocks_in_runs(*caches, torch.zeros(1, 1), bias, True, window)
     tables = values(128, n), values(128, n)
     llama.attention_chunk_kernel(
-        *inputs, *tables, *(x.to("meta") for x in cut), None, heads, rows_hbm=rows.to("meta"),
+        *inputs,
+        *tables,
+        *(x.to("meta") for x in cut),
+        None,
+        heads,
+        rows_hbm=rows.to("meta"),
         window=window,
-    )  # fmt: skip
+    )
