@@ -147,11 +147,6 @@ def test_shifts_are_logical(kind):
     assert np.array_equal(run(nl.invert, a), ~a)
 
 
-def test_integer_copy_between_equal_types_is_exact():
-    a = data(6, (8, 3), "int32")
-    assert np.array_equal(run(nisa.tensor_copy, a), a)
-
-
 @pytest.mark.parametrize("kind", ["int32", "int16", "int8", "uint16", "uint8"])
 def test_floats_round_to_nearest_even_and_saturate_as_integers(kind):
     info = np.iinfo(kind)
@@ -348,19 +343,6 @@ def test_nc_matmul(kind, sizes, seed):
     assert_close(got, wide(a).T @ wide(b), "float32", 8)
 
 
-def test_matmuls_accumulate_in_fp32():
-    a, b = data(1, (128, 96), "bfloat16"), data(2, (128, 200), "bfloat16")
-
-    def body(x, y):
-        total = nl.zeros((32, 200), nl.float32, buffer=nl.psum)
-        for k in nl.affine_range(3):
-            total[...] += nisa.nc_matmul(x[:, k * 32 : k * 32 + 32], y)
-        return nl.copy(total)
-
-    parts = wide(a).T.reshape(3, 32, 128) @ wide(b)
-    assert_close(run(body, a, b), parts.sum(0), "float32", 8)
-
-
 @pytest.mark.parametrize("kind", [*FLOATS, "float8_e5m2"])
 @pytest.mark.parametrize("shape", [(1, 1), (32, 17), (5, 32)])
 def test_transpose_on_vector_engine(kind, shape):
@@ -401,14 +383,6 @@ def test_affine_select(shape, shift, seed):
 
     i, j = np.ogrid[: shape[0], : shape[1]]
     assert np.array_equal(wide(run(body, a)), np.where(i + shift >= 2 * j, wide(a), -9984.0))
-
-
-@pytest.mark.parametrize(
-    "kind, value", [("bfloat16", 0.5), ("int8", -3), ("uint32", 2**32 - 1), ("float16", 0)]
-)
-def test_memset_types(kind, value):
-    got = run(lambda _: nisa.memset((3, 5), value, getattr(nl, kind)), np.zeros((1, 1), "f4"))
-    assert np.array_equal(wide(got), np.full((3, 5), float(value)))
 
 
 @pytest.mark.parametrize(("reverse", "kind"), [(False, "uint8"), (True, "uint8"), (False, "bool")])
@@ -461,24 +435,6 @@ def test_match_replace_takes_one_occurrence_for_each_value():
     values = np.array([[5, 5, 9, 8, 4, 3, 2, 1]], np.float32)
     got = run(lambda x, v: nisa.nc_match_replace8(data=x, vals=v, imm=-1.0), a, values)
     assert got.tolist() == [[-1, -1, 5, -1, -1, -1, -1, 0, -1, -1]]
-
-
-def test_search_refuses_short_rows():
-    with pytest.raises(NkiError, match="sim_search_size"):
-        run(lambda x: nisa.max8(src=x), data(0, (4, 7)))
-
-
-def test_stream_shuffle_broadcasts_a_partition():
-    """The documentation's second example (aws-neuron-sdk v2.32.0, nki/test)."""
-    a = data(1, (1, 24))
-
-    def body(x):
-        y = nl.ndarray((64, 24), dtype=x.dtype)
-        nisa.nc_stream_shuffle(x, y[0:32], [0] * 32)
-        nisa.nc_stream_shuffle(x, y[32:64], [0] * 32)
-        return y
-
-    assert np.array_equal(run(body, a), np.broadcast_to(a, (64, 24)))
 
 
 @pytest.mark.parametrize("rows", [32, 96])
@@ -839,11 +795,3 @@ def test_a_number_goes_to_one_element():
     want = np.zeros((4, 4), np.float32)
     want[1, 1] = 1.0
     assert np.array_equal(kernel(np.zeros((4, 4), np.float32)), want)
-
-
-def test_the_level_that_the_compiler_adds():
-    import logging
-
-    logging.disable(logging.OFF)
-    logging.disable(logging.NOTSET)
-    assert logging.OFF > logging.CRITICAL

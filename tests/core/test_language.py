@@ -156,32 +156,6 @@ def test_mask_that_leaves_elements_outside_is_refused():
         kernel(np.zeros(100, np.float32))
 
 
-def test_operand_masks_cut_the_product():
-    a, b = data(1, (64, 128)), data(2, (64, 512))
-
-    def body(x, y):
-        j = nl.arange(128)[None, :]
-        n = nl.arange(512)[None, :]
-        return nl.copy(nisa.nc_matmul(x[j < 40], y[n < 33]))
-
-    assert_close(run(body, a, b), (wide(a).T @ wide(b))[:40, :33], "float32", 8)
-
-
-def test_scalar_mask_skips_or_runs():
-    a = data(1, (4, 6))
-
-    def body(x):
-        out = nl.zeros((4, 3), nl.float32)
-        i, j = nl.mgrid[0:4, 0:1]
-        for k in nl.affine_range(3):
-            out[i, k + j] = nl.copy(x[i, 2 * k + j], mask=k != 1)
-        return out
-
-    expected = a[:, ::2].copy()
-    expected[:, 1] = 0
-    assert np.array_equal(run(body, a), expected)
-
-
 # --- loops ----------------------------------------------------------------------------------------
 def test_loop_reduce_combines_into_the_destination():
     a = data(1, (8, 12))
@@ -244,18 +218,6 @@ def test_loop_reduce_needs_a_tile():
 
     with pytest.raises(NkiError, match="sim_loop_reduce_target"):
         run(body, data(1, (2, 2)))
-
-
-def test_sequential_range_carries_state():
-    a = data(1, (4, 9))
-
-    def body(x):
-        out = nl.zeros((4, 10), nl.float32)
-        for k in nl.sequential_range(9):
-            out[:, k + 1 : k + 2] = nl.add(out[:, k : k + 1], x[:, k : k + 1])
-        return out
-
-    assert_close(run(body, a)[:, 1:], wide(a).cumsum(1), "float32", 9)
 
 
 @pytest.mark.parametrize("grid", [(3,), (2, 2)])

@@ -16,7 +16,43 @@ import pytest
 
 from neuron_cpu.core.device import errors
 from neuron_cpu.core.device.errors import NkiSyntaxError
-from tests.nki.mistakes import CALLS, HEADS, NEW, OLD
+
+HEADS = {
+    "neuronxcc": (
+        "import math\nimport numpy as np\nimport torch\nfrom neuronxcc import nki\n"
+        "import neuronxcc.nki.isa as nisa\nimport neuronxcc.nki.language as nl\n\n\n"
+        "@nki.jit\ndef kernel(x_hbm, y_hbm):\n"
+        "    out_hbm = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)\n"
+        "    x, y = nl.load(x_hbm), nl.load(y_hbm)\n",
+        "    nl.store(out_hbm, r)\n    return out_hbm\n",
+    ),
+    "nki": (
+        "import math\nimport numpy as np\nimport torch\nimport nki\n"
+        "import nki.isa as nisa\nimport nki.language as nl\n\n\n"
+        "@nki.jit\ndef kernel(x_hbm, y_hbm):\n"
+        "    out_hbm = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.shared_hbm)\n"
+        "    x = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf)\n"
+        "    y = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf)\n"
+        "    r = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.sbuf)\n"
+        "    nisa.dma_copy(dst=x, src=x_hbm)\n    nisa.dma_copy(dst=y, src=y_hbm)\n",
+        "    nisa.dma_copy(dst=out_hbm, src=r)\n    return out_hbm\n",
+    ),
+}
+
+
+def parts(text: str) -> dict[str, dict[str, tuple[str, str]]]:
+    """The sections of mistakes.md: name -> (lines, regular expression of the mend), by part."""
+    found = {}
+    for part in text.split("\n# ")[1:]:
+        title, *entries = part.split("\n## ")
+        found[title.strip()] = {
+            name: (textwrap.dedent(lines).strip("\n"), mend.removeprefix("mend: ")[1:-1])
+            for name, mend, lines in (entry.split("\n", 2) for entry in entries)
+        }
+    return found
+
+
+OLD, NEW, CALLS = parts(Path(__file__).with_name("mistakes.md").read_text("utf-8")).values()
 
 CASES = [("neuronxcc", name) for name in OLD] + [("nki", name) for name in NEW]
 # Messages that tell the fault and not what mends it: at most one of ten.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from neuronx_distributed_inference.contract import CONTRACTS
 from neuronx_distributed_inference.models.config import NeuronConfig
 from neuronx_distributed_inference.models.llama.modeling_llama import Llama3RotaryEmbedding
 from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM
@@ -167,7 +168,7 @@ def test_prepare_sampling_params():
 ALL = 4.0  # top_k of the four tokens below
 
 
-@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize(("version", "zero"), [("0.1", False), ("0.6", True)])
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -180,7 +181,8 @@ ALL = 4.0  # top_k of the four tokens below
         ((-1, 1.0, 0.0), "temperature"),
     ],
 )
-def test_validate_sampling_params(zero, params, message):
+def test_validate_sampling_params(version, zero, params, message):
+    assert CONTRACTS[version].takes_zeros is zero
     config = NeuronConfig(on_device_sampling_config={}).on_device_sampling_config
     with pytest.raises(ValueError, match=message):
         validate_sampling_params(torch.tensor([params]), config, zero)
