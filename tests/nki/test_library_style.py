@@ -1,4 +1,4 @@
-"""The next rungs of the ladder: kernels in the style of production libraries, against numpy.
+"""Kernels in the style of production libraries, against numpy.
 
 Such kernels carry their own allocator of addresses and their own views, choose engines and sizes by
 generation, pass tiles from function to function and lists of tiles as buffers. Each runs twice,

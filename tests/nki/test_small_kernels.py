@@ -78,6 +78,19 @@ def transposed(y, ident):
     return blocks
 
 
+@pytest.mark.parametrize("generation", ["trn1", "trn2", "trn3"])
+@pytest.mark.parametrize("rows", [128, 200])
+def test_norm_and_projection(target, generation, rows):
+    target(generation)
+    x, gain = normal(1, (rows, 256), BF16), normal(2, (1, 256), BF16)
+    w = normal(3, (256, 600), BF16, 0.1)
+    wide = x.astype(np.float64)
+    y = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * gain.astype(np.float64)
+    want = y.astype(BF16).astype(np.float64) @ w.astype(np.float64)
+    found = norm_project(x, gain, w).astype(np.float64)
+    assert np.abs(found - want).max() < 2**-7 * np.abs(want).max()
+
+
 # --- accumulation in PSUM -------------------------------------------------------------------------
 def products(flags, between=None, cuts=((0, 64),)):
     """(sum of products, operands) of a kernel that multiplies once for each flag into ``cuts``."""

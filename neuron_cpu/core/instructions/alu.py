@@ -119,6 +119,8 @@ def named(name: str, function: Callable) -> Callable:
     return function
 
 
+# --- activation functions of ScalarE, and the inputs that they are specified for ------------------
+# Source: the same page, supported activation functions.
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
@@ -126,8 +128,6 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 # tail of a loop: a value's result would depend on where it lies, and merged loops would differ.
 # These are built from functions that do not (exp, log1p, tanh, erf); they stay within 2e-7 of
 # float64 (relative; gelu absolute).
-# --- activation functions of ScalarE, and the inputs that they are specified for ------------------
-# Source: the same page, supported activation functions.
 def _exp(x: torch.Tensor) -> torch.Tensor:
     """exp, with 0 where results would underflow: torch is eleven times slower there."""
     vanishes = x < -110.0  # half of the smallest fp32 is exp(-103.97)

@@ -97,8 +97,11 @@ def _with_scalar(name: str, x: View, value: Any, reverse: bool, dtype: Any, mask
     return compute.tensor_scalar(x, name, value, reverse, dtype=dt, mask=mask)
 
 
-_COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
-_BOOLEAN = _COMPARISONS | {"logical_and", "logical_or", "logical_xor"}
+COMPARISONS = {
+    "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
+    "not_equal": "ne",
+}  # fmt: skip
+_BOOLEAN = {*COMPARISONS, "logical_and", "logical_or", "logical_xor"}
 
 
 def _result_dtype(name: str, a: DType, b: DType) -> DType:
@@ -117,29 +120,34 @@ def _make_binary(name: str, doc: str) -> Callable:
     return named(name, apply)
 
 
-add = _make_binary("add", "x + y")
-subtract = _make_binary("subtract", "x - y")
-multiply = _make_binary("multiply", "x * y")
-divide = _make_binary("divide", "x / y (reciprocal, then multiply)")
-power = _make_binary("power", "x ** y")
-maximum = _make_binary("maximum", "maximum")
-minimum = _make_binary("minimum", "minimum")
-bitwise_and = _make_binary("bitwise_and", "x & y of integers")
-bitwise_or = _make_binary("bitwise_or", "x | y of integers")
-bitwise_xor = _make_binary("bitwise_xor", "x ^ y of integers")
-left_shift = _make_binary("left_shift", "x << y of integers")
-right_shift = _make_binary("right_shift", "logical x >> y of integers")
-logical_and = _make_binary("logical_and", "x and y")
-logical_or = _make_binary("logical_or", "x or y")
-logical_xor = _make_binary("logical_xor", "x xor y")
-equal = _make_binary("equal", "x == y")
-not_equal = _make_binary("not_equal", "x != y")
-less = _make_binary("less", "x < y")
-less_equal = _make_binary("less_equal", "x <= y")
-greater = _make_binary("greater", "x > y")
-greater_equal = _make_binary("greater_equal", "x >= y")
-mod = _make_binary("mod", "x mod y, sign of y (SDK 2.22)")
-fmod = _make_binary("fmod", "C fmod, sign of x (SDK 2.22)")
+FUNCTIONS: dict[str, Callable] = {  # of ``nki.language``, by name
+    name: _make_binary(name, doc)
+    for name, doc in {
+        "add": "x + y",
+        "subtract": "x - y",
+        "multiply": "x * y",
+        "divide": "x / y (reciprocal, then multiply)",
+        "power": "x ** y",
+        "maximum": "maximum",
+        "minimum": "minimum",
+        "bitwise_and": "x & y of integers",
+        "bitwise_or": "x | y of integers",
+        "bitwise_xor": "x ^ y of integers",
+        "left_shift": "x << y of integers",
+        "right_shift": "logical x >> y of integers",
+        "logical_and": "x and y",
+        "logical_or": "x or y",
+        "logical_xor": "x xor y",
+        "equal": "x == y",
+        "not_equal": "x != y",
+        "less": "x < y",
+        "less_equal": "x <= y",
+        "greater": "x > y",
+        "greater_equal": "x >= y",
+        "mod": "x mod y, sign of y (SDK 2.22)",
+        "fmod": "C fmod, sign of x (SDK 2.22)",
+    }.items()
+}
 
 
 # --- one operand ----------------------------------------------------------------------------------
@@ -156,7 +164,7 @@ ON_SCALAR = (
     "gelu_dx", "gelu_apprx_tanh", "gelu_apprx_sigmoid", "softplus", "mish", "erf", "erf_dx", "sin",
     "arctan", "sign",
 )  # fmt: skip
-globals().update({name: _make_unary(name) for name in ON_SCALAR})
+FUNCTIONS |= {name: _make_unary(name) for name in ON_SCALAR}
 
 
 def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
@@ -304,8 +312,11 @@ def static_cast(arr: Any, dtype: Any) -> Any:
     return to_dtype(dtype).numpy.type(arr)
 
 
-for _function in (negative, invert, reciprocal, abs, logical_not, floor, ceil, trunc, cos, tan):
-    named(_function.__name__, _function)
+FUNCTIONS |= {
+    made.__name__: named(made.__name__, made)
+    for made in (negative, invert, reciprocal, abs, logical_not, floor, ceil, trunc, cos, tan)
+}
+FUNCTIONS |= {made.__name__: made for made in (where, dropout, static_cast)}
 
 
 # --- operators and methods of tensors, attached to ``Tile`` ---------------------------------------
@@ -314,15 +325,11 @@ BINARY = {
     "bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor", "left_shift": "lshift",
     "right_shift": "rshift",
 }  # fmt: skip
-COMPARISONS = {
-    "less": "lt", "less_equal": "le", "greater": "gt", "greater_equal": "ge", "equal": "eq",
-    "not_equal": "ne",
-}  # fmt: skip
 IN_PLACE = {"add": "iadd", "subtract": "isub", "multiply": "imul", "divide": "itruediv"}
 
 
 def _operator(name: str, reflected: bool = False) -> Callable[[Tile, Any], Any]:
-    function = globals()[name]
+    function = FUNCTIONS[name]
 
     def apply(self: Tile, other: Any) -> Any:
         if isinstance(other, Index) and name == "add":  # t[rows + nl.arange(n)[None, :]]
@@ -341,7 +348,7 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tile, Any], Any]:
 
 def _in_place(name: str) -> Callable[[Tile, Any], View]:
     """``x += y``: accumulation of a matmul in PSUM, else ``x[...] = nl.add(x, y)``."""
-    function = globals()[name]
+    function = FUNCTIONS[name]
 
     def apply(self: Tile, other: Any) -> View:
         if isinstance(other, View) and assignment.was_skipped(other):  # its mask selects nothing
@@ -399,10 +406,8 @@ def _make_reduction(name: str, op: str) -> Callable:
     return named(name, apply)
 
 
-sum = _make_reduction("sum", "add")
-max = _make_reduction("max", "maximum")
-min = _make_reduction("min", "minimum")
-prod = _make_reduction("prod", "multiply")
+REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
+FUNCTIONS |= {name: _make_reduction(name, op) for name, op in REDUCTIONS.items()}
 
 
 def _count(x: View, axis: Any) -> int:
@@ -489,8 +494,9 @@ def rms_norm(
     eps = copies.memset((source.shape[0], 1), epsilon, float32)
     scale = compute.activation("rsqrt", total, scale=1.0 / n, bias=eps)
     normed = compute.tensor_scalar(source, "multiply", scale, dtype=float32, mask=mask)
-    return multiply(normed, weight, dtype=dt, mask=mask)
+    return _binary("multiply", normed, weight, dt, mask)
 
 
 named("var", var)
 named("logical_and", all)
+FUNCTIONS |= dict(all=all, mean=mean, rms_norm=rms_norm, softmax=softmax, var=var)

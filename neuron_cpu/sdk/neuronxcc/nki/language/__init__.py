@@ -10,14 +10,7 @@ from neuron_cpu.core.language.creation import (
     empty_like, full, ndarray, ones, par_dim, shared_constant, shared_identity_matrix, zeros,
     zeros_like,
 )  # fmt: skip
-from neuron_cpu.core.language.elementwise import (
-    abs, add, arctan, bitwise_and, bitwise_or, bitwise_xor, ceil, cos, divide, dropout, equal,
-    erf, erf_dx, exp, floor, fmod, gelu, gelu_apprx_sigmoid, gelu_apprx_tanh, gelu_dx, greater,
-    greater_equal, invert, left_shift, less, less_equal, log, logical_and, logical_not,
-    logical_or, logical_xor, maximum, minimum, mish, mod, multiply, negative, not_equal, power,
-    reciprocal, relu, right_shift, rsqrt, sigmoid, sign, silu, silu_dx, sin, softplus, sqrt,
-    square, static_cast, subtract, tan, tanh, trunc, where,
-)  # fmt: skip
+from neuron_cpu.core.language.elementwise import FUNCTIONS as _FUNCTIONS
 from neuron_cpu.core.language.grid import (
     affine_range, all_reduce, gemm_grid, gemm_stationary_grid, loop_reduce, nc, num_programs,
     program_id, program_ndim, sequential_range, spmd_dim, static_range,
@@ -27,15 +20,13 @@ from neuron_cpu.core.language.memory import (
     atomic_rmw, broadcast_to, copy, device_print, expand_dims, load, load_transpose2d, store,
 )  # fmt: skip
 from neuron_cpu.core.language.products import matmul, transpose
-from neuron_cpu.core.language.elementwise import (
-    all, max, mean, min, prod, rms_norm, softmax, sum, var,
-)  # fmt: skip
 from neuron_cpu.core.language.types import (
     bfloat16, bool_, finfo, float8_e4m3, float8_e5m2, float16, float32, hbm, int8, int16, int32,
     private_hbm, psum, sbuf, shared_hbm, tfloat32, tile_size, uint8, uint16, uint32,
 )  # fmt: skip
 from neuron_cpu.core.program.index import arange, ds, mgrid
 
+globals().update(_FUNCTIONS)
 __all__ = [name for name in globals() if not name.startswith("_")]
 
 _label_all(globals(), __all__)
