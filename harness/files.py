@@ -1,15 +1,22 @@
-"""Where the driver keeps its files, one process at a time, and whether it may."""
+"""Where the driver keeps its files, one process at a time, and whether it may.
+
+References are results that kernels are held against: a CPU takes long for them.
+"""
 
 import contextlib
 import fcntl
+import hashlib
+import io
+import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from harness.errors import UserError
-from neuron_cpu.files import unwritable
+from neuron_cpu.files import unwritable, write_bytes_atomically
 
 
 def cache_folder() -> Path:
@@ -114,3 +121,43 @@ def check_writable_folder(target: Path) -> None:
         raise UserError(
             f"Cannot write {target}: no write permission in {existing}; name another path."
         )
+
+
+MOST_REFERENCE_BYTES = 4 << 30
+_BODY = "body"
+
+
+def reference_file(identity: Mapping[str, Any]) -> Path:
+    """The file for a result that depends on `identity` alone."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / "references" / f"{digest}.npz"
+
+
+def read_reference(path: Path) -> Optional[tuple[Any, list[Any]]]:
+    """Read body and arrays; None where the file is missing or damaged."""
+    import numpy as np  # a tenth of a second that no start of the driver has to take
+
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            arrays = [kept[name] for name in sorted(kept.files) if name != _BODY]
+            os.utime(path)  # when it was used last
+            return json.loads(str(kept[_BODY])), arrays
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def write_reference(path: Path, body: Any, arrays: list[Any]) -> None:
+    """Keep a result; those used longest ago go until all fit MOST_REFERENCE_BYTES."""
+    import numpy as np
+
+    content = io.BytesIO()
+    named = {f"array{index:02}": array for index, array in enumerate(arrays)}
+    np.savez(content, **{_BODY: np.array(json.dumps(body))}, **named)  # type: ignore[arg-type]
+    write_bytes_atomically(path, content.getvalue())
+    room = bytes_of(path.parent) - MOST_REFERENCE_BYTES
+    for file in sorted(path.parent.glob("*.npz"), key=modified):
+        if room <= 0 or file == path:
+            return
+        with contextlib.suppress(OSError):
+            room -= file.stat().st_size
+            file.unlink()

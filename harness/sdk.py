@@ -8,13 +8,36 @@ import importlib.metadata
 import importlib.util
 import os
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Optional
 
 import neuron_cpu
-from harness.sources import Source
 from neuron_cpu import libraries
 from neuron_cpu.libraries import Libraries
+
+
+class Source(str, Enum):
+    """The source of a time or a rate, in the words that reports show."""
+
+    SIMULATOR = "simulator"  # wall clock of the CPU simulator, no device time
+    DEVICE = "device"  # wall clock on a NeuronCore
+    COST_MODEL = "cost model"  # estimated by neuron_cpu
+    PUBLISHED = "published"  # the contest's own figures
+    GIVEN = "given"  # by the command line
+
+    __str__ = str.__str__
+
+    @property
+    def label(self) -> str:
+        """The meaning of a wall-clock time of this source."""
+        return _LABELS.get(self, self.value)
+
+
+_LABELS = {
+    Source.SIMULATOR: "wall clock of the CPU simulator, not a device time",
+    Source.DEVICE: "measured on the device",
+}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ import pytest
 
 from harness.errors import UserError
 from harness.inputs.models import ModelFolder
-from harness.session.conversation import Conversation
+from harness.modes.chat import Conversation
 from tests.conftest import REPOSITORY
 from tests.tiny_model import write_tiny_model
 

@@ -56,7 +56,7 @@ def test_perplexity_of_a_float_and_a_quantised_model(run: Callable, tiny_model: 
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    from harness.figures.perplexity import GIVEN, TEXT, runs_of
+    from harness.modes.perplexity import GIVEN, TEXT, runs_of
 
     done = run("perplexity", "--quantize", "int8", "--torch-dtype", "float32", "--tp-degree", "1")
     assert done.returncode == 0, done.stderr

@@ -16,12 +16,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from harness import sdk
+from harness import files, sdk
 from harness.errors import UserError
 from harness.session.building import Loaded, identity
 from harness.session.generation import OnStep, greedy_scores
 from harness.settings import Settings
-from harness.swapping import reference_cache
 from neuron_cpu.errors import UnwritableError
 
 # top-k (None: all) -> (absolute, relative tolerance), as the contest's driver sets them
@@ -339,13 +338,13 @@ def _known_scores(loaded: Loaded, ids: Sequence[int], count: int, on_step: Optio
     if not sdk.platform().simulates or 4 * math.prod(shape) > MOST_KEPT_BYTES:
         return _scores(loaded, ids, count, on_step)
     rounding = loaded.session.settings.baseline_rounding
-    file = reference_cache.place({"ids": list(ids), "model": identity(loaded), "as": rounding})
-    _, arrays = reference_cache.read(file) or (None, [])
+    file = files.reference_file({"ids": list(ids), "model": identity(loaded), "as": rounding})
+    _, arrays = files.read_reference(file) or (None, [])
     if [array.shape for array in arrays] == [shape]:
         return torch.from_numpy(arrays[0])[:, None]
     scores = _scores(loaded, ids, count, on_step)
     with contextlib.suppress(UnwritableError):  # the run goes on without
-        reference_cache.write(file, None, [scores[:, 0].numpy()])
+        files.write_reference(file, None, [scores[:, 0].numpy()])
     return scores
 
 

@@ -14,19 +14,62 @@ from typing import Any, Optional
 import numpy as np
 
 from harness import sdk
-from harness.figures import acceptance
-from harness.figures.acceptance import Acceptance
 from harness.figures.graphs import DECODE, PREFILL
-from harness.processes.roles import BASELINES
+from harness.processes.worker import BASELINES
+from harness.processes.workers import SubmissionFailed
+from harness.sdk import Source
 from harness.session.building import Loaded, identity
 from harness.session.generation import generate_tokens, speculative_tokens
-from harness.sources import Source
 from harness.streaming import Stream
-from harness.swapping import reference_cache
+from harness.files import read_reference, reference_file, write_reference
 from neuron_cpu.errors import UnwritableError
 
 _LOOKED = "harness.session.model:looked"
 _PERCENTILES = (50, 90, 95, 99, 100)
+
+
+Calls = Sequence[Sequence[int]]  # of each: tokens guessed, guesses that were right, draft steps
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Speculation in one generation or more.
+
+    Attributes:
+        method: who guessed.
+        length: tokens that a call of several takes.
+        calls: of the model behind prefills, and `unguessed` those of them without a guess.
+        tokens: that came out of the calls.
+        offered: guesses at each place behind the newest token, the first one first.
+        accepted: those of them that were right, and all before them, too.
+        draft_calls: single-token steps of the draft model.
+    """
+
+    method: str
+    length: int
+    calls: int
+    unguessed: int
+    tokens: int
+    offered: list[int]
+    accepted: list[int]
+    draft_calls: int = 0
+
+    @property
+    def tokens_per_call(self) -> float:
+        return self.tokens / self.calls if self.calls else 1.0
+
+    def describe(self) -> str:
+        """One sentence for the terminal."""
+        places = ", ".join(
+            f"{right / count:.0%} of {count}"
+            for right, count in zip(self.accepted, self.offered)
+            if count
+        )
+        return (
+            f"speculation ({self.method}, {self.length} tokens a step): "
+            f"{self.tokens_per_call:.2f} tokens a step accepted over {self.calls} steps, "
+            f"{self.unguessed} of them without a guess; right by position: {places or 'none'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -107,11 +150,11 @@ def measure(
             return
         tokens, body = speculative_tokens(loaded, prompt_ids, new_tokens, step)
         if stream is not None:
-            calls.append((acceptance.checked(body, asked.length, tokens), tokens))
+            calls.append((checked_calls(body, asked.length, tokens), tokens))
 
     # the baseline never guesses
     asked = None if loaded.role in BASELINES else loaded.session.settings.speculation
-    calls: list[tuple[acceptance.Calls, int]] = []
+    calls: list[tuple[Calls, int]] = []
     if warm_up:
         generate(None)
     streams, latencies = [], []
@@ -122,7 +165,7 @@ def measure(
         latencies.append(time.monotonic() - stream.started)
     width, batch = max(len(ids) for ids in prompt_ids), len(prompt_ids)
     report = timed(streams, latencies, width, new_tokens, batch)
-    spoken = acceptance.summed(asked.method, asked.length, calls) if asked else None
+    spoken = summed(asked.method, asked.length, calls) if asked else None
     return replace(report, speculation=spoken)
 
 
@@ -137,18 +180,18 @@ def looked_ahead(
         top_k=asked.top_k, top_p=asked.top_p, temperature=asked.temperature
     )
     wanted |= dict(ids=list(ids), tokens=new_tokens, seed=asked.seed, model=identity(loaded))
-    file = reference_cache.place(wanted)
-    if (known := reference_cache.read(file)) is not None:
+    file = reference_file(wanted)
+    if (known := read_reference(file)) is not None:
         for _ in range(new_tokens):
             on_step()
-        return acceptance.looked_ahead(known[0])
+        return of_calls(known[0])
     what = "The graphs' calls cannot be counted"
     loaded.call(_LOOKED, what)  # those of earlier generations
     generate_tokens(loaded, [ids], new_tokens, lambda *_: on_step(), fixed_length=True)
     body = loaded.call(_LOOKED, what).body
-    found = acceptance.looked_ahead(body)
+    found = of_calls(body)
     with contextlib.suppress(UnwritableError):  # the run goes on without
-        reference_cache.write(file, body, [])
+        write_reference(file, body, [])
     return found
 
 
@@ -177,4 +220,52 @@ def timed(
         new_tokens=new_tokens,
         batch_size=batch,
         runs=len(streams),
+    )
+
+
+def checked_calls(body: Any, length: int, tokens: int) -> Calls:
+    """The calls of one generation of `tokens` tokens as its process tells them.
+
+    Each gives its right guesses and one more token, the last one perhaps without that.
+    """
+    whole = isinstance(body, list) and all(
+        isinstance(call, list)
+        and len(call) == 3
+        and all(type(number) is int for number in call)
+        and 0 <= call[1] <= call[0] < length
+        and call[2] >= 0
+        for call in body
+    )
+    if not whole or sum(call[1] + 1 for call in body) - (tokens - 1) not in (0, 1):
+        raise SubmissionFailed(
+            f"The model fails while it generates: {str(body)[:80]} are no calls that give {tokens} "
+            f"tokens with at most {length - 1} guesses each."
+        )
+    return body
+
+
+def of_calls(body: Any) -> Optional[Acceptance]:
+    """Acceptance of a submission that looks ahead by itself, in its first generation of `body`, by
+    the calls of its graphs that the driver has seen; None where no call took several tokens."""
+    calls = body[0] if isinstance(body, list) and body else []
+    tokens = 1 + sum(call[1] + 1 for call in calls)
+    length = 1 + max((call[0] for call in calls), default=0)
+    if length == 1:
+        return None
+    return summed("look-ahead", length, [(checked_calls(calls, length, tokens), tokens)])
+
+
+def summed(method: str, length: int, generations: Sequence[tuple[Calls, int]]) -> Acceptance:
+    """Acceptance over several generations: of each its calls and its number of tokens."""
+    calls = [call for own, _ in generations for call in own]
+    places = range(length - 1)
+    return Acceptance(
+        method=method,
+        length=length,
+        calls=len(calls),
+        unguessed=sum(guessed == 0 for guessed, _, _ in calls),
+        tokens=sum(tokens - 1 for _, tokens in generations),
+        offered=[sum(guessed > place for guessed, _, _ in calls) for place in places],
+        accepted=[sum(agreed > place for _, agreed, _ in calls) for place in places],
+        draft_calls=sum(drafted for _, _, drafted in calls),
     )

@@ -86,3 +86,41 @@ def first_undefined(own: Sequence[Error]) -> Optional[Error]:
 def first_suspect(own: Sequence[Error]) -> Optional[Error]:
     """The first suspected module in the order of ends, so that parts come before the whole."""
     return next((error for error in own if error.suspicious), None)
+
+
+ALL = "all of them"
+_BOUNDARIES = "harness.figures.repeater:measure_boundaries"
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """One boundary, or all.
+
+    Attributes:
+        where, what: kernel and its tensor, or module and its operator.
+        logits: share of those behind the prompt that are others.
+        tokens: of the text, of which the best one is another.
+        change: the largest of a logit.
+    """
+
+    where: str
+    what: str
+    logits: float
+    tokens: int
+    change: float
+
+    @property
+    def verdict(self) -> str:
+        if self.tokens:
+            return "changes tokens"
+        return "changes logits" if self.change else "safe"
+
+
+def measure_boundaries(loaded: Loaded, ids: Sequence[int], new_tokens: int) -> list[Boundary]:
+    """All boundaries in the order in which they run; without kernels the operators' boundaries."""
+    what = "The boundaries cannot be compared"
+    answer = loaded.call(_BOUNDARIES, what, ids=list(ids), new_tokens=new_tokens)
+    try:
+        return TypeAdapter(list[Boundary]).validate_python(answer.body)
+    except ValueError as error:
+        raise SubmissionFailed(f"{what}: its process gave no figures.") from error

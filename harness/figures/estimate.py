@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
+from harness.errors import is_refusal
 from harness.figures import tracing
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
 from harness.figures.tracing import Bucket
-from harness.processes.roles import Role
-from harness.processes.worker import Host
+from harness.processes.worker import Host, Role
 from harness.settings import Settings, Speculation
 from harness.simulator import (
     COMPILER_ORDER,
@@ -26,8 +26,11 @@ from harness.simulator import (
     schedules,
     spec,
 )
+from harness.swapping import running as swapping
+from harness.swapping.running import Ids
 from neuron_cpu.console import progress
 from neuron_cpu.runtime import outside, recording
+from neuron_cpu.runtime.graph import trace
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
@@ -485,3 +488,28 @@ class Estimator:
             return self.overheads.exposed_ns(device_ns)
         rows = 0 if self.samples else batch
         return self.overheads.step_ns(rows) + rows * (logits - 1) * self.overheads.logits_ns
+
+
+def swapped(
+    host: Host, ids: Ids, lengths: Sequence[int], plan: Sequence[str], swapped: bool
+) -> dict[str, Any]:
+    """One execution by the cost model, on shapes alone.
+
+    Returns `ms`: the swapped, and the shortest and longest time of a device that fit it. Returns
+    `why_not` where no swapped can be made.
+    """
+    model = swapping.prepared(host, swapped, 1)  # no scores are kept on shapes alone: eager
+    try:
+        with swapping.changed(host, model, plan, swapped):
+            tokens, *mask = swapping.inputs(ids, lengths)
+            # some models look at the mask's values: here it is known
+            record, _ = trace(swapping.Hidden(model, *mask), (tokens,), "model", len(ids[0]))
+    except Exception as error:
+        if not is_refusal(error):
+            error = RuntimeError(host.where(error))
+        return {"ms": [], "why_not": " ".join(str(error).split())[:400]}
+    finally:
+        swapping.forget_model()  # its parameters are shapes from here on
+    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)
+    found = estimator.graph("model", len(ids[0]), 1, events_of(record))
+    return {"ms": [ns / 1e6 for ns in (found.latency_ns, *found.band_ns)], "why_not": ""}

@@ -10,17 +10,16 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Optional
 
 from harness import sdk
-from harness.figures import floors, flops, graphs
-from harness.figures.acceptance import Acceptance
-from harness.figures.benchmark import SpeedReport
+from harness.figures import graphs
+from harness.figures.benchmark import Acceptance, SpeedReport
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
 from harness.inputs.models import check_folder
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed
+from harness.sdk import Source
 from harness.session.building import Loaded, counting
 from harness.session.opening import Session
 from harness.simulator import cost
-from harness.sources import Source
 
 _ESTIMATE = "harness.figures.estimate:graph_milliseconds"
 
@@ -153,8 +152,8 @@ class SpeedEstimates:
 
     def _check(self, submodel: str, bucket: int, milliseconds: float, macs: Any) -> None:
         """Refuse impossible figures, and counts that differ from the compiled graph's."""
-        floors.check_time(self._session(), submodel, bucket, milliseconds)
-        compiled = flops.bucket_of(graphs.read(self._loaded.folder), submodel, bucket)
+        graphs.check_time(self._session(), submodel, bucket, milliseconds)
+        compiled = graphs.bucket_of(graphs.read(self._loaded.folder), submodel, bucket)
         known = None if compiled is None else [compiled.macs, compiled.nki_macs]
         if macs != known:
             raise SubmissionFailed(

@@ -7,8 +7,48 @@ from pydantic import TypeAdapter
 
 from harness.figures.accuracy import RowResult
 from harness.figures.benchmark import SpeedReport
-from harness.figures.flops import NkiShare
-from harness.figures.score import Score
+from harness.figures.graphs import NkiShare
+from harness.sdk import Source
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Figures of one model on one prompt, all from one `source`."""
+
+    latency_ms: float
+    throughput: float  # tokens/s, prompt and new tokens of all rows over the whole run
+    source: Source
+    ttft_ms: Optional[float] = None
+    band_ms: Optional[tuple[float, float]] = None  # latencies of a device that fit an estimate
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score and its factors; `value` is None where `reason` says why there can be none.
+
+    `band` is the range of the value on a device where one side or both are estimated. Latency and
+    throughput both depend on the time of a generation, so its error counts twice. Where both sides
+    are estimated their errors are taken as independent, although one model made them.
+    """
+
+    accurate: bool
+    nki_share: float
+    speed: Speed
+    base: Speed
+    reduced_latency: Optional[float]
+    increased_throughput: Optional[float]
+    value: Optional[float]
+    ttft_value: Optional[float]
+    reason: Optional[str]
+    band: Optional[tuple[float, float]] = None
+
+    @property
+    def source(self) -> str:
+        """Where the two sides' figures come from, for the report's column: once where alike."""
+        return " / ".join(dict.fromkeys((str(self.speed.source), str(self.base.source))))
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"source": self.source}
 
 
 @dataclass(frozen=True)
@@ -81,3 +121,40 @@ def from_dict(content: Any) -> Evaluation:
         return plain
     figures = TypeAdapter(Figures).validate_python(content)
     return replace(plain, figures=figures)
+
+
+def from_report(report: SpeedReport) -> Speed:
+    """The figures that the score uses, out of a benchmark report."""
+    e2e = report.e2e_model
+    return Speed(
+        e2e["latency_ms_p99"], e2e["throughput"], report.source, report.ttft_ms, report.band_ms
+    )
+
+
+def score(accurate: bool, nki_share: float, speed: Speed, base: Speed) -> Score:
+    """Combine the factors; wall-clock times of the simulator never make a score."""
+    if Source.SIMULATOR in (speed.source, base.source):
+        reason = "wall-clock times of the simulator are not device times"
+        return Score(accurate, nki_share, speed, base, None, None, None, None, reason)
+    latency = base.latency_ms / speed.latency_ms
+    throughput = speed.throughput / base.throughput
+    rest = int(accurate) * throughput * (1 + nki_share)
+    first = None
+    if base.ttft_ms is not None and speed.ttft_ms is not None:
+        first = base.ttft_ms / speed.ttft_ms * rest
+    value = latency * rest
+    band = _band(value, speed, base)
+    return Score(accurate, nki_share, speed, base, latency, throughput, value, first, None, band)
+
+
+def _band(value: float, speed: Speed, base: Speed) -> Optional[tuple[float, float]]:
+    """Lowest and highest score that the bands of the two times allow; None where both are known."""
+    if speed.band_ms is None and base.band_ms is None:
+        return None
+    fastest, slowest = speed.band_ms or (speed.latency_ms, speed.latency_ms)
+    base_fastest, base_slowest = base.band_ms or (base.latency_ms, base.latency_ms)
+    known = base.latency_ms / speed.latency_ms
+    return (
+        value * (base_fastest / slowest / known) ** 2,
+        value * (base_slowest / fastest / known) ** 2,
+    )

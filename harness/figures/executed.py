@@ -12,8 +12,7 @@ from typing import Any, Optional
 from harness import sdk
 from harness.figures import graphs
 from harness.figures.graphs import Graph
-from harness.processes.roles import Role
-from harness.processes.worker import Host
+from harness.processes.worker import Host, Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded
 from neuron_cpu.runtime.recording import GraphRecord

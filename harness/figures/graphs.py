@@ -11,7 +11,7 @@ import base64
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
@@ -20,6 +20,9 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from harness.errors import UserError
 from harness.inputs.chunks import chunk_starts
+from harness.processes.workers import SubmissionFailed
+from harness.session.opening import Session
+from harness.settings import Speculation
 
 # sub-models, by NxDI's tags; that of several tokens a step takes chunks of a prompt
 PREFILL, DECODE, CHUNK = "context_encoding_model", "token_generation_model", "speculation_model"
@@ -222,3 +225,134 @@ def dot_macs(lhs: Any, rhs: Any, numbers: Any) -> int:
     shared = set(numbers.rhs_contracting_dimensions) | set(numbers.rhs_batch_dimensions)
     free = [size for axis, size in enumerate(rhs) if axis not in shared]
     return math.prod(lhs) * math.prod(free)
+
+
+@dataclass(frozen=True)
+class NkiShare:
+    """Two ratios, the products outside of kernels, and kernels whose work nobody counted."""
+
+    contest: float  # MACs in NKI over all MACs, smallest bucket of prefill and decode, once each
+    weighted: float  # the same with each graph weighted by how often one generation runs it
+    outside: list[str]  # "sub-model: operator (share of its MACs)"
+    warnings: list[str]
+
+
+def nki_share(
+    graphs: Sequence[Graph],
+    prompt_tokens: int,
+    new_tokens: int,
+    chunk: Optional[int] = None,
+    speculation: Optional[Speculation] = None,
+) -> NkiShare:
+    """The NKI share of one generation of `new_tokens` tokens behind a prompt, of which calls
+    after a first take `chunk` tokens. Steps of speculation count once for each token."""
+    alone = any(graph.submodel == DECODE for graph in graphs)
+    step, tokens = (speculation.submodel, speculation.length) if speculation else (DECODE, 1)
+    first = [bucket_of(graphs, name, 0) for name in (PREFILL, DECODE if alone else step)]
+    longest, most = (
+        max((g.bucket for g in graphs if g.submodel == name), default=prompt_tokens)
+        for name in (PREFILL, DECODE)
+    )
+    calls = prompt_calls(prompt_tokens, longest, chunk, most) + [
+        (step, position + tokens)
+        for position in range(prompt_tokens, prompt_tokens + new_tokens - 1)
+    ]
+    runs = [(bucket_of(graphs, *call), 1) for call in calls]
+    return NkiShare(
+        contest=_ratio([(graph, 1) for graph in first]),
+        weighted=_ratio(runs),
+        outside=[line for graph in first if graph for line in outside_lines(graph)],
+        warnings=[
+            f"{graph.submodel}, bucket {graph.bucket}: no MAC count for the kernels "
+            f"{', '.join(graph.uncounted_kernels)}; their work is missing from the NKI share."
+            for graph in graphs
+            if graph.uncounted_kernels
+        ],
+    )
+
+
+def bucket_of(graphs: Sequence[Graph], submodel: str, length: int) -> Optional[Graph]:
+    """The smallest graph of a sub-model that holds `length` tokens, or the largest."""
+    ordered = sorted((g for g in graphs if g.submodel == submodel), key=lambda g: g.bucket)
+    if not ordered:
+        return None
+    return next((graph for graph in ordered if graph.bucket >= length), ordered[-1])
+
+
+def _ratio(runs: Sequence[tuple[Optional[Graph], int]]) -> float:
+    total = sum(graph.macs * times for graph, times in runs if graph)
+    inside = sum(graph.nki_macs * times for graph, times in runs if graph)
+    return inside / total if total else 0.0
+
+
+def outside_lines(graph: Graph) -> list[str]:
+    """Each product outside NKI with its share of the graph's MACs."""
+    return [
+        f"{graph.submodel}: {row.operator or row.name} ({row.macs / graph.macs:.2%})"
+        for row in graph.grouped()
+        if not row.in_kernel and row.macs
+    ]
+
+
+# A submission may keep its weights in fewer bytes than the checkpoint; one is the least that
+# TensorE takes.
+WEIGHT_BYTES = 1
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Least MACs, and least weights read, of one execution of a graph on one rank."""
+
+    macs: int
+    weights: int
+
+
+def floor(session: Session, submodel: str, bucket: int) -> Floor:
+    """The bounds of one graph; work that ranks share is divided by their number."""
+    config, settings, model = session.model.config, session.settings, session.model
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    queries, keys = (heads * model.head_dim for heads in model.heads)
+    caches = 2 * hidden * keys  # projections to what the caches keep
+    inner = config.get("moe_intermediate_size") or config["intermediate_size"]
+    experts = config.get("num_experts_per_tok", 1) * 3 * hidden * inner
+    layer = caches + 2 * hidden * queries + experts + hidden * config.get("num_experts", 0)
+    head = hidden * config["vocab_size"]
+    rows = settings.batch_size
+    several = settings.speculation.length if settings.speculation else settings.prefill_chunk
+    step = settings.speculation.submodel if settings.speculation else CHUNK
+    tokens = rows * {PREFILL: bucket, step: several or 1}.get(submodel, 1)
+    # All of every layer but the last, of that its caches; the last token of each row goes through
+    # the rest of it and the head.
+    macs = tokens * ((layers - 1) * layer + caches) + rows * (layer - caches + head)
+    ranks = settings.tp_degree or 1
+    return Floor(macs // ranks, (layers * layer + head) // ranks)
+
+
+def check_macs(session: Session, graphs: Sequence[Graph]) -> None:
+    """Refuse counts below what each graph has to compute."""
+    for graph in graphs:
+        if graph.uncounted_kernels:  # their work is missing, and a warning says so
+            continue
+        least = floor(session, graph.submodel, graph.bucket).macs
+        if graph.macs < least:
+            raise SubmissionFailed(
+                f"{graph.submodel}, bucket {graph.bucket}: its process counts {graph.macs:,} MACs, "
+                f"expected at least {least:,}, which the model's own sizes take; leave the "
+                "counting unchanged, and compute every product of the model."
+            )
+
+
+def check_time(session: Session, submodel: str, bucket: int, milliseconds: float) -> None:
+    """Refuse an estimate below what TensorE and HBM alone need, and the launch."""
+    from harness.simulator import cost, spec  # PyTorch's time, which most modes do without
+
+    least, core, launch = floor(session, submodel, bucket), spec.GEN2, cost.Overheads()
+    computing = least.macs / core.peak_macs_per_ns
+    reading = WEIGHT_BYTES * least.weights / core.hbm_bytes_per_ns
+    needed = (launch.step_ns(rows=0) + max(computing, reading)) / 1e6
+    if milliseconds < needed:
+        raise SubmissionFailed(
+            f"{submodel}, bucket {bucket}: its process estimates {milliseconds:.4g} ms, expected "
+            f"at least {needed:.4g} ms, which its products and weights alone take; leave the cost "
+            "model unchanged."
+        )

@@ -16,8 +16,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from harness.figures.divergence import NKI_TOKENS, PREFILL_PHASE, Error
-from harness.processes.roles import Role
-from harness.processes.worker import Host
+from harness.processes.worker import Host, Role
 from harness.session.model import run_plainly
 from neuron_cpu.runtime.tape import Call, Tape, run_node
 

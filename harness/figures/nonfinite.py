@@ -14,8 +14,7 @@ from typing import Any, Optional
 import torch
 
 from harness import sdk
-from harness.processes.roles import Role
-from harness.processes.worker import Host
+from harness.processes.worker import Host, Role
 from harness.session.model import generate
 from harness.simulator import KernelCall, observe_kernel_calls, origin_of_nonfinite
 

@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import checks, features, guesses, options
+from harness.inputs import features, options
 from harness.inputs.options import ALIASES, MODES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
 from harness.inputs.quantised import read_module_list
@@ -55,9 +55,9 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
     parser = build_parser()
     _help_where_asked(given, parser)
     words = vars(parser.parse_args(given))
-    checks.check_refused(words)
+    options.check_refused(words)
     args = Arguments(**{field.name: words[field.name] for field in fields(Arguments)})
-    checks.check_arguments(args)
+    options.check_arguments(args)
     prompts, notes = _prompts(args)
     values = vars(args) | {
         "prompts": tuple(prompts),
@@ -68,7 +68,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "llama": args.contestants[0],
         "given": tuple(options.words_for("diff", given)),
         **_batching(args),
-        "speculation": guesses.asked(args),
+        "speculation": features.speculation(args),
         "adapters": features.adapters(args),
         "blocks": features.blocks(args),
         "swap": features.swap(args),
@@ -84,7 +84,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         )
         values["batch_size"] = 1 if alone else _batch_size(args.mode, len(prompts))
     settings = Settings(**values)
-    checks.check(settings)
+    options.check(settings)
     return settings
 
 

@@ -3,9 +3,13 @@
 import argparse
 import textwrap
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from harness.declaration import options_of
-from harness.settings import TOPICS
+from harness.errors import UserError, refuse_any
+from harness.inputs import features
+from harness.inputs.chunks import MOST_PREFILL
+from harness.settings import TOPICS, Arguments, Settings
 
 # mode -> what it does; each is a module of harness.modes, but for the second names in ALIASES
 MODES = {
@@ -137,3 +141,239 @@ def _columns(rows: list[tuple[str, str]], width: int) -> Iterator[str]:
             begun = begun.rstrip() + "\n" + " " * first
         folded = textwrap.wrap(right, width - first, break_on_hyphens=False)
         yield begun.ljust(first) + ("\n" + " " * first).join(folded)
+
+
+def check_refused(words: dict[str, Any]) -> None:
+    """Refuse flags that nothing here can do."""
+    for flag, reason in REFUSED.items():
+        if words[flag[2:].replace("-", "_")] is not None:
+            raise UserError(f"{flag} is refused: {reason}; leave it out.")
+
+
+def check_arguments(args: Arguments) -> None:
+    """Refuse arguments that the mode would ignore, or that change nothing without others."""
+    given = [o for o in OPTIONS.values() if getattr(args, o.name) != o.form["default"]]
+    for option in given:
+        if option.modes and args.mode not in option.modes:
+            anyhow = " (evaluate measures anyhow)" if option.name == "benchmark" else ""
+            raise UserError(
+                f"{option.flag} works with --mode {' or '.join(option.modes)}{anyhow}, got --mode "
+                f"{args.mode}; leave it out."
+            )
+    for option in given:
+        if option.needs is not None and not getattr(args, option.needs[0]):
+            raise UserError(f"{option.flag} needs {option.needs[1]}.")
+    if args.runs is not None and args.mode in ("generate", "validate") and not args.benchmark:
+        raise UserError(f"--runs needs --benchmark in --mode {args.mode}.")
+    seq_len = args.seq_len or args.default_seq_len
+    if args.max_length not in (None, seq_len):
+        raise UserError(
+            f"--max-length must equal --seq-len {seq_len}, the length of the cache, got "
+            f"{args.max_length}; leave it out."
+        )
+    if args.mode == "chat" and args.batch_size not in (None, 1):
+        raise UserError(
+            f"--mode chat holds one conversation, got --batch-size {args.batch_size}; leave it out."
+        )
+    _check_contestants(args)
+    _check_baseline(args)
+    _check_samples_at_all(args)
+    _check_quantisation(args)
+
+
+def _check_quantisation(args: Arguments) -> None:
+    """Refuse two options for one quantisation, and options that change nothing."""
+    if args.quantize is not None and (args.quantized or args.quantization_dtype != "int8"):
+        raise UserError(
+            f"--quantize {args.quantize} says all of --quantized and --quantization-dtype; leave "
+            "these out."
+        )
+    if args.quantized and args.quantized_checkpoints_path is None:
+        raise UserError(
+            "--quantized needs --quantized-checkpoints-path; name a folder, or give --quantize "
+            "int8, which keeps one in the cache."
+        )
+    per_tensor = args.quantization_type != "per_channel_symmetric" and (
+        args.quantization_type is not None or args.quantize is None
+    )
+    if args.modules_to_not_convert_file is not None and per_tensor:
+        raise UserError(
+            "--modules-to-not-convert-file needs --quantization-type per_channel_symmetric, as "
+            "checkpoints with a scale a tensor ignore it."
+        )
+
+
+def _check_samples_at_all(args: Arguments) -> None:
+    """Refuse sampling options where every token is the best one."""
+    tuned = {"--top-p": args.top_p != 1, "--temperature": args.temperature not in (0, 1)}
+    if args.do_sample is False:
+        tuned["--top-k"] = args.top_k not in (None, 1)
+    greedy = args.do_sample is False or not (args.do_sample or args.top_k or args.dynamic)
+    if greedy:
+        refuse_any(
+            tuned,
+            "{0} tunes sampling, and without --do-sample every token is the best one; give "
+            "--do-sample too, or leave {0} out.",
+        )
+
+
+def _check_contestants(args: Arguments) -> None:
+    if len(args.contestants) > 1 and args.mode != "evaluate_all":
+        raise UserError(
+            f"--llama takes one submission in --mode {args.mode}, got {len(args.contestants)}; the "
+            "mode evaluate_all compares several."
+        )
+    if args.record_baseline and len(args.contestants) > 1:
+        raise UserError("--record-baseline measures one baseline; leave further submissions out.")
+
+
+def _check_baseline(args: Arguments) -> None:
+    """prompt_data.txt is replaced as a whole, so part of the prompts would lose the other rows."""
+    if args.record_baseline:
+        part = {
+            "--limit": args.limit,
+            "--only": args.only,
+            "--prompt": args.prompt_values,
+            "--prompt-file": args.prompt_file,
+            "--contest": args.contest,
+        }
+        refuse_any(
+            {flag: value is not None for flag, value in part.items()},
+            "--record-baseline writes a row for every prompt of prompts.txt; leave {} out.",
+        )
+
+
+def check(settings: Settings) -> None:
+    """Refuse with a UserError settings that no model could take."""
+    if settings.max_context_length > settings.seq_len:
+        raise UserError(
+            f"--max-context-length must be at most --seq-len {settings.seq_len}, got "
+            f"{settings.max_context_length}."
+        )
+    _check_batching(settings)
+    features.check_blocks(settings)
+    features.check_speculation(settings)
+    features.check_swap(settings)
+    _check_chunks(settings)
+    _check_base_figures(settings)
+    _check_sampling(settings)
+    _check_buckets(settings)
+    _check_ranks(settings)
+
+
+def _check_base_figures(settings: Settings) -> None:
+    given = {"--base-latency": settings.base_latency, "--base-throughput": settings.base_throughput}
+    missing = [flag for flag, value in given.items() if value is None]
+    if len(missing) == 1:
+        raise UserError(
+            f"--base-latency and --base-throughput need each other; give {missing[0]} too."
+        )
+    for flag, value in given.items():
+        if value is not None and not value > 0:
+            raise UserError(f"{flag} must be a number above 0, got {value:g}.")
+
+
+def _check_sampling(settings: Settings) -> None:
+    if not 0 < settings.top_p <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, got {settings.top_p}.")
+    if not settings.temperature > 0:
+        raise UserError(f"--temperature must be at least 0, got {settings.temperature}.")
+
+
+def _check_batching(settings: Settings) -> None:
+    """Check continuous batching, and options that need it."""
+    if not settings.is_continuous_batching:
+        refuse_any(
+            {
+                "--ctx-batch-size": settings.ctx_batch_size is not None,
+                "--apply-seq-ids-mask": settings.apply_seq_ids_mask is not None,
+            },
+            "{} needs --is-continuous-batching.",
+        )
+    elif settings.padding_side == "left":
+        raise UserError("--is-continuous-batching needs --padding-side right.")
+
+
+def _check_chunks(settings: Settings) -> None:
+    chunk, longest = settings.prefill_chunk, settings.max_context_length
+    if settings.padding_side == "left" and chunk is None and longest != settings.seq_len:
+        raise UserError(
+            f"--padding-side left needs --max-context-length {settings.seq_len}, the whole "
+            f"--seq-len, because NxDI fills shorter prompts up on the right; got {longest}."
+        )
+    if longest > MOST_PREFILL:
+        raise UserError(
+            f"--max-context-length must be at most {MOST_PREFILL}, got {longest}; a longer prompt "
+            "is fed in chunks, padded on the right."
+        )
+    if chunk is None:
+        return
+    if settings.whole_because is not None:
+        raise UserError(
+            f"--prefill-chunk does not go with {settings.whole_because}; leave one of them out."
+        )
+    if not (1 < chunk < settings.seq_len and chunk != longest < settings.seq_len):
+        raise UserError(
+            f"--prefill-chunk must be above 1, below --seq-len {settings.seq_len} and not "
+            f"--max-context-length {longest}, which must be below --seq-len, too; got {chunk}."
+        )
+
+
+def _check_ranks(settings: Settings) -> None:
+    """Refuse options that exclude ranks that share a prompt or a cache."""
+    left = {"--padding-side left": settings.padding_side == "left"}
+    speculation = settings.speculation
+    graphs = {
+        "a cache of blocks": settings.blocks is not None,
+        "--is-medusa or fused speculation": speculation is not None
+        and (speculation.method == "medusa" or speculation.fused),
+    }
+    shared = {
+        "--flash-decoding-enabled": settings.flash_decoding_enabled,
+        "--sequence-parallel-enabled": settings.sequence_parallel_enabled,
+        "--lora-ckpt-path": settings.adapters is not None,
+    }
+    if settings.sequence_parallel_enabled:
+        # NxDI reads a wrong row of left-padded prompts, or sums the embedding twice
+        refuse_any(
+            {**left, "--vocab-parallel": settings.vocab_parallel},
+            "--sequence-parallel-enabled works with right padding and a whole vocabulary, got {}; "
+            "leave one of them out.",
+        )
+    if settings.flash_decoding_enabled:
+        refuse_any(
+            {**left, **graphs},
+            "--flash-decoding-enabled puts positions of the cache on several ranks and does not go "
+            "with {}; leave one of them out.",
+        )
+    if (settings.cp_degree or 1) > 1:
+        refuse_any(
+            {**shared, "quantised weights": settings.quantized, **graphs},
+            "--cp-degree gives groups of ranks parts of a prompt and does not go with {}; leave "
+            "one of them out.",
+        )
+
+
+def _check_buckets(settings: Settings) -> None:
+    limits = {
+        "--context-encoding-buckets": (
+            settings.context_encoding_buckets,
+            settings.max_context_length,
+        ),
+        "--token-generation-buckets": (settings.token_generation_buckets, settings.seq_len),
+        "--profile-bucket": (settings.profile_bucket, None),
+    }
+    for flag, (buckets, limit) in limits.items():
+        if buckets is None:
+            continue
+        if not settings.enable_bucketing:
+            raise UserError(f"{flag} needs --enable-bucketing true.")
+        if limit is not None and max(buckets) != limit:
+            raise UserError(
+                f"The largest of {flag} must be {limit}, so that every length has a bucket, got "
+                f"{max(buckets)}."
+            )
+        if max(buckets) > settings.seq_len:
+            raise UserError(
+                f"{flag} must be at most --seq-len {settings.seq_len}, got {max(buckets)}."
+            )

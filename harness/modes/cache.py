@@ -4,12 +4,11 @@ them."""
 import time
 from pathlib import Path
 
-from harness import console
+from harness import console, files
 from harness.errors import UserError
 from harness.files import bytes_of, cache_folder, modified, remove_unlocked
 from harness.session.building import MOST_COMPILED_BYTES, last_used
 from harness.settings import Settings
-from harness.swapping import reference_cache
 from neuron_cpu.console import terminal
 
 REFERENCES = "references"
@@ -58,6 +57,6 @@ def _show(place: Path, folders: dict[str, Path]) -> None:
         f"{console.shown(place)} holds {total / 2**30:.1f} GiB"
         f"{'' if folders else ': it is empty'}. Compiled models take at most "
         f"{MOST_COMPILED_BYTES / 2**30:.1f} GiB, logits and states of references "
-        f"{reference_cache.MOST_BYTES / 2**30:.1f}; those used longest ago go first. "
+        f"{files.MOST_REFERENCE_BYTES / 2**30:.1f}; those used longest ago go first. "
         "--mode cache --clear NAME removes one folder, --clear all every one."
     )

@@ -9,12 +9,12 @@ from rich.table import Table
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.figures import accuracy, divergence, graphs, rounding
+from harness.figures import accuracy, divergence, graphs
 from harness.figures.divergence import CHUNK_PHASE, DECODE_PHASE, PREFILL_PHASE, SUSPICIOUS, Error
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.inputs.prompts import shorten
 from harness.inputs.submission import kernel_places
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.session.building import Loaded, build
 from harness.session.opening import Session, open_session
 from harness.settings import Settings
@@ -65,7 +65,7 @@ def _boundaries(session: Session) -> int:
     for prompt, ids in zip(session.prompts, session.prompt_ids):
         count = min(TEXT, session.settings.seq_len - len(ids))
         with console.step(f"Closing boundaries on {shorten(prompt)}"):
-            found = rounding.measure(loaded, ids, count)
+            found = divergence.measure_boundaries(loaded, ids, count)
         terminal.printed(f"Prompt: {shorten(prompt)}")
         columns = f"where|what|logits|of {count} tokens|largest change|verdict"
         table = terminal.table_of(columns, f"\n{OF_KERNELS if nki else OF_OPERATORS}")

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
-from harness.figures import accuracy, benchmark, executed, floors, flops, graphs, reference
+from harness.figures import accuracy, benchmark, executed, graphs, reference
 from harness.figures.accuracy import Expected, Place, RowResult
 from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
-from harness.figures.evaluation import Evaluation, Figures, Speeds
+from harness.figures.evaluation import Evaluation, Figures, Speed, Speeds, from_report, score
 from harness.figures.graphs import CHUNK
-from harness.figures.score import Speed, from_report, score
 from harness.files import check_writable_folder
 from harness.inputs.chunks import MOST_PREFILL
 from harness.output import report
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import build
 from harness.session.generation import new_token_limit
@@ -97,7 +96,7 @@ class Evaluator:
             self.close()
             raise
         self._graphs = graphs.read(self.candidate.folder)
-        floors.check_macs(self.session, self._graphs)
+        graphs.check_macs(self.session, self._graphs)
         self._estimates = SpeedEstimates(self.candidate)
         self._runs = benchmark.runs_asked(self.session.settings.runs)
         self._warm_ups = sdk.platform().warm_ups
@@ -185,7 +184,7 @@ class Evaluator:
         room = result.seq_len - result.prompt_tokens
         settings = self.session.settings
         asked = settings.prefill_chunk, settings.speculation
-        share = flops.nki_share(self._graphs, result.prompt_tokens, room, *asked)
+        share = graphs.nki_share(self._graphs, result.prompt_tokens, room, *asked)
         measured = self._measured(prompt_ids, result.new_tokens, streams, advance)
         if self._looks_ahead and accurate:
             spoken = benchmark.looked_ahead(self.candidate, prompt_ids[0], room, advance)

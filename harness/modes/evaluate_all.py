@@ -20,16 +20,16 @@ from typing import Any, Optional
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.figures import accuracy, baseline, evaluation, reference
-from harness.figures.baseline import Case
+from harness.figures import accuracy, evaluation, reference
 from harness.figures.evaluation import Evaluation
+from harness.figures.reference import Case
 from harness.files import check_writable_folder
 from harness.inputs import submission
 from harness.inputs.chunks import with_chunks
 from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
 from harness.modes.evaluate import AHEAD, Evaluator, planned
-from harness.output import leaderboard, report
+from harness.output import report
 from harness.session.opening import Session, check_seq_len, open_session
 from harness.settings import LONGEST_PREFILL, Settings
 from neuron_cpu.files import write_text_atomically
@@ -49,15 +49,15 @@ def run(settings: Settings) -> int:
     texts = settings.prompts or tuple(read_prompt_file(prompts_file))
     if settings.record_baseline:
         cases, _, session = _cases(settings, texts)
-        baseline.record(session, cases)
+        reference.record(session, cases)
         return 0
     runs = _opened(settings, texts)
     for one in runs:
         _run_cases(one, len(runs) == 1)
     results = {one.name: _reported(one) for one in runs}
     if len(runs) > 1:
-        leaderboard.write(settings.results_path, results)
-        leaderboard.show(results)
+        report.write_leaderboard(settings.results_path, results)
+        report.show_leaderboard(results)
     return 0 if all(result.accurate for found in results.values() for result in found) else 1
 
 
@@ -80,7 +80,7 @@ class Run:
 def _opened(settings: Settings, texts: Sequence[str]) -> list[Run]:
     """A run for each submission; where there are several, each has a folder of runs by its name."""
     runs = []
-    names = leaderboard.names([submission.find(llama) for llama in settings.contestants])
+    names = report.submission_names([submission.find(llama) for llama in settings.contestants])
     for llama, name in zip(settings.contestants, names):
         cases, too_long, session = _cases(replace(settings, llama=llama), texts)
         session = _with_new_tokens(session)

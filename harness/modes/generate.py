@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from harness import console, sdk
 from harness.figures import benchmark
-from harness.output import operators, report
+from harness.modes.compile import report_outside_nki
+from harness.output import report
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens, new_token_limit, reading
 from harness.session.opening import Session, open_session
@@ -18,7 +19,7 @@ def run(settings: Settings) -> int:
     session = open_session(settings)
     loaded = build(session)
     if settings.enable_nki:
-        operators.report_outside_nki(loaded.folder)
+        report_outside_nki(loaded.folder)
     for start in range(0, len(session.prompt_ids), settings.batch_size):
         ids = session.prompt_ids[start : start + settings.batch_size]
         generate_batch(loaded, ids, start)

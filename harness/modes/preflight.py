@@ -12,12 +12,12 @@ from pathlib import Path
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.figures import accuracy, floors, flops, graphs, reference
+from harness.figures import accuracy, graphs, reference
 from harness.inputs.chunks import with_chunks
 from harness.inputs.prompts import encode, read_prompt_file
 from harness.inputs.submission import REPOSITORY
 from harness.modes import evaluate_all
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.session.building import Loaded, build
 from harness.session.generation import new_token_limit
 from harness.session.opening import Session, open_session
@@ -167,8 +167,8 @@ def _share(session: Session, candidate: Loaded) -> str:
     prompt = len(session.prompt_ids[0])
     tokens = session.settings.seq_len - prompt
     found = graphs.read(candidate.folder)
-    floors.check_macs(session, found)
-    share = flops.nki_share(
+    graphs.check_macs(session, found)
+    share = graphs.nki_share(
         found, prompt, tokens, session.settings.prefill_chunk, session.settings.speculation
     )
     outside = f"; outside: {', '.join(share.outside)}" if share.outside else ""

@@ -19,7 +19,7 @@ from harness.files import check_writable_folder
 from harness.inputs import models, schema, submission
 from harness.inputs.chunks import with_chunks
 from harness.model_shapes import MODEL_SHAPES
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import build, construct
 from harness.session.opening import Session, check_seq_len, open_session

@@ -6,14 +6,12 @@ from typing import Optional
 from harness import console, sdk
 from harness.errors import UserError
 from harness.files import read_key
-from harness.output import operators
-from harness.serving.app import Api, Served
+from harness.modes.compile import report_outside_nki
+from harness.serving.app import Api, Served, Server
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits, is_loopback
-from harness.serving.lines import LoadedLines
 from harness.serving.metrics import Metrics
-from harness.serving.scheduler import Scheduler
-from harness.serving.server import Server
+from harness.serving.scheduler import LoadedLines, Scheduler
 from harness.session.building import build
 from harness.session.opening import Session, open_session
 from harness.settings import Settings
@@ -39,7 +37,7 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     session = open_session(settings, ())
     loaded = build(session)
     if settings.enable_nki:
-        operators.report_outside_nki(loaded.folder)
+        report_outside_nki(loaded.folder)
     metrics, stops = Metrics(), session.stop_tokens
     scheduler = Scheduler(
         LoadedLines(loaded), settings.batch_size, limits.waiting, stops, metrics, *_blocks(settings)

@@ -3,31 +3,74 @@
 import importlib.metadata
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 
-from harness import console, sdk
+from harness import console, files, sdk
 from harness.errors import UserError
-from harness.figures.agreement import Agreement, Speed, agreement
 from harness.figures.benchmark import runs_asked
 from harness.inputs import models, prompts, schema
 from harness.inputs.features import LONGEST_EAGER
-from harness.output import swapped as output
 from harness.processes.workers import Job, SubmissionFailed, Worker, Workers
-from harness.session.jobs import limits_of, work_folder
-from harness.session.opening import read_tokenizer
+from harness.sdk import Source
+from harness.session.opening import limits_of, read_tokenizer, work_folder
 from harness.settings import Settings, Swap
-from harness.swapping import reference_cache
+from neuron_cpu.console import terminal
 
 _REFERENCE = "harness.swapping.running:reference"
 _CHECK = "harness.swapping.running:check"
 _MEASURE = "harness.swapping.running:measure"
-_ESTIMATE = "harness.figures.swapped:estimate"
+_ESTIMATE = "harness.figures.estimate:swapped"
 LONGEST_RUN = 1e6  # seconds that a run may say to have taken
 _SLOWEST_RUNS = ("compiled", "warm", "accuracy")  # events before the timed runs
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two results of a model.
+
+    Attributes:
+        mse: of all features of all tokens.
+        cosine, least_cosine: of the tokens' last hidden states, their mean and the least one.
+        argmax: share of tokens whose best next token is the same; None without a head.
+    """
+
+    mse: float
+    cosine: float
+    least_cosine: float
+    argmax: Optional[float]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of one variant of a model.
+
+    Attributes:
+        compile_s: until it was ready to run.
+        runs_s: of the timed runs.
+        estimate_ms: on a NeuronCore by the cost model, with the shortest and longest time of a
+            device that fit it; empty where there is none.
+        why_not: why there is no estimate.
+    """
+
+    compile_s: float
+    runs_s: tuple[float, ...]
+    estimate_ms: tuple[float, ...] = ()
+    why_not: str = ""
+
+    @property
+    def latency_ms(self) -> float:
+        return 1000 * sum(self.runs_s) / len(self.runs_s)
+
+    def as_dict(self, prompts: int) -> dict[str, Any]:
+        """For JSON."""
+        own = {"latency_ms": self.latency_ms, "prompts_per_s": 1000 * prompts / self.latency_ms}
+        if self.estimate_ms:
+            own["estimated_prompts_per_s"] = 1000 * prompts / self.estimate_ms[0]
+        return asdict(self) | own
 
 
 @dataclass(frozen=True)
@@ -71,8 +114,8 @@ def run(settings: Settings) -> int:
         "against PyTorch in fp32"
     )
     rows = [(plain, *eager), (f"{trial.swap.name} at {trial.swap.at}", *kernel)]
-    output.print_table(title, rows, len(trial.ids), times)
-    output.print_ratios(eager[1], kernel[1], times)
+    print_table(title, rows, len(trial.ids), times)
+    print_ratios(eager[1], kernel[1], times)
     return _verdict(trial.swap, kernel[0])
 
 
@@ -154,8 +197,8 @@ def _with_reference(trial: Trial, workers: Workers) -> Trial:
         "lengths": trial.lengths,
         **{name: importlib.metadata.version(name) for name in ("torch", "transformers")},
     }
-    path = reference_cache.place(identity)
-    kept = reference_cache.read(path)
+    path = files.reference_file(identity)
+    kept = files.read_reference(path)
     if kept is None:
         with console.step("Computing the reference in fp32"):
             worker = workers.worker(_job(trial, None), work_folder(trial.settings))
@@ -164,7 +207,7 @@ def _with_reference(trial: Trial, workers: Workers) -> Trial:
             )
             worker.close()
         kept = answer.body, answer.arrays
-        reference_cache.write(path, *kept)
+        files.write_reference(path, *kept)
     else:
         console.say(f"Reusing the reference in {console.shown(path)}")
     return replace(trial, plan=kept[0], reference=kept[1])
@@ -201,3 +244,72 @@ def _variant(trial: Trial, worker: Worker, name: str, kernel: bool) -> tuple[Agr
             found = worker.call(_ESTIMATE, what, **told).body
         speed = replace(speed, estimate_ms=tuple(found["ms"]), why_not=str(found["why_not"]))
     return agreement(answer.arrays, trial.reference, trial.lengths), speed
+
+
+def agreement(
+    found: Sequence[np.ndarray], expected: Sequence[np.ndarray], lengths: Sequence[int]
+) -> Agreement:
+    """Hidden states [B, S, H], and best tokens [B, S] where there are any, of two runs."""
+    kept = np.arange(found[0].shape[1]) < np.asarray(lengths)[:, None]
+    a, b = (np.asarray(run[0], np.float64)[kept] for run in (found, expected))
+    norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        cosines = (a * b).sum(1) / norms
+    same = None
+    if len(found) > 1 and len(expected) > 1:
+        same = float((found[1][kept] == expected[1][kept]).mean())
+    return Agreement(float(((a - b) ** 2).mean()), float(cosines.mean()), _least(cosines), same)
+
+
+def _least(values: np.ndarray) -> float:
+    """NaN where one is: a comparison with it fails."""
+    return float(values.min())
+
+
+PIPED_WIDTH = 160
+# What a narrow terminal does without, first named first.
+EXPENDABLE = ("compile s", "band ms", "MSE")
+
+
+def print_table(
+    title: str, rows: Sequence[tuple[str, Agreement, Speed]], prompts: int, times: Source
+) -> None:
+    """Accuracy and speed of each variant of the model."""
+    table = terminal.table_of(
+        "attention, norms, MLP by|>MSE|>cosine|>least|>argmax|>compile s|>ms|>prompts/s|"
+        ">estimated ms|>band ms|>est. prompts/s",
+        title,
+    )
+    for name, close, speed in rows:
+        estimate, band, rate = "-", "-", "-"
+        if speed.estimate_ms:
+            first, low, high = speed.estimate_ms
+            estimate, band = f"{first:.3f}", f"{low:.3f} to {high:.3f}"
+            rate = f"{1000 * prompts / first:.2f}"
+        table.add_row(
+            name,
+            f"{close.mse:.3g}",
+            f"{close.cosine:.6f}",
+            f"{close.least_cosine:.6f}",
+            "-" if close.argmax is None else f"{close.argmax:.2%}",
+            f"{speed.compile_s:.1f}",
+            f"{speed.latency_ms:.0f}",
+            f"{1000 * prompts / speed.latency_ms:.3g}",
+            estimate,
+            band,
+            rate,
+        )
+    terminal.print_table(terminal.output(PIPED_WIDTH), table, EXPENDABLE)
+    terminal.printed(f"ms and prompts/s: {times.label}; estimated ms: {Source.COST_MODEL}.")
+
+
+def print_ratios(eager: Speed, kernel: Speed, times: Source) -> None:
+    """Print how many times faster than eager PyTorch it is, or why there is no estimate."""
+    told = [f"{eager.latency_ms / kernel.latency_ms:.3g} ({times})"]
+    if eager.estimate_ms and kernel.estimate_ms:
+        ratio = eager.estimate_ms[0] / kernel.estimate_ms[0]
+        told.append(f"{ratio:.3g} ({Source.COST_MODEL})")
+    terminal.printed(f"Times as fast as eager: {', '.join(told)}.")
+    for name, speed in (("eager", eager), ("the kernel", kernel)):
+        if speed.why_not:
+            terminal.printed(f"No estimate for {name}: {speed.why_not}")

@@ -5,7 +5,7 @@ from harness.figures import accuracy
 from harness.figures.accuracy import RowResult
 from harness.inputs.prompts import shorten
 from harness.modes.generate import report_speed
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.session.building import Loaded, build
 from harness.session.generation import new_token_limit
 from harness.session.opening import open_session

@@ -5,16 +5,20 @@ functions of the harness only, with a Host as first argument.
 
 import contextlib
 import importlib
+import json
 import logging
+import math
 import os
 import pickle
 import signal
+import struct
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -25,17 +29,74 @@ import numpy as np
 from harness import console
 from harness.errors import UserError, is_refusal
 from harness.inputs import submission
-from harness.processes import wire
-from harness.processes.roles import Role
 from harness.settings import Settings
 from neuron_cpu.errors import CompileError
+from neuron_cpu.quoting import all_quoted
 from neuron_cpu.sandbox import forked, limits
+from neuron_cpu.sandbox.pipes import Pipe
 from neuron_cpu.sandbox.torchrun import Place
 
 _RANKS = "neuron_cpu.runtime.processes"  # where they are processes
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 _NO_MEMORY = "can't allocate memory"  # of PyTorch
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
+
+
+QUANTISED = "quantised"  # folder of a quantised checkpoint, beside those of the roles
+
+
+class Role(str, Enum):
+    """Which model; its value names the compiled folder."""
+
+    NKI = "nki"
+    TORCH = "torch"
+    SHADOW = "shadow"
+    BASELINE = "baseline"
+    PRECISE = "precise"
+    DRAFT = "draft"
+
+    __str__ = str.__str__
+
+    @property
+    def words(self) -> str:
+        return _TITLES[self]
+
+
+_TITLES = {
+    Role.NKI: "model with NKI kernels",
+    Role.TORCH: "model without NKI kernels",
+    Role.BASELINE: "baseline model",
+    Role.PRECISE: "baseline model in fp32",
+    Role.DRAFT: "draft model",
+    Role.SHADOW: "model without NKI kernels in fp32",
+}
+
+
+# The SDK's own models, which run apart from the submission.
+BASELINES = (Role.BASELINE, Role.PRECISE)
+
+
+MOST_HEADER_BYTES = 1 << 26
+
+
+MOST_ARRAY_BYTES = 1 << 34  # of all arrays of a message
+
+
+_LENGTH = struct.Struct("<Q")
+
+
+class WireError(Exception):
+    """The bytes received are no message; `str(error)` says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: the request that it answers, its kind, its data and its arrays."""
+
+    request: int
+    kind: str
+    body: Any
+    arrays: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -214,7 +275,7 @@ class _Line:
     def send(self, kind: str, body: Any, arrays: Sequence[np.ndarray] = ()) -> None:
         with self._turn:
             try:
-                wire.send(self._replies, self.request, kind, body, arrays)
+                send(self._replies, self.request, kind, body, arrays)
             except OSError:  # the connection is gone: the driver sees that, and nobody hears why
                 os._exit(1)
 
@@ -268,3 +329,60 @@ def _forward_progress(line: _Line) -> None:
     logger.addHandler(Forward())
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def send(
+    connection: Connection, request: int, kind: str, body: Any, arrays: Sequence[np.ndarray] = ()
+) -> None:
+    """Write one message."""
+    shapes = [list(array.shape) for array in arrays]
+    head = {"request": request, "kind": kind, "body": body, "shapes": shapes}
+    connection.send_bytes(json.dumps(head).encode())
+    for array in arrays:
+        data = np.ascontiguousarray(array, dtype=np.float32).tobytes()
+        connection.send_bytes(_LENGTH.pack(len(data)))
+        for start in range(0, len(data), MOST_HEADER_BYTES):
+            connection.send_bytes(data[start : start + MOST_HEADER_BYTES])
+
+
+def receive(pipe: Pipe, deadline: float) -> Message:
+    """Read one message until a point in time (monotonic).
+
+    Raises:
+        TimeoutError: it is not whole by then.
+        EOFError: the other side is gone.
+        WireError: what arrived is no message.
+    """
+    try:
+        head = json.loads(pipe.receive(MOST_HEADER_BYTES, deadline))
+        request, kind, body, shapes = (head[k] for k in ("request", "kind", "body", "shapes"))
+        if not isinstance(kind, str) or type(request) is not int:
+            raise ValueError("the kind is no text or the request no number")
+        if 4 * sum(map(_elements, shapes)) > MOST_ARRAY_BYTES:
+            raise ValueError(f"arrays of more than {MOST_ARRAY_BYTES} bytes")
+        words = all_quoted(body, MOST_HEADER_BYTES, lines=True)
+        return Message(request, kind, words, [_array(pipe, shape, deadline) for shape in shapes])
+    except (EOFError, TimeoutError):
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
+        raise WireError(f"{type(error).__name__}: {error}") from error
+
+
+def _elements(shape: Any) -> int:
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{str(shape)[:80]} is no shape")
+    return math.prod(shape)
+
+
+def _array(pipe: Pipe, shape: Any, deadline: float) -> np.ndarray:
+    """One fp32 array whose bytes follow."""
+    (length,) = _LENGTH.unpack(pipe.receive(_LENGTH.size, deadline))
+    if length != 4 * _elements(shape):
+        raise ValueError(f"{length} bytes do not make an array of shape {shape}")
+    parts = bytearray()
+    while len(parts) < length:
+        part = pipe.receive(MOST_HEADER_BYTES, deadline)
+        if not part or len(parts) + len(part) > length:
+            raise ValueError("an array has other bytes than it says")
+        parts += part
+    return np.frombuffer(parts, dtype=np.float32).reshape(shape)

@@ -25,7 +25,7 @@ from typing import Any, Optional
 
 from harness import console
 from harness.errors import UserError, is_refusal
-from harness.processes import wire, worker
+from harness.processes import worker
 from harness.processes.worker import Answer, Host, Job
 from neuron_cpu.files import remove_tree, temporary_sibling
 from neuron_cpu.quoting import quoted
@@ -33,7 +33,9 @@ from neuron_cpu.sandbox import forked, limits
 from neuron_cpu.sandbox.interpreter import started_safely
 from neuron_cpu.sandbox.pipes import Pipe
 
-SERVER, PRELOAD = "harness.processes.server", "harness.processes.preload"
+PRELOAD = "harness.processes.preload"
+# In this order: from the first one on Ctrl-C is the driver's.
+SERVER = ["neuron_cpu.sandbox.fork_server", PRELOAD]
 MOST_OUTPUT_BYTES = 1 << 20  # of what one submission prints; the rest is left out
 _CONTEXT = multiprocessing.get_context("forkserver")
 OnEvent = Callable[[Any], None]
@@ -58,7 +60,7 @@ class Workers:
     def prepare(self) -> None:
         """Begin to import the slow modules, in the server that processes are forked from."""
         with started_safely():
-            _CONTEXT.set_forkserver_preload([SERVER])
+            _CONTEXT.set_forkserver_preload(SERVER)
             forkserver.ensure_running()
 
     def worker(self, job: Job, near: Path) -> Worker:
@@ -214,11 +216,11 @@ class Process(Worker):
             elif message.kind == worker.PROGRESS:
                 _show_progress(message.body)
 
-    def _receive(self, what: str, deadline: float) -> wire.Message:
+    def _receive(self, what: str, deadline: float) -> worker.Message:
         """The next message that answers the last request and tells of no failure."""
-        message = wire.receive(self._from, deadline)
+        message = worker.receive(self._from, deadline)
         if message.request != self._requested:
-            raise wire.WireError("an answer to another request")
+            raise worker.WireError("an answer to another request")
         if message.kind == worker.REFUSED:
             raise SubmissionFailed(_text(message.body))
         if message.kind == worker.FAILED:
@@ -226,7 +228,7 @@ class Process(Worker):
         if message.kind == worker.PROGRESS:
             _check_progress(message.body)
         elif message.kind not in (worker.EVENT, worker.RESULT):
-            raise wire.WireError(f"a message of kind {message.kind!r}")
+            raise worker.WireError(f"a message of kind {message.kind!r}")
         return message
 
     @contextlib.contextmanager
@@ -241,7 +243,7 @@ class Process(Worker):
                 f"{what}: no answer within {self.job.limits.wall_seconds:g} s; --time-limit "
                 "changes that."
             ) from error
-        except wire.WireError as error:
+        except worker.WireError as error:
             self.close()
             raise SubmissionFailed(
                 f"{what}: its process sent no valid answer ({error}); nothing but the driver's "
@@ -315,9 +317,9 @@ def without_controls(text: str, styled: bool = False) -> str:
 def _check_progress(state: Any) -> None:
     """Refuse a record of progress that has another form than the stand-in's."""
     if not isinstance(state, dict) or set(state) != {"task", "done", "total"}:
-        raise wire.WireError("progress of another form")
+        raise worker.WireError("progress of another form")
     if not all(type(state[key]) is int for key in ("done", "total")):
-        raise wire.WireError("progress that is no number")
+        raise worker.WireError("progress that is no number")
     _text(state["task"])
 
 
@@ -329,5 +331,5 @@ def _show_progress(state: dict[str, Any]) -> None:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise wire.WireError("a message that is no text")
+        raise worker.WireError("a message that is no text")
     return quoted(" ".join(value.split()))

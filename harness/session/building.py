@@ -17,10 +17,9 @@ from typing import Any, Optional
 from harness import console, sdk
 from harness.files import bytes_of, locked_folder, modified, remove_unlocked
 from harness.inputs import models, quantised, submission
-from harness.processes.roles import BASELINES, QUANTISED, Role
+from harness.processes.worker import BASELINES, QUANTISED, Role
 from harness.processes.workers import Answer, OnEvent, SubmissionFailed, Worker
-from harness.session.jobs import job_of, work_folder
-from harness.session.opening import Session
+from harness.session.opening import Session, job_of, work_folder
 from harness.settings import Settings
 from neuron_cpu.files import atomic_folder, check_plain, write_text_atomically
 

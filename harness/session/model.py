@@ -34,9 +34,8 @@ from transformers import (
 from harness import sdk
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
-from harness.processes.roles import BASELINES, QUANTISED, Role
-from harness.processes.worker import Answer, Host
-from harness.session import experiments, speculation
+from harness.processes.worker import BASELINES, QUANTISED, Answer, Host, Role
+from harness.session import speculation
 from harness.session.adapters import name_the_model, room_for_adapters
 from harness.session.chunks import PromptInChunks
 from harness.session.rows import check_numbers
@@ -421,7 +420,7 @@ def _adapter(host: Host, role: Role) -> PromptInChunks:
     if asked is None or role not in (Role.NKI, Role.TORCH):
         return PromptInChunks(model)
     if asked.tree:
-        return experiments.Tree(model)
+        return speculation.Tree(model)
     return speculation.adapter(asked, model, host.models.get(Role.DRAFT))
 
 

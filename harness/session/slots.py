@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
-from harness.processes.roles import Role
-from harness.processes.worker import Host
+from harness.processes.worker import Host, Role
 from harness.session.adapters import numbered
 from harness.session.rows import Draw, Part, Row, check_numbers
 

@@ -4,11 +4,16 @@ With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged 
 """
 
 import argparse
+import warnings
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ..console import terminal
+from ..console.arguments import above_zero, seed
 from ..errors import UsageError
-from . import judged, kernels
+from ..lessons import with_pointers
+from . import kernels
 
 # Columns that a narrow terminal does without, the first one first.
 EXPENDABLE = ("lines", "first line", "source")
@@ -23,15 +28,15 @@ def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_files(parser, json="write the list, or the figures")
     kernels.declare(parser)
     kernels.declare_time_limit(parser)
-    judged.declare(parser)
+    declare_judgement(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Judge the kernel, or list the constructs of a file; 1 where something is not as it should."""
     with kernels.bounded(args):
-        if judged.asked(args):
-            return judged.run(args)
-        judged.refuse_alone(args)
+        if asked(args):
+            return judge(args)
+        refuse_alone(args)
         return _list_constructs(args)
 
 
@@ -79,3 +84,254 @@ def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
         raise UsageError(
             f"{path} has no function '{kernel}', expected one that it defines; correct the name."
         ) from None
+
+
+VALUES = ("random", "zeros", "ties", "large")
+
+
+def declare_judgement(parser: argparse.ArgumentParser) -> None:
+    """The options of a judgement by a reference, or beside another kernel."""
+    group = parser.add_argument_group("judged by a reference, or beside another kernel")
+    kernels.declare_reference(group, "numpy or PyTorch function of the same arguments")
+    group.add_argument(
+        "--baseline", metavar="FILE:KERNEL", help="the kernel as it was: compare times, by line too"
+    )
+    group.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="'ARG ...'",
+        help="arguments of one more call, as in --arg; repeat. A tensor may name limits of its "
+        "values: 128x1:i32:0..999",
+    )
+    group.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        help="type in place of all floating-point ones; repeat",
+    )
+    group.add_argument(
+        "--values",
+        action="append",
+        metavar="KIND,...",
+        help=f"values to try; repeat (default: {','.join(VALUES)})",
+    )
+    group.add_argument("--seed", type=seed, action="append", help="seed of values; repeat (0)")
+    group.add_argument(
+        "--tolerance",
+        type=above_zero,
+        help="largest accepted error, relative to the element or its row (default: by the types)",
+    )
+    group.add_argument(
+        "--nan",
+        choices=("any", "same"),
+        default="any",
+        help="where the reference is NaN: nothing is asked, or NaN, with NaN among the inputs",
+    )
+    kernels.declare_files(
+        group, html="write one page to look at: verdicts, and the profile of every legal case"
+    )
+
+
+def asked(args: argparse.Namespace) -> bool:
+    """Whether the command line asks for a judgement."""
+    return bool(args.ref or args.baseline)
+
+
+def refuse_alone(args: argparse.Namespace) -> None:
+    """Refuse options of a judgement without a judgement."""
+    given = [
+        flag
+        for flag in ("case", "dtype", "seed", "tolerance", "ref_library", "html")
+        if getattr(args, flag)
+    ]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} without a reference, expected --ref FILE:FUNCTION or "
+            "--baseline FILE:KERNEL; add one."
+        )
+
+
+def judge(args: argparse.Namespace) -> int:
+    """Judge, print, write; 1 where a case is illegal or wrong."""
+    from ..judge import tables
+    from ..page.write import as_table
+
+    settings, cases = settings_of(args), cases_of(args)
+    reference = load_reference(args)
+    kernel = kernels.load_kernel(args.kernel)
+    cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
+    verdicts = _judged(kernel, args.kernel, reference, cases, settings)
+    console = kernels.output(args)
+    table = tables.verdict_table(verdicts, tables.title(args.kernel, reference, settings))
+    shown = [as_table(table)]
+    terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
+    said = "\n".join(tables.sentences(verdicts))
+    console.print(with_pointers(said))
+    content: dict[str, Any] = {
+        "kernel": args.kernel,
+        "reference": args.ref,
+        "cases": [verdict.to_json() for verdict in verdicts],
+        "passed": all(verdict.correct for verdict in verdicts),
+    }
+    if args.baseline:
+        content["baseline"] = _beside(
+            console, args, kernel, reference, cases, settings, verdicts, shown
+        )
+    console.print(estimate_line(settings))
+    kernels.write_json(args, console, content)
+    if args.html:
+        _write_page(args, cases, settings, shown, said)
+        console.print(f"page: {args.html}")
+    return 0 if content["passed"] else 1
+
+
+def estimate_line(settings: Any) -> str:
+    """The line below every table with estimated times."""
+    from ..core.report.tables import estimate_note
+
+    return f"Times: {estimate_note(settings.dma_profile)}."
+
+
+def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any) -> list:
+    from ..judge import verdict
+
+    with kernels.told_as_usage(kernel, target):
+        found = [verdict.judge(kernel, reference, case, settings) for case in cases]
+    if kernels.objects(target).get(kernel.name) is not kernel:  # load_kernel has made one of it
+        for one in found:
+            one.refusal = one.refusal or f"{target} has no @nki.jit, so a call of it fails"
+    return found
+
+
+def _beside(
+    console: Any,
+    args: argparse.Namespace,
+    kernel: Any,
+    reference: Any,
+    cases: list,
+    settings: Any,
+    verdicts: list,
+    shown: list,
+) -> dict[str, Any]:
+    """The baseline's verdicts, the ratios, and for the last case both kernels' lines.
+
+    Printed tables are added to ``shown``.
+    """
+    from ..judge import lines, tables, verdict
+    from ..page.write import as_table
+
+    other = kernels.load_kernel(args.baseline)
+    theirs = _judged(other, args.baseline, reference, cases, settings)
+    table = tables.verdict_table(theirs, tables.title(args.baseline, reference, settings))
+    shown.append(as_table(table))
+    terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
+    ratios: list[float | None] = []
+    for mine, before in zip(verdicts, theirs):
+        if mine.speed is None or before.speed is None:
+            ratios.append(None)
+            continue
+        ratios.append(before.speed.time_ns / mine.speed.time_ns)
+        console.print(f"{mine.case}: {ratios[-1]:.2f} times as fast as {args.baseline}")
+    pairs: list = []
+    if ratios[-1] is not None:
+        both = [verdict.traced(k, cases[-1], settings.grid) for k in (other, kernel)]
+        pairs = lines.paired(*(lines.lines(program, settings) for program in both))
+        table = tables.line_table(pairs, args.baseline, args.kernel)
+        shown.append(as_table(table))
+        terminal.print_table(console, table, (), "source")
+    return {
+        "kernel": args.baseline,
+        "cases": [one.to_json() for one in theirs],
+        "speedups": ratios,
+        "lines": [pair._asdict() for pair in pairs],
+    }
+
+
+def _write_page(
+    args: argparse.Namespace, cases: list, settings: Any, shown: list, said: str
+) -> None:
+    """Tables and sentences as one page, with the profile of every legal case."""
+    from ..page import data
+    from ..page.write import write
+
+    runs = _page_runs(args.kernel, kernels.label(args.kernel), cases, settings)
+    beside = None
+    if args.baseline:
+        label = kernels.label(args.baseline, args.kernel)
+        theirs = _page_runs(args.baseline, label, cases, settings)
+        if runs and theirs:
+            beside = len(runs)
+        runs += theirs
+    pages = [data.run(label, schedule) for label, schedule in runs]
+    told = said.split("\n") if said else []
+    write(args.html, kernels.label(args.kernel), pages, beside, shown, told)
+
+
+def _page_runs(target: str, label: str, cases: list, settings: Any) -> list[tuple[str, Any]]:
+    """(label, schedule) of every case in which the kernel is legal."""
+    from ..core import NkiError
+    from ..core.time.schedule import schedule
+    from ..judge import verdict
+
+    kernel = kernels.load_kernel(target)
+    found = []
+    for case in cases:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the verdict tells them
+            try:
+                program = verdict.traced(kernel, case, settings.grid)
+            except NkiError:
+                continue  # the verdict says why
+        made = schedule(program, settings.dma_profile, settings.order)
+        found.append((f"{label} {case}", made))
+    return found
+
+
+# --- from the command line ------------------------------------------------------------------------
+def load_reference(args: argparse.Namespace) -> Any:
+    """The Reference that --ref names, None without it."""
+    from ..judge.references import Reference
+
+    if args.ref is None:
+        return None
+    return Reference(kernels.load_function(args.ref), args.ref_library)
+
+
+def settings_of(args: argparse.Namespace) -> Any:
+    from ..judge.verdict import Settings
+
+    return Settings(
+        grid=kernels.parse_grid(args.grid),
+        kinds=kinds_of(args.values or VALUES),
+        seeds=tuple(dict.fromkeys(args.seed or (0,))),
+        tolerance=args.tolerance,
+        nan=args.nan,
+    )
+
+
+def kinds_of(texts: Iterable[str]) -> tuple[str, ...]:
+    """The kinds of values that --values names, each time with commas between them."""
+    text = ",".join(texts)
+    kinds = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if not kinds or not set(kinds) <= set(VALUES):
+        raise UsageError(f"--values {text}, expected some of {','.join(VALUES)}; correct the list.")
+    return kinds
+
+
+def cases_of(args: argparse.Namespace) -> list:
+    """The cases of --arg and --case, each in every --dtype."""
+    from ..judge import cases
+
+    made = [cases.parse_case(args.arg)] if args.arg else []
+    made += [cases.case(text) for text in args.case]
+    if not made:
+        raise UsageError(
+            f"{args.kernel} is to be judged without arguments, expected their shapes; add --arg "
+            "128x512:bf16 for each, or --case."
+        )
+    dtypes = [cases.parse_dtype(name, f"--dtype {name}") for name in args.dtype]
+    wrong = [name for name, dtype in zip(args.dtype, dtypes) if not dtype.is_floating_point]
+    if wrong:
+        raise UsageError(f"--dtype {wrong[0]}, expected a floating-point type; correct it.")
+    return [one.with_floats(dtype) for one in made for dtype in dtypes] if dtypes else made

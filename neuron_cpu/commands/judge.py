@@ -9,7 +9,7 @@ from typing import Any
 from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
-from . import judged, kernels
+from . import check, kernels
 
 HELP = "score a folder of kernels on a suite of thirty operators"
 
@@ -119,7 +119,7 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
             "--case 'ARGUMENTS'"
         )
     terminal.print_table(console, score.score_table(found))
-    console.print(judged.estimate_line(settings))
+    console.print(check.estimate_line(settings))
     console.print(f"Values: --seed {' --seed '.join(map(str, seeds))}")
     content = {"seeds": seeds, "score": found, "answers": [one.to_json() for one in outcomes]}
     kernels.write_json(args, console, content)

@@ -128,7 +128,7 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
 def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) -> None:
     """Print a row a case and the first failure; where speed counts, also the bound."""
     from ..judge import exercises, tables
-    from . import judged
+    from . import check
 
     terminal.print_table(console, tables.brief_table(verdicts), (), "arguments")
     doubtful = (one for one in verdicts if not one.correct or one.warnings)
@@ -137,7 +137,7 @@ def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) ->
     for line in (said, *pointers(said, besides=lesson)):
         _say(console, line)
     if timed and any(one.speed for one in verdicts):
-        _say(console, judged.estimate_line(exercises.SETTINGS))
+        _say(console, check.estimate_line(exercises.SETTINGS))
 
 
 def _say(console: Any, text: str) -> None:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ..console import terminal
 from ..errors import UsageError
-from . import judged, kernels
+from . import check, kernels
 
 HELP = "estimate a kernel over a range of sizes: time, bound, share of it; as a table and a PNG"
 DOUBLED = re.compile(r"([1-9]\d{0,8})\.\.([1-9]\d{0,8})")
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     terminal.print_table(console, _table(name, rows, args.kernel), ("on a device, µs",), "")
     for reason in dict.fromkeys(row["refusal"] for row in rows if "refusal" in row):
         console.print(reason)
-    console.print(judged.estimate_line(settings))
+    console.print(check.estimate_line(settings))
     kernels.write_json(args, console, {"kernel": args.kernel, name: rows})
     if args.plot:
         from ..tune import plot

@@ -15,7 +15,7 @@ from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
 from ..files import write_text_atomically
-from . import judged, kernels
+from . import check, kernels
 
 SAVE_SECONDS = 1.0  # between two times that points are written
 LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
@@ -147,11 +147,11 @@ def _task(args: argparse.Namespace, source: Any) -> Any:
         reference = (Path(path).resolve(), name)
     settings = Settings(
         grid=kernels.parse_grid(args.grid),
-        kinds=judged.kinds_of(args.values or ("random", "large")),
+        kinds=check.kinds_of(args.values or ("random", "large")),
         tolerance=args.tolerance,
     )
     args.dtype = []
-    cases = tuple(judged.cases_of(args))
+    cases = tuple(check.cases_of(args))
     return Task(source, reference, args.ref_library, cases, settings, args.time_limit, args.target)
 
 
@@ -191,7 +191,7 @@ def _print(
     console.print(f"{len(trials)} points tried: {kinds or 'none'}; {ran}.")
     for reason, count in tables.reasons(trials):
         console.print(f"{count} times: {reason}")
-    console.print(judged.estimate_line(Settings()))
+    console.print(check.estimate_line(Settings()))
     kernels.write_json(args, console, _points(args, now, work))
     if args.plot:
         plot.plot(found, trials, now, f"{args.kernel}: time against SBUF", args.plot)

@@ -29,7 +29,7 @@ from harness.errors import UserError
 from harness.figures import divergence, estimated_speed, evaluation, graphs, reference
 from harness.inputs import command_line, models, options, prompts, submission
 from harness.modes import profile
-from harness.processes import wire, workers
+from harness.processes import worker, workers
 from harness.processes.worker import Answer
 from harness.session import building, generation, opening
 from neuron_cpu.commands import check, kernels
@@ -239,8 +239,8 @@ def test_messages_of_a_submission(parts: list[bytes], body: Any) -> None:
             far.send_bytes(part)
         far.close()
         alive, end = os.pipe()  # a process that goes on
-        with contextlib.suppress(wire.WireError, EOFError), bounded():
-            wire.receive(Reading(near, alive), time.monotonic() + 5)
+        with contextlib.suppress(worker.WireError, EOFError), bounded():
+            worker.receive(Reading(near, alive), time.monotonic() + 5)
         near.close()
         os.close(alive)
         os.close(end)
@@ -269,7 +269,7 @@ def test_answers_of_a_submission(tmp_path: Path, body: Any) -> None:
 
     taken_or_refused(profiled)
     for read in (workers._check_progress, workers._text):
-        with contextlib.suppress(wire.WireError):
+        with contextlib.suppress(worker.WireError):
             read(body)
 
 

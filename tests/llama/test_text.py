@@ -21,7 +21,7 @@ from harness.figures import reference
 from harness.figures.accuracy import bf16_spacing
 from harness.inputs import command_line
 from harness.inputs.prompts import read_prompt_file
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.sdk import STAND_IN
 from harness.session.building import Loaded, build
 from harness.session.generation import greedy_scores

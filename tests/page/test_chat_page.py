@@ -9,9 +9,9 @@ from typing import Any, Optional
 import pytest
 from transformers import AutoTokenizer
 
+from harness.serving.app import Server
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
-from harness.serving.server import Server
 from tests.serving.parts import (
     CHAT_TEMPLATE,
     LENGTH,

@@ -26,7 +26,7 @@ from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_confi
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from harness.session import experiments, speculation
+from harness.session import speculation
 from harness.session.adapters import numbered, room_for_adapters
 from harness.session.chunks import PromptInChunks
 from harness.settings import Adapters, Blocks, Speculation
@@ -387,7 +387,7 @@ def guessed(asked: Speculation) -> Callable[[Case], float]:
             if draft is not None:
                 draft = case.application(case.neuron_config(), draft, name="draft")
         if found.tree:
-            return case.apart(experiments.Tree(model))
+            return case.apart(speculation.Tree(model))
         return case.apart(speculation.adapter(found, model, draft))
 
     return told

@@ -18,10 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.serving import app, connections, schema
-from harness.serving.app import application
+from harness.serving.app import Server, application
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
-from harness.serving.server import Server
 from tests.serving.parts import (
     CHAT_TEMPLATE,
     LENGTH,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.serving import lines
+from harness.serving import scheduler as scheduling
 from harness.serving.scheduler import Answer, Draining, End, QueueFull, Scheduler
 from tests.serving.parts import LINES, Echo, answer_to, refusal
 
@@ -191,6 +191,8 @@ def test_a_process_that_lives_forgets_its_lines_and_one_that_ended_is_started_an
     loaded: Any = SimpleNamespace(**fields)
     loaded.worker.ended = ended
     loaded.call = lambda name, what: called.append(name) or SimpleNamespace(body=None)
-    monkeypatch.setattr(lines, "build", lambda session, role: called.append(f"{session} {role}"))
-    lines.LoadedLines(loaded).recover()
+    monkeypatch.setattr(
+        scheduling, "build", lambda session, role: called.append(f"{session} {role}")
+    )
+    scheduling.LoadedLines(loaded).recover()
     assert called == ["session role" if ended else "harness.session.slots:forget"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.serving.text import AnswerText
+from harness.serving.answers import AnswerText
 
 
 class Letters:

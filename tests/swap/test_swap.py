@@ -13,13 +13,13 @@ import torch
 import torch_neuronx
 import transformers
 
+from harness import files
 from harness.errors import UserError
-from harness.figures import swapped
-from harness.figures.agreement import agreement
 from harness.inputs import command_line
 from harness.modes import swap as mode
+from harness.modes.swap import agreement
 from harness.processes.worker import Answer, Host, Job
-from harness.swapping import call_forms, reference_cache, running
+from harness.swapping import call_forms, running
 from tests.conftest import REPOSITORY
 
 KERNELS = Path(__file__).parent / "kernels.py"
@@ -92,7 +92,7 @@ def tried(host: Host, lengths: list[int], length: int = LENGTH, estimate: bool =
     kept = running.reference(host, ids, lengths, at)
     found = running.measure(host, ids, lengths, kept.body, True, 1)
     if estimate:
-        told = swapped.estimate(host, ids, lengths, kept.body, True)
+        told = estimate.swapped(host, ids, lengths, kept.body, True)
         assert not told["why_not"] and 0 < told["ms"][1] <= told["ms"][0] <= told["ms"][2]
     return agreement(found.arrays, kept.arrays, lengths), kept.body
 
@@ -226,20 +226,20 @@ def test_references_are_kept_and_damaged_ones_computed_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = reference_cache.place({"a": 1})
-    assert path != reference_cache.place({"a": 2}) and reference_cache.read(path) is None
+    path = files.reference_file({"a": 1})
+    assert path != files.reference_file({"a": 2}) and files.read_reference(path) is None
     arrays = [np.arange(6.0, dtype=np.float32).reshape(1, 2, 3), np.ones((1, 2), np.float32)]
-    reference_cache.write(path, ["causal"], arrays)
-    body, kept = reference_cache.read(path) or (None, [])
+    files.write_reference(path, ["causal"], arrays)
+    body, kept = files.read_reference(path) or (None, [])
     assert body == ["causal"] and all(map(np.array_equal, kept, arrays))
     path.write_bytes(path.read_bytes()[:200])
-    assert reference_cache.read(path) is None
+    assert files.read_reference(path) is None
 
 
 def test_the_oldest_references_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference_cache, "MOST_BYTES", 2500)
+    monkeypatch.setattr(files, "MOST_REFERENCE_BYTES", 2500)
     for index in range(3):
-        reference_cache.write(tmp_path / f"{index}.npz", [], [np.zeros(200, np.float32)])
+        files.write_reference(tmp_path / f"{index}.npz", [], [np.zeros(200, np.float32)])
     assert not (tmp_path / "0.npz").exists() and (tmp_path / "2.npz").exists()
 
 

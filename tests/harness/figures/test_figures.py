@@ -13,13 +13,16 @@ import torch
 from pydantic import TypeAdapter
 
 from harness.errors import UserError
-from harness.figures import accuracy, benchmark, flops, graphs, reference, score
+from harness.figures import accuracy, benchmark, evaluation, graphs, reference
 from harness.figures.graphs import Graph, Operator
 from harness.inputs import command_line
 from harness.output import report
-from harness.sources import Source
+from harness.sdk import Source
 
-FAST, BASE = score.Speed(50.0, 300.0, "device", 5.0), score.Speed(100.0, 150.0, "device", 20.0)
+FAST, BASE = (
+    evaluation.Speed(50.0, 300.0, "device", 5.0),
+    evaluation.Speed(100.0, 150.0, "device", 20.0),
+)
 
 
 class Letters:
@@ -30,38 +33,38 @@ class Letters:
 
 
 def test_score_is_the_product_of_its_factors() -> None:
-    result = score.score(True, 0.5, FAST, BASE)
+    result = evaluation.score(True, 0.5, FAST, BASE)
     assert result.value == pytest.approx(2.0 * 2.0 * 1.5)
     assert result.ttft_value == pytest.approx(4.0 * 2.0 * 1.5)
     assert result.source == "device" and result.reason is None
 
 
 def test_bands_of_estimated_times_count_twice_in_the_score() -> None:
-    assert score.score(True, 0.0, FAST, BASE).band is None
+    assert evaluation.score(True, 0.0, FAST, BASE).band is None
     speed = replace(
         FAST, source=Source.COST_MODEL, band_ms=(0.8 * FAST.latency_ms, 2 * FAST.latency_ms)
     )
-    found = score.score(True, 0.0, speed, BASE)
+    found = evaluation.score(True, 0.0, speed, BASE)
     assert found.band == pytest.approx((found.value / 4, found.value / 0.64))
     base = replace(BASE, source=Source.COST_MODEL, band_ms=(50.0, 100.0))
-    both = score.score(True, 0.0, speed, base)
+    both = evaluation.score(True, 0.0, speed, base)
     assert both.band == pytest.approx((found.value / 16, found.value / 0.64))
 
 
 def test_an_inaccurate_submission_scores_zero() -> None:
-    assert score.score(False, 1.0, FAST, BASE).value == 0
+    assert evaluation.score(False, 1.0, FAST, BASE).value == 0
 
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_simulator_times_never_make_a_score(side: int) -> None:
     speeds = [FAST, BASE]
-    speeds[side] = score.Speed(1.0, 1.0, Source.SIMULATOR)
-    result = score.score(True, 1.0, *speeds)
+    speeds[side] = evaluation.Speed(1.0, 1.0, Source.SIMULATOR)
+    result = evaluation.score(True, 1.0, *speeds)
     assert result.value is None and "not device times" in str(result.reason)
 
 
 def test_no_ttft_score_without_the_baselines_ttft() -> None:
-    result = score.score(True, 0.0, FAST, score.Speed(100.0, 150.0, "published"))
+    result = evaluation.score(True, 0.0, FAST, evaluation.Speed(100.0, 150.0, "published"))
     assert result.value is not None and result.ttft_value is None
     assert result.source == "device / published"
 
@@ -80,28 +83,28 @@ GRAPHS = [
 
 
 def test_contest_share_counts_the_smallest_buckets_once() -> None:
-    assert flops.nki_share(GRAPHS, 100, 20).contest == pytest.approx(91 / 102)
+    assert graphs.nki_share(GRAPHS, 100, 20).contest == pytest.approx(91 / 102)
 
 
 def test_weighted_share_counts_each_graph_as_often_as_it_runs() -> None:
     # prompt of 62: prefill 64; three decode steps at lengths 63, 64 (bucket 64) and 65 (128)
-    share = flops.nki_share(GRAPHS, 62, 4)
+    share = graphs.nki_share(GRAPHS, 62, 4)
     assert share.weighted == pytest.approx((90 + 1 + 1 + 3) / (100 + 2 + 2 + 3))
     assert share.outside == [f"{graphs.PREFILL}: b (10.00%)", f"{graphs.DECODE}: b (50.00%)"]
 
 
 def test_kernels_without_a_count_are_a_warning() -> None:
     unknown = Graph(graphs.DECODE, 64, (Operator("a", True, "secret", None),))
-    share = flops.nki_share([GRAPHS[0], unknown], 10, 2)
+    share = graphs.nki_share([GRAPHS[0], unknown], 10, 2)
     assert len(share.warnings) == 1 and "secret" in share.warnings[0]
 
 
 def test_bucket_choice() -> None:
     lengths = {1: 64, 64: 64, 65: 128, 500: 128}
     for length, bucket in lengths.items():
-        chosen = flops.bucket_of(GRAPHS, graphs.DECODE, length)
+        chosen = graphs.bucket_of(GRAPHS, graphs.DECODE, length)
         assert chosen is not None and chosen.bucket == bucket
-    assert flops.bucket_of(GRAPHS, "speculation_model", 1) is None
+    assert graphs.bucket_of(GRAPHS, "speculation_model", 1) is None
 
 
 def test_latency_report_has_nxdis_keys_and_units() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.figures import floors
+from harness.figures import graphs
 from harness.figures.graphs import DECODE, PREFILL, Graph, Operator
 from harness.inputs import command_line
-from harness.processes.roles import Role
+from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import construct, counting
 from harness.session.opening import Session, open_session
@@ -45,24 +45,24 @@ def test_honest_counts_lie_above(role: Role, arguments: tuple, opened: Callable)
     loaded = construct(session, role)
     for submodel in (PREFILL, DECODE):
         found: Any = loaded.call(ESTIMATE, "it fails", submodel=submodel, bucket=64).body
-        least = floors.floor(session, submodel, 64).macs
+        least = graphs.floor(session, submodel, 64).macs
         # One of two layers counts in part only, and kernels fill tiles of 128.
         assert least <= found["macs"][0] <= 6 * least
-        floors.check_time(session, submodel, 64, found["ms"][0])
+        graphs.check_time(session, submodel, 64, found["ms"][0])
 
 
 def test_what_cannot_be_is_refused(opened: Callable) -> None:
     session = opened("--tp-degree", 1)
-    least = floors.floor(session, DECODE, 64).macs
+    least = graphs.floor(session, DECODE, 64).macs
     for macs, refused in ((least, False), (least - 1, True)):
         graph = Graph(DECODE, 64, (Operator("mlp", True, "kernel", macs),))
         if refused:
             with pytest.raises(SubmissionFailed, match=f"expected at least {least:,}"):
-                floors.check_macs(session, [graph])
+                graphs.check_macs(session, [graph])
         else:
-            floors.check_macs(session, [graph])
+            graphs.check_macs(session, [graph])
     with pytest.raises(SubmissionFailed, match="estimates 0.001 ms, expected at least 2"):
-        floors.check_time(session, DECODE, 64, 0.001)
+        graphs.check_time(session, DECODE, 64, 0.001)
 
 
 def test_counts_are_made_where_nothing_is_generated(opened: Callable) -> None:

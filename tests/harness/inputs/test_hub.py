@@ -15,7 +15,7 @@ import huggingface_hub.hf_api
 import pytest
 
 from harness.errors import UserError
-from harness.inputs import hub, models
+from harness.inputs import models
 
 COMMIT = "0" * 39 + "1"
 
@@ -109,7 +109,7 @@ def test_models_that_are_not_for_you_are_refused(
     name: str, told: str, served: ThreadingHTTPServer
 ) -> None:
     with pytest.raises(UserError, match=f"some/{name} cannot be downloaded .*{told}"):
-        hub.download(f"some/{name}")
+        models.download(f"some/{name}")
 
 
 def test_without_a_network_one_sentence_says_so(
@@ -117,7 +117,7 @@ def test_without_a_network_one_sentence_says_so(
 ) -> None:
     use_endpoint(monkeypatch, "http://127.0.0.1:1", tmp_path)
     with pytest.raises(UserError, match="the hub cannot be reached from here"):
-        hub.download("some/model")
+        models.download("some/model")
 
 
 def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,4 +133,4 @@ def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "/a/b",
         "a/b.gguf",
     ]
-    assert [name for name in names if hub.is_model_id(Path(name))] == names[:2]
+    assert [name for name in names if models.is_model_id(Path(name))] == names[:2]

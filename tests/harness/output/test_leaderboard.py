@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.figures.benchmark import SpeedReport
-from harness.figures.evaluation import Evaluation, Figures, Speeds
-from harness.figures.flops import NkiShare
-from harness.figures.score import Score, Speed
-from harness.output import leaderboard
-from harness.sources import Source
+from harness.figures.evaluation import Evaluation, Figures, Score, Speed, Speeds
+from harness.figures.graphs import NkiShare
+from harness.output import report
+from harness.sdk import Source
 
 
 def result(index, points, accurate=True, latency=10.0, share=0.5):
@@ -31,7 +30,7 @@ def failed(index):
 
 
 def test_points_are_normalised_against_the_best_of_each_prompt():
-    table = leaderboard.standings(
+    table = report.standings(
         {
             "slow": [result(0, 2.0), result(1, 1.0), result(2, 3.0)],
             "broken": [failed(0), failed(1), failed(2)],
@@ -47,22 +46,22 @@ def test_points_are_normalised_against_the_best_of_each_prompt():
 
 def test_a_prompt_that_nobody_gets_right_gives_nobody_points():
     wrong = [result(0, 0.0, accurate=False)]
-    assert [one.normalised for one in leaderboard.standings({"a": wrong, "b": wrong})] == [0, 0]
+    assert [one.normalised for one in report.standings({"a": wrong, "b": wrong})] == [0, 0]
 
 
 def test_times_that_make_no_score_make_no_points(tmp_path: Path, capsys: pytest.CaptureFixture):
     table = {"a": [result(0, None)], "b": [result(0, None)]}
-    assert leaderboard.standings(table)[0].normalised is None
-    leaderboard.write(tmp_path, table)
-    written = json.loads((tmp_path / leaderboard.LEADERBOARD_JSON).read_text())
+    assert report.standings(table)[0].normalised is None
+    report.write_leaderboard(tmp_path, table)
+    written = json.loads((tmp_path / report.LEADERBOARD_JSON).read_text())
     assert [one["submission"] for one in written] == ["a", "b"] and written[0]["points"] is None
-    leaderboard.show(table)
+    report.show_leaderboard(table)
     assert "normalised" in capsys.readouterr().out
 
 
 def test_names_tell_submissions_apart():
     paths = ["/one/llama.py", "/two/llama.py", "/two/other.py", "/two/other.py", "/x/two/llama.py"]
-    assert leaderboard.names([Path(path) for path in paths]) == [
+    assert report.submission_names([Path(path) for path in paths]) == [
         "one-llama", "two-llama", "two-other", "two-other-2", "two-llama-2",
     ]  # fmt: skip
-    assert leaderboard.names([Path("/one/a.py"), Path("/one/b.py")]) == ["a", "b"]
+    assert report.submission_names([Path("/one/a.py"), Path("/one/b.py")]) == ["a", "b"]

@@ -14,13 +14,11 @@ from harness.figures.benchmark import SpeedReport
 from harness.figures.divergence import Error
 from harness.figures.estimate import COLLECTIVE, KERNEL, GraphEstimate
 from harness.figures.estimate import Operator as Timed
-from harness.figures.evaluation import Evaluation, Figures, Speeds
-from harness.figures.flops import NkiShare
-from harness.figures.graphs import PREFILL, Graph, Operator
-from harness.figures.score import from_report, score
-from harness.modes import diff
-from harness.output import operators, profile_report, report
-from harness.sources import Source
+from harness.figures.evaluation import Evaluation, Figures, Speeds, from_report, score
+from harness.figures.graphs import PREFILL, Graph, NkiShare, Operator
+from harness.modes import compile, diff
+from harness.output import profile_report, report
+from harness.sdk import Source
 from neuron_cpu.console import terminal
 
 ATTENTION = "attention_prefill_kernel"
@@ -50,7 +48,7 @@ def result() -> None:
 def operator_table() -> None:
     rows = (Operator("layers.0.self_attn.rotary_emb", False, "cos, mul, repeat_interleave", 0),
             Operator("layers.0.self_attn", True, ATTENTION, 352_583_680))  # fmt: skip
-    operators.print_operators([Graph(PREFILL, 128, rows)])
+    compile.print_operators([Graph(PREFILL, 128, rows)])
 
 
 def differences() -> None:

@@ -17,8 +17,8 @@ import pytest
 from harness import sdk
 from harness.errors import UserError
 from harness.inputs import command_line
-from harness.processes import wire, workers
-from harness.processes.roles import Role
+from harness.processes import worker, workers
+from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import Loaded, construct
 from harness.session.opening import open_session
@@ -249,8 +249,8 @@ def soon() -> float:
 def test_messages_arrive_as_they_were_sent(line) -> None:
     reader, writer = line
     array = np.array([[1.5, np.nan], [-np.inf, 0]], dtype=np.float32)
-    wire.send(writer, 7, "event", {"ü": [1, None]}, [array, np.zeros((0, 3))])
-    message = wire.receive(reader, soon())
+    worker.send(writer, 7, "event", {"ü": [1, None]}, [array, np.zeros((0, 3))])
+    message = worker.receive(reader, soon())
     assert (message.request, message.kind, message.body) == (7, "event", {"ü": [1, None]})
     np.testing.assert_array_equal(message.arrays[0], array)
     assert message.arrays[1].shape == (0, 3)
@@ -283,8 +283,8 @@ def test_messages_of_another_form_are_none(parts: list[bytes], line) -> None:
     for part in parts:
         writer.send_bytes(part)
     writer.close()
-    with pytest.raises((wire.WireError, EOFError)):
-        wire.receive(reader, soon())
+    with pytest.raises((worker.WireError, EOFError)):
+        worker.receive(reader, soon())
 
 
 @pytest.mark.parametrize(
@@ -294,27 +294,27 @@ def test_a_message_that_stops_in_its_middle_is_late(parts: bytes, line) -> None:
     reader, writer = line
     os.write(writer.fileno(), parts)
     with pytest.raises(TimeoutError):
-        wire.receive(reader, time.monotonic() + 0.05)
+        worker.receive(reader, time.monotonic() + 0.05)
     if parts:
         writer.close()
         with pytest.raises(EOFError):
-            wire.receive(reader, soon())
+            worker.receive(reader, soon())
 
 
 def test_a_message_is_no_longer_than_it_may_be(line) -> None:
     reader, writer = line
     os.write(writer.fileno(), b"\xff\xff\xff\xff\0\0\1\0\0\0\0\0")
-    with pytest.raises(wire.WireError, match="a message of 1099511627776 bytes"):
-        wire.receive(reader, soon())
+    with pytest.raises(worker.WireError, match="a message of 1099511627776 bytes"):
+        worker.receive(reader, soon())
 
 
 def test_what_comes_after_the_deadline_is_late_however_fast(line) -> None:
     """Somebody who floods the pipe always has something there."""
     reader, writer = line
-    wire.send(writer, 1, "event", None)
+    worker.send(writer, 1, "event", None)
     with pytest.raises(TimeoutError):
-        wire.receive(reader, time.monotonic())
-    assert wire.receive(reader, soon()).kind == "event"
+        worker.receive(reader, time.monotonic())
+    assert worker.receive(reader, soon()).kind == "event"
 
 
 def test_whoever_does_not_read_is_waited_for_until_the_deadline() -> None:

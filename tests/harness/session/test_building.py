@@ -15,7 +15,7 @@ import pytest
 from harness.errors import UserError
 from harness.files import locked_folder
 from harness.inputs import command_line, submission
-from harness.serving.lines import LoadedLines
+from harness.serving.scheduler import LoadedLines
 from harness.session import building, opening
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens

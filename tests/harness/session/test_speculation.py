@@ -11,7 +11,7 @@ import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
 from harness.errors import UserError
-from harness.figures import acceptance
+from harness.figures import benchmark
 from harness.figures.accuracy import bf16_spacing
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.estimated_speed import _Times as Times
@@ -117,7 +117,7 @@ def test_text_is_that_of_one_token_a_step(
     expected = plain.tokens(REPEATING, LENGTH - len(REPEATING))
     found = Running(tiny, tmp_path, *arguments(method, tiny, other), *ranks, role=role)
     assert found.tokens(REPEATING, LENGTH - len(REPEATING)) == expected
-    calls = acceptance.checked(found.body, 5, len(expected))
+    calls = benchmark.checked_calls(found.body, 5, len(expected))
     target = sum(found.calls.values())
     assert target == 1 + len(calls)
     if method == "same draft":
@@ -160,9 +160,9 @@ def test_a_text_of_its_own_seed_for_every_prompt(tiny, other, tmp_path):
     ],
 )
 def test_calls_that_do_not_give_the_tokens_are_refused(body):
-    assert acceptance.checked([[2, 1, 0], [1, 0, 0]], 5, 4)
+    assert benchmark.checked_calls([[2, 1, 0], [1, 0, 0]], 5, 4)
     with pytest.raises(SubmissionFailed, match="no calls that give 4 tokens"):
-        acceptance.checked(body, 5, 4)
+        benchmark.checked_calls(body, 5, 4)
 
 
 def test_a_lookup_guesses_all_but_one_of_a_steps_tokens(monkeypatch) -> None:
@@ -174,7 +174,7 @@ def test_a_lookup_guesses_all_but_one_of_a_steps_tokens(monkeypatch) -> None:
 
 
 def test_acceptance_is_counted_by_position():
-    found = acceptance.summed(
+    found = benchmark.summed(
         "lookup", 4, [([[3, 3, 0], [0, 0, 0], [2, 1, 0]], 8), ([[3, 0, 0]], 2)]
     )
     assert (found.calls, found.unguessed, found.tokens) == (4, 1, 8)
@@ -224,7 +224,7 @@ def test_a_token_costs_its_share_of_a_step(alone):
 
     estimates._graph, estimates._draft = graph, draft
     draft._graph = lambda submodel, length: Times(1.0, 1.0, 1.0)
-    measured = acceptance.Acceptance("draft", 5, 10, 4, 25, [6] * 4, [5, 4, 3, 3], 20)
+    measured = benchmark.Acceptance("draft", 5, 10, 4, 25, [6] * 4, [5, 4, 3, 3], 20)
     several = 0.6 * 10 + 0.4 * 5 if alone else 10.0
     assert estimates._token(100, measured).ms == pytest.approx((several + 2 * 1.0) / 2.5)
     assert asked_for[0] == (asked.submodel, 104)
