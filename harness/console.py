@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from neuron_cpu.console import terminal
 from neuron_cpu.console.progress import LOGGER_NAME as PROGRESS_LOGGER  # a real SDK sends nothing
 
 LINE_SECONDS = 10.0  # between progress lines where there is no terminal for a bar
+STILL_SECONDS = 20.0  # without such a line, after which one says that the step goes on
 
 
 def say(text: str) -> None:
@@ -42,7 +44,7 @@ class Step:
         self.title = title
         self._progress = progress
         self._task = progress.add_task(title, total=total)
-        self._said = time.monotonic()
+        self._began = self._said = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
         self._progress.advance(self._task, amount)
@@ -55,6 +57,15 @@ class Step:
             self._said = time.monotonic()
             say(f"{self.title}: {part}{share:.0f} %")
 
+    def still(self) -> None:
+        """A line that the step goes on, where none has told so for long."""
+        now = time.monotonic()
+        if self._progress.disable and now - self._said >= STILL_SECONDS:
+            self._said = now
+            known = self._progress.tasks[0].total is not None
+            share = f"{self._progress.tasks[0].percentage:.0f} %, " if known else ""
+            say(f"{self.title}: {share}{now - self._began:.0f} s so far")
+
     def note(self, title: str) -> None:
         self.title = title
         self._progress.update(self._task, description=title)
@@ -66,8 +77,9 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
 
     The line is left out where it took less than `least_seconds`.
 
-    Without a terminal a line tells every LINE_SECONDS how far it is. Progress records of the SDK's
-    stand-in show as further bars below this one, and in these lines.
+    Without a terminal a line tells every LINE_SECONDS how far it is, and another one that it still
+    runs where nothing ends for long. Progress records of the SDK's stand-in show as further bars
+    below this one, and in these lines.
     """
     started = time.monotonic()
     columns = (
@@ -86,15 +98,23 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
         logger.addHandler(listener)
         logger.setLevel(logging.INFO)
         logger.propagate = False
+        ended = threading.Event()
+        threading.Thread(target=_tell_still, args=(current, ended), daemon=True).start()
         try:
             yield current
         finally:
+            ended.set()
             logger.removeHandler(listener)
             logger.setLevel(level)
             logger.propagate = propagate
     took = time.monotonic() - started
     if took >= least_seconds:
         say(f"{current.title}: {took:.1f} s")
+
+
+def _tell_still(step: Step, ended: threading.Event) -> None:
+    while not ended.wait(STILL_SECONDS / 4):
+        step.still()
 
 
 class _ProgressListener(logging.Handler):

@@ -325,7 +325,9 @@ class Guesses(
 
 
 @dataclass(frozen=True)
-class LowRank(Topic, title="adapters (LoRA; NxDI 0.2 and later)", modes=_RUN, whole_in=()):
+class LowRank(
+    Topic, title="adapters (LoRA; with NEURON_CPU_NXDI=0.6 or --libraries)", modes=_RUN, whole_in=()
+):
     lora_ckpt_path: Optional[list[str]] = option(
         "an adapter as PEFT saves it, and its name; may be repeated",
         action="append",

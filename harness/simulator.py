@@ -4,17 +4,16 @@ Importing it takes PyTorch's time, so it is imported beside the submission, not 
 """
 
 import neuron_cpu.core.current  # noqa: F401 - functions of both languages have rows of provenance
-from neuron_cpu.core import KernelCall, NkiError, Program, observe_kernel_calls
+from neuron_cpu.core import NkiError, Program, observe_kernel_calls
 from neuron_cpu.core.check import provenance
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import Engine, NeuronCore
 from neuron_cpu.core.report import bands, report, tables
-from neuron_cpu.core.run.nonfinite import origin as origin_of_nonfinite
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, Schedule, check_order, schedules
 
 __all__ = [
-    "COMPILER_ORDER", "Engine", "KernelCall", "NeuronCore", "NkiError", "Program", "Schedule",
-    "bands", "check_order", "cost", "observe_kernel_calls", "origin_of_nonfinite", "provenance",
+    "COMPILER_ORDER", "Engine", "NeuronCore", "NkiError", "Program", "Schedule",
+    "bands", "check_order", "cost", "observe_kernel_calls", "provenance",
     "report", "schedules", "spec", "tables",
 ]  # fmt: skip

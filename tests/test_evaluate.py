@@ -325,8 +325,8 @@ def test_nan_in_a_submission_is_a_finding(mode: str, run: Callable, submission: 
     entry = submission(NOT_FINITE)
     done = run("main.py", "--mode", mode, "--llama", entry, "--prompt", "hello", *nki)
     assert done.returncode == 1, done.stdout + done.stderr
-    told = "the submission's logits at position 0, token 0 are nan; the first is nan at element"
-    assert told in " ".join(done.stdout.split()) and "layers.0.mlp returns" in done.stdout
+    told = "the submission's logits at position 0, token 0 are nan; --mode diff tells which kernel"
+    assert told in " ".join(done.stdout.split())
     assert "Traceback" not in done.stderr
 
 

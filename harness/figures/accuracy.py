@@ -13,7 +13,6 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Optional
 
 from harness import files, sdk
@@ -31,7 +30,6 @@ CONTEST_TOLERANCES: dict[Optional[int], tuple[float, float]] = {
     5: (1e-5, 0.03),
 }
 TIES, CONTEST = "ties", "contest"  # judgements
-_LOCATE = "harness.figures.nonfinite:locate"
 BF16_MANTISSA_BITS = 7
 MOST_KEPT_BYTES = 32 << 20  # of one prompt's logits: 8 tokens of Llama-3.2-1B have 4 MB
 MOST_DIVERGENCES = 5  # printed; reports have all of them
@@ -252,7 +250,7 @@ def check_row(
             divergence_difference_tol=settings.divergence_difference_tol,
         )
     except _Broken as error:
-        return not_finite(f"{error}; {origin_of_nonfinite(candidate, ids, total)}")
+        return not_finite(f"{error}; --mode diff tells which kernel they come from")
     tokenizer = baseline.session.tokenizer
     result = compare(expected[:, 0], actual[:, 0], bool(passed), str(message), tokenizer)
     if known.precise is not None:
@@ -301,21 +299,6 @@ def not_finite(what: str) -> RowResult:
     """A comparison that cannot be made."""
     nothing = math.nan
     return RowResult(False, what, 0, 0.0, nothing, nothing, nothing, nothing, not_finite=what)
-
-
-def origin_of_nonfinite(loaded: Loaded, ids: Sequence[int], count: int) -> str:
-    """Which kernel, line and element, or which module of the submission they come from."""
-    if not sdk.platform().simulates:
-        return "--mode diff on the stand-in tells which kernel they come from"
-    what = "The first value that is not finite cannot be found"
-    found: Any = loaded.call(_LOCATE, what, ids=list(ids), new_tokens=count).body
-    if not isinstance(found, dict) or not isinstance(found.get("what"), str):
-        return "every module's own results are finite"
-    kind = "kernel" if found.get("kernel") else "module"
-    told = f"what the {kind} {found['what']} returns"
-    if isinstance(found.get("file"), str) and type(found.get("line")) is int:
-        told += f", made at {Path(found['file']).name}:{found['line']}"
-    return f"the first is {found.get('value')} at element {found.get('element')} of {told}"
 
 
 def error_against(precise: Any, expected: Any, logits: Any) -> float:

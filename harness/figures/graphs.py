@@ -288,7 +288,7 @@ def _ratio(runs: Sequence[tuple[Optional[Graph], int]]) -> float:
 def outside_lines(graph: Graph) -> list[str]:
     """Each product outside NKI with its share of the graph's MACs."""
     return [
-        f"{graph.submodel}: {row.operator or row.name} ({row.macs / graph.macs:.2%})"
+        f"{graph.submodel}: {row.operator or row.name} ({row.macs / graph.macs:.2%} of its MACs)"
         for row in graph.grouped()
         if not row.in_kernel and row.macs
     ]

@@ -15,7 +15,6 @@ import torch
 from transformers import LogitsProcessor
 
 from harness import sdk
-from harness.figures import library_repeater
 from harness.figures.accuracy import bf16_spacing
 from harness.figures.divergence import (
     ALL,
@@ -38,9 +37,6 @@ _WHOLE_LAYER = re.compile(r"^layers\.\d+$")
 def measure(host: Host, role: str, ids: Sequence[int]) -> dict[str, Any]:
     """Both kinds of errors on one prompt, as plain data."""
     with host.told_as_the_submission("The models cannot be compared"):
-        if sdk.real_libraries() is not None:
-            given = _is_comparable, PHASES, error_of, _rows, _grows
-            return asdict(Divergences(*library_repeater.errors(host, ids, *given)))
         own, grown = own_errors(host, ids), accumulated_errors(host, ids)
     return asdict(Divergences(own, grown))
 

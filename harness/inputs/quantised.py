@@ -33,6 +33,11 @@ def with_checkpoint(settings: Settings, model: models.ModelFolder) -> Settings:
         path = cache_folder() / FOLDER / _name(settings, model)
     if path.exists():
         check(path, model, settings.quantization_type)
+    elif "quantization_config" in model.config:
+        raise UserError(
+            f"{model.path}/config.json has a quantization_config, by which transformers would "
+            "quantise the float weights first; take that entry out."
+        )
     else:
         check_writable_folder(path)
     return replace(settings, quantized_checkpoints_path=path)

@@ -38,7 +38,7 @@ def report_outside_nki(folder: Path) -> None:
     """One line for each graph that names the products left outside NKI, or says there are none."""
     for record in graphs.read(folder):
         outside = [
-            f"{row.operator or 'model'} ({row.macs / record.macs:.1%})"
+            f"{row.operator or 'model'} ({row.macs / record.macs:.1%} of them)"
             for row in record.grouped()
             if not row.in_kernel and row.macs
         ]

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.figures import accuracy, divergence, graphs
+from harness.figures import divergence, graphs
 from harness.figures.divergence import CHUNK_PHASE, DECODE_PHASE, PREFILL_PHASE, SUSPICIOUS, Error
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.inputs.prompts import shorten
@@ -40,6 +40,11 @@ def run(settings: Settings) -> int:
             "--mode diff looks inside the graphs, which a device does not show; run it with "
             "NEURON_CPU=1 or on another machine."
         )
+    if settings.rounding is None and sdk.real_libraries() is not None:
+        raise UserError(
+            "--mode diff runs each module again, and the libraries' graphs have no modules left; "
+            "leave --libraries out, so that the imitation runs the same kernels."
+        )
     if settings.rounding is not None:
         return _boundaries(open_session(settings))
     session = open_session(replace(settings, enable_nki=True))
@@ -50,10 +55,6 @@ def run(settings: Settings) -> int:
             found = divergence.measure(nki, ids)
         terminal.printed(f"Prompt: {shorten(prompt)}")
         report(found.own, found.grown, kernels_of(nki), session.source)
-        suspect = divergence.first_suspect(found.own)
-        if suspect is not None and suspect.broken is not None:
-            told = accuracy.origin_of_nonfinite(nki, ids, divergence.NKI_TOKENS)
-            terminal.printed(f"Of the values that are not finite, {told}.")
         suspects += sum(error.suspicious or error.undefined for error in found.own)
     return 1 if suspects else 0
 

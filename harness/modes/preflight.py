@@ -172,9 +172,9 @@ def _share(session: Session, candidate: Loaded) -> str:
         found, prompt, tokens, session.settings.prefill_chunk, session.settings.speculation
     )
     outside = f"; outside: {', '.join(share.outside)}" if share.outside else ""
-    detail = f"{share.contest:.1%} by the contest's count, {share.weighted:.1%} by use{outside}"
+    detail = f"{share.contest:.1%} of the MACs by the contest's count, {share.weighted:.1%} by use"
     if share.warnings:
         raise CheckFailed(" ".join(share.warnings))
     if share.contest == 0:
         raise CheckFailed("no matrix product runs in a kernel")
-    return f"{detail} ({sdk.platform().name} graphs)"
+    return f"{detail}{outside} ({sdk.platform().name} graphs)"

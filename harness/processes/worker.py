@@ -15,6 +15,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ from harness import console
 from harness.errors import UserError, is_refusal
 from harness.inputs import submission
 from harness.settings import Settings
+from neuron_cpu.console import progress
 from neuron_cpu.errors import CompileError
 from neuron_cpu.quoting import all_quoted
 from neuron_cpu.sandbox import forked, limits
@@ -196,8 +198,32 @@ class Host:
     def where(self, error: BaseException) -> str:
         """Which line of the submission raised what, or that the SDK's own model did."""
         if self.job.source is None:
-            return f"the SDK's own model {submission.raised(error)}"
+            whose = "the SDK's own" if self.job.settings.swap is None else "transformers'"
+            return f"{whose} model {submission.raised(error)}"
         return submission.where(error, self.job.source)
+
+
+@contextlib.contextmanager
+def layers_told(root: Any) -> Iterator[None]:
+    """Progress of a model's call: which of its layers it has run, told at most once a second."""
+    lists = [m for m in root.modules() if type(m).__name__ == "ModuleList"]
+    layers, last = max(lists, key=len, default=()), time.monotonic()
+
+    def tell(number: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > 1:
+            last = time.monotonic()
+            progress.report("layers", number, len(layers))
+
+    hooks = [
+        layer.register_forward_hook(lambda *_, number=number: tell(number))
+        for number, layer in enumerate(layers, 1)
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def run(host: Host, function: str, arguments: Mapping[str, Any]) -> Answer:

@@ -28,8 +28,7 @@ from harness.errors import UserError
 from harness.inputs.prompts import MIN_PROMPT_TOKENS, encode, encode_messages
 from harness.serving import schema
 from harness.serving.answers import AnswerText, Choice, EventStream, Left, Reply, unless_left
-from harness.serving.connections import Connection
-from harness.serving.guard import ApiError, Guard, Limits, read_body
+from harness.serving.guard import ApiError, Connection, Guard, Limits, read_body
 from harness.serving.metrics import CONTENT_TYPE, Metrics
 from harness.serving.scheduler import Answer, Draining, QueueFull, Scheduler
 

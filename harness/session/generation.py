@@ -1,12 +1,14 @@
 """Tokens from a loaded model: the driver's side, which keeps the clock and checks answers."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
 from harness import console
+from harness.inputs.prompts import next_multiple
 from harness.processes.workers import Answer, Stop, SubmissionFailed
 from harness.session.building import Loaded
 from harness.session.opening import Session
@@ -143,4 +145,14 @@ def _check_step(session: Session, tokens: Any, rows: int) -> None:
 def new_token_limit(settings: Settings, prompt_ids: Sequence[Sequence[int]]) -> int:
     """How many tokens fit behind the longest prompt of a batch, or fewer where asked."""
     room = settings.seq_len - max(len(ids) for ids in prompt_ids)
+    if settings.max_new_tokens is not None and settings.max_new_tokens > room:
+        _tell_cut(settings.max_new_tokens, room, settings.seq_len)
     return min(room, settings.max_new_tokens or room)
+
+
+@functools.cache  # once a run
+def _tell_cut(asked: int, room: int, seq_len: int) -> None:
+    console.say(
+        f"--max-new-tokens {asked} is cut to {room}, what --seq-len {seq_len} holds behind the "
+        f"prompt; --seq-len {next_multiple(seq_len + asked - room)} holds all."
+    )

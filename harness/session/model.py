@@ -34,7 +34,7 @@ from transformers import (
 from harness import sdk
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
-from harness.processes.worker import BASELINES, QUANTISED, Answer, Host, Role
+from harness.processes.worker import BASELINES, QUANTISED, Answer, Host, Role, layers_told
 from harness.session import speculation
 from harness.session.adapters import name_the_model, room_for_adapters
 from harness.session.chunks import PromptInChunks
@@ -330,6 +330,7 @@ def generate(
         torch.no_grad(),
         _rounding(settings, Role(role)),
         _watched(host, Role(role), scores),
+        _layers_told(model),
     ):
         adapter = _adapter(host, Role(role))
         result = adapter.generate(
@@ -396,6 +397,16 @@ def _watched(
     if not wanted or not _is_watched(host, role):
         return contextlib.nullcontext()
     return importlib.import_module("neuron_cpu.runtime.executed").watching()
+
+
+@contextlib.contextmanager
+def _layers_told(model: Any) -> Iterator[None]:
+    """Progress inside of a call; graphs of a device and of the real libraries have no modules."""
+    with contextlib.ExitStack() as stack:
+        if sdk.platform().simulates and sdk.real_libraries() is None:
+            for wrapper in model.models:
+                stack.enter_context(layers_told(wrapper.model.modules[0]))
+        yield
 
 
 def _is_watched(host: Host, role: Role) -> bool:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from harness.errors import UserError
 from harness.inputs import submission
 from harness.inputs.features import LONGEST_EAGER
-from harness.processes.worker import Answer, Host
+from harness.processes.worker import Answer, Host, layers_told
 from harness.settings import ATTENTION, PLACES, Swap
 from harness.swapping import call_forms
 from harness.swapping.call_forms import Heads
@@ -39,11 +39,12 @@ class Hidden(nn.Module):
     The mask is an input, or a constant of the graph.
     """
 
-    def __init__(self, model: nn.Module, *mask: torch.Tensor) -> None:
+    def __init__(self, model: Any, *mask: torch.Tensor) -> None:
         super().__init__()
         self._mask = mask
-        base = getattr(model, "base_model_prefix", "")
-        self.base = getattr(model, base, model) if base else model
+        # Gemma 3's class for text names a prefix that only its class for images has
+        found = (getattr(model, name, None) for name in (model.base_model_prefix, "model"))
+        self.base = next((base for base in found if base is not None), model)
 
     def forward(self, ids: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
         given = mask or self._mask
@@ -67,7 +68,7 @@ def reference(host: Host, ids: Ids, lengths: Sequence[int], at: str) -> Answer:
             attention = _registered(model, _survey(model, calls, lengths))
             if not has_interface(model):
                 attention = _Survey(calls, lengths)
-        with attention:
+        with attention, layers_told(model):
             hidden = Hidden(model)(*inputs(ids, lengths))
     return Answer(calls, [hidden.float().numpy(), *_best_tokens(model, hidden)])
 
@@ -89,7 +90,12 @@ def measure(
     """
     model, tensors = prepared(host, swapped, len(ids[0])), inputs(ids, lengths)
     what = "The kernel cannot be run" if swapped else "The model cannot be run"
-    with host.told_as_the_submission(what), torch.no_grad(), changed(host, model, plan, swapped):
+    with (
+        host.told_as_the_submission(what),
+        torch.no_grad(),
+        changed(host, model, plan, swapped),
+        layers_told(model),
+    ):
         import torch_neuronx
 
         def timed(what: Callable[..., Any], *arguments: Any) -> Any:

@@ -104,11 +104,6 @@ def _compile(command: list[str], _: Expected) -> str:
     return run.figure(r"token_generation_model, bucket 64: (\S+) of .*MACs") + " of MACs in NKI"
 
 
-def _diff(command: list[str], _: Expected) -> str:
-    run = ended([*command, "--raw", "--prompt", PROMPT])
-    return "lm_head at " + run.figure(r"(?m)^decode +lm_head +(\S+)") + " of fp32"
-
-
 def _profile(command: list[str], _: Expected) -> str:
     run = ended(command)
     return run.figure(r"token_generation_model, bucket 64.* ([\d.]+ ms a token)") + ", estimated"
@@ -166,7 +161,6 @@ MODES: dict[str, tuple[Sequence[str], Command, Sequence[str]]] = {
     "evaluate": (["--mode", "evaluate", *SHORT, *NEW], _evaluate, COLUMNS),
     "validate": (["--mode", "validate", *SHORT, *NEW], _validate, COLUMNS),
     "compile": (["--mode", "compile", *SHORT], _compile, COLUMNS),
-    "diff": (["--mode", "diff", *SHORT], _diff, COLUMNS[1:]),
     "profile": (["--mode", "profile", *SHORT], _profile, COLUMNS),
     "serve": (["--mode", "serve", *SHORT, "--batch-size", "2"], _serve, COLUMNS),
     "serve, adapters": (["--mode", "serve", *SHORT, "--batch-size", "2", *LORA], _serve, COLUMNS),

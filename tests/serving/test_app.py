@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.serving import app, connections, schema
+from harness.serving import app, guard, schema
 from harness.serving.app import Server, application
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
@@ -270,7 +270,7 @@ def test_beyond_the_connections_each_is_told_so_and_the_others_go_on(tokenizer):
 
 @pytest.mark.parametrize("begin", [b"", b"GET /health HTTP/1.1\r\nHost: local"])
 def test_a_head_that_does_not_come_is_cut_off(server, monkeypatch, begin):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(guard, "HEAD_SECONDS", 0.2)
     found = raw(server, begin)
     assert found.startswith(b"HTTP/1.1 408 ") and b"headers did not arrive" in found
 

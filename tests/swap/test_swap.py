@@ -15,6 +15,7 @@ import transformers
 
 from harness import files
 from harness.errors import UserError
+from harness.figures import estimate as estimating
 from harness.inputs import command_line
 from harness.modes import swap as mode
 from harness.modes.swap import agreement
@@ -45,6 +46,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", COMMON | {"num_key_value_heads": 1}),
     "qwen3": ("Qwen3Model", "Qwen3Config", COMMON | GROUPED),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", COMMON | GROUPED | {"sliding_window": 100}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", COMMON | GROUPED | {"sliding_window": 100}),
     "gpt2": (
         "GPT2LMHeadModel",
         "GPT2Config",
@@ -92,7 +94,7 @@ def tried(host: Host, lengths: list[int], length: int = LENGTH, estimate: bool =
     kept = running.reference(host, ids, lengths, at)
     found = running.measure(host, ids, lengths, kept.body, True, 1)
     if estimate:
-        told = estimate.swapped(host, ids, lengths, kept.body, True)
+        told = estimating.swapped(host, ids, lengths, kept.body, True)
         assert not told["why_not"] and 0 < told["ms"][1] <= told["ms"][0] <= told["ms"][2]
     return agreement(found.arrays, kept.arrays, lengths), kept.body
 
@@ -104,6 +106,7 @@ CASES = [
     ("llama", "flash_fwd", "attention", [512, 200], ["causal"] * 2),
     ("bert", "flash_fwd", "attention", [512, 77], ["bias"] * 2),
     ("qwen3", "rms_norm", "rmsnorm", [512], []),
+    ("gemma3", "rms_norm", "rmsnorm", [512], []),
     ("llama", "swiglu", "mlp", [512], []),
     ("llama", LLAMA + "attention_prefill_kernel", "attention", [512, 33], ["causal"] * 2),
     ("llama", LLAMA + "swiglu_mlp_kernel", "mlp", [512], []),

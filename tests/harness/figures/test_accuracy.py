@@ -42,7 +42,6 @@ def check(monkeypatch):
 
         for name in ("_scores", "_known_scores"):
             monkeypatch.setattr(accuracy, name, scores)
-        monkeypatch.setattr(accuracy, "origin_of_nonfinite", lambda *_: "from here")
         settings = command_line.parse(["--mode", "validate", *arguments])
         session = SimpleNamespace(settings=settings, tokenizer=Letters())
         loaded = [SimpleNamespace(side=side, session=session) for side in sides]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from harness.errors import UserError
-from harness.inputs import gguf_import, models
+from harness.inputs import command_line, gguf_import, models, quantised
 from tests.tiny_model import write_tiny_model
 
 HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 4, 2, 16, 64, 96, 262
@@ -197,6 +197,13 @@ def quantise_elsewhere(folder: Path) -> None:
     break_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
 
 
+def store_in_fp8(folder: Path) -> None:
+    """As Hugging Face's fp8 checkpoints: shapes fit, and a scale stands beside each weight."""
+    weights = load_file(str(folder / "model.safetensors"))
+    weights[DOWN] = weights[DOWN].to(torch.float8_e4m3fn)
+    save_file(weights, str(folder / "model.safetensors"))
+
+
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1000\n"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
@@ -216,7 +223,8 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
         (lambda f: break_tensor(f, DOWN), DOWN),
         (lambda f: drop_tensor(f, DOWN), DOWN),
         (lose_part, "; download model-00002-of-00002.safetensors"),
-        (quantise_elsewhere, "gptq: take the float checkpoint, and --quantize int8 here"),
+        (quantise_elsewhere, "gptq: take the float checkpoint, and --quantize int8 or --quan"),
+        (store_in_fp8, r"down_proj.weight .* quantised \(F8_E4M3\): take the float checkpoint"),
         (cut_weights, "cut short; download it again"),
         (lambda f: (f / "model.safetensors").write_text(POINTER), "`git lfs pull` fetches"),
         (lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60)), "header"),
@@ -229,6 +237,16 @@ def test_damaged_folders_are_refused_by_name(damage, told: str, tmp_path: Path) 
     damage(folder)
     with pytest.raises(UserError, match=told):
         models.check_folder(folder)
+
+
+def test_a_quantisation_that_float_weights_lack_is_told(tmp_path: Path, capsys) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    break_config(folder, quantization_config={"quant_method": "fp8"})
+    model = models.check_folder(folder)
+    assert "names a quantisation (fp8), and its weights are floats" in capsys.readouterr().err
+    settings = command_line.parse(["--mode", "generate", "--quantize", "fp8"])
+    with pytest.raises(UserError, match="quantise the float weights first; take that entry out"):
+        quantised.with_checkpoint(settings, model)
 
 
 def test_model_choice_prefers_the_named_then_the_home_folder(

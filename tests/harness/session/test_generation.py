@@ -42,6 +42,14 @@ def test_an_answer_may_end_early_unless_its_length_is_fixed() -> None:
         generation.generate_tokens(loaded(5), [[5]], 4)
 
 
+def test_fewer_tokens_than_were_asked_for_are_told_once(capsys) -> None:
+    settings = SimpleNamespace(seq_len=128, max_new_tokens=500)
+    assert [generation.new_token_limit(settings, [[5] * 36]) for _ in "ab"] == [92, 92]
+    assert capsys.readouterr().err.count("--max-new-tokens 500 is cut to 92, what --seq-len") == 1
+    settings.max_new_tokens = 92
+    assert generation.new_token_limit(settings, [[5] * 36]) == 92 and not capsys.readouterr().err
+
+
 def test_speculation_is_counted_without_logits() -> None:
     model = loaded(3, told={"steps": 2})
     assert generation.speculative_tokens(model, [[5]], 3) == (3, {"steps": 2})
