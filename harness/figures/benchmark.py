@@ -15,13 +15,13 @@ import numpy as np
 
 from harness import sdk
 from harness.figures.graphs import DECODE, PREFILL
+from harness.files import read_reference, reference_file, write_reference
 from harness.processes.worker import BASELINES
 from harness.processes.workers import SubmissionFailed
 from harness.sdk import Source
 from harness.session.building import Loaded, identity
 from harness.session.generation import generate_tokens, speculative_tokens
 from harness.streaming import Stream
-from harness.files import read_reference, reference_file, write_reference
 from neuron_cpu.errors import UnwritableError
 
 _LOOKED = "harness.session.model:looked"
