@@ -221,8 +221,6 @@ class Profile(Topic, title="estimates, and what they assume", modes=("profile",)
         choices=tuple(sorted(MODEL_SHAPES)),
         metavar="NAME",
     )
-    profile_bucket: Optional[list[int]] = option("lengths to profile (default: the largest)")
-    profile_top: int = option("source lines a kernel", default=8)
     profile_output: Optional[Path] = option("folder for JSON, trace and page")
     dma_profile: Optional[str] = option(
         "how DMA is timed (default: the calibrated one)", metavar="NAME"

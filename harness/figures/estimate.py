@@ -283,12 +283,7 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
         return known[key]
 
     buckets = {tag: list(wrapper.neuron_config.buckets) for tag, wrapper in wrappers.items()}
-    asked = settings.profile_bucket or ()
-    shown = [
-        (tag, bucket)
-        for tag, own in buckets.items()
-        for bucket in [bucket for bucket in own if _new(bucket) in asked] or _telling(own)
-    ]
+    shown = [(tag, bucket) for tag, own in buckets.items() for bucket in _telling(own)]
     runs = _runs(settings, buckets)
     total = len({(tag, str(bucket)) for tag, bucket in [*shown, *runs]})
     progress.report("graphs", 0, total)

@@ -361,19 +361,14 @@ def _check_buckets(settings: Settings) -> None:
             settings.max_context_length,
         ),
         "--token-generation-buckets": (settings.token_generation_buckets, settings.seq_len),
-        "--profile-bucket": (settings.profile_bucket, None),
     }
     for flag, (buckets, limit) in limits.items():
         if buckets is None:
             continue
         if not settings.enable_bucketing:
             raise UserError(f"{flag} needs --enable-bucketing true.")
-        if limit is not None and max(buckets) != limit:
+        if max(buckets) != limit:
             raise UserError(
                 f"The largest of {flag} must be {limit}, so that every length has a bucket, got "
                 f"{max(buckets)}."
-            )
-        if max(buckets) > settings.seq_len:
-            raise UserError(
-                f"{flag} must be at most --seq-len {settings.seq_len}, got {max(buckets)}."
             )

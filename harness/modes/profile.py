@@ -11,7 +11,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from harness import console, sdk
 from harness.errors import UserError
@@ -68,7 +68,6 @@ def shapes_only_session(settings: Settings, scratch: Path) -> Session:
     asked = with_chunks(replace(settings, tp_degree=ranks), folder.config)
     if asked.quantized:  # no weights are read, so there need be none
         asked = replace(asked, quantized_checkpoints_path=scratch)
-    asked = _with_buckets(asked)
     return Session(asked, folder, source, None, 0)
 
 
@@ -92,25 +91,6 @@ def _shapes_of(path: Path) -> models.ModelFolder:
     config = schema.read_json(path / "config.json")
     models.check_config(path, config)
     return models.ModelFolder(path, path.name, config)
-
-
-def _with_buckets(settings: Settings) -> Settings:
-    """The buckets that are profiled are part of the model."""
-    wanted = set(settings.profile_bucket or ())
-    if not settings.enable_bucketing or not wanted:
-        return settings
-    limit, longest = settings.max_context_length, settings.seq_len
-    prefill, decode = settings.context_encoding_buckets, settings.token_generation_buckets
-    return replace(
-        settings,
-        context_encoding_buckets=_buckets(prefill, wanted, limit),
-        token_generation_buckets=_buckets(decode, wanted, longest),
-    )
-
-
-def _buckets(given: Optional[list[int]], extra: set[int], limit: int) -> list[int]:
-    """The given buckets, the limit itself and some more up to it."""
-    return sorted(bucket for bucket in {*(given or ()), *extra, limit} if bucket <= limit)
 
 
 def _checked(body: Any) -> tuple[str, list[str]]:

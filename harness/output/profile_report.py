@@ -24,6 +24,7 @@ EXPENDABLE = ("MFU", "GB/s", "MB each", "times", "µs each", "bound by")
 ELSEWHERE = "a wider terminal or --profile-output shows them"
 PAGE_INSTRUCTIONS = 15_000  # of each kernel that the page lists: it has some ten kernels
 _PLAIN = "submodel", "bucket", "prior", "batch", "latency_ns"  # of a graph
+SOURCE_LINES = 8  # of a kernel that are printed
 SMALL = 0.005  # operators below this share of the graph are printed as one row
 
 
@@ -74,7 +75,7 @@ def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
         found = estimate.graphs(host, role, name, order)
     text = io.StringIO()
     out = terminal.written_to(text, width, styled)
-    show(found.graphs, name, order, settings.profile_top, out)
+    show(found.graphs, name, order, out)
     if found.prompt is not None:
         terminal.print_table(out, _calls(found.prompt))
     if found.step is not None:
@@ -85,7 +86,7 @@ def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
 
 
 def show(
-    graphs: Sequence[estimate.GraphEstimate], dma_profile: str, order: str, top: int, out: Console
+    graphs: Sequence[estimate.GraphEstimate], dma_profile: str, order: str, out: Console
 ) -> None:
     """Print every graph, then every distinct kernel by source line."""
     out.print(f"{tables.estimate_note(dma_profile)}; schedule {order}")
@@ -110,7 +111,7 @@ def show(
             out.print(f"bound by {op.profile.binding}")
             for words in op.profile.spills:
                 out.print(words)
-            lines = tables.line_table(op.profile.lines, op.profile.time_ns, top)
+            lines = tables.line_table(op.profile.lines, op.profile.time_ns, SOURCE_LINES)
             terminal.print_table(
                 out, lines, tables.expendable(op.profile.lines), "bound by", ELSEWHERE
             )

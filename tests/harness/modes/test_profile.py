@@ -148,13 +148,9 @@ def test_assumed_costs_are_added_as_given(shapes_folder, profiled):
         assert after.latency_ns - before["latency_ns"] == pytest.approx(added)
 
 
-def test_other_dma_profiles_and_buckets(shapes_folder, profiled):
-    graphs = estimates(
-        shapes_folder,
-        *["--seq-len", "256", "--dma-profile", "hbm-peak", "--profile-bucket", "128", "256"],
-    )
+def test_other_dma_profiles(shapes_folder, profiled):
+    graphs = estimates(shapes_folder, "--seq-len", "256", "--dma-profile", "hbm-peak")
     found = {(g.submodel, g.bucket): g.latency_ns for g in graphs}
-    assert {bucket for _, bucket in found} == {128, 256}
     for graph in profiled[0]["graphs"]:
         assert found[(graph["submodel"], 256)] < graph["latency_ns"]
 
@@ -196,8 +192,6 @@ def test_graphs_show_releases_where_they_differ_and_the_order(
         (["--dma-profile", "warp"], "'warp' does not exist, expected one of sdk2.21"),
         (["--schedule", "random"], "'random' does not exist, expected one of compiler"),
         (["--profile-model", "llama-3.2-1b"], "name two models"),
-        (["--profile-bucket", "64", "--enable-bucketing", "no"], "needs --enable-bucketing true"),
-        (["--profile-bucket", "999"], "at most --seq-len 128, got 999"),
         (["--seq-len", "99999"], "--seq-len must be at most 16384"),
     ],
 )
