@@ -68,73 +68,73 @@ def test_an_argument_with_a_typo_is_told_what_is_close(given, meant, capsys) -> 
     assert f"Unrecognized arguments: {given}, {meant} is close; see" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--prompt", ""),
-        ("--prompt", "a,,b"),
-        ("--prompt", "  \n "),
-        ("--max-length", "63", "--seq-len", "64"),
-        ("--max-context-length", "65", "--seq-len", "64"),
-        ("--sequence-parallel-enabled", "--padding-side", "left"),
-        ("--sequence-parallel-enabled", "--vocab-parallel"),
-        ("--flash-decoding-enabled", "--padding-side", "left"),
-        ("--cp-degree", "2", "--flash-decoding-enabled"),
-        ("--cp-degree", "2", "--sequence-parallel-enabled"),
-        ("--pp-degree", "2"),
-        ("--ctx-batch-size", "2"),
-        ("--apply-seq-ids-mask",),
-        ("--async-mode",),
-        ("--adapter-id", "one"),
-        ("--max-lora-rank", "4"),
-        ("--lora-ckpt-path", "one"),
-        ("--lora-ckpt-path", "one:/no/such/folder"),
-        ("--lora-ckpt-path", "0:."),
-        ("--is-continuous-batching", "--padding-side", "left"),
-        ("--top-p", "0"),
-        ("--top-p", "1.5"),
-        ("--temperature", "-1"),
-        ("--global-topk", "8"),
-        ("--dynamic",),
-        ("--context-encoding-buckets", "32", "--seq-len", "64"),
-        ("--token-generation-buckets", "32", "128", "--seq-len", "64"),
-        ("--enable-bucketing", "false", "--context-encoding-buckets", "128"),
-        ("--base-latency", "5"),
-        ("--base-throughput", "5"),
-        ("--base-latency", "0", "--base-throughput", "5"),
-        ("--base-latency", "5", "--base-throughput", "-1"),
-        ("--speculation-length", "4"),
-        ("--speculate", "draft"),
-        ("--enable-eagle-speculation",),
-        ("--num-medusa-heads", "3"),
-        ("--is-medusa", "--medusa-speculation-length", "15"),
-        ("--is-medusa", "--do-sample"),
-        ("--speculate", "fused", "--draft-model-path", "d", "--do-sample"),
-        ("--is-medusa", "--quantize", "int8"),
-        ("--is-medusa", "--prompt-lookup-num-tokens", "3"),
-        ("--is-medusa", "--speculate", "eagle"),
-        ("--is-medusa", "--medusa-tree-json", "nowhere.json"),
-        ("--enable-eagle-draft-input-norm", "--draft-model-path", "d"),
-        ("--token-tree-json", "nowhere.json", "--draft-model-path", "d"),
-        ("--speculate", "eagle", "--draft-model-path", "d", "--token-tree-json", "nowhere.json"),
-        ("--enable-fused-speculation", "--prompt-lookup-num-tokens", "3"),
-        ("--speculate", "fused", "--enable-eagle-speculation", "--draft-model-path", "d"),
-        ("--speculate", "lookup", "--draft-model-path", "d"),
-        ("--prompt-lookup-num-tokens", "3", "--draft-model-path", "d"),
-        ("--prompt-lookup-num-tokens", "3", "--speculation-length", "5"),
-        ("--prompt-lookup-num-tokens", "128"),
-        ("--speculate", "lookup", "--speculation-length", "1"),
-        ("--speculate", "lookup", "--speculation-length", "64", "--seq-len", "64"),
-        ("--speculate", "lookup", "--padding-side", "left"),
-        ("--speculate", "lookup", "--on-device-sampling"),
-        ("--speculate", "lookup", "--batch-size", "2"),
-        ("--speculate", "lookup", "--is-continuous-batching"),
-        ("--speculate", "lookup", "--max-context-length", "32", "--prefill-chunk", "16"),
-    ],
-)
-def test_impossible_combinations_are_refused(arguments) -> None:
+# A command line each.
+IMPOSSIBLE = """
+--prompt ''
+--prompt a,,b
+--max-length 63 --seq-len 64
+--max-context-length 65 --seq-len 64
+--sequence-parallel-enabled --padding-side left
+--sequence-parallel-enabled --vocab-parallel
+--flash-decoding-enabled --padding-side left
+--cp-degree 2 --flash-decoding-enabled
+--cp-degree 2 --sequence-parallel-enabled
+--pp-degree 2
+--ctx-batch-size 2
+--apply-seq-ids-mask
+--async-mode
+--adapter-id one
+--max-lora-rank 4
+--lora-ckpt-path one
+--lora-ckpt-path one:/no/such/folder
+--lora-ckpt-path 0:.
+--is-continuous-batching --padding-side left
+--top-p 0
+--top-p 1.5
+--temperature -1
+--global-topk 8
+--dynamic
+--context-encoding-buckets 32 --seq-len 64
+--token-generation-buckets 32 128 --seq-len 64
+--enable-bucketing false --context-encoding-buckets 128
+--base-latency 5
+--base-throughput 5
+--base-latency 0 --base-throughput 5
+--base-latency 5 --base-throughput -1
+--speculation-length 4
+--speculate draft
+--enable-eagle-speculation
+--num-medusa-heads 3
+--is-medusa --medusa-speculation-length 15
+--is-medusa --do-sample
+--speculate fused --draft-model-path d --do-sample
+--is-medusa --quantize int8
+--is-medusa --prompt-lookup-num-tokens 3
+--is-medusa --speculate eagle
+--is-medusa --medusa-tree-json nowhere.json
+--enable-eagle-draft-input-norm --draft-model-path d
+--token-tree-json nowhere.json --draft-model-path d
+--speculate eagle --draft-model-path d --token-tree-json nowhere.json
+--enable-fused-speculation --prompt-lookup-num-tokens 3
+--speculate fused --enable-eagle-speculation --draft-model-path d
+--speculate lookup --draft-model-path d
+--prompt-lookup-num-tokens 3 --draft-model-path d
+--prompt-lookup-num-tokens 3 --speculation-length 5
+--prompt-lookup-num-tokens 128
+--speculate lookup --speculation-length 1
+--speculate lookup --speculation-length 64 --seq-len 64
+--speculate lookup --padding-side left
+--speculate lookup --on-device-sampling
+--speculate lookup --batch-size 2
+--speculate lookup --is-continuous-batching
+--speculate lookup --max-context-length 32 --prefill-chunk 16
+"""
+
+
+@pytest.mark.parametrize("line", [*IMPOSSIBLE.split("\n")[1:-1], "--prompt '  \n '"])
+def test_impossible_combinations_are_refused(line: str) -> None:
     with pytest.raises(UserError):
-        parse(*arguments)
+        parse(*shlex.split(line))
 
 
 TREES = {"tree": "[[0], [2], [0, 1]]", "double": "[[0], [0]]", "torn": "[[1, 0]]", "none": "[]",
