@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import regex
 import torch
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer, LlamaConfig
@@ -21,7 +21,6 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from harness.errors import UserError
 from harness.inputs import gguf_import, models
-from tests.harness.inputs.test_models import interleave
 from tests.tiny_model import write_tiny_model
 
 LLAMA_3 = regex.compile(  # as tiktoken's users have it
@@ -37,10 +36,23 @@ SIZES = {
 }
 
 
-class Writer:
-    """The tiny model's folder as a GGUF file; `tokenizer` writes another tokenizer."""
+def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp's row order from Hugging Face's, written out row by row."""
+    rows = weight.shape[0] // heads
+    result = np.empty_like(weight)
+    for head in range(heads):
+        for index in range(rows // 2):
+            result[head * rows + 2 * index] = weight[head * rows + index]
+            result[head * rows + 2 * index + 1] = weight[head * rows + rows // 2 + index]
+    return result
 
-    def __init__(self, path: Path, folder: Path, architecture: str = "llama") -> None:
+
+class Writer:
+    """The tiny model's folder as a GGUF file, one tensor of it in bytes."""
+
+    def __init__(
+        self, path: Path, folder: Path, architecture: str = "llama", in_bytes: str = ""
+    ) -> None:
         self.path, self.out = path, GGUFWriter(str(path), architecture)
         config = json.loads((folder / "config.json").read_text())
         out = self.out
@@ -64,7 +76,11 @@ class Writer:
                 _, _, layer, rest = name.split(".", 3)
                 found = {hf: own for own, hf in gguf_import._LAYER_NAMES.items()}[rest]
                 stored = f"blk.{layer}.{found}"
-            out.add_tensor(stored, values)
+            kind = GGMLQuantizationType.Q8_0
+            if name == in_bytes:
+                out.add_tensor(stored, quants.quantize(values, kind), raw_dtype=kind)
+            else:
+                out.add_tensor(stored, values)
 
     def bytes_as_tokens(self, folder: Path, pre: str = "gpt-2") -> None:
         vocabulary = AutoTokenizer.from_pretrained(str(folder)).get_vocab()
@@ -89,7 +105,7 @@ class Writer:
 
 @pytest.fixture
 def write(tiny_model: Path, tmp_path: Path) -> Callable[..., Writer]:
-    return lambda architecture="llama": Writer(tmp_path / "tiny.gguf", tiny_model, architecture)
+    return lambda *more: Writer(tmp_path / "tiny.gguf", tiny_model, *more)
 
 
 def converted(path: Path) -> Path:
@@ -113,6 +129,34 @@ def test_a_gguf_file_gives_its_folder_back(write: Callable, tiny_model: Path) ->
         AutoTokenizer.from_pretrained(str(f))("hé 12\n")["input_ids"] for f in (tiny_model, folder)
     ]
     assert texts[0] == texts[1]
+
+
+def test_bytes_with_scales_and_a_tokenizer_that_splits_digits(
+    write: Callable, tiny_model: Path, tmp_path: Path
+) -> None:
+    name, kind = "model.embed_tokens.weight", GGMLQuantizationType.Q8_0
+    writer = write("llama", name)
+    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens += [*sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "12", "hel"]
+    tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
+    writer.byte_level(tokens, ["h e", "1 2", "he l"], "smollm")
+    writer.out.add_chat_template("{{ '<|im_start|>' + messages[0]['content'] + '<|im_end|>' }}")
+    folder, steps = tmp_path, []
+    gguf_import.convert(writer.close(), folder, lambda *step: steps.append(step))
+    kept, made = (load_file(str(f / "model.safetensors")) for f in (tiny_model, folder))
+    stored = quants.dequantize(quants.quantize(kept[name].float().numpy(), kind), kind)
+    assert torch.equal(made[name], torch.from_numpy(stored).to(torch.bfloat16))
+    assert steps == [(i + 1, len(made)) for i in range(len(made))]
+    assert "rope_parameters" not in models.check_folder(folder).config
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    assert type(tokenizer).__name__ == "PreTrainedTokenizerFast"
+    ids = tokenizer("help 12")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["hel", "p", "Ġ", "1", "2"]
+    assert (tokenizer.eos_token_id, tokenizer.bos_token_id) == (2, 1)
+    text = "  naïve 你好 \t\n x"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    chat = tokenizer.apply_chat_template([{"role": "user", "content": "h"}])
+    assert (chat[0], chat[-1], len(chat)) == (1, 2, 3)
 
 
 def test_control_tokens_are_special_and_those_of_a_user_are_whole(write: Callable) -> None:

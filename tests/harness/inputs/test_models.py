@@ -6,128 +6,13 @@ import json
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quants
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from harness.errors import UserError
 from harness.inputs import command_line, gguf_import, models, quantised
 from tests.tiny_model import write_tiny_model
-
-HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INNER, VOCAB = 4, 2, 16, 64, 96, 262
-
-
-def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp's row order from Hugging Face's, written out row by row."""
-    rows = weight.shape[0] // heads
-    result = np.empty_like(weight)
-    for head in range(heads):
-        for index in range(rows // 2):
-            result[head * rows + 2 * index] = weight[head * rows + index]
-            result[head * rows + 2 * index + 1] = weight[head * rows + rows // 2 + index]
-    return result
-
-
-@pytest.fixture(scope="module")
-def gguf_model(tmp_path_factory: pytest.TempPathFactory):
-    """A GGUF file with one Q8_0 and several F32 tensors, and the weights that went in."""
-    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    rng = np.random.default_rng(0)
-    layer = "model.layers.0."
-    shapes = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        layer + "input_layernorm.weight": (HIDDEN,),
-        layer + "post_attention_layernorm.weight": (HIDDEN,),
-        layer + "self_attn.q_proj.weight": (HEADS * HEAD_DIM, HIDDEN),
-        layer + "self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
-        layer + "self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, HIDDEN),
-        layer + "self_attn.o_proj.weight": (HIDDEN, HEADS * HEAD_DIM),
-        layer + "mlp.gate_proj.weight": (INNER, HIDDEN),
-        layer + "mlp.up_proj.weight": (INNER, HIDDEN),
-        layer + "mlp.down_proj.weight": (HIDDEN, INNER),
-    }
-    weights = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
-    names = {hf: gguf for gguf, hf in gguf_import._MODEL_NAMES.items()} | {
-        layer + hf: "blk.0." + gguf for gguf, hf in gguf_import._LAYER_NAMES.items()
-    }
-    writer = GGUFWriter(str(path), "llama")
-    writer.add_block_count(1)
-    writer.add_context_length(256)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_freq_base(100000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(VOCAB)
-    from tokenizers import pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *alphabet, "he", "12", "hel"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
-    writer.add_token_merges(["h e", "1 2", "he l"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_unk_token_id(0)
-    writer.add_pad_token_id(2)
-    writer.add_chat_template("{{ '<|im_start|>' + messages[0]['content'] + '<|im_end|>' }}")
-    for name, weight in weights.items():
-        stored = weight
-        if "q_proj" in name:
-            stored = interleave(weight, HEADS)
-        if "k_proj" in name:
-            stored = interleave(weight, KV_HEADS)
-        if "embed" in name:
-            kind = GGMLQuantizationType.Q8_0
-            writer.add_tensor(names[name], quants.quantize(stored, kind), raw_dtype=kind)
-            weights[name] = quants.dequantize(quants.quantize(stored, kind), kind)
-        else:
-            writer.add_tensor(names[name], stored)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    folder = path.parent / "hf"
-    folder.mkdir()
-    steps: list[tuple[int, int]] = []
-    gguf_import.convert(path, folder, lambda done, total: steps.append((done, total)))
-    return folder, weights, steps
-
-
-def test_conversion_gives_back_the_weights_in_bf16(gguf_model) -> None:
-    folder, weights, steps = gguf_model
-    loaded = load_file(str(folder / "model.safetensors"))
-    assert set(loaded) == set(weights)
-    for name, weight in weights.items():
-        assert torch.equal(loaded[name], torch.from_numpy(weight).to(torch.bfloat16)), name
-    assert steps == [(i + 1, len(weights)) for i in range(len(weights))]
-
-
-def test_converted_config_passes_the_checks_and_keeps_the_values(gguf_model) -> None:
-    model = models.check_folder(gguf_model[0])
-    assert model.heads == (HEADS, KV_HEADS)
-    assert model.config["rope_theta"] == 100000.0 and "rope_parameters" not in model.config
-    assert model.config["rms_norm_eps"] == 1e-5
-    assert model.config["tie_word_embeddings"] is True
-
-
-def test_converted_tokenizer_splits_digits_adds_nothing_and_ends_right(gguf_model) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(str(gguf_model[0]))
-    assert type(tokenizer).__name__ == "PreTrainedTokenizerFast"
-    ids = tokenizer("help 12")["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == ["hel", "p", "Ġ", "1", "2"]
-    assert (tokenizer.eos_token_id, tokenizer.bos_token_id) == (2, 1)
-    text = "  naïve 你好 \t\n x"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-    chat = tokenizer.apply_chat_template([{"role": "user", "content": "h"}])
-    assert (chat[0], chat[-1], len(chat)) == (1, 2, 3)
 
 
 def test_embedded_model_is_complete(embedded_model: Path) -> None:
