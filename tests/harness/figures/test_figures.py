@@ -90,7 +90,8 @@ def test_weighted_share_counts_each_graph_as_often_as_it_runs() -> None:
     # prompt of 62: prefill 64; three decode steps at lengths 63, 64 (bucket 64) and 65 (128)
     share = graphs.nki_share(GRAPHS, 62, 4)
     assert share.weighted == pytest.approx((90 + 1 + 1 + 3) / (100 + 2 + 2 + 3))
-    assert share.outside == [f"{graphs.PREFILL}: b (10.00%)", f"{graphs.DECODE}: b (50.00%)"]
+    told = [(graphs.PREFILL, "10.00"), (graphs.DECODE, "50.00")]
+    assert share.outside == [f"{name}: b ({percent}% of its MACs)" for name, percent in told]
 
 
 def test_kernels_without_a_count_are_a_warning() -> None:
