@@ -179,6 +179,26 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
+def real_ones() -> str:
+    """What to do for a feature that only the real libraries have: the checkouts for the installed
+    transformers, else for the contest's newest."""
+    fitting = [r for r in RELEASES if r.transformers == _minor(_transformers())]
+    release = (fitting or [r for r in RELEASES if r.nxdi == "0.6"])[-1]
+    return (
+        f"clone aws-neuron/neuronx-distributed-inference at {release.nxdi_at} and "
+        f"aws-neuron/neuronx-distributed at {release.nxd_at} and name both folders with "
+        f"--libraries or {VARIABLE} (docs/libraries.md)"
+    )
+
+
+def _transformers() -> str:
+    """The installed version, "none" without one."""
+    try:
+        return importlib.metadata.version("transformers")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
+
+
 def _check(found: Libraries) -> None:
     """Refuse versions that do not belong together, in one sentence with versions that do."""
     release = next((r for r in RELEASES if r.nxdi == _minor(found.nxdi)), None)
@@ -193,10 +213,7 @@ def _check(found: Libraries) -> None:
             f"{found.words} do not fit each other: NxD Inference {release.nxdi} goes with "
             f"{fitting}; check out aws-neuron/neuronx-distributed at {release.nxd_at}."
         )
-    try:
-        installed = importlib.metadata.version("transformers")
-    except importlib.metadata.PackageNotFoundError:
-        installed = "none"
+    installed = _transformers()
     if _minor(installed) != release.transformers:
         raise UsageError(
             f"{found.words} do not fit transformers {installed}: NxD Inference {release.nxdi} goes "

@@ -81,8 +81,10 @@ def continued(
     # the driver of real libraries makes adapters without them
     from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
+    from harness.session.adapters import named
+
     def call(lines: list[int], ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        adapters = app.adapter_indices([names[line] for line in lines])
+        adapters = named(app, [names[line] for line in lines])
         return app(
             input_ids=ids,
             position_ids=positions,

@@ -43,10 +43,20 @@ import neuron_cpu  # noqa: E402
 
 neuron_cpu.ensure_sdk()
 
+from neuron_cpu import libraries  # noqa: E402
 from neuron_cpu.core import Kernel, release_thread  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
 from tests.warned import pytest_pyfunc_call  # noqa: E402, F401 - a hook
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of what only the real libraries have are left out where there is the imitation."""
+    found = libraries.find(neuron_cpu.ROOTS)
+    reason = f"needs the real libraries; {libraries.real_ones()}, or run make real."
+    for item in items:
+        if found is None and item.get_closest_marker("libraries") is not None:
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish() -> None:

@@ -133,7 +133,7 @@ REFUSALS = {
     "no Medusa heads": lambda t, m: (["--is-medusa"], "has no medusa_heads.pt"),
     "the library's alone": lambda t, m: (
         ["--speculate", "fused", "--draft-model-path", m],
-        "runs over the real libraries only",
+        "asks for a draft in the target's graph, expected it to be off",
     ),
     "no EAGLE head": lambda t, m: (
         ["--enable-eagle-speculation", "--draft-model-path", m],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +15,11 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from harness.figures.estimate import events_of
+from harness.figures.tracing import record
 from models import adapters, extended, ranks, weights
 from models.quantised import check_quantised
+from neuron_cpu.runtime import recording
 from tests.adapters import continued
 from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
@@ -130,6 +132,7 @@ def assert_each_as_peft(checkpoint, made, app, names):
         assert changes == (name != "0")
 
 
+@pytest.mark.libraries
 @pytest.mark.parametrize("tp_degree", [1, 2])
 def test_a_batch_of_three_adapters(serving, tp_degree):
     """Ranks 4 and 20, one for attention's queries and values only, and a row without any."""
@@ -138,6 +141,7 @@ def test_a_batch_of_three_adapters(serving, tp_degree):
     assert_each_as_peft(checkpoint, made, app, ["two", "0", "one"])
 
 
+@pytest.mark.libraries
 @pytest.mark.parametrize(
     ("adapter", "shape"),
     [
@@ -154,6 +158,7 @@ def test_ranks_scales_and_heads(serving, adapter, shape):
     assert_each_as_peft(checkpoint, made, app, ["two", "0", "one"])
 
 
+@pytest.mark.libraries
 def test_adapters_follow_their_requests_through_continuous_batching(serving):
     """Prompts one by one, then fewer rows than the batch, in another order than their lines."""
     options = {"batch_size": 3, "is_continuous_batching": True, "ctx_batch_size": 1}
@@ -194,26 +199,23 @@ def test_adapters_round_as_pytorch_does(call):
         check_error(got, bf16, exact.double())
 
 
+@pytest.mark.libraries
 def test_every_product_of_adapters_is_a_kernel_s(serving, tmp_path):
     """A decode step: ranks (in + out) for each of seven projections, whole tiles of features."""
     macs = []
     for rank in (1, 9):
-        serving({"one": {"r": rank}, "two": {"r": rank}})
-        graphs = json.loads((tmp_path / "compiled" / "operators.json").read_text())["graphs"]
-        assert all(graph["macs"] == graph["nki_macs"] for graph in graphs)
-        macs.append(next(g["macs"] for g in graphs if g["submodel"] == "token_generation_model"))
+        _, _, app = serving({"one": {"r": rank}, "two": {"r": rank}})
+        for wrapper in app.models:
+            bucket = wrapper.neuron_config.buckets[0]
+            events = [event for _, event in events_of(record(app, wrapper, bucket, tmp_path))]
+            assert all(event.kind == recording.KERNEL for event in events if event.macs)
+        macs.append(sum(event.macs for event in events))  # of the last one, a decode step
     hidden, inner, q, kv = 256, 256, 384, 128
     columns = 3 * hidden + q + 2 * kv + (q + hidden) + 2 * (hidden + inner) + inner + hidden
     assert macs[1] - macs[0] == 2 * 8 * columns * SHAPE["num_hidden_layers"]
 
 
-@pytest.mark.parametrize("kernels", [False, True])
-def test_the_first_release_is_refused(serving, kernels):
-    """It reads no adapter, and gives the first one the number 0."""
-    with pytest.raises(ValueError, match="lora_config needs NxDI 0.2 or later"):
-        serving({"one": {}}, version="0.1", enable_nki=kernels)
-
-
+@pytest.mark.libraries
 def test_adapters_that_the_kernels_do_not_take_are_refused(serving, tmp_path):
     with pytest.raises(ValueError, match="changes embed_tokens, expected some of q_proj"):
         serving({"one": {"target_modules": ["q_proj", "embed_tokens"]}})

@@ -29,7 +29,6 @@ CASES = {
     "prompts padded on the left": (["--padding-side", "left", "--batch-size", "2"], {}, False),
     "left padding of heads of 80": (["--padding-side", "left"], dict(head_dim=80), False),
     "a degree that does not divide the heads": (["--tp-degree", "16"], {}, False),
-    "sequence parallel": (["--sequence-parallel-enabled"], {}, False),
     "heads of 128": ([], dict(head_dim=128), True),
     "a server of the embedded model": (
         ["--mode", "serve", "--seq-len", "2048", "--max-context-length", "512", "--tp-degree", "1"],

@@ -13,7 +13,6 @@ from neuronx_distributed_inference.utils.hf_adapter import (
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from tests.llama.every import llama
-from tests.sdk.test_block_tables import BEHIND_A_PREFIX, Blocks
 
 SHAPE = dict(
     hidden_size=192,
@@ -198,18 +197,6 @@ def test_windows_of_prompts_of_different_lengths(kernels, degree, checkpoint):
             wanted = model(torch.tensor([row])).logits[0, -5:]
         found = torch.stack([step[at] for step in steps])
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("kernels", [False, True])
-def test_a_window_over_blocks_behind_a_prefix(kernels, checkpoint, monkeypatch):
-    """37 tokens, 32 of them in blocks that another sequence has filled, a window of eight."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
-    model, folder = checkpoint("window")
-    live = Blocks(application(folder, enable_nki=kernels, **BEHIND_A_PREFIX))
-    prompt = [*range(3, 40)]
-    with torch.no_grad():
-        live.share_a_prefix(prompt, model(torch.tensor([prompt])).logits[0, -1])
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
 
+import neuronx_distributed  # noqa: F401 - both tell the finder what they name
+import neuronx_distributed_inference  # noqa: F401
 from torch import nn
+
+from neuron_cpu.imitation import NAMED
 
 IMITATION = Path(__file__).resolve().parents[2] / "neuron_cpu" / "imitation"
 REPOSITORIES = ("neuronx-distributed", "neuronx-distributed-inference")
@@ -130,8 +134,22 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
 
 def imitation(root: Path = IMITATION) -> Library:
     paths = sorted(root.rglob("*.py"))
-    named = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in paths}
-    return Library({path: module_of(text) for path, text in named.items()})
+    files = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in paths}
+    modules = {path: module_of(text) for path, text in files.items()}
+    for module, names in NAMED.items():
+        made = modules[_path(module)] = Module(names=set(names))
+        for name, place in names.items():
+            source, _, other = place.partition(":")
+            there = modules[_path(source)]
+            if (other or name) in there.functions:
+                made.functions[name] = there.functions[other or name]
+            if (other or name) in there.classes:
+                made.classes[name] = there.classes[other or name]
+    return Library(modules)
+
+
+def _path(module: str) -> str:
+    return module.replace(".", "/") + ".py"
 
 
 @functools.lru_cache

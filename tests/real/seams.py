@@ -20,10 +20,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LENGTH = 32
-BLOCKS = {"is_block_kv_layout": True, "is_continuous_batching": True, "ctx_batch_size": 1}
-BLOCKS |= {"pa_block_size": 16, "pa_num_blocks": 18, "seq_len": 128, "batch_size": 2}
 QUANTISED = {"quantized": True, "quantization_dtype": "int8"}
-LORA = {"max_loras": 2, "max_lora_rank": 8, "target_modules": ["q_proj", "down_proj"]}
 # Settings that are compiled.
 COMPILED: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -32,13 +29,10 @@ COMPILED: dict[str, dict[str, Any]] = {
     "fused QKV": {"fused_qkv": True},
     "two buckets": {"enable_bucketing": True, "seq_len": 256, "max_context_length": 256},
     "continuous": {"batch_size": 2, "ctx_batch_size": 1, "is_continuous_batching": True},
-    "sequence parallel": {"sequence_parallel_enabled": True},
     "vocabulary parallel": {"vocab_parallel": True},
     "fp8 caches": {"kv_cache_quant": True},
     "on device": {"on_device_sampling_config": {"top_k": 1}},
     "speculation": {"speculation_length": 4},
-    "lora": {"lora_config": LORA},
-    "prefix caching": {"is_prefix_caching": True, **BLOCKS, "max_context_length": 112},
 }
 # Settings that a release may refuse before anything is compiled.
 REFUSED: dict[str, dict[str, Any]] = {

@@ -131,7 +131,7 @@ def test_derived_values():
 )
 def test_what_only_the_libraries_have_is_refused_by_name(monkeypatch, options):
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
-    with pytest.raises(NotImplementedError, match="runs over the real libraries only.*--libraries"):
+    with pytest.raises(NotImplementedError, match="asks for .*expected it to be off.*--libraries"):
         NeuronConfig(**options)
 
 

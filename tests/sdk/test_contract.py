@@ -222,16 +222,6 @@ def test_example_inputs(version, tiny_llama, application):
     assert [tuple(t.shape) for t in decode[:5]] == [(2, 1), (2, 48), (2, 1), (2,), (2, 3)]
 
 
-def test_transposed_key_cache(tiny_llama, application, generate, reference, monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
-    model, folder = tiny_llama()
-    app = application(folder, k_cache_transposed=True)
-    caches = app.traced_model[0].modules[0].kv_mgr.past_key_values
-    assert [tuple(cache.shape) for cache in caches[:2]] == [(1, 2, 8, 48), (1, 2, 48, 8)]
-    got = generate(app, PROMPTS[:1], 8)[0].tolist()
-    assert got == reference(model, PROMPTS[0], 8)[0].tolist()
-
-
 def test_unknown_keywords_are_only_logged(caplog):
     config_module.NeuronConfig(no_such_option=1)
     assert "no_such_option" in caplog.text

@@ -139,39 +139,6 @@ def test_vocabulary_parallel_embedding(submission, tiny_llama, generate, referen
         assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
 
 
-# A slice by the rank's own number, which works here, is rank 0's on every rank of a device.
-@pytest.mark.filterwarnings("error:A scatter by the group's own rank:RuntimeWarning")
-@pytest.mark.parametrize(
-    ("enable_nki", "tp_degree", "version"), crossed([False, True], [1, 2, 4], VERSIONS)
-)
-def test_sequence_parallelism(
-    submission, tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki
-):
-    """Two layers, so that a shard crosses from one to the next; logits of Hugging Face."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
-    app = build(
-        submission,
-        folder,
-        torch_dtype="float32",
-        tp_degree=tp_degree,
-        enable_nki=enable_nki,
-        sequence_parallel_enabled=True,
-    )
-    got = generate(app, PROMPTS, 5, return_dict_in_generate=True, output_logits=True)
-    for row, prompt in enumerate(PROMPTS):
-        tokens, logits = reference(model, prompt, 5)
-        assert got.sequences[row, -5:].tolist() == tokens.tolist()
-        torch.testing.assert_close(torch.stack(got.logits)[:, row], logits, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("more", [{"vocab_parallel": True}, {"padding_side": "left"}])
-def test_what_a_sharded_sequence_cannot_have(submission, tiny_llama, more):
-    _, folder = tiny_llama(**SHAPE)
-    with pytest.raises(ValueError, match="takes prompts padded on the right and a whole vocab"):
-        build(submission, folder, tp_degree=2, sequence_parallel_enabled=True, **more)
-
-
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
 def test_more_ranks_than_kv_heads(

@@ -265,6 +265,7 @@ def number(served: Served, name: str) -> int:
     return int(float(next(line for line in lines if line.startswith(name)).split()[-1]))
 
 
+@pytest.mark.libraries
 def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, monkeypatch):
     """Two ranks, llama.py's PyTorch; what a hit computes is counted, in /metrics and in /status."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -292,8 +293,7 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
 @pytest.mark.parametrize(
     ("version", "flags", "message"),
     [
-        ("0.1", ["--is-prefix-caching"], "--is-prefix-caching needs a later version"),
-        ("0.1", ["--is-chunked-prefill"], "--is-chunked-prefill needs a later version"),
+        ("0.1", ["--is-prefix-caching"], "asks for a cache of blocks, .*0.6.* --libraries"),
         ("0.6", ["--is-block-kv-layout"], "needs --is-prefix-caching or --is-chunked-prefill"),
         ("0.6", ["--is-prefix-caching", "--is-chunked-prefill"], "one of them alone; got both"),
         ("0.6", ["--is-prefix-caching", "--pa-block-size", "24"], "power of two, got 24"),
@@ -304,7 +304,7 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
         ("0.6", ["--prefix-buckets", "32"], "needs --is-prefix-caching or"),
         ("0.6", ["--is-chunked-prefill", "--kernel-q-tile-size", "48"], "must divide"),
         ("0.6", ["--is-chunked-prefill", "--kernel-kv-tile-size", "64"], "a multiple of 128"),
-        ("0.6", ["--is-chunked-prefill"], "chunked_prefill_config runs over the real libraries"),
+        ("0.6", ["--is-chunked-prefill"], "asks for a cache of blocks, .* --libraries"),
     ],
 )
 def test_what_versions_lack_is_refused_with_a_sentence(

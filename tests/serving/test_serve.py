@@ -115,6 +115,7 @@ def test_the_official_client(served):
             client.chat.completions.create(model="tiny", messages=messages)
 
 
+@pytest.mark.libraries
 @pytest.mark.parametrize("kernels", [pytest.param(False, marks=pytest.mark.full), True])
 def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch, kernels):
     """Three models at once, each as peft has it, with NKI kernels and without."""

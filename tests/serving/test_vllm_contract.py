@@ -188,6 +188,7 @@ def test_a_row_that_is_drawn_leaves_its_neighbours_greedy(folder, reference, mon
     assert same == [True, False, True]
 
 
+@pytest.mark.libraries
 def test_adapters_are_numbers_a_row(folder, monkeypatch, tmp_path):
     """Checkpoints by name, static: the number of one is its place, 0 is the model itself."""
     from transformers import LlamaForCausalLM

@@ -88,10 +88,8 @@ class Contract:
     # The speculation bucket is chosen above cached and new tokens; 0.1: above cached ones.
     bucket_holds_speculation: bool = True
 
-    # -- adapters, continuous batching -------------------------------------------------------
+    # -- continuous batching -----------------------------------------------------------------
 
-    # Adapters' checkpoints are read; 0.1 builds their layers and leaves them at zero.
-    loads_adapters: bool = True
     # Decode sorts its rows by sequence id in the graph, so any order of them is right. Later the
     # wrapper sorts them, and a whole batch not even there.
     graph_sorts_rows: bool = False
@@ -108,8 +106,6 @@ class Contract:
     passes_residual: bool = True
     # `get_model_output` reads and writes the cache itself.
     body_updates_cache: bool = True
-    # Sequence-parallel prefill gathers one row of each rank instead of the whole sequence.
-    slices_last_token: bool = True
     # `NeuronAttentionBase(config, *, hidden_size, ...)` builds its own projections, and its
     # `forward` accepts keywords that its signature does not name.
     attention_takes_config: bool = True

@@ -3,6 +3,7 @@
 from typing import Optional, Tuple
 
 import torch
+from torch_neuronx.xla_impl.ops import TopK
 
 from neuron_cpu.runtime.ranks import Group
 
@@ -21,13 +22,8 @@ def topk(
             f"topk along dim {dim} of a tensor sharded along dim {gather_dim} is not modelled, "
             "expected the same dimension; gather the tensor first."
         )
-    size = tensor.shape[dim]
-    if k > size * group.size():
-        raise ValueError(
-            f"topk of k={k} exceeds the {size * group.size()} elements along dim {dim}."
-        )
-    values, indices = torch.topk(tensor, min(k, size), dim=dim)
-    indices = indices + group.rank() * size
+    values, indices = TopK.apply(tensor, k, dim)
+    indices = indices + group.rank() * tensor.shape[dim]
     values = _gather_along_dim(values, dim, group)
     indices = _gather_along_dim(indices, dim, group)
     best, where = torch.topk(values, k, dim=dim)

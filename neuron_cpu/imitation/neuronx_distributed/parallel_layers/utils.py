@@ -72,3 +72,13 @@ class EmbeddingUtility:
         del world_size
         start = rank * per_partition_vocab_size
         return start, start + per_partition_vocab_size
+
+
+def get_number_of_extra_heads(n_head: int, tp_degree: int) -> int:
+    """Heads to add so that `tp_degree` divides the count."""
+    return get_padding_length(n_head, tp_degree)
+
+
+def model_parallel_xla_manual_seed(seed: int) -> None:
+    """Do nothing: a rank draws no random numbers of its own (rank 0 draws for all)."""
+    del seed

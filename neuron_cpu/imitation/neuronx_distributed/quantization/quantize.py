@@ -52,3 +52,8 @@ def direct_cast_quantize(tensor: torch.Tensor, downcast_dtype: torch.dtype) -> t
         return result
     raw = result.view(torch.uint8)
     return torch.where((raw & 0x7F) > 0x77, raw | 0x7F, raw).view(downcast_dtype)
+
+
+def direct_cast_dequantize(tensor: torch.Tensor, upcast_dtype: torch.dtype) -> torch.Tensor:
+    """The tensor cast without a scale; the tensor itself where it has the type already."""
+    return tensor.to(upcast_dtype)

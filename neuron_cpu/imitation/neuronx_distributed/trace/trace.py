@@ -6,7 +6,7 @@ parallel layer's own parameters are sliced by their tags; all others are replica
 `get_tensor_from_state_dict(prefix, state_dict)` of a parameter, where there is one, reads it.
 """
 
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 import torch
 from torch import nn
@@ -30,15 +30,9 @@ def invoke_preshard_hook(module: nn.Module, checkpoint: StateDict, prefix: str) 
         invoke_preshard_hook(child, checkpoint, f"{prefix}{name}.")
 
 
-def preprocess_checkpoint(
-    model: nn.Module,
-    checkpoint: StateDict,
-    behind_hooks: Optional[Callable[[nn.Module, StateDict], None]] = None,
-) -> List[str]:
+def preprocess_checkpoint(model: nn.Module, checkpoint: StateDict) -> List[str]:
     """Run the hooks and drop unknown keys, both in place; the result tells what was dropped."""
     invoke_preshard_hook(model, checkpoint, "")
-    if behind_hooks is not None:
-        behind_hooks(model, checkpoint)
     wanted = set(model.state_dict().keys())
     unused = sorted(key for key in checkpoint if key not in wanted)
     for key in unused:

@@ -21,13 +21,9 @@ from neuron_cpu.runtime import graph
 from neuron_cpu.runtime.ranks import Group, RankPool, on_first_rank, rank_context
 
 from .. import artifacts
-from ..contract import ENVIRONMENT_VARIABLE
 from ..modules import quantised
-from ..modules.block_settings import refuse_blocks
 from ..modules.checkpoint import load_state_dict, without_sharing
-from ..modules.lora_serving.adapters import add_adapters, resolve
-from ..modules.lora_serving.lora_module import move_base_weights
-from .config import InferenceConfig, NeuronConfig
+from .config import InferenceConfig, NeuronConfig, refuse_real_only
 from .model_wrapper import (
     SUBMODEL_TAGS,
     ModelWrapper,
@@ -96,9 +92,6 @@ class NeuronApplicationBase(nn.Module):
         if not hasattr(config, "neuron_config"):
             raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
         refuse_unsupported(config.neuron_config)
-        if config.neuron_config.lora_config is not None:
-            _refuse_with_adapters(config.neuron_config)
-            resolve(config.neuron_config.lora_config)
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:
@@ -325,7 +318,7 @@ class NeuronApplicationBase(nn.Module):
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
         """The full checkpoint after all hooks, and a sentence for each key that no module reads."""
         checkpoint = dict(self.checkpoint_loader_fn())
-        unused = preprocess_checkpoint(module, checkpoint, self._add_adapters)
+        unused = preprocess_checkpoint(module, checkpoint)
         warnings = []
         if unused:
             warnings.append(
@@ -334,12 +327,6 @@ class NeuronApplicationBase(nn.Module):
             )
             logger.warning(warnings[-1])
         return checkpoint, warnings
-
-    def _add_adapters(self, module: nn.Module, checkpoint: StateDict) -> None:
-        """Add the adapters' tensors, after the hooks: these know layers by their own names."""
-        if self.neuron_config.lora_config is not None:
-            move_base_weights(module, checkpoint)
-            add_adapters(module, checkpoint)
 
     def _local_weights(self, checkpoint: StateDict, rank: int) -> StateDict:
         """One rank's tensors. An error names parameters that the checkpoint lacks."""
@@ -479,11 +466,9 @@ def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:
 
 def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     """NotImplementedError for a feature of the SDK that would silently do nothing here."""
+    refuse_real_only(vars(neuron_config))
     refuse_options(neuron_config, _UNSUPPORTED)
-    refuse_blocks(neuron_config)
     _refuse_batches(neuron_config)
-    if neuron_config.sequence_parallel_enabled:
-        _refuse_with_sequence_parallelism(neuron_config)
     for name, only in _ONLY.items():
         only = neuron_config.world_size if only is None else only
         if getattr(neuron_config, name) != only:
@@ -502,27 +487,6 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
                 f"NeuronConfig.{name} needs on_device_sampling_config, because NxDI reads the "
                 "first output as tokens; leave it out."
             )
-
-
-def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:
-    """Refuse options that NxDI's layers with adapters exclude, or that are not modelled."""
-    if not neuron_config.contract.loads_adapters:
-        raise NotImplementedError(
-            "lora_config needs NxDI 0.6, because 0.1 reads no adapter's checkpoint, got "
-            f"{neuron_config.contract.version}; set {ENVIRONMENT_VARIABLE} to 0.6 or leave it out."
-        )
-    others = ("quantized", "fused_qkv", "sequence_parallel_enabled", "speculation_length")
-    for name in others:
-        if getattr(neuron_config, name):
-            raise NotImplementedError(
-                f"lora_config meets {name}={getattr(neuron_config, name)!r}, expected it to be "
-                "off; leave one of them out."
-            )
-    if neuron_config.lora_config.lora_shard_linear_layer:
-        raise NotImplementedError(
-            "lora_shard_linear_layer is not modelled by neuron_cpu, expected it to be off; the "
-            "results are the same without it."
-        )
 
 
 def _refuse_batches(neuron_config: NeuronConfig) -> None:
@@ -552,21 +516,6 @@ def _refuse_batches(neuron_config: NeuronConfig) -> None:
             f"tkg_batch_size is {neuron_config.tkg_batch_size}, expected max_batch_size "
             f"({neuron_config.max_batch_size}), because a decode step reads one cache line a row; "
             "make them equal."
-        )
-
-
-def _refuse_with_sequence_parallelism(neuron_config: NeuronConfig) -> None:
-    """Refuse options with which a sharded sequence goes wrong, or has no public description."""
-    if neuron_config.vocab_parallel:
-        raise NotImplementedError(
-            "sequence_parallel_enabled meets vocab_parallel, expected one of them, because public "
-            "sources leave open who sums the embedding then; leave vocab_parallel out."
-        )
-    if neuron_config.padding_side == "left" and neuron_config.contract.slices_last_token:
-        raise NotImplementedError(
-            "sequence_parallel_enabled meets padding_side='left', expected 'right', because NxDI "
-            f"{neuron_config.contract.version} then answers from the last row of rank 0's shard "
-            "instead of the last row; pad on the right."
         )
 
 

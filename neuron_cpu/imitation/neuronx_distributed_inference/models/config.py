@@ -12,30 +12,38 @@ import json
 import logging
 import os
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Type, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Type, Union
 
 import torch
 from neuronx_distributed.quantization.quantization_config import QuantizationType, dtype_of
 
 from neuron_cpu.closed import Closed
+from neuron_cpu.libraries import real_ones
 
 from ..contract import ENVIRONMENT_VARIABLE, EXPERTS, FIRST, Contract, contract, field_versions
-from ..modules.lora_serving.config import as_lora_config
+from ..small import FusedSpecNeuronConfig as FusedSpecNeuronConfig
 
 CONFIG_FILE = "neuron_config.json"
 # Inner features of a rank's share of an expert that closed kernels need whole multiples of.
 SHARD_ON_INTERMEDIATE_DIMENSION_PER_TP = SHARD_ON_INTERMEDIATE_DIMENTION_PER_TP = 256
 MOE_TKG_MK_INTERMEDIATE_PER_TP = 128
-# Features that this imitation leaves to the libraries themselves.
-_REAL_ONLY = (
-    "enable_fused_speculation",
-    "is_eagle_draft",
-    "token_tree_config",
-    "is_medusa",
-    "flash_decoding_enabled",
-    "chunked_prefill_config",
-    "is_chunked_prefill",
-)
+# Features that this imitation leaves to the libraries themselves, by the option that asks for them.
+_REAL_ONLY = {
+    "lora_config": "a model with low-rank adapters",
+    "is_block_kv_layout": "a cache of blocks",
+    "is_prefix_caching": "a cache of shared prefixes",
+    "chunked_prefill_config": "a prompt in chunks that sequences share",
+    "is_chunked_prefill": "a prompt in chunks that sequences share",
+    "sequence_parallel_enabled": "a sequence that ranks share",
+    "flash_decoding_enabled": "a cache that ranks share by positions",
+    "cp_degree": "a prompt that ranks share",
+    "k_cache_transposed": "a transposed cache of keys",
+    "enable_fused_speculation": "a draft in the target's graph",
+    "enable_eagle_speculation": "an EAGLE draft",
+    "is_eagle_draft": "an EAGLE draft",
+    "token_tree_config": "a tree of guesses",
+    "is_medusa": "a model with Medusa heads",
+}
 # Fields with a default that is a constant; a version may lack some (contract.py).
 _CONSTANT = {
     "on_cpu output_logits is_continuous_batching enable_bucketing bucket_n_active_tokens "
@@ -49,26 +57,23 @@ _CONSTANT = {
     "speculation_length medusa_speculation_length num_medusa_heads start_rank_id "
     "kv_cache_padding_size": 0,
     "batch_size tp_degree pp_degree ep_degree cp_degree": 1,
-    "quantized_checkpoints_path medusa_tree target is_prefill_stage chunked_prefill_config "
-    "modules_to_not_convert activation_quantization_type token_tree_config kv_quant_config": None,
+    "lora_config quantized_checkpoints_path medusa_tree target is_prefill_stage prefix_buckets "
+    "chunked_prefill_config modules_to_not_convert activation_quantization_type "
+    "token_tree_config kv_quant_config": None,
 }
 logger = logging.getLogger("Neuron")
 
 
-def _real_only(name: str) -> Callable[..., Any]:
-    """Stands for a class of configurations that this imitation leaves to the libraries."""
+def refuse_real_only(options: Mapping[str, Any]) -> None:
+    """NotImplementedError for an option that only the real libraries have."""
+    for name, feature in _REAL_ONLY.items():
+        asked = options.get(name) or 0
+        if asked is True or asked not in (0, 1):
+            raise NotImplementedError(
+                f"NeuronConfig.{name} asks for {feature}, expected it to be off over this "
+                f"imitation of the libraries; {real_ones()}, or leave it out."
+            )
 
-    def refuse(*_: Any, **_options: Any) -> None:
-        raise NotImplementedError(
-            f"{name} runs over the real libraries only, expected none over this imitation of them; "
-            "name checkouts of NxD and NxD Inference with --libraries or NEURON_CPU_LIBRARIES "
-            "(docs/libraries.md)."
-        )
-
-    return refuse
-
-
-FusedSpecNeuronConfig = _real_only("FusedSpecNeuronConfig")
 
 _DTYPES = {
     name: getattr(torch, name)
@@ -129,6 +134,7 @@ class NeuronConfig:
     library = FIRST  # that it stands for where the environment names none
 
     def __init__(self, **kwargs: Any) -> None:
+        refuse_real_only(kwargs)
         take = kwargs.pop
         self.contract = contract(self.library)
         for names, default in _CONSTANT.items():
@@ -137,7 +143,6 @@ class NeuronConfig:
         self._set_shapes(take)
         self._set_buckets(take)
         self._set_features(take)
-        self._set_blocks(take)
         self._set_quantization(take)
         self._set_speculation(take)
         self._set_parallelism(take)
@@ -234,20 +239,11 @@ class NeuronConfig:
         if getattr(sampling, "draws_by_default", False):
             sampling.do_sample = self.contract.samples_by_default
         self.on_device_sampling_config = sampling
-        self.async_mode = take(self.contract.async_keyword, False)
-        take("async_mode", None)  # 0.1 saves this name but reads the other
-        self.lora_config = as_lora_config(take("lora_config", None))
-        self._optional(take, "trace_tokengen_model", True)
-
-    def _set_blocks(self, take: Callable[..., Any]) -> None:
-        """Caches of blocks, and the options that need them."""
         self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
         self.pa_block_size = take("pa_block_size", self.seq_len)
-        if not self.contract.has_field("chunked_prefill_config"):
-            return
-        self.prefix_buckets = self._bucket_list(
-            take("prefix_buckets", None), self.max_context_length, "max_context_length"
-        )
+        self.async_mode = take(self.contract.async_keyword, False)
+        take("async_mode", None)  # 0.1 saves this name but reads the other
+        self._optional(take, "trace_tokengen_model", True)
 
     def _set_quantization(self, take: Callable[..., Any]) -> None:
         """Weight and cache quantisation."""
@@ -258,9 +254,7 @@ class NeuronConfig:
     def _set_speculation(self, take: Callable[..., Any]) -> None:
         """Options for several tokens a step."""
         self.spec_batch_size = take("spec_batch_size", self.batch_size)
-        self.enable_fused_speculation = (
-            take("enable_fused_speculation", False) or self.enable_eagle_speculation
-        )
+        self.enable_fused_speculation = take("enable_fused_speculation", False)
         if self.contract.has_field("token_tree_config"):
             self.enable_token_tree = self.token_tree_config is not None
             take("enable_token_tree", None)  # derived, but part of a saved file
@@ -293,15 +287,6 @@ class NeuronConfig:
 
     def _check(self) -> None:
         """Refuse settings that exclude each other, or that the stand-in cannot honour."""
-        asked = [name for name in _REAL_ONLY if getattr(self, name, False)]
-        asked += ["cp_degree"] if getattr(self, "cp_degree", 1) != 1 else []
-        if asked:
-            raise NotImplementedError(
-                f"NeuronConfig.{asked[0]} runs over the real libraries only, expected it to be off "
-                f"over this imitation of them, got {getattr(self, asked[0])!r}; name checkouts of "
-                "NxD and NxD Inference with --libraries or NEURON_CPU_LIBRARIES "
-                "(docs/libraries.md), or leave it out."
-            )
         if self.async_mode:
             logger.warning(
                 "NeuronConfig.async_mode changes nothing over this imitation of NxD Inference: the "

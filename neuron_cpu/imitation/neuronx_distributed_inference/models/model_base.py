@@ -9,30 +9,16 @@ import logging
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
-import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers.layers import SPMDRank
-from neuronx_distributed.parallel_layers.mappings import (
-    _gather_along_dim,
-    _reduce_scatter_along_dim,
-    gather_from_sequence_parallel_region,
-)
+from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from neuron_cpu.errors import CompileError
-
 from ..contract import ENVIRONMENT_VARIABLE
-from ..modules.autobucketing import generate_buckets, prefix_caching_buckets
-from ..modules.block_inputs import BlockArguments
-from ..modules.block_masks import among_new
+from ..modules.autobucketing import generate_buckets
 from ..modules.generation.sampling import Sampler, prepare_sampling_params, validate_sampling_params
-from ..modules.kvcache.block_kv_cache_manager import (
-    BlockKVCacheManager,
-    generate_tokengen_slot_mapping,
-)
 from ..modules.kvcache.cache_lines import CacheLines
 from ..modules.kvcache.kv_cache_manager import KVCacheManager
-from ..modules.lora_serving.lora_module import wrap_model_with_lora
 from .application_base import NeuronApplicationBase
 from .config import InferenceConfig
 from .model_wrapper import (
@@ -66,17 +52,13 @@ class NeuronBaseModel(nn.Module):
         self.padding_side = neuron_config.padding_side
         self.max_length = neuron_config.max_length
         self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
-        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        self.sequence_dimension = None
         self.rank_util = SPMDRank(world_size=neuron_config.tp_degree)
         self.contract = neuron_config.contract
-        self.is_block_kv_layout = getattr(neuron_config, "is_block_kv_layout", False)
-        self.is_prefix_caching = getattr(neuron_config, "is_prefix_caching", False)
         self.setup_attr_for_model(config)
         self.init_model(config)
         if optimize_inference:
             self.init_inference_optimization(config)
-        if neuron_config.lora_config is not None:
-            wrap_model_with_lora(self, neuron_config.lora_config)
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         raise NotImplementedError("A model sets its sizes in setup_attr_for_model.")
@@ -88,8 +70,7 @@ class NeuronBaseModel(nn.Module):
         """Make the caches, and the sampler where the device samples."""
         if self.on_device_sampling:
             self.sampler = Sampler(config.neuron_config)
-        manager = BlockKVCacheManager if self.is_block_kv_layout else KVCacheManager
-        self.kv_mgr = manager(config, num_kv_head=self.num_key_value_heads)
+        self.kv_mgr = KVCacheManager(config, num_kv_head=self.num_key_value_heads)
 
     # -- masks -----------------------------------------------------------------------------------
 
@@ -180,10 +161,6 @@ class NeuronBaseModel(nn.Module):
         empty.
         """
         rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
-        if self.is_block_kv_layout:
-            places = slot_mapping, active_block_table, num_queries
-            return self._forward_blocks(rows, _none_if_empty(adapter_ids), *places)
-        adapter_ids = _none_if_empty(adapter_ids)
         prefill = self._is_context_encoding(input_ids)
         speculation = self._is_for_speculation(input_ids)
         order = None if prefill else self._order_in_cache(seq_ids)
@@ -200,8 +177,7 @@ class NeuronBaseModel(nn.Module):
             adapter_ids=adapter_ids,
         )
         # Only the last token's logits are asked for: the head is the widest product of all.
-        cut = prefill and not self._slices_last_token
-        asked = self._last_token(hidden, position_ids) if cut else hidden
+        asked = self._last_token(hidden, position_ids) if prefill else hidden
         outputs = self._choose(self._head(asked), sampling_params, speculation)
         return [*_in_order(outputs, None if order is None else torch.argsort(order)), *caches]
 
@@ -210,38 +186,6 @@ class NeuronBaseModel(nn.Module):
         Cache line i belongs to sequence id i."""
         continuous = self.neuron_config.is_continuous_batching
         return torch.argsort(seq_ids) if continuous and self.contract.graph_sorts_rows else None
-
-    def _forward_blocks(
-        self, inputs: Any, adapter_ids: Optional[torch.Tensor], slots: Any, table: Any, new: Any
-    ) -> List[torch.Tensor]:
-        """`forward` for a cache of blocks: a prompt after its prefix, or a step."""
-        input_ids, attention_mask, position_ids, seq_ids, sampling_params = inputs
-        prefill, active_mask = input_ids.shape[-1] > 1, among_new(input_ids)
-        if prefill and table.dim() == 1:  # no prefix: nothing is read
-            mask = self._create_context_attn_mask(attention_mask)
-        elif prefill:
-            mask = attention_mask
-        else:
-            mask = self._create_prior_mask(attention_mask, 1)
-            slots = generate_tokengen_slot_mapping(
-                position_ids, slots, table, self.neuron_config.pa_block_size
-            )
-        hidden, caches = self.get_model_output(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=position_ids,
-            active_mask=active_mask,
-            adapter_ids=adapter_ids,
-            update_cache=True,
-            is_for_context_encoding=prefill,
-            seq_ids=seq_ids,
-            scatter_index=slots,
-            active_block_table=table,
-            num_queries=new,
-        )
-        if prefill:
-            hidden = self._last_token(hidden, position_ids)
-        return [*self._choose(self._head(hidden), sampling_params, False), *caches]
 
     def _run_layers(
         self, prefill: bool, seq_ids: torch.Tensor, **inputs: Any
@@ -269,43 +213,6 @@ class NeuronBaseModel(nn.Module):
         index = torch.argmax(position_ids, dim=1, keepdim=True)
         index = index[:, :, None].expand(-1, 1, self.hidden_size)
         return torch.gather(hidden, 1, index)
-
-    # -- sequence parallelism (prefill only) -----------------------------------------------------
-
-    @property
-    def _slices_last_token(self) -> bool:
-        """Whether `get_model_output` returns one row a sequence, not all rows."""
-        return self.sequence_parallel_enabled and self.contract.slices_last_token
-
-    def _shard_sequence(self, hidden: torch.Tensor) -> torch.Tensor:
-        """(B, S, H), equal on all ranks -> this rank's rows (B, S/tp, H).
-
-        A reduce-scatter by maximum does it, as in NxDI: all ranks share one graph, where a slice by
-        rank would be rank 0's.
-        """
-        length, degree = hidden.shape[1], self.neuron_config.tp_degree
-        if length % degree:
-            raise CompileError(
-                f"A context-encoding bucket has {length} tokens, expected a multiple of the "
-                f"tensor-parallel degree {degree} under sequence_parallel_enabled; change "
-                "max_context_length or context_encoding_buckets."
-            )
-        return _reduce_scatter_along_dim(hidden, self.sequence_dimension, xm.REDUCE_MAX)
-
-    def _last_token_of_shards(
-        self, hidden: torch.Tensor, position_ids: torch.Tensor
-    ) -> torch.Tensor:
-        """This rank's rows (B, S/tp, H) -> (B, 1, H): the row of the largest position.
-
-        Each rank offers its row of the wanted number; the shard that holds the position decides. So
-        tp rows travel, not S.
-        """
-        shard = hidden.shape[1]
-        index = torch.argmax(position_ids, dim=1, keepdim=True)[:, :, None]  # (B, 1, 1)
-        index = index.expand(-1, 1, hidden.shape[-1])
-        candidate = torch.gather(hidden, 1, index % shard)
-        candidates = gather_from_sequence_parallel_region(candidate, self.sequence_dimension)
-        return torch.gather(candidates, 1, index // shard)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V or V/tp) in fp32; Contract says which padded tokens are hidden."""
@@ -368,18 +275,8 @@ class NeuronBaseModel(nn.Module):
         length = hidden.shape[1]
         position_ids = position_ids.view(-1, length).long()
         prefill = is_for_context_encoding
-        if active_block_table is not None and active_block_table.dim() > 1:
-            past_key_values = self.kv_mgr.get_cache(
-                seq_len=self.n_positions,
-                active_block_table=active_block_table,
-                is_for_context_encoding=prefill,
-            )
-        elif update_cache and not prefill and past_key_values is None:
+        if update_cache and not prefill and past_key_values is None:
             past_key_values = self.kv_mgr.get_cache(self.n_positions)
-        # Between the layers each rank holds its share of the tokens; they come together behind the
-        # norm, whole or, where the version does so, as the last token alone.
-        if self.sequence_parallel_enabled:
-            hidden = self._shard_sequence(hidden)
         common: Dict[str, Any] = dict(
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -397,10 +294,6 @@ class NeuronBaseModel(nn.Module):
             )
         hidden, new_key_values = self._layers_forward(hidden, past_key_values, common)
         hidden = self.norm(hidden)
-        if self._slices_last_token:
-            hidden = self._last_token_of_shards(hidden, position_ids)
-        elif self.sequence_parallel_enabled:
-            hidden = gather_from_sequence_parallel_region(hidden, self.sequence_dimension)
         if not update_cache:
             return hidden, new_key_values
         caches = self.kv_mgr.update_cache(
@@ -477,11 +370,6 @@ def _in_order(
     return [torch.index_select(tensor, 0, order) for tensor in tensors]
 
 
-def _none_if_empty(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
-    """None for an empty tensor, by which NxDI 0.6 passes an absent one."""
-    return None if tensor is None or tensor.numel() == 0 else tensor
-
-
 class NeuronBaseForCausalLM(NeuronApplicationBase):
     """A causal language model: prefill and decode sub-models behind one `forward`."""
 
@@ -498,7 +386,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             self.neuron_config.batch_size, top_k=[1], top_p=[1.0], temperature=[1.0]
         )
         self.cache_lines = CacheLines(self.neuron_config)
-        self.is_block_kv_layout = getattr(self.neuron_config, "is_block_kv_layout", False)
         self.model_wrapper = self.get_model_wrapper_cls()
         self.enable_context_encoding()
         speculates = self.neuron_config.speculation_length > 0
@@ -547,22 +434,14 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         """The mark of a sub-model, in versions that leave one."""
         return {"is_prefill_stage": prefill} if self.neuron_config.contract.marks_prefill else {}
 
-    def _buckets(self, prefill: bool) -> List[Any]:
-        """Lengths of a sub-model's graphs; with a cache of blocks pairs of them."""
+    def _buckets(self, prefill: bool) -> List[int]:
+        """Lengths of a sub-model's graphs."""
         config = self.neuron_config
         longest = config.max_context_length if prefill else config.max_length
         given = config.context_encoding_buckets if prefill else config.token_generation_buckets
-
-        def lengths(asked: Optional[List[int]], least: int) -> List[int]:
-            if not config.enable_bucketing:
-                return [longest]
-            return asked or generate_buckets(least, longest)
-
-        if not self.is_block_kv_layout:
-            return lengths(given, 128)
-        if not prefill:
-            return prefix_caching_buckets(lengths(given, 256), [], False)
-        return prefix_caching_buckets(lengths(given, 512), lengths(config.prefix_buckets, 512))
+        if not config.enable_bucketing:
+            return [longest]
+        return given or generate_buckets(128, longest)
 
     def enable_context_encoding(self, **model_init_kwargs: Any) -> None:
         """Prefill: a bucket's tokens, written to the caches from their start."""
@@ -590,7 +469,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             batch_size=config.tkg_batch_size,
             n_active_tokens=1,
             bucket_n_active_tokens=False,
-            sequence_parallel_enabled=False,
             buckets=self._buckets(prefill=False),
             **self._stage(prefill=False),
         )
@@ -605,7 +483,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             batch_size=config.spec_batch_size,
             n_active_tokens=config.speculation_length,
             bucket_n_active_tokens=False,
-            sequence_parallel_enabled=False,
             buckets=self._buckets(prefill=False),
             **self._stage(prefill=False),
         )
@@ -660,15 +537,11 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         inputs = self._default_inputs(
             input_ids, attention_mask, position_ids, seq_ids, sampling_params
         )
-        adapter_ids = self._adapter_rows(adapter_ids, len(input_ids))
-        blocks = BlockArguments(slot_mapping, block_table, full_context_lens, computed_context_lens)
-        if self.is_block_kv_layout:
-            submodel = self._route(inputs[0], inputs[2])
-            return self._construct_output(submodel(*inputs, None, adapter_ids, blocks=blocks))
+        blocks = (slot_mapping, block_table, full_context_lens, computed_context_lens)
         if any(value is not None for value in blocks):
             raise ValueError(
                 "A call names blocks of the cache, expected none, as this model's cache has lines; "
-                "compile with is_block_kv_layout, or leave them out."
+                "leave them out."
             )
         if input_capture_hook is not None:
             input_capture_hook(self, [*inputs, prev_hidden, adapter_ids])
@@ -712,29 +585,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
                 f"seq_ids have {seq_ids.dim()} dimensions, expected one, (batch,); flatten them."
             )
         return [*(t.to(torch.int32) for t in given), sampling_params]
-
-    def _adapter_rows(self, ids: Optional[torch.Tensor], rows: int) -> Optional[torch.Tensor]:
-        """The adapter of each row, int32 (B,), the base model by default; None without adapters."""
-        lora = self.neuron_config.lora_config
-        if lora is None:
-            return ids
-        if ids is None:
-            return torch.zeros(rows, dtype=torch.int32)
-        if len(ids) != rows or not all(0 <= row <= lora.max_loras for row in ids.tolist()):
-            raise ValueError(
-                f"adapter_ids are {ids.tolist()}, expected one from 0 (none) to {lora.max_loras} "
-                f"for each of {rows} rows."
-            )
-        return ids.to(torch.int32)
-
-    def adapter_indices(self, names: Sequence[str]) -> torch.Tensor:
-        """Rows (B,) of adapters by their ids; "0" is the base model, KeyError for an unknown id."""
-        lora = self.neuron_config.lora_config
-        known = {"0": 0} if lora is None else lora.indices
-        unknown = [name for name in names if name not in known]
-        if unknown:
-            raise KeyError(f"There is no adapter {unknown[0]!r}, expected one of {sorted(known)}.")
-        return torch.tensor([known[name] for name in names], dtype=torch.int32)
 
     def _infer_attention_mask(self, position_ids: torch.Tensor) -> torch.Tensor:
         """Ones up to each row's largest position (prompt), or before it (decode)."""

@@ -1,10 +1,9 @@
 """One sub-model (prefill or decode): its buckets, its padding, its calls."""
 
 import logging
-import math
 import os
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -18,13 +17,7 @@ from neuron_cpu.runtime import executed, rounding
 from neuron_cpu.runtime.ranks import RankPool
 
 from ..contract import building_under
-from ..modules import block_inputs
-from ..modules.autobucketing import (
-    Pair,
-    bucket_above,
-    context_encoder_bucket,
-    token_generation_bucket,
-)
+from ..modules.autobucketing import bucket_above, context_encoder_bucket, token_generation_bucket
 from ..modules.generation.sampling import prepare_sampling_params
 from ..modules.kvcache.cache_lines import CacheLines
 
@@ -38,7 +31,6 @@ _PAD_POSITION = 1
 
 logger = logging.getLogger("Neuron")
 Tensors = Sequence[torch.Tensor]
-Bucket = Union[int, Pair]  # a length, or new tokens and cached ones
 
 
 def base_compile_work_dir() -> str:
@@ -129,15 +121,9 @@ def own_outputs(neuron_config: Any) -> int:
     return 2 if neuron_config.output_logits else 1
 
 
-def use_bucket(module: nn.Module, bucket: Bucket) -> None:
-    """Set a module to the sizes of one graph."""
-    if isinstance(bucket, int):
-        module.n_positions = bucket
-        return
-    module.n_active_tokens, module.prefix_size = bucket
-    module.n_positions = module.prefix_size
-    if module.n_active_tokens > 1:
-        module.n_positions = min(sum(bucket), module.neuron_config.max_context_length)
+def use_bucket(module: nn.Module, bucket: int) -> None:
+    """Set a module to the length of one graph."""
+    module.n_positions = bucket
 
 
 class RankedModel:
@@ -154,12 +140,12 @@ class RankedModel:
         self.num_outputs = num_outputs
         self.executed: Dict[str, List[executed.Counts]] = {}  # by bucket, of watched calls
 
-    def __call__(self, bucket: Bucket, *inputs: torch.Tensor) -> Any:
+    def __call__(self, bucket: int, *inputs: torch.Tensor) -> Any:
         functions = [partial(self._run, module, bucket, inputs) for module in self.modules]
         outputs = self.pool.first_of(functions, inputs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
-    def _run(self, module: nn.Module, bucket: Bucket, inputs: Tensors) -> List[torch.Tensor]:
+    def _run(self, module: nn.Module, bucket: int, inputs: Tensors) -> List[torch.Tensor]:
         use_bucket(module, bucket)
         # A model may write into its inputs; ranks share them.
         own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
@@ -216,10 +202,7 @@ class ModelWrapper(nn.Module):
     def input_generator(self) -> List[Tuple[torch.Tensor, ...]]:
         """Example inputs of every bucket: ids, mask, positions, sequence ids, sampling
         parameters."""
-        config = self.neuron_config
-        if getattr(config, "is_block_kv_layout", False):
-            return [self._block_example(bucket) for bucket in config.buckets]
-        return [self._example(bucket) for bucket in config.buckets]
+        return [self._example(bucket) for bucket in self.neuron_config.buckets]
 
     def _example(self, bucket: int) -> Tuple[torch.Tensor, ...]:
         batch = self.neuron_config.batch_size
@@ -236,62 +219,32 @@ class ModelWrapper(nn.Module):
             torch.arange(batch, dtype=torch.int32),
             prepare_sampling_params(batch),
         )
-        if self.neuron_config.lora_config is not None:
-            inputs = (*inputs, torch.zeros(batch, dtype=torch.int32))
         return self._with_dummies(inputs)
 
-    def _block_example(self, bucket: Pair) -> Tuple[torch.Tensor, ...]:
-        """The fifteen inputs of a graph over blocks."""
-        config, (new, prior) = self.neuron_config, bucket
-        rows, whole = config.batch_size, {"dtype": torch.int32}
-        width = math.ceil(prior / config.pa_block_size)
-        inputs = [
-            torch.ones((rows, new), **whole),
-            torch.ones((rows, prior) if prior else (1,), **whole),
-            torch.arange(new, **whole).expand(rows, new),
-            torch.arange(rows, **whole),
-            prepare_sampling_params(rows),
-        ]
-        inputs += [
-            torch.full((rows, new), -1, **whole),
-            torch.zeros((rows, width) if prior else (1,), **whole),
-            torch.ones((rows, 1), **whole),
-            torch.zeros((rows, 1), **whole),
-        ]
-        return self._with_empties(inputs)
-
-    def _with_empties(self, inputs: Tensors) -> Tuple[torch.Tensor, ...]:
-        """The five inputs, six empty ones, and the blocks' inputs."""
-        return (*inputs[:5], *[torch.empty(0)] * 6, *inputs[5:])
-
     def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
-        """The inputs with zeros int32 (B) for the previous hidden state and adapter ids. NxDI 0.6
-        passes both. `inputs` are the five, and ids where there are adapters."""
+        """The five inputs, and zeros int32 (B) for the previous hidden state and adapter ids, which
+        NxDI 0.6 passes."""
         if not self.contract.passes_dummies:
             return inputs
         none = torch.zeros(len(inputs[0]), dtype=torch.int32)
-        return (*inputs[:5], none, *(inputs[5:] or (none,)))
+        return (*inputs, none, none)
 
-    def forward(
-        self, *args: Optional[torch.Tensor], blocks: Optional[block_inputs.BlockArguments] = None
-    ) -> Any:
+    def forward(self, *args: Optional[torch.Tensor]) -> Any:
         """One call, padded to a bucket and to the compiled batch, in several parts if needed.
 
-        `args` are the five inputs, and optionally a previous hidden state (none here) and adapter
-        ids. `blocks` describes a cache of blocks. Returns logits (B, 1, V) fp32, or tokens.
+        `args` are the five inputs, and None for a previous hidden state and adapter ids. Returns
+        logits (B, 1, V) fp32, or tokens.
         """
         if self.model is None:
             raise RuntimeError("Forward was called before load(); call load() first.")
-        hidden, ids = (*args[5:7], None, None)[:2]
-        if hidden is not None or (ids is not None and self.neuron_config.lora_config is None):
+        if any(value is not None for value in args[5:]):
             raise NotImplementedError(
                 "A call has a previous hidden state, or adapter ids for a model without adapters, "
-                "expected neither; leave them out, or compile with a lora_config."
+                "expected neither; leave them out."
             )
         # Graphs have fixed shapes: first the width is brought to a bucket, then the rows to the
         # compiled batch.
-        given = args[:5] if ids is None else (*args[:5], ids)
-        inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in given]
+        inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in args[:5]]
         rows, batch, drawn = len(inputs[0]), self.neuron_config.batch_size, len(inputs[4])
         if rows > batch and not self.neuron_config.is_continuous_batching:
             raise ValueError(
@@ -305,10 +258,6 @@ class ModelWrapper(nn.Module):
                 f"sampling_params=prepare_sampling_params({rows})."
             )
         inputs[4] = inputs[4][:rows]
-        if self.neuron_config.lora_config is not None and ids is None:
-            inputs.append(torch.zeros(len(inputs[0]), dtype=torch.int32))
-        if blocks is not None:
-            return self._over_blocks(inputs, blocks)
         bucket, inputs = self._pad_to_bucket(inputs)
         if rows == batch:
             self._note_lines(inputs)
@@ -319,31 +268,6 @@ class ModelWrapper(nn.Module):
             self._run_part([tensor[start : start + batch] for tensor in inputs], bucket)
             for start in range(0, rows, batch)
         ]
-        if isinstance(parts[0], list):
-            return [torch.cat(column) for column in zip(*parts, strict=True)]
-        return torch.cat(parts)
-
-    def _over_blocks(self, inputs: List[torch.Tensor], blocks: block_inputs.BlockArguments) -> Any:
-        """A call for a cache of blocks; a prompt graph runs its rows one by one."""
-        config, rows, pad = self.neuron_config, len(inputs[0]), self.config.pad_token_id
-        blocks = blocks.checked(config, rows)
-        if not self.is_prefill and rows > config.batch_size:
-            raise ValueError(
-                f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "
-                f"{config.batch_size}; compile for a larger batch."
-            )
-        if not self.is_prefill:
-            bucket, found = block_inputs.decode(config, inputs, blocks)
-            outputs = self.model(bucket, *self._with_empties(found))
-            if isinstance(outputs, list):
-                return [output[:rows] for output in outputs]
-            return outputs[:rows]
-        parts = []
-        for row in range(rows):
-            one = slice(row, row + 1)
-            own = block_inputs.BlockArguments(*(part[one] for part in blocks))
-            bucket, found = block_inputs.prefill(config, [t[one] for t in inputs], own, pad)
-            parts.append(self.model(bucket, *self._with_empties(found)))
         if isinstance(parts[0], list):
             return [torch.cat(column) for column in zip(*parts, strict=True)]
         return torch.cat(parts)

@@ -1,7 +1,7 @@
 """The lengths for which graphs are built, and NxDI's two rules of which one a call uses."""
 
 import math
-from typing import List, Tuple
+from typing import List
 
 import torch
 
@@ -32,44 +32,3 @@ def token_generation_bucket(position_ids: torch.Tensor, buckets: List[int]) -> i
 def bucket_above(length: int, buckets: List[int]) -> int:
     """Index of the first bucket strictly above `length`, or of the largest (NxDI 0.6)."""
     return next((i for i, bucket in enumerate(buckets) if bucket > length), len(buckets) - 1)
-
-
-# -- two dimensions: new tokens, and cached ones that their graph reads ----------------------------
-
-Pair = List[int]
-
-
-def prefix_caching_buckets(
-    prefill: List[int], prefix: List[int], is_context_encode: bool = True
-) -> List[Pair]:
-    """[new, cached] of every graph: pairs of a prefill and a prefix length, 0 first. Decode graphs
-    have [1, length]."""
-    if not is_context_encode:
-        return [[1, length] for length in prefill]
-    return [[new, cached] for new in prefill for cached in [0, *prefix]]
-
-
-def prefix_caching_bucket(queries: int, computed: int, buckets: List[Pair]) -> Tuple[Pair, int]:
-    """The bucket for `computed` cached and `queries` new tokens, and the tokens computed again.
-
-    A graph with room computes some cached tokens again. AssertionError where no bucket is large
-    enough, as in NxDI.
-    """
-    prefills = sorted({new for new, _ in buckets})
-    prefixes = sorted({cached for _, cached in buckets})
-    if 256 < queries + computed <= 512 and 512 in prefills:
-        return [512, 0], computed
-    prefill = next((new for new in prefills if new >= queries), None)
-    if prefill is None:
-        raise AssertionError(
-            f"A prompt has {queries} tokens that are not cached, expected at most {prefills[-1]}, "
-            "the largest context-encoding bucket; compile with a larger one."
-        )
-    again = min(computed, prefill - queries)
-    prefix = next((cached for cached in prefixes if cached >= computed - again), None)
-    if prefix is None:
-        raise AssertionError(
-            f"Prefix length {computed - again} of a prompt exceeds the largest prefix bucket, "
-            f"expected at most {prefixes[-1]}; compile with larger prefix_buckets."
-        )
-    return [prefill, prefix], again

@@ -2,9 +2,7 @@
 
 from typing import Any, Optional
 
-from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
-from neuronx_distributed.modules.moe.model import MoE
-from neuronx_distributed.modules.moe.routing import RouterTopK
+from neuronx_distributed.experts import ExpertMLPs, MoE, RouterTopK
 from torch import nn
 
 
@@ -61,5 +59,4 @@ def initialize_moe_module(
         bias=experts_bias,
         early_expert_affinity_modulation=neuron_config.early_expert_affinity_modulation,
     )
-    parallel = neuron_config.sequence_parallel_enabled
-    return MoE(router, experts, rmsnorm=rmsnorm, sequence_parallel_enabled=parallel)
+    return MoE(router, experts, rmsnorm=rmsnorm)

@@ -113,14 +113,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
     ) -> SampleOutput:
         """The decoding loop: ids (B, L) -> ids (B, L + new), or a dict with scores and logits."""
         del synced_gpus, streamer  # NxDI streams nothing: transformers gives it the prompt
-        names = model_kwargs.get("adapter_ids")
-        if names is not None and not isinstance(names, torch.Tensor):
-            if len(names) != input_ids.shape[0]:
-                raise ValueError(
-                    f"There are {len(names)} adapter_ids, expected one for each of "
-                    f"{input_ids.shape[0]} prompts; id '0' is the base model."
-                )
-            model_kwargs["adapter_ids"] = self.neuron_model.adapter_indices(names)
         drawn = prepare_sampling_params(
             len(input_ids),
             generation_config.top_k,
@@ -172,7 +164,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         attention_mask: Optional[torch.Tensor] = None,
         inputs_embeds: Optional[torch.Tensor] = None,
         sampling_params: Optional[torch.Tensor] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
         **kwargs: Any,
     ) -> Dict[str, Any]:
         """Inputs of the next call: the whole prompt, or the last token at its position."""
@@ -191,8 +182,6 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         }
         if sampling_params is not None:
             inputs["sampling_params"] = sampling_params
-        if adapter_ids is not None:
-            inputs["adapter_ids"] = adapter_ids
         for name in ("seq_ids", *self.neuron_model.get_required_kwargs()):
             if kwargs.get(name) is not None:
                 inputs[name] = kwargs[name]

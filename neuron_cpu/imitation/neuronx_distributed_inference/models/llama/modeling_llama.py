@@ -14,7 +14,6 @@ from neuronx_distributed.parallel_layers.layers import (
     ParallelEmbedding,
     RowParallelLinear,
 )
-from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
 from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.activations import ACT2FN
@@ -25,10 +24,8 @@ from neuron_cpu.errors import CheckpointError
 
 from ...modules.attention.attention_base import NeuronAttentionBase
 from ...modules.attention.utils import RotaryEmbedding
-from ...modules.block_masks import of_prefix
 from ...modules.custom_calls import CustomRMSNorm
-from ...modules.lora_serving.lora_module import adapted
-from ...utils.distributed import get_tp_group
+from ...small import get_tp_group
 from ..application_base import refuse_options
 from ..config import InferenceConfig, NeuronConfig
 from ..model_base import NeuronBaseForCausalLM, NeuronBaseModel
@@ -132,7 +129,7 @@ class NeuronLlamaMLP(nn.Module):
         self.config, self.neuron_config = config, neuron_config
         self.act_fn = ACT2FN[config.hidden_act]
         self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
-        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        self.sequence_dimension = None
         common = dict(
             bias=getattr(config, "mlp_bias", False),
             dtype=neuron_config.torch_dtype,
@@ -141,14 +138,12 @@ class NeuronLlamaMLP(nn.Module):
         )
         sizes = (config.hidden_size, config.intermediate_size)
         if parallel_state.model_parallel_is_initialized():
-            column = dict(common, gather_output=False, sequence_parallel_enabled=False)
+            column = dict(common, gather_output=False)
             self.gate_proj: nn.Module = ColumnParallelLinear(*sizes, **column)
             self.up_proj: nn.Module = ColumnParallelLinear(*sizes, **column)
             self.down_proj: nn.Module = RowParallelLinear(
                 *sizes[::-1],
                 input_is_parallel=True,
-                sequence_parallel_enabled=self.sequence_parallel_enabled,
-                sequence_dimension=self.sequence_dimension,
                 reduce_dtype=neuron_config.rpl_reduce_dtype,
                 **common,
             )
@@ -164,12 +159,9 @@ class NeuronLlamaMLP(nn.Module):
         residual: Optional[torch.Tensor] = None,
         adapter_ids: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
-        """(B, S, H) -> the same, None. Under sequence parallelism S is this rank's slice."""
-        del rmsnorm, residual  # the private kernels'
-        if self.sequence_parallel_enabled:
-            x = gather_from_sequence_parallel_region(x, self.sequence_dimension)
-        gate, up = (adapted(proj, x, adapter_ids) for proj in (self.gate_proj, self.up_proj))
-        return adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids), None
+        """(B, S, H) -> the same, None."""
+        del rmsnorm, residual, adapter_ids  # the private kernels', and adapters'
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), None
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):
@@ -305,7 +297,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self.rms_norm_eps = config.rms_norm_eps
         self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
         self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
-        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        self.sequence_dimension = None
         self.init_gqa_properties()
         self.rotary_emb = make_rotary_embedding(config)
         self._norm_heads(config)
@@ -326,8 +318,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         self.hidden_size = config.hidden_size
         self.window = window_of(config)
         own, self.contract = config.neuron_config, config.neuron_config.contract
-        several = own.speculation_length or getattr(own, "is_block_kv_layout", False)
-        if self.window is not None and several:
+        if self.window is not None and own.speculation_length:
             raise NotImplementedError(
                 f"sliding_window {self.window} meets several tokens a step, expected a cache that "
                 "fits it; choose a shorter seq_len, or feed the prompt at once."
@@ -349,9 +340,9 @@ class NeuronLlamaDecoderLayer(nn.Module):
         queries = keys[None] if past_key_value is None else position_ids
         return mask & (queries[:, None, :, None] - keys < self.window)
 
-    def mlp_output(self, normed: torch.Tensor, adapter_ids: Any, _given: Any) -> torch.Tensor:
+    def mlp_output(self, normed: torch.Tensor, given: Any) -> torch.Tensor:
         norm = None if self.contract.passes_residual else self.post_attention_layernorm
-        return self.mlp(normed, rmsnorm=norm, adapter_ids=adapter_ids)[0]
+        return self.mlp(normed, rmsnorm=norm, adapter_ids=given.get("adapter_ids"))[0]
 
     def forward(
         self,
@@ -359,26 +350,23 @@ class NeuronLlamaDecoderLayer(nn.Module):
         attention_mask: Optional[torch.Tensor] = None,
         position_ids: Optional[torch.Tensor] = None,
         past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
-        adapter_ids: Optional[torch.Tensor] = None,
         **kwargs: Any,
     ) -> Tuple[Any, ...]:
         """(B, S, H) -> hidden, new (K, V), cos, sin; and the residual where one is passed in."""
         with_residual = "residual" in kwargs
         if self.window is not None and attention_mask is not None:
-            given = of_prefix(attention_mask), position_ids, past_key_value
-            attention_mask = self._within_window(*given)
+            attention_mask = self._within_window(attention_mask, position_ids, past_key_value)
         attention = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),
             attention_mask=attention_mask,
             position_ids=position_ids,
             past_key_value=past_key_value,
-            adapter_ids=adapter_ids,
             rmsnorm=None if self.contract.attention_takes_config else self.input_layernorm,
             **kwargs,
         )
         output, present_key_value, cos_cache, sin_cache = attention[:4]
         residual = hidden_states + output
-        output = self.mlp_output(self.post_attention_layernorm(residual), adapter_ids, kwargs)
+        output = self.mlp_output(self.post_attention_layernorm(residual), kwargs)
         outputs = (residual + output, present_key_value, cos_cache, sin_cache)
         return (*outputs, None) if with_residual else outputs
 

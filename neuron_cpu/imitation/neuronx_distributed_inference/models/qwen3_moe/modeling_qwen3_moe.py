@@ -57,7 +57,7 @@ class NeuronQwen3MoeDecoderLayer(NeuronLlamaDecoderLayer):
         super().__init__(config)
         self.mlp = initialize_moe_module(config)
 
-    def mlp_output(self, normed: torch.Tensor, _adapter_ids: Any, given: Any) -> torch.Tensor:
+    def mlp_output(self, normed: torch.Tensor, given: Any) -> torch.Tensor:
         return self.mlp(normed, given.get("padding_mask"))[0]
 
 
@@ -97,7 +97,7 @@ class NeuronQwen3MoeForCausalLM(NeuronQwen3ForCausalLM):
     @classmethod
     def validate_config(cls, config: InferenceConfig) -> None:
         super().validate_config(config)
-        refuse_options(config.neuron_config, ("lora_config", "quantized"))
+        refuse_options(config.neuron_config, ("quantized",))
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

@@ -20,7 +20,6 @@ from torch_neuronx.xla_impl.ops import nki_jit
 from neuron_cpu.runtime.ranks import Group
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
-from ..block_masks import of_prefix
 from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV, group_or_all
 from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
 
@@ -143,7 +142,6 @@ class NeuronAttentionBase(nn.Module):
         qkv_bias: bool = False,
         o_bias: bool = False,
         clip_qkv: Optional[float] = None,
-        sequence_parallel_enabled: Optional[bool] = None,
         num_cores_per_group: int = 1,
         **later: Any,
     ) -> None:
@@ -164,10 +162,6 @@ class NeuronAttentionBase(nn.Module):
         self.padding_side = neuron_config.padding_side
         for name in ("torch_dtype", "tp_degree", "fused_qkv", "rpl_reduce_dtype"):
             setattr(self, name, getattr(neuron_config, name))
-        if sequence_parallel_enabled is None:
-            sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
-        self.sequence_parallel_enabled = sequence_parallel_enabled
-        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
         self.init_gqa_properties()
 
     def init_gqa_properties(self) -> None:
@@ -189,8 +183,6 @@ class NeuronAttentionBase(nn.Module):
             self.q_layernorm = nn.LayerNorm(self.head_dim)
             self.k_layernorm = nn.LayerNorm(self.head_dim)
         self.attn_kernel_enabled = self.neuron_config.attn_kernel_enabled
-        self.k_cache_transposed = getattr(self.neuron_config, "k_cache_transposed", False)
-        self.is_prefix_caching = getattr(self.neuron_config, "is_prefix_caching", False)
 
     def _projections(
         self, tp_degree: int, group: Optional[Group]
@@ -327,11 +319,8 @@ class NeuronAttentionBase(nn.Module):
         active_mask: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Prefill with the heads moved back: (B, S, heads, D), and this rank's K and V."""
-        if past_key_value is None:
-            output, _ = self.perform_prefill(Q, K, V, q_len, bsz, attention_mask)
-        else:
-            both = past_key_value, active_mask
-            output = self.perform_prefix_prefill(Q, K, V, q_len, bsz, attention_mask, *both)
+        del past_key_value, active_mask  # of a prompt behind a cached prefix
+        output, _ = self.perform_prefill(Q, K, V, q_len, bsz, attention_mask)
         return output.transpose(1, 2).contiguous(), K, V
 
     def attention_tokengen(
@@ -365,32 +354,12 @@ class NeuronAttentionBase(nn.Module):
         speculating = position_ids.shape[-1] > 1
         groups = self.num_key_value_groups
         past_keys, past_values = (repeat_kv(past, groups) for past in past_key_value)
-        if self.k_cache_transposed:
-            past_keys = repeat_kv(past_key_value[0].transpose(2, 3), groups)
         prior = self.scaled_qk(Q, past_keys, attention_mask)
         K, V = repeat_kv(K, groups), repeat_kv(V, groups)
         active = self.scaled_qk(Q, K, active_mask if speculating else None)
         prior_weights, active_weights = manual_softmax(prior, active, speculating)
         from_past = torch.matmul(prior_weights.to(Q.dtype), past_values)
         return from_past + torch.matmul(active_weights.to(Q.dtype), V)
-
-    def perform_prefix_prefill(
-        self,
-        Q: torch.Tensor,
-        K: torch.Tensor,
-        V: torch.Tensor,
-        q_len: int,
-        bsz: int,
-        attention_mask: Optional[torch.Tensor],
-        past_key_value: Tuple[torch.Tensor, torch.Tensor],
-        active_mask: Optional[torch.Tensor],
-    ) -> torch.Tensor:
-        """A prompt after its cached prefix: one softmax over both, (B, heads, S, D).
-        `attention_mask` (B, prefix) shows cached tokens, `active_mask` (B, 1, S, S) new ones."""
-        del q_len, bsz
-        masks, places = (of_prefix(attention_mask), active_mask), K.new_empty((1, K.shape[2]))
-        both = past_key_value, *masks
-        return self.compute_for_token_gen(Q, K, V, places, *both, is_prefix_caching=True)
 
     def forward(
         self,
@@ -418,8 +387,7 @@ class NeuronAttentionBase(nn.Module):
             position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
         )[:5]
         batch, _, length, _ = Q.shape
-        prefixed = length > 1 and self.is_prefix_caching
-        if past_key_value is None or prefixed:
+        if past_key_value is None:
             prefix = (past_key_value, active_mask) if self.contract.attention_takes_config else ()
             output, K, V = self.attention_context_encode(
                 Q, K, V, length, batch, attention_mask, *prefix
@@ -430,8 +398,6 @@ class NeuronAttentionBase(nn.Module):
             ).transpose(1, 2)
         output = output.reshape(batch, length, self.num_heads * self.head_dim)
         output = self.get_o_proj()(output, adapter_ids=adapter_ids)
-        if self.k_cache_transposed:
-            K = K.transpose(2, 3)
         if self.contract.passes_residual:
             return NeuronAttentionBaseOutput(output, (K, V), cos_cache, sin_cache, residual)
         return output, (K, V), cos_cache, sin_cache

@@ -12,16 +12,13 @@ import torch
 from neuronx_distributed.keywords import refuse_others
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
-from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
-from neuronx_distributed.parallel_layers.pad import get_number_of_extra_heads
-from neuronx_distributed.parallel_layers.utils import divide
+from neuronx_distributed.parallel_layers.utils import divide, get_number_of_extra_heads
 from neuronxcc.nki._private_kernels.qkv import rmsnorm_qkv_isa_kernel
 from torch import nn
 
 from neuron_cpu.runtime.ranks import Group
 
 from ...contract import contract
-from ..lora_serving.lora_module import adapted
 from .utils import transpose_parallel_linear_layer
 
 StateDict = Dict[str, torch.Tensor]
@@ -255,30 +252,22 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         adapter_ids: Optional[torch.Tensor] = None,
         residual: Optional[torch.Tensor] = None,
     ) -> Tuple[Any, ...]:
-        if self.sequence_parallel_enabled and self.tensor_model_parallel_group is not None:
-            hidden_states = gather_from_sequence_parallel_region(
-                hidden_states,
-                self.sequence_dimension or 0,
-                process_group=self.tensor_model_parallel_group,
-            )
+        del adapter_ids
         if self.qkv_kernel_enabled:
             if not self.fused_qkv:
                 raise AssertionError("qkv_kernel_enabled needs fused_qkv=True; set both or none.")
-            fused_rmsnorm = not self.sequence_parallel_enabled
-            states = self._kernel_qkv_forward(hidden_states, fused_rmsnorm, rmsnorm)
+            states = self._kernel_qkv_forward(hidden_states, True, rmsnorm)
         else:
-            states = self._native_qkv_forward(hidden_states, adapter_ids)
+            states = self._native_qkv_forward(hidden_states)
         return (*states, residual) if self.contract.passes_residual else tuple(states)
 
-    def _native_qkv_forward(
-        self, hidden_states: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
-    ) -> Sequence[torch.Tensor]:
+    def _native_qkv_forward(self, hidden_states: torch.Tensor) -> Sequence[torch.Tensor]:
         """Q, K and V through the linear layers."""
         if self.fused_qkv:
             states = self._split_fused_qkv(self.Wqkv(hidden_states))
         else:
             projections = (self.q_proj, self.k_proj, self.v_proj)
-            states = tuple(adapted(proj, hidden_states, adapter_ids) for proj in projections)
+            states = tuple(proj(hidden_states) for proj in projections)
         if self.clip_qkv is not None:
             states = tuple(state.clamp(-self.clip_qkv, self.clip_qkv) for state in states)
         return states
@@ -382,7 +371,8 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         self, attention_output: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """(B, S, heads/tp * D) -> (B, S, H), summed over the ranks."""
-        return adapted(self.o_proj, attention_output, adapter_ids)
+        del adapter_ids
+        return self.o_proj(attention_output)
 
     def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
         """`prefix` is `....self_attn.o_proj.weight`: move o below it, pad its input columns."""

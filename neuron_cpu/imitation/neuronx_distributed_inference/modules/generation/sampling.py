@@ -12,8 +12,9 @@ from neuronx_distributed.operators.topk import topk as nxd_topk
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.mappings import _broadcast
 from torch import nn
+from torch_neuronx.xla_impl.ops import TopK
 
-from neuron_cpu.errors import CompileError, StandInError
+from neuron_cpu.errors import StandInError
 from neuron_cpu.runtime.ranks import is_tracing
 
 from ...contract import contract
@@ -139,14 +140,9 @@ class Sampler(nn.Module):
     def _candidates(self, logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
         """The `global_topk` largest logits (B, k), sorted, and their tokens."""
         k = self.global_topk
-        if k > logits.shape[-1]:
-            raise CompileError(
-                f"global_topk is {k}, expected at most {logits.shape[-1]}, the tokens that a rank "
-                "has, because each rank brings as many; lower it in on_device_sampling_config."
-            )
         if self._sharded():
             return nxd_topk(logits, k, dim=-1, gather_dim=-1)
-        return tuple(torch.topk(logits, k, dim=-1))
+        return TopK.apply(logits, k)
 
     def _distribution(self, values: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
         """Probabilities (..., k) of sorted candidates after top-k, temperature and top-p."""

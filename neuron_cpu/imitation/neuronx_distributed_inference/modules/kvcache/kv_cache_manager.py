@@ -10,8 +10,7 @@ from typing import Any, List, Optional, Sequence
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.utils import divide
-from neuronx_distributed.quantization.dequantize import direct_cast_dequantize
-from neuronx_distributed.quantization.quantize import direct_cast_quantize
+from neuronx_distributed.quantization.quantize import direct_cast_dequantize, direct_cast_quantize
 from torch import nn
 
 from ..attention.gqa import determine_sharding_strategy, get_shardable_head_counts
@@ -32,7 +31,6 @@ class KVCacheManager(nn.Module):
         neuron_config = config.neuron_config
         self.padding_side = neuron_config.padding_side
         self.is_continuous_batching = neuron_config.is_continuous_batching
-        self.k_cache_transposed = getattr(neuron_config, "k_cache_transposed", False)
         self.num_kv_head = num_kv_head
         asked = getattr(neuron_config, "kv_quant_config", neuron_config.kv_cache_quant or None)
         self.quant = asked is not None
@@ -62,20 +60,14 @@ class KVCacheManager(nn.Module):
         head_dim = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
-        self.v_shape = self.kv_shape = (batch, heads, length, head_dim)
-        self.k_shape = (batch, heads, head_dim, length) if self.k_cache_transposed else self.v_shape
-
-    def _keys(self, cache: torch.Tensor) -> torch.Tensor:
-        """A K cache as (B, H, S, D); a view where it is stored transposed."""
-        return cache.transpose(2, 3) if self.k_cache_transposed else cache
+        self.k_shape = self.v_shape = self.kv_shape = (batch, heads, length, head_dim)
 
     def get_kv_by_layer_id(self, idx: int, seq_len: int, skip_slice: bool = False, **_: Any):
         """[K, V] of layer `idx`: the first `seq_len` positions, the last ones if left-padded."""
         keys, values = self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]
         if not skip_slice:
             start = 0 if self.padding_side == "right" else self.kv_shape[2] - seq_len
-            keys = self._keys(keys).narrow(2, start, seq_len)
-            keys = self._keys(keys)  # back to the stored order
+            keys = keys.narrow(2, start, seq_len)
             values = values.narrow(2, start, seq_len)
         if not self.quant:
             return [keys, values]
@@ -107,9 +99,7 @@ class KVCacheManager(nn.Module):
             caches = [self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]]
         else:
             caches = list(kvcache_buffer[idx])
-        views = [self._keys(caches[0]), caches[1]]
-        kv_per_layer = [self._keys(kv_per_layer[0]), kv_per_layer[1]]  # as the caches lie
-        for cache, new in zip(views, kv_per_layer, strict=True):
+        for cache, new in zip(caches, kv_per_layer, strict=True):
             if self.quant:  # PyTorch cannot scatter fp8; moving bytes is the same
                 new = direct_cast_quantize(new, self.quant_dtype)
                 cache, new = cache.view(torch.uint8), new.view(torch.uint8)

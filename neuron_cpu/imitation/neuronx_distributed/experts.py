@@ -1,14 +1,100 @@
-"""The experts: one gated MLP each (NxD's modules.moe.expert_mlps)."""
+"""Mixtures of experts, of which each token takes a few: router and MLPs (NxD's modules.moe)."""
 
 from types import SimpleNamespace
-from typing import Any, Optional
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from ...keywords import refuse_others
-from .moe_parallel_layers import ExpertFusedColumnParallelLinear, ExpertFusedRowParallelLinear
+from .keywords import refuse_others
+from .parallel_layers.layers import BaseParallelLinear, _sharded_parameter
+from .parallel_layers.mappings import reduce_from_tensor_model_parallel_region
+from .parallel_layers.utils import divide
+
+
+class _ExpertLinear(BaseParallelLinear):
+    """`forward(x (E or 1, T, K))` -> (E, T, N): the product of each expert with its own weight."""
+
+    sharded_dim: int
+
+    def __init__(
+        self,
+        num_experts: int,
+        input_size: int,
+        output_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: Optional[torch.device] = None,
+        stride: int = 1,
+    ) -> None:
+        super().__init__()
+        size = self._group_of(None).size()
+        shape = [num_experts, input_size, output_size]
+        shape[self.sharded_dim] = divide(shape[self.sharded_dim], size)
+        self.weight = _sharded_parameter(
+            tuple(shape), self.sharded_dim, stride, size, dtype, device, self._init_weight
+        )
+
+    def forward(
+        self, input_: torch.Tensor, expert_indices: Optional[torch.Tensor] = None
+    ) -> torch.Tensor:
+        """All experts' products (E, T, N), or (n, T, N) of ``expert_indices`` (n,)."""
+        return torch.matmul(
+            input_, self.weight if expert_indices is None else self.weight[expert_indices]
+        )
+
+
+class ExpertFusedColumnParallelLinear(_ExpertLinear):
+    """The outputs are sharded: weight (E, input, output/tp). `stride` s means s fused matrices."""
+
+    sharded_dim = 2
+
+
+class ExpertFusedRowParallelLinear(_ExpertLinear):
+    """The inputs are sharded: weight (E, input/tp, output). Results are partial sums of a rank."""
+
+    sharded_dim = 1
+
+
+class RouterTopK(nn.Module):
+    """Scores all experts and names the best `top_k` of each token; ranks agree."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        act_fn: str = "softmax",
+        **later: Any,
+    ) -> None:
+        super().__init__()
+        refuse_others(
+            "RouterTopK", later, sequence_parallel_enabled=..., sequence_dimension=..., device=...,
+            tensor_model_parallel_group=..., jitter_eps=0.0, bias=False,
+            apply_act_fn_over_topk=False, store_transposed_weights=...,
+        )  # fmt: skip
+        if act_fn != "softmax":
+            raise NotImplementedError(
+                f"RouterTopK got act_fn={act_fn!r}, expected 'softmax': other affinities are not "
+                "modelled."
+            )
+        self.num_experts, self.top_k, self.act_fn = num_experts, top_k, act_fn
+        self.linear_router = nn.Linear(hidden_size, num_experts, bias=False, dtype=dtype)
+
+    def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """Logits (T, E), affinities (T, E) and indices (T, k) of tokens (T, H).
+
+        The product has the router's own type. The softmax runs in fp64 and returns in the
+        activations' type. The logits decide the choice.
+        """
+        logits = self.linear_router(hidden_states.to(self.linear_router.weight.dtype))
+        affinities = torch.softmax(logits.to(torch.float64), dim=-1).to(hidden_states.dtype)
+        _, indices = torch.topk(logits, self.top_k, dim=-1)
+        return logits, affinities, indices
+
 
 # Ways to compute and shard, and what this one does not do.
 _LATER = dict.fromkeys(
@@ -126,3 +212,31 @@ class ExpertMLPs(nn.Module):
             own = self.mlp_op(hidden_states[token : token + 1], index[token])[:, 0]
             made.append((own * weights[token][:, None]).sum(0))
         return torch.stack(made)
+
+
+class MoE(nn.Module):
+    """The module (B, S, H) -> a tuple of the same."""
+
+    def __init__(
+        self, router: RouterTopK, expert_mlps: ExpertMLPs, *, rmsnorm: Optional[nn.Module] = None
+    ) -> None:
+        super().__init__()
+        self.router, self.expert_mlps, self.rmsnorm = router, expert_mlps, rmsnorm
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        padding_mask: Optional[torch.Tensor] = None,
+        is_speculative_decoding: bool = False,
+    ) -> Tuple[torch.Tensor]:
+        """Add up all experts, then all-reduce the sum once. A ``padding_mask``
+        changes no result: it only keeps padding from taking an expert's time."""
+        del padding_mask, is_speculative_decoding
+        if self.rmsnorm is not None:
+            hidden_states = self.rmsnorm(hidden_states)
+        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        _, affinities, indices = self.router(tokens)
+        partial = self.expert_mlps(tokens, affinities, indices, hidden_states.shape[1]).reshape(
+            hidden_states.shape
+        )
+        return (reduce_from_tensor_model_parallel_region(partial),)

@@ -1,1 +1,0 @@
-"""Operators over tensors that are sharded across the ranks."""

@@ -1,1 +1,0 @@
-"""Checkpoint sharding, as NxD's tracing code does it."""

@@ -1,1 +1,0 @@
-"""Configurations, the traced module, and the application around it."""

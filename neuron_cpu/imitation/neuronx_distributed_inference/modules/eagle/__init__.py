@@ -1,1 +1,0 @@
-"""Names of EAGLE speculation that model files import."""

@@ -1,1 +1,0 @@
-"""Flash decoding."""

@@ -1,1 +1,0 @@
-"""Helpers around models: generation, accuracy, benchmarks."""
