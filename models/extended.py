@@ -48,6 +48,33 @@ from models.layers import AnyHead, convert_heads, convert_mlp
 from models.cached import CachedConfig as NeuronConfigNKI, window_of
 
 
+# Options that NxD Inference itself ends in an error with, and the last release 0.x that does so
+# (tests/real/matrix.py --crosses).
+_APART = (
+    ("flash_decoding_enabled", "is_block_kv_layout", 9),
+    ("quantized", "enable_fused_speculation", 9),
+    ("lora_config", "enable_fused_speculation", 9),
+    ("kv_cache_quant", "is_block_kv_layout", 7),
+    ("lora_config", "is_block_kv_layout", 7),
+    ("quantized", "lora_config", 7),
+    ("vocab_parallel", "quantized", 1),
+    ("async_mode", "async_mode", 1),
+)
+
+
+def check_pairs(neuron_config: Any) -> None:
+    """ValueError for options that the release does not have together."""
+    first = hasattr(neuron_config, "quantized_kernel_lower_bound")  # 0.1 alone has it
+    release = 1 if first else 9 if hasattr(neuron_config, "kv_quant_config") else 7
+    for one, other, last in _APART:
+        asked = getattr(neuron_config, one, None) and getattr(neuron_config, other, None)
+        if asked and release <= last:
+            raise ValueError(
+                f"{' beside '.join(dict.fromkeys((one, other)))} ends in an error of this release "
+                "of NxD Inference, expected it to be off; leave one of them out."
+            )
+
+
 class LlamaInferenceConfig(llama.LlamaInferenceConfig):
     """Any configuration that the files beside this one cover."""
 
@@ -60,6 +87,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             )
         if option(self, "is_eagle_draft"):  # PyTorch runs one layer without its first norm
             self.neuron_config.nki_enabled = False
+        check_pairs(self.neuron_config)
         models.ranks.check_ranks(self)
         check_adapters(self)
         check_quantised(self)

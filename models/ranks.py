@@ -264,7 +264,7 @@ class SharedAttention(CachedAttention):
         q, new_keys = qk.split([rank.q_tiles, rank.stacks], 1)
         q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
         heads = rank._replace(q_heads=rank.q_heads * ranks.size())
-        bias = _mask_bias(mask[:, 0, 0], x.dtype)
+        bias = _mask_bias(mask[:, 0, 0].bool(), x.dtype)  # integers, for several tokens
         context, weights = attention_share_kernel(
             q,
             new_keys,
@@ -286,6 +286,7 @@ class SharedAttention(CachedAttention):
     ) -> Optional[torch.Tensor]:
         """The bias of the base class, for few enough queries for the kernel of a share."""
         if active_mask is not None and self.cores_of_kv > 1:
+            active_mask = active_mask.bool()  # NxDI makes integers of a share's
             tokens = active_mask.shape[-1]
             queries = tokens * self.sizes.of_rank.q_heads * self.cores_of_kv
             if queries > P_MAX:
