@@ -8,6 +8,8 @@ from typing import Any, Callable, Optional, Sequence, Tuple
 import torch
 from neuronxcc import nki
 
+from neuron_cpu.errors import CompileError
+
 
 class RmsNorm:
     """Root-mean-square norm, with an autograd function's call: `RmsNorm.apply(x, w, eps, dim)`."""
@@ -34,6 +36,12 @@ class TopK:
 
     @staticmethod
     def apply(tensor: torch.Tensor, k: int, dim: int = -1) -> Tuple[torch.Tensor, torch.Tensor]:
+        size = tensor.shape[dim]
+        if k > size:
+            raise CompileError(
+                f"TopK asks for {k} of {size} elements, expected at most {size}, which a sampler "
+                "on the device has of a rank's vocabulary; lower global_topk (--global-topk)."
+            )
         values, indices = torch.topk(tensor, k, dim=dim)
         return values, indices
 
