@@ -75,6 +75,7 @@ class Feature:
         adapts: every sequence has an adapter.
         told: what runs, and returns the error.
         family: of the model.
+        alone: takes one sequence at a time.
     """
 
     model: dict[str, Any] = field(default_factory=dict)
@@ -86,6 +87,7 @@ class Feature:
     adapts: bool = False
     told: Callable[[Case], float] = lambda case: case.logits()
     family: Family = LLAMA
+    alone: bool = False
 
     def beside(self, other: Feature) -> Feature:
         """Both at once. What runs is the other's, unless only this one has a way of its own."""
@@ -95,12 +97,13 @@ class Feature:
             self.model | other.model,
             self.settings | other.settings,
             max(self.ranks, other.ranks),
-            max(self.batch, other.batch),
+            1 if self.alone or other.alone else max(self.batch, other.batch),
             True,
             lambda case: self.asks(case) | other.asks(case),
             self.adapts or other.adapts,
             told,
             other.family if self.family is LLAMA else self.family,
+            self.alone or other.alone,
         )
 
 
@@ -191,6 +194,7 @@ class Case:
         load = load_pretrained_config(path)
         whole = self.kind.get_config_cls()(config, load_config=load, **beside)
         if config.quantized:
+            config.quantized_checkpoints_path = str(self.folder / f"{name}-quantised")
             Path(config.quantized_checkpoints_path).mkdir()
             self.kind.save_quantized_state_dict(path, whole)
         made = self.kind(path, whole)
@@ -385,7 +389,9 @@ def guessed(asked: Speculation) -> Callable[[Case], float]:
         else:
             model = case.application(case.neuron_config(**settings))
             if draft is not None:
-                draft = case.application(case.neuron_config(), draft, name="draft")
+                plain = copy.copy(case)
+                plain.adapter = None  # a draft has none
+                draft = plain.application(plain.neuron_config(), draft, name="draft")
         if found.tree:
             return case.apart(speculation.Tree(model))
         return case.apart(speculation.adapter(found, model, draft))
@@ -621,8 +627,10 @@ FEATURES: dict[str, Feature] = {
     "on-device sampling": Feature(told=on_device),
     "on-device draws": Feature(told=drawn),
     "async": Feature(told=asynchronous),
-    "draft": Feature(extended=True, told=guessed(Speculation("draft", 4, SOME))),
-    "fused draft": Feature(extended=True, told=guessed(Speculation("fused", 4, SOME, fused=True))),
+    "draft": Feature(extended=True, alone=True, told=guessed(Speculation("draft", 4, SOME))),
+    "fused draft": Feature(
+        extended=True, alone=True, told=guessed(Speculation("fused", 4, SOME, fused=True))
+    ),
     "EAGLE": Feature(
         extended=True, told=guessed(Speculation("eagle", 4, SOME, fused=True, eagle=True))
     ),
@@ -633,7 +641,7 @@ FEATURES: dict[str, Feature] = {
     "Medusa": Feature(
         {"vocab_size": 640}, extended=True, told=guessed(Speculation("medusa", 4, tree=TREE))
     ),
-    "prompt lookup": Feature(extended=True, told=guessed(Speculation("lookup", 4))),
+    "prompt lookup": Feature(extended=True, alone=True, told=guessed(Speculation("lookup", 4))),
     **{
         name: Feature(family=family, extended=family.own == "llama")
         for name, family in FAMILIES.items()

@@ -11,7 +11,9 @@ largest logit that Hugging Face computes in fp32; or why there is none.
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
@@ -29,6 +32,7 @@ from tests.real import page, releases  # noqa: E402
 
 COLUMNS = page.COLUMNS[page.FEATURES]
 Case = list[str]  # row and column
+LIMIT_SECONDS = 600  # of one cell
 
 
 def main() -> int:
@@ -37,15 +41,14 @@ def main() -> int:
     parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)
     parser.add_argument("--features", nargs="*", default=[], help="default: all")
     parser.add_argument("--columns", nargs="+", default=COLUMNS)
-    parser.add_argument("--crosses", action="store_true", help="pairs of features")
+    parser.add_argument("--crosses", action="store_true", help='pairs of features: "a, b"')
     parser.add_argument("--workers", type=int, default=1, help="cells at a time")
     parser.add_argument("--resume", action="store_true", help="leave out what is known")
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
-        rows = asked.features + (crosses() if asked.crosses else [])
-        return inside(json.loads(asked.inside), rows, asked.columns, asked.workers)
+        return inside(json.loads(asked.inside), asked)
     table = page.CROSSES if asked.crosses else page.FEATURES
     known = page.kept(table) if asked.resume else {}
     for release in asked.releases:
@@ -71,7 +74,7 @@ def run(table: str, release: libraries.Release, public: Path, passed: list[str])
 
 
 # --- in the process of a release ------------------------------------------------------------------
-def inside(done: list[Case], features: list[str], columns: list[str], workers: int) -> int:
+def inside(done: list[Case], asked: argparse.Namespace) -> int:
     """Run the cells but those done; a line of JSON with all rows, then one for each cell."""
     import neuron_cpu
 
@@ -81,32 +84,39 @@ def inside(done: list[Case], features: list[str], columns: list[str], workers: i
     os.dup2(2, 1)  # what libraries print is no cell
     from tests.real import cells
 
-    print(json.dumps(list(cells.FEATURES)), file=out, flush=True)
-    every = [[row, column] for row in features or cells.FEATURES for column in columns]
+    rows = [", ".join(pair) for pair in cells.pairs()] if asked.crosses else list(cells.FEATURES)
+    print(json.dumps(rows), file=out, flush=True)
+    every = [[row, column] for row in asked.features or rows for column in asked.columns]
     cases = [case for case in every if case not in done]
-    # Each in a process of its own: libraries keep state in modules.
-    with multiprocessing.get_context("fork").Pool(workers, maxtasksperchild=1) as pool:
-        for found in pool.imap_unordered(_cell, cases, chunksize=1):
+    with concurrent.futures.ThreadPoolExecutor(asked.workers) as pool:
+        for found in pool.map(_in_a_process, cases):
             print(json.dumps(found), file=out, flush=True)
     return 0
 
 
-def crosses() -> list[str]:
-    """The rows of the table of crosses."""
-    import neuron_cpu
+def _in_a_process(case: Case) -> tuple[str, ...]:
+    """A row and a column, and what was found there, in a process of its own: libraries keep state
+    in modules, and a cell may take too much time or memory."""
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_cell, args=(case, theirs))
+    process.start()
+    theirs.close()
+    found = ""
+    with contextlib.suppress(EOFError):
+        found = mine.recv() if mine.poll(LIMIT_SECONDS) else f"Unfinished: {LIMIT_SECONDS} s"
+    process.kill()
+    process.join()
+    return *case, found or f"Ended: the process ended with status {process.exitcode}"
 
-    neuron_cpu.ensure_sdk()
+
+def _cell(case: Case, out: Any) -> None:
+    """Send what was found in a row and a column."""
     from tests.real import cells
 
-    return [", ".join(pair) for pair in cells.pairs()]
-
-
-def _cell(case: Case) -> tuple[str, str, str]:
-    """A row and a column, and what was found there."""
-    from tests.real import cells
-
+    faulthandler.enable()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        return *case, cells.cell(*case, Path(folder))
+        out.send(cells.cell(*case, Path(folder)))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,8 @@ def write(name: str) -> None:
         for release in releases.RELEASES
         if release in known
     }
-    text = f"{begin}\n\n{as_markdown(table, COLUMNS[name])}\n\n{end}"
+    shown = as_triangles(table) if name == CROSSES else as_markdown(table, COLUMNS[name])
+    text = f"{begin}\n\n{shown}\n\n{end}"
     pattern = re.escape(begin) + ".*" + re.escape(end)
     after, count = re.subn(pattern, lambda _: text, before, flags=re.DOTALL)
     if count != 1:
@@ -91,6 +92,38 @@ def as_markdown(table: Table, columns: Sequence[str]) -> str:
         for number, note in enumerate(notes, 1):
             lines += ["", *textwrap.wrap(f"({number}) {note}", 120, break_on_hyphens=False)]
         parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+# The largest error of a cell that is right: bytes for weights or caches, kernels in bf16, fp32.
+NARROW, LIMITS = 0.2, {"fp32": 1e-4, "kernels": 5e-2, "library": 1e-4}
+
+
+def verdict(row: str, cells: dict[str, str]) -> str:
+    """What a pair of features does, in a word, or a note that says why there is no figure."""
+    notes = []
+    for column in ("fp32", "kernels"):
+        cell = cells.get(column, "-")
+        if cell in ("-", "none"):
+            return cell
+        if ":" in cell:
+            notes.append(cell)
+        elif float(cell) > (NARROW if re.search("int8|fp8", row) else LIMITS[column]):
+            return f"WRONG: {column} {cell}"
+    return " / ".join(dict.fromkeys(notes)) or "right"
+
+
+def as_triangles(table: Table) -> str:
+    """For each release the pairs that are not simply right, by what they end in."""
+    parts = []
+    for name, rows in table.items():
+        found: dict[str, list[str]] = {}
+        for row, cells in rows.items():
+            found.setdefault(verdict(row, cells), []).append(row.replace(", ", " × "))
+        right = len(found.pop("right", []))
+        lines = [f"NxD Inference {name}: {right} of {len(rows)} pairs are right."]
+        lines += [f"- {note}: {'; '.join(pairs)}" for note, pairs in sorted(found.items())]
+        parts.append("\n".join([lines[0], "", *lines[1:]]))
     return "\n\n".join(parts)
 
 

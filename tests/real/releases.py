@@ -1,6 +1,8 @@
 """What a run with the real libraries needs: sources of a release from clones, and its transformers.
 
-Both are kept in the user's cache; packages come from PyPI by name.
+    python tests/real/releases.py RELEASE PUBLIC COMMAND ...
+
+runs a command under a release. Both are kept in the user's cache; packages come from PyPI by name.
 """
 
 from __future__ import annotations
@@ -13,7 +15,10 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from neuron_cpu import libraries
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from neuron_cpu import libraries  # noqa: E402
 
 RELEASES = {release.nxdi: release for release in libraries.RELEASES}
 DEFAULT = ("0.1", "0.3", "0.6", "0.7")
@@ -74,3 +79,8 @@ def requirements(release: libraries.Release) -> Path:
         subprocess.run([*pip, "--target", str(folder), "boto3", "tenacity"], check=True)
         subprocess.run([*pip, "--no-deps", "--target", str(folder), "scipy"], check=True)
     return folder
+
+
+if __name__ == "__main__":
+    _release, _public, *_command = sys.argv[1:]
+    os.execvpe(_command[0], _command, environment(RELEASES[_release], Path(_public)))
