@@ -17,7 +17,7 @@ from neuronx_distributed.parallel_layers.utils import (
     get_padding_length,
     set_tensor_model_parallel_attributes,
 )
-from neuronx_distributed.quantization.quantization_config import QuantizationType
+from neuronx_distributed.quantised import QuantizationType
 from neuronx_distributed.trace.trace import (
     create_local_weight,
     get_sharded_checkpoint,

@@ -11,18 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
-from neuronx_distributed.quantization.quantization_config import (
+from neuronx_distributed.quantised import (
     QuantizationType,
+    QuantizedColumnParallel,
     QuantizedDtype,
+    convert,
+    direct_cast_quantize,
     qconfig_of,
-)
-from neuronx_distributed.quantization.quantization_layers import QuantizedColumnParallel
-from neuronx_distributed.quantization.quantization_utils import (
     quantize_fp8_per_channel,
     quantize_fp8_per_tensor,
     quantize_int8,
 )
-from neuronx_distributed.quantization.quantize import convert, direct_cast_quantize
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.config import NeuronConfig
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM

@@ -7,10 +7,24 @@ Ranks are threads of one process, or processes of torchrun. Names are those of t
 from neuron_cpu.imitation import name_modules
 
 _PARALLEL = f"{__name__}.parallel_layers"
-_EXPERTS = f"{__name__}.experts"
+_EXPERTS, _QUANTISED = f"{__name__}.experts", f"{__name__}.quantised"
+_QUANTISATION = {
+    "dequantize": "direct_cast_dequantize",
+    "quantization_config": "ActivationQuantizationType DtypeBound QuantizationType QuantizedDtype "
+    "get_default_custom_qconfig_dict get_default_per_channel_custom_qconfig_dict",
+    "quantization_layers": "BaseQuantizeParallelLinear QuantizedColumnParallel "
+    "QuantizedRowParallel",
+    "quantization_utils": "quantize_pytorch_model_per_channel_symmetric "
+    "quantize_pytorch_model_per_tensor_symmetric",
+    "quantize": "convert direct_cast_quantize get_default_quant_module_mappings",
+}
 name_modules(
     __name__,
     {
+        **{
+            f"quantization.{module}": dict.fromkeys(names.split(), _QUANTISED)
+            for module, names in _QUANTISATION.items()
+        },
         "modules.moe.expert_mlps": {"ExpertMLPs": _EXPERTS, "Experts": _EXPERTS},
         "modules.moe.model": {"MoE": _EXPERTS},
         "modules.moe.moe_parallel_layers": {
@@ -18,9 +32,10 @@ name_modules(
             "ExpertFusedRowParallelLinear": _EXPERTS,
         },
         "modules.moe.routing": {"RouterTopK": _EXPERTS},
+        "operators.argmax": {"argmax": f"{__name__}.largest"},
+        "operators.topk": {"topk": f"{__name__}.largest"},
         "parallel_layers.pad": {"get_number_of_extra_heads": f"{_PARALLEL}.utils"},
         "parallel_layers.random": {"model_parallel_xla_manual_seed": f"{_PARALLEL}.utils"},
-        "quantization.dequantize": {"direct_cast_dequantize": f"{__name__}.quantization.quantize"},
     },
 )
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Type, Union
 
 import torch
-from neuronx_distributed.quantization.quantization_config import QuantizationType, dtype_of
+from neuronx_distributed.quantised import QuantizationType, dtype_of
 
 from neuron_cpu.closed import Closed
 from neuron_cpu.libraries import real_ones

@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from neuronx_distributed.deferred import deferred_parameters
 from neuronx_distributed.keywords import refuse_others
-from neuronx_distributed.quantization.quantization_config import dtype_of, qconfig_of
-from neuronx_distributed.quantization.quantize import convert
+from neuronx_distributed.quantised import convert, dtype_of, qconfig_of
 from torch import nn
 
 from neuron_cpu.runtime import executed, rounding

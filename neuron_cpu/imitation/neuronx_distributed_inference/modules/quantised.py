@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
-from neuronx_distributed.quantization.quantization_config import QuantizationType, dtype_of
-from neuronx_distributed.quantization.quantization_utils import (
+from neuronx_distributed.quantised import (
+    QuantizationType,
+    dtype_of,
     quantize_pytorch_model_per_channel_symmetric,
     quantize_pytorch_model_per_tensor_symmetric,
 )

@@ -7,8 +7,8 @@ On the CPU (`on_cpu`) the whole row is there. Both share the arithmetic.
 from typing import Any, Optional, Sequence, Tuple, Union
 
 import torch
-from neuronx_distributed.operators.argmax import argmax as nxd_argmax
-from neuronx_distributed.operators.topk import topk as nxd_topk
+from neuronx_distributed.largest import argmax as nxd_argmax
+from neuronx_distributed.largest import topk as nxd_topk
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.mappings import _broadcast
 from torch import nn

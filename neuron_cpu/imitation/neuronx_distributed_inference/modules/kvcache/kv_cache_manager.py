@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Sequence
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.utils import divide
-from neuronx_distributed.quantization.quantize import direct_cast_dequantize, direct_cast_quantize
+from neuronx_distributed.quantised import direct_cast_dequantize, direct_cast_quantize
 from torch import nn
 
 from ..attention.gqa import determine_sharding_strategy, get_shardable_head_counts
