@@ -12,7 +12,6 @@ LATER = (
 CHECKED = "takes keywords of later releases; refuse_others() refuses unknown ones and features"
 BASES = "called by keywords in the library and in models for it"
 NOTHING = "what a file gets is the same"
-ADAPTERS = "of 0.7 and later, whose adapters run over the real libraries alone"
 
 ACCEPTED = [
     ("*", "*", "*of another release", LATER),
@@ -41,19 +40,15 @@ ACCEPTED = [
     ("signature", "*.load", "skip_warmup is *", "a warm-up runs each graph once, for nothing here"),
     ("signature", "*CausalLM.forward", "llava_args is *", NOTHING),
     ("signature", "*ModelWrapper.__init__", "model_init_kwargs is *", NOTHING),
-    ("signature", "*ModelWrapper.forward", "takes blocks of none", INNER),
     ("signature", "*:BaseQuantizeParallelLinear.__init__", "*", "abstract; both layers share it"),
     ("signature", "*Quantized*Parallel.__init__", "quantization_type is *", NOTHING),
     ("signature", "*:DtypeBound.from_torch_dtype", "*cls*", NOTHING),
     ("signature", "*quantize_pytorch_model_*", "dtype is *", "torch.qint8 is stored as torch.int8"),
     ("signature", "*quantization_utils.py:*", "takes * of none", INNER),
-    ("signature", "*:preprocess_checkpoint", "takes behind_hooks of none", INNER),
     ("signature", "*:GroupQueryAttention_QKV.__init__", "rms_norm_eps is *", NOTHING),
     ("signature", "*gqa.py:maybe_pad_*", "*", INNER),
     ("signature", "*:validate_sampling_params", "takes zero of none", INNER),
     ("signature", "*CustomRMSNorm.__init__", "does without hidden_size", LATER),
-    ("signature", "*:tiled_all_gather_matmul", "takes any *", "refused by name, whatever it gets"),
-    ("signature", "*BlockKVCacheManager.*", "*", BASES),
     ("signature", "*KVCacheManager.*", "*", BASES),
     ("signature", "*utils/benchmark.py:*", "*", "benchmarks, which no model calls"),
     ("read", "*BaseParallelLinear.*", "*", "its subclasses here set and read it themselves"),
@@ -63,21 +58,16 @@ ACCEPTED = [
     ("read", "*NeuronBaseModel.*", "*", "by a closed kernel only, which is refused"),
     ("read", "*HuggingFaceGenerationAdapter.*", "*", "set by transformers' class"),
     ("read", "*._get_captured_tensors_offset", "*", "only where 0.7 and later capture tensors"),
-    ("signature", "*Qwen3MoeDecoderLayer.forward", "argument 5 is *", BASES),
     ("signature", "*Qwen3MoeForCausalLM.enable_*", "takes any keywords", NOTHING),
-    ("signature", "*LoraServingConfig.__init__", "* by default, not *", ADAPTERS),
-    ("signature", "*LoraServingConfig.__init__", "argument 3 is *", ADAPTERS),
 ]
 
 EXPERTS = "inside of the experts, whose parts no file replaces one by one"
-NUMBERS = "0.9 gives adapters' numbers to models without any"
 # The same of what is seen from below (`seams.differences`).
 SEAMS = [
     ("parameters", "*", "rank_ordering is nothing, not None", "a tag that says nothing"),
     ("calls", "*: Sampler", "rank_id is *", "no file has a sampler of its own"),
     ("calls", "*: Sampler", "result is int32*", "a device has no 64 bits"),
     ("calls", "on device: NeuronLlamaModel", "result is ?'int32*", "a device has no 64 bits"),
-    ("calls", "lora: *Lora*", "*", "own parts of the imitation, which add up one product"),
     ("calls", "*: Expert*", "*", EXPERTS),
     ("calls", "*: RouterTopK", "*", EXPERTS),
     ("calls", "*: MoE", "is_speculative_decoding is *", EXPERTS),
@@ -86,7 +76,4 @@ SEAMS = [
     ("calls", "*: ModuleMarker*Wrapper", "is not there", "marks for the compiler alone"),
     ("calls", "*Attention", "is*there", "the name of NxDI is that of no model here"),
     ("*", "vocabulary parallel: *", "*", "NxDI ignores the option for experts"),
-    ("calls", "prefix caching: *", "adapter_ids is NoneType, not int32*", NUMBERS),
-    ("calls", "prefix caching: NeuronQwen3MoeModel", "argument 6 is *", NUMBERS),
-    ("inputs", "prefix caching: *", "* not *'float32?0?', 'int32?[12]?', 'float32?0?'*", NUMBERS),
 ]
