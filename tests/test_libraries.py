@@ -170,3 +170,12 @@ def test_a_damaged_file_of_a_checkout_does_not_end_the_server(monkeypatch):
     monkeypatch.delitem(sys.modules, "harness.processes.preload", raising=False)
     monkeypatch.setattr(importlib, "import_module", damaged)
     runpy.run_module("harness.processes.preload")
+
+
+@pytest.mark.parametrize(
+    ("installed", "tag"),
+    [("4.45.2", "v0.1.0"), ("4.51.3", "v0.6.10598"), ("4.57.1", "c63afe0"), ("5.0", "v0.6.10598")],
+)
+def test_the_checkouts_to_take_fit_the_installed_transformers(fake, installed, tag):
+    fake.transformers = installed
+    assert f"neuronx-distributed-inference at {tag} and" in libraries.real_ones()
