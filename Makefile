@@ -150,6 +150,7 @@ real: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/releases.py 0.6 $(CHECKOUTS) $(BIN)/python -m pytest -q -W ignore -m libraries tests/llama tests/serving
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --crosses --releases 0.1 0.3 0.6 0.9 --columns fp32 kernels --workers 2 --write
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/guide.py $(CHECKOUTS) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(CHECKOUTS) --write
 
 # The 2026 contest's driver and examples, and the winner's upload, unmodified, from clones of

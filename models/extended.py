@@ -57,6 +57,9 @@ _APART = (
     ("kv_cache_quant", "is_block_kv_layout", 7),
     ("lora_config", "is_block_kv_layout", 7),
     ("quantized", "lora_config", 7),
+    ("flash_decoding_enabled", "is_continuous_batching", 1),
+    ("flash_decoding_enabled", "speculation_length", 1),
+    ("kv_cache_quant", "enable_fused_speculation", 1),
     ("vocab_parallel", "quantized", 1),
     ("async_mode", "async_mode", 1),
 )

@@ -20,9 +20,9 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.real import releases  # noqa: E402
 
 PAGE = REPOSITORY / "lab" / "docs" / "libraries_results.md"
-FEATURES, MODES, CROSSES = "features", "modes", "crosses"
+FEATURES, MODES, CROSSES, GUIDE = "features", "modes", "crosses", "guide"
 COLUMNS = {FEATURES: ("fp32", "bf16", "kernels", "library"), MODES: ("PyTorch", "kernels")}
-COLUMNS[CROSSES] = COLUMNS[FEATURES]
+COLUMNS |= {CROSSES: COLUMNS[FEATURES], GUIDE: ("outcome",)}
 Table = dict[str, dict[str, dict[str, str]]]  # release -> row -> column -> what was found
 
 
