@@ -6,7 +6,6 @@ Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from ..device.dtypes import DType
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine
-from ..program.attributes import CAST, RAW, Attrs
+from ..program.attributes import CAST, RAW, Attrs, constants
 from ..program.program import Instruction
 from ..program.storage import Frame, Source
 from ..program.view import View
@@ -63,7 +62,7 @@ def copy_instruction(
 
 
 # --- constants ------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class FillAttrs(Attrs):
     """Attributes of a constant.
 
@@ -126,7 +125,7 @@ DYNAMIC_DST = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class SelectAttrs(Attrs):
     """Attributes of a choice between two operands, element by element.
 
@@ -196,7 +195,7 @@ SELECT_REDUCE = OpSpec(
 SEARCH_MIN, SEARCH_MAX = 8, 16384  # elements per partition that max8 and its kin take
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class SearchAttrs(Attrs):
     """Attributes of the search for the eight largest.
 
@@ -294,7 +293,7 @@ REPLACE8 = _define_search(
 KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class ShuffleAttrs(Attrs):
     """Attributes of a permutation of partitions.
 
@@ -441,7 +440,7 @@ DMA_SUM = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class ExchangeAttrs(Attrs):
     """Attributes of an exchange between cores.
 
@@ -478,7 +477,7 @@ EXCHANGE = OpSpec(
 TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class PermuteAttrs(Attrs):
     """Attributes of a transpose by DMA.
 

@@ -8,7 +8,7 @@ is a warning, because the kernel does not compile on 2.21.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from ..device.dtypes import FLOAT32
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine
 from ..program import trace
-from ..program.attributes import Attrs, among
+from ..program.attributes import Attrs, among, constants
 from ..program.program import Instruction
 from ..program.view import View
 from .alu import reduce_last
@@ -30,7 +30,7 @@ GATHER_MAX = 4096  # nisa.local_gather: indices of one processor
 
 
 # --- index patterns -------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class IotaAttrs(Attrs):
     """Attributes of an index pattern.
 
@@ -58,7 +58,7 @@ IOTA = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class KeepAttrs(Attrs):
     """Attributes of a choice that is known while tracing.
 
@@ -93,7 +93,7 @@ AFFINE_SELECT = OpSpec(
 
 
 # --- reduction over partitions --------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class PartitionReduceAttrs(Attrs):
     """Attributes of a reduction over partitions.
 
@@ -138,7 +138,7 @@ def _out_of_row(what: str, index: torch.Tensor, size: int) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class LocalGatherAttrs(Attrs):
     """Attributes of a gather with one list of indices for 16 partitions.
 
@@ -243,7 +243,7 @@ def gathering(
     return LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=int(width))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class GatherAttrs(Attrs):
     """Attributes of a gather with indices for every element.
 
@@ -308,7 +308,7 @@ SEQUENCE_BOUNDS = OpSpec(
 
 
 # --- search ---------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class TopKAttrs(Attrs):
     """Attributes of the largest elements of each GpSimd core's partitions.
 
@@ -348,7 +348,7 @@ TOPK = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class NonzeroAttrs(Attrs):
     """Attributes of the places of nonzero elements.
 
@@ -388,7 +388,7 @@ NONZERO = OpSpec(
 
 
 # --- random numbers -------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class RandomAttrs(Attrs):
     """Attributes of random numbers.
 
@@ -404,7 +404,7 @@ class RandomAttrs(Attrs):
     shape: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class DropoutAttrs(RandomAttrs):
     """Attributes of a random choice of zeros.
 
@@ -455,7 +455,7 @@ RAND = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class UniformAttrs(RandomAttrs):
     """Attributes of random numbers between two bounds.
 

@@ -7,14 +7,13 @@ nki/api/nki/collectives/__init__.py.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from ..device import ranks
 from ..device.errors import refuse
 from ..device.spec import Engine
-from ..program.attributes import RAW, Attrs, among
+from ..program.attributes import RAW, Attrs, among, constants
 from ..program.program import Instruction, Program
 from ..program.storage import Frame
 from .copies import DMA_COPY, EXCHANGE
@@ -28,7 +27,7 @@ COMBINE: dict[str, Callable] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class CollectiveAttrs(Attrs):
     """Attributes of a collective as one rank takes part in it.
 
@@ -49,7 +48,7 @@ class CollectiveAttrs(Attrs):
     members: tuple[int, ...]
     place: int
     sent: int
-    op: str = among(COMBINE, "add")
+    op: str = among(COMBINE, default="add")
     dim: int = 0
     sender: int | None = None
     known: bool = False

@@ -6,7 +6,7 @@ activation_reduce: operand types, cycles); v2.22.0 for ``reduce_cmd``.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..device.errors import refuse, type_name, warn
 from ..device.refusals import defect
 from ..device.spec import CORE, Engine
 from ..program import trace
-from ..program.attributes import Attrs, among
+from ..program.attributes import Attrs, among, constants
 from ..program.program import Instruction
 from ..program.view import View
 from .alu import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation, reduce_last
@@ -26,7 +26,7 @@ from .entry import OpSpec, streaming_with_sums
 from .vector import StepsAttrs, steps_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class ActivationAttrs(Attrs):
     """Attributes of a function of the scaled and shifted data.
 
@@ -100,7 +100,7 @@ ACTIVATION = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class Activation2Attrs(StepsAttrs):
     """Attributes of a function of two steps on the data.
 

@@ -7,7 +7,6 @@ MultiplyMoving; PSUM accumulates in fp32).
 
 import functools
 import math
-from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
@@ -17,7 +16,7 @@ from ..device.dtypes import FLOAT4_E2M1FN_X4, FLOAT8_E4M3FN_X4, FLOAT8_E5M2_X4, 
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..program.accumulation import Groups
-from ..program.attributes import Attrs
+from ..program.attributes import Attrs, constants
 from ..program.program import Instruction
 from ..program.view import View
 from .entry import FOUR_BYTE_FLOATS, PSUM, SBUF, OpSpec, check_free_size, flat, wide_stride
@@ -25,7 +24,7 @@ from .recorder import record
 
 
 # --- products -------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class MatmulAttrs(Attrs):
     """``start`` and ``accumulate`` of the base decide whether PSUM's content stays.
 
@@ -159,7 +158,7 @@ def multiply_into(
 
 
 # --- transposes -----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class TransposeAttrs(Attrs):
     """Attributes of a transpose on TensorE or VectorE.
 
@@ -319,7 +318,7 @@ def _scaled(raw: torch.Tensor, dt: DType, parts: list[torch.Tensor]) -> torch.Te
     return values * factor.repeat_interleave(GROUP, dim=-2)[..., None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class MicroscaledAttrs(Attrs):
     """Attributes of a microscaled product.
 
@@ -358,7 +357,7 @@ NC_MATMUL_MX = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class QuantizeAttrs(Attrs):
     """Attributes of a quantisation.
 

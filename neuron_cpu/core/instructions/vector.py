@@ -5,7 +5,6 @@ Source: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (operand rul
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from ..device.dtypes import INT32, UINT32
 from ..device.errors import refuse, type_name
 from ..device.spec import CORE, Engine
-from ..program.attributes import Attrs, among
+from ..program.attributes import Attrs, among, constants
 from ..program.index import is_integer
 from ..program.program import Instruction
 from ..program.view import View
@@ -57,7 +56,7 @@ SIGN = 1 << 31
 
 
 # --- two tensors ----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class BinaryAttrs(Attrs):
     """Attributes of one ALU operator on two tensors.
 
@@ -67,7 +66,7 @@ class BinaryAttrs(Attrs):
     """
 
     op: str = among(OPERATORS)
-    sign: int = among((0, SIGN), 0)
+    sign: int = among((0, SIGN), default=0)
 
 
 def _tensor_tensor(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -147,7 +146,7 @@ class Step(NamedTuple):
     reverse: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class StepsAttrs(Attrs):
     """Attributes of ALU steps on the data.
 
@@ -157,7 +156,7 @@ class StepsAttrs(Attrs):
     """
 
     steps: tuple[Step, ...]
-    reduce_op: str = among({*REDUCTIONS, "abs_max", "abs_min"}, "add")
+    reduce_op: str = among({*REDUCTIONS, "abs_max", "abs_min"}, default="add")
 
     def misfit(self) -> str:
         if not 0 <= len(self.steps) <= 2 or any(step.op not in OPERATORS for step in self.steps):
@@ -291,7 +290,7 @@ RECIPROCAL = OpSpec(
 
 
 # --- reductions -----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class ReduceAttrs(Attrs):
     """Attributes of a reduction of free axes.
 
@@ -339,7 +338,7 @@ TENSOR_REDUCE = OpSpec(
 
 
 # --- scan -----------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class ScanAttrs(Attrs):
     """Attributes of a scan along the free axis.
 
@@ -401,7 +400,7 @@ TENSOR_TENSOR_SCAN = OpSpec(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class CumulativeAttrs(Attrs):
     """Attributes of a running reduction along the free axis.
 
@@ -448,7 +447,7 @@ CUMULATIVE = OpSpec(
 
 
 # --- exponential ----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class ExponentialAttrs(Attrs):
     """Attributes of an exponential on VectorE.
 
@@ -478,7 +477,7 @@ EXPONENTIAL = OpSpec(
 
 
 # --- range select ---------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class RangeAttrs(Attrs):
     """Attributes of a choice by column number between two bounds of each partition.
 
@@ -538,7 +537,7 @@ RANGE_SELECT = OpSpec(
 
 
 # --- statistics -----------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@constants
 class StatisticsAttrs(Attrs):
     """Attributes of the statistics of each partition.
 

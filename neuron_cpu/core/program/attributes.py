@@ -8,6 +8,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
+from typing_extensions import dataclass_transform  # of typing from Python 3.11 on
 
 from ..device.spec import Engine
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .program import Instruction
 
 A = TypeVar("A", bound="Attrs")
+T = TypeVar("T")
 
 
 def among(values: Iterable[Any], default: Any = MISSING) -> Any:
@@ -22,6 +24,7 @@ def among(values: Iterable[Any], default: Any = MISSING) -> Any:
     return field(default=default, metadata={"among": frozenset(values)})
 
 
+# `constants` repeats these for derived classes; mypy needs them by name here, for `replace`.
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Attrs:
     """The constants of one instruction; entries with further constants derive from it.
@@ -128,6 +131,14 @@ class Attrs:
         pairs = ((f.name, getattr(self, f.name), f.default) for f in told)
         shown = [f"{name}={value!r}" for name, value, default in pairs if value is not default]
         return f"{{{', '.join(shown)}}}"
+
+
+@dataclass_transform(
+    frozen_default=True, kw_only_default=True, eq_default=False, field_specifiers=(field, among)
+)
+def constants(kind: type[T]) -> type[T]:
+    """A class derived from ``Attrs``: the constants of an entry, frozen and given by keyword."""
+    return dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(kind)
 
 
 _APART = ("start", "accumulate", "_key", "_in_group")
