@@ -114,20 +114,26 @@ def _permute_reduce(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors)
 
 def _varying(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
     """Parts whose sizes are data: rows of the metadata are send counts and displacements, then
-    receive counts and displacements, in elements (a guess), a column for each rank."""
+    receive counts and displacements, in elements, a column for each rank.
+
+    Without receive displacements each sender has an equal part of the target (vLLM Neuron's
+    all_gather_v, and deepep-trn's transport on a trn2).
+    """
     n = len(attrs.members)
     target, told = held[0].reshape(-1).clone(), held[1].reshape(-1, n).to(torch.int64)
-    at, counts = 0, []
+    slot, counts = target.numel() // n, []
     for k, (source, metadata) in enumerate(parts):
         rows = metadata.reshape(-1, n).to(torch.int64)
         column = 0 if attrs.kind == "all_gather_v" else attrs.place
         count, start = int(rows[0, column]), int(rows[1, column])
-        begin = int(told[3, k]) if attrs.placed else at
-        if start + count > source.numel() or begin + count > target.numel():
+        begin = int(told[3, k]) if attrs.placed else k * slot
+        end = target.numel() if attrs.placed else begin + slot
+        if start + count > source.numel() or begin + count > end:
             raise refuse(
                 "sim_collective_counts",
                 f"{attrs.kind} takes {count} elements from {start} of {source.numel()} to {begin} "
-                f"of {target.numel()}, expected them inside of both tensors; correct the metadata",
+                f"of {target.numel()}, expected them inside of the source and before element {end} "
+                "of the target; correct the metadata",
             )
         if attrs.known and int(told[2, k]) != count:
             raise refuse(
@@ -136,7 +142,6 @@ def _varying(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Ten
                 f"{int(told[2, k])} of the metadata; correct one of them",
             )
         target[begin : begin + count] = source.reshape(-1)[start : start + count]
-        at += count
         counts.append(count)
     told[2] = torch.tensor(counts)
     return [target.reshape(held[0].shape), told.to(held[1].dtype).reshape(held[1].shape)]
