@@ -90,6 +90,7 @@ def neuron() -> None:
     # pinning is for copies that overlap; here the device's memory is the host's
     torch.Tensor.pin_memory = lambda self, device=None: self  # type: ignore
     torch.Tensor.is_pinned = lambda self, device=None: False  # type: ignore
+    torch.Generator = _generator(torch)  # type: ignore
     if torch.distributed.is_available():
         torch.distributed.Backend.register_backend(
             "neuron", _process_group, devices=["neuron", "cpu"]
@@ -131,6 +132,26 @@ def _process_group(*args: Any) -> Any:
 
 def _of_module(name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(room("module"), name)(*args, **kwargs)
+
+
+def _generator(torch: Any) -> Any:
+    """`torch.Generator`, which refuses the device in a sentence."""
+    theirs = torch.Generator
+
+    class Kind(type(theirs)):  # type: ignore[misc]
+        def __call__(cls, device: Any = "cpu") -> Any:
+            if torch.device(device).type == "neuron":
+                raise RuntimeError(
+                    "torch.Generator is asked for on neuron, expected one on cpu, because "
+                    "TorchNeuron draws its random numbers there (huggingface/diffusers, pull "
+                    "request 13289); create torch.Generator() and pass that."
+                )
+            return theirs(device)
+
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, theirs)
+
+    return Kind("Generator", (theirs,), {"__module__": "torch"})
 
 
 def _load_before_modules_move(torch: Any) -> None:

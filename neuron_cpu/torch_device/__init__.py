@@ -5,7 +5,7 @@
 
 from neuron_cpu import announce
 
-from . import around, autocast, kernels  # noqa: F401 - kernels take its tensors from here on
+from . import around, autocast, cells, kernels  # noqa: F401 - kernels take its tensors from here on
 
 announce.neuron()
 autocast.install()

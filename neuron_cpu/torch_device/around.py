@@ -12,7 +12,7 @@ import torch
 from neuron_cpu import announce
 
 
-def _around(owner: Any, name: str) -> Callable[[Callable], Callable]:
+def around(owner: Any, name: str) -> Callable[[Callable], Callable]:
     """Put a function around one of PyTorch's, which it gets as its first argument."""
     theirs = getattr(owner, name)
 
@@ -27,7 +27,7 @@ def _around(owner: Any, name: str) -> Callable[[Callable], Callable]:
     return put
 
 
-@_around(torch.nn.Module, "_apply")
+@around(torch.nn.Module, "_apply")
 def _move(theirs: Any, self: Any, fn: Any, recurse: bool = True) -> Any:
     """A module's move to the device or from it: its parameters stay the same objects, which
     optimisers and ties hold, unless a graph of autograd holds them, too. Elsewhere PyTorch's own
@@ -56,21 +56,37 @@ def _concerns_device(module: torch.nn.Module, fn: Callable) -> bool:
     return False
 
 
-@_around(torch.autograd, "_engine_run_backward")
+def _set_data(self: torch.Tensor, value: torch.Tensor) -> None:
+    """`x.data = value`: PyTorch's own setter changes no device, so the two tensors swap all."""
+    if "neuron" not in (self.device.type, value.device.type) or self.device == value.device:
+        return _DATA.__set__(self, value)
+    new: Any = value.detach().requires_grad_(self.requires_grad)
+    if isinstance(self, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, self.requires_grad)
+    if self.grad is not None:
+        new.grad = self.grad.to(new.device, new.dtype)
+    return torch.utils.swap_tensors(self, new)
+
+
+_DATA: Any = torch._C.TensorBase.data
+torch.Tensor.data = property(_DATA.__get__, _set_data)  # type: ignore[assignment, arg-type]
+
+
+@around(torch.autograd, "_engine_run_backward")
 def _backward(theirs: Any, *args: Any, **kwargs: Any) -> Any:
     """Backward without a thread for the device, which could outlive the interpreter."""
     with torch.autograd.set_multithreading_enabled(False):
         return theirs(*args, **kwargs)
 
 
-@_around(torch, "compile")
+@around(torch, "compile")
 def _compile(theirs: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.compile` that knows kernels and the backend."""
     announce.room("backend").register()
     return theirs(*args, **kwargs)
 
 
-@_around(torch._TorchCompileInductorWrapper, "__call__")
+@around(torch._TorchCompileInductorWrapper, "__call__")
 def _default_backend(theirs: Any, self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
     """The backend that nobody named: on the device it is the device's."""
     places = {one.device.type for one in inputs if isinstance(one, torch.Tensor)}

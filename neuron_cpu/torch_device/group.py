@@ -18,6 +18,7 @@ import torch.distributed as dist
 from neuron_cpu.core.device import ranks
 from neuron_cpu.core.device.errors import current_place, refuse
 
+from .around import around
 from .state import STATE
 
 _LABEL_BYTES = 256
@@ -42,6 +43,22 @@ def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     if STATE.rank is None:
         STATE.rank = Process()
     return made
+
+
+@around(dist.ProcessGroup, "_start_coalescing")
+def _start(theirs: Any, self: Any, device: torch.device) -> None:
+    """Begin a block of collectives that a device joins; gloo runs them one by one."""
+    if device.type != "neuron":
+        theirs(self, device)
+
+
+@around(dist.ProcessGroup, "_end_coalescing")
+def _end(theirs: Any, self: Any, device: torch.device) -> Any:
+    if device.type != "neuron":
+        return theirs(self, device)
+    done: Any = torch.futures.Future()
+    done.set_result(None)
+    return torch._C._distributed_c10d._create_work_from_future(done)
 
 
 class Process:

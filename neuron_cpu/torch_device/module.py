@@ -239,6 +239,14 @@ def set_rng_state(state: torch.Tensor, device: Any = None) -> None:
     torch.default_generator.set_state(state)
 
 
+def get_rng_state_all() -> list[torch.Tensor]:
+    return [get_rng_state()]
+
+
+def set_rng_state_all(states: list[torch.Tensor]) -> None:
+    set_rng_state(states[0])
+
+
 # --- what ran -------------------------------------------------------------------------------------
 def get_fallback_ops() -> list[str]:
     """Operators that the device left to the CPU."""

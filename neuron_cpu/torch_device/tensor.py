@@ -72,8 +72,9 @@ class NeuronTensor(torch.Tensor):
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        torch._C.TensorBase.data.__set__(self, value)  # type: ignore[attr-defined]
-        self.host, self.held = value.host, value.held  # type: ignore[attr-defined]
+        torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+        if isinstance(value, NeuronTensor) and isinstance(self, NeuronTensor):
+            self.host, self.held = value.host, value.held
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         shown = torch._tensor_str._tensor_str(self.host.detach(), len("tensor("))
@@ -122,6 +123,10 @@ class NeuronTensor(torch.Tensor):
             return made
         tensor = self.detach()
         return torch._utils._rebuild_parameter, (tensor, self.requires_grad, {})
+
+    def __coerce_same_metadata_as_tangent__(self, _: Any, kind: Any = None) -> NeuronTensor:
+        """Itself: where AOTAutograd expects a plain tensor, it is one of the device."""
+        return self
 
     def __deepcopy__(self, memo: dict) -> NeuronTensor:
         if id(self) in memo:

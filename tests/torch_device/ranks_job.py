@@ -53,8 +53,20 @@ def eager(device: torch.device) -> list[torch.Tensor]:
         dist.send(sent, 1)
     elif RANK == 1:
         dist.recv(sent, 0)
+    one, other = mine(device, 2), mine(device, 3)
+    with dist._coalescing_manager(device=device if device.type == "neuron" else None):
+        dist.all_reduce(one)
+        dist.all_reduce(other)
+    kept = [torch.empty(2, device=device) for _ in range(WORLD)]
+    dist.gather(mine(device, 2), kept if RANK == 0 else None, 0)
+    dealt = torch.empty(2, device=device)
+    dist.scatter(dealt, [mine(device, 2) + n for n in range(WORLD)] if RANK == 0 else None, 0)
+    fewest, mean = mine(device, 3), mine(device, 3)
+    dist.all_reduce(fewest, dist.ReduceOp.MIN)
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
     dist.barrier()
-    return [summed, told, *gathered, joined, part, swapped, sent]
+    rest = [one, other, dealt, fewest, mean, *(kept if RANK == 0 else [])]
+    return [*rest, summed, told, *gathered, joined, part, swapped, sent]
 
 
 def subgroups(device: torch.device) -> list[torch.Tensor]:

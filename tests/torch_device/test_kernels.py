@@ -275,6 +275,15 @@ def test_a_graph_is_captured_once_for_a_signature_and_breaks_where_it_must() -> 
     assert torch_neuronx.get_dynamo_metrics() == {"graphs": 4}
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "neuron"])
+def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend: str) -> None:
+    layer = nn.Linear(4, 3).to("neuron")
+    torch._dynamo.reset()
+    torch.compile(layer, backend=backend)(on_device(2, 4)).sum().backward()
+    expected = on_device(2, 4).cpu().sum(0).expand(3, 4)
+    torch.testing.assert_close(layer.weight.grad.cpu(), expected)
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch's tracer hides it itself
 def test_a_whole_step_of_training_is_compiled() -> None:
     losses = []

@@ -105,6 +105,47 @@ def test_parameters_stay_the_same_objects_and_tied() -> None:
     assert not model.cpu()[0].weight.is_neuron and model[0].weight is before
 
 
+def test_data_that_is_assigned_moves_a_parameter_in_place() -> None:
+    model = small()
+    held, tokens = model[0].weight, ids(1, 5)
+    expected = model(tokens)
+    expected.sum().backward()
+    gradient = held.grad.clone()
+    for device in ("neuron", "cpu"):
+        for one in model.parameters():
+            one.data = one.data.to(device)
+            if one.grad is not None:
+                one.grad.data = one.grad.data.to(device)
+        assert model[0].weight is held and held.device.type == device and held.is_leaf
+        assert isinstance(held, nn.Parameter) and torch.equal(held.grad.cpu(), gradient)
+        torch.testing.assert_close(model(tokens.to(device)).cpu(), expected)
+    held.to("neuron").data = torch.ones(2, device="neuron")  # of one device: other sizes, too
+    plain = torch.zeros(2)
+    plain.data = torch.ones(3, device="neuron")
+    assert type(plain) is NeuronTensor and plain.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("bias", [True, False])
+def test_recurrent_layers_follow_the_cpu(kind: type[nn.RNNBase], bias: bool) -> None:
+    found = []
+    for device in ("cpu", "neuron"):
+        torch.manual_seed(0)
+        layer = kind(3, 5, num_layers=2, bias=bias, bidirectional=True, batch_first=True)  # type: ignore
+        layer.to(device)
+        x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(2)).to(device)
+        x.requires_grad_()
+        out, state = layer(x)
+        out.square().sum().backward()
+        with torch.inference_mode():
+            torch.testing.assert_close(layer(x)[0], out)
+        flat = torch.utils._pytree.tree_leaves(state)
+        found.append([out, *flat, x.grad, *(one.grad for one in layer.parameters())])
+    for theirs, ours in zip(*found):
+        assert ours.is_neuron
+        torch.testing.assert_close(ours.cpu(), theirs)
+
+
 def test_a_state_is_saved_with_its_device_and_loaded_where_asked() -> None:
     model = small().to("neuron")
     file = io.BytesIO()
@@ -210,7 +251,9 @@ REFUSED: dict[str, tuple[type, str, Callable[[torch.Tensor], Any]]] = {
         lambda x: x.set_(torch.ones(2).untyped_storage()),
     ),
     "shapes": (RuntimeError, "mat1 and mat2", lambda x: x @ torch.ones(3, 2, device="neuron")),
-    "cells": (NotImplementedError, "no kernel", lambda x: nn.LSTMCell(2, 2).to("neuron")(x)),
+    "operators": (NotImplementedError, "no kernel on neuron here", torch._cslt_compress),
+    "generator": (RuntimeError, "on cpu, because", lambda x: torch.Generator(device="neuron")),
+    "generator of a core": (RuntimeError, "on cpu", lambda x: torch.Generator("neuron:0")),
     "events": (
         RuntimeError,
         "enable_timing",
@@ -282,6 +325,10 @@ def test_random_numbers_are_the_hosts() -> None:
     first = torch.randn(4, device="neuron")
     torch.manual_seed(5)
     assert torch.equal(torch.randn(4), first.cpu())
+    assert isinstance(torch.Generator(), torch.Generator) and torch.default_generator.seed()
+    drawn = [torch.rand(2, device=d, generator=torch.Generator().manual_seed(4)).cpu()
+             for d in ("cpu", "neuron")]  # fmt: skip
+    assert torch.equal(*drawn) and isinstance(torch.default_generator, torch.Generator)
     state = torch.neuron.get_rng_state()
     one = F.dropout(first, 0.5)
     torch.neuron.set_rng_state(state)
