@@ -1,14 +1,10 @@
-"""An attention kernel in a Qwen3 of transformers on `neuron` (docs/torch_device.md)."""
-
-import time
+"""An attention kernel for models of transformers on `neuron` (docs/torch_device.md)."""
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import torch
-import torch_neuronx
 from torch_neuronx import nki_op
-from transformers import AttentionInterface, Qwen3Config, Qwen3Model
 
 
 @nki.jit
@@ -58,31 +54,3 @@ def by_kernel(module, query, key, value, mask, scaling, **_):
     mask = torch.full((s, s), -1e9, device=query.device).triu(1)
     out = attend(*(x.reshape(b * h, s, d) for x in (query, key, value)), mask, scaling)
     return out.reshape(b, h, s, d).transpose(1, 2), None
-
-
-def run(model, tokens):
-    """Hidden states, and prompts a second by this machine's clock."""
-    compiled = torch.compile(model, backend="neuron", dynamic=False)
-    compiled(tokens)  # compiles
-    begin = time.perf_counter()
-    hidden = compiled(tokens).last_hidden_state
-    torch_neuronx.synchronize()
-    return hidden.float().cpu(), len(tokens) / (time.perf_counter() - begin)
-
-
-torch.manual_seed(0)
-heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-sizes = {"vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2}
-config = Qwen3Config(**sizes, **heads, use_cache=False)
-model = Qwen3Model(config).eval()  # or from_pretrained("Qwen/Qwen3-Embedding-0.6B")
-tokens = torch.randint(512, (2, 128))
-with torch.no_grad():
-    reference = model(tokens).last_hidden_state
-    model, tokens = model.to("neuron", torch.bfloat16), tokens.to("neuron")
-    AttentionInterface.register("nki", by_kernel)
-    for name in ("sdpa", "nki"):
-        model.config._attn_implementation = name
-        hidden, rate = run(model, tokens)
-        mse = (hidden - reference).square().mean()
-        cosine = torch.cosine_similarity(hidden, reference, -1).mean()
-        print(f"{name}: MSE {mse:.2e}, cosine {cosine:.5f}, {rate:.1f} prompts/s on this machine")
