@@ -22,6 +22,7 @@ from .around import around
 from .state import STATE
 
 _LABEL_BYTES = 256
+_C10D: Any = torch._C._distributed_c10d
 
 
 class TooLate(AssertionError, RuntimeError):
@@ -58,7 +59,7 @@ def _end(theirs: Any, self: Any, device: torch.device) -> Any:
         return theirs(self, device)
     done: Any = torch.futures.Future()
     done.set_result(None)
-    return torch._C._distributed_c10d._create_work_from_future(done)
+    return _C10D._create_work_from_future(done)
 
 
 class Process:
