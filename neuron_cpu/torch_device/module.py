@@ -220,15 +220,8 @@ def manual_seed(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
-def seed() -> int:
-    return torch.default_generator.seed()
-
-
-seed_all = seed
-
-
-def initial_seed() -> int:
-    return torch.default_generator.initial_seed()
+seed = seed_all = torch.default_generator.seed
+initial_seed = torch.default_generator.initial_seed
 
 
 def get_rng_state(device: Any = None) -> torch.Tensor:

@@ -34,6 +34,7 @@ from neuron_cpu.page.write import as_table, write
 from neuron_cpu.runtime import outside, recording
 from neuron_cpu.runtime.recording import COLLECTIVE, KERNEL, TORCH, Event
 
+from .kernels import mapped
 from .state import STATE
 
 _EAGER = "eager"
@@ -122,8 +123,6 @@ class Recorder:
 
     def before_kernel(self, args: tuple, kwargs: dict) -> Callable[[KernelCall], None]:
         """Keep what a kernel gets, which it may write; returns what takes its results."""
-        from .kernels import mapped
-
         kept = mapped(torch.clone, args, kwargs)
 
         def after(call: KernelCall) -> None:
@@ -138,8 +137,6 @@ class Recorder:
 
     def _check(self, call: KernelCall, kept: tuple[tuple, dict]) -> None:
         tensors: list[torch.Tensor] = []
-        from .kernels import mapped
-
         mapped(tensors.append, *kept)
         plan = Plan(call.program, shadow=True)
         with torch.inference_mode():

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from neuron_cpu.core.device.target import named_cores
+
 LOGGER = logging.getLogger("torch_neuronx")
 
 
@@ -65,11 +67,8 @@ class _State:
 
     def cores(self) -> int:
         """Logical cores: what the runtime's variables or torchrun name, else one."""
-        environ = os.environ
-        visible = environ.get("NEURON_RT_VISIBLE_CORES")
-        counted = _count(visible) if visible else 0
-        counts = [environ.get("NEURON_RT_NUM_CORES"), environ.get("LOCAL_WORLD_SIZE")]
-        return max(1, counted, *(int(one) for one in counts if one and one.isdigit()))
+        processes = os.environ.get("LOCAL_WORLD_SIZE", "1")
+        return max(named_cores() or 1, int(processes) if processes.isdigit() else 1)
 
     def index(self, index: int | None) -> int:
         """A valid index of a core; ValueError names the valid ones."""
@@ -92,12 +91,6 @@ class _State:
             self.used = True
             found = self._devices[at] = torch.device("neuron", at)
         return found
-
-
-def _count(cores: str) -> int:
-    """How many cores a list like 0-3 or 0,1 names."""
-    ends = [part.split("-") for part in cores.split(",") if part.replace("-", "").isdigit()]
-    return sum(int(end[-1]) - int(end[0]) + 1 for end in ends)
 
 
 STATE = _State()

@@ -44,3 +44,12 @@ def needs(what: str, number: int) -> None:
             f"{what} is there from gen{number} on, expected what {core.name} has; choose the "
             f"target with {ENVIRONMENT_VARIABLE}, or branch on nisa.get_nc_version()",
         )
+
+
+def named_cores() -> int | None:
+    """The cores of this process that the runtime's variables name; None: neither does."""
+    visible, count = (os.environ.get(f"NEURON_RT_{n}") for n in ("VISIBLE_CORES", "NUM_CORES"))
+    if visible:
+        ends = [[int(end) for end in part.split("-")] for part in visible.split(",")]
+        return sum(part[-1] - part[0] + 1 for part in ends)
+    return int(count) if count and count.isdigit() else None

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from neuron_cpu.core.device.target import DEFAULT_BEFORE, chosen
+from neuron_cpu.core.device.target import DEFAULT_BEFORE, chosen, named_cores
 from neuron_cpu.errors import StandInError
 from neuron_cpu.runtime import refused
 
@@ -349,12 +349,7 @@ def _runtime() -> Any:
 
 
 def _cores() -> int:
-    """The cores of this process: what the runtime's variables name, else a trn1.2xlarge's."""
-    visible, count = (os.environ.get(f"NEURON_RT_{n}") for n in ("VISIBLE_CORES", "NUM_CORES"))
-    if visible:
-        ends = [[int(end) for end in part.split("-")] for part in visible.split(",")]
-        return sum(part[-1] - part[0] + 1 for part in ends)
-    return int(count) if count and count.isdigit() else _CORES
+    return named_cores() or _CORES
 
 
 def _traced(model: Any, name: str) -> Any:
