@@ -3,8 +3,8 @@
     python -m lab.torch_programs DIR [-k WORDS] [--write]
 
 DIR holds the checkouts. A program is unmodified; `python -m neuron_cpu run` stands before it. Where
-it would fetch weights, its loader gives a tiny model with seeded ones: that is in `TINY` below, by
-the name of the module that the program imports.
+it would fetch weights, its loader gives a tiny model with seeded ones, and a file that only defines
+operators is called beside PyTorch's own: `lab/torch_stands.py` has both.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import argparse
 import importlib.util
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from lab import torch_stands
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "lab" / "docs" / "torch_programs.md"
@@ -34,6 +34,7 @@ class Program(NamedTuple):
     Attributes:
         right: what it prints, or a part of it, when its own comparison holds.
         ranks: processes of torchrun; 0: none.
+        arguments: of the program's command line.
         needs: a package without which it cannot run here.
         missing: why it cannot run at all.
         refused: what it is told instead, and by whom.
@@ -46,6 +47,7 @@ class Program(NamedTuple):
     needs: str = "torch"
     missing: str = ""
     refused: str = ""
+    arguments: tuple[str, ...] = ()
 
 
 def _ports() -> list[Program]:
@@ -74,6 +76,8 @@ def _jax() -> list[Program]:
     ]
 
 
+_SCRIPTS = "torch-neuron-scripts"
+_VLLM = "vllm_neuron/functional"
 PROGRAMS = [
     *_ports(),
     Program(WAN, "step4_torch_compile_test.py", "FORWARD PASS SUCCEEDED", needs="diffusers"),
@@ -86,142 +90,45 @@ PROGRAMS = [
         "diffusers",
         refused="Expected weight to be of same shape as normalized_shape",
     ),  # fmt: skip
+    Program(
+        WAN,
+        "run_wan_small.py",
+        "Done.",
+        1,
+        "diffusers",
+        arguments=(
+            *("--prompt", "A cat", "--height", "64", "--width", "64", "--num-frames", "1"),
+            *("--num-steps", "5", "--neff-cache", "neff", "--output", "cat.png"),
+        ),
+    ),
+    Program("neuron-performance-book", "scripts/ch1_model_x.py", "Same result:   True"),
+    Program("neuron-performance-book", "scripts/ch14_dma_basics.py", "All DMA examples passed!"),
+    Program(
+        "neuron-performance-book", "scripts/ch15_matmul_isa.py", "Tensor Engine examples passed"
+    ),
+    Program(
+        "neuron-performance-book", "scripts/ch16_fused_attention.py", "Attention examples passed"
+    ),
+    Program("XScript-Pretraining", "scripts/neuron_native/nki_rmsnorm.py", "done"),
+    Program(
+        "deepep-trn",
+        "tools/probe_transport.py",
+        '"result": "pass"',
+        4,
+        arguments=("--short-slots", "0", "--width", "64"),
+    ),  # fmt: skip
+    Program(_SCRIPTS, "collective_probe.py", "all_reduce OK: got 10.0, expected 10.0", 4),
+    Program(_SCRIPTS, "nki_kv_cache.py", "PASS"),
+    Program(_SCRIPTS, "gqa_rope_kv_35b_op.py", "PASS"),
+    Program(_SCRIPTS, "wan_nki_kernels.py", "PASS"),
+    Program("covex_neuron", "_runtime.py", "PASS"),
+    Program("vllm-neuron", f"{_VLLM}/cumsum.py", "PASS"),
+    Program("vllm-neuron", f"{_VLLM}/argsort_unstable.py", "PASS"),
+    Program("vllm-neuron", f"{_VLLM}/moe/topk_reduce.py", "PASS"),
     *_jax(),
     Program("nki-library", "src/nkilib_src/nkilib/core/embeddings/rope.py", "PASS"),
     Program("nki-library", "src/nkilib_src/nkilib/core/cumsum/cumsum.py", "PASS"),
 ]
-
-
-# --- tiny models, in the program's own process ----------------------------------------------------
-class _Tokenizer:
-    """Characters as numbers, in place of a vocabulary that a hub has."""
-
-    mask_token_id, pad_token_id, cls_token_id, eos_token_id = 32, 1, 0, 2
-
-    def __call__(self, texts: list[str], max_length: int = 64, **_: Any) -> dict[str, Any]:
-        import torch
-
-        rows = [[4 + ord(letter) % 20 for letter in text[:max_length]] for text in texts]
-        padded = [row + [1] * (max_length - len(row)) for row in rows]
-        ids = torch.tensor(padded)
-        return {"input_ids": ids, "attention_mask": (ids != 1).long()}
-
-
-def _seeded(make: Callable[[], Any]) -> Any:
-    import torch
-
-    torch.manual_seed(0)
-    return make().eval()
-
-
-_SIZES = {
-    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128,
-    "pad_token_id": 1, "mask_token_id": 32, "vocab_size": 33, "max_position_embeddings": 128,
-}  # fmt: skip
-
-
-def _esm2(module: Any) -> None:
-    from transformers import EsmConfig, EsmModel
-
-    config = EsmConfig(**_SIZES, position_embedding_type="rotary")
-    module.load = lambda *_, device="cpu", **__: _seeded(
-        lambda: EsmModel(config, add_pooling_layer=False)
-    ).to(device)
-    module.get_tokenizer = lambda *_: _Tokenizer()
-
-
-def _nucleotides(module: Any) -> None:
-    config = module.EsmConfig(
-        **_SIZES, position_embedding_type="rotary", add_bias_fnn=False, token_dropout=True
-    )
-    module.load = lambda *_, device="cpu", **__: _seeded(lambda: module.EsmForMaskedLM(config)).to(
-        device
-    )
-    module.get_tokenizer = lambda *_: _Tokenizer()
-
-
-def _clip(module: Any) -> None:
-    sizes = {
-        "embed_dim": 32, "image_resolution": 224, "vision_layers": 2, "vision_width": 64,
-        "vision_patch_size": 32, "context_length": 77, "vocab_size": 49408,
-        "transformer_width": 64, "transformer_heads": 2, "transformer_layers": 2,
-    }  # fmt: skip
-    module.load = lambda *_, device="cpu", **__: _seeded(lambda: module.CLIP(**sizes)).to(device)
-
-
-def _gpn_star(module: Any) -> None:
-    import numpy as np
-
-    species = 6
-    folder = tempfile.mkdtemp()
-    apart = 1.0 - np.eye(species, dtype=np.float32)
-    np.save(f"{folder}/pairwise.npy", apart)
-    np.save(f"{folder}/in_clade.npy", apart[0] / 2)
-    config = module.GPNStarConfig(
-        **{**_SIZES, "vocab_size": 6, "pad_token_id": 0}, phylo_dist_path=folder
-    )
-    module.num_species = lambda *_: species
-    module.load = lambda *_, device="cpu", **__: _seeded(
-        lambda: module.GPNStarForMaskedLM(config)
-    ).to(device)
-
-
-def _wan(module: Any) -> None:
-    model = module.WanTransformer3DModel
-
-    def load(*_: Any, torch_dtype: Any = None, **__: Any) -> Any:
-        return _seeded(
-            lambda: model(num_attention_heads=2, attention_head_dim=32, ffn_dim=128, num_layers=2)
-        ).to(torch_dtype)
-
-    model.from_pretrained = load
-
-
-TINY: dict[str, Callable[[Any], None]] = {
-    "esm2_neuron": _esm2,
-    "nucleotide_transformer_neuron": _nucleotides,
-    "clip_neuron": _clip,
-    "gpn_star_neuron": _gpn_star,
-    "diffusers": _wan,
-}
-
-
-def _library(script: Path) -> None:
-    """A kernel of nki-library through `wrap_nki`, beside the library's own twin in PyTorch."""
-    import torch
-    from torch_neuronx import wrap_nki
-
-    sys.path.insert(0, str(script.parents[3]))
-    name = script.stem
-    folder = f"nkilib.{script.parent.parent.name}.{script.parent.name}"
-    kernels, twins = (importlib.import_module(f"{folder}.{one}") for one in (name, f"{name}_torch"))
-    torch.manual_seed(0)
-    if name == "rope":
-        kernel, twin = kernels.RoPE, twins.rope_torch_ref
-        given = [torch.randn(64, 1, 2, 128), torch.randn(32, 1, 128), torch.randn(32, 1, 128)]
-    else:
-        kernel, twin, given = kernels.cumsum, twins.cumsum_torch_ref, [torch.randn(128, 256)]
-    found = twin(*given)
-    expected = next(iter(found.values())) if isinstance(found, dict) else found
-    on_device = [one.to("neuron") for one in given]
-    run = wrap_nki(kernel)[1]
-    for call in (run, torch.compile(lambda *x: run(*x), backend="neuron", fullgraph=True)):
-        torch.testing.assert_close(call(*on_device).cpu(), expected, rtol=1e-4, atol=1e-4)
-    print("PASS")
-
-
-def inside(script: Path) -> None:
-    """Run a program whose loaders give tiny models."""
-    sys.path.insert(0, str(script.parent.parent / "src"))
-    for name, change in TINY.items():
-        if importlib.util.find_spec(name) is not None:
-            change(importlib.import_module(name))
-    if "nkilib_src" in script.parts:
-        return _library(script)
-    sys.argv = [str(script)]
-    sys.path.insert(0, str(script.parent))
-    runpy.run_path(str(script), run_name="__main__")
-    return None
 
 
 # --- each in a process of its own -----------------------------------------------------------------
@@ -239,9 +146,13 @@ def run(program: Program, folder: Path) -> tuple[str, str]:
         if program.ranks:
             command += ["-m", "torch.distributed.run", "--standalone"]
             command += ["--nproc-per-node", str(program.ranks)]
-        command += ["-m", "lab.torch_programs", "--inside", str(script)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        environment["HF_HUB_OFFLINE"] = "1"
+        command += ["-m", "lab.torch_programs", "--inside", str(script), *program.arguments]
+        library = find(folder.parent, "nki-library")
+        paths = [ROOT, *([] if library is None else [library / "src" / "nkilib_src"])]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+        environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        if program.needs != "jax":  # whose authors ran them on a trn2
+            environment["NEURON_PLATFORM_TARGET_OVERRIDE"] = "trn2"
         done = subprocess.run(
             command, cwd=script.parent, env=environment, capture_output=True, text=True, timeout=900
         )
@@ -269,11 +180,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("-k", dest="words", default="")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside:
-        inside(given.inside)
+    if sys.argv[1:2] == ["--inside"]:
+        torch_stands.inside(Path(sys.argv[2]), sys.argv[3:])
         return 0
+    given = parser.parse_args()
     rows = []
     for program in PROGRAMS:
         if given.words not in f"{program.checkout}/{program.path}":
