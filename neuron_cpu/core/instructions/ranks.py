@@ -132,8 +132,7 @@ def _varying(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Ten
             raise refuse(
                 "sim_collective_counts",
                 f"{attrs.kind} takes {count} elements from {start} of {source.numel()} to {begin} "
-                f"of {target.numel()}, expected them inside of the source and before element {end} "
-                "of the target; correct the metadata",
+                f"of {target.numel()}, expected them inside of both parts; correct the metadata",
             )
         if attrs.known and int(told[2, k]) != count:
             raise refuse(
