@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: physics compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: evidence physics compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -121,6 +121,11 @@ replay: setup
 SAMPLE := vecadd nki-matmul kda-silu avgpool-1 mamba-v3-4096x512 sd-attention-5 matmul-optimized
 calibrate-sample: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m lab.calibrate --public $(CHECKOUTS) --rows $(SAMPLE) --verify
+
+# Kernels that ran on devices, traced from checkouts below PUBLIC: a refusal of one fails, and so does a mark that
+# its run does not show. ARGS=--write makes the table anew.
+evidence: setup-tests
+	$(BIN)/python -m lab.provenance_table --public $(CHECKOUTS) $(ARGS)
 
 # nki-library's own tests on the simulator, from a checkout below DIR: ten cases of each test and 200 of
 # larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer.

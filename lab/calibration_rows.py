@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import importlib
 import importlib.util
 import itertools
 import json
@@ -37,6 +38,7 @@ import lab
 
 DATA = lab.DATA / "calibration.json"
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
+RELATIVE = re.compile(r"^\s*from \.", re.MULTILINE)
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32,
     "int8": torch.int8, "uint8": torch.uint8, "fp8": torch.float8_e4m3fn,
@@ -133,8 +135,11 @@ def _frozen(value: Any) -> Any:
 
 
 def tensor(value: Any) -> Any:
-    """A meta tensor for ``128x512:bf16``, anything else as it is."""
+    """A meta tensor for ``128x512:bf16``, an object for ``=module:name``, else the value."""
     match = TENSOR.fullmatch(value) if isinstance(value, str) else None
+    if match is None and isinstance(value, str) and value.startswith("="):
+        module, _, name = value[1:].partition(":")
+        return functools.reduce(getattr, name.split("."), importlib.import_module(module))
     if match is None:
         return value
     shape = tuple(int(n) for n in match[1].split("x"))
@@ -159,7 +164,7 @@ def kernel(row: Row, public: Path) -> Any:
     path = root / row.file
     folders = [path.parent, *(root / f for f in row.folders)]
     if row.extract != "module" or row.repairs:
-        path = Path(_scratch().name) / f"{row.id}.py"
+        path = Path(scratch().name) / f"{row.id}.py"
         path.write_text(source(row, public))
     found = getattr(_import(path, folders), row.function)
     if not hasattr(found, "trace"):  # a plain function: the caller decorates it
@@ -201,13 +206,18 @@ def _modules(root: Path) -> str:
 
 
 @functools.cache
-def _scratch() -> tempfile.TemporaryDirectory:
+def scratch() -> tempfile.TemporaryDirectory:
     """Where changed texts stay until the process ends: errors and lints read their lines."""
     return tempfile.TemporaryDirectory(prefix="calibration-")
 
 
 def _import(path: Path, folders: list[Path]) -> Any:
-    """Run a file as a module of its own, its neighbours importable while it runs."""
+    """Run a file as a module of its own, its neighbours importable while it runs; or as one of the
+    package in which it imports by dots."""
+    if RELATIVE.search(path.read_text()):
+        top = next(one for one in path.parents if not (one / "__init__.py").is_file())
+        with _importable([top, *folders]):
+            return importlib.import_module(".".join(path.with_suffix("").relative_to(top).parts))
     name = f"public_{next(_numbers)}_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}"
     found = importlib.util.spec_from_file_location(name, path)
     assert found is not None and found.loader is not None

@@ -60,6 +60,11 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
     def get_config_cls(cls):
         return Config
 """
+LOOPED = SCALED.replace("FACTOR", "1.0").replace(
+    "    return out_hbm\n",
+    "    n = 0\n    for k in nl.affine_range(1):\n        n = n + 1\n    assert BEHIND >= 0\n"
+    "    return out_hbm\n",
+)
 
 
 @pytest.fixture
@@ -157,8 +162,17 @@ def test_preflight_passes_the_submission(run: Callable) -> None:
         (SCALED.replace("FACTOR", "1.0"), "[FAILED] NKI share"),
         (SCALED.replace("FACTOR", "1.0").replace("nl.multiply(", "nl.nothing("), "[FAILED] comp"),
         ("from neuron_cpu import core\n" + SCALED.replace("FACTOR", "1.0"), "[FAILED] stands"),
+        (LOOPED.replace("BEHIND", "k"), "a device's compiler refuses it: "),
+        (LOOPED.replace("BEHIND", "n"), "[sim_loop_rebinding]"),
     ],
-    ids=["inaccurate", "no product in a kernel", "does not trace", "imports the repository"],
+    ids=[
+        "inaccurate",
+        "no product in a kernel",
+        "does not trace",
+        "imports the repository",
+        "refused",
+        "unproven",
+    ],
 )
 def test_preflight_fails_what_must_not_be_uploaded(run: Callable, text: str, failed: str) -> None:
     done = run("preflight", text)

@@ -1,9 +1,11 @@
 """The judgement as an assertion, for tests."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
-from ..core import Kernel
+from ..core import Kernel, NkiWarning
+from ..core.device.refusals import UNPROVEN
 from ..lessons import with_pointers
 from . import cases as forms
 from .references import Reference
@@ -31,6 +33,8 @@ def assert_kernel(
         grid, values, seeds, tolerance, nan: as in `verdict.Settings`.
         library: what the reference computes with, "numpy" or "torch"; found in its code by default.
 
+    A kernel that is right and unproven, as no source decides a rule of it, warns.
+
     Raises:
         AssertionError: what is wrong, at which element, from which line on.
         UsageError: there is no case, or the reference fails.
@@ -48,3 +52,6 @@ def assert_kernel(
     if failed:
         said = "\n".join([f"kernel {made.name}:", *sentences(failed)])
         raise AssertionError(with_pointers(said))
+    for verdict in (one for one in verdicts if one.outcome == UNPROVEN):
+        said = "; ".join(verdict.warnings)
+        warnings.warn(f"kernel {made.name} is right, and unproven: {said}", NkiWarning, 2)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import itertools
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -18,6 +20,7 @@ import torch
 import neuron_cpu.core.current  # noqa: F401 - its functions have rows
 from neuron_cpu.__main__ import main
 from neuron_cpu.core.check import provenance
+from neuron_cpu.core.device import evidence
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTS = """
@@ -74,56 +77,58 @@ def test_every_name_of_today_has_a_row_and_so_have_keywords_and_methods(name: st
     assert "nki.language.NkiTensor.ap(scalar_offset=)" in rows
 
 
+def data() -> dict[str, Any]:
+    return json.loads(evidence.DATA.read_text(encoding="utf-8"))
+
+
+def published(name: str) -> dict[str, Any]:
+    return json.loads((ROOT / "lab" / "data" / name).read_text(encoding="utf-8"))
+
+
 def test_rows_name_known_statuses_and_sources() -> None:
-    data = json.loads(provenance.DATA.read_text(encoding="utf-8"))
-    used = set()
-    for construct, (status, source) in data["constructs"].items():
+    used = set(itertools.chain(*data()["uses"].values()))
+    for construct, (status, source) in data()["constructs"].items():
         assert status in provenance.STATUSES, construct
         assert bool(source) == (status != provenance.UNPROVEN), construct
         used.add(source)
-    assert used - {""} == set(data["sources"])
+    assert used - {""} == set(data()["sources"])
 
 
-def test_files_seen_are_those_with_published_times() -> None:
-    rows = json.loads((ROOT / "lab" / "data" / "calibration.json").read_text(encoding="utf-8"))
-    published = {
-        (one["repository"], one["commit"][:7], one["file"]) for one in rows["sources"].values()
+def test_a_mark_names_the_commit_that_ran_its_chip_and_its_release() -> None:
+    """Of a row of the calibration, or of a call that provenance_ran.json has with who shows it."""
+    ran = published("provenance_ran.json")["ran"]
+    known = {
+        (s["repository"], s["commit"]) for s in published("calibration.json")["sources"].values()
     }
-    ran = json.loads((ROOT / "lab" / "data" / "provenance_ran.json").read_text(encoding="utf-8"))
-    for place, told in ran["ran"].items():
-        repository, commit = place.split(" ")
-        assert len(commit) == 40 and told["machine"] and told["shown"], place
+    known |= {tuple(place.split(" ")) for place in ran}
+    for place, told in ran.items():
+        assert len(place.split(" ")[1]) == 40 and told["machine"] and told["shown"], place
         assert tuple(map(int, told["release"].split("."))) >= (2, 29), place
-        published |= {(repository, commit[:7], file) for file in told["files"]}
-    for row in provenance.table().values():
-        if row.status == provenance.SEEN and "contest" not in row.source:
-            told, _, where = row.source.partition(" (")
-            assert where, row.source  # the chip, and the release where it is published
-            place, file = told.split(", ")
-            repository, commit = place.split(" ")
-            assert any(
-                (repository, commit) == one[:2] and file.startswith(one[2]) for one in published
-            ), row.source
+        assert told["calls"] and all(
+            {"file", "function", "arguments"} <= {*c} for c in told["calls"]
+        )
+    seen = {key for status, key in data()["constructs"].values() if status == provenance.SEEN}
+    for key in seen | set(itertools.chain(*data()["uses"].values())):
+        source = evidence.sources()[key]
+        repository, commit = source.place.split(", ")[0].split(" ")
+        assert (repository, commit) in {(one, full[:7]) for one, full in known}, key
+        assert source.chip.startswith(("trn", "inf")) and source.release, key
 
 
 def test_a_public_run_is_credited_to_the_language_that_it_was_in() -> None:
     """Sources of `nki` ran with its compiler, and no source has rows of both languages."""
-    data = json.loads(provenance.DATA.read_text(encoding="utf-8"))
-    seen = [(name, row[1]) for name, row in data["constructs"].items() if row[0] == provenance.SEEN]
+    rows = data()["constructs"].items()
+    seen = [(name, row[1]) for name, row in rows if row[0] == provenance.SEEN]
+    seen += [(name.replace(" ", ".", 1), k) for name, keys in data()["uses"].items() for k in keys]
     today = {source for name, source in seen if name.startswith("nki.")}
     assert today and today.isdisjoint(source for name, source in seen if name[:4] != "nki.")
-    ran = json.loads((ROOT / "lab" / "data" / "provenance_ran.json").read_text(encoding="utf-8"))
-    places = {
-        f"{place[:-33]}, {file}" for place, told in ran["ran"].items() for file in told["files"]
-    }
-    older = {data["sources"][source] for name, source in seen if name[:4] != "nki."}
-    assert places.isdisjoint(older)
 
 
 def test_the_page_counts_what_ran() -> None:
     page = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
-    ran = json.loads((ROOT / "lab" / "data" / "provenance_ran.json").read_text(encoding="utf-8"))
-    assert f"names {len(ran['ran'])} checkouts" in page
+    assert f"names {len(published('provenance_ran.json')['ran'])} checkouts" in page
+    seen = [row for row in provenance.table().values() if row.status == provenance.SEEN]
+    assert f"{len(seen)} constructs and {len(data()['uses'])} uses" in page
 
 
 OF_TODAY = [
@@ -317,17 +322,44 @@ def transpose_kernel(x, psum_dtype, start):
     return out
 
 
-def test_types_in_psum_and_first_partitions_come_from_the_trace() -> None:
+def test_uses_of_instructions_come_from_the_trace() -> None:
     x = torch.empty((128, 64), dtype=torch.bfloat16, device="meta")
-    moved = "operands of one instruction that start at different partitions"
-    narrow = provenance.in_program(transpose_kernel.trace(x, nl.bfloat16, 32))
-    assert set(narrow) == {
-        "result of TensorE in PSUM as bfloat16",
-        "operand of at most 32 partitions from partition 32",
-        moved,
+    uses = {
+        " ".join(use) for use in provenance.in_program(transpose_kernel.trace(x, nl.bfloat16, 32))
     }
-    assert set(narrow) <= set(provenance.table())
-    assert provenance.in_program(transpose_kernel.trace(x, nl.float32, 0)) == {}
+    assert {
+        "neuronxcc nc_transpose TensorE result psum bfloat16 0",
+        "neuronxcc nc_transpose TensorE operand sbuf bfloat16 0",
+        "neuronxcc tensor_copy VectorE operand sbuf bfloat16 32",
+        "neuronxcc tensor_copy VectorE result sbuf bfloat16 0",
+        "neuronxcc dma_copy DMA operand hbm bfloat16 0",
+    } <= uses, uses
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "told"),
+    [
+        ({}, provenance.SEEN, "trn1"),
+        ({"start": "77"}, provenance.DOCUMENTED, "nearest: start "),
+        ({"memory": "hbm"}, provenance.DOCUMENTED, "nearest: memory "),
+        ({"dtype": "int8", "role": "result"}, provenance.DOCUMENTED, "nearest: "),
+        ({"instruction": "nonzero_with_count"}, provenance.DOCUMENTED, "no public run"),
+    ],
+)
+def test_a_use_that_ran_is_seen_and_another_is_told_what_differs(change, status, told) -> None:
+    use = evidence.Use("neuronxcc", "nc_matmul", "TensorE", "operand", "sbuf", "bfloat16", "0")
+    (found,) = provenance.judge({use._replace(**change): [3]})
+    assert found.status == status and told in found.source and found.line == 3
+
+
+def test_a_run_on_the_chip_in_force_goes_before_others() -> None:
+    here, there = (
+        evidence.Source("a 1, f", "trn1", "2.25"),
+        evidence.Source("b 2, f", "trn3", "2.30"),
+    )
+    use = evidence.Use("nki", "tensor_copy", "VectorE", "result", "sbuf", "float32", "0")
+    assert evidence.seen(use, {use: [there, here]}) == "a 1, f (trn1, SDK 2.25)"
+    assert evidence.seen(use, {use: [there]}) == "b 2, f (trn3, SDK 2.30); none on a trn1"
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -359,15 +391,15 @@ def test_bad_input_is_one_sentence(target, text, arguments, told, tmp_path, caps
 
 
 def test_arguments_add_what_the_trace_shows(tmp_path: Path, capsys, monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")  # names of constructs on one line, however long the path
+    monkeypatch.setenv("COLUMNS", "500")  # names of constructs on one line, however long the path
     path = tmp_path / "turning.py"
     source = inspect.getsource(transpose_kernel.function)
     path.write_text(f"{IMPORTS}\n{source}")
     given = ["--arg", "128x64:f32", "--arg", "'float32'", "--arg", "0"]
     main(["check", f"{path}:transpose_kernel"])
-    assert "transpose of float32 on TensorE" not in capsys.readouterr().out
+    assert "nc_transpose on TensorE" not in capsys.readouterr().out
     main(["check", f"{path}:transpose_kernel", *given])
-    assert "transpose of float32 on TensorE" in capsys.readouterr().out
+    assert "nc_transpose on TensorE: result in psum, float32" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("given", "slices"), [("nl.ds(0, 4)", True), ("3", False)])

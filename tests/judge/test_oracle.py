@@ -135,6 +135,17 @@ def test_a_refusal_has_line_identifier_and_mending(oracle: serve.Oracle) -> None
     assert told["sentence"] == f"{told['fault']}; {told['mending']}"
 
 
+@pytest.mark.parametrize(
+    "call", ["string.Formatter().format('{:d}', tile)", "copy.deepcopy([tile])[0].T"]
+)
+def test_a_refusal_inside_of_python_s_library_has_the_candidate_s_line(
+    oracle: serve.Oracle, call: str
+) -> None:
+    source = KERNEL.replace("    nl.store", f"    {call}\n    nl.store")
+    told = asked(oracle, asking("import copy, string\n" + source))
+    assert told["outcome"] == "refused" and told["line"] == 10, told
+
+
 def test_inputs_of_the_asker(oracle: serve.Oracle) -> None:
     made = REFERENCE + (
         "import numpy as np\nimport ml_dtypes\n"

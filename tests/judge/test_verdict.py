@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
@@ -9,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from neuron_cpu.core import NkiWarning
+from neuron_cpu.core.device.target import ENVIRONMENT_VARIABLE
 from neuron_cpu.errors import UsageError
 from neuron_cpu.judge import assert_kernel, cases
 from neuron_cpu.judge.references import Reference, library_of
@@ -49,6 +53,15 @@ def rounding(x_hbm):
     rows_sb = nl.load(x_hbm)
     near_sb = nl.add(rows_sb, 64.0, dtype=nl.bfloat16)
     nl.store(out_hbm, nl.subtract(near_sb, 64.0, dtype=nl.float32))
+    return out_hbm
+
+
+@nki.jit
+def uses_an_index_behind_its_loop(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    for k in nl.affine_range(2):
+        nl.store(out_hbm[64 * k : 64 * k + 64], nl.load(x_hbm[64 * k : 64 * k + 64]) * 2.0)
+    assert k == 1
     return out_hbm
 
 
@@ -175,3 +188,16 @@ def test_assert_kernel() -> None:
     assert "first instruction whose result is infinite" in str(told.value)
     with pytest.raises(UsageError, match="no case"):
         assert_kernel(softmax, torch_softmax)
+
+
+def test_assert_kernel_follows_the_three_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused fails, unproven passes and says so, legal is silent: one kernel, two chips."""
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "trn1")
+    with pytest.raises(AssertionError, match="a device's compiler refuses it: "):
+        assert_kernel(uses_an_index_behind_its_loop, lambda x: x * 2.0, CASE)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "trn2")
+    with pytest.warns(NkiWarning, match="unproven: .*sim_loop_index_used_after"):
+        assert_kernel(uses_an_index_behind_its_loop, lambda x: x * 2.0, CASE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_kernel(softmax, torch_softmax, CASE)

@@ -32,9 +32,10 @@ NO_PROBE = {
     "nki.isa.NkiValidationError": "is raised where a kernel is built, and no kernel names it",
     "nki.isa.engine.dma": "no instruction takes it",
     **dict.fromkeys(
-        [*(f"nki.language.dynamic_range({name}=)" for name in ("start", "step", "stop")),
+        ["nki.language.dynamic_range",
+         *(f"nki.language.dynamic_range({name}=)" for name in ("start", "step", "stop")),
          *(f"nki.language.fori_loop({name}=)" for name in ("body_fun", "lower", "step", "upper")),
-         "nki.language.while_loop", "nki.language.while_loop(body_fun=)",
+         "nki.language.fori_loop", "nki.language.while_loop", "nki.language.while_loop(body_fun=)",
          "nki.language.while_loop(init=)"],
         "a public compiler refuses it on one core of gen3",
     ),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import neuronxcc
 import nki
 import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
+import torch
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import refusals
@@ -344,9 +346,25 @@ def test_none_in_a_subscript_is_an_axis():
     assert np.array_equal(kernel(X), X[:, :3])
 
 
+def test_pytorch_s_float8_is_no_argument_of_a_device_before_trn3(target, monkeypatch):
+    kernel, x = made(lambda x: None), torch.zeros((8, 8), dtype=torch.float8_e4m3fn)
+    for chip in ("trn1", "trn2"):
+        target(chip)
+        with pytest.raises(NkiError, match=r"NCC_EVRF051.*\[sim_fp8_argument\]"):
+            kernel(x)
+        kernel(x.view(torch.uint8))
+        assert kernel.trace(x.to("meta")).today  # a tool's: shapes alone
+    target("trn3")
+    kernel(x)
+    target("trn2")
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3")
+    kernel(x)
+
+
 def test_packages_have_versions(monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
     assert nki.__version__ == "0.6.0"
+    assert neuronxcc.__version__.startswith("2.16.")  # neuronx-cc of SDK 2.21
 
 
 def test_a_breakpoint_outside_of_eager_mode_says_so(monkeypatch):

@@ -1,38 +1,34 @@
 """Lists the constructs of a kernel file, and the source that shows that a device takes them.
 
-`provenance.json` has a row for each construct: *seen on device* names a public file that uses it
-and whose run on a device is published (times, errors, a score in the contest); *documented* names
-the page that describes it; *unproven* says that neither is known; *refused* is a construct that a
-public compiler refuses in every form (device/refusals.json). A source names chip and release. A
-construct without a row is unproven. Constructs of today's language begin with ``nki.``, forms such
-as ``nki.index: slice`` included: what one language's compiler took proves nothing of the other's.
+`device/evidence.json` has a row for each construct: *seen on device* names a public run that
+executed it (times, errors or a score are published); *documented* names the page that describes it;
+*unproven* says that neither is known; *refused* is a construct that a public compiler refuses in
+every form (device/refusals.json). A source names commit, chip and release. A construct without a
+row is unproven. Constructs of today's language begin with ``nki.``, forms such as
+``nki.index: slice`` included: what one language's compiler took proves nothing of the other's.
 Files of today ran with SDK 2.29 or later.
 
 Two readers find the constructs. ``in_source`` walks the syntax tree: names of the kernel language,
 their keywords, index forms, loops, and Python around them; only functions that use the language
 without PyTorch, and what those call, count as kernel code. It sees names, not values: a slice of a
 slice is found where both stand in one function, or where the first is an argument of the second's.
-``in_program`` reads a traced Program: element types of TensorE's results and first partitions of
-operands, which the source does not show.
+``in_program`` reads a traced Program: on which engine operands and results of which memory, type
+and first partition lie. One that ran nowhere so is *documented*, beside the nearest that did.
 """
 
 import ast
 import functools
 import inspect
 import itertools
-import json
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from ..device import refusals
-from ..device.spec import CORE, Engine
+from ..device import evidence, refusals
+from ..device.evidence import Use
 from ..instructions.alu import ACTIVATIONS, ARITHMETIC, BITWISE, LATER
-from ..instructions.entry import FORMS
+from ..instructions.entry import FORMS, TABLE
 from ..program.program import Program
-from ..program.view import View
 
-DATA = Path(__file__).resolve().with_name("provenance.json")
 SEEN, DOCUMENTED, UNPROVEN = "seen on device", "documented", "unproven"
 REFUSED = "refused"
 STATUSES = (REFUSED, UNPROVEN, DOCUMENTED, SEEN)  # what needs attention first
@@ -57,9 +53,8 @@ TENSOR = "nki.language.NkiTensor."  # whose methods have rows
 OPERATORS = {f"nl.{name}" for name in (*ARITHMETIC, *BITWISE, *LATER, *ACTIVATIONS)}
 MAKERS = ("nl.ndarray", "nl.zeros", "nl.load", "nisa.")  # calls whose result is a tile
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-QUADRANT, HALF = CORE.quadrant_partitions, 2 * CORE.quadrant_partitions
 NARROW = frozenset({"nl.bfloat16", "nl.float16", "nl.float8_e4m3", "nl.float8_e5m2"})
-Found = dict[str, list[int]]  # construct -> lines, in the order found
+Found = Mapping[Any, list[int]]  # a name, a form or a Use -> lines, in the order found
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -88,33 +83,42 @@ def table() -> dict[str, Row]:
 
 @functools.lru_cache(1)
 def _table(forms: int) -> dict[str, Row]:
-    data = json.loads(DATA.read_text(encoding="utf-8"))
-    rows = documented() | data["constructs"]
-    sources = data["sources"]
-    return {name: Row(status, sources.get(page, "")) for name, (status, page) in rows.items()}
+    rows, sources = documented() | evidence.constructs(), evidence.sources()
+    return {
+        name: Row(status, sources[page].told() if page else "")
+        for name, (status, page) in rows.items()
+    }
 
 
-def documented() -> dict[str, tuple[str, str]]:
+def documented() -> dict[str, list[str]]:
     """Status and page of the functions of instructions, and of their keywords."""
-    rows: dict[str, tuple[str, str]] = {}
+    rows: dict[str, list[str]] = {}
     for module, page in PAGES.items():
         for name, form in FORMS.get(module, {}).items():
             told = f"{'nisa' if module.startswith('neuronxcc') else module}.{name}"
             words = inspect.signature(form.function).parameters.values()
             named = (w.name for w in words if w.kind in (w.POSITIONAL_OR_KEYWORD, w.KEYWORD_ONLY))
-            rows |= dict.fromkeys([told, *(f"{told}({one}=)" for one in named)], (DOCUMENTED, page))
+            rows |= dict.fromkeys([told, *(f"{told}({one}=)" for one in named)], [DOCUMENTED, page])
     return rows
 
 
 def judge(found: Found) -> list[Finding]:
     """The rows of the constructs, unproven ones first, then by construct."""
-    rows = {**table(), **_refused()}
-    missing = Row(UNPROVEN, "no row in the table")
     findings = [
-        Finding(construct, *rows.get(construct, missing), min(lines), len(set(lines)))
+        Finding(str(construct), *_row(construct), min(lines), len(set(lines)))
         for construct, lines in found.items()
     ]
     return sorted(findings, key=lambda one: (STATUSES.index(one.status), one.construct))
+
+
+def _row(construct: str | Use) -> Row:
+    """The row of a construct; of a use the run that shows it, or the nearest one."""
+    if isinstance(construct, str):
+        missing = Row(UNPROVEN, "no row in the table")
+        return _refused().get(construct) or table().get(construct, missing)
+    runs = TABLE[construct.instruction].evidence(construct.language)
+    shown = evidence.seen(construct, runs)
+    return Row(SEEN, shown) if shown else Row(DOCUMENTED, evidence.nearest(construct, runs))
 
 
 @functools.cache
@@ -143,42 +147,24 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 # --- Program --------------------------------------------------------------------------------------
-def in_program(program: Program) -> Found:
-    """Constructs that only shapes and element types show."""
-    found: Found = {}
+def in_program(program: Program) -> dict[Use, list[int]]:
+    """How a program uses each instruction, which its source does not show."""
+    found: dict[Use, list[int]] = {}
     for instruction in program:
         line = instruction.source.line if instruction.source else 0
-        views = (*instruction.dst, *instruction.src)
-        names = {_start(view) for view in views if view.on_chip}
-        if instruction.op.macs is not None:
-            types = {view.dt.name for view in instruction.dst if view.storage.buffer == "psum"}
-            names |= {f"result of TensorE in PSUM as {name}" for name in types - {"float32"}}
-            if instruction.moves_only and instruction.src[0].dt.name == "float32":
-                names.add("transpose of float32 on TensorE")
-        starts = {_first_partition(view) for view in views if view.on_chip}
-        if len(starts) > 1 and instruction.op.engine not in (Engine.TENSOR, Engine.DMA):
-            names.add("operands of one instruction that start at different partitions")
-        for name in sorted(filter(None, names)):
-            found.setdefault(of_today(name) if program.today else name, []).append(line)
+        engine = instruction.op.engine_of(instruction).value
+        first = evidence.LANGUAGES[program.today], instruction.op.name, engine
+        kinds = ("result", instruction.dst), ("operand", instruction.src)
+        for role, view in ((role, view) for role, views in kinds for view in views):
+            memory = view.storage.buffer if view.on_chip else "hbm"
+            start = str(view.start_partition) if view.on_chip else "0"
+            use = Use(*first, role, memory, view.dt.name, start)
+            found.setdefault(use, []).append(line)
     return found
 
 
-def _first_partition(view: View) -> int:
-    storage = view.storage
-    return view.offset // storage.free_size % storage.shape[storage.paxis]
-
-
-def _start(view: View) -> str:
-    start, partitions = _first_partition(view), view.shape[view.paxis]
-    if not start:
-        return ""
-    many = f"at most {QUADRANT}" if partitions <= QUADRANT else f"{QUADRANT + 1} to {HALF}"
-    where = "one between quadrants" if start % QUADRANT else f"partition {start}"
-    return f"operand of {many} partitions from {where}"
-
-
 # --- source ---------------------------------------------------------------------------------------
-def in_source(text: str, kernel: str | None = None) -> Found:
+def in_source(text: str, kernel: str | None = None) -> dict[str, list[int]]:
     """Constructs in the source of a module, or in one of its kernels and what that reaches.
 
     Raises:
@@ -390,6 +376,10 @@ class _Forms:
         self.bound = {
             n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         }
+        lengths = (n for n in self.nodes if isinstance(n, ast.Call) and self._called(n) == "len")
+        self.lists = {
+            getattr(n.args[0], "id", "") for n in lengths if n.args
+        }  # tiles have no len()
         self.parameters = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
         self.nested = {n.name for n in self.nodes if isinstance(n, FUNCTIONS) and n is not function}
         self.indices = {
@@ -464,7 +454,11 @@ class _Forms:
             base = self.assigned.get(base.id, base)
         if self.module.has_range(base, self.spans):
             yield "index: slice of a slice"
-        elif isinstance(base, ast.Subscript) and not _slices(base):
+        elif (
+            isinstance(base, ast.Subscript)
+            and not _slices(base)
+            and getattr(base.value, "id", "") not in self.lists
+        ):
             yield "index: integer, then slice"
 
     # --- calls ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +67,7 @@ def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
             f"{kind} tensor of shape {shape}: partition dimension {shape[0]} exceeds maximum "
             f"{CORE.partitions}; tile the partition axis",
         )
-    size = int(np.prod(shape[1:])) * dt.itemsize
+    size = math.prod(shape[1:]) * dt.itemsize
     if kind == "psum" and size > PSUM_BYTES:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",

@@ -14,7 +14,7 @@ from ..device import dtypes, ranks
 from ..device.errors import refuse, strict, users_line, warn
 from ..device.refusals import speaking
 from ..device.release import nki_since, of_nki, said_by
-from ..device.spec import NeuronCore, using
+from ..device.spec import CORE, NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
 from ..instructions.ranks import COLLECTIVE
 from ..language import kernel as calling
@@ -45,6 +45,7 @@ from .tensor import NkiTensor
 from .types import NKIObject
 
 PRECISE_FP = "NKI_PRECISE_FP"  # 0: low-precision tensors are kept in fp32
+CC_FLAGS, FP8_FLAG = "NEURON_CC_FLAGS", "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
 CORES = (1, 2)  # physical cores of a logical one
 
 
@@ -78,6 +79,7 @@ class Kernel(calling.Kernel):
                 f"kernel {self.name} is called without arguments, expected its tensors; pass them",
                 line_of(self.function),
             )
+        self._check_fp8(self._keyed(args, kwargs)[0])
         try:
             return super()._called(args, kwargs)
         except NeedsValues:  # executed while it is recorded, as far as there are values
@@ -85,6 +87,20 @@ class Kernel(calling.Kernel):
             if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
                 raise
             return self._eager(args, kwargs)
+
+    def _check_fp8(self, tensors: list[Any]) -> None:
+        """PyTorch's float8_e4m3fn, which XLA hands to the compiler as such; graphs check theirs."""
+        told = any(getattr(one, "dtype", None) is torch.float8_e4m3fn for one in tensors)
+        if told and not calling.in_a_graph() and FP8_FLAG not in os.environ.get(CC_FLAGS, ""):
+            with using(self._core()), speaking(True):
+                if CORE.number < 4:
+                    warn(
+                        "sim_fp8_argument",
+                        f"kernel {self.name} got an argument of torch.float8_e4m3fn, expected a "
+                        "type that the compiler reads on this chip; pass its bytes as uint8 and "
+                        f"view them as nl.float8_e4m3, or have {FP8_FLAG} in {CC_FLAGS}",
+                        line_of(self.function),
+                    )
 
     def trace_with_values(self, *args: Any, **kwargs: Any) -> Program:
         """The verified Program for these values, of a kernel whose control flow is data.

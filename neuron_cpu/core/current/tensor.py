@@ -149,6 +149,8 @@ class NkiTensor(trace.Values, Foreign, View):
         chip = self.storage.on_chip
         for axis, k in enumerate(keys):
             size, stride = self.shape[axis], self.strides[axis]
+            if isinstance(k, range):  # nl.affine_range, as a kernel of aws-neuron/nkipy that ran
+                k = slice(k.start, k.stop, k.step)
             if isinstance(k, slice):
                 start, count, step = self._range(axis, k)
                 offset += start * stride

@@ -183,8 +183,13 @@ _LIBRARIES = tuple(
 )
 
 
+_PYTHON = os.path.dirname(os.__file__) + os.sep  # formatters and copies call into tiles, too
+
+
 def is_internal(filename: str) -> bool:
     """True for files of the simulator and of libraries, which no message should point at."""
+    if filename.startswith(_PYTHON) and "site-packages" not in filename:
+        return True
     return filename.startswith((_INTERNAL, *_BESIDE, *_LIBRARIES))
 
 

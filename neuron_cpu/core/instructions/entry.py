@@ -9,7 +9,7 @@ Who asks what:
 - time: `cycles`, `engine`, `serves_as_well`, `tiles`, `rate`, `fills`; reports: `published`;
 - warnings about values: `fp32_integers`, `compares`, `scaled`;
 - names that the languages export, their releases and generations, and stubs: `FORMS`, `forms`;
-- pages: `note`, `forms`; what a device has shown: `check.provenance`, by the names of the forms.
+- pages: `note`, `forms`; what a device has shown of it: `evidence`.
 
 A new function of `nki.isa` is an entry, its semantics, a function under ``@isa(ENTRY)`` and a test.
 
@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from ..device import evidence
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
@@ -136,6 +137,10 @@ class OpSpec:
     def forms(self) -> list[Form]:
         """The functions of both languages that record it, the imported ones."""
         return [one for forms in FORMS.values() for one in forms.values() if one.entry is self]
+
+    def evidence(self, language: str) -> dict[evidence.Use, list[evidence.Source]]:
+        """What public runs on devices show of its operands and results in a language."""
+        return evidence.uses(self.name, language)
 
     def misfit(self, instruction: Instruction) -> str:
         """What of a record no kernel's call makes; empty where all of it is as calls make it.

@@ -142,6 +142,11 @@ def _observers() -> list[Callable[[KernelCall], None]]:
     return _local.observers
 
 
+def in_a_graph() -> bool:
+    """Whether a graph's build or run calls the kernels of this thread."""
+    return bool(_observers()) or getattr(_local, "run", None) is not None
+
+
 class Kernel:
     """A function under ``nki.jit``: callable with torch tensors or numpy arrays.
 
