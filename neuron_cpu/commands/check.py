@@ -48,7 +48,7 @@ def _list_constructs(args: argparse.Namespace) -> int:
 
     is_file = Path(args.kernel).is_file()
     path_text, _, name = (args.kernel, "", "") if is_file else args.kernel.rpartition(":")
-    found = _constructs(Path(path_text or args.kernel), name)
+    found: dict[Any, list[int]] = dict(_constructs(Path(path_text or args.kernel), name))
     if args.arg:
         if not name:
             raise UsageError(

@@ -39,7 +39,7 @@ class Use(NamedTuple):
     dtype: str
     start: str
 
-    def told(self) -> str:
+    def __str__(self) -> str:
         where = f" from partition {self.start}" if self.start != "0" else ""
         named = "nki." if self.language == "nki" else ""
         one = f"{named}{self.instruction} on {self.engine}"
