@@ -1849,12 +1849,10 @@ class LlamaInferenceConfig(modeling_llama.LlamaInferenceConfig):
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
         neuron_config = self.neuron_config
-        tokens, why = call_tokens(self)
+        tokens, _ = call_tokens(self)
         neuron_config.looks_ahead = tokens > 1
         if tokens > 1:
             neuron_config.speculation_length = tokens
-        elif why:
-            logging.warning("One token a call: llama.py looks ahead, but not with %s.", why)
 
     def uncovered(self) -> Optional[str]:
         """Say in a sentence what this file does not cover and what to do; None: it covers all.
@@ -2486,6 +2484,8 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
         super().__init__(model_path, config, *more, **given)
         tokens, room = self.neuron_config.speculation_length, self.neuron_config.max_length
         self.ahead = LookAhead(tokens, room) if option(self.config, "looks_ahead") else None
+        if aside := call_tokens(self.config)[1]:
+            logging.warning("One token a call: llama.py looks ahead, but not with %s.", aside)
 
     def enable_speculation(self, *args: Any, **kwargs: Any) -> None:
         """Keep the single-token graph, which NxDI 0.2 and later leave out."""
