@@ -266,7 +266,7 @@ def test_tokens_that_the_caller_chooses_are_followed(tiny: Any) -> None:
         (dict(speculation_length=5), ""),
         (dict(on_device_sampling_config=OnDeviceSamplingConfig()), "the device samples"),
     ],
-    ids=str,
+    ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
 )
 def test_it_steps_aside_and_says_so(
     asked: dict[str, Any], told: str, tiny: Any, caplog: pytest.LogCaptureFixture
