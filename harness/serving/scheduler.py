@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
 
 from harness.errors import is_refusal
+from harness.processes.worker import Draw, Part, Row
 from harness.processes.workers import SubmissionFailed
 from harness.serving.blocks import BlockPool, Lease
 from harness.session.building import Loaded, build
-from harness.session.rows import Draw, Part, Row
+from harness.session.generation import FAILED, check_step
 
 _RATE_SECONDS = 5.0  # over which tokens a second are counted
 
@@ -348,7 +349,6 @@ class Scheduler:
             self._end(answer, End("error", told))
 
 
-_FAILED = "The model fails while it generates"
 _SLOTS = "harness.session.slots"
 
 
@@ -360,34 +360,26 @@ class LoadedLines:
 
     def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
         given = dict(line=line, ids=list(ids), draw=draw, adapter=adapter, **where)
-        return self._checked(self._call("prefill", **given), 1)[0]
+        return self._tokens("prefill", 1, **given)[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
-        return self._checked(self._call("decode", rows=list(rows)), len(rows))
+        return self._tokens("decode", len(rows), rows=list(rows))
 
     def chunk(self, parts: Sequence[Part]) -> list[int]:
-        return self._checked(self._call("chunk", parts=list(parts)), len(parts))
+        return self._tokens("chunk", len(parts), parts=list(parts))
 
     def recover(self) -> None:
         worker = self._loaded.worker
         if not worker.ended:
             try:
-                self._call("forget")
+                self._loaded.call(f"{_SLOTS}:forget", FAILED)
                 return
             except SubmissionFailed:  # of torchrun's ranks another one's process may have ended
                 worker.close()
         self._loaded = build(self._loaded.session, self._loaded.role)
 
-    def _call(self, function: str, **arguments: Any) -> Any:
-        return self._loaded.call(f"{_SLOTS}:{function}", _FAILED, **arguments).body
-
-    def _checked(self, tokens: Any, rows: int) -> list[int]:
-        """Check the tokens: one of the vocabulary for each row."""
-        vocabulary = self._loaded.session.vocabulary
-        whole = isinstance(tokens, list) and len(tokens) == rows
-        if not whole or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):
-            raise SubmissionFailed(
-                f"{_FAILED}: expected one token id below {vocabulary} for each of {rows} rows, got "
-                f"{str(tokens)[:80]}."
-            )
+    def _tokens(self, function: str, count: int, **arguments: Any) -> list[int]:
+        """A call that gives a token of the vocabulary for each row."""
+        tokens: Any = self._loaded.call(f"{_SLOTS}:{function}", FAILED, **arguments).body
+        check_step(self._loaded.session, tokens, count)
         return tokens

@@ -15,7 +15,7 @@ from harness.session.opening import Session
 from harness.settings import Settings
 
 _GENERATE = "harness.session.model:generate"
-_FAILED = "The model fails while it generates"
+FAILED = "The model fails while it generates"
 _LONGEST_STEP = 1e6  # seconds
 _SHOWN_SECONDS = 2.0  # a prompt that took longer says so
 OnStep = Callable[[list[int], float], Any]  # tokens of the rows, and seconds that they took
@@ -68,7 +68,7 @@ def greedy_scores(
     expected = (new_tokens, len(prompt_ids), loaded.session.vocabulary)
     if len(arrays) != 1 or arrays[0].shape != expected:
         shapes = [array.shape for array in arrays]
-        raise SubmissionFailed(f"{_FAILED}: expected logits of shape {expected}, got {shapes}.")
+        raise SubmissionFailed(f"{FAILED}: expected logits of shape {expected}, got {shapes}.")
     return steps, arrays[0]
 
 
@@ -98,16 +98,16 @@ def _generate(
 
     def step(event: Any) -> None:
         tokens, seconds = _parts(event)
-        _check_step(loaded.session, tokens, len(prompt_ids))
+        check_step(loaded.session, tokens, len(prompt_ids))
         if len(steps) == new_tokens:
-            raise SubmissionFailed(f"{_FAILED}: it goes on after {new_tokens} tokens.")
+            raise SubmissionFailed(f"{FAILED}: it goes on after {new_tokens} tokens.")
         steps.append(tokens)
         if on_step is not None:
             on_step(tokens, seconds)
 
     answer = loaded.call(
         _GENERATE,
-        _FAILED,
+        FAILED,
         step,
         stop=stop,
         prompt_ids=[list(ids) for ids in prompt_ids],
@@ -117,7 +117,7 @@ def _generate(
         scores=scores,
     )
     if not steps or (fixed_length and len(steps) != new_tokens):
-        raise SubmissionFailed(f"{_FAILED}: expected {new_tokens} tokens, got {len(steps)}.")
+        raise SubmissionFailed(f"{FAILED}: expected {new_tokens} tokens, got {len(steps)}.")
     return steps, answer
 
 
@@ -128,16 +128,16 @@ def _parts(event: Any) -> tuple[Any, float]:
         if isinstance(seconds, float) and 0 <= seconds < _LONGEST_STEP:
             return tokens, seconds
     raise SubmissionFailed(
-        f"{_FAILED}: expected tokens and the seconds that they took, got {str(event)[:80]}."
+        f"{FAILED}: expected tokens and the seconds that they took, got {str(event)[:80]}."
     )
 
 
-def _check_step(session: Session, tokens: Any, rows: int) -> None:
-    """One token of the vocabulary for each row."""
+def check_step(session: Session, tokens: Any, rows: int) -> None:
+    """Refuse anything but one token of the vocabulary for each row."""
     whole = isinstance(tokens, list) and len(tokens) == rows
     if not whole or not all(type(t) is int and 0 <= t < session.vocabulary for t in tokens):
         raise SubmissionFailed(
-            f"{_FAILED}: expected one token id below {session.vocabulary} for each of {rows} "
+            f"{FAILED}: expected one token id below {session.vocabulary} for each of {rows} "
             f"rows, got {str(tokens)[:80]}."
         )
 

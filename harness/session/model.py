@@ -34,11 +34,18 @@ from transformers import (
 from harness import sdk
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
-from harness.processes.worker import BASELINES, QUANTISED, Answer, Host, Role, layers_told
+from harness.processes.worker import (
+    BASELINES,
+    QUANTISED,
+    Answer,
+    Host,
+    Role,
+    check_numbers,
+    layers_told,
+)
 from harness.session import speculation
 from harness.session.adapters import name_the_model, room_for_adapters
 from harness.session.chunks import PromptInChunks
-from harness.session.rows import check_numbers
 from harness.settings import OPERATOR, Settings
 
 GRAPHS = "graphs"

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
-from harness.processes.worker import Host, Role
+from harness.processes.worker import Draw, Host, Part, Role, Row, check_numbers
 from harness.session.adapters import numbered
-from harness.session.rows import Draw, Part, Row, check_numbers
 
 _FAILED = "The model fails while it generates"
 

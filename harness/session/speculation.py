@@ -17,9 +17,9 @@ from neuronx_distributed_inference.modules.generation.sampling import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
+from harness.processes.worker import check_numbers
 from harness.session.adapters import named
 from harness.session.chunks import PromptInChunks
-from harness.session.rows import check_numbers
 from harness.settings import DRAFT, LOOKUP, MEDUSA_CANDIDATES, Speculation
 
 

@@ -256,7 +256,7 @@ def test_answers_of_a_submission(tmp_path: Path, body: Any) -> None:
     )
     taken_or_refused(lambda: divergence.measure(loaded, [1, 2, 3]))
     taken_or_refused(lambda: building._checked_buckets(body))
-    taken_or_refused(lambda: generation._check_step(loaded.session, body, 1))
+    taken_or_refused(lambda: generation.check_step(loaded.session, body, 1))
     taken_or_refused(lambda: generation.generate_tokens(loaded, [[1, 2, 3]], 2))
     taken_or_refused(lambda: generation.greedy_scores(loaded, [[1, 2, 3]], 2))
     estimates = estimated_speed.SpeedEstimates(loaded)

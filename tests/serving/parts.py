@@ -14,12 +14,12 @@ from typing import Any, Optional
 from unittest import mock
 
 from harness.errors import UserError
+from harness.processes.worker import Draw, Part, Row
 from harness.serving.app import Api, Served, Server
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
 from harness.serving.metrics import Metrics
 from harness.serving.scheduler import Scheduler
-from harness.session.rows import Draw, Part, Row
 
 BYTES = range(3, 259)  # tokens of the tiny model's tokenizer that are one byte each
 LINES, LENGTH = 3, 64

@@ -21,9 +21,8 @@ from harness.errors import UserError
 from harness.inputs import command_line
 from harness.processes import ranks
 from harness.processes.ranks import Order, Rank
-from harness.processes.worker import Answer, Job
+from harness.processes.worker import Answer, Draw, Job, Row
 from harness.processes.workers import Process, SubmissionFailed
-from harness.session.rows import Draw, Row
 from harness.settings import Speculation
 from neuron_cpu.sandbox.limits import Limits
 from neuron_cpu.sandbox.torchrun import Place

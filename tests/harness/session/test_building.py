@@ -15,12 +15,12 @@ import pytest
 from harness.errors import UserError
 from harness.files import locked_folder
 from harness.inputs import command_line, submission
+from harness.processes.worker import Draw
 from harness.serving.scheduler import LoadedLines
 from harness.session import building, opening
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
-from harness.session.rows import Draw
 from tests.tiny_model import write_tiny_model
 
 LATE = (

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.processes.worker import Draw, Part
 from harness.processes.workers import SubmissionFailed
 from harness.session import generation, slots
-from harness.session.rows import Draw, Part
 
 
 def loaded(tokens: int, told: Any = None) -> SimpleNamespace:
