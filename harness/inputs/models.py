@@ -367,7 +367,7 @@ def check_medusa_heads(model: ModelFolder) -> None:
     if not (model.path / MEDUSA_FILE).is_file():
         raise UserError(
             f"The model folder {model.path} has no {MEDUSA_FILE}, expected Medusa's heads beside "
-            "the weights; lab/speculation_heads.py makes such a folder."
+            "the weights; give --model-path a folder that has them, or leave --is-medusa out."
         )
 
 
@@ -387,7 +387,7 @@ def check_eagle_folder(path: Path, target: ModelFolder) -> ModelFolder:
             f"The folder {path} holds no EAGLE head for {target.name}, expected one layer of "
             f"hidden_size {expected} and fc.weight of [{expected}, {2 * expected}], got "
             f"{config['num_hidden_layers']} of {size} and {found or 'no fc.weight'}; "
-            "lab/speculation_heads.py makes one."
+            "give --draft-model-path one that was trained on this model."
         )
     return draft
 
