@@ -109,7 +109,6 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     found["small fp8 blocks"] = SMALL, dict(BLOCKS, kv_cache_quant=True, seq_len=512)
     found["small fp8 long"] = SMALL, dict(kv_cache_quant=True, seq_len=4096, max_context_length=64)
     found["small int8 chunk"] = SMALL, dict(quantized=True, speculation_length=70, seq_len=640)
-    found["small adapters over blocks"] = SMALL, dict(BLOCKS, lora=3, seq_len=512, batch_size=2)
     found["small adapters, chunk"] = SMALL, dict(ADAPTERS, speculation_length=40, seq_len=640)
     found["small sequence parallel"] = SMALL, dict(sequence_parallel_enabled=True, seq_len=256)
     mistral = dict(model_type="mistral", sliding_window=200)

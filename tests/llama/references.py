@@ -1,4 +1,4 @@
-"""A PyTorch reference beside each kernel of llama.py, with the same signature.
+"""A PyTorch reference beside each kernel of llama.py, called with its signature.
 
 ``EXACT`` computes in float64; ``TORCH`` in bf16 as PyTorch does, rounding after every operator,
 with norm and softmax in fp32 inside: what the kernels have to be as good as. Both read the same
@@ -9,8 +9,11 @@ full-size shapes fit into memory.
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
@@ -74,12 +77,33 @@ def root_in_queries(heads):
     return root if math.frexp(root)[0] == 0.5 else 1.0
 
 
+def in_positions(bias, lanes):
+    """A bias [.., keys] in the order of at most so many lanes, which have a run of keys each."""
+    length = bias.shape[-1]
+    runs = next(n for n in range(math.ceil(length / lanes), length + 1) if length % n == 0)
+    return bias.unflatten(-1, (runs, -1)).transpose(-2, -1).flatten(-2)
+
+
 class Reference:
     """The kernels' operators in ``dtype``; normalisation and softmax in ``wide``."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.wide = torch.float64 if dtype is torch.float64 else torch.float32
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """The reference of a kernel, that is ``of_`` its name: it gets the arguments by name."""
+        if not name.endswith("_kernel"):
+            raise AttributeError(name)
+        signature, own = inspect.signature(getattr(llama, name).function), f"of_{name}"
+
+        def called(*args: Any, **given: Any) -> Any:
+            bound = signature.bind(*args, **given)
+            bound.apply_defaults()
+            return getattr(type(self), own)(self, SimpleNamespace(**bound.arguments))
+
+        called.__signature__ = signature
+        return called
 
     def normed(self, x, norm, gain=None):
         """RMSNorm of rows [T, H], or the rows as they are, times columns of a gain if any."""
@@ -122,13 +146,13 @@ class Reference:
             start += k // 128
         return torch.cat(found, 1)
 
-    def linear_kernel(self, x_hbm, weight_hbm, norm=None, scales_hbm=None):
+    def of_linear_kernel(self, g):
         scale = gain = None
-        if scales_hbm is not None:
-            gain = scales_hbm[:, -len(x_hbm) // 128 :]
-            scale = of_runs(scales_hbm[:, : -len(x_hbm) // 128])
-        x = self.normed(llama.from_blocks(x_hbm, 1).to(self.dtype), norm, gain)
-        return self.product(x, weight_hbm, True, True, scale)
+        if g.scales_hbm is not None:
+            gain = g.scales_hbm[:, -len(g.x_hbm) // 128 :]
+            scale = of_runs(g.scales_hbm[:, : -len(g.x_hbm) // 128])
+        x = self.normed(llama.from_blocks(g.x_hbm, 1).to(self.dtype), g.norm, gain)
+        return self.product(x, g.weight_hbm, True, True, scale)
 
     def scales(self, x_hbm, scales_hbm, heads):
         """Of an attention kernel: one a feature of Q, K and V, the gain, one a feature out."""
@@ -147,16 +171,20 @@ class Reference:
         low, high = x[..., :half], x[..., half:]
         return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
-    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads, norm, qkv_b_hbm, gains_hbm, scale, more):
-        """Rows -> rotated q [T, q_heads, D] and k [T, kv_heads, D], and v, from tiles of heads."""
-        rows = self.product(x, weight_hbm, True, False, scale)
-        if more[0] is not None:
+    def qkv(self, g, length):
+        """The residual sum in rows; rotated q [T, q_heads, D] and k [T, kv_heads, D], and v, from
+        tiles of heads; and one scale a feature of the output."""
+        stream = self.sum_of(g.x_hbm, g.delta_hbm, length)
+        scale, gain, out_scale = self.scales(g.x_hbm, g.scales_hbm, g.heads)
+        x, heads = self.normed(stream.to(self.dtype), g.norm, gain), g.heads
+        rows = self.product(x, g.qkv_w_hbm, True, False, scale)
+        if g.a_hbm is not None:
             turned = heads.stacks * heads.group * 128, heads.stacks * 128
             columns = *turned, rows.shape[1] - sum(turned)
             sizes = [(True, False, width) for width in columns]
-            rows = rows + self.adapted([x] * 3, sizes, more)
-        if qkv_b_hbm is not None:
-            rows = rows + qkv_b_hbm.to(self.dtype)
+            rows = rows + self.adapted([x] * 3, sizes, (g.a_hbm, g.b_hbm, g.chosen_hbm))
+        if g.qkv_b_hbm is not None:
+            rows = rows + g.qkv_b_hbm.to(self.dtype)
         d, group = heads.head_dim, heads.group
         q_end = heads.stacks * group * 128
         k_end = q_end + heads.stacks * 128
@@ -164,21 +192,29 @@ class Reference:
         q = from_tiles(tiles[:, : heads.stacks * group], heads, group)
         k = from_tiles(tiles[:, heads.stacks * group :], heads, 1)
         v = rows[:, k_end : k_end + heads.kv_heads * d].reshape(-1, heads.kv_heads, d)
-        if gains_hbm is not None:
+        if g.gains_hbm is not None:
+            norm = g.norm._replace(features=d)
             q, k = (
-                self.normed(rows, norm._replace(features=d)) * gains_hbm[:d, side].to(self.dtype)
+                self.normed(rows, norm) * g.gains_hbm[:d, side].to(self.dtype)
                 for side, rows in enumerate((q, k))
             )
-        return self.rotate(q, cos_hbm, sin_hbm), self.rotate(k, cos_hbm, sin_hbm), v
+        q, k = (self.rotate(rows, g.cos_hbm, g.sin_hbm) for rows in (q, k))
+        return stream, q, k, v, out_scale
 
-    def output(self, context, weight_hbm, heads, length, scale, more):
+    def results(self, g, length, stream, k, v, *first):
+        """A kernel's first results, then keys, values and, behind a delta, the residual sum."""
+        results = *first, k.flatten(1), v.flatten(1)
+        return results if g.delta_hbm is None else (*results, llama.in_blocks(stream, length))
+
+    def output(self, g, context, length, scale):
         """Contexts [T, q_heads, D] -> partial output [H, T]."""
-        x = in_tiles(context, heads, heads.group).flatten(0, 1).t()
-        rows = self.product(x, weight_hbm, False, True, scale)
-        if more[0] is not None:
-            a_hbm, b_hbm, chosen_hbm = more  # A and B of the output are the last ones
-            own = a_hbm[:, -x.shape[1] // 128 * len(b_hbm) :], b_hbm[:, -rows.shape[1] :]
-            rows = rows + self.adapted([x], [(False, True, rows.shape[1])], (*own, chosen_hbm))
+        x = in_tiles(context, g.heads, g.heads.group).flatten(0, 1).t()
+        rows = self.product(x, g.out_w_hbm, False, True, scale)
+        if g.a_hbm is not None:  # A and B of the output are the last ones
+            ranks = len(g.b_hbm)
+            own = g.a_hbm[:, -x.shape[1] // 128 * ranks :], g.b_hbm[:, -rows.shape[1] :]
+            sizes = [(False, True, rows.shape[1])]
+            rows = rows + self.adapted([x], sizes, (*own, g.chosen_hbm))
         return llama.in_blocks(rows, length)
 
     def weights(self, parts, hidden):
@@ -186,50 +222,24 @@ class Reference:
         scores = torch.cat(parts, -1).to(self.wide).masked_fill(hidden, -math.inf)
         return torch.softmax(scores, -1).to(self.dtype)
 
-    def attention_prefill_kernel(
-        self,
-        x_hbm,
-        delta_hbm,
-        norm,
-        qkv_w_hbm,
-        out_w_hbm,
-        cos_hbm,
-        sin_hbm,
-        heads,
-        batch,
-        bias_hbm=None,
-        qkv_b_hbm=None,
-        gains_hbm=None,
-        scales_hbm=None,
-        a_hbm=None,
-        b_hbm=None,
-        chosen_hbm=None,
-        window=None,
-    ):
-        more = a_hbm, b_hbm, chosen_hbm
-        length = x_hbm.shape[1] // batch
-        rows = self.sum_of(x_hbm, delta_hbm, length)
-        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
-        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
+    def of_attention_prefill_kernel(self, g):
+        heads, length = g.heads, g.x_hbm.shape[1] // g.batch
+        stream, q, k, v, out_scale = self.qkv(g, length)
         root = math.sqrt(heads.head_dim)
         context = torch.zeros_like(q)
-        for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
+        for b, head in ((b, h) for b in range(g.batch) for h in range(heads.q_heads)):
             kv_head, first = head // heads.group, b * length
             keys, values = (t[first : first + length, kv_head] for t in (k, v))
             for start in range(0, length, QUERIES):
                 end = min(length, start + QUERIES)
                 query, key = torch.arange(start, end)[:, None], torch.arange(end)[None]
-                hidden = (key > query) | (query - key >= (window or length))
-                if bias_hbm is not None:
-                    hidden = hidden | (bias_hbm[b, :end] != 0)
+                hidden = (key > query) | (query - key >= (g.window or length))
+                if g.bias_hbm is not None:
+                    hidden = hidden | (g.bias_hbm[b, :end] != 0)
                 scores = q[first + start : first + end, head] @ keys[:end].t() / root
                 weights = self.weights([scores], hidden)
                 context[first + start : first + end, head] = weights @ values[:end]
-        out = self.output(context, out_w_hbm, heads, length, out_scale, more)
-        results = out, k.flatten(1), v.flatten(1)
-        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
+        return self.results(g, length, stream, k, v, self.output(g, context, length, out_scale))
 
     def named(self, keys_hbm, values_hbm, bias_hbm, rows_hbm, heads, batch):
         """A sequence's keys and values [B, heads, L, D] from the rows that it has, one after the
@@ -246,158 +256,62 @@ class Reference:
         ]
         return *caches, bias
 
-    def attention_decode_kernel(
-        self,
-        x_hbm,
-        delta_hbm,
-        norm,
-        qkv_w_hbm,
-        out_w_hbm,
-        cos_hbm,
-        sin_hbm,
-        keys_hbm,
-        values_hbm,
-        bias_hbm,
-        heads,
-        qkv_b_hbm=None,
-        gains_hbm=None,
-        scales_hbm=None,
-        a_hbm=None,
-        b_hbm=None,
-        chosen_hbm=None,
-        rows_hbm=None,
-    ):
-        more = a_hbm, b_hbm, chosen_hbm
-        length = 1
-        rows = self.sum_of(x_hbm, delta_hbm, length)
-        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
-        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
-        batch, past = bias_hbm.shape
-        if rows_hbm is None:
-            runs = math.ceil(past / (128 // heads.kv_heads))
-            while past % runs:
-                runs += 1
-            bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)  # positions
-        else:
-            named = self.named(keys_hbm, values_hbm, bias_hbm, rows_hbm, heads, batch)
-            keys_hbm, values_hbm, bias = named
-        grouped = q.unflatten(1, (heads.kv_heads, heads.group))
-        parts = [
-            grouped @ keys.to(self.dtype).transpose(2, 3) / math.sqrt(heads.head_dim)
-            for keys in (keys_hbm, k[:, :, None])
-        ]
-        hidden = torch.cat((bias != 0, torch.zeros(batch, 1, dtype=torch.bool)), 1)
-        weights = self.weights(parts, hidden[:, None, None])
-        context = weights[..., :past] @ values_hbm.to(self.dtype)
-        context = (context + weights[..., past:] @ v[:, :, None]).flatten(1, 2)
-        out = self.output(context, out_w_hbm, heads, length, out_scale, more)
-        results = out, k.flatten(1), v.flatten(1)
-        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
+    def of_attention_decode_kernel(self, g):
+        g.active_hbm = g.owners_hbm = g.window = None
+        return self.over_cache(g, 128 // g.heads.kv_heads)
 
-    def attention_chunk_kernel(
-        self,
-        x_hbm,
-        delta_hbm,
-        norm,
-        qkv_w_hbm,
-        out_w_hbm,
-        cos_hbm,
-        sin_hbm,
-        keys_hbm,
-        values_hbm,
-        bias_hbm,
-        active_hbm,
-        heads,
-        qkv_b_hbm=None,
-        gains_hbm=None,
-        scales_hbm=None,
-        a_hbm=None,
-        b_hbm=None,
-        chosen_hbm=None,
-        rows_hbm=None,
-        owners_hbm=None,
-        window=None,
-    ):
-        more = a_hbm, b_hbm, chosen_hbm
-        length = x_hbm.shape[1] // (len(bias_hbm) if owners_hbm is None else 1)
-        rows = self.sum_of(x_hbm, delta_hbm, length)
-        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
-        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
-        past, n, root = bias_hbm.shape[-1], length, math.sqrt(heads.head_dim)
-        batch = x_hbm.shape[1] // n
-        if rows_hbm is None:
-            runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
-            bias = bias_hbm.unflatten(-1, (runs, -1)).transpose(-2, -1).flatten(-2)
+    def of_attention_chunk_kernel(self, g):
+        return self.over_cache(g, 128)
+
+    def over_cache(self, g, lanes):
+        """New tokens over a cache that lies on so many ``lanes``, and over themselves."""
+        heads, past = g.heads, g.bias_hbm.shape[-1]
+        n = g.x_hbm.shape[1] // (len(g.bias_hbm) if g.owners_hbm is None else 1)
+        stream, q, k, v, out_scale = self.qkv(g, n)
+        batch, root = g.x_hbm.shape[1] // n, math.sqrt(heads.head_dim)
+        caches = g.keys_hbm, g.values_hbm
+        if g.rows_hbm is None:
+            bias = in_positions(g.bias_hbm, lanes)
         else:
-            named = self.named(keys_hbm, values_hbm, bias_hbm, rows_hbm, heads, batch)
-            keys_hbm, values_hbm, bias = named
+            *caches, bias = self.named(*caches, g.bias_hbm, g.rows_hbm, heads, batch)
         context = torch.zeros_like(q)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
             kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)
             later = torch.ones(n, n, dtype=torch.bool).triu(1)
-            later |= torch.ones(n, n, dtype=torch.bool).tril(-(window or n))
-            unseen = later if active_hbm is None else active_hbm[b] != 0
+            later |= torch.ones(n, n, dtype=torch.bool).tril(-(g.window or n))
+            unseen = later if g.active_hbm is None else g.active_hbm[b] != 0
             cached = (bias[b] != 0).expand(n, past)
-            if owners_hbm is not None:  # each token sees what its sequence does
-                owner = owners_hbm.argmax(0)
+            if g.owners_hbm is not None:  # each token sees what its sequence does
+                owner = g.owners_hbm.argmax(0)
                 cached, unseen = bias[owner] != 0, unseen | (owner[:, None] != owner)
             hidden = torch.cat((cached, unseen), 1)
-            cached = (t[b, kv_head].to(self.dtype) for t in (keys_hbm, values_hbm))
+            cached = (t[b, kv_head].to(self.dtype) for t in caches)
             keys, values = (torch.cat((t, new[own, kv_head])) for t, new in zip(cached, (k, v)))
             weights = self.weights([q[own, head] @ keys.t() / root], hidden)
             seen = weights[:, :past] @ values[:past]
             context[own, head] = seen + weights[:, past:] @ values[past:]
-        out = self.output(context, out_w_hbm, heads, length, out_scale, more)
-        results = out, k.flatten(1), v.flatten(1)
-        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
+        return self.results(g, n, stream, k, v, self.output(g, context, n, out_scale))
 
-    def attention_projection_kernel(
-        self,
-        x_hbm,
-        delta_hbm,
-        norm,
-        qkv_w_hbm,
-        cos_hbm,
-        sin_hbm,
-        heads,
-        length,
-        qkv_b_hbm=None,
-        gains_hbm=None,
-        scales_hbm=None,
-        a_hbm=None,
-        b_hbm=None,
-        chosen_hbm=None,
-    ):
-        rows = self.sum_of(x_hbm, delta_hbm, length)
-        scale, gain, _ = self.scales(x_hbm, scales_hbm, heads)
-        x, more = self.normed(rows.to(self.dtype), norm, gain), (a_hbm, b_hbm, chosen_hbm)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
-        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
-        q = q / root_in_queries(heads)
-        tiles = in_tiles(q, heads, heads.group), in_tiles(k, heads, 1)
-        results = torch.cat(tiles).transpose(0, 1), k.flatten(1), v.flatten(1)
-        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
+    def of_attention_projection_kernel(self, g):
+        stream, q, k, v, _ = self.qkv(g, g.length)
+        heads, q = g.heads, q / root_in_queries(g.heads)
+        tiles = torch.cat((in_tiles(q, heads, heads.group), in_tiles(k, heads, 1)))
+        return self.results(g, g.length, stream, k, v, tiles.transpose(0, 1))
 
-    def attention_share_kernel(
-        self, q_hbm, k_hbm, v_hbm, keys_hbm, values_hbm, bias_hbm, active_hbm, heads, batch
-    ):
-        q, k = from_tiles(q_hbm, heads, heads.group), from_tiles(k_hbm, heads, 1)
-        v, n, past = v_hbm.unflatten(1, (heads.kv_heads, -1)), len(q) // batch, bias_hbm.shape[1]
-        runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
-        bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
+    def of_attention_share_kernel(self, g):
+        heads, batch, past = g.heads, g.batch, g.bias_hbm.shape[1]
+        q, k = from_tiles(g.q_hbm, heads, heads.group), from_tiles(g.k_hbm, heads, 1)
+        v, n, bias = g.v_hbm.unflatten(1, (heads.kv_heads, -1)), len(q) // batch, g.bias_hbm
+        bias = in_positions(bias, 128)
         context, each = torch.zeros_like(q, dtype=self.dtype), len(bias) // batch
         found = torch.zeros(batch, heads.kv_heads, heads.group * n, 2, dtype=self.wide)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
             kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)
             later = torch.ones(n, n, dtype=torch.bool).triu(1)
-            unseen = later if active_hbm is None else active_hbm[b] != 0
+            unseen = later if g.active_hbm is None else g.active_hbm[b] != 0
             rows = bias[b * each : (b + 1) * each] != 0
             hidden = torch.cat((rows.repeat_interleave(512, 0)[:n].expand(n, past), unseen), 1)
-            both = ((keys_hbm, k), (values_hbm, v))
+            both = ((g.keys_hbm, k), (g.values_hbm, v))
             keys, values = (
                 torch.cat((t[b, kv_head], new[own, kv_head])).to(self.dtype) for t, new in both
             )
@@ -410,58 +324,33 @@ class Reference:
                 (-scores.amax(1), (scores - scores.amax(1, keepdim=True)).exp().sum(1)), 1
             )
         tiles = in_tiles(context, heads, heads.group).transpose(0, 1)
-        return tiles if active_hbm is None else (tiles, found)
+        return tiles if g.active_hbm is None else (tiles, found)
 
-    def attention_output_kernel(
-        self,
-        context_hbm,
-        out_w_hbm,
-        features,
-        length,
-        heads,
-        scales_hbm=None,
-        a_hbm=None,
-        b_hbm=None,
-        chosen_hbm=None,
-    ):
-        rows = from_tiles(context_hbm, heads, heads.group).to(self.dtype)
-        scale = None if scales_hbm is None else of_runs(scales_hbm[:, -features // 128 :])
-        return self.output(rows, out_w_hbm, heads, length, scale, (a_hbm, b_hbm, chosen_hbm))
+    def of_attention_output_kernel(self, g):
+        rows = from_tiles(g.context_hbm, g.heads, g.heads.group).to(self.dtype)
+        scale = None if g.scales_hbm is None else of_runs(g.scales_hbm[:, -g.features // 128 :])
+        return self.output(g, rows, g.length, scale)
 
-    def swiglu_mlp_kernel(
-        self,
-        x_hbm,
-        delta_hbm,
-        norm,
-        gate_hbm,
-        up_hbm,
-        down_hbm,
-        scales_hbm=None,
-        length=None,
-        a_hbm=None,
-        b_hbm=None,
-        chosen_hbm=None,
-    ):
-        length = length or x_hbm.shape[1]
-        rows, gain, scales = self.sum_of(x_hbm, delta_hbm, length), None, [None] * 3
-        if scales_hbm is not None:
-            hidden = len(x_hbm) // 128
-            tiles = gate_hbm.shape[1] // len(x_hbm)
-            *both, gain, down = scales_hbm.split([tiles, tiles, hidden, hidden], 1)
+    def of_swiglu_mlp_kernel(self, g):
+        length, hidden = g.length or g.x_hbm.shape[1], len(g.x_hbm) // 128
+        rows, gain, scales = self.sum_of(g.x_hbm, g.delta_hbm, length), None, [None] * 3
+        if g.scales_hbm is not None:
+            tiles = g.gate_hbm.shape[1] // len(g.x_hbm)
+            *both, gain, down = g.scales_hbm.split([tiles, tiles, hidden, hidden], 1)
             scales = [*map(of_tiles, both), of_runs(down)]
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        gate, up = (self.product(x, w, True, False, s) for w, s in zip((gate_hbm, up_hbm), scales))
-        more, f = (a_hbm, b_hbm, chosen_hbm), gate.shape[1]
-        if a_hbm is not None:
+        x, both = self.normed(rows.to(self.dtype), g.norm, gain), (g.gate_hbm, g.up_hbm)
+        gate, up = (self.product(x, w, True, False, s) for w, s in zip(both, scales))
+        more, f = (g.a_hbm, g.b_hbm, g.chosen_hbm), gate.shape[1]
+        if g.a_hbm is not None:
             both = self.adapted([x, x], [(True, False, f)] * 2, more)
             gate, up = gate + both[:, :f], up + both[:, f:]
         inner = torch.nn.functional.silu(gate) * up
-        out = self.product(inner, down_hbm, False, True, scales[2])
-        if a_hbm is not None:
-            own = a_hbm[:, -f // 128 * len(b_hbm) :], b_hbm[:, 2 * f :], chosen_hbm
+        out = self.product(inner, g.down_hbm, False, True, scales[2])
+        if g.a_hbm is not None:
+            own = g.a_hbm[:, -f // 128 * len(g.b_hbm) :], g.b_hbm[:, 2 * f :], g.chosen_hbm
             out = out + self.adapted([inner], [(False, True, out.shape[1])], own)
         partial = llama.in_blocks(out, length)
-        return partial if delta_hbm is None else (partial, llama.in_blocks(rows, length))
+        return partial if g.delta_hbm is None else (partial, llama.in_blocks(rows, length))
 
 
 # The largest error of one sample over that of another, of equally many roundings each: of a new

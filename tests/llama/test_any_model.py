@@ -11,28 +11,12 @@ from tests.llama.every import llama
 from tests.llama.test_head_sizes import Layer as Exact
 from tests.llama.test_head_sizes import assert_equal
 from tests.llama.test_kernels import trace_with
-from tests.llama.test_shapes import Layer, Model, check_traced
+from tests.llama.test_shapes import Layer, Model
 
 
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("rows", [64, 128])
-def test_rows_of_the_head_that_have_no_room_at_once_trace(rows: int) -> None:
-    """1002 tiles of 128 logits a row: 128 rows would take 250 KiB."""
-    hidden = 2048 if rows == 64 else 128
-    model = Model(hidden, 32, 8, 64, 8192, 128256)
-    check_traced(*Layer(model, 1, "meta").head(rows))
-
-
-def test_sequences_whose_cached_keys_have_no_room_at_once_trace() -> None:
-    """Keys of each of eight would stay, in 24 KiB."""
-    model = Model(640, 32, 4, 128, 2560, 32000)
-    name, args, macs = Layer(model, 1, "meta").chunk(8, 128, 1000)
-    assert getattr(llama, name).trace(*args).macs >= macs
 
 
 @pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 256)])
@@ -52,24 +36,38 @@ def test_new_values_that_come_back_from_hbm(heads, monkeypatch):
     assert_equal("attention_chunk_kernel", *layer.inputs, *given, layer.heads, *layer.own)
 
 
-LLAMA_2_7B = Model(4096, 32, 32, 128, 11008, 32000)
+LLAMA_2_7B = Model(4096, 32, 32, 128, 11008, 32000)  # a KV head for each query head
+SMOL_1_7B = Model(2048, 32, 32, 64, 8192, 49152)
+WIDE = Model(3072, 8, 8, 256, 12288, 32000)
+
+
+def full(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.full)
 
 
 @pytest.mark.parametrize(
-    ("model", "degree", "batch", "past"),
+    ("model", "degree", "phase", "sizes"),
     [
-        (LLAMA_2_7B, 2, 1, 2048),  # a KV head for each query head: 196 KiB of a sequence's keys
-        (LLAMA_2_7B, 1, 4, 640),
-        ("Llama-3.1-8B", 1, 128, 64),  # new values in 256 KiB
-        pytest.param(Model(4096, 28, 4, 256, 11008, 32000), 1, 128, 2048, marks=pytest.mark.full),
+        full(Model(2048, 32, 8, 64, 8192, 128256), 1, "head", (64,)),
+        full(Model(128, 32, 8, 64, 8192, 128256), 1, "head", (128,)),  # rows would take 250 KiB
+        (Model(640, 32, 4, 128, 2560, 32000), 1, "chunk", (8, 128, 1000)),
+        (LLAMA_2_7B, 2, "chunk", (1, 1, 2048)),  # 196 KiB of a sequence's keys
+        (LLAMA_2_7B, 1, "chunk", (4, 1, 640)),
+        ("Llama-3.1-8B", 1, "chunk", (128, 1, 64)),  # new values in 256 KiB
+        full(Model(4096, 28, 4, 256, 11008, 32000), 1, "chunk", (128, 1, 2048)),
+        full(LLAMA_2_7B, 1, "prefill", (1, 1024)),
+        full(LLAMA_2_7B, 1, "prefill", (2, 640)),
+        full(Model(3200, 32, 32, 100, 8640, 32000), 1, "prefill", (2, 1024)),  # OpenLlama-3B
+        full(SMOL_1_7B, 1, "prefill", (2, 1024)),
+        full(WIDE, 1, "prefill", (1, 1536)),
+        *(full(model, 1, "chunk", (1, 0, 1024)) for model in (LLAMA_2_7B, SMOL_1_7B, WIDE)),
     ],
 )
-def test_a_step_over_any_cache_traces(model, degree, batch, past):
+def test_what_has_no_room_at_once_traces(model, degree, phase, sizes):
+    """Of a chunk 0 stands for the most tokens that the kernels take."""
     layer = Layer(model, degree, "meta")
-    if llama.is_decode_step(batch, past, layer.heads, 2, named=False):
-        name, args, macs = layer.decode(batch, past)
-    else:
-        name, args, macs = layer.chunk(batch, 1, past)
+    most = llama.chunk_tokens(layer.model.hidden, layer.heads, 2)
+    name, args, macs = getattr(layer, phase)(*(most if size == 0 else size for size in sizes))
     assert getattr(llama, name).trace(*args).macs >= macs
 
 
@@ -88,34 +86,6 @@ def test_prompts_over_keys_that_come_back_from_hbm(monkeypatch):
     trace_with(monkeypatch, "SCRATCH_BYTES", 0)
     layer = Exact(llama.HeadShape(6, 6, 32), 2, 600)
     assert_equal("attention_prefill_kernel", *layer.inputs, layer.heads, 2, None, *layer.own)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("model", "batch", "length"),
-    [
-        (LLAMA_2_7B, 1, 1024),
-        (LLAMA_2_7B, 2, 640),
-        (Model(3200, 32, 32, 100, 8640, 32000), 2, 1024),  # OpenLlama-3B
-        (Model(2048, 32, 32, 64, 8192, 49152), 2, 1024),  # SmolLM-1.7B
-        (Model(3072, 8, 8, 256, 12288, 32000), 1, 1536),
-    ],
-)
-def test_prompts_of_many_kv_heads_trace(model, batch, length):
-    name, args, macs = Layer(model, 1, "meta").prefill(batch, length)
-    assert getattr(llama, name).trace(*args).macs >= macs
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    "model",
-    [LLAMA_2_7B, Model(2048, 32, 32, 64, 8192, 49152), Model(3072, 8, 8, 256, 12288, 32000)],
-)
-def test_the_longest_chunk_of_many_kv_heads_traces(model):
-    layer = Layer(model, 1, "meta")
-    most = llama.chunk_tokens(model.hidden, layer.heads, 2)
-    name, args, macs = layer.chunk(1, most, 1024)
-    assert getattr(llama, name).trace(*args).macs >= macs
 
 
 @pytest.mark.full

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 
 import pytest
@@ -11,20 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.llama.every import llama
-from tests.llama.references import EXACT
 from tests.llama.references import check_error as check
 from tests.llama.test_chunk import Case
-from tests.llama.test_kernels import (
-    BF16,
-    KINDS,
-    attend,
-    distort,
-    heads_of,
-    random,
-    split_qkv,
-    tables,
-)
-from tests.llama.test_references import BATCH, LENGTH, arguments
+from tests.llama.test_kernels import BF16, KINDS, attend, distort, random, split_qkv, tables
 
 
 class BlockCase(Case):
@@ -45,32 +33,16 @@ class BlockCase(Case):
             blocks[self.table] = rows.reshape(batch, each, block, kv, d)
             self.blocks.append(blocks)
 
-    def cache(self, bias):
-        return llama.blocks_in_runs(*self.blocks, self.table, bias)
+    def cache(self, bias, heads_first=False):
+        """``heads_first``: as blocks of chunks are."""
+        blocks = self.blocks
+        if heads_first:
+            blocks = [x.transpose(1, 2).contiguous() for x in blocks]
+        return llama.blocks_in_runs(*blocks, self.table, bias, heads_first)
 
     def step(self, heads_first=False):
-        """The same by the kernel of one new token; of ``heads_first`` as blocks of chunks are."""
-        (_, _, d), positions = self.sizes, self.live.sum(1)[:, None]
-        cos, sin = tables(positions, d)
-        blocks = (
-            [x.transpose(1, 2).contiguous() for x in self.blocks] if heads_first else self.blocks
-        )
-        bias = llama._mask_bias(self.live, BF16)
-        *cache, rows = llama.blocks_in_runs(*blocks, self.table, bias, heads_first)
-        got, rotated, new_values = self.plain.call(
-            llama.attention_decode_kernel,
-            *(self.qkv, 1, (cos, sin), *cache, self.plain.heads),
-            rows_hbm=rows,
-        )
-        query, key, value = split_qkv(self.qkv, self.batch, *self.sizes)
-        pair = cos.reshape(self.batch, 1, -1), sin.reshape(self.batch, 1, -1)
-        query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)
-        assert torch.equal(heads_of(rotated, self.batch, d), key)
-        assert torch.equal(heads_of(new_values, self.batch, d), value)
-        new = torch.ones(self.batch, 1, 1, 1, dtype=torch.bool)
-        mask = torch.cat((self.live[:, None, None], new), -1)
-        args = query, torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2), mask
-        return got, attend(*args, BF16, self.keys.shape[2]), attend(*args, torch.float64)
+        """The same by the kernel of one new token."""
+        return self.run(False, "attention_decode_kernel", heads_first=heads_first)
 
 
 SHAPES = [
@@ -121,29 +93,6 @@ def test_a_longer_cache_than_128_rows_hold():
     rows = case.cache(torch.zeros(1, 2400))[3]
     assert rows.shape == (75, 2) and case.cache(torch.zeros(1, 2400))[0].shape[1:] == (16, 1, 64)
     check(*case.run(True))
-
-
-@pytest.mark.parametrize(
-    ("kernel", "tokens"), [("attention_chunk_kernel", LENGTH), ("attention_decode_kernel", 1)]
-)
-def test_the_reference_reads_the_same_blocks(kernel, tokens):
-    """In fp32; the reference says what a signature means."""
-    case = BlockCase(BATCH, tokens, 160, (6, 3, 64), 16)
-    bias = llama._mask_bias(case.live, torch.float32)
-    blocks = [cache.float() for cache in case.blocks]
-    keys, values, bias, rows = llama.blocks_in_runs(*blocks, case.table, bias)
-    given = {
-        **arguments(BATCH * tokens, tokens),
-        "keys_hbm": keys,
-        "values_hbm": values,
-        "rows_hbm": rows,
-    }
-    given["bias_hbm"] = bias
-    names = inspect.signature(getattr(EXACT, kernel)).parameters
-    given = {name: value for name, value in given.items() if name in names}
-    results = [getattr(of, kernel)(**given) for of in (llama, EXACT)]
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one.double(), other.double(), rtol=2e-4, atol=5e-5)
 
 
 @settings(max_examples=8, deadline=None)

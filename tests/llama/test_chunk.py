@@ -43,22 +43,19 @@ class Case:
         """Keys, values and bias as the kernel takes them, and rows where they are in blocks."""
         return llama.cache_in_runs(self.keys, self.values, bias)
 
-    def run(self, given_mask: bool) -> tuple[torch.Tensor, ...]:
+    def run(
+        self, given_mask: bool, kernel: str = "attention_chunk_kernel", **cached: bool
+    ) -> tuple[torch.Tensor, ...]:
         """(contexts of the kernel, of PyTorch in bf16, in float64)."""
         positions = self.live.sum(1)[:, None] + torch.arange(self.n)
         cos, sin = tables(positions, self.sizes[2])
         bias = llama._mask_bias(self.live, BF16)
-        keys, values, bias, *rows = self.cache(bias)
-        active = llama._mask_bias(self.active, BF16) if given_mask else None
-        more = keys, values, bias, active, self.plain.heads
-        got, rotated, new_values = self.plain.call(
-            llama.attention_chunk_kernel,
-            self.qkv,
-            self.n,
-            (cos, sin),
-            *more,
-            **dict(zip(["rows_hbm"], rows)),
-        )
+        keys, values, bias, *rows = self.cache(bias, **cached)
+        active = [] if "decode" in kernel else [None]
+        active = [llama._mask_bias(self.active, BF16)] if given_mask else active
+        given = self.qkv, self.n, (cos, sin), keys, values, bias, *active, self.plain.heads
+        named = dict(zip(["rows_hbm"], rows))
+        got, rotated, new_values = self.plain.call(getattr(llama, kernel), *given, **named)
         query, key, value = split_qkv(self.qkv, self.batch, *self.sizes)
         pair = cos.reshape(self.batch, self.n, -1), sin.reshape(self.batch, self.n, -1)
         query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)

@@ -1,4 +1,4 @@
-"""Every kernel has a reference of the same signature and agrees with it, in fp32 closely."""
+"""Every kernel has a reference and agrees with it, in fp32 closely."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from tests.llama.references import EXACT, from_tiles, in_tiles
 KERNELS = sorted({value.__name__ for value in llama.values if isinstance(value, Kernel)})
 HIDDEN, F, D, BATCH, LENGTH, PAST = 200, 300, 64, 2, 70, 150
 HEADS = llama.HeadShape(6, 3, D)  # three KV heads: one tile of two, and one half empty
-
-
-@pytest.mark.parametrize("name", KERNELS)
-def test_signatures_agree(name: str) -> None:
-    wanted = inspect.signature(getattr(llama, name).function)
-    assert inspect.signature(getattr(EXACT, name)) == wanted
 
 
 def biases() -> torch.Tensor:

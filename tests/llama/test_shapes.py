@@ -2,15 +2,12 @@
 
 Each kernel runs in strict mode and is compared with float64 beside PyTorch in bf16 (the bound of
 test_kernels.py); its program must fit into SBUF and PSUM with every stream buffered twice, and hold
-every multiplication. ``TABLE`` is all that is supported: models, degrees, batches, prefill buckets
-and cache lengths. The default run takes from it what two cores do in a minute; ``-m full`` traces
-and verifies the whole of it without weights.
+every multiplication. What has little room is traced without weights.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -48,24 +45,6 @@ MODELS = {
     "Llama-3.1-8B": Model(4096, 32, 8, 128, 14336, 128256),
 }
 DEGREES = (1, 2, 4, 8)
-BATCHES = (1, 2, 4, 8)
-BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-CACHES = (64, 128, 640, 1024, 2048, 4096, 8192, 32768, 131072)
-MOST_TOKENS = 8192  # of one prefill, all sequences together
-MOST_KEYS = 131072  # of one layer's cache, all sequences together
-TABLE = {
-    "prefill": [
-        row for row in product(MODELS, DEGREES, BATCHES, BUCKETS) if row[2] * row[3] <= MOST_TOKENS
-    ],
-    "decode": [
-        row for row in product(MODELS, DEGREES, BATCHES, CACHES) if row[2] * row[3] <= MOST_KEYS
-    ],
-    # new tokens of a step in the place of the batch; None: the chunk that the driver feeds
-    "chunk": [
-        *product(MODELS, DEGREES, (2, 5, 64), (128, 640)),
-        *product(MODELS, DEGREES, (None,), (640, 2048, 8192, 32768, 131072)),
-    ],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -320,9 +299,21 @@ def test_chunks_over_a_cache(name: str, sizes: tuple[int, int, int]) -> None:
     check(*Layer(name, 8).chunk(batch, n, past))
 
 
-def test_a_prompt_whose_blocks_have_no_room_beside_each_other_traces() -> None:
-    """Three of them would take 161 of the 160 KiB that weights on their way leave."""
-    check_traced(*Layer("Llama-3.2-3B", 1, "meta").prefill(1, 1024))
+FEW_ROOM = [
+    ("Llama-3.2-3B", 1, "prefill", (1, 1024)),  # three blocks: 161 of 160 KiB beside weights
+    pytest.param("Llama-3.2-1B", 2, "prefill", (2, 2048), marks=pytest.mark.full),  # 177 of 176
+    ("Llama-3.2-3B", 1, "decode", (1, 2048)),  # keys of all heads on their way: 256 KiB
+    ("Llama-3.2-3B", 2, "chunk", (4, 1, 2048)),  # caches of four sequences: 148 of 96 KiB
+    ("Llama-3.2-1B", 8, "chunk", (1, 128, 131072)),  # the longest cache, in two passes
+    ("Llama-3.2-1B", 2, "chunk", (1, None, 32768)),  # a chunk as the driver feeds it
+    ("TinyLlama-1.1B", 4, "prefill", (8, 512)),
+    ("SmolLM2-135M", 1, "decode", (8, 4096)),
+]
+
+
+@pytest.mark.parametrize(("name", "degree", "phase", "sizes"), FEW_ROOM)
+def test_what_has_little_room_traces(name: str, degree: int, phase: str, sizes: tuple) -> None:
+    check_traced(*getattr(Layer(name, degree, "meta"), phase)(*sizes))
 
 
 @pytest.mark.parametrize(
@@ -340,62 +331,6 @@ def test_blocks_of_many_heads_or_in_float32_have_room(
     name, args, macs = Layer("wide", 1, "meta").prefill(batch, 512 // batch)
     given = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
     check_traced(name, tuple(given), macs)
-
-
-@pytest.mark.full
-def test_two_prompts_whose_keys_leave_weights_no_room_trace() -> None:
-    """Where a prompt follows another their keys, weights and blocks would take 177 of 176 KiB."""
-    check_traced(*Layer("Llama-3.2-1B", 2, "meta").prefill(2, 2048))
-
-
-def test_keys_of_all_heads_that_have_no_room_at_once_trace() -> None:
-    """Of a sequence they would take 256 KiB on their way."""
-    check_traced(*Layer("Llama-3.2-3B", 1, "meta").decode(1, 2048))
-
-
-def test_caches_that_have_no_room_at_once_take_the_kernel_of_several_tokens() -> None:
-    """Those of four sequences take 148 of 96 KiB."""
-    layer = Layer("Llama-3.2-3B", 2, "meta")
-    assert not llama.is_decode_step(4, 2048, layer.heads, 2, named=False)
-    check_traced(*layer.chunk(4, 1, 2048))
-
-
-def test_a_chunk_over_128k_traces() -> None:
-    """The longest cache, in two passes that read it twice."""
-    check_traced(*Layer("Llama-3.2-1B", 8, "meta").chunk(1, 128, 131072))
-
-
-# Of new tokens, or runs of 64 keys, times features of queries: prefill has few rows, decode many.
-# Of the others every third stays in the default run: each model, degree and batch, and each length.
-MOST_TRACED = {"prefill": 1 << 16, "decode": 1 << 12, "chunk": 1 << 13}
-
-
-def sampled(phase: str) -> Iterator[Any]:
-    """The table's rows; those with a long trace are left to the full run."""
-    for index, (name, degree, batch, length) in enumerate(TABLE[phase]):
-        size = Layer(name, degree, "meta")
-        if phase == "chunk":
-            tokens = (batch or 512) * length / 512
-        else:
-            tokens = batch * length if phase == "prefill" else batch * length / 64
-        small = tokens * size.heads.q_heads * size.model.head_dim <= MOST_TRACED[phase]
-        marks = [] if small and index % 3 == 0 else [pytest.mark.full]
-        yield pytest.param(name, degree, batch, length, marks=marks)
-
-
-@pytest.mark.parametrize(("name", "degree", "batch", "length"), sampled("prefill"))
-def test_every_prefill_traces(name: str, degree: int, batch: int, length: int) -> None:
-    check_traced(*Layer(name, degree, "meta").prefill(batch, length))
-
-
-@pytest.mark.parametrize(("name", "degree", "batch", "past"), sampled("decode"))
-def test_every_decode_traces(name: str, degree: int, batch: int, past: int) -> None:
-    check_traced(*Layer(name, degree, "meta").decode(batch, past))
-
-
-@pytest.mark.parametrize(("name", "degree", "n", "past"), sampled("chunk"))
-def test_every_chunk_traces(name: str, degree: int, n: int | None, past: int) -> None:
-    check_traced(*Layer(name, degree, "meta").chunk(1, n, past))
 
 
 @pytest.mark.parametrize(("name", "degree"), [("SmolLM2-135M", 1), ("Llama-3.2-1B", 2)])

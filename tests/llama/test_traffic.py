@@ -50,22 +50,6 @@ def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q: int, d: int
 
 
 @pytest.mark.parametrize(
-    ("heads", "marks", "tiles"),
-    [((8, 8, 128), 0, 11), ((8, 8, 128), 2, 7), ((4, 2, 64), 2, 63), ((6, 3, 64), 2, 42)],
-)
-def test_keys_of_a_prompt_that_fit_need_no_memory_beside_sbuf(
-    heads: tuple[int, int, int], marks: int, tiles: int
-) -> None:
-    """2 bytes of [128, kv heads, slots, tokens] keys and [128, tiles, kv heads, D + 1] values, in
-    48 KiB; a block's keys and marks go to HBM where they do not fit."""
-    shape, slots = llama.HeadShape(*heads), math.ceil((heads[2] + marks) / 128)
-    per_tile = 2 * heads[1] * (128 * slots + heads[2] + 1)
-    assert tiles * per_tile <= llama.RESIDENT_BYTES < (tiles + 1) * per_tile
-    assert llama.key_bytes(128 * tiles, shape, marks, 2) == tiles * per_tile
-    assert llama.key_bytes(128 * tiles + 1, shape, marks, 2) == (tiles + 1) * per_tile
-
-
-@pytest.mark.parametrize(
     "tokens", [4096, pytest.param(8192, marks=pytest.mark.full)]
 )  # 32 and 64 tiles of keys
 def test_a_prompt_reads_its_weights_once_and_long_ones_their_keys_again(tokens: int) -> None:
@@ -112,34 +96,6 @@ def test_heads_share_the_hidden_size_where_the_configuration_gives_none() -> Non
     heads, hidden = cfg.num_attention_heads, cfg.hidden_size
     cfg.hidden_size, cfg.head_dim = 64 * heads, None
     assert llama.SharedSizes.of(cfg).of_rank.head_dim == 64 and hidden != 64 * heads
-
-
-FEATURES = pytest.mark.parametrize("features", [2048, 4096, 8192])
-HEADS = pytest.mark.parametrize(
-    "heads", [(32, 8, 64), (32, 1, 64), (32, 8, 128), (8, 2, 128), (4, 1, 64), (64, 8, 128)]
-)
-
-
-def held(features: int, heads: tuple[int, int, int]) -> int:
-    """Columns that stay for each token: of x, queries, keys and the context."""
-    shape = llama.HeadShape(*heads)
-    return features // 128 + shape.stacks * (shape.group + 1 + shape.group)
-
-
-@FEATURES
-@HEADS
-def test_what_a_pass_keeps_of_its_tokens_fits(features: int, heads: tuple[int, int, int]) -> None:
-    tokens = llama.chunk_tokens(features, llama.HeadShape(*heads), 2)
-    assert tokens % 128 == 0
-    assert tokens == 128 or tokens * 2 * held(features, heads) <= llama.CHUNK_BYTES
-
-
-@FEATURES
-@HEADS
-def test_a_pass_takes_as_many_tokens_as_fit(features: int, heads: tuple[int, int, int]) -> None:
-    tokens = llama.chunk_tokens(features, llama.HeadShape(*heads), 2)
-    more = (tokens + 128) * 2 * held(features, heads)
-    assert tokens == 1024 or more > llama.CHUNK_BYTES
 
 
 @pytest.mark.parametrize(("tokens", "stores"), [(1, 1), (32, 1), (33, 2), (128, 2), (129, 17)])
@@ -199,15 +155,3 @@ def test_hidden_states_of_many_tokens_arrive_in_parts(tokens: int, loads: int) -
     program = Kernel(kernel).trace(torch.empty(16 * 128, tokens, dtype=BF16, device="meta"))
     read = [i.src[0] for i in program.instructions if i.src[0].storage.role == "input"]
     assert len(read) == loads and sum(view.size for view in read) == 16 * 128 * tokens
-
-
-@pytest.mark.parametrize("heads", [(8, 8, 64), (8, 2, 128), (16, 4, 64)])
-def test_a_decode_step_takes_caches_that_sbuf_holds(heads: tuple[int, int, int]) -> None:
-    """2 bytes of keys [128, stacks, L], the mask [L], and values [128, runs, D + 1]."""
-    shape = llama.HeadShape(*heads)
-    for length in range(128, llama.DECODE_KEYS + 1, 128):
-        runs = llama.cache_runs(length, 128 // heads[1])[1]
-        kept = 2 * (length * (shape.stacks + 1) + runs * (heads[2] + 1))
-        for batch in (1, 8, 64):
-            found = llama.is_decode_step(batch, length, shape, 2, named=False)
-            assert found == (batch * kept <= llama.CACHE_BYTES), (batch, length)

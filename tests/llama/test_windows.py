@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.llama import test_head_sizes
 from tests.llama.every import llama
 from tests.llama.references import EXACT, assert_close
-
-HIDDEN = 136
+from tests.llama.test_head_sizes import full
 
 
 @pytest.fixture(autouse=True)
@@ -16,34 +16,16 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
 
 
-class Layer:
-    """Seeded fp32 arguments of an attention kernel without a norm: every seventh token is six times
-    as large, so that keys which a window hides would have the largest scores."""
+class Layer(test_head_sizes.Layer):
+    """The same without a norm: every seventh token is six times as large, so that keys which a
+    window hides would have the largest scores."""
 
     def __init__(self, heads: llama.HeadShape, batch: int, length: int) -> None:
-        torch.manual_seed(length)
-        tokens, d = batch * length, heads.head_dim
-        rows = torch.randn(tokens, HIDDEN)
+        super().__init__(heads, batch, length)
+        x, _, _, *others = self.inputs
+        rows = llama.from_blocks(x, length)
         rows[::7] *= 6
-        q, k, v = (torch.randn(n * d, HIDDEN) / 12 for n in (heads.q_heads, *[heads.kv_heads] * 2))
-        qkv = torch.cat((heads.order(q, heads.group), heads.order(k, 1), v))
-        out = heads.order(torch.randn(heads.q_heads * d, HIDDEN) / 12, heads.group).t()
-        weights = llama.in_runs(qkv, 1), llama.in_runs(out, 0)
-        angles = torch.tensor([1e4 ** (-2 * i / d) for i in range(d // 2)])[:, None]
-        angles = torch.cat((angles, -angles)).repeat(128 // d, 1) * torch.arange(tokens)
-        self.inputs = (
-            llama.in_blocks(rows, length),
-            None,
-            None,
-            *map(llama.kernel_layout, weights),
-            angles.cos(),
-            angles.sin(),
-        )
-        self.heads, self.batch = heads, batch
-
-
-def full(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.full)
+        self.inputs = llama.in_blocks(rows, length), None, None, *others
 
 
 def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
