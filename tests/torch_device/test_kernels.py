@@ -284,6 +284,7 @@ def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend: str) -> 
     torch.testing.assert_close(layer.weight.grad.cpu(), expected)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch's tracer hides it itself
 def test_a_whole_step_of_training_is_compiled() -> None:
     losses = []

@@ -73,7 +73,9 @@ def test_an_operator_computes_what_it_does_on_the_cpu(name: str) -> None:
         torch.testing.assert_close(one.cpu(), theirs)
 
 
-@pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+@pytest.mark.parametrize(
+    "optimiser", [torch.optim.AdamW, pytest.param(torch.optim.SGD, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("kept", [False, True])
 def test_training_follows_the_cpu(optimiser: Any, kept: bool) -> None:
     losses = []
@@ -374,7 +376,7 @@ assert not loaded, loaded
 module = torch.nn.Linear(2, 2)
 weight = module.weight
 assert module.to("neuron").weight is weight and weight.is_neuron
-print(torch.compile(lambda x: x * 2, backend="neuron")(torch.tensor([1.5], device="neuron")))
+print(torch.tensor([1.5], device="neuron") * 2)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "tensor([3.], device='neuron:0')\n", done.stderr
