@@ -62,7 +62,7 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
 """
 LOOPED = SCALED.replace("FACTOR", "1.0").replace(
     "    return out_hbm\n",
-    "    n = 0\n    for k in nl.affine_range(1):\n        n = n + 1\n    assert BEHIND >= 0\n"
+    "    n = 0\n    for k in nl.affine_range(1):\n        BODY\n    assert BEHIND >= 0\n"
     "    return out_hbm\n",
 )
 
@@ -162,8 +162,8 @@ def test_preflight_passes_the_submission(run: Callable) -> None:
         (SCALED.replace("FACTOR", "1.0"), "[FAILED] NKI share"),
         (SCALED.replace("FACTOR", "1.0").replace("nl.multiply(", "nl.nothing("), "[FAILED] comp"),
         ("from neuron_cpu import core\n" + SCALED.replace("FACTOR", "1.0"), "[FAILED] stands"),
-        (LOOPED.replace("BEHIND", "k"), "a device's compiler refuses it: "),
-        (LOOPED.replace("BEHIND", "n"), "[sim_loop_rebinding]"),
+        (LOOPED.replace("BODY", "pass").replace("BEHIND", "k"), "a device's compiler refuses it: "),
+        (LOOPED.replace("BODY", "n = n + 1").replace("BEHIND", "n"), "[sim_loop_rebinding]"),
     ],
     ids=[
         "inaccurate",
