@@ -367,3 +367,17 @@ def test_a_part_counts_by_itself_up_to_2_30(release, monkeypatch):
     monkeypatch.setenv("NKI_CPU_SILENCE", "sim_parser_subset")  # the kernel is made in a function
     got = seen(lambda x: PARTS[release](x[1:5, 4:8]), (6, 8), True)
     assert np.array_equal(got, elements((6, 8))[1:4, 5:7])
+
+
+def test_a_range_of_a_loop_is_a_slice() -> None:
+    """As a kernel of aws-neuron/nkipy (b91c980) indexes its inputs, which ran on a trn2."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((64, 16), x.dtype, buffer=nl.shared_hbm)
+        rows, columns = nl.affine_range(64), nl.affine_range(8, 24)
+        nl.store(out, nl.load(x[rows, columns]))
+        return out
+
+    x = np.arange(128 * 32, dtype=np.float32).reshape(128, 32)
+    assert np.array_equal(kernel(x), x[:64, 8:24])
