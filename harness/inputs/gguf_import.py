@@ -176,17 +176,18 @@ def _rope_scaling(reader: Any, head_dim: int) -> Optional[dict[str, Any]]:
 
 
 def _llama_3_divisors(factor: float, head_dim: int, theta: float) -> list[float]:
-    """Llama 3.1's divisor of each frequency: 1 for short waves, `factor` for long waves,
-    interpolated between them (meta-llama/llama-models, apply_scaling)."""
-    low = _LLAMA_3_FREQUENCIES["low_freq_factor"]
-    high = _LLAMA_3_FREQUENCIES["high_freq_factor"]
-    context = _LLAMA_3_FREQUENCIES["original_max_position_embeddings"]
-    divisors = []
-    for index in range(head_dim // 2):
-        waves = context / (2 * math.pi * theta ** (2 * index / head_dim))  # in the old context
-        smooth = min(max((waves - low) / (high - low), 0.0), 1.0)
-        divisors.append(1 / ((1 - smooth) / factor + smooth))
-    return divisors
+    """Llama 3.1's divisor of each frequency, by transformers' own rule."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = {"rope_type": "llama3", "factor": factor, **_LLAMA_3_FREQUENCIES}
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, rope_theta=theta, rope_scaling=scaling
+    )
+    here = torch.device("cpu")
+    plain, scaled = (ROPE_INIT_FUNCTIONS[kind](config, here)[0] for kind in ("default", "llama3"))
+    return (plain / scaled).tolist()
 
 
 def _generation_config(reader: Any, config: dict[str, Any]) -> dict[str, Any]:
