@@ -62,7 +62,7 @@ def blocks(guide: str) -> Iterator[tuple[str, str]]:
 
 
 # --- in the process of a release ------------------------------------------------------------------
-def inside(guide: Path) -> int:
+def inside(guide: Path, done: list[str]) -> int:
     """A line of JSON with all rows, then one for each block."""
     import neuron_cpu
 
@@ -73,6 +73,8 @@ def inside(guide: Path) -> int:
     print(json.dumps([name for name, _ in found]), file=out, flush=True)
     context = multiprocessing.get_context("fork")
     for name, text in found:
+        if name in done:
+            continue
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_block, args=(text, theirs))
         process.start()
@@ -220,12 +222,14 @@ def main() -> int:
     parser.add_argument("public", type=Path, help="folder of the three clones")
     parser.add_argument("--releases", nargs="+", default=RELEASES)
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--resume", action="store_true", help="leave out what is known")
+    parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
-        return inside(asked.public / GUIDE)
+        return inside(asked.public / GUIDE, json.loads(asked.inside))
     for name in asked.releases:
-        command = [sys.executable, "-W", "ignore", __file__, str(asked.public), "--inside"]
+        done = json.dumps(list(page.kept(page.GUIDE).get(name, {})) if asked.resume else [])
+        command = [sys.executable, "-W", "ignore", __file__, str(asked.public), "--inside", done]
         environment = releases.environment(releases.RELEASES[name], asked.public)
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:
             assert run.stdout is not None
