@@ -122,7 +122,9 @@ def as_triangles(table: Table) -> str:
             found.setdefault(verdict(row, cells), []).append(row.replace(", ", " × "))
         right = len(found.pop("right", []))
         lines = [f"NxD Inference {name}: {right} of {len(rows)} pairs are right."]
-        lines += [f"- {note}: {'; '.join(pairs)}" for note, pairs in sorted(found.items())]
+        for note, pairs in sorted(found.items()):
+            told = f"- {note}: {'; '.join(pairs)}"
+            lines.append(textwrap.fill(told, 118, subsequent_indent="  ", break_on_hyphens=False))
         parts.append("\n".join([lines[0], "", *lines[1:]]))
     return "\n\n".join(parts)
 
