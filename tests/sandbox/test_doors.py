@@ -58,8 +58,16 @@ def test_it(assert_kernel):
 COMMAND = [sys.executable, "-m", "neuron_cpu"]
 DRIVER = [sys.executable, str(REPOSITORY / "main.py")]
 MODEL = ["--model-path", "MODEL", "--seq-len", "64"]
+KERNELS = REPOSITORY / "tests" / "swap" / "kernels.py"
 LLAMA = ["--llama", str(REPOSITORY / "llama.py")]
 ARGUMENT = ["--arg", "128x512:f32"]
+SHORTLY = ["timeout", "--signal", "INT", "25"]
+PROMPT = ["--prompt", "a b", "--max-new-tokens", "2"]
+MODES = {
+    "compile": [], "chat": PROMPT[2:], "profile": [], "perplexity": [], "validate": PROMPT,
+    "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
+}  # fmt: skip
+OTHERS = {*MODES, "cache", "swap", "serve"}  # start the processes that `generate` starts
 DOORS = {
     "judge": [*COMMAND, "judge", ".", "--only", "gelu"],
     "check": [*COMMAND, "check", "gelu.py"],
@@ -73,6 +81,11 @@ DOORS = {
     "learn": [*COMMAND, "learn", "1", "--folder", "."],
     "a submission beside": [*DRIVER, "--mode", "generate", *MODEL, "--llama", "llama.py"],
     "generate": [*DRIVER, "--mode", "generate", "--enable-nki", *MODEL, *LLAMA],
+    **{mode: [*DRIVER, "--mode", mode, *MODEL, *LLAMA, *more] for mode, more in MODES.items()},
+    "cache": [*DRIVER, "--mode", "cache"],
+    "swap": [*DRIVER, "--mode", "swap", *MODEL[:2], "--kernel", "swapped.py:rms_norm"]
+    + ["--at", "rmsnorm"],
+    "serve": [*SHORTLY, *DRIVER, "--mode", "serve", *MODEL, *LLAMA, "--port", "0"],
     "preflight": [*DRIVER, "--mode", "preflight", *MODEL, *LLAMA],
     "test.py": [sys.executable, str(REPOSITORY / "test.py"), "--limit", "1", *MODEL, *LLAMA],
     "torchrun": [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
@@ -95,6 +108,7 @@ class Folder:
         kernel = suite.template("gelu")
         (self.place / "gelu.py").write_text(kernel.replace("128)", "ROWS)") + "\nROWS = 128\n")
         shutil.copyfile(REPOSITORY / "llama.py", self.place / "llama.py")
+        shutil.copyfile(KERNELS, self.place / "swapped.py")
         (self.place / "test_it.py").write_text(TEST)
         self.kept = {path.stem for path in self.place.iterdir()} | _of_python_itself(site)
         self.plant(sys.stdlib_module_names | set(packages_distributions()))
@@ -139,7 +153,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Folder
 
 
 @pytest.mark.skipif(bool(limits.missing()), reason="a process that is not confined may write")
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "door", [pytest.param(d, marks=[pytest.mark.full] if d in OTHERS else []) for d in DOORS]
+)
 def test_no_process_of_ours_imports_what_a_stranger_has_planted(door: str, folder: Folder) -> None:
     own = {"neuronxcc"} if door == "pytest" else set()  # imports of the test itself
     for name in own:
