@@ -39,7 +39,7 @@ from neuron_cpu.lessons import pages  # noqa: E402
 from neuron_cpu.sandbox import limits  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, HEAD = ROOT / "lab" / "docs" / "mutation.md", "<!-- generated: solutions -->\n"
+PAGE, HEAD = ROOT / "lab" / "docs" / "mutation.md", "<!-- solutions: begin -->\n"
 OTHER = 5  # draws of values and sizes, from a seed that no judgement has
 SECONDS = 60.0  # processor time of a mutant
 LANGUAGE = {
@@ -210,8 +210,8 @@ def main() -> None:
     print(found)
     if given.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(HEAD)
-        after = rest.partition("<!-- end -->")[2]
-        PAGE.write_text(f"{before}{HEAD}{found}\n<!-- end -->{after}", encoding="utf-8")
+        after = rest.partition("<!-- solutions: end -->")[2]
+        PAGE.write_text(f"{before}{HEAD}{found}\n<!-- solutions: end -->{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

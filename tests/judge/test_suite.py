@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from neuron_cpu import suite
-from neuron_cpu.core import NkiWarning
+from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.judge import cases, verdict
 from neuron_cpu.judge.references import Reference
 from neuron_cpu.judge.verdict import Settings, judge
+from neuron_cpu.lessons import pages
 
 
 def test_thirty_operators_of_three_levels() -> None:
@@ -58,3 +59,11 @@ def test_lines_of_a_naive_kernel_are_those_of_its_page(name: str) -> None:
         assert path.name == f"level{operator.level}.md"
         line = path.read_text(encoding="utf-8").splitlines()[one.source.line - 1]
         assert line.strip() in suite.template(name) and line.startswith("    ")
+
+
+def test_a_tile_without_elements_is_refused() -> None:
+    """It ended in a division by zero, in one of the suite's mutants."""
+    text = suite.template("embedding").replace("min(64, width - column)", "min(64, column)")
+    module = pages.module("an empty tile", text, "empty_tile.py")
+    with pytest.raises(NkiError, match="has no elements"):
+        verdict.traced(module.kernel, suite.operator("embedding").cases[0], ())

@@ -121,8 +121,8 @@ class Change(NamedTuple):
 
     Attributes:
         chosen: whether the author of a kernel may have written it so: `CHOICES`, another of the
-            engines that the instruction has, the same elements in another access pattern, or a tile
-            with room to spare.
+            engines that the instruction has, the same elements in another access pattern, the other
+            memory on the chip, or a tile with room to spare.
     """
 
     where: str
@@ -160,6 +160,8 @@ class Record:
                 if name == "engine":
                     users = [i.op for i in self._instructions if getattr(i, "attrs", None) is one]
                     chosen = all(after in (None, *op.engines) for op in users)
+                if name == "buffer" and isinstance(after, str):
+                    chosen = {before, after} <= {"sbuf", "psum"}
                 if name == "shape" and isinstance(one, Storage) and one.on_chip:
                     chosen = _is_larger(before, after)
                 of = "Program" if kind is dict else kind.__name__

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import py_compile
 import shutil
@@ -61,11 +62,20 @@ MODEL = ["--model-path", "MODEL", "--seq-len", "64"]
 KERNELS = REPOSITORY / "tests" / "swap" / "kernels.py"
 LLAMA = ["--llama", str(REPOSITORY / "llama.py")]
 ARGUMENT = ["--arg", "128x512:f32"]
-SHORTLY = ["timeout", "--signal", "INT", "25"]
+UNTIL_IT_SERVES = """
+import signal, subprocess, sys
+served = subprocess.Popen(sys.argv[1:], stderr=subprocess.PIPE, text=True)
+for line in served.stderr:
+    sys.stderr.write(line)
+    if "http://" in line:
+        served.send_signal(signal.SIGINT)
+sys.exit(served.wait())
+"""
+SHORTLY = [sys.executable, "-I", "-c", UNTIL_IT_SERVES]
 PROMPT = ["--prompt", "a b", "--max-new-tokens", "2"]
 MODES = {
-    "compile": [], "chat": PROMPT[2:], "profile": [], "perplexity": [], "validate": PROMPT,
-    "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
+    "compile": [], "chat": [*PROMPT[2:], "--seq-len", "256"], "profile": [], "perplexity": [],
+    "validate": PROMPT, "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
 }  # fmt: skip
 OTHERS = {*MODES, "cache", "swap", "serve"}  # start the processes that `generate` starts
 DOORS = {
@@ -99,10 +109,14 @@ class Folder:
     """A stranger's folder with everything planted, and what came of it."""
 
     def __init__(self, place: Path, model: Path) -> None:
-        self.place, self.model = place / "theirs", model
+        self.place, self.model = place / "theirs", place / "model"
         self.told, self.names, site = place / "told", place / "names", place / "site"
         for folder in (self.place, self.told, site):
             folder.mkdir()
+        shutil.copytree(model, self.model)
+        config = self.model / "tokenizer_config.json"
+        chat = {"chat_template": "{% for one in messages %}{{ one.content }}{% endfor %}"}
+        config.write_text(json.dumps(json.loads(config.read_text()) | chat))
         (site / "sitecustomize.py").write_text(NOTES.format(names=str(self.names)))
         self.path = os.pathsep.join((str(site), str(REPOSITORY)))
         kernel = suite.template("gelu")
@@ -165,10 +179,9 @@ def test_no_process_of_ours_imports_what_a_stranger_has_planted(door: str, folde
     for path in folder.told.iterdir():
         path.unlink()
     assert ran == {}, "".join(ran.values()) + done.stderr
-    beside = door == "a submission beside"  # which finds its own modules first, as a script does
-    assert done.returncode in {"a submission beside": {2}, "check": {1}, "learn": {1}}.get(
-        door, {0}
-    ), done.stdout + done.stderr
+    beside = door in ("a submission beside", "swap")  # find their own modules first, as scripts do
+    status = 2 if beside else 1 if door in ("check", "learn") else 0
+    assert done.returncode == status, done.stdout + done.stderr
     assert not beside or "The submission" in done.stderr
 
 

@@ -292,6 +292,12 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
         )
     if not storage.on_chip:
         return
+    if not storage.free_size:
+        raise refuse(
+            "sim_empty_slice",
+            f"{op.name} got {role} {view.label()}, which has no elements, expected some; leave the "
+            "instruction out",
+        )
     start = view.offset // storage.free_size
     key = (view.shape, view.strides, start, storage.free_size, storage.buffer, view.paxis)
     if key in _legal_views:
