@@ -323,9 +323,7 @@ class Guesses(
 
 
 @dataclass(frozen=True)
-class LowRank(
-    Topic, title="adapters (LoRA; with NEURON_CPU_NXDI=0.6 or --libraries)", modes=_RUN, whole_in=()
-):
+class LowRank(Topic, title="adapters (LoRA; with --libraries)", modes=_RUN, whole_in=()):
     lora_ckpt_path: Optional[list[str]] = option(
         "an adapter as PEFT saves it, and its name; may be repeated",
         action="append",
@@ -343,7 +341,7 @@ class LowRank(
 @dataclass(frozen=True)
 class Paged(
     Topic,
-    title="cache of blocks (NxDI 0.4 and later)",
+    title="cache of blocks (NxDI 0.4 and later, with --libraries)",
     modes=("compile", "serve", "profile"),
     whole_in=("serve",),
 ):
