@@ -14,7 +14,7 @@ from harness.errors import UserError
 from harness.figures.benchmark import runs_asked
 from harness.inputs import models, prompts, schema
 from harness.inputs.features import LONGEST_EAGER
-from harness.processes.workers import Job, SubmissionFailed, Worker, Workers
+from harness.processes.workers import Answer, Job, SubmissionFailed, Worker, Workers
 from harness.sdk import Source
 from harness.session.opening import limits_of, read_tokenizer, work_folder
 from harness.settings import Settings, Swap
@@ -23,6 +23,7 @@ from neuron_cpu.console import terminal
 _REFERENCE = "harness.swapping.running:reference"
 _CHECK = "harness.swapping.running:check"
 _MEASURE = "harness.swapping.running:measure"
+_ON_DEVICE = "harness.swapping.running:measure_on_device"
 _ESTIMATE = "harness.figures.estimate:swapped"
 LONGEST_RUN = 1e6  # seconds that a run may say to have taken
 _SLOWEST_RUNS = ("compiled", "warm", "accuracy")  # events before the timed runs
@@ -53,7 +54,8 @@ class Speed:
         runs_s: of the timed runs.
         estimate_ms: on a NeuronCore by the cost model, with the shortest and longest time of a
             device that fit it; empty where there is none.
-        why_not: why there is no estimate.
+        why_not: why tracing refused the model, which PyTorch's `neuron` device ran then; without
+            an estimate, why there is none.
     """
 
     compile_s: float
@@ -214,9 +216,10 @@ def _with_reference(trial: Trial, workers: Workers) -> Trial:
 
 
 def _variant(trial: Trial, worker: Worker, name: str, kernel: bool) -> tuple[Agreement, Speed]:
-    """One variant of the model: its results and times."""
-    clock = [time.monotonic()]
-    runs = runs_asked(trial.settings.runs)
+    """One variant of the model: its results and times.
+
+    Traced; on the stand-in's device where tracing or the estimate refuses a graph.
+    """
     told: dict[str, Any] = {
         "ids": trial.ids,
         "lengths": trial.lengths,
@@ -224,14 +227,43 @@ def _variant(trial: Trial, worker: Worker, name: str, kernel: bool) -> tuple[Agr
         "swapped": kernel,
     }
     what = "The kernel cannot be run" if kernel else "The model cannot be run"
-    with console.step(f"Running {name}", total=len(_SLOWEST_RUNS) + runs) as step:
+    answer, speed = _measured(trial, worker, name, what, told)
+    if sdk.platform().simulates:
+        if not speed.why_not:
+            with console.step(f"Estimating {name}"):
+                found = worker.call(_ESTIMATE, what, **told).body
+            speed = replace(speed, estimate_ms=tuple(found["ms"]), why_not=str(found["why_not"]))
+        if speed.why_not:
+            try:
+                answer, speed = _measured(trial, worker, name, what, told, speed.why_not)
+            except UserError as error:
+                if not answer.arrays or worker.ended:
+                    raise
+                speed = replace(speed, why_not=f"{speed.why_not} On the device neuron: {error}")
+    return agreement(answer.arrays, trial.reference, trial.lengths), speed
+
+
+def _measured(
+    trial: Trial, worker: Worker, name: str, what: str, told: dict[str, Any], refusal: str = ""
+) -> tuple[Answer, Speed]:
+    """A variant's results and the clock's times: traced, or on the device after a refusal.
+
+    Without results where tracing refuses; `why_not` has its sentence then.
+    """
+    clock = [time.monotonic()]
+    runs = runs_asked(trial.settings.runs)
+    where = " on the device neuron" if refusal else ""
+    with console.step(f"Running {name}{where}", total=len(_SLOWEST_RUNS) + runs) as step:
 
         def note(seconds: Any) -> None:
             least = seconds if isinstance(seconds, float) and 0 <= seconds < LONGEST_RUN else 0.0
             clock.append(max(time.monotonic(), clock[-1] + least))
             step.advance()
 
-        answer = worker.call(_MEASURE, what, note, **told, runs=runs)
+        function = _ON_DEVICE if refusal else _MEASURE
+        answer = worker.call(function, what, note, **told, runs=runs)
+    if not refusal and isinstance(answer.body, str):
+        return answer, Speed(0.0, (), why_not=answer.body)
     if len(clock) != 1 + len(_SLOWEST_RUNS) + runs:
         raise SubmissionFailed(f"{what}: expected {runs} timed runs, got {len(clock) - 4}.")
     shapes = [array.shape for array in trial.reference]
@@ -239,11 +271,11 @@ def _variant(trial: Trial, worker: Worker, name: str, kernel: bool) -> tuple[Agr
         raise SubmissionFailed(f"{what}: expected results of {shapes}, got others.")
     seconds = tuple(np.diff(clock))
     speed = Speed(seconds[0], seconds[len(_SLOWEST_RUNS) :])
-    if sdk.platform().simulates:
-        with console.step(f"Estimating {name}"):
-            found = worker.call(_ESTIMATE, what, **told).body
-        speed = replace(speed, estimate_ms=tuple(found["ms"]), why_not=str(found["why_not"]))
-    return agreement(answer.arrays, trial.reference, trial.lengths), speed
+    if refusal:
+        left = ", ".join(answer.body["fallbacks"])
+        refusal += f" Left to the CPU, and estimated as if it were not: {left}." if left else ""
+        speed = replace(speed, estimate_ms=tuple(answer.body["ms"]), why_not=refusal)
+    return answer, speed
 
 
 def agreement(
@@ -305,11 +337,23 @@ def print_table(
 
 def print_ratios(eager: Speed, kernel: Speed, times: Source) -> None:
     """Print how many times faster than eager PyTorch it is, or why there is no estimate."""
-    told = [f"{eager.latency_ms / kernel.latency_ms:.3g} ({times})"]
-    if eager.estimate_ms and kernel.estimate_ms:
+    ratios = [f"{eager.latency_ms / kernel.latency_ms:.3g} ({times})"]
+    same_path = bool(eager.why_not) == bool(kernel.why_not)  # both graphs, or both operators
+    if eager.estimate_ms and kernel.estimate_ms and same_path:
         ratio = eager.estimate_ms[0] / kernel.estimate_ms[0]
-        told.append(f"{ratio:.3g} ({Source.COST_MODEL})")
-    terminal.printed(f"Times as fast as eager: {', '.join(told)}.")
+        ratios.append(f"{ratio:.3g} ({Source.COST_MODEL})")
+    terminal.printed(f"Times as fast as eager: {', '.join(ratios)}.")
+    reasons: dict[tuple[str, bool], list[str]] = {}
     for name, speed in (("eager", eager), ("the kernel", kernel)):
         if speed.why_not:
-            terminal.printed(f"No estimate for {name}: {speed.why_not}")
+            reasons.setdefault((speed.why_not, bool(speed.estimate_ms)), []).append(name)
+    for (why, on_device), names in reasons.items():
+        what = " and ".join(names)
+        told = f"No estimate for {what}: {why}"
+        if on_device:
+            told = (
+                f"PyTorch's device neuron ran {what} operator by operator, because tracing refused "
+                "it; the estimate leaves out the host's time between operators, and no source "
+                f"lists those of a device. The refusal: {why}"
+            )
+        terminal.printed(told)

@@ -25,6 +25,8 @@ from harness.processes.worker import Answer, Host, layers_told
 from harness.settings import ATTENTION, PLACES, Swap
 from harness.swapping import call_forms
 from harness.swapping.call_forms import Heads
+from neuron_cpu import announce
+from neuron_cpu.runtime.refused import Refused
 
 NAME = "nki_swap"  # of the attention function that is registered
 FULL, CAUSAL, BIAS = "full", "causal", "bias"  # what a call of attention hides
@@ -86,7 +88,8 @@ def measure(
 ) -> Answer:
     """Compile, warm up, one run for its results, and `runs` more; after each an event, its seconds.
 
-    `plan` is the reference's: the keys that each call of attention hides.
+    `plan` is the reference's: the keys that each call of attention hides. The body is None, or why
+    tracing refused the model, of which there are no results then.
     """
     model, tensors = prepared(host, swapped, len(ids[0])), inputs(ids, lengths)
     what = "The kernel cannot be run" if swapped else "The model cannot be run"
@@ -98,18 +101,58 @@ def measure(
     ):
         import torch_neuronx
 
-        def timed(what: Callable[..., Any], *arguments: Any) -> Any:
-            begin = time.monotonic()
-            result = what(*arguments)
-            host.emit(time.monotonic() - begin)
-            return result
-
-        traced = timed(torch_neuronx.trace, Hidden(model), tensors)
+        timed = functools.partial(_timed, host)
+        try:
+            traced = timed(torch_neuronx.trace, Hidden(model), tensors)
+        except Refused as error:
+            return Answer(str(error))
         timed(traced, *tensors)
         hidden = timed(traced, *tensors)
         for _ in range(runs):
             timed(traced, *tensors)
         return Answer(None, [hidden.float().numpy(), *_best_tokens(model, hidden)])
+
+
+def measure_on_device(
+    host: Host, ids: Ids, lengths: Sequence[int], plan: Sequence[str], swapped: bool, runs: int
+) -> Answer:
+    """As `measure`, operator by operator on PyTorch's `neuron`: what tracing refuses runs there.
+
+    The body has `ms`, the estimate of one execution with its band, without the host's time between
+    operators, and `fallbacks`, operators that the device leaves to the CPU.
+    """
+    what = "The kernel cannot be run" if swapped else "The model cannot be run"
+    with host.told_as_the_submission(what), torch.no_grad(), contextlib.ExitStack() as inside:
+        report, timed = announce.room("report"), functools.partial(_timed, host)
+        try:
+            model = timed(prepared(host, swapped, len(ids[0])).to, "neuron")
+        finally:
+            forget_model()  # it is on the device from here on
+        tensors = [tensor.to("neuron") for tensor in inputs(ids, lengths)]
+        with torch.device("neuron"):  # the kernel's own forms of weights
+            inside.enter_context(changed(host, model, plan, swapped))
+        inside.enter_context(layers_told(model))
+        run = Hidden(model)
+        timed(run, *tensors)
+        recorder = report.Recorder(checks=False)
+        with report.watched(recorder):
+            hidden = timed(run, *tensors)
+        for _ in range(runs):
+            timed(run, *tensors)
+        parts = report.parts_of(recorder, report.Pricer())
+        times = [(part["time_ns"], *part["band_ns"]) for part in parts]
+        body = {
+            "ms": [sum(ns) / 1e6 for ns in zip(*times)],
+            "fallbacks": sorted(report.STATE.fallbacks),
+        }
+        return Answer(body, [hidden.cpu().float().numpy(), *_best_tokens(model, hidden)])
+
+
+def _timed(host: Host, what: Callable[..., Any], *arguments: Any) -> Any:
+    begin = time.monotonic()
+    result = what(*arguments)
+    host.emit(time.monotonic() - begin)
+    return result
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -205,7 +248,7 @@ def _best_tokens(model: Any, hidden: torch.Tensor) -> list[np.ndarray]:
         return []
     with torch.no_grad():
         parts = [head(part).argmax(-1) for part in hidden.split(SCORED_AT_ONCE, dim=1)]
-    return [torch.cat(parts, 1).float().numpy()]
+    return [torch.cat(parts, 1).cpu().float().numpy()]
 
 
 # --- the kernel in its place ----------------------------------------------------------------------

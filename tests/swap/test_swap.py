@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,9 @@ from harness.inputs import command_line
 from harness.modes import swap as mode
 from harness.modes.swap import agreement
 from harness.processes.worker import Answer, Host, Job
+from harness.processes.workers import InProcess
+from harness.sdk import Source
+from harness.simulator import cost
 from harness.swapping import call_forms, running
 from tests.conftest import REPOSITORY
 
@@ -146,6 +150,87 @@ def test_the_model_is_as_before_when_the_kernel_is_gone(family: Callable) -> Non
     before = running.measure(host, ids, [128], [], False, 1).arrays[0]
     running.measure(host, ids, [128], [], True, 1)
     assert np.array_equal(before, running.measure(host, ids, [128], [], False, 1).arrays[0])
+
+
+def reads_a_value(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """An MLP of Llama that takes another branch where all is zero, which no graph can."""
+    gate = self.act_fn(self.gate_proj(x))
+    return self.down_proj(gate * self.up_proj(x)) if x.abs().max() > 0 else x
+
+
+def sorts(self: Any, x: torch.Tensor) -> torch.Tensor:
+    """The same with an operator that neuronx-cc refuses, where it changes nothing."""
+    inner = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+    return self.down_proj(inner) + 0 * x.sort(-1)[0]
+
+
+@pytest.mark.parametrize(
+    ("forward", "kernel", "told"),
+    [
+        (reads_a_value, "plain_attention", "value"),
+        (sorts, "plain_attention", "NCC_EVRF029"),
+        (reads_a_value, "forgets_its_mask", "value"),
+    ],
+)
+def test_the_device_runs_what_tracing_refuses(
+    forward: Callable,
+    kernel: str,
+    told: str,
+    family: Callable,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", forward)
+    job = host_of(family("llama"), kernel, "attention", "--layers", "1", "--runs", "1").job
+    rows = np.random.default_rng(1).integers(1, 300, (1, LENGTH)).tolist()
+    worker = InProcess(replace(job, scratch=tmp_path))
+    asked = job.settings.swap
+    assert asked is not None
+    kept = running.reference(Host(job, print), rows, [LENGTH], asked.at)
+    trial = mode.Trial(job.settings, asked, job.model_path, rows, [LENGTH], kept.body, kept.arrays)
+    eager, swapped = (mode._variant(trial, worker, "it", which) for which in (False, True))
+    for _, speed in (eager, swapped):
+        assert told in speed.why_not and len(speed.runs_s) == 1
+        assert 0 < speed.estimate_ms[1] <= speed.estimate_ms[0] <= speed.estimate_ms[2]
+        assert set(speed.as_dict(1)) >= {"latency_ms", "estimated_prompts_per_s", "estimate_ms"}
+    assert eager[0].least_cosine > 0.9995
+    assert (swapped[0].least_cosine > 0.9995) == (kernel == "plain_attention")
+    assert mode._verdict(asked, swapped[0]) == (kernel == "forgets_its_mask")
+    mode.print_ratios(eager[1], swapped[1], Source.SIMULATOR)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("device neuron ran eager and the kernel operator by operator") == 1
+    assert told in printed
+
+
+def test_the_device_estimates_what_a_graph_does_but_its_step(family: Callable) -> None:
+    host, ids = host_of(family("llama"), "plain_attention", "attention"), [[5] * LENGTH]
+    steps = []
+    for swapped in (False, True):
+        told: dict[str, Any] = {"ids": ids, "lengths": [LENGTH], "plan": ["causal"] * 2}
+        own = running.measure_on_device(host, **told, swapped=swapped, runs=1).body["ms"][0]
+        steps.append(estimating.swapped(host, **told, swapped=swapped)["ms"][0] - own)
+    assert steps[0] == pytest.approx(steps[1])
+    # what makes positions is a constant of a graph, and an operator of the device
+    assert steps[0] == pytest.approx(cost.Overheads().step_ns() / 1e6, abs=2e-3)
+
+
+def test_why_the_device_has_no_estimate_either_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = [np.ones((1, 3, 4), np.float32)]
+
+    def call(function: str, _: str, note: Any = None, **__: object) -> Answer:
+        if function == mode._ON_DEVICE:
+            raise UserError("It has no such operator.")
+        for _ in range(5 if note else 0):
+            note(0.1)
+        return Answer({"ms": [], "why_not": "It reads a value."} if note is None else None, states)
+
+    monkeypatch.setattr(mode.sdk, "platform", lambda: SimpleNamespace(simulates=True))
+    settings: Any = SimpleNamespace(runs=2)
+    trial = mode.Trial(settings, settings, Path(), [[1, 2, 3]], [3], (), states)
+    _, speed = mode._variant(trial, SimpleNamespace(call=call, ended=False), "eager", False)  # type: ignore[arg-type]
+    assert speed.why_not == "It reads a value. On the device neuron: It has no such operator."
+    assert not speed.estimate_ms and len(speed.runs_s) == 2
 
 
 REFUSALS = [
