@@ -423,9 +423,9 @@ def test_large_shapes_at_large_degrees(shapes, degree, run_main):
     assert "token_generation_model, bucket 320" in done.stdout
 
 
-def test_a_prefix_hit_and_a_step_over_blocks_have_prices(shapes_folder, monkeypatch):
+@pytest.mark.libraries
+def test_a_prefix_hit_and_a_step_over_blocks_have_prices(shapes_folder):
     """The rest behind a prefix takes less than the whole; no copy of the blocks is gathered."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     options = ["--seq-len", "1024", "--batch-size", "4", "--is-prefix-caching"]
     whole, rest, step = estimates(shapes_folder, *options)
     assert [found.sizes for found in (whole, rest, step)] == ["992", "128+992", "1024"]
