@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -175,3 +177,34 @@ def test_without_the_product_of_pytorch_results_are_the_same() -> None:
     assert done.returncode == 0, done.stderr
     wanted = float(linear(numbers(128, 1), numbers(128, 128)).sum())
     assert float(done.stdout) == pytest.approx(wanted, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "maker, name", [("_jit_get_operation", ""), ("_get_operation_overload", "default")]
+)
+def test_threads_that_meet_an_operator_first_share_it(
+    monkeypatch: pytest.MonkeyPatch, maker: str, name: str
+) -> None:
+    """PyTorch's dispatcher holds no reference to what it was given first: recording from several
+    ranks at once ended in SIGSEGV."""
+    make, found = getattr(torch._C, maker), []
+
+    def look_up() -> None:
+        packet = torch.ops.of_threads.first
+        found.append(getattr(packet, name) if name else packet)
+
+    other = threading.Thread(target=look_up)
+
+    def meanwhile(*args: Any) -> Any:
+        monkeypatch.undo()
+        other.start()
+        other.join(0.2)  # it has to wait for this thread; PyTorch alone lets it go ahead
+        return make(*args)
+
+    with torch.library._scoped_library("of_threads", "FRAGMENT") as library:
+        library.define("first(Tensor x) -> Tensor")
+        monkeypatch.setattr(torch._C, maker, meanwhile)
+        look_up()
+        other.join()
+        look_up()
+    assert found[0] is found[1] is found[2]

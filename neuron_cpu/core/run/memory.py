@@ -4,6 +4,8 @@ bf16 and the other narrow types are never computed in: operands are widened to f
 once. A view is resolved to ``torch.as_strided`` over a flat memory, where one serves.
 """
 
+import functools
+import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -93,6 +95,31 @@ def unseen() -> Iterator[None]:
     """Inside the block nobody sees or records PyTorch's operators."""
     with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
         yield
+
+
+def _make_operators_once() -> None:
+    """Let PyTorch make the object of an operator once, whichever threads ask for it first.
+
+    Its dispatcher keeps the first object that a mode was called with, without a reference
+    (getTorchApiFunction in torch/csrc/PyInterpreter.cpp), and `torch.ops` keeps the last one made.
+    Of two ranks that met an operator first at once, one left the dispatcher a freed object.
+    """
+    lock = threading.RLock()
+
+    def once(make: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        @functools.wraps(make)
+        def found(owner: Any, name: str) -> Any:
+            with lock:
+                kept = vars(owner)
+                return kept[name] if name in kept else make(owner, name)
+
+        return found
+
+    for owner in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPacket):
+        owner.__getattr__ = once(owner.__getattr__)  # type: ignore[method-assign]
+
+
+_make_operators_once()
 
 
 class Everything:
