@@ -59,7 +59,7 @@ class Collective:
         if self.kind == PERMUTE:
             made = [torch.zeros_like(part) for part in parts]
             for source, target in self.pairs:
-                made[target] = parts[source]
+                made[target] = parts[source].clone()  # the source may write to its own
             return made
         results = list(parts)
         for members in self.groups or (tuple(range(len(parts))),):
@@ -94,7 +94,7 @@ def of_first(tensor: torch.Tensor) -> torch.Tensor:
     if group is None or group.size() == 1:
         return tensor
     label = f"random({tensor.dtype}, {list(tensor.shape)})"
-    return group.exchange(label, tensor, lambda parts: [parts[0]] * len(parts))
+    return group.exchange(label, tensor, lambda parts: _each_its_own(parts[0], len(parts)))
 
 
 def groups_of(groups: Optional[Sequence[Sequence[int]]]) -> tuple[tuple[int, ...], ...]:

@@ -14,6 +14,7 @@ from neuronx_distributed.operators.topk import topk
 from neuronx_distributed.parallel_layers import mappings, parallel_state
 
 from neuron_cpu.errors import CollectiveError
+from neuron_cpu.runtime import collectives
 from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 
 SIZES = [1, 2, 3, 8]
@@ -46,6 +47,24 @@ def test_all_reduce_and_gather(size):
         assert torch.equal(got, torch.cat(parts, dim=-1))
     for got in on_ranks(size, lambda r: mappings.gather_from_sequence_parallel_region(shard(r), 0)):
         assert torch.equal(got, torch.cat(parts, dim=0))
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        collectives.of_first,
+        collectives.Collective(collectives.PERMUTE, pairs=((0, 1), (1, 2), (2, 0))),
+        collectives.Collective(collectives.ALL_GATHER),
+        collectives.Collective(collectives.ALL_REDUCE),
+    ],
+)
+def test_no_rank_has_the_memory_of_another(collective):
+    """What one rank writes in place would else change another's tensor."""
+    given = [shard(rank) for rank in range(3)]
+    made = on_ranks(3, lambda rank: collective(given[rank]))
+    for rank, tensor in enumerate(made):
+        others = [*given[:rank], *given[rank + 1 :], *made[:rank], *made[rank + 1 :]]
+        assert tensor.data_ptr() not in {other.data_ptr() for other in others}
 
 
 @pytest.mark.parametrize("size", SIZES)

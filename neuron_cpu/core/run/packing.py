@@ -137,8 +137,9 @@ class Packable:
         key = self.weight.offset, self.weight.shape, self.weight.strides
         found = store.get(key, store)
         if found is store:
-            with _lock, unseen():
-                found = store[key] = self._pack(arena, store)
+            with _lock, unseen():  # another thread may have packed it meanwhile
+                found = store[key] if key in store else self._pack(arena, store)
+                store[key] = found
         return found
 
     def _pack(self, arena: Arena, store: dict) -> Pack | None:
