@@ -157,7 +157,7 @@ torch-programs: setup-tests
 # The real NxD and NxD Inference on the stand-in's lower tier, from both clones below PUBLIC=DIR
 # (docs/libraries.md).
 real: setup-tests
-	OMP_NUM_THREADS=1 PUBLIC=$(CHECKOUTS) $(BIN)/python -m pytest -q tests/real/test_contracts.py tests/real/test_cheats.py
+	OMP_NUM_THREADS=1 PUBLIC=$(CHECKOUTS) $(BIN)/python -m pytest -q tests/real/test_contracts.py tests/real/test_cheats.py tests/real/test_look_ahead.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/releases.py 0.6 $(CHECKOUTS) $(BIN)/python -m pytest -q -W ignore -m libraries tests/llama tests/serving
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --crosses --releases 0.1 0.3 0.6 0.9 --columns fp32 kernels --workers 2 --write
