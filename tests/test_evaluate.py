@@ -225,6 +225,9 @@ def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(
     assert report["totals"]["prompts"] == report["totals"]["accurate"] == 2
     scores = [result["score"]["value"] for result in report["results"]]
     assert report["totals"]["total_score"] == pytest.approx(sum(scores))
+    answers = sorted(128 - result["prompt_tokens"] for result in report["results"])
+    told = f"whole answers, of {answers[0]} to {answers[1]} tokens"
+    assert told in " ".join(done.stdout.split())
     with open(folder / "report.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["prompt"] for row in rows] == ["0", "3"]
@@ -280,7 +283,7 @@ def test_a_benchmark_run_speculates(run: Callable, tmp_path: Path) -> None:
     """The measured tokens a step stand in every report, and the estimate goes by them."""
     done = run("test.py", "--only", "3", "--seq-len", "128", "--speculate", "lookup")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "tokens a step" in done.stdout
+    assert "tokens a step" in done.stdout and "whole answers" not in done.stdout
     (folder,) = (tmp_path / "results").iterdir()
     with open(folder / "report.csv", newline="") as file:
         (row,) = csv.DictReader(file)

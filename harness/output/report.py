@@ -122,8 +122,18 @@ def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None
         f"{summary['accurate']} of {summary['prompts']} prompts accurate, {summary['failed']} "
         f"failed. Total score: {shown(summary['total_score'])}, mean {shown(summary['mean_score'])}"
     )
-    for text in [*not_run, *_problems(results)]:
+    for text in [*_whole_answers(results), *not_run, *_problems(results)]:
         terminal.printed(text)
+
+
+def _whole_answers(results: Sequence[Evaluation]) -> list[str]:
+    """How many tokens the calls of a submission that looks ahead by itself were counted over."""
+    speeds = [result.figures.speed.best for result in results if result.figures]
+    counts = [s.speculation.tokens + 1 for s in speeds if s.speculation and s.plain_ms is not None]
+    if not counts:
+        return []
+    told = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return [f"Scores count look-ahead's calls over whole answers, of {told} tokens."]
 
 
 def _problems(results: Sequence[Evaluation]) -> list[str]:
