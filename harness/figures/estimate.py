@@ -221,8 +221,8 @@ def logits_rows(record: recording.GraphRecord, vocabulary: int) -> float:
 def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dict[str, Any]:
     """One execution of a bucket under the default assumptions, beside the submission.
 
-    Returns `ms`: the estimate, and the shortest and longest time of a device that fit it. Returns
-    `macs`: all, and those in kernels.
+    Returns `ms`: the estimate, and the shortest and longest time of a device that fit it; `macs`:
+    all, and those in kernels; `programs`: calls of each program of a kernel, by fingerprint.
     """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
@@ -239,6 +239,7 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     return {
         "ms": [time / 1e6 for time in (found.latency_ns, *found.band_ns)],
         "macs": [sum(event.macs for _, event in events), inside],
+        "programs": Counter(op.program for op in record.operators if op.ran == recording.KERNEL),
     }
 
 

@@ -6,10 +6,12 @@ Works on the stand-in only; on a device there is nothing to estimate.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 from typing import Any, NamedTuple, Optional
 
 from harness import sdk
+from harness.errors import UserError
 from harness.figures import graphs
 from harness.figures.benchmark import Acceptance, SpeedReport
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
@@ -147,19 +149,30 @@ class SpeedEstimates:
         if type(times) is not list or len(times) != 3 or not all(map(_is_time, times)):
             raise SubmissionFailed(f"{what}: expected three times in ms, got {str(found)[:80]}.")
         if self._loaded.role != Role.BASELINE:
-            self._check(submodel, bucket, times[0], found.get("macs"))
+            self._check(submodel, bucket, times[0], found)
         return _Times(*times)
 
-    def _check(self, submodel: str, bucket: int, milliseconds: float, macs: Any) -> None:
+    def _check(self, submodel: str, bucket: int, milliseconds: float, found: Any) -> None:
         """Refuse impossible figures, and counts that differ from the compiled graph's."""
         graphs.check_time(self._session(), submodel, bucket, milliseconds)
         compiled = graphs.bucket_of(graphs.read(self._loaded.folder), submodel, bucket)
-        known = None if compiled is None else [compiled.macs, compiled.nki_macs]
-        if macs != known:
-            raise SubmissionFailed(
-                f"{submodel}, bucket {bucket}: traced anew it has {macs} MACs, in all and in "
-                f"kernels, and {known} where it was compiled; a model must be the same every time."
+        programs = Counter[str]() if compiled is None else compiled.programs
+        if "" in programs:
+            raise UserError(
+                f"Kernels in {self._loaded.folder} have no fingerprints of their programs, which "
+                "older versions left out; --recompile builds them anew."
             )
+        known = None if compiled is None else [compiled.macs, compiled.nki_macs]
+        for what, there, here in (
+            ("MACs, in all and in kernels,", known, found.get("macs")),
+            ("calls of kernels' programs", dict(programs), found.get("programs")),
+        ):
+            if here != there:
+                raise SubmissionFailed(
+                    f"{submodel}, bucket {bucket}: traced anew it has {str(here)[:400]} "
+                    f"{what} and {there} where it was compiled; a model must be the same every "
+                    "time."
+                )
 
     def _session(self) -> Session:
         """The session with this model's own sizes."""

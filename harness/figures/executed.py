@@ -1,8 +1,8 @@
 """Compares a graph's work on data with the work that was traced and is counted.
 
 A submission can tell tracing from execution. So MACs and estimates count only where graphs ran the
-kernels and products that were traced, with their shapes, in every call of the accuracy check and
-in the warm-up. No other operator may have run more often or on more elements.
+kernels and products that were traced, with their shapes and programs, in every call of the accuracy
+check and in the warm-up. No other operator may have run more often or on more elements.
 """
 
 from collections import Counter
@@ -89,8 +89,8 @@ def difference(ran: Graph, traced: Graph, others: Mapping[str, tuple[int, int]])
     here, there = _rows(ran), _rows(traced)
     for row in {**there, **here}:
         if here[row] != there[row]:
-            in_kernel, name, shapes, macs = row
-            kind = "kernel" if in_kernel else "product"
+            in_kernel, name, shapes, macs, program = row
+            kind = f"program {program} of the kernel" if in_kernel else "product"
             return (
                 f"the {kind} {name} of {list(map(list, shapes))} ({macs:,} MACs) ran "
                 f"{here[row]} times on data, expected {there[row]} times as it was traced"
@@ -110,9 +110,9 @@ def _key(graph: Graph) -> tuple[str, int, int]:
 
 
 def _rows(graph: Graph) -> Counter:
-    """(in a kernel, name, shapes, MACs) -> times, of kernels and products."""
+    """(in a kernel, name, shapes, MACs, program) -> times, of kernels and products."""
     found: Counter = Counter()
     for row in graph.operators:
         if row.macs or row.in_kernel:
-            found[row.in_kernel, row.name, row.shapes, row.macs] += row.count
+            found[row.in_kernel, row.name, row.shapes, row.macs, row.program] += row.count
     return found

@@ -11,6 +11,7 @@ import base64
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +43,7 @@ class Operator:
     macs: Optional[int]
     count: int = 1
     shapes: tuple[tuple[int, ...], ...] = ()  # of a kernel's inputs, of a product's factors
+    program: str = ""  # fingerprint of a kernel that the stand-in compiled
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,15 @@ class Graph:
     @property
     def nki_share(self) -> float:
         return self.nki_macs / self.macs if self.macs else 0.0
+
+    @property
+    def programs(self) -> Counter[str]:
+        """How often it calls each program of a kernel, by fingerprint."""
+        rows = Counter[str]()
+        for row in self.operators:
+            if row.in_kernel:
+                rows[row.program] += row.count
+        return rows
 
     @property
     def uncounted_kernels(self) -> list[str]:
@@ -136,6 +147,7 @@ class _Row(BaseModel):
     shapes: list[list[Annotated[int, Field(ge=0)]]] = []  # of a product, its two factors
     macs: Annotated[int, Field(ge=0)]
     count: Annotated[int, Field(ge=1)]
+    program: str = ""
 
 
 class _GraphRecord(BaseModel):
@@ -167,6 +179,7 @@ def _from_record(entry: _GraphRecord) -> Graph:
             row.macs if row.ran == "kernel" else _product_macs(row.shapes),
             row.count,
             tuple(map(tuple, row.shapes)),
+            row.program,
         )
         for row in entry.operators
     )

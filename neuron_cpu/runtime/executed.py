@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from neuron_cpu.core import observe_kernel_calls
+from neuron_cpu.core.program.digest import fingerprint
 
 from . import ranks
 from .recording import KERNEL, TORCH, Counts, Dot
@@ -48,7 +49,7 @@ class _Operators(TorchDispatchMode):
         if dot is None:
             self.counts.add_other(name, made if isinstance(made, (list, tuple)) else [made])
         else:
-            self.counts.rows[TORCH, name, (dot.lhs, dot.rhs), dot.macs] += 1
+            self.counts.rows[TORCH, name, (dot.lhs, dot.rhs), dot.macs, ""] += 1
         return made
 
 
@@ -114,7 +115,8 @@ def counted(kept: List[Counts], run: Callable[[], Any]) -> Any:
 
     def on_kernel(call: Any) -> None:
         shapes = tuple(tuple(tensor.shape) for tensor in call.inputs)
-        counts.rows[KERNEL, call.name, shapes, int(call.program.macs)] += 1
+        macs, program = int(call.program.macs), fingerprint(call.program)
+        counts.rows[KERNEL, call.name, shapes, macs, program] += 1
 
     with observe_kernel_calls(on_kernel), _Operators(counts), _Leaving(counts):
         ranks.set_watch(_paused)

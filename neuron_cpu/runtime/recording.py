@@ -14,6 +14,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 from torch.utils.flop_counter import bmm_flop, mm_flop
 
+from neuron_cpu.core.program.digest import fingerprint
+
 KERNEL, COLLECTIVE, TORCH = "kernel", "collective", "torch"
 
 _RENAMING = (
@@ -121,6 +123,7 @@ class Operator:
     shapes: List[List[int]]
     macs: int
     count: int = 1
+    program: str = ""  # a kernel's, as its fingerprint
 
     def as_json(self) -> Dict[str, Any]:
         return dict(vars(self))
@@ -131,7 +134,7 @@ class Counts:
     """The work of a graph, to compare a run with its trace.
 
     Attributes:
-        rows: (KERNEL or TORCH, name, shapes of inputs or factors, MACs) of kernels and products.
+        rows: (KERNEL or TORCH, name, shapes of inputs or factors, MACs, a kernel's fingerprint).
         others: operators of PyTorch -> how many there are, and elements of their results.
     """
 
@@ -148,8 +151,8 @@ class Counts:
 
     def as_json(self) -> Dict[str, Any]:
         rows = [
-            Operator("", ran, name, [list(shape) for shape in shapes], macs, count).as_json()
-            for (ran, name, shapes, macs), count in self.rows.items()
+            Operator("", ran, name, [*map(list, shapes)], macs, count, program).as_json()
+            for (ran, name, shapes, macs, program), count in self.rows.items()
         ]
         return {"operators": rows, "others": self.others}
 
@@ -174,10 +177,13 @@ class GraphRecord:
     def operators(self) -> List[Operator]:
         """The kernels and matrix products, one row each."""
         return [
-            Operator(e.where, e.kind, e.name, [list(t.shape) for t in _factors(e)], e.macs)
+            Operator(
+                e.where, e.kind, e.name, [list(t.shape) for t in _factors(e)], e.macs,
+                program="" if e.program is None else fingerprint(e.program),
+            )
             for e in self.events
             if e.kind == KERNEL or e.is_product
-        ]
+        ]  # fmt: skip
 
     @property
     def elementwise(self) -> Dict[str, Counter]:

@@ -6,7 +6,9 @@ A mutant is one change of the kernel's text, or two where there are too few: a n
 a function, an argument. It is killed where it is refused, raises, or is wrong in the odd case or a
 drawn one. A survivor whose results are those of the solution, to the bit, for OTHER draws of values
 and sizes is no wrong kernel: another tile size, or a constant on which no result depends. It is
-counted apart as one without effect. --write puts the table into lab/docs/mutation.md.
+counted apart as one without effect. What is done is kept in mutants.jsonl, one line each, for a
+run that goes on: remove the file after a change of solutions or judge. --write puts the table of
+what is done into lab/docs/mutation.md, after each twenty mutants.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import argparse
 import ast
 import functools
 import itertools
+import json
 import multiprocessing
 import os
 import random
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +43,7 @@ from neuron_cpu.lessons import pages  # noqa: E402
 from neuron_cpu.sandbox import limits  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
+KEPT = ROOT / "mutants.jsonl"
 PAGE, HEAD = ROOT / "lab" / "docs" / "mutation.md", "<!-- solutions: begin -->\n"
 OTHER = 5  # draws of values and sizes, from a seed that no judgement has
 SECONDS = 60.0  # processor time of a mutant
@@ -73,7 +78,7 @@ def changes(text: str) -> list[Mutant]:
         for old, new in _of(node):
             at = starts[old.lineno - 1] + old.col_offset
             end = starts[old.end_lineno - 1] + old.end_col_offset
-            said = f"line {old.lineno}: {text[at:end]} -> {new}"
+            said = f"line {old.lineno}:{old.col_offset}: {text[at:end]} -> {new}"
             found[text[:at] + new + text[end:]] = said
     return [Mutant(said, changed) for changed, said in found.items() if changed != text]
 
@@ -172,18 +177,22 @@ def _judged(given: tuple[str, Mutant, int]) -> tuple[str, str, str]:
         return name, word(name, mutant, seed), mutant.change
 
 
-def table(counts: dict[str, dict[str, int]], seed: int, survivors: list[str]) -> str:
+def table(done: list[list[str]], seed: int) -> str:
     """The page's section."""
     rows = ["| Operator | Mutants | Without effect | Killed of the others |", "|---|--:|--:|--:|"]
-    whole = {word: sum(own.get(word, 0) for own in counts.values()) for word in WORDS}
-    for name, own in [*counts.items(), ("all", whole)]:
-        killed, survived, same = (own.get(one, 0) for one in WORDS)
-        share = f"{killed} of {killed + survived}, {killed / max(1, killed + survived):.0%}"
-        rows.append(f"| {name} | {killed + survived + same} | {same} | {share} |")
-    return "\n".join([*rows, "", f"Seed {seed}. Survivors:", "", *(f"- {s}" for s in survivors)])
+    for name in [*sorted({own for own, _, _ in done}, key=[*suite.names()].index), "all"]:
+        found = Counter(what for own, what, _ in done if name in (own, "all"))
+        killed, others = found["killed"], found["killed"] + found["survived"]
+        share = f"{killed} of {others}, {killed / max(1, others):.0%}"
+        rows.append(f"| {name} | {found.total()} | {found['without effect']} | {share} |")
+    survivors = [f"- `{own}`: `{change}`" for own, what, change in done if what == "survived"]
+    return "\n".join([*rows, "", f"Seed {seed}. Survivors:", "", *survivors])
 
 
-WORDS = "killed", "survived", "without effect"
+def write(found: str) -> None:
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(HEAD)
+    after = rest.partition("<!-- solutions: end -->")[2]
+    PAGE.write_text(f"{before}{HEAD}{found}\n<!-- solutions: end -->{after}", encoding="utf-8")
 
 
 def main() -> None:
@@ -194,24 +203,24 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    names = given.only.split(",")
-    todo = [(n, m, given.seed) for n in names for m in sample(n, given.each, given.seed)]
-    counts: dict[str, dict[str, int]] = {name: {} for name in names}
-    survivors = []
-    with multiprocessing.Pool(given.jobs) as pool:
-        for done, (name, what, change) in enumerate(pool.imap(_judged, todo), 1):
-            counts[name][what] = counts[name].get(what, 0) + 1
-            if what == "survived":
-                survivors.append(f"`{name}`: `{change}`")
-                print(survivors[-1], flush=True)
-            if done % 20 == 0:
-                print(f"{done} of {len(todo)}", file=sys.stderr, flush=True)
-    found = table(counts, given.seed, survivors)
-    print(found)
+    samples = {name: sample(name, given.each, given.seed) for name in given.only.split(",")}
+    # One of each operator in turn: a run that is broken off has some of all.
+    wanted = [(n, own[k], given.seed) for k in range(given.each) for n, own in samples.items()]
+    kept = KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else []
+    known = {(n, change): [n, what, change] for n, what, change in map(json.loads, kept)}
+    done = [known[n, m.change] for n, m, _ in wanted if (n, m.change) in known]
+    todo = [one for one in wanted if (one[0], one[1].change) not in known]
+    with multiprocessing.Pool(given.jobs) as pool, KEPT.open("a", encoding="utf-8") as file:
+        for judged in pool.imap_unordered(_judged, todo):
+            done.append([*judged])
+            print(json.dumps(judged), file=file, flush=True)
+            if len(done) % 20 == 0:
+                print(f"{len(done)} of {len(wanted)}", file=sys.stderr, flush=True)
+                if given.write:
+                    write(table(done, given.seed))
+    print(table(done, given.seed))
     if given.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(HEAD)
-        after = rest.partition("<!-- solutions: end -->")[2]
-        PAGE.write_text(f"{before}{HEAD}{found}\n<!-- solutions: end -->{after}", encoding="utf-8")
+        write(table(done, given.seed))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from .attributes import Attrs
 from .program import Instruction, Program
 from .storage import Frame, Storage
 from .view import View
+
+OF_A_RANK = {"members", "place", "sender"}  # of a collective, which ranks take part in alike
+_known = WeakKeyDictionary[Program, str]()
 
 
 class Digest:
@@ -61,8 +65,8 @@ class Digest:
 
 
 def _constants(attrs: Attrs) -> str:
-    names = sorted({n for cls in type(attrs).__mro__ for n in getattr(cls, "__slots__", ())})
-    values = [getattr(attrs, name) for name in names if not name.startswith("_")]
+    names = {n for cls in type(attrs).__mro__ for n in getattr(cls, "__slots__", ())} - OF_A_RANK
+    values = [getattr(attrs, name) for name in sorted(names) if not name.startswith("_")]
     return repr([v.tobytes() if isinstance(v, np.ndarray) else repr(v) for v in values])
 
 
@@ -78,3 +82,10 @@ def of_program(program: Program) -> str:
         found.instruction(each)
     found.add(repr(([found.storage(s) for s in program.outputs], program.output_shapes)))
     return found.hash.hexdigest()[:24]
+
+
+def fingerprint(program: Program) -> str:
+    """`of_program` of a program that changes no more, whose every call in a graph asks for it."""
+    if program not in _known:
+        _known[program] = of_program(program)
+    return _known[program]

@@ -84,6 +84,47 @@ def test_work_that_was_not_traced_fails_by_name(act: str, evaluate: Callable) ->
     assert name in told and "as it was traced" in told, told
 
 
+# A kernel of no MACs that copies once where it is counted or timed, and three times where it runs.
+COPIES = (
+    """
+import traceback
+from neuronxcc import nki
+from neuronxcc.nki import language as nl
+
+@nki.jit
+def copies(x, fewer):
+    made = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for _ in range(1 if fewer else 3):
+        nl.store(made, nl.load(x))
+    return made
+"""
+    + AFTER
+)
+RAN = "of the kernel copies of"
+FEWER = {
+    "on shapes": ("x.is_meta", RAN),
+    "at first calls": ("not calls.append(1) and len(calls) < 5", RAN),
+    "under the estimate": (
+        "any(f.name == 'graph_milliseconds' for f in traceback.extract_stack())",
+        "calls of kernels' programs",
+    ),
+}
+
+
+@pytest.mark.parametrize("where", FEWER)
+def test_a_kernel_that_does_less_where_it_is_timed_fails_by_name(
+    where: str, evaluate: Callable
+) -> None:
+    fewer, name = FEWER[where]
+    told = evaluate(COPIES.replace("{act}", f"copies(x[0], {fewer})"))
+    assert name in told, told
+
+
+def test_a_kernel_that_is_the_same_everywhere_has_a_score(evaluate: Callable) -> None:
+    told = evaluate(COPIES.replace("{act}", "copies(x[0], False)"), "--tp-degree", "2")
+    assert "Final Score" in told, told
+
+
 # Attention is two linear layers in every graph, and the host computes what is answered.
 ON_THE_HOST = (
     TWO_LINEAR.replace("if not x.is_meta", "if False")
