@@ -5,6 +5,7 @@ once. A view is resolved to ``torch.as_strided`` over a flat memory, where one s
 """
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
@@ -105,6 +106,10 @@ def _make_operators_once() -> None:
     Of two ranks that met an operator first at once, one left the dispatcher a freed object.
     """
     lock = threading.RLock()
+    # a child has no thread that would release it
+    os.register_at_fork(
+        before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release
+    )
 
     def once(make: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         @functools.wraps(make)
@@ -136,7 +141,6 @@ class Arena:
         wide: storages whose floats are kept in fp32.
         moving: the memories, by id, that every run binds anew: views of them are made when a step
             runs, all others once.
-        packs: packed matrices (packing.py) of what a run has bound, by id of the memory.
         product: what makes products of packed matrices while a run is recorded (short.py).
         packs: packed matrices (packing.py) of what this run has bound, by id of the memory.
     """
