@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
+import pickle
 import shutil
 import sys
 import threading
@@ -267,3 +269,32 @@ def test_a_home_that_cannot_be_written_names_a_way_out(
     args = command_line.parse(["--mode", "generate", "--model-path", str(tiny_model)])
     with pytest.raises(UserError, match="Cannot write .*; set XDG_CACHE_HOME to a folder"):
         build(open_session(args))
+
+
+class _Act:
+    """Pickled, a file that whoever reads it writes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.write_text, (self.path, "ran")
+
+
+def test_a_planted_pickle_of_a_compiled_folder_runs_nothing(
+    again: Path, run_main: Callable, tiny_model: Path, tmp_path: Path
+) -> None:
+    content = pickle.dumps(_Act(tmp_path / "ran"))
+    manifest = json.loads((again / "driver.json").read_text())
+    for name in ("model.pt", "operators.json"):
+        (again / name).write_bytes(content)
+        manifest["files"][name] = building._checksum(again / name)
+    (again / "driver.json").write_text(json.dumps(manifest))
+    done = run_main(
+        *["--mode", "generate", "--model-path", tiny_model, "--prompt", "hello"],
+        *["--tp-degree", "1", "--seq-len", "64", "--compiled-model-path", again.parent],
+    )
+    assert "Reusing the compiled" in done.stderr and done.returncode in (1, 2), done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "ran").exists()
+    pickle.loads(content)
+    assert (tmp_path / "ran").exists()
