@@ -8,12 +8,19 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-from typing_extensions import dataclass_transform  # of typing from Python 3.11 on
 
 from ..device.spec import Engine
 
 if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+
     from .program import Instruction
+else:
+
+    def dataclass_transform(**_: Any) -> Callable:
+        """Who checks types asks; typing has it from Python 3.11 on, and core needs numpy alone."""
+        return lambda made: made
+
 
 A = TypeVar("A", bound="Attrs")
 T = TypeVar("T")
