@@ -16,6 +16,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
@@ -183,7 +184,7 @@ def missing_list() -> str:
 
 
 # --- examples -------------------------------------------------------------------------------------
-def message_of(kernel: Callable, shapes: list[tuple[int, ...]]) -> str:
+def message_of(kernel: Any, shapes: list[tuple[int, ...]]) -> str:
     """What the kernel is told: the refusal, or its first warning."""
     inputs = [torch.empty(s, device="meta") for s in shapes]
     with warnings.catch_warnings(record=True) as caught:

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, cast
 from unittest import mock
 
 if __name__ in ("__main__", "__mp_main__"):  # pages are written whole
@@ -212,12 +212,13 @@ def ratio_under(
     value = getattr(holder, last)
     several = isinstance(value, Mapping)
     new = {k: v * factor for k, v in value.items()} if several else type(value)(value * factor)
-    changed = mock.patch.object(holder, last, new)
-    if part not in MODULES:
-        made = replace(holder, **{last: new})
+    if part in MODULES:
+        patch = mock.patch.object(holder, last, new)
+    else:
+        made = replace(cast(Any, holder), **{last: new})
         core = replace(program.core, **{part: made}) if part else made
-        changed = mock.patch.object(program, "core", core)
-    with changed:
+        patch = mock.patch.object(program, "core", core)
+    with patch:
         if new != value:
             total = schedule.schedule(program, profile_for(row)).total
         return graph_us(row, total) / row.measured_us
@@ -286,13 +287,13 @@ def sources_list(chosen: Iterable[public_rows.Row]) -> str:
 def pairs(outcomes: Sequence[Outcome]) -> list[tuple[str, bool]]:
     """Variants of one group whose measured times differ: the group, and whether the estimates, to
     0.1 µs as on the page, are tied or in the wrong order."""
-    done = [o for o in outcomes if o.estimated_us is not None]
+    done = [(o, o.estimated_us) for o in outcomes if o.estimated_us is not None]
     found = []
     for pair in combinations(done, 2):
-        fast, slow = sorted(pair, key=lambda o: o.row.measured_us)
+        (fast, least), (slow, most) = sorted(pair, key=lambda each: each[0].row.measured_us)
         apart = slow.row.measured_us > APART * fast.row.measured_us
         if apart and slow.row.group == fast.row.group:
-            wrong = round(fast.estimated_us, 1) >= round(slow.estimated_us, 1)
+            wrong = round(least, 1) >= round(most, 1)
             found.append((slow.row.group, wrong))
     return found
 
@@ -359,9 +360,9 @@ def engines_table(outcomes: Sequence[Outcome]) -> str:
     lines.append("|---|---:|---:|---:|---:|")
     for side, name in enumerate(("read", "written")):
         ratios = [
-            outcome.hbm_mb[side] / outcome.row.hbm_mb[side]
+            outcome.hbm_mb[side] / moved
             for outcome in outcomes
-            if outcome.hbm_mb and outcome.row.hbm_mb and outcome.row.hbm_mb[side]
+            if outcome.hbm_mb and (moved := (outcome.row.hbm_mb or (None, None))[side])
         ]
         if ratios:
             told = (f"{of(ratios):.2f}" for of in (min, statistics.median, max))
@@ -472,8 +473,9 @@ def sensitivities(outcomes: Sequence[Outcome], names: Sequence[str]) -> str:
     """Markdown: what every constant changes in rows that were run with each 20 % off."""
     lines = ["| Constant | within ±15 % at -20 % | largest change | at +20 % | largest change |"]
     lines.append("|---|---:|---|---:|---|")
-    base = {o.row.id: o.ratio for o in outcomes if o.varied}
-    columns = zip(*(o.varied for o in outcomes if o.varied))
+    varied = [(o, o.ratio) for o in outcomes if o.varied and o.ratio is not None]
+    base = {outcome.row.id: ratio for outcome, ratio in varied}
+    columns = zip(*(outcome.varied for outcome, _ in varied))
     for name in names:
         told = [change(dict(zip(base, next(columns))), base) for _ in SCALE]
         lines.append(f"| {name} | {' | '.join(told)} |")

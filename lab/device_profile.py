@@ -70,7 +70,9 @@ def table(reports: Mapping[str, Mapping[str, Any]]) -> str:
 
 def outcomes(name: str, report: Mapping[str, Any]) -> Iterator[calibrate.Outcome]:
     """The kernels of a device as rows of the calibration."""
-    own = dict.fromkeys((f.name for f in fields(public_rows.Row) if f.default is MISSING), name)
+    own: dict[str, Any] = dict.fromkeys(
+        (f.name for f in fields(public_rows.Row) if f.default is MISSING), name
+    )
     for entry, us in results.measured(report, plan.KERNEL).items():
         told = report["entries"][entry]["estimate"]
         row = public_rows.Row(**{**own, "id": f"{name} {entry}", "measured_us": us})

@@ -147,11 +147,11 @@ def seeded(layers: int, folder: Path) -> None:
         shutil.copy(path, folder)
 
 
-def row(name: str, ours: list[Step], theirs: list[Step], skipped: int) -> str:
+def row(name: str, ours_and_theirs: Sequence[list[Step]], skipped: int) -> str:
     """A line of the table: processor ms (least, median), wall ms, ratios of the two."""
     cells = []
     for field in ("processor", "wall"):
-        times = [[1e3 * getattr(s, field) for s in steps[skipped:]] for steps in (ours, theirs)]
+        times = [[1e3 * getattr(s, field) for s in steps[skipped:]] for steps in ours_and_theirs]
         if not all(times):
             return f"{name:<24} too few steps; raise --tokens"
         least = [min(t) for t in times]
@@ -213,9 +213,9 @@ def main() -> int:
     if all(prompts):
         first = prompts[0][0]
         print(f"first prompt: {first.processor:.1f} s of processor time, {first.wall:.1f} s")
-        print(row(f"prompt of {prompts[0][-1].tokens}", *prompts, 1))
+        print(row(f"prompt of {prompts[0][-1].tokens}", prompts, 1))
     name = f"step of {decodes[0][-1].tokens}" if decodes[0] else "step"
-    print(row(name, *decodes, SKIPPED))
+    print(row(name, decodes, SKIPPED))
     print(calls(profiles))
     return 0
 

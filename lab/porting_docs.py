@@ -69,6 +69,7 @@ def times(name: str) -> dict[str, list[float]]:
     """µs by kernel: of either file on trn1 alike, then of models/today.py on each chip of today."""
     found: dict[str, list[float]] = {}
     alike = schedule.COMPILER_ORDER
+    columns: list[tuple[str, Any, str | None]]
     columns = [("trn1", module, alike) for module in (llama, models.today)]
     columns += [(each, models.today, None) for each in CHIPS]
     for each, module, order in columns:

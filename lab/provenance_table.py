@@ -95,7 +95,7 @@ def _today() -> Iterator[str]:
         both = (one for one in offered if f"{short}.{one}" in provenance.OPERATORS)
         yield from (f"{name}.{one}()" for one in both)
         for kind in (value for value in offered.values() if isinstance(value, EnumMeta)):
-            yield from (f"{name}.{kind.__name__}.{member.name}" for member in kind)
+            yield from (f"{name}.{kind.__name__}.{member}" for member in kind.__members__)
     methods = {name: made for name, made in vars(nki.language.NkiTensor).items() if callable(made)}
     del methods["check_bounds"]  # the simulator's own
     yield from _functions("nki.language.NkiTensor", methods)

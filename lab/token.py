@@ -96,7 +96,8 @@ def calls(text: Text, tokens: int, guesser: Callable[[], Any] = llama.Guesser) -
             guesses = ahead.guesses(token, position)
             if guesses:
                 ahead.keep([token, *guesses], position, row)
-    return Calls(*ahead.calls, sum(ahead.calls) + ahead.kept_rows)
+    single, several = ahead.calls
+    return Calls(single, several, single + several + ahead.kept_rows)
 
 
 # --- guessers -------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ def overheads() -> tuple[cost.Overheads, float]:
     return around, (around.argmax_ns + around.host_ns) / 1e6
 
 
-def graph(model: Any, tag: str, keys: int, folder: Path, **how: bool) -> Any:
+def graph(model: Any, tag: str, keys: int, folder: Path, **how: Any) -> Any:
     """The estimate of a graph that has a cache of so many keys."""
     wrapper = next(one for one in model.models if one.tag == tag)
     record = tracing.record(model, wrapper, keys, folder)
@@ -229,11 +230,11 @@ def estimated(keys: int) -> Costs:
         loader = load_pretrained_config(name)
         plain = baseline.LlamaInferenceConfig(NeuronConfig(**asked(keys)), load_config=loader)
         other = baseline.NeuronLlamaForCausalLM(name, plain)
-        found = [
+        plain, one, several = (
             graph(model, tag, keys, folder).latency_ns / 1e6 - host
             for model, tag in ((other, DECODE), (ours, DECODE), (ours, SEVERAL))
-        ]
-    return Costs(*found, host, around.logits_ns / 1e6)
+        )
+    return Costs(plain, one, several, host, around.logits_ns / 1e6)
 
 
 def parts(keys: int) -> list[tuple[str, float]]:
@@ -330,7 +331,8 @@ def host_ms(ahead: bool, text: Text) -> tuple[float, float, float]:
         whole = time.thread_time() - began
     assert found[0].tolist() == text.tokens, "the loop wrote another text"
     own = model.inside - model.graphs - model.widening
-    return tuple(1e3 * part / count for part in (whole - model.inside, own, model.widening))
+    each = 1e3 / count
+    return each * (whole - model.inside), each * own, each * model.widening
 
 
 # --- tables ---------------------------------------------------------------------------------------

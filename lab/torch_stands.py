@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional as F
@@ -113,7 +113,7 @@ def _wan() -> None:
     import diffusers
     import transformers
 
-    model = diffusers.WanTransformer3DModel
+    model: Any = diffusers.WanTransformer3DModel
     sizes = {"num_attention_heads": 2, "attention_head_dim": 32, "ffn_dim": 128, "num_layers": 2}
     model.from_pretrained = _seeded(lambda: model(**sizes))
     text = transformers.UMT5Config(
@@ -121,9 +121,9 @@ def _wan() -> None:
     )
     encoder = transformers.UMT5EncoderModel
     encoder.from_pretrained = _seeded(lambda: encoder(text))
-    decoder = diffusers.AutoencoderKLWan
+    decoder: Any = diffusers.AutoencoderKLWan
     decoder.from_pretrained = _seeded(lambda: decoder(base_dim=8, num_res_blocks=1))
-    scheduler = diffusers.UniPCMultistepScheduler
+    scheduler: Any = diffusers.UniPCMultistepScheduler
     scheduler.from_pretrained = lambda *_, **__: scheduler()
     transformers.AutoTokenizer.from_pretrained = lambda *_, **__: _Tokenizer()
 
@@ -232,7 +232,7 @@ def _functional(name: str, *given: Any) -> Callable[[Any], None]:
     """
 
     def drive(file: Any) -> None:
-        run, settings = getattr(file, name), sys.modules["vllm_neuron.envs"]
+        run, settings = getattr(file, name), cast(Any, sys.modules["vllm_neuron.envs"])
         expected = run(*given)  # on the CPU: the twin
         for form in _forms(run):
             _same(form(*_on(*given)), expected, 1e-3)

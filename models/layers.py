@@ -107,7 +107,7 @@ class AnyLinear(NamedTuple):
     head_gains: Optional[HeadGains] = None
     terms: Optional[QkvTerms] = None
 
-    tiles = Linear.tiles
+    tiles = Linear.tiles  # type: ignore[misc]
 
     def pieces(self, tokens, last=False, tiles=None, row_bytes=PIECE_BYTES):
         """The pieces, as ``Linear.pieces`` has them."""
@@ -191,7 +191,7 @@ class AnyProjection(NamedTuple):
     head_norm: Optional[HeadNorm]
     added: List[Tuple[List[Any], List[Any]]]
 
-    context_sb, rope = Projection.context_sb, Projection.rope
+    context_sb, rope = Projection.context_sb, Projection.rope  # type: ignore[misc]
 
     def store_keys(self, keys_hbm, values_hbm):
         """Store as ``Projection.store_keys`` does, also keys of heads of two tiles."""
@@ -480,7 +480,7 @@ class AnyHead(QuantisedHead):
 class AnyProjections(models.weights.Projections):
     """The projections with scales and adapters."""
 
-    def convert(self) -> None:
+    def convert(self) -> None:  # type: ignore[override]
         with_gain = not convert_scales(self)
         convert_adapters(self)
         super().convert(with_gain)

@@ -66,7 +66,8 @@ def parameters(function: Any, method: bool) -> str:
             parts.append("*")
             starred = True
         starred |= one.kind is kinds.VAR_POSITIONAL
-        stars = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}.get(one.kind, "")
+        several: dict[Any, str] = {kinds.VAR_POSITIONAL: "*", kinds.VAR_KEYWORD: "**"}
+        stars = several.get(one.kind, "")
         own = method and at == 0
         after = "" if one.default is one.empty else f" = {default(one.default)}"
         parts.append(f"{stars}{one.name}" + ("" if own else f": Any{after}"))
@@ -94,7 +95,8 @@ def function(name: str, value: Any, method: bool = False, former: Iterable[str] 
 def made_class(name: str, value: type) -> str:
     """A class: members of an enumeration, or attributes, methods and operators."""
     if isinstance(value, EnumMeta):
-        members = "".join(f"    {one.name} = {one.value!r}\n" for one in value)
+        listed: Any = value
+        members = "".join(f"    {one.name} = {one.value!r}\n" for one in listed)
         kind = "IntEnum" if issubclass(value, int) else "Enum"
         return f"class {name}({kind}):{documented(value, '    ').removesuffix(' ...')}\n{members}"
     parts = ["    def __init__(self, *args: Any, **kwargs: Any) -> None: ...\n"]

@@ -253,6 +253,7 @@ class BaseQuantizeParallelLinear(BaseParallelLinear):
     float_class: type
     own_arguments: Tuple[str, ...]
     padded_size: str
+    weight: Any  # the parallel layer's
     shards_scale = False  # along the output features
 
     def __init__(

@@ -28,12 +28,13 @@ def install() -> None:
     if isinstance(torch.classes.__dict__.get("neuron"), SimpleNamespace):
         return
     closed = Closed("torch.classes.neuron.LayoutTransformation")  # no layout is ever proposed
-    torch.classes.neuron = SimpleNamespace(
+    torch.classes.neuron = SimpleNamespace(  # type: ignore[attr-defined]
         SPMDModel=SPMDModel,
         LayoutTransformation=closed,
         Runtime=lambda: SimpleNamespace(unsafe_close=lambda: None),  # no device is held
     )
-    torch.ops.neuron = SimpleNamespace(_parallel_load=lambda checkpoint: checkpoint)
+    loading = SimpleNamespace(_parallel_load=lambda checkpoint: checkpoint)
+    torch.ops.neuron = loading  # type: ignore[attr-defined]
     originals = {name: getattr(torch.jit, name) for name in ("script", "trace", "save", "load")}
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -63,7 +64,8 @@ def install() -> None:
                     return Loaded(pickle.load(opened))
         return originals["load"](file, *args, **kwargs)
 
-    torch.jit.script, torch.jit.trace, torch.jit.save, torch.jit.load = script, trace, save, load
+    for own in (script, trace, save, load):
+        setattr(torch.jit, own.__name__, own)
 
 
 def _is_nxds(obj: Any) -> bool:
@@ -73,6 +75,7 @@ def _is_nxds(obj: Any) -> bool:
 
 def _kept(module: nn.Module) -> nn.Module:
     """The module, with the attributes that a scripted one has."""
+    part: Any
     for part in module.modules():
         part.original_name = type(part).__name__
         shapes = part.__dict__.get("input_shape_map")
@@ -126,8 +129,8 @@ class Loaded(nn.Module):
         super().__init__()
         self.executor = executor
 
-    @property
-    def __class__(self) -> Any:
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # type: ignore[override]
         """ScriptModule: NxDI takes anything else for a model on the CPU."""
         return torch.jit.ScriptModule
 
@@ -143,7 +146,7 @@ class Loaded(nn.Module):
         return {name: _graphs(part) for name, part in self.nxd_model.models.items()}
 
 
-def _graphs(part: nn.Module) -> List[SPMDModel]:
+def _graphs(part: Any) -> List[SPMDModel]:
     """The graphs of one sub-model's executor; NxD 0.10 to 0.14 keep them one level deeper."""
     return list(getattr(part, "bucket_model_executor", part).models)
 

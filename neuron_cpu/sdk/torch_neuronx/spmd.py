@@ -1,7 +1,8 @@
 """The runtime's SPMDModel: one compiled graph on all ranks."""
 
 import functools
-from typing import Any, Dict, List, NamedTuple, Sequence
+from dataclasses import dataclass
+from typing import Any, Dict, List, Sequence
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -127,7 +128,8 @@ def _owned(weight: torch.Tensor) -> torch.Tensor:
     return _COPIES[weight]
 
 
-class _Memory(NamedTuple):
+@dataclass(frozen=True)
+class _Memory:
     """A rank's memory in place of a torch.device."""
 
     type: str
@@ -142,7 +144,7 @@ class InRank(torch.Tensor):
         return value.as_subclass(InRank) if isinstance(value, torch.Tensor) else value
 
     @property
-    def device(self) -> Any:
+    def device(self) -> Any:  # type: ignore[override]
         """The runtime's device, named as NxDI asks, also where PyTorch calls it neuron."""
         return _Memory("privateuseone", 0)
 

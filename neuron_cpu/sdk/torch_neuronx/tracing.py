@@ -13,7 +13,7 @@ import os
 import pickle
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
 
 import torch
 from torch import nn
@@ -161,7 +161,8 @@ class _Flat(nn.Module):
 
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__()
-        self.func, self.tree = func, None
+        self.func = func
+        self.tree: Any = None
         owner = getattr(func, "__self__", None)
         if isinstance(owner, nn.Module):
             self.of_method = owner  # its parameters are weights of the graph
@@ -226,7 +227,7 @@ def install() -> None:
         return _load(original, file, *args, **kwargs)
 
     load.knows_traces = True  # type: ignore[attr-defined]
-    torch.jit.load = load
+    torch.jit.load = load  # type: ignore[assignment]
 
 
 # --- What takes a traced module -------------------------------------------------------------------
@@ -287,7 +288,7 @@ def replace_weights(neuron_model: NeuronModule, weights: Union[nn.Module, Mappin
     if isinstance(neuron_model, _Loaded):
         own = {name.removeprefix("func."): t for name, t in neuron_model._file["weights"].items()}
     else:
-        own = dict(neuron_model._func.named_parameters())
+        own = dict(cast(nn.Module, neuron_model._func).named_parameters())
     wrong = [n for n, t in own.items() if n not in state or state[n].shape != t.shape]
     if wrong:
         raise ValueError(
@@ -368,7 +369,8 @@ def _in_parts(
     dim: int = 0,
 ) -> Any:
     """The results of inputs in parts of `size` along `dim`, the last of which is filled up."""
-    length, found, tree = inputs[0].shape[dim], [], None
+    length, found = inputs[0].shape[dim], []
+    tree: Any = None
     for start in itertools.takewhile(lambda at: at < length, itertools.count(0, size)):
         kept = min(size, length - start)
         parts = [tensor.narrow(dim, start, kept) for tensor in inputs]

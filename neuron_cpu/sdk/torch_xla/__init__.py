@@ -16,7 +16,7 @@ stand_for(*("torch_xla." + part for part in ("distributed", "experimental", "uti
 
 # NxD 0.10 to 0.16 name it, and PyTorch 2.8 and later have it as FileLike.
 if not hasattr(torch.serialization, "FILE_LIKE"):
-    torch.serialization.FILE_LIKE = torch.serialization.FileLike
+    torch.serialization.FILE_LIKE = torch.serialization.FileLike  # type: ignore[attr-defined]
 
 # The compiler's debugging information: there is none to switch.
 _XLAC = SimpleNamespace(_set_ir_debug=lambda on: None, _get_ir_debug=lambda: False)

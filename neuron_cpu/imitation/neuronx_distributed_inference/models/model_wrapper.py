@@ -182,7 +182,7 @@ class ModelWrapper(nn.Module):
             config.pad_token_id = 0
         self.model_cls = model_cls
         self.tag = tag
-        self.model: Optional[RankedModel] = None
+        self.model: Any = None  # the RankedModel, once it is compiled or loaded
         self.priority_model_idx = priority_model_idx
         self.model_init_kwargs = model_init_kwargs or {}
         self.compiler_workdir = os.path.join(base_compile_work_dir(), tag)

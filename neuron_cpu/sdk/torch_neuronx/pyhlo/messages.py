@@ -1,5 +1,7 @@
 """Makes protobuf messages from tables of their fields, without generated code."""
 
+from typing import Any
+
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -39,7 +41,7 @@ class Messages:
         # in protobuf before 4.22, which the SDK had until 2025 (optimum-neuron, issue 1013)
         self._class = made or message_factory.MessageFactory(self._pool).GetPrototype
 
-    def _add(self, message: object, name: str, number: int, kind: str, repeated: bool) -> None:
+    def _add(self, message: Any, name: str, number: int, kind: str, repeated: bool) -> None:
         label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
         field = message.field.add(name=name, number=number, label=label)
         if kind in _KINDS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import torch
 from neuronxcc import nki
@@ -141,7 +141,7 @@ class _Type:
         return _Operand(low.tensor + (high.tensor - low.tensor) * drawn)
 
     def DynamicUpdateSlice(self, tensor: _Operand, update: _Operand, *starts: _Operand) -> _Operand:
-        places = []
+        places: List[Optional[torch.Tensor]] = []
         for axis, start in enumerate(starts):
             length, room = update.sizes[axis], tensor.sizes[axis] - update.sizes[axis]
             place = start.tensor.reshape(()).clamp(0, room) + torch.arange(length)

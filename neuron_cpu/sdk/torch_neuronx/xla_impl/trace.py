@@ -119,8 +119,8 @@ def _argument_names(func: Any, count: int) -> List[str]:
 
 def _metaneff(compiled: graph.Compiled, names: Sequence[str]) -> Any:
     """User inputs, states and weights in this order, and all outputs."""
-    tape, kinds = compiled.tape, metaneff_pb2.MetaTensor.Type
-    made = metaneff_pb2.MetaNeff()
+    proto: Any = metaneff_pb2  # its classes are made of descriptors
+    tape, kinds, made = compiled.tape, proto.MetaTensor.Type, proto.MetaNeff()
     rows: List[Any] = [
         (kinds.USER_INPUT, name, *form) for name, form in zip(names, tape.input_types)
     ]

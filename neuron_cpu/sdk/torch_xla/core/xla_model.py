@@ -3,7 +3,7 @@
 Collectives take `groups` as lists of global ranks; the ranks that run a graph meet in them.
 """
 
-from typing import Any, List, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ REDUCE_MIN = "min"
 REDUCE_MAX = "max"
 
 Groups = Optional[Sequence[Sequence[int]]]
-Tensors = TypeVar("Tensors", bound=Union[torch.Tensor, List[torch.Tensor]])
+Tensors = TypeVar("Tensors", torch.Tensor, List[torch.Tensor])
 
 
 def xla_device() -> torch.device:
@@ -116,8 +116,9 @@ def all_to_all(
     """Send parts along one dimension to the group's ranks, and join those received along
     another."""
     del split_count, pin_layout
-    dims = {"dim": split_dimension, "other_dim": concat_dimension}
-    return collective(Collective(collectives.ALL_TO_ALL, groups_of(groups), **dims), value)
+    own, other = split_dimension, concat_dimension
+    call = Collective(collectives.ALL_TO_ALL, groups_of(groups), dim=own, other_dim=other)
+    return collective(call, value)
 
 
 def collective_permute(value: torch.Tensor, pairs: Sequence[Tuple[int, int]]) -> torch.Tensor:
