@@ -20,13 +20,10 @@ if sys.version_info < (3, 10):  # noqa: UP036 - who starts it may have any
 try:
     import neuron_cpu
     from harness import console
-    from harness.errors import is_refusal
+    from harness.errors import UserError, is_refusal
     from harness.inputs import command_line
-    from harness.processes import ranks
     from neuron_cpu import files, libraries
     from neuron_cpu.console import streams
-    from neuron_cpu.sandbox import torchrun
-    from neuron_cpu.sandbox.torchrun import Place
 except ModuleNotFoundError as error:
     sys.exit(f"main.py: {error}, expected what README names; pip install {error.name}.")
 signal.signal(signal.SIGINT, _on_interrupt)
@@ -40,11 +37,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     debug = "--debug" in (sys.argv if argv is None else argv)
     try:
         _write_what_the_encoding_lacks()
-        place = torchrun.place()
-        if place is not None and place.rank > 0:
-            return ranks.follow(place)
-        with ranks.leading(place):
-            return _run(argv, place)
+        return _run(argv)
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             if sys.stdout.isatty():
@@ -67,14 +60,19 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 2
 
 
-def _run(argv: Optional[Sequence[str]], place: Optional[Place]) -> int:
-    """Run the mode, on the ranks of torchrun where there is a place among them."""
+def _run(argv: Optional[Sequence[str]]) -> int:
+    """Run the mode."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    if "TORCHELASTIC_RUN_ID" in os.environ and processes != "1":
+        raise UserError(
+            f"torchrun has started {processes} processes, expected one, which runs all ranks; "
+            f"start main.py by itself, with --tp-degree {processes}."
+        )
     settings = command_line.parse(argv)
     if settings.libraries:
         os.environ[libraries.VARIABLE] = os.pathsep.join(map(str, settings.libraries))
     console.say(neuron_cpu.ensure_sdk())
     _quieten_libraries()
-    settings = ranks.over_ranks(settings, place)
     status = importlib.import_module(command_line.module_of(settings)).run(settings)
     sys.stdout.flush()
     return status

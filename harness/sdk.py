@@ -53,7 +53,7 @@ class Platform:
         new_tokens: of each prompt of a whole benchmark run, where none were asked for.
         default_ranks: tensor-parallel degree unasked, whatever the heads; None: where it divides.
         simulates: whether a simulator computes. Then graphs show their values, a cost model tells
-            times, and the baseline and torchrun's ranks may have processes of their own.
+            times, and the baseline may have a process of its own.
         confines: whether a submission's process may be kept from the file system.
     """
 

@@ -255,6 +255,19 @@ def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
     assert "(settings changed, checkpoint changed)" in run("--seq-len", "100")
 
 
+def test_torchrun_is_told_that_one_process_runs_all_ranks(
+    run_main: Callable, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    result = run_main("--mode", "generate", "--model-path", tiny_model)
+    assert result.returncode == 2
+    assert result.stderr == (
+        "main.py: torchrun has started 2 processes, expected one, which runs all ranks; start "
+        "main.py by itself, with --tp-degree 2.\n"
+    )
+
+
 def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path: Path) -> None:
     told = "raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')\n"
     (tmp_path / "pydantic.py").write_text(told)

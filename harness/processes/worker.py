@@ -39,9 +39,7 @@ from neuron_cpu.errors import CompileError
 from neuron_cpu.quoting import all_quoted
 from neuron_cpu.sandbox import forked, limits
 from neuron_cpu.sandbox.pipes import Pipe
-from neuron_cpu.sandbox.torchrun import Place
 
-_RANKS = "neuron_cpu.runtime.processes"  # where they are processes
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 _NO_MEMORY = "can't allocate memory"  # of PyTorch
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
@@ -117,8 +115,6 @@ class Job:
         alone: whether the folder around `scratch` was made for it.
         counts: whether it only traces graphs, in a process in which nothing is generated.
         model_type: of config.json; which class of the submission runs.
-        place: of the process among those of other ranks that do the same job; None: all ranks are
-            in this one.
     """
 
     settings: Settings
@@ -131,7 +127,6 @@ class Job:
     confined: bool
     alone: bool = False
     counts: bool = False
-    place: Optional[Place] = None
     model_type: str = "llama"
 
 
@@ -250,15 +245,12 @@ def main(
     forked.begin(job.limits, requests, replies, output=output)
     tempfile.tempdir = None  # what the fork server has found before
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # before it is confined, which leaves it no new connections
-    alone = _join(_RANKS, job.place)
     if job.confined:
-        limits.confine([job.scratch], connected=job.place is not None)
+        limits.confine([job.scratch])
     line = _Line(replies)
     _forward_progress(line)
     # while a request is being answered, nothing else comes than the wish to stop
-    stopped = requests.poll if job.place is None else _said_to_rank_0(requests.poll)
-    host = Host(job, lambda event: line.send(EVENT, event), stopped)
+    host = Host(job, lambda event: line.send(EVENT, event), requests.poll)
     if "evaluate" in job.settings.mode:  # beside the baseline's process, whose threads would spin
         torch = importlib.import_module("torch")
         torch.set_num_threads(max(1, torch.get_num_threads() // 2))
@@ -270,28 +262,7 @@ def main(
         if received == STOP:  # what it was about has ended
             continue
         line.request, function, arguments = pickle.loads(received)
-        if alone is None:
-            _serve(host, line, function, arguments)
-        else:
-            line.send(REFUSED, alone)
-
-
-def _join(group: str, place: Optional[Place]) -> Optional[str]:
-    """Meet the other processes of a group; why that failed, None where it did not."""
-    if place is None:
-        return None
-    try:
-        importlib.import_module(group).join(place)
-    except Exception as error:
-        if not is_refusal(error):
-            raise
-        return str(error)
-    return None
-
-
-def _said_to_rank_0(stopped: Callable[[], bool]) -> Callable[[], bool]:
-    """The driver's word to rank 0, on every rank: all end with the same step."""
-    return lambda: importlib.import_module(_RANKS).rank_0_says(stopped())
+        _serve(host, line, function, arguments)
 
 
 class _Line:

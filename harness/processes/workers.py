@@ -53,8 +53,7 @@ class SubmissionFailed(UserError):
 class Workers:
     """The processes of one session, one for each job."""
 
-    def __init__(self, process: Optional[Callable[[Job], Worker]] = None) -> None:
-        self._process = process
+    def __init__(self) -> None:
         self._open: list[tuple[Job, Worker]] = []
 
     def prepare(self) -> None:
@@ -72,14 +71,9 @@ class Workers:
         self.prepare()
         alone = not near.parent.exists()
         made = replace(job, scratch=temporary_sibling(near), alone=alone)
-        running = self._started(made)
+        running = InProcess(made) if made.limits is None else Process(made)
         self._open.append((job, running))
         return running
-
-    def _started(self, job: Job) -> Worker:
-        if job.limits is None:
-            return InProcess(job)
-        return Process(job) if self._process is None or job.counts else self._process(job)
 
     def close(self) -> None:
         """End all of them."""

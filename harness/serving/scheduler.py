@@ -374,7 +374,7 @@ class LoadedLines:
             try:
                 self._loaded.call(f"{_SLOTS}:forget", FAILED)
                 return
-            except SubmissionFailed:  # of torchrun's ranks another one's process may have ended
+            except SubmissionFailed:
                 worker.close()
         self._loaded = build(self._loaded.session, self._loaded.role)
 

@@ -19,7 +19,6 @@ from harness.errors import UserError
 from harness.files import cache_folder, check_writable_folder
 from harness.inputs import command_line, models, prompts, quantised, submission
 from harness.inputs.chunks import with_chunks
-from harness.processes import ranks as other_ranks
 from harness.processes.worker import BASELINES, Role
 from harness.processes.workers import Job, Workers
 from harness.settings import Settings
@@ -119,7 +118,7 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
         path, eagle = settings.speculation.draft_path, settings.speculation.eagle
         draft = models.check_eagle_folder(path, model) if eagle else models.check_folder(path)
         models.check_draft(draft, model, ranks, settings.seq_len)
-    workers = other_ranks.workers()
+    workers = Workers()
     workers.prepare()  # imports while the tokenizer is read
     session = Session(
         replace(settings, tp_degree=ranks),

@@ -1,9 +1,9 @@
 """Tensor-parallel ranks, and the collectives between them.
 
 Every rank runs the same Python with its own weights, as every NeuronCore runs the same graph.
-Ranks are threads of one process (`rendezvous`), or processes of torchrun (`processes`). Either way
-the results of a collective are computed in rank order, so sums do not depend on timing, and no rank
-touches another rank's tensor outside that moment.
+Ranks are threads of one process (`rendezvous`). The results of a collective are computed in rank
+order, so sums do not depend on timing, and no rank touches another rank's tensor outside that
+moment.
 
 A rank that fails, or that ends while others wait for it, breaks the group: the others stop at
 their next collective and the call raises the first failure. Nothing waits for ever.
@@ -16,7 +16,7 @@ import queue
 import threading
 import weakref
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 
@@ -25,7 +25,7 @@ from neuron_cpu.core.device import ranks as kernel_ranks
 from neuron_cpu.core.device.errors import within
 from neuron_cpu.errors import CollectiveError
 
-from . import processes, rounding
+from . import rounding
 from .rendezvous import Combine, RankStopped, Rendezvous
 
 # Who watches a trace: the operation, this rank's tensor, what computes the result -> the result.
@@ -33,7 +33,7 @@ Observer = Callable[[str, torch.Tensor, Callable[[], torch.Tensor]], torch.Tenso
 
 
 # Where the ranks of a group meet; None where there is nobody to meet.
-Meeting = Union[Rendezvous, processes.Processes, None]
+Meeting = Optional[Rendezvous]
 
 
 class Group:
@@ -220,20 +220,17 @@ class RankPool:
 
     With one rank there are no threads: the caller's thread is the rank. Threads rather than
     processes, because PyTorch releases the interpreter lock inside heavy operators and weights
-    need not be pickled. Under torchrun there are no threads either: every process has a pool, in
-    which one rank lives, and the same calls are made on all of them.
+    need not be pickled.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._inboxes: List[queue.SimpleQueue] = []
-        self._processes = processes.joined(size)
         self._meeting = Rendezvous(size)
-        meeting = self._processes or self._meeting
-        self._groups = [Group(rank, size, meeting) for rank in range(size)]
+        self._groups = [Group(rank, size, self._meeting) for rank in range(size)]
         self._done = _Reports(size)
         self._busy = threading.Lock()
-        if size > 1 and self._processes is None:
+        if size > 1:
             self._start_threads()
 
     def _start_threads(self) -> None:
@@ -253,44 +250,18 @@ class RankPool:
     def group(self, rank: int) -> Group:
         return self._groups[rank]
 
-    @property
-    def local_ranks(self) -> Sequence[int]:
-        """Ranks that live in this process."""
-        return range(self.size) if self._processes is None else [self._processes.rank]
-
-    def first_of(
-        self, functions: Sequence[Callable[[], List[torch.Tensor]]], inputs: Sequence[torch.Tensor]
-    ) -> List[torch.Tensor]:
-        """Run `functions`, as `run` does, on tensors made of `inputs`; returns rank 0's result.
-
-        Where ranks are processes, `inputs` have to be the same in all of them.
-        """
-        if self._processes is None:
-            return self.run(functions)[0]
-        self._check(functions)
-        label = f"a call on inputs with checksum {processes.digest(inputs)}"
-        with rank_context(self._groups[self._processes.rank]), torch.no_grad():
-            return self._processes.from_first(self._processes.call(functions[0], label))
-
     def run(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
-        """Run one function a rank of this process at once, without gradients; results by rank.
+        """Run one function a rank at once, without gradients; results by rank.
 
         Raises the first failure of any rank, after every rank has stopped.
         """
-        self._check(functions)
-        if self._processes is not None:
-            with rank_context(self._groups[self._processes.rank]), torch.no_grad():
-                return [self._processes.call(functions[0], "a call")]
+        if len(functions) != self.size:
+            raise ValueError(f"Expected {self.size} functions, one a rank, got {len(functions)}.")
         if self.size == 1:
             with rank_context(self._groups[0]), torch.no_grad():
                 return [functions[0]()]
         with self._busy:
             return self._run_threads(functions)
-
-    def _check(self, functions: Sequence[Callable[[], Any]]) -> None:
-        expected = len(self.local_ranks)
-        if len(functions) != expected:
-            raise ValueError(f"Expected {expected} functions, one a rank, got {len(functions)}.")
 
     def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
         self._meeting.start()
@@ -325,15 +296,3 @@ class RankPool:
 
     def __del__(self) -> None:
         self.close()
-
-
-def on_first_rank(size: int, function: Callable[[], Any]) -> None:
-    """Run `function` here, or where ranks are processes on rank 0's only, while the others wait.
-
-    Its error ends the call on all of them.
-    """
-    ranks = processes.joined(size)
-    if ranks is None:
-        function()
-    else:
-        ranks.call(function if ranks.rank == 0 else lambda: None, "what rank 0 does for all")

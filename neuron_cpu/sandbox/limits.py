@@ -154,18 +154,17 @@ def children(process: int) -> list[int]:
     return found
 
 
-def confine(writable: Sequence[Path], connected: bool = False) -> None:
+def confine(writable: Sequence[Path]) -> None:
     """Keep this process from all but files below `writable`, memory, threads and time, for good.
 
-    Parts that are `missing` here are left out. `connected`: sockets that are open already may be
-    used.
+    Parts that are `missing` here are left out.
     """
     _drop_capabilities()
     if _landlock_version() > 0:
         _write_only_below(writable)
     if _has_filter():
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-        syscalls.allow_only(syscalls.calls_of(os.getpid(), connected))
+        syscalls.allow_only(syscalls.calls_of(os.getpid()))
 
 
 def _drop_capabilities() -> None:

@@ -33,8 +33,6 @@ copy_file_range readahead getxattr lgetxattr fgetxattr listxattr llistxattr flis
 getuid geteuid getgid getegid getresuid getresgid getgroups getpid getppid getpgid getpgrp getsid
 capget uname sysinfo getrandom getcpu getrlimit
 """
-# Of processes that were connected before (ranks); nothing new is opened.
-CONNECTED = "sendto recvfrom sendmsg recvmsg shutdown getsockopt setsockopt getsockname getpeername"
 _FCNTL = (0, 1, 2, 3, 4, 1030, 1032)  # no locks, owners, signals, leases, sizes
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # is it a terminal, how much is there
 _PRCTL = (2, 3, 15, 16, 21, 23, 0x53564D41)  # what is set, names of threads and memory
@@ -90,16 +88,11 @@ def allow_only(calls: list[Call]) -> None:
     library.seccomp_release(context)
 
 
-def calls_of(process: int, connected: bool) -> list[Call]:
-    """The system calls of a process with a stranger's code.
-
-    Args:
-        connected: it may use sockets that are open already.
-    """
-    names = [*ALWAYS.split(), *(CONNECTED.split() if connected else [])]
+def calls_of(process: int) -> list[Call]:
+    """The system calls of a process with a stranger's code."""
     low = (1 << 32) - 1
     return [
-        *map(Call, names),
+        *map(Call, ALWAYS.split()),
         Call("clone", ((0, _CLONE_THREAD | _CLONE_NEW, _CLONE_THREAD),)),  # threads only
         Call("mmap", ((3, _MAP_SHARED, 0),)),
         Call("mmap", ((3, _MAP_SHARED | _MAP_ANONYMOUS, _MAP_SHARED),)),  # of files

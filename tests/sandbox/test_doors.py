@@ -98,8 +98,6 @@ DOORS = {
     "serve": [*SHORTLY, *DRIVER, "--mode", "serve", *MODEL, *LLAMA, "--port", "0"],
     "preflight": [*DRIVER, "--mode", "preflight", *MODEL, *LLAMA],
     "test.py": [sys.executable, str(REPOSITORY / "test.py"), "--limit", "1", *MODEL, *LLAMA],
-    "torchrun": [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
-    + [*DRIVER[1:], "--mode", "generate", "--enable-nki", "--tp-degree", "2", *MODEL, *LLAMA],
     "pytest": [str(Path(sys.executable).parent / "pytest"), "-q", "-p", "neuron_cpu.pytest_plugin"]
     + ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "test_it.py"],
 }

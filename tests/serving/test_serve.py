@@ -326,42 +326,6 @@ def test_a_signal_drains_and_a_kill_leaves_no_lock(tiny_model, cache):
 
 
 @pytest.mark.full
-def test_torchrun_s_ranks_serve_and_start_anew(tiny_model, cache, tmp_path):
-    """The process of a rank that is not the leader's is killed in the middle of an answer."""
-    psutil = pytest.importorskip("psutil")
-    main = [str(REPOSITORY / "main.py"), "--mode", "serve", "--port", "0", "--seq-len", "64"]
-    with (tmp_path / "told").open("w+") as told:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *main]
-            + ["--model-path", str(tiny_model), "--batch-size", "2", "--enable-nki"],
-            env={**os.environ, "XDG_CACHE_HOME": cache},
-            stderr=told,
-        )
-        path = Path(told.name)
-        try:
-            Running.until(lambda: "Serving tiny" in path.read_text(), seconds=120)
-            place = next(line for line in path.read_text().splitlines() if "Serving tiny" in line)
-            server = Address(int(place.rpartition(":")[2]))
-            before = text(server, asked("hello", 4))
-            with server.connection() as client:
-                body = json.dumps(asked("hello there", 50, stream=True))
-                client.request(
-                    "POST", "/v1/completions", body, {"Content-Type": "application/json"}
-                )
-                answer = client.getresponse()
-                answer.readline()
-                ranks = psutil.Process(process.pid).children()
-                (second,) = [rank for rank in ranks if rank.environ().get("RANK") == "1"]
-                second.children(recursive=True)[-1].kill()
-                events = answer.read().decode()
-            assert "ended by SIGKILL (rank 1)" in events
-            assert text(server, asked("hello", 4)) == before
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-@pytest.mark.full
 def test_a_second_signal_ends_at_once_and_quietly(tiny_model, cache):
     process, _ = start(tiny_model, cache)
     process.send_signal(signal.SIGINT)

@@ -1,7 +1,6 @@
 """Stand-in for the part of NeuronX Distributed that tensor-parallel inference uses.
 
-Ranks are threads of one process, or processes of torchrun. Names are those of the NxD of SDK 2.21
-(0.10).
+Ranks are threads of one process. Names are those of the NxD of SDK 2.21 (0.10).
 """
 
 from neuron_cpu.imitation import name_modules

@@ -109,10 +109,7 @@ class SPMDModel:
 
             return call
 
-        functions = [on(rank) for rank in pool.local_ranks]
-        if len(functions) < self.world_size:
-            return [pool.first_of(functions, inputs[0])] * self.world_size
-        return pool.run(functions)
+        return pool.run([on(rank) for rank in range(self.world_size)])
 
 
 _COPIES: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # of weights that graphs share

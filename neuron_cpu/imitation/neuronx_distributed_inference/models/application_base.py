@@ -18,7 +18,7 @@ from neuron_cpu.console import progress
 from neuron_cpu.core import keep_packed
 from neuron_cpu.errors import CheckpointError, StandInError
 from neuron_cpu.runtime import graph
-from neuron_cpu.runtime.ranks import Group, RankPool, on_first_rank, rank_context
+from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 
 from .. import artifacts
 from ..modules import quantised
@@ -121,13 +121,9 @@ class NeuronApplicationBase(nn.Module):
 
         The folder appears, or replaces an earlier one, only when it is finished. `dry_run` traces
         but shards no weights. CompileError, CheckpointError or a kernel's refusal is one sentence.
-        Where ranks are processes, rank 0 compiles for all, and all must see the folder.
         """
         del debug
-        on_first_rank(
-            self.neuron_config.tp_degree,
-            lambda: self._compile(Path(compiled_model_path), pre_shard_weights_hook, dry_run),
-        )
+        self._compile(Path(compiled_model_path), pre_shard_weights_hook, dry_run)
         self.is_compiled = True
 
     def _compile(
@@ -375,7 +371,7 @@ class NeuronApplicationBase(nn.Module):
         Weights are mapped from the files, not copied. Every bucket runs once unless `skip_warmup`.
         StandInError for an unfinished folder, or one of other shapes.
         """
-        del start_rank_id, local_ranks_size  # the pool knows which ranks live in this process
+        del start_rank_id, local_ranks_size  # all ranks live in this process
         folder = Path(compiled_model_path)
         manifest = artifacts.read_manifest(folder)
         self._check_manifest(manifest, folder)
@@ -386,7 +382,7 @@ class NeuronApplicationBase(nn.Module):
         # decode reads what prefill wrote.
         per_wrapper: List[List[nn.Module]] = [[] for _ in self.models]
         checkpoint: Optional[StateDict] = None
-        for rank in self._pool.local_ranks:
+        for rank in range(degree):
             if artifacts.shard_path(folder, rank).is_file():
                 weights = _read_shard(artifacts.shard_path(folder, rank))
             else:

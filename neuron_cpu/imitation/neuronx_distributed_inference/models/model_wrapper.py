@@ -141,7 +141,7 @@ class RankedModel:
 
     def __call__(self, bucket: int, *inputs: torch.Tensor) -> Any:
         functions = [partial(self._run, module, bucket, inputs) for module in self.modules]
-        outputs = self.pool.first_of(functions, inputs)
+        outputs = self.pool.run(functions)[0]
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _run(self, module: nn.Module, bucket: int, inputs: Tensors) -> List[torch.Tensor]:
