@@ -41,7 +41,7 @@ TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 RELATIVE = re.compile(r"^\s*from \.", re.MULTILINE)
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32,
-    "int8": torch.int8, "uint8": torch.uint8, "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8, "uint8": torch.uint8, "uint32": torch.uint32, "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
 FITTED, CHECKED, OPENED, SEALED = SETS = ("fitted", "checked", "opened", "sealed")
 CLASSES = ("DMA", "TensorE", "VectorE", "ScalarE", "latency")
