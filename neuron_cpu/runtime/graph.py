@@ -198,43 +198,19 @@ class GraphRecorder(TorchDispatchMode):
         # A constant that received a traced value is none any more, nor are its views: storages.
         self._tainted: Dict[int, torch.Tensor] = {}
         self._inside_collective = False
-        self._quiet = False  # what is computed for a reader of the graph is no part of the record
 
     def watch(self, model: nn.Module) -> List[Any]:
         """Follow which module runs; returns the hook handles to remove afterwards."""
         handles = []
         for path, module in model.named_modules():
             handles.append(
-                module.register_forward_pre_hook(
-                    lambda _m, args, kwargs, path=path: self._enter(path, (args, kwargs)),
-                    with_kwargs=True,
-                )
+                module.register_forward_pre_hook(lambda *_, path=path: self._path.append(path))
             )
-            handles.append(
-                module.register_forward_hook(
-                    lambda _m, _a, made: self._leave(made), always_call=True
-                )
-            )
+            handles.append(module.register_forward_hook(self._leave, always_call=True))
         return handles
 
-    def _enter(self, path: str, given: Any) -> None:
-        self._path.append(path)
-        if self.capture is not None:
-            self.capture.enter(path, self._in_rows(given))
-
-    def _leave(self, made: Any) -> None:
+    def _leave(self, *_: Any) -> None:
         self._path.pop()
-        if self.capture is not None:
-            self.capture.leave(self._in_rows(made))
-
-    def _in_rows(self, tree: Any) -> Any:
-        """Hidden states in a layout of the model's own as [B, S, H], by their method `rows`."""
-        if hasattr(tree, "rows"):
-            with within(self, _quiet=True):
-                return tree.rows()
-        if isinstance(tree, dict):
-            tree = list(tree.values())
-        return [self._in_rows(part) for part in tree] if isinstance(tree, (list, tuple)) else tree
 
     def _note(
         self,
@@ -287,14 +263,14 @@ class GraphRecorder(TorchDispatchMode):
             for tensor in _written(func, args, kwargs):
                 capture.forget(tensor)
         result = func(*args, **kwargs)
-        if traced and not self._quiet:
+        if traced:
             told = refusal(name, args, kwargs, tensors, tensors_of(result), fp8=False)
             if told is not None and not told.startswith(TAKEN):
                 raise CompileError(f"{_model_line()} neuronx-cc refuses: {told}.")
         if traced and capture is not None:
             marks = {"writes": bool(written), "draws": draws}
             capture.node(func.name(), captured, result, self._where, **marks)
-        if not self._inside_collective and not self._quiet:
+        if not self._inside_collective:
             self._note_operator(name, args, tensors, tensors_of(result))
         return result
 

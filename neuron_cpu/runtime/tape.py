@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
@@ -22,7 +22,7 @@ from neuron_cpu.errors import CompileError
 
 from . import collectives, rounding
 
-FORMAT = "neuron_cpu graph 1"
+FORMAT = "neuron_cpu graph 2"
 _META = torch.device("meta")
 # Operators that a graph's last reader of a state may run in place: an update of one token would
 # copy the whole cache otherwise. Name of the operator -> of the one in place.
@@ -57,7 +57,6 @@ class Node:
         writes: whether it changes an argument.
         draws: whether it draws random numbers, which are rank 0's on all ranks.
         where: path of the module that asked for it.
-        only_tapped: whether nothing but what a module was given, or made, depends on it.
         dead: tensors that nobody reads behind it.
     """
 
@@ -68,17 +67,6 @@ class Node:
     draws: bool = False
     where: str = ""
     dead: tuple[int, ...] = ()
-    only_tapped: bool = False
-
-
-@dataclass
-class Call:
-    """One call of a module: the nodes it took, and the tensors that went in and came out."""
-
-    where: str
-    nodes: tuple[int, int]  # first, and behind the last
-    given: list[Ref]
-    made: list[Ref]
 
 
 @dataclass
@@ -91,7 +79,6 @@ class Tape:
         constants: number -> value.
         outputs: what the forward returned, with Refs.
         aliases: position among the flattened outputs -> state that takes it over.
-        calls: of modules, in the order of their ends.
     """
 
     inputs: list[int] = field(default_factory=list)
@@ -103,7 +90,6 @@ class Tape:
     nodes: list[Node] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     aliases: dict[int, str] = field(default_factory=dict)
-    calls: list[Call] = field(default_factory=list)
 
     def to_bytes(self) -> bytes:
         """The graph as a file has it; kernels by the names of their functions."""
@@ -150,59 +136,25 @@ class Tape:
                 if target in states and memory[target] not in read_later:
                     node.call, node.writes = name, True
             read_later |= {memory.get(n, -n) for n in read}
-        wanted = {n for call in self.calls for n in _numbers([*call.given, *call.made])}
-        chosen = {id(node) for node in kept}
-        for node in reversed(self.nodes):
-            if id(node) in chosen:
-                continue
-            node.only_tapped = not wanted.isdisjoint(node.results)
-            if node.only_tapped:
-                wanted |= set(_numbers(node.arguments))
-                chosen.add(id(node))
-        kept = [node for node in self.nodes if id(node) in chosen]
-        needed |= wanted
         self.weights = {name: n for name, n in self.weights.items() if n in needed}
-        self._move_calls(kept)
-        self.nodes = kept
-
-    def _move_calls(self, kept: Sequence[Node]) -> None:
-        """Positions in the calls of modules, once the other nodes are gone."""
-        here, positions, alive = 0, [], {id(node) for node in kept}
-        for node in self.nodes:
-            positions.append(here)
-            here += id(node) in alive
-        positions.append(here)
-        for call in self.calls:
-            call.nodes = positions[call.nodes[0]], positions[call.nodes[1]]
+        self.nodes = kept[::-1]
 
     def run(
         self,
         inputs: Sequence[torch.Tensor],
         weights: dict[str, torch.Tensor],
         states: dict[str, torch.Tensor],
-        tap: Optional[Callable[[int, dict[int, Any]], None]] = None,
     ) -> list[Any]:
-        """One call on one rank; returns the outputs that are no states, and updates `states`.
-
-        `tap`, where given, is called before every node and behind the last one, with the position
-        and all tensors so far, of which none is forgotten then.
-        """
+        """One call on one rank; returns the outputs that are no states, and updates `states`."""
         values: dict[int, Any] = dict(self.constants)
         values.update(zip(self.inputs, inputs))
         values.update((number, weights[name]) for name, number in self.weights.items())
         values.update((number, states[name]) for name, number in self.states.items())
-        for position, node in enumerate(self.nodes):
-            if tap is not None:
-                tap(position, values)
-            elif node.only_tapped:
-                continue
+        for node in self.nodes:
             rounding.within(node.where)
             run_node(node, values)
-            if tap is None:
-                for number in node.dead:
-                    values.pop(number, None)
-        if tap is not None:
-            tap(len(self.nodes), values)
+            for number in node.dead:
+                values.pop(number, None)
         made = [values[o.number] if isinstance(o, Ref) else o for o in self.outputs]
         for position, name in self.aliases.items():
             states[name] = rounding.settled(made[position])
@@ -288,7 +240,6 @@ class Capture:
         self._count = 0
         self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id: number, and the tensor
         self._written: dict[int, tuple[int, torch.Tensor]] = {}  # constants' storages
-        self._open: list[Call] = []  # modules that run
         self.examples: dict[int, torch.Tensor] = {}  # inputs that the graph is traced with
 
     def new(self, tensor: torch.Tensor) -> int:
@@ -383,18 +334,6 @@ class Capture:
             for node in reversed(steps):
                 run_node(node, values)
             return values[ref.number]
-
-    def enter(self, where: str, given: Any) -> None:
-        """A module is called."""
-        refs = [self.ref(tensor) for tensor in tensors_of(given)]
-        self._open.append(Call(where, (len(self.tape.nodes), 0), refs, []))
-
-    def leave(self, made: Any) -> None:
-        """The module that was entered last has returned."""
-        call = self._open.pop()
-        call.nodes = call.nodes[0], len(self.tape.nodes)
-        call.made = [self.ref(tensor) for tensor in tensors_of(made)]
-        self.tape.calls.append(call)
 
     def finish(self, outputs: Any, aliases: dict[int, str]) -> Tape:
         """The whole graph; `aliases` has the state that each aliased output goes to."""

@@ -292,33 +292,6 @@ def test_all_ranks_draw_what_rank_0_draws_and_anew_in_every_call():
     assert not torch.equal(first[0], model.forward([torch.zeros(3)])[0])
 
 
-def test_what_modules_were_given_and_made_can_be_looked_at():
-    class Inner(nn.Module):
-        def forward(self, x):
-            return x * 2, x.sum()  # nobody reads the sum
-
-    class Outer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = Inner()
-
-        def forward(self, x):
-            return [self.inner(x + 1)[0] - 1]
-
-    model, found = compiled(Outer(), torch.zeros(3)), []
-    (call,) = [call for call in model.tape.calls if call.where == "inner"]
-
-    def tap(position, values):
-        if position == call.nodes[1]:
-            found.extend(values[ref.number] for ref in [*call.given, *call.made])
-
-    quiet = model.forward([torch.ones(3)])[0]
-    model.tap = lambda rank: tap
-    assert torch.equal(model.forward([torch.ones(3)])[0], quiet)
-    assert [tensor.tolist() for tensor in found] == [[2.0] * 3, [4.0] * 3, 6.0]
-    assert any(node.only_tapped for node in model.tape.nodes)
-
-
 def test_hlo_that_is_written_by_hand():
     @xla_hlo_call
     def write(tensor, update, start):

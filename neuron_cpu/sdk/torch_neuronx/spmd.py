@@ -34,7 +34,6 @@ class SPMDModel:
         self.neff, self.metaneff, self.world_size = neff, metaneff, world_size
         self._ready = False
         self.executed: List[executed.Counts] = []  # of watched calls
-        self.tap: Any = None  # from a rank to what looks at its run, see Tape.run
         self._tape: Any = None
         self._states: List[Tensors] = []
         self._weights: List[Tensors] = []
@@ -100,8 +99,7 @@ class SPMDModel:
 
         def on(rank: int) -> Any:
             own = [tensor.as_subclass(torch.Tensor).clone() for tensor in inputs[rank]]
-            tap = None if self.tap is None else self.tap(rank)
-            run = functools.partial(tape.run, own, self._weights[rank], self._states[rank], tap)
+            run = functools.partial(tape.run, own, self._weights[rank], self._states[rank])
 
             def call() -> List[Any]:
                 with rounding.of_graph():

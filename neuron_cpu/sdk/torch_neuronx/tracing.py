@@ -184,7 +184,7 @@ class _Loaded(NeuronModule):
     def _run(self, inputs: Sequence[torch.Tensor]) -> Any:
         own, ranks = [tensor.clone() for tensor in inputs], _runtime().ranks
         with torch.no_grad(), ranks.rank_context(ranks.Group(0, 1)):
-            found = self._tape.run(own, self._file["weights"], {}, None)
+            found = self._tape.run(own, self._file["weights"], {})
         return _pytree.tree_unflatten(found, self._tree)
 
     def _content(self) -> Dict[str, Any]:
