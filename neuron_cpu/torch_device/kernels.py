@@ -8,8 +8,7 @@ the signature, and its Program says what the results are.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from neuron_cpu.core.current.kernel import rebuilt
 from neuron_cpu.core.device.errors import warn
+from neuron_cpu.core.language import gradients
 from neuron_cpu.core.language import kernel as calling
 from neuron_cpu.core.language.kernel import Kernel, KernelCall
 from neuron_cpu.core.language.specialisation import line_of
@@ -80,42 +80,7 @@ def _on_device(kernel: Kernel, tensors: list[torch.Tensor], args: tuple, kwargs:
         given = own_tensors.get(id(host))
         return wrapped(host, device) if given is None else given
 
-    made = results(on_device, result)
-    if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
-        return results(functools.partial(_no_gradient, kernel.name, tensors), made)
-    return made
-
-
-def results(make: Callable[[Any], Any], result: Any) -> Any:
-    """A kernel's result with `make(tensor)` in place of each tensor."""
-    if isinstance(result, torch.Tensor):
-        return make(result)
-    if isinstance(result, (list, tuple)):
-        return type(result)([results(make, one) for one in result])
-    return result
-
-
-class _NoGradient(torch.autograd.Function):
-    """The result of a kernel in a graph of PyTorch: nobody knows its derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, name: str, value: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        ctx.name = name
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            f"kernel {ctx.name} has no gradient, expected one for the arguments that require it; "
-            "call it in a function under nki_op and give that register_autograd, or call it under "
-            "torch.no_grad()."
-        )
-
-
-def _no_gradient(name: str, tensors: Iterable[torch.Tensor], value: torch.Tensor) -> torch.Tensor:
-    if any(value is one for one in tensors) or not value.is_floating_point():
-        return value
-    return _NoGradient.apply(name, value, *[one for one in tensors if one.requires_grad])
+    return gradients.told(kernel.name, tensors, gradients.results(on_device, result))
 
 
 # --- while a graph is compiled --------------------------------------------------------------------
@@ -146,7 +111,7 @@ def _shapes(kernel: Kernel, tensors: list[Any], args: tuple, kwargs: dict) -> An
         with first.fake_mode:
             return torch.empty(one.shape, dtype=one.dtype, device=first.device)
 
-    return results(fake, result)
+    return gradients.results(fake, result)
 
 
 def _warn_of_writes(kernel: Kernel, program: Any) -> None:

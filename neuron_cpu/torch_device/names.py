@@ -15,10 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from neuron_cpu.core.current.kernel import jit
 from neuron_cpu.core.device.errors import warn
+from neuron_cpu.core.language.gradients import results
 from neuron_cpu.core.language.kernel import Kernel
 from neuron_cpu.core.language.specialisation import line_of
 
-from .kernels import results
 from .module import *  # noqa: F403
 from .tensor import NeuronTensor, own, wrapped
 

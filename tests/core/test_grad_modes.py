@@ -52,8 +52,11 @@ def test_a_kernel_runs_in_one_mode_and_then_in_another(first, second, made, eage
     for mode in (first, second):
         with MODES[mode]():
             out, same = kernel(x, w, cache)
-            assert same is cache and not out.requires_grad
+            assert same is cache and out.requires_grad == (mode == made == "grad")
             torch.testing.assert_close(out, expected, rtol=2**-7, atol=0.1)
             assert torch.equal(cache, out)
             out.add_(1)
     out.add_(1)
+    if out.requires_grad:
+        with pytest.raises(RuntimeError, match="kernel product has no gradient.*no_grad"):
+            out.sum().backward()

@@ -111,7 +111,7 @@ def test_registers_are_no_numbers():
         kernel(lambda r: r + 1)()
     with pytest.raises(AssertionError, match="read-only"):
         kernel(lambda r: nl.fori_loop(0, 1, lambda i: nisa.register_move(i, 2)))()
-    with pytest.raises(AssertionError, match="positive"):
+    with pytest.raises(NkiError, match="positive"):
         kernel(lambda r: nl.fori_loop(0, 1, lambda i: None, step=r))()
 
 

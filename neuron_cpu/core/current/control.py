@@ -170,19 +170,32 @@ LIMIT = 1 << 20  # iterations of one device loop: a condition that never fails e
 
 
 # --- loops ----------------------------------------------------------------------------------------
+def _unrolled(what: str, start: int, stop: int | None, step: int) -> range:
+    given = (start,) if stop is None else (start, stop, step)
+    for bound in given:
+        if not is_integer(bound):
+            raise refuse(
+                "sim_loop_bound",
+                f"nl.{what} of a {type_name(bound)}, expected integers known while building; "
+                "divide sizes with //, take one number of a shape, and loop over what only data "
+                "tell with nl.dynamic_range",
+            )
+    return range(*given)
+
+
 def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """Python's ``range``; the three names mean the same since SDK 2.27."""
-    return range(start) if stop is None else range(start, stop, step)
+    return _unrolled("affine_range", start, stop, step)
 
 
 def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """Python's ``range``."""
-    return affine_range(start, stop, step)
+    return _unrolled("sequential_range", start, stop, step)
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
     """Python's ``range``."""
-    return affine_range(start, stop, step)
+    return _unrolled("static_range", start, stop, step)
 
 
 def _bound(value: Any, what: str) -> int:
@@ -192,7 +205,8 @@ def _bound(value: Any, what: str) -> int:
         return int(value)
     raise refuse(
         "sim_loop_bound",
-        f"{what} with a bound of type {type_name(value)}, expected an int or a register",
+        f"{what} with a bound of type {type_name(value)}, expected an int or a register; load the "
+        "number with nisa.register_load",
     )
 
 
@@ -232,7 +246,11 @@ def _warn_of_nesting(what: str) -> None:
 def _indices(lower: Any, upper: Any, step: Any, what: str) -> Iterator[VirtualRegister]:
     """The index register of every iteration of a device loop."""
     if not is_integer(step) or step < 1:
-        raise AssertionError(f"step of {what} is {step!r}, expected a positive int")
+        raise refuse(
+            "sim_loop_bound",
+            f"step of {what} is {step!r}, expected a positive int; the body takes the index "
+            "alone, so keep in tiles what iterations share",
+        )
     _check_order(what)
     _warn_of_nesting(what)
     indices = range(_bound(lower, what), _bound(upper, what), int(step))
@@ -320,7 +338,8 @@ def program_ndim() -> int:
 def _check_axis(axis: Any, what: str) -> None:
     if whole(axis, f"{what} axis") != 0:
         raise refuse(
-            "sim_program_axis", f"{what}({axis}), expected axis 0: a launch has one axis only"
+            "sim_program_axis",
+            f"{what}({axis}), expected axis 0: a launch has one axis only; call nl.{what}(0)",
         )
 
 

@@ -87,7 +87,8 @@ def tensor_copy_predicated(
     if choice.dt.kind != "u":
         raise refuse(
             "sim_predicated_types",
-            f"{what} with predicate {choice.label()}, expected uint8, uint16 or uint32",
+            f"{what} with predicate {choice.label()}, expected uint8, uint16 or uint32; write a "
+            "comparison into a tile of nl.uint8",
         )
     if isinstance(src, View):
         target, data, choice = alike(what, target, src, choice)

@@ -39,7 +39,9 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
         sizes = tuple([int(s) for s in shape])
     if not sizes or min(sizes) < 1:
         raise refuse(
-            "sim_shape", f"tensor shape {shape!r}, expected positive integers known while building"
+            "sim_shape",
+            f"tensor shape {shape!r}, expected positive integers known while building; compute "
+            "them from shapes of tensors, with // for a whole number",
         )
     kind = buffer.value
     if kind in ("sbuf", "psum"):
@@ -59,7 +61,8 @@ def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
     if len(shape) < 2:
         raise refuse(
             "sim_rank",
-            f"Insufficient rank: {kind} tensor of shape {shape}, expected at least 2 axes",
+            f"Insufficient rank: {kind} tensor of shape {shape}, expected at least 2 axes; begin "
+            "with the partitions, (1, n) for a row and (n, 1) for a column",
         )
     if shape[0] > CORE.partitions:
         raise refuse(
@@ -72,7 +75,7 @@ def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"psum tensor of shape {shape} {dt} needs {size} bytes per partition, expected at "
-            f"most {PSUM_BYTES}",
+            f"most {PSUM_BYTES}; split the free axis into tiles",
         )
 
 
@@ -222,7 +225,10 @@ def load(src: Any, dtype: Any = None) -> Any:
     """An HBM region as a new SBUF tile of the same shape."""
     source = tensor(src, "nl.load")
     if source.on_chip:
-        raise refuse("err_unsupported_memory", f"nl.load of {source.label()}, expected HBM")
+        raise refuse(
+            "err_unsupported_memory",
+            f"nl.load of {source.label()}, expected HBM; copy tiles with nisa.tensor_copy",
+        )
     dt = source.dt if dtype is None else element_type(dtype)
     shape = source.shape if source.ndim > 1 else (1, *source.shape)
     made = new(shape, dt, sbuf)
@@ -234,10 +240,17 @@ def store(dst: Any, value: Any) -> None:
     """An SBUF tile to an HBM region with as many elements."""
     target, source = tensor(dst, "nl.store"), tensor(value, "nl.store")
     if target.on_chip or source.storage.buffer != "sbuf":
+        if target.on_chip and not source.on_chip:
+            mend = "give the tensor in HBM first and the tile second"
+        elif target.on_chip:
+            mend = "make a result with buffer=nl.shared_hbm, and copy on chip with nisa.tensor_copy"
+        elif source.on_chip:
+            mend = "copy PSUM to SBUF first"
+        else:
+            mend = "copy between tensors in HBM with nisa.dma_copy"
         raise refuse(
             "err_unsupported_memory",
-            f"nl.store of {source.label()} to {target.label()}, expected SBUF to HBM; copy PSUM "
-            "to SBUF first",
+            f"nl.store of {source.label()} to {target.label()}, expected SBUF to HBM; {mend}",
         )
     dma_copy(target, source)
 

@@ -15,7 +15,7 @@ from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.alu import LATER, named
-from ..instructions.arguments import flag, real, several, whole, wholes
+from ..instructions.arguments import flag, free_axes, real, several, whole
 from ..language.operands import fitted
 from ..program.view import View
 from . import compute, copies, products, selection
@@ -28,7 +28,9 @@ def _result(x: View, dtype: Any, shape: Any = None) -> Any:
     """A new SBUF tile in the shape of ``x`` and its type, unless ``dtype`` says another."""
     if not x.on_chip:
         raise refuse(
-            "err_unsupported_memory", f"nl function of {x.label()}, expected a tile in SBUF or PSUM"
+            "err_unsupported_memory",
+            f"nl function of {x.label()}, expected a tile in SBUF or PSUM; load it with nl.load "
+            "first, or copy it into a tile with nisa.dma_copy",
         )
     dt = x.dt if dtype is None else element_type(dtype)
     return new(x.shape if shape is None else shape, dt, sbuf)
@@ -299,8 +301,7 @@ FUNCTIONS |= {
 
 # --- reductions -----------------------------------------------------------------------------------
 def _kept_shape(x: View, axis: Any, keepdims: bool) -> tuple[int, ...]:
-    given = wholes(axis if isinstance(axis, (tuple, list)) else [axis], "axis of a reduction")
-    axes = {a + x.ndim if a < 0 else a for a in given}
+    axes = free_axes(axis, x.ndim, "a reduction")
     if flag(keepdims, "keepdims"):
         return tuple(1 if a in axes else s for a, s in enumerate(x.shape))
     left = tuple(s for a, s in enumerate(x.shape) if a not in axes)
@@ -377,7 +378,7 @@ def softmax(x: Any, axis: Any = -1, dtype: Any = None) -> Any:
         raise refuse(
             "sim_softmax",
             f"nl.softmax of {source.label()} over axis {axis}, expected the free axis of a 2-D "
-            "tile",
+            "tile; give axis=1, and transpose the tile for the partitions",
         )
     most, total = (new((source.shape[0], 1), FLOAT32, sbuf) for _ in range(2))
     powers, made = new(source.shape, FLOAT32, sbuf), _result(source, dtype)
@@ -476,7 +477,8 @@ def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
     if len(several(shape, "shape of nl.broadcast_to")) != source.ndim:
         raise refuse(
             "sim_broadcast",
-            f"nl.broadcast_to of {source.label()} to {tuple(shape)}, expected as many axes",
+            f"nl.broadcast_to of {source.label()} to {tuple(shape)}, expected as many axes; "
+            "reshape it first",
         )
     if source.on_chip and source.shape[0] != shape[0]:
         source = _over_partitions(source, whole(shape[0], "shape of nl.broadcast_to"))

@@ -46,6 +46,8 @@ from .types import NKIObject
 
 PRECISE_FP = "NKI_PRECISE_FP"  # 0: low-precision tensors are kept in fp32
 CC_FLAGS, FP8_FLAG = "NEURON_CC_FLAGS", "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
+# Options of nki.jit in releases and public kernels; all but the target mean nothing here.
+TAKEN = ("platform_target", "mode", "debug_kernel", "show_compiler_tb", "additional_compile_opt")
 CORES = (1, 2)  # physical cores of a logical one
 
 
@@ -298,7 +300,8 @@ def _bind(
             raise refuse(
                 "sim_list_argument",
                 f"argument {k} of {tracer.program.name} is a list, expected a tuple, or "
-                "data as a numpy array or torch tensor",
+                "data as a numpy array or torch tensor; write tuple(...) or np.array(...) around "
+                "it",
             )
         if isinstance(value, (tuple, dict)) and _tensors(value):
             warn(  # KevGomes1403/nki-moe-megakernel 621932e, megakernels/qwen3_moe
@@ -343,7 +346,7 @@ def _collect(program: Program, result: Any) -> None:
         raise refuse(
             "err_tensor_output_not_written_to",
             f"kernel {program.name} returns no tensor, expected at least one in nl.shared_hbm; "
-            "return the outputs",
+            "return the outputs, alone or in a tuple",
             program.place,
         )
     for value in leaves:
@@ -405,6 +408,13 @@ def jit(fn: Any = None, **options: Any) -> Any:
     if fn is None:
         return lambda f: jit(f, **options)
     target = options.get("platform_target")
+    for name in sorted(options.keys() - TAKEN):
+        warn(
+            "sim_jit_option",
+            f"nki.jit({name}=...) has no effect, expected options among {', '.join(TAKEN)}; launch "
+            "with kernel[2](...), and give shapes and constants to the call",
+            advice=True,
+        )
     if target is None:
         return fn if isinstance(fn, Kernel) else Kernel(fn)
     if target not in TARGETS:

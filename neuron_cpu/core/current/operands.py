@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
-from ..device.errors import NkiError, refuse, warn
+from ..device.errors import NkiError, refuse, type_name, warn
 from ..device.spec import Engine, in_force
 from ..device.target import chosen, needs
 from ..device.unknown import Listed
@@ -25,6 +25,7 @@ from ..instructions.arguments import (  # noqa: F401 - as they are
     nc_version,
     no_tensor,
     oob_mode,
+    spread,
 )
 from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
@@ -99,7 +100,8 @@ def choose(given: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
     if not isinstance(given, engine):
         raise refuse(
             "sim_engine",
-            f"{what} with engine={type(given).__name__}, expected a member of nisa.engine",
+            f"{what} with engine={type(given).__name__}, expected a member of nisa.engine; "
+            "write nisa.engine.vector or another",
         )
     found = Engine.__members__.get(given.name.upper())
     if found not in allowed:
@@ -157,6 +159,13 @@ def tensor(value: Any, what: str) -> View:
     if isinstance(value, View):
         return value
     trace.current(what if what.startswith("nl.") else f"nisa.{what}")
+    if isinstance(value, NkiInstruction):
+        written = value._made.dst[0].label()
+        raise refuse(
+            "sim_operand_type",
+            f"{what} got the handle of an instruction, expected a tensor; give the tile that it "
+            f"wrote, {written}: a function of nisa returns no data",
+        )
     raise no_tensor(value, what, "a tensor made with nl.ndarray or a parameter of the kernel")
 
 
@@ -176,7 +185,7 @@ def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
             raise refuse(
                 "err_num_partition_mismatch" if unequal else "sim_shape_mismatch",
                 f"{what} got {views[0].label()} and {v.label()}, expected equal {kind} total "
-                f"elements, got {mine} and {other}; slice both alike, nothing is broadcast",
+                f"elements, got {mine} and {other}; {_stretching(views[0], v)}",
             )
     sizes = refined([joined(v, 1) for v in views])
     if sizes is None:
@@ -186,6 +195,24 @@ def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
             "each other; copy one operand into a contiguous tile first",
         )
     return tuple([v if v.shape[1:] == sizes else v.reshape((v.shape[0], *sizes)) for v in views])
+
+
+def _stretching(like: View, other: View) -> str:
+    """What makes an operand as large as the first one, where it is a column or a row."""
+    rows, columns = like.shape[0], like.free_size
+    if other.shape[0] == rows and other.free_size == 1:
+        return (
+            "a number for each partition is operand0 of nisa.tensor_scalar, or stretch it with "
+            f".broadcast({other.ndim - 1}, {columns})"
+        )
+    if other.shape[0] == 1 and other.free_size == columns:
+        return (
+            f"a row goes to all partitions with {spread(other, like)}, or where it is loaded, from "
+            f"row_hbm.broadcast(0, {rows})"
+        )
+    if other.ndim > 2 and other.shape[0] == 1 and other.shape[1] == rows:
+        return f"axis 0 of a tile is its partitions: make it ({rows}, n, ...), and take tile[:, i]"
+    return "slice both alike, nothing is broadcast"
 
 
 def joined(view: View, first: int) -> tuple[int, ...]:
@@ -245,6 +272,13 @@ def token(op: Any, what: str) -> str:
             "sim_unknown_operator",
             f"{what} got operator {given}, which the ALU has not, expected another; take "
             "nisa.reciprocal of the divisor, and nl.multiply",
+        )
+    if isinstance(op, (View, int, float)):
+        mend = "name it without a call" if isinstance(op, View) else "give numbers as operand0="
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} got a {type_name(op)} as operator, expected a function of nki.language; "
+            f"{mend}, the operator as op0=nl.add or op=nl.add",
         )
     if name is None or name in ("max", "min"):
         meant = f"{meant}imum" if meant in ("max", "min") else meant

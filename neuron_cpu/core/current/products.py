@@ -96,14 +96,21 @@ def _product_of(dst: View, left: View, right: View) -> View:
     shape = (left.free_size, right.free_size)
     if dst.shape == shape:
         return dst
-    _check_size(f"nc_matmul of stationary {left.label()} and moving {right.label()}", dst, shape)
+    _check_size(
+        f"nc_matmul of stationary {left.label()} and moving {right.label()}",
+        dst,
+        shape,
+        ", as partitions are summed over; give that dst, or where another axis is to be summed "
+        "over, transpose both operands first (nisa.nc_transpose)",
+    )
     return tensor_engine.collapsed(dst)
 
 
-def _check_size(what: str, dst: View, shape: tuple[int, int]) -> None:
+def _check_size(what: str, dst: View, shape: tuple[int, int], mend: str) -> None:
     if dst.shape[0] != shape[0] or dst.free_size != shape[1]:
         raise refuse(
-            "sim_shape_mismatch", f"{what} into {dst.label()}, expected a dst of shape {shape}"
+            "sim_shape_mismatch",
+            f"{what} into {dst.label()}, expected a dst of shape {shape}{mend}",
         )
 
 
@@ -403,7 +410,7 @@ def nc_transpose(
         choice = Engine.TENSOR if target.storage.buffer == "psum" else Engine.VECTOR
     shape = (source.free_size, source.shape[0])
     if target.shape != shape:
-        _check_size(f"{what} of {source.label()}", target, shape)
+        _check_size(f"{what} of {source.label()}", target, shape, "; make it with nl.ndarray")
         target = target.reshape(shape)
     _check_transposed_type(target, source, choice)
     attrs = tensor_engine.TransposeAttrs(

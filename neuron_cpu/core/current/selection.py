@@ -148,7 +148,8 @@ def max8(dst: Any, src: Any, name: str | None = None) -> NkiInstruction:
 def _eight(view: View, what: str) -> View:
     if view.free_size != 8:
         raise refuse(
-            "sim_search_values", f"{what} got {view.label()}, expected 8 elements per partition"
+            "sim_search_values",
+            f"{what} got {view.label()}, expected 8 elements per partition; make a tile (P, 8)",
         )
     return view if view.ndim == 2 else view.reshape((view.shape[0], 8))
 
@@ -173,7 +174,10 @@ def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> N
     what = "nc_find_index8"
     target = _eight(tensor(dst, what), what)
     if target.dt.name not in ("uint32", "uint16"):
-        raise refuse("sim_search_types", f"{what} into {target.label()}, expected uint32 or uint16")
+        raise refuse(
+            "sim_search_types",
+            f"{what} into {target.label()}, expected uint32 or uint16; make it with nl.uint32",
+        )
     src, attrs = _search(data, vals, what)
     return put(FIND8, (target,), src, attrs, name)
 

@@ -8,7 +8,7 @@ nki/get-started/about/indexing-overview.rst.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..device.dtypes import DType
@@ -159,7 +159,7 @@ class NkiTensor(trace.Values, Foreign, View):
             elif is_integer(k):
                 at = int(k) + size if k < 0 else int(k)
                 if not 0 <= at < size:
-                    raise self._outside(axis, f"index {k}")
+                    raise self._outside(axis, f"index {k}", f"count from 0 to {size - 1}")
                 offset += at * stride
                 # a tile never loses its partition axis
                 if chip and axis == 0:
@@ -173,7 +173,8 @@ class NkiTensor(trace.Values, Foreign, View):
                 raise refuse(
                     "sim_index_type",
                     f"subscript of type {type(k).__name__} of {self.label()}, expected int, slice, "
-                    "nl.ds or '...'; use .ap for masks and grids",
+                    "nl.ds or '...'; choose elements with nl.where, gather rows with "
+                    ".ap(vector_offset=tile)",
                 )
         while len(shape) < (2 if chip else 1):
             shape.append(1)
@@ -194,7 +195,8 @@ class NkiTensor(trace.Values, Foreign, View):
                 raise refuse(
                     "sim_index_type",
                     f"slice bound of type {type(bound).__name__} of {self.label()}, expected an "
-                    "integer known while building; use nl.ds(register, size) for another",
+                    "integer known while building; divide sizes with //, and give what is known at "
+                    "run time as nl.ds(register, size)",
                 )
         step = 1 if k.step is None else int(k.step)
         start = 0 if k.start is None else int(k.start)
@@ -215,11 +217,11 @@ class NkiTensor(trace.Values, Foreign, View):
         strides = intern(contiguous(shape))
         return super()._with(self.offset, intern(shape), strides, (bounds,), None)
 
-    def _outside(self, axis: int, what: str) -> Exception:
+    def _outside(self, axis: int, what: str, mend: str = "clamp with min()") -> Exception:
         return refuse(
             "err_tensor_access_out_of_bound",
             f"Out-of-bound access for tensor {self.label()} on dimension {axis}: {what} exceeds "
-            f"dimension size {self.shape[axis]}, expected indices inside of it; clamp with min()",
+            f"dimension size {self.shape[axis]}, expected indices inside of it; {mend}",
         )
 
     def _sliced_rows(self, keys: Sequence[Any]) -> Any:
@@ -289,7 +291,8 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_permute",
                 f"permute({list(dims)}) of {self.label()}, expected every axis once"
-                f"{', the partition axis first' if self.storage.on_chip else ''}",
+                f"{', the partition axis first' if self.storage.on_chip else ''}; move data across "
+                "partitions with nisa.nc_transpose",
             )
         return self._rearranged([self.shape[d] for d in order], [self.strides[d] for d in order])
 
@@ -309,7 +312,8 @@ class NkiTensor(trace.Values, Foreign, View):
         dim = whole(dim, "axis of expand_dim")
         at = dim if dim >= 0 else dim + self.ndim + 1
         if self.storage.on_chip and at == 0:
-            raise self._wrong_axis("expand_dim", dim)
+            mend = "a row is (1, n) already, and a reduction's result a column (P, 1)"
+            raise self._wrong_axis("expand_dim", dim, mend)
         return self._replaced(at, [1], [0], of=0)
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
@@ -566,15 +570,17 @@ class NkiTensor(trace.Values, Foreign, View):
             raise self._wrong_axis(what, dim)
         return at
 
-    def _wrong_axis(self, what: str, dim: int) -> Exception:
-        where = (
-            "on chip the partition axis stays as it is"
-            if self.storage.on_chip
-            else ("only axis 0 of a tensor in HBM")
-        )
+    def _wrong_axis(self, what: str, dim: int, mend: str = "") -> Exception:
+        where = "only axis 0 of a tensor in HBM"
+        if self.storage.on_chip:
+            where = "on chip the partition axis stays as it is"
+            mend = mend or (
+                "copy over partitions with nl.broadcast_to, or turn the tile with nisa.nc_transpose"
+            )
         return refuse(
             "sim_view_axis",
-            f"{what} of axis {dim} of {self.label()}, expected another axis: {where}",
+            f"{what} of axis {dim} of {self.label()}, expected another axis: {where}"
+            + (f"; {mend}" if mend else ""),
         )
 
     # --- data and truth ---------------------------------------------------------------------------
@@ -591,21 +597,10 @@ class NkiTensor(trace.Values, Foreign, View):
     def __iter__(self) -> NoReturn:
         raise refuse(
             "sim_tensor_iteration",
-            f"{self.label()} is iterated over, expected a loop over a range that slices it",
+            f"{self.label()} is iterated over, expected a loop over a range that slices it; "
+            "loop over range(n) and take tile[:, i:i + 1], or reduce and search whole tiles with "
+            "nl.sum, nl.max and nisa.max8",
         )
-
-    def _no_operator(self, *_: Any) -> NoReturn:
-        raise refuse(
-            "sim_tensor_operator",
-            f"binary operators on tensors are not supported, got one on {self.label()}; use "
-            "nisa.tensor_tensor, nisa.tensor_scalar, or functions of nki.language such as nl.add, "
-            "nl.greater and nl.where",
-        )
-
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
-    __truediv__ = __rtruediv__ = __neg__ = __iadd__ = __pow__ = __rpow__ = _no_operator
-    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = __invert__ = _no_operator
-    __lshift__ = __rshift__ = _no_operator
 
     def _no_number(self) -> NoReturn:
         raise refuse(
@@ -619,6 +614,40 @@ class NkiTensor(trace.Values, Foreign, View):
     __hash__ = object.__hash__
 
 
+_OPERATORS = {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "pow": "power",
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+    "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "invert": "logical_not",
+    "neg": "negative", "lshift": "left_shift", "rshift": "right_shift",
+}  # fmt: skip
+
+
+def _operator(name: str) -> Callable[..., NoReturn]:
+    """The refusal of one of Python's operators, with the function ``nl.name`` that does it."""
+    one = name in ("logical_not", "negative")
+    mend = f"use nl.{name}({'x' if one else 'x, y'}), or nisa.tensor_scalar with a number"
+    mend += "" if one else f" and nisa.tensor_tensor(dst, x, y, op=nl.{name}) with a tile"
+    if name.startswith(("less", "greater")):
+        mend += ", and nl.where to choose by the result"
+
+    def refuse_it(self: NkiTensor, *others: Any) -> NoReturn:
+        use = mend
+        if not self.storage.on_chip:
+            use = "copy it into a tile with nisa.dma_copy or nl.load, or slice it: x_hbm[rows, :]"
+        elif any(hasattr(other, "shape") and not isinstance(other, View) for other in others):
+            use = f"pass the array to the kernel, load it with nl.load, and use nl.{name}(x, y)"
+        raise refuse(
+            "sim_tensor_operator",
+            f"binary operators on tensors are not supported, got one on {self.label()}; {use}",
+        )
+
+    return refuse_it
+
+
+for _name, _function in _OPERATORS.items():
+    for _form in (f"__{_name}__", f"__r{_name}__"):
+        setattr(NkiTensor, _form, _operator(_function))
+
 for _name in ("view", "permute", "reshape", "broadcast", "slice", "select", "ap"):
     setattr(NkiTensor, _name, fitted(getattr(NkiTensor, _name)))
 
@@ -631,7 +660,8 @@ def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:
     if math.prod(sizes) != size or min(sizes, default=1) < 1:
         raise refuse(
             "sim_reshape",
-            f"shape {tuple(shape)} for {size} elements of {view.label()}, expected as many",
+            f"shape {tuple(shape)} for {size} elements of {view.label()}, expected as many; "
+            "make a tile of that shape with nl.ndarray, and copy into a part of it",
         )
     return sizes
 
@@ -665,5 +695,8 @@ def _index_tile(given: Any, rows: int | None) -> View:
         wrong = f"shape ({'P' if rows is None else rows}, 1)"
     if wrong:
         got = given.label() if isinstance(given, View) else type(given).__name__
-        raise refuse("sim_index_tile", f"run-time offset {got}, expected {wrong}")
+        raise refuse(
+            "sim_index_tile",
+            f"run-time offset {got}, expected {wrong}; copy the indices into such a tile first",
+        )
     return given

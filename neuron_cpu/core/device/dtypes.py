@@ -159,6 +159,10 @@ def meant(given: Any) -> str:
     """The advice instead of a type that NKI lacks."""
     if isinstance(given, int):
         return "give the shape as one tuple, nl.zeros((128, 64), nl.float32)"
+    if isinstance(given, tuple):
+        return "give the shape first and the type second"
+    if getattr(given, "shape", ()) and not isinstance(given, type):  # a tile
+        return "give dtype= by its name, as nl.float32"
     name = given.__name__ if given is float or given is int else given
     if isinstance(name, str):
         return f"use {answer(name, False) or 'nl.float32 or another name of nl'}"

@@ -91,8 +91,8 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
         return
     known = _consulted(identifier)
     if known is not None:
-        fault, _, mend = message.rpartition("; ")
-        raise refuse(identifier, f"{fault} ({known.told()}); {mend}", source)
+        fault, *mend = message.rsplit("; ", 1)
+        raise refuse(identifier, "; ".join([f"{fault} ({known.told()})", *mend]), source)
     # Python's own filter shows each message once, and the place is part of the message.
     place = source if source is not None else current_place()
     if strict() and not advice:
@@ -175,10 +175,10 @@ _BESIDE = tuple(os.path.join(_PACKAGE, *path) for path in (("sdk", "neuronxcc"),
 _CALLERS = tuple(os.path.join(_PACKAGE, name) for name in ("commands", "judge", "tune"))
 
 
-# numpy and PyTorch call back into tiles that they are given.
+# numpy, PyTorch and JAX call back into tiles that they are given.
 _LIBRARIES = tuple(
     os.path.dirname(spec.origin) + os.sep
-    for spec in map(importlib.util.find_spec, ("numpy", "torch"))
+    for spec in map(importlib.util.find_spec, ("numpy", "torch", "jax"))
     if spec is not None and spec.origin is not None
 )
 

@@ -8,6 +8,7 @@ holds for both languages unless it is a pair: for ``neuronxcc.nki`` first, for `
 import difflib
 import json
 import operator
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from enum import EnumMeta
@@ -19,6 +20,7 @@ import numpy as np
 from .errors import NkiError, current_place, users_line
 
 Answer = str | list[str]
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
 class UnknownName(NkiError, AttributeError):
@@ -36,7 +38,7 @@ def _read() -> dict[str, Any]:
     """The tables: names, separated by blanks, and what to use."""
     data = json.loads(DATA.read_text(encoding="utf-8"))
     known = {f"={name}": found for name, found in data["answers"].items()}
-    for room in ("names", "isa", "gone"):
+    for room in ("names", "isa", "gone", "types", "package"):
         data[room] = {
             name: known.get(found, found) if isinstance(found, str) else found
             for names, found in data[room].items()
@@ -51,7 +53,11 @@ _DATA = _read()
 ANSWERS: Mapping[str, Answer] = _DATA["names"]
 ISA_ANSWERS: Mapping[str, Answer] = _DATA["isa"]
 GONE: Mapping[str, Answer] = _DATA["gone"]
-_OWN: Mapping[str, Mapping[str, Answer]] = {"nisa": ISA_ANSWERS, "nki": _DATA["package"]}
+_OWN: Mapping[str, Mapping[str, Answer]] = {
+    "nl": _DATA["types"],
+    "nisa": ISA_ANSWERS,
+    "nki": _DATA["package"],
+}
 KEYWORDS: Mapping[str, str] = _DATA["keywords"]  # of other languages: those of this one
 CALLS: Mapping[str, str] = _DATA["calls"]  # of keywords and functions: what mends their call
 _SHARED = frozenset(_DATA["shared"].split())  # functions of both languages, methods elsewhere
@@ -60,8 +66,9 @@ _AXIS = str(_DATA["answers"]["axis"])
 
 def answer(name: str, current: bool, alias: str = "") -> str | None:
     """The advice instead of ``name`` in one of the two languages; None where no advice is known."""
+    lower = _HUMP.sub("_", name).lower()  # atomicAdd
     for table in (_OWN.get(alias, {}), ANSWERS, GONE):
-        found = table.get(name)
+        found = table.get(name, table.get(lower))
         text = found[current] if isinstance(found, list) else found
         if text:
             return text
@@ -234,6 +241,10 @@ class Foreign:
 
     def __array_function__(self, func: Any, *_: Any) -> NoReturn:
         raise self._refused(f"np.{func.__name__}", func.__name__)
+
+    def __jax_array__(self) -> NoReturn:
+        error = self._refused("a function of JAX", "jax")
+        raise NkiError(error.identifier, error.message, error.source)  # JAX hides a TypeError
 
     @classmethod
     def __torch_function__(

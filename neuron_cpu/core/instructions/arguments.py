@@ -1,5 +1,6 @@
 """Arguments of ``nki.isa`` functions that several of them share: checks, enumerations."""
 
+import math
 from collections.abc import Iterable, Sequence
 from enum import Enum, IntEnum
 from typing import Any
@@ -21,11 +22,15 @@ from .entry import form
 def no_tensor(value: Any, what: str, expected: str) -> Exception:
     """The refusal of an operand that is none, with what turns it into one."""
     mend = "turn numbers into tiles with nisa.memset and index expressions with nisa.iota"
-    if isinstance(value, Mask):
+    name = what.removeprefix("nl.")
+    if is_integer(value) or isinstance(value, float):
+        if hasattr(math, name):
+            mend = f"compute with numbers in Python, math.{name}({value})"
+    elif isinstance(value, Mask):
         mend = "choose by conditions of indices with nisa.affine_select"
     elif isinstance(value, DynamicIndex):
         mend = "index a tensor, tensor[rows, columns], or make a tile of numbers with nisa.iota"
-    elif hasattr(value, "shape") and what == "store":
+    elif hasattr(value, "shape") and name == "store":
         mend = "make results with nl.ndarray(shape, dtype, buffer=nl.shared_hbm)"
     elif callable(value):
         mend = "name its arguments, as op=nl.exp and data=tile"
@@ -53,7 +58,7 @@ def stretched(value: View, data: View, what: str) -> View:
         raise refuse(
             "err_num_partition_mismatch",
             f"{what} {value.label()} has {value.shape[0]} partitions, expected {data.shape[0]} "
-            f"like {data.label()}; slice it to the same partitions",
+            f"like {data.label()}; {_as_column(value, data)}",
         )
     if value.free_size != 1:
         raise refuse(
@@ -63,6 +68,18 @@ def stretched(value: View, data: View, what: str) -> View:
         )
     column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
     return column.expand(data.shape)
+
+
+def _as_column(value: View, data: View) -> str:
+    """What to do with an operand of other partitions: a row is no vector of the partitions."""
+    if value.shape[0] == 1 and value.free_size == data.free_size:
+        return f"a row is an operand of nisa.tensor_tensor, after {spread(value, data)}"
+    return "slice it to the same partitions"
+
+
+def spread(row: View, data: View) -> str:
+    """The call that copies a row to the partitions of ``data``; both languages have it."""
+    return f"nl.broadcast_to(row, {(data.shape[0], *row.shape[1:])})"
 
 
 def column(value: Any, data: View, what: str, exact: bool = True) -> View:
@@ -144,7 +161,8 @@ def check_total(total: View, partitions: int, what: str) -> None:
     if total.shape[0] != partitions or total.free_size != 1:
         raise refuse(
             "sim_reduce_res_shape",
-            f"{what} reduce_res {total.label()}, expected shape ({partitions}, 1)",
+            f"{what} reduce_res {total.label()}, expected shape ({partitions}, 1); make it "
+            f"with nl.ndarray(({partitions}, 1), nl.float32, nl.sbuf)",
         )
 
 
@@ -158,7 +176,11 @@ def real(value: Any, what: str) -> float:
     value = number(value)
     if isinstance(value, (int, float)):
         return float(value)
-    raise refuse("sim_number", f"{what} is a {_told(value)}, expected a number")
+    raise refuse(
+        "sim_number",
+        f"{what} is a {_told(value)}, expected a number; give it as a Python number, and combine "
+        "tiles with nisa.tensor_copy or nisa.tensor_tensor",
+    )
 
 
 def whole(value: Any, what: str) -> int:
@@ -179,7 +201,11 @@ def several(value: Any, what: str) -> Sequence[Any]:
     """``value`` as a list or tuple of values."""
     if isinstance(value, (list, tuple)):
         return value
-    raise refuse("sim_sequence", f"{what} is a {_told(value)}, expected a list or tuple")
+    raise refuse(
+        "sim_sequence",
+        f"{what} is a {_told(value)}, expected a list or tuple; write the values in brackets, a "
+        "pattern as [[step, count]]",
+    )
 
 
 def wholes(value: Any, what: str) -> list[int]:

@@ -410,7 +410,7 @@ def _check_start(op: OpSpec, view: View) -> bool:
         warn(
             "sim_start_partition",
             f"{op.name} of {view.label()} starts at partition {start}, expected one of {legal} for "
-            f"{size} partitions; move the rows or pad",
+            f"{size} partitions; bring the rows to one of them with nisa.dma_copy, or pad",
         )
     return start in legal
 

@@ -21,7 +21,7 @@ from ..program.attributes import Attrs, among, constants
 from ..program.program import Instruction
 from ..program.view import View
 from .alu import ACTIVATION_RANGES, ACTIVATIONS, check_range, no_activation, reduce_last
-from .arguments import number, stretched
+from .arguments import number, spread, stretched
 from .entry import OpSpec, streaming_with_sums
 from .vector import StepsAttrs, steps_of
 
@@ -172,7 +172,8 @@ def activation_operands(
     else:
         raise refuse(
             "err_activation_scale_invalid_type",
-            f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile",
+            f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile; "
+            "pass arrays to the kernel",
         )
     if isinstance(bias, View) and bias.dt in BIAS_TYPES:
         src.append(stretched(bias, data, "activation bias"))
@@ -209,5 +210,5 @@ def _check_scale(scale: View, data: View) -> None:
             "err_activation_scale_scalar_or_vector",
             f"activation scale {scale.label()} for data {data.label()}, expected a number or "
             f"shape ({data.shape[0]}, 1); multiply whole tiles with nl.multiply or "
-            "nisa.tensor_tensor",
+            f"nisa.tensor_tensor, a row after {spread(scale, data)}",
         )

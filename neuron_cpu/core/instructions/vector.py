@@ -224,7 +224,8 @@ def step(
     raise refuse(
         "sim_operand_type",
         f"{what} of type {type_name(value)}, expected a number or a (P, 1) "
-        + ("float32 tile" if exact else "tile"),
+        + ("float32 tile" if exact else "tile")
+        + "; pass arrays to the kernel, and combine whole tiles with nisa.tensor_tensor",
     )
 
 

@@ -43,7 +43,7 @@ from ..program.storage import Frame, Loop
 from ..run.eager import Machine
 from ..run.execute import Plan
 from ..run.memory import unseen
-from . import annotation, in_jax, specialisation
+from . import annotation, gradients, in_jax, specialisation
 from .assignment import insert_initial_fills
 from .specialisation import (
     WrongArguments,
@@ -222,7 +222,7 @@ class Kernel:
         """A call of tensors that no device has."""
         if in_jax.is_traced(args, kwargs):
             return in_jax.call(self, args, kwargs)
-        return self._called(args, kwargs)
+        return gradients.told(self.name, (*args, *kwargs.values()), self._called(args, kwargs))
 
     def _called(self, args: tuple, kwargs: dict) -> Any:
         """A call that is not inlined: the results of the specialisation's Program."""

@@ -32,13 +32,18 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             f"Expected operand 'src' of 'load' to be in address space 'hbm', got {source.label()}; "
             "use nl.copy between on-chip tensors",
         )
+    column = source.ndim == 1
     while source.ndim < 2:  # a 1-D region is a column, one of its elements a (1, 1) tile
         source = source.expand_dims(source.ndim)
     if source.shape[0] > GEN2.partitions:
+        mend = f"load {GEN2.partitions} rows at a time"
+        if column:
+            name, count = source.storage.name, source.shape[0]
+            mend = f"load it as one row: {name}.reshape((1, {count}))"
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
-            f"{GEN2.partitions} in load of {source.label()}; load {GEN2.partitions} rows at a time",
+            f"{GEN2.partitions} in load of {source.label()}; {mend}",
         )
     whole = source.storage.shape[-2:]
     window = source.ndim > 2 and all(n < m for n, m in zip(source.shape[-2:], whole))

@@ -227,14 +227,16 @@ def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
     mend = CALLS.get(wrong[1] if wrong else function.__name__, "")
     if right:
         mend = f"the kernel language's keyword is {right}="
-    elif not mend and "missing" in told and names[:1] == ["dst"] and "dst" not in given:
-        mend = "nothing is returned: give a tile of nl.ndarray as dst=, and the rest by name"
     elif not mend and "missing" in told:
         mend = f"add {', '.join(f'{name}=' for name in _QUOTED.findall(told))}"
+        if names[:1] == ["dst"] and "dst" not in given:
+            mend += ", the tile of nl.ndarray that it writes as dst=: nothing is returned"
+    elif not mend and "positional argument" in told:
+        mend = "give no more than these, in this order, the last ones each by its name"
     return refuse(
         "sim_arguments",
         f"{told}, expected {function.__name__}({', '.join(names)}); "
-        f"{mend or 'give each once, and by its name'}",
+        f"{mend or (f'leave {wrong[1]}= out' if wrong else 'give each once, and by its name')}",
     )
 
 
