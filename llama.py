@@ -1620,8 +1620,8 @@ class InnerTokens(NamedTuple):
     along_sb: Sbuf
     inner: Tokens
 
-    def gate(self, gate, up, bank, zero_sb):
-        """Compute silu(gate) * up for a bank of ``psum_banks`` of two Pieces."""
+    def gate(self, gate, up, bank, zero_sb, act):
+        """Compute act(gate) * up for a bank of ``psum_banks`` of two Pieces."""
         (first, tiles, at, count), factors = bank, []
         columns = nl.ds(at, count)
         for piece in (gate, up):
@@ -1632,14 +1632,14 @@ class InnerTokens(NamedTuple):
                     out_psum[:, tile, :], self.along_sb[:, columns], nl.multiply
                 )
             is_gate = piece is gate
-            factors.append(nisa.activation(nl.silu, out_sb, bias=zero_sb) if is_gate else out_sb)
+            factors.append(nisa.activation(act, out_sb, bias=zero_sb) if is_gate else out_sb)
         inner_sb = self.inner.x_sb[:, nl.ds(gate.first + first, tiles), columns]
         inner_sb[...] = nisa.tensor_tensor(*factors, nl.multiply)
 
 
-def gated_mlp(hidden, norm, linears, length, most):
+def gated_mlp(hidden, norm, linears, length, most, act=nl.silu):
     """Do the work of ``swiglu_mlp_kernel`` for Hidden states with the Linears gate, up and down.
-    Each ``most`` tokens take a pass over the weights."""
+    Each ``most`` tokens take a pass over the weights. ``act`` is another function than SiLU."""
     x_hbm, (gate, up, down) = hidden.x_hbm, linears
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     for blocks in grouped(token_blocks(*x_hbm.shape, length or x_hbm.shape[1]), most):
@@ -1660,7 +1660,7 @@ def gated_mlp(hidden, norm, linears, length, most):
                 loaded = [linear.load(first, size) for linear in (gate, up)]
             for tokens in inner:
                 for bank in psum_banks(size, tokens.hidden.block.count):
-                    tokens.gate(*loaded, bank, zero_sb)
+                    tokens.gate(*loaded, bank, zero_sb, act)
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
         store_product(down, [tokens.inner for tokens in inner], hidden.out_hbm)
 

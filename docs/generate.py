@@ -34,6 +34,7 @@ from neuronxcc import nki  # noqa: E402
 from neuronxcc.nki import isa as nisa  # noqa: E402
 from neuronxcc.nki import language as nl  # noqa: E402
 
+from models import families  # noqa: E402
 from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.current import releases  # noqa: E402
 from neuron_cpu.core.device import refusals  # noqa: E402
@@ -254,6 +255,33 @@ def _told(one: refusals.Refusal | refusals.Defect) -> str:
 
 
 # --- releases -------------------------------------------------------------------------------------
+def family_table() -> str:
+    """What families of models do otherwise than Llama, and which."""
+    some, norms = families.FAMILIES, "norms over {} of queries and keys"
+    every = {
+        "biases of queries, keys and values": lambda family: family.qkv_bias,
+        norms.format("each head"): lambda family: family.head_norms == "each",
+        norms.format("all heads"): lambda family: family.head_norms == "all",
+        "norms behind attention and MLP, too": lambda family: family.norms[0] and family.norms[1],
+        "norms behind attention and MLP alone": lambda family: family.norms[0] is None,
+        "gains less one": lambda family: family.less_one,
+        "factors of embeddings, scores, residual or logits": lambda family: (
+            family.scales is not families.no_scales
+        ),
+        "fused weights": lambda family: family.fused,
+        "a window, in some layers or all": lambda family: (
+            family.windows is not families.no_windows
+        ),
+    }
+    fields = dict.fromkeys(name for family in some.values() for name in family.reads)
+    every |= {f"`{name}`": lambda family, name=name: name in family.reads for name in fields}
+    rows = ["| otherwise than `llama` | `model_type` |", "|---|---|"]
+    for words, holds in every.items():
+        kinds = ", ".join(f"`{kind}`" for kind, family in some.items() if holds(family))
+        rows.append(f"| {words} | {kinds} |")
+    return "\n".join(rows) + "\n"
+
+
 def release_table() -> str:
     """What each release of `nki` changed."""
     changed: dict[str, list[str]] = {}
@@ -356,6 +384,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "instructions": instruction_list, "language": language_list, "isa": isa_list,
     "missing": missing_list, "examples": examples, "identifiers": identifier_list,
     "refusals": refusal_list, "defects": defect_list, "releases": release_table,
+    "families": family_table,
     "mutants": mutant_table, "survivors": survivor_list, "rooms": room_picture,
 }  # fmt: skip
 

@@ -65,7 +65,7 @@ from llama import (
     transposed_tiles,
     whole_tiles,
 )
-from models.families import CACHED, model_type, slots_of
+from models.families import CACHED, slots_of, window_of
 from models.weights import SharedSizes
 from models.quantised import SOFTMAX_TURNS
 from models.queries import (
@@ -1114,12 +1114,6 @@ class CachedModel(NeuronLlamaModel):
         caches = self.kv_mgr.past_key_values
         pairs = zip(caches[::2], caches[1::2])
         return [[keys, values, active_block_table] for keys, values in pairs]
-
-
-def window_of(config: InferenceConfig) -> Optional[int]:
-    """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
-    window = getattr(config, "sliding_window", None) if model_type(config) == "mistral" else None
-    return None if window is None or window >= config.neuron_config.seq_len else window
 
 
 def masks_in_order(given: Dict[str, Any]) -> torch.Tensor:

@@ -15,6 +15,7 @@ Features combine: a graph may have adapters over a cache of blocks under a windo
 
 from __future__ import annotations
 
+import logging
 from typing import Any, List, Optional, Type
 
 import torch
@@ -39,13 +40,18 @@ from models.adapters import (
 from models.families import (
     NormOfColumns,
     add_heads,
+    as_llama,
     attention_biases,
-    has_head_norms,
+    check_family,
+    number_layers,
+    outside_of_kernels,
+    set_norms,
     shows_hidden_states,
+    window_of,
 )
 from models.quantised import as_integers, as_quantised, check_quantised, quantise_kernel_weights
-from models.layers import AnyHead, convert_heads, convert_mlp
-from models.cached import CachedConfig as NeuronConfigNKI, window_of
+from models.layers import ACTIVATIONS, AnyHead, convert_heads, convert_mlp
+from models.cached import CachedConfig as NeuronConfigNKI
 
 
 # Options that NxD Inference itself ends in an error with, and the last release 0.x that does so
@@ -91,6 +97,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         if option(self, "is_eagle_draft"):  # PyTorch runs one layer without its first norm
             self.neuron_config.nki_enabled = False
         check_pairs(self.neuron_config)
+        check_family(self)
         models.ranks.check_ranks(self)
         check_adapters(self)
         check_quantised(self)
@@ -101,7 +108,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         if not lacking:
             return None
         return (
-            f"The kernels do not cover {lacking[0]}, expected a Llama with SiLU, biases on "
+            f"The kernels do not cover {lacking[0]}, expected SiLU or Gemma's GELU, biases on "
             "queries, keys and values only, heads of 256 or an even number up to 128, and a batch "
             "of at most 128; run without --enable-nki."
         )
@@ -119,7 +126,6 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         found = {
             "attention_bias": out_bias,
             f"head_dim {dim}": dim % 2 > 0 or wide and dim != 2 * P_MAX,
-            f"norms over heads of {dim}": wide and has_head_norms(self),
             f"shares of heads of {dim}": wide and neuron_config.flash_decoding_enabled,
             f"parts of prompts of heads of {dim}": wide and in_parts,
             f"{q_heads} query heads per rank": q_heads > P_MAX,
@@ -133,7 +139,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             "biases behind quantised weights": qkv_bias and quantised,
             "quantised weights in a model of float32": precise and quantised,
             "mlp_bias": bool(getattr(self, "mlp_bias", False)),
-            f"hidden_act {self.hidden_act}": self.hidden_act != "silu",
+            f"hidden_act {self.hidden_act}": self.hidden_act not in ACTIVATIONS,
         }
         return [what for what, wrong in found.items() if wrong]
 
@@ -145,6 +151,10 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
 class ExtendedLayer(models.ranks.SharedLayer, AdaptedLayer):
     """The decoder layer with every attention and MLP. A sharded sequence is gathered first, as
     adapters are chosen for all of its tokens."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__(config)
+        set_norms(self, config)
 
 
 class ExtendedModel(models.ranks.SharedModel, models.cached.CachedModel):
@@ -159,6 +169,7 @@ class ExtendedModel(models.ranks.SharedModel, models.cached.CachedModel):
 
     def init_model(self, config: InferenceConfig) -> None:
         super().init_model(config)
+        number_layers(self, config)
         add_heads(self, config)
         if is_nki_enabled(config) and config.neuron_config.quantized:
             quantise_kernel_weights(self, config.neuron_config)
@@ -175,6 +186,12 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
     """The model that the driver compiles, loads and generates with."""
 
     _model_cls = ExtendedModel
+
+    def __init__(self, model_path: str, config: Any = None, *more: Any, **given: Any) -> None:
+        super().__init__(model_path, config, *more, **given)
+        why = outside_of_kernels(self.config) if is_nki_enabled(self.config) else None
+        if why is not None:
+            logging.warning("Attention runs in PyTorch, outside of NKI: %s.", why)
 
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> PreTrainedModel:
@@ -196,6 +213,7 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
             state = {name: tensor.float() for name, tensor in state.items()}
         if is_nki_enabled(config) and adapter_ranks(config):
             add_adapters(state, config)
+        state = as_llama(state, config)
         for prefix in (f"layers.{number}." for number in range(config.num_hidden_layers)):
             models.ranks.convert_attention(state, prefix, config)
             convert_mlp(state, prefix, config)

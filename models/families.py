@@ -1,43 +1,222 @@
-"""The wider family of Llama for llama.py: the additions of Qwen, EAGLE and Medusa.
+"""The wider family of Llama for llama.py: what FAMILIES says, and what EAGLE and Medusa add.
 
-They are biases on queries, keys and values (Qwen2.5), norms over query and key heads (Qwen3), and
-heads that guess further tokens (Medusa, EAGLE). Layers in PyTorch stand here, too; they round where
-the device's reference rounds. NxDI's own layers, which llama.py runs without kernels, lack these.
+A family differs from a Llama by a row of a table. Factors go into the weights when a checkpoint is
+read, so that neither kernels nor layers know them. Layers in PyTorch stand here, too; they round
+where the device's reference rounds. NxDI's own layers, which llama.py runs without kernels, lack
+these.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import torch
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
+from neuronx_distributed.parallel_layers.mappings import reduce_from_tensor_model_parallel_region
 from neuronx_distributed_inference.models.config import InferenceConfig
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.custom_calls import CustomRMSNorm
 from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+import llama
 from llama import (
     ATTENTION_TARGETS,
     P_MAX,
+    Columns,
     Hbm,
     HeadShape,
+    Hidden,
     LlamaRotaryEmbedding,
     NeuronLlamaAttention,
+    Norm,
     PlainMLP,
     Sbuf,
     StateDict,
+    block_tiles,
     in_lanes,
+    in_runs,
     is_nki_enabled,
+    norm_scales,
     option,
     pad_tiles,
+    rope_frequencies,
+    spans,
+    token_blocks,
     whole_tiles,
 )
-from models.weights import KernelRows, SharedSizes, heads_in_tiles
+from models.weights import KernelRows, SharedSizes, heads_in_tiles, spread_kv, spread_queries
+
+
+# --- The table ------------------------------------------------------------------------------------
+
+
+class Scales(NamedTuple):
+    """Factors of embeddings, of scores in place of 1 / sqrt(D), of what a layer's halves add to the
+    residual stream, and of logits."""
+
+    embedding: float = 1.0
+    scores: Optional[float] = None
+    residual: float = 1.0
+    logits: float = 1.0
+
+
+def no_scales(config: InferenceConfig) -> Scales:
+    return Scales()
+
+
+def gemma_scales(config: InferenceConfig) -> Scales:
+    """transformers rounds the embedding's factor to the model's type."""
+    root = torch.tensor(math.sqrt(config.hidden_size), dtype=config.neuron_config.torch_dtype)
+    return Scales(float(root), config.query_pre_attn_scalar**-0.5)
+
+
+def granite_scales(config: InferenceConfig) -> Scales:
+    return Scales(
+        config.embedding_multiplier,
+        config.attention_multiplier,
+        config.residual_multiplier,
+        1.0 / config.logits_scaling,
+    )
+
+
+def no_windows(config: InferenceConfig, number: int) -> bool:
+    return False
+
+
+def all_windows(config: InferenceConfig, number: int) -> bool:
+    return True
+
+
+def even_windows(config: InferenceConfig, number: int) -> bool:
+    return number % 2 == 0
+
+
+def windows_in_a_pattern(config: InferenceConfig, number: int) -> bool:
+    return (number + 1) % config.sliding_window_pattern > 0
+
+
+class Family(NamedTuple):
+    """What a model_type does otherwise than Llama.
+
+    ``norms``: a checkpoint's names of the RMSNorms before and behind attention, before and behind
+    the MLP; None where there is none. ``less_one``: gains are stored less one. ``head_norms``:
+    RMSNorms over queries and over keys, of "each" head or of "all" heads together. ``fused``: Q, K
+    and V are one tensor, gate and up another. ``windows``: whether a layer, by its number, sees
+    ``sliding_window`` tokens only. ``reads``: fields of config.json that count here alone.
+    """
+
+    norms: Tuple[Optional[str], ...] = ("input_layernorm", None, "post_attention_layernorm", None)
+    less_one: bool = False
+    qkv_bias: bool = False
+    head_norms: str = ""
+    fused: bool = False
+    windows: Callable[[InferenceConfig, int], bool] = no_windows
+    scales: Callable[[InferenceConfig], Scales] = no_scales
+    reads: Tuple[str, ...] = ()
+
+
+_FOUR_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+_CAPS = "final_logit_softcapping", "attn_logit_softcapping"
+_GEMMA = Family(_FOUR_NORMS, less_one=True, scales=gemma_scales)
+FAMILIES = {
+    "llama": Family(),
+    "mistral": Family(windows=all_windows),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(head_norms="each"),
+    "gemma2": _GEMMA._replace(windows=even_windows, reads=_CAPS),
+    "gemma3_text": _GEMMA._replace(
+        windows=windows_in_a_pattern, head_norms="each", reads=(_CAPS[0], "rope_local_base_freq")
+    ),
+    "granite": Family(scales=granite_scales),
+    "olmo2": Family((None, _FOUR_NORMS[1], None, _FOUR_NORMS[3]), head_norms="all"),
+    "phi3": Family(fused=True, windows=all_windows, reads=("partial_rotary_factor",)),
+    "smollm3": Family(reads=("no_rope_layers",)),
+}
+# Settings of NxDI under which tests hold these four; of the others they hold the rest alone.
+_EVERY_SETTING = "llama", "mistral", "qwen2", "qwen3"
+# A checkpoint's norms become these: before attention and the MLP, and behind them.
+_NORMS = "input_layernorm", "self_attn.post_norm", "post_attention_layernorm", "mlp.post_norm"
+
+
+def family_of(config: InferenceConfig) -> Family:
+    """The row of the configuration's model_type; that of Llama for others."""
+    return FAMILIES.get(getattr(config, "model_type", "llama"), FAMILIES["llama"])
+
+
+def given(config: InferenceConfig, name: str) -> Any:
+    """A field that the family reads; None where it has none."""
+    return getattr(config, name, None) if name in family_of(config).reads else None
+
+
+def varies(config: InferenceConfig) -> bool:
+    """Whether layers, or weights as they are read, differ by more than names of settings."""
+    return getattr(config, "model_type", "llama") not in _EVERY_SETTING
+
+
+def check_family(config: InferenceConfig) -> None:
+    """Name Gemma's activation as Llama's is named; ValueError for settings that are not tried with
+    the family, and for angles that change with a text's length."""
+    config.hidden_act = getattr(config, "hidden_activation", None) or config.hidden_act
+    if hasattr(config, "cache_implementation"):
+        config.cache_implementation = None  # transformers' for Gemma; here it is NxDI's
+    kind = getattr(config, "model_type", "llama")
+    asked = [
+        name
+        for name in (*llama.LlamaInferenceConfig.beyond, "vocab_parallel")
+        if option(config, name) and name != "speculation_length"
+    ]
+    asked += ["cp_degree"] if option(config, "cp_degree", 1) > 1 else []
+    if kind not in FAMILIES:
+        raise ValueError(
+            f"A {kind} differs from a Llama by more than a row of models/families.py, expected one "
+            f"of {', '.join(FAMILIES)}; --mode swap puts a kernel into any model of transformers."
+        )
+    if varies(config) and asked:
+        raise ValueError(
+            f"A {kind} runs without {asked[0]} here, expected a setting of plain generation; leave "
+            "it out."
+        )
+    if varies(config):
+        family_frequencies(config, SharedSizes.of(config).head_dim, 0)
+
+
+def window_of(config: InferenceConfig, number: Optional[int] = None) -> Optional[int]:
+    """Tokens that a query of a layer sees, itself included, or of some layer without a ``number``;
+    None where the cache holds no more anyway."""
+    window, windows = getattr(config, "sliding_window", None), family_of(config).windows
+    numbers = range(config.num_hidden_layers) if number is None else (number,)
+    if window is None or window >= config.neuron_config.seq_len:
+        return None
+    return window if any(windows(config, at) for at in numbers) else None
+
+
+def outside_of_kernels(config: InferenceConfig) -> Optional[str]:
+    """Why attention is PyTorch's also beside kernels; None where kernels compute it."""
+    sizes, norms = SharedSizes.of(config), family_of(config).head_norms
+    if given(config, "attn_logit_softcapping"):
+        return "scores have a soft cap"
+    if norms == "all":
+        return "one norm takes the heads of all ranks together"
+    if norms and sizes.head_dim > P_MAX:
+        return f"norms take heads of {sizes.head_dim}, more than {P_MAX} features"
+    return None
+
+
+def has_attention_kernels(config: InferenceConfig) -> bool:
+    return is_nki_enabled(config) and outside_of_kernels(config) is None
 
 
 # --- In kernels -----------------------------------------------------------------------------------
@@ -90,25 +269,38 @@ class HeadNorm(NamedTuple):
         return nisa.tensor_scalar(normed_sb, nl.multiply, self.gains_sb[:, nl.ds(which, 1)])
 
 
+@nki.jit
+def norm_kernel(x_hbm, gain_hbm, norm, length):
+    """RMSNorm of hidden states x [H, T] of sequences of ``length`` tokens, times the gain [128,
+    H/128] @ HBM -> the same, type of x. It follows the all-reduce of a layer's half, where a norm
+    stands behind it."""
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    gain_sb = nl.load(gain_hbm)
+    for block in token_blocks(*x_hbm.shape, length):
+        x_sb = Hidden(x_hbm).load(block).x_sb
+        along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
+        normed_sb = nl.ndarray(x_sb.shape, x_hbm.dtype)
+        for tile in nl.affine_range(x_sb.shape[1]):
+            normed_sb[:, tile, :] = nisa.scalar_tensor_tensor(
+                data=x_sb[:, tile, :],
+                op0=nl.multiply,
+                operand0=gain_sb[:, nl.ds(tile, 1)],
+                op1=nl.multiply,
+                operand1=along_sb,
+            )
+        nl.store(block_tiles(out_hbm, block, 0, x_sb.shape[1]), normed_sb)
+    return out_hbm
+
+
 # --- In modules -----------------------------------------------------------------------------------
 
 CACHED = "past_key_value", "attention_mask", "active_mask"  # what NxDI gives a layer of a cache
 
 
-def model_type(config: InferenceConfig) -> str:
-    """The family: llama, mistral, qwen2 or qwen3."""
-    return getattr(config, "model_type", "llama")
-
-
 def attention_biases(config: InferenceConfig) -> Tuple[bool, bool]:
     """Whether Q, K and V have biases, and the output; Qwen2's config has no field for it."""
     every = bool(getattr(config, "attention_bias", False))
-    return every or model_type(config) == "qwen2", every
-
-
-def has_head_norms(config: InferenceConfig) -> bool:
-    """Whether queries and keys have RMSNorms of their own over each head, as in Qwen3."""
-    return model_type(config) == "qwen3"
+    return every or family_of(config).qkv_bias, every
 
 
 def slots_of(heads: HeadShape) -> int:
@@ -133,6 +325,149 @@ def shows_hidden_states(config: InferenceConfig) -> bool:
     return bool(option(config, "enable_eagle_speculation")) or medusa_heads(config) > 0
 
 
+class KernelNorm(nn.Module):
+    """A norm behind the all-reduce of a layer's half, by ``norm_kernel``: Columns -> Columns."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__()
+        shape, dtype = (P_MAX, whole_tiles(config.hidden_size)), config.neuron_config.torch_dtype
+        self.weight = nn.Parameter(torch.ones(shape, dtype=dtype), requires_grad=False)
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, columns: Columns) -> Columns:
+        delta = norm_kernel(columns.delta, self.weight, self.norm, columns.shape[1])
+        return columns._replace(delta=delta)
+
+
+def post_norm(config: InferenceConfig, place: int, kernels: bool) -> nn.Module:
+    """The norm behind attention (``place`` 1) or the MLP (3); nothing where there is none."""
+    if family_of(config).norms[place] is None:
+        return nn.Identity()
+    if kernels:
+        return KernelNorm(config)
+    return CustomRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class NormOfAllHeads(KernelRows):
+    """An RMSNorm over the features of all heads of all ranks [B, heads, S, D]. Zero heads that pad
+    a rank's add nothing, and each of a head's ``replicas`` counts."""
+
+    def __init__(self, config: InferenceConfig, sizes: SharedSizes, of_keys: bool) -> None:
+        rank = sizes.of_rank
+        heads = rank.kv_heads if of_keys else rank.q_heads
+        super().__init__(heads * sizes.head_dim, sizes.tp, config.neuron_config.torch_dtype)
+        every = config.num_key_value_heads * sizes.replicas
+        self.features = (every if of_keys else config.num_attention_heads) * sizes.head_dim
+        self.eps = config.rms_norm_eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.to(torch.float32)
+        total = reduce_from_tensor_model_parallel_region(wide.square().sum((1, 3), keepdim=True))
+        gain = self.weight.to(torch.float32).view(1, x.shape[1], 1, x.shape[3])
+        return (wide * torch.rsqrt(total / self.features + self.eps) * gain).to(x.dtype)
+
+
+def norms_over_heads(config: InferenceConfig, sizes: SharedSizes) -> List[nn.Module]:
+    """The norms of queries and of keys in PyTorch."""
+    kind, eps = family_of(config).head_norms, config.rms_norm_eps
+    if kind == "all":
+        return [NormOfAllHeads(config, sizes, of_keys) for of_keys in (False, True)]
+    return [CustomRMSNorm(sizes.head_dim, eps) if kind else nn.Identity() for _ in "qk"]
+
+
+class FamilyRope(LlamaRotaryEmbedding):
+    """The rotary embedding of a layer by its number: some layers rotate by other frequencies or not
+    at all, and features of a head that are not rotated have the frequency 0."""
+
+    def __init__(self, config: InferenceConfig, head_dim: int, number: int) -> None:
+        nn.Module.__init__(self)
+        self.head_dim = head_dim
+        self.inv_freq, self.amplitude = family_frequencies(config, head_dim, number)
+        if rotated_features(config, head_dim) < head_dim:
+            self.amplitude = 1.0  # it is in the weights of the features that are rotated
+
+
+def rotated_features(config: InferenceConfig, head_dim: int) -> int:
+    return int(head_dim * (given(config, "partial_rotary_factor") or 1.0))
+
+
+def family_frequencies(
+    config: InferenceConfig, head_dim: int, number: int
+) -> Tuple[List[float], float]:
+    """Frequencies of a head's pairs of features, and the factor of cos and sin."""
+    none, rotated = [0.0] * (head_dim // 2), rotated_features(config, head_dim)
+    rotates, local = given(config, "no_rope_layers"), copy.copy(config)
+    if rotates and not rotates[number]:
+        return none, 1.0
+    if given(config, "rope_local_base_freq") and family_of(config).windows(config, number):
+        local.rope_theta, local.rope_scaling = config.rope_local_base_freq, None
+    scaling = getattr(local, "rope_scaling", None) or {}
+    scaling = scaling if isinstance(scaling, dict) else vars(scaling)  # as a saved one comes back
+    if scaling.get("rope_type", scaling.get("type")) == "longrope":
+        found, amplitude = long_frequencies(config, rotated)
+    else:
+        found, amplitude = rope_frequencies(local, rotated)
+    return found + none[len(found) :], amplitude
+
+
+def long_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], float]:
+    """Those of "longrope" for texts up to the length that the model was first trained for; beyond
+    it all angles of a text change, and cached keys with them."""
+    longest, trained = config.neuron_config.seq_len, config.original_max_position_embeddings
+    if longest > trained:
+        raise ValueError(
+            f"rope_scaling 'longrope' changes a text's angles beyond "
+            f"original_max_position_embeddings {trained}, got seq_len {longest}; choose a shorter "
+            "seq_len."
+        )
+    read = PretrainedConfig(
+        rope_theta=config.rope_theta,
+        rope_scaling=config.rope_scaling,
+        max_position_embeddings=config.max_position_embeddings,
+        original_max_position_embeddings=trained,
+        hidden_size=dim,
+        num_attention_heads=1,
+    )
+    with torch.device("cpu"):
+        frequencies, amplitude = ROPE_INIT_FUNCTIONS["longrope"](read, torch.device("cpu"))
+    return frequencies.tolist(), amplitude
+
+
+def set_norms(layer: nn.Module, config: InferenceConfig) -> None:
+    """A decoder layer's norms in front of its halves, as each half takes them."""
+    kernels = has_attention_kernels(config), is_nki_enabled(config)
+    for place, within in zip((0, 2), kernels):
+        if family_of(config).norms[place] is None:
+            norm: Any = None if within else nn.Identity()
+        else:
+            kind = Norm if within else CustomRMSNorm
+            norm = kind(config.hidden_size, config.rms_norm_eps)
+        setattr(layer, _NORMS[place], norm)
+
+
+def number_layers(model: nn.Module, config: InferenceConfig) -> None:
+    """Give each layer the window and the angles of its number, and cap logits."""
+    for number, layer in enumerate(model.layers):
+        attention = layer.self_attn
+        attention.window = window_of(config, number)
+        if varies(config):
+            dim = attention.sizes.head_dim
+            attention.rotary_emb, attention.own_angles = FamilyRope(config, dim, number), True
+    if given(config, "final_logit_softcapping"):
+        model.lm_head.cap = config.final_logit_softcapping
+        model.lm_head.register_forward_hook(cap_logits)
+
+
+def capped(x: torch.Tensor, cap: Optional[float]) -> torch.Tensor:
+    """cap * tanh(x / cap), or x where there is no cap."""
+    return x if cap is None else cap * torch.tanh(x / cap)
+
+
+def cap_logits(head: nn.Module, _: Any, logits: torch.Tensor) -> torch.Tensor:
+    """A forward hook of the head."""
+    return capped(logits.to(torch.float32), head.cap)
+
+
 class FamilyMLP(PlainMLP):
     """NxDI's MLP with adapters, of a whole sequence, where NxDI's would be sharded."""
 
@@ -141,10 +476,12 @@ class FamilyMLP(PlainMLP):
         whole.neuron_config = copy.copy(config.neuron_config)
         whole.neuron_config.sequence_parallel_enabled = False
         super().__init__(whole)
+        self.post_norm = post_norm(config, 3, kernels=False)
 
     def forward(self, hidden: torch.Tensor, norm: nn.Module, given: Dict[str, Any]) -> torch.Tensor:
         product = modeling_llama.NeuronLlamaMLP.forward
-        return hidden + product(self, norm(hidden), adapter_ids=given.get("adapter_ids"))[0]
+        result = product(self, norm(hidden), adapter_ids=given.get("adapter_ids"))[0]
+        return hidden + self.post_norm(result)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -155,14 +492,19 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 class FamilyAttention(NeuronLlamaAttention):
-    """Attention with biases and norms over heads; in PyTorch without kernels."""
+    """Attention with biases and norms over heads; in PyTorch without kernels, and where none fits.
+    With ``own_angles`` it rotates otherwise than other layers."""
+
+    own_angles = False
 
     def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
         """``ranks`` that split the heads, and their group as layers take it; None: all."""
         nn.Module.__init__(self)
         self.config, self.sizes = config, SharedSizes.of(config, ranks)
-        self.nki_enabled = is_nki_enabled(config)
-        self.rotary_emb = LlamaRotaryEmbedding(config, self.sizes.head_dim)
+        self.nki_enabled = has_attention_kernels(config)
+        self.rotary_emb = FamilyRope(config, self.sizes.head_dim, 0)
+        self.cap = given(config, "attn_logit_softcapping")
+        self.post_norm = post_norm(config, 1, self.nki_enabled)
         if self.nki_enabled:
             self.make_kernel_weights(**group)
         else:
@@ -176,7 +518,8 @@ class FamilyAttention(NeuronLlamaAttention):
         self.qkv_bias = KernelRows(size, self.sizes.tp, dtype, **group) if biased else None
         # the weights of norms over query and key heads: a row for each lane of a tile of heads
         gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
-        self.register_parameter("head_gains", gains if has_head_norms(self.config) else None)
+        normed = bool(family_of(self.config).head_norms)
+        self.register_parameter("head_gains", gains if normed else None)
 
     def make_layers(self, group: Dict[str, Any]) -> None:
         """Parallel layers, and norms over heads or none."""
@@ -196,15 +539,15 @@ class FamilyAttention(NeuronLlamaAttention):
             **group,
             reduce_dtype=option(config, "rpl_reduce_dtype") or neuron_config.torch_dtype,
         )
-        normed = has_head_norms(config)
-        self.q_norm, self.k_norm = (
-            CustomRMSNorm(dim, config.rms_norm_eps) if normed else nn.Identity() for _ in "qk"
-        )
+        self.q_norm, self.k_norm = norms_over_heads(config, self.sizes)
 
     def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
         """hidden + attention(norm(hidden)), [B, S, H] or Columns, then (K, V), cos and sin."""
+        if isinstance(hidden, Columns) and not self.nki_enabled:
+            output, *results = self.forward(hidden.rows(), norm, given)
+            return Columns.of(output), *results
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
-        if cos is None:
+        if cos is None or self.own_angles:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
             cos, sin = self.rotary_emb(given["position_ids"], dtype)
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
@@ -215,7 +558,7 @@ class FamilyAttention(NeuronLlamaAttention):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
         partial, k, v, *stream = self.kernel_results(hidden, norm, tables, given)
         present = tuple(self.heads(rows, hidden.shape[0]) for rows in (k, v))
-        return hidden.after(partial, stream), present
+        return self.post_norm(hidden.after(partial, stream)), present
 
     def attend_with_torch(self, hidden, norm, tables, given):
         """The same in PyTorch, rounding where the device's reference rounds."""
@@ -228,7 +571,7 @@ class FamilyAttention(NeuronLlamaAttention):
             # a comparison of both paths gives this path the kernels' cache, which may be fp8
             visible = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
         merged = self.attend(q, visible).transpose(1, 2).flatten(2)
-        return hidden + self.product(self.o_proj, merged, given), (k, v)
+        return hidden + self.post_norm(self.product(self.o_proj, merged, given)), (k, v)
 
     def halves(self, tables: Sequence[torch.Tensor], batch: int) -> Tuple[torch.Tensor, ...]:
         """cos and sin as kernels take them [128, B * S] -> [B, S, D / 2]."""
@@ -259,7 +602,7 @@ class FamilyAttention(NeuronLlamaAttention):
         scores = []
         for keys, _, mask in visible:
             product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
-            hidden = torch.finfo(product.dtype).min
+            product, hidden = capped(product, self.cap), torch.finfo(product.dtype).min
             scores.append(torch.where(mask, product, hidden).to(torch.float32))
         weights = softmax(torch.cat(scores, dim=-1), -1).to(q.dtype)
         parts = weights.split([part.shape[-1] for part in scores], dim=-1)
@@ -312,6 +655,81 @@ def add_heads(model: nn.Module, config: InferenceConfig) -> None:
 
 
 # --- In checkpoints -------------------------------------------------------------------------------
+
+
+def as_llama(state: StateDict, config: InferenceConfig) -> StateDict:
+    """A family's checkpoint under the names of this file's modules: fused tensors are cut, gains
+    whole, and factors in the weights, each rounded once."""
+    family, scales = family_of(config), family_of(config).scales(config)
+    state = dict(state)
+    if varies(config) and config.neuron_config.torch_dtype is torch.float32:
+        state = {name: tensor.to(torch.float32) for name, tensor in state.items()}
+    if scales.embedding != 1.0 or scales.logits != 1.0:
+        head = state.setdefault("lm_head.weight", state["embed_tokens.weight"])
+        state["lm_head.weight"] = times(head, scales.logits)
+        state["embed_tokens.weight"] = times(state["embed_tokens.weight"], scales.embedding)
+    if family.less_one:
+        for name in [name for name in state if name.endswith("norm.weight")]:
+            state[name] = 1.0 + state[name].to(torch.float32)
+    for number in range(config.num_hidden_layers):
+        prefix = f"layers.{number}."
+        if family.fused:
+            cut_fused(state, prefix, config)
+        found = [state.pop(f"{prefix}{name}.weight", None) for name in family.norms]
+        for at, (name, gain) in enumerate(zip(_NORMS, found)):
+            kernels = has_attention_kernels(config) if at < 2 else is_nki_enabled(config)
+            if gain is None and at % 2 == 0 and kernels:
+                gain = torch.ones(config.hidden_size)  # kernel weights are multiplied by it
+            elif gain is not None and at % 2 and kernels:
+                gain = in_runs(gain, 0).reshape(-1, P_MAX).t().contiguous()
+            if gain is not None:
+                state[f"{prefix}{name}.weight"] = gain
+        scale_layer(state, prefix, config, scales)
+    return state
+
+
+def times(x: torch.Tensor, factor: float) -> torch.Tensor:
+    """x times a factor, rounded once."""
+    return (x.to(torch.float32) * factor).to(x.dtype)
+
+
+def cut_fused(state: StateDict, prefix: str, config: InferenceConfig) -> None:
+    """Cut Phi-3's tensors of Q, K and V, and of gate and up."""
+    dim, kv = SharedSizes.of(config).head_dim, config.num_key_value_heads
+    sizes = [heads * dim for heads in (config.num_attention_heads, kv, kv)]
+    qkv = state.pop(f"{prefix}self_attn.qkv_proj.weight").split(sizes)
+    for name, weight in zip(ATTENTION_TARGETS, qkv):
+        state[f"{prefix}self_attn.{name}.weight"] = weight
+    gate, up = state.pop(f"{prefix}mlp.gate_up_proj.weight").chunk(2)
+    state |= {f"{prefix}mlp.gate_proj.weight": gate, f"{prefix}mlp.up_proj.weight": up}
+
+
+def scale_layer(state: StateDict, prefix: str, config: InferenceConfig, scales: Scales) -> None:
+    """Multiply the weights of a layer by its factors, and order features that are rotated."""
+    attention, dim = f"{prefix}self_attn.", SharedSizes.of(config).head_dim
+    if scales.scores is not None:
+        last = "norm" if f"{attention}q_norm.weight" in state else "proj"
+        name = f"{attention}q_{last}.weight"
+        state[name] = times(state[name], scales.scores * math.sqrt(dim))
+    if scales.residual != 1.0:
+        for name in (f"{attention}o_proj.weight", f"{prefix}mlp.down_proj.weight"):
+            state[name] = times(state[name], scales.residual)
+    rotated = rotated_features(config, dim)
+    if rotated < dim:
+        amplitude = family_frequencies(config, dim, 0)[1]
+        for name in (f"{attention}{which}_proj.weight" for which in "qk"):
+            turned, still = state[name].unflatten(0, (-1, dim)).split([rotated, dim - rotated], 1)
+            parts = [*times(turned, amplitude).chunk(2, 1), *still.chunk(2, 1)]
+            state[name] = torch.cat([parts[at] for at in (0, 2, 1, 3)], 1).flatten(0, 1)
+
+
+def convert_norm_of_all_heads(state: StateDict, attention: str, config: InferenceConfig) -> None:
+    """The gains of ``NormOfAllHeads``, a row for each rank."""
+    if family_of(config).head_norms == "all":
+        sizes, kv = SharedSizes.of(config), config.num_key_value_heads
+        queries, keys = (f"{attention}{name}_norm.weight" for name in "qk")
+        state[queries] = spread_queries(state[queries], kv, sizes, 0).view(sizes.tp, -1)
+        state[keys] = spread_kv(state[keys], sizes).view(sizes.tp, -1)
 
 
 def convert_terms(state: StateDict, attention: str, sizes: SharedSizes) -> None:

@@ -66,6 +66,7 @@ from models.families import (
     HeadGains,
     HeadNorm,
     medusa_heads,
+    post_norm,
     qkv_biases,
     shows_hidden_states,
     slots_of,
@@ -83,6 +84,9 @@ from models.quantised import (
     times_features,
 )
 from models.queries import ADAPTER_BYTES, attend_prompt, wide_key_rows
+
+# hidden_act of config.json -> the function of ScalarE
+ACTIVATIONS = {"silu": nl.silu, "gelu_pytorch_tanh": nl.gelu_apprx_tanh}
 
 
 class AnyLinear(NamedTuple):
@@ -405,9 +409,10 @@ def swiglu_mlp_kernel(
     a_hbm=None,
     b_hbm=None,
     chosen_hbm=None,
+    act="silu",
 ):
-    """``swiglu_mlp_kernel`` of llama.py. Scales: columns of gate and up, F/128 each, of the norm
-    and of down, H/128 each; adapters of the three."""
+    """``swiglu_mlp_kernel`` of llama.py, with one of the ACTIVATIONS. Scales: columns of gate and
+    up, F/128 each, of the norm and of down, H/128 each; adapters of the three."""
     shape, dtype = x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
@@ -423,7 +428,8 @@ def swiglu_mlp_kernel(
     # each token has silu(gate) * up, x, and x times the gain
     kept = tiles + k_tiles * (1 if gain is None else 2)
     most = token_chunk(x_hbm.itemsize * kept)
-    gated_mlp(Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, most)
+    hidden = Hidden(x_hbm, delta_hbm, stream_hbm, out_hbm)
+    gated_mlp(hidden, norm, linears, length, most, ACTIVATIONS[act])
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -431,7 +437,14 @@ def swiglu_mlp_kernel(
 
 
 class AnyMLP(AdaptedMLP, QuantisedMLP):
-    """The MLP with adapters and scales."""
+    """The MLP with adapters and scales, any of the ACTIVATIONS, and a norm behind it."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__(config)
+        self.act, self.post_norm = config.hidden_act, post_norm(config, 3, kernels=True)
+
+    def forward(self, hidden: Columns, norm: Any, given: Dict[str, Any]) -> Columns:
+        return self.post_norm(super().forward(hidden, norm, given))
 
     def kernel_results(self, hidden, norm):
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
@@ -443,6 +456,7 @@ class AnyMLP(AdaptedMLP, QuantisedMLP):
             self.down_proj.scale,
             hidden.shape[1],
             *self.adapters.operands(hidden),
+            act=self.act,
         )
         return (results,) if hidden.delta is None else results
 

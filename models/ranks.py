@@ -49,7 +49,13 @@ from llama import (
     token_blocks,
     token_chunk,
 )
-from models.families import CACHED, FamilyMLP, convert_terms
+from models.families import (
+    CACHED,
+    FamilyMLP,
+    convert_norm_of_all_heads,
+    convert_terms,
+    has_attention_kernels,
+)
 from models.weights import SharedSizes, spread_heads
 from models.quantised import SOFTMAX_TURNS
 from models.queries import QueryGroup, attention_constants, new_keys, project_blocks, score_banks
@@ -587,7 +593,8 @@ OF_HEADS = ("weight", "bias", "scale", "lora_B"), ("weight", "lora_A")
 def convert_attention(state: StateDict, prefix: str, config: InferenceConfig) -> None:
     """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
     attentions = convert_parts(state, prefix, config, OF_HEADS)
-    if is_nki_enabled(config):
+    convert_norm_of_all_heads(state, f"{prefix}self_attn.", config)
+    if has_attention_kernels(config):
         gain = state.pop(f"{prefix}input_layernorm.weight")
         for name, sizes in attentions.items():
             convert_terms(state, name, sizes)

@@ -181,9 +181,16 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
     if form is None:
         raise UserError(
             f"{path}/config.json must say one of the model_types {', '.join(schema.FORMS)}, got "
-            f"{kind!r}; models of other types take a kernel by --mode swap."
+            f"{kind!r}{schema.OTHERS.get(str(kind), '')}; models of other types take a kernel by "
+            "--mode swap."
         )
     schema.checked(path / "config.json", form, config)
+    here = importlib.metadata.version("transformers")
+    if tuple(map(int, here.split(".")[:2])) < form.since:
+        raise UserError(
+            f"The model in {path} is a {kind}, expected transformers "
+            f"{'.'.join(map(str, form.since))} or later, got {here}; install a later one."
+        )
 
 
 def check_shapes(model: ModelFolder) -> None:
@@ -243,21 +250,19 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
         "model.embed_tokens.weight": [config["vocab_size"], hidden],
         "model.norm.weight": [hidden],
     }
-    if not config.get("tie_word_embeddings", False):
+    form = schema.FORMS[config["model_type"]]
+    if not config.get("tie_word_embeddings", form.model_fields["tie_word_embeddings"].default):
         expected["lm_head.weight"] = [config["vocab_size"], hidden]
-    layer = {
-        "input_layernorm.weight": [hidden],
-        "post_attention_layernorm.weight": [hidden],
-        "self_attn.q_proj.weight": [queries, hidden],
-        "self_attn.k_proj.weight": [keys, hidden],
-        "self_attn.v_proj.weight": [keys, hidden],
-        "self_attn.o_proj.weight": [hidden, queries],
-    }
-    if config["model_type"] == "qwen2":
-        widths = {"q": queries, "k": keys, "v": keys}
-        layer.update({f"self_attn.{name}_proj.bias": [width] for name, width in widths.items()})
-    if config["model_type"] in ("qwen3", "qwen3_moe"):
-        layer.update({f"self_attn.{name}_norm.weight": [model.head_dim] for name in "qk"})
+    widths = {"q": queries, "k": keys, "v": keys}
+    layer = {f"self_attn.{name}_proj.weight": [width, hidden] for name, width in widths.items()}
+    layer["self_attn.o_proj.weight"] = [hidden, queries]
+    layer |= {f"{name}.weight": [hidden] for name in form.norms}
+    if form.qkv_bias:
+        layer |= {f"self_attn.{name}_proj.bias": [width] for name, width in widths.items()}
+    if form.head_norms:
+        each = form.head_norms == "each"
+        for name in "qk":
+            layer[f"self_attn.{name}_norm.weight"] = [model.head_dim if each else widths[name]]
     prefixes, names = ["mlp."], ("gate_proj", "up_proj", "down_proj")
     if config["model_type"] == "qwen3_moe":
         layer["mlp.gate.weight"] = [config["num_experts"], hidden]
@@ -266,9 +271,23 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     for prefix in prefixes:
         shapes = ([inner, hidden], [inner, hidden], [hidden, inner])
         layer.update({f"{prefix}{n}.weight": shape for n, shape in zip(names, shapes)})
+    if form.fused:
+        layer = _fused(layer)
     for index in range(config["num_hidden_layers"]):
         expected.update({f"model.layers.{index}.{name}": shape for name, shape in layer.items()})
     return expected
+
+
+def _fused(layer: dict[str, list[int]]) -> dict[str, list[int]]:
+    """A layer's tensors where Q, K and V are one, and gate and up another."""
+    joined = {
+        "self_attn.qkv_proj.weight": [f"self_attn.{name}_proj.weight" for name in "qkv"],
+        "mlp.gate_up_proj.weight": [f"mlp.{name}_proj.weight" for name in ("gate", "up")],
+    }
+    for name, parts in joined.items():
+        shapes = [layer.pop(part) for part in parts]
+        layer[name] = [sum(shape[0] for shape in shapes), shapes[0][1]]
+    return layer
 
 
 def _entries_in(folder: Path) -> dict[str, schema.TensorEntry]:

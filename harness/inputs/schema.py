@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal, Optional, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Optional, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -58,7 +58,14 @@ class RopeScaling(_Form):
 
 
 class LlamaConfig(_Form):
-    """config.json of a Llama."""
+    """config.json of a Llama, and what its checkpoint has in each layer: ``norms`` of hidden
+    states, ``head_norms`` of "each" head or of "all" heads, and whether tensors are ``fused``."""
+
+    norms: ClassVar[tuple[str, ...]] = ("input_layernorm", "post_attention_layernorm")
+    head_norms: ClassVar[str] = ""
+    since: ClassVar[tuple[int, ...]] = (4, 45)  # the first release of transformers that has it
+    qkv_bias: ClassVar[bool] = False
+    fused: ClassVar[bool] = False
 
     hidden_size: int = Field(ge=1, le=2**18)
     intermediate_size: int = Field(ge=1, le=2**20)
@@ -98,6 +105,8 @@ class LlamaConfig(_Form):
 class Qwen3MoeConfig(LlamaConfig):
     """config.json of a Qwen3 with experts in every layer."""
 
+    head_norms: ClassVar[str] = "each"
+
     num_experts: int = Field(ge=1, le=2**10)
     num_experts_per_tok: int = Field(ge=1, le=2**10)
     moe_intermediate_size: int = Field(ge=1, le=2**20)
@@ -123,13 +132,97 @@ class WindowedConfig(LlamaConfig):
     use_sliding_window: Literal[False] = False
 
 
+class Qwen2Config(WindowedConfig):
+    """config.json of a Qwen2 or Qwen2.5."""
+
+    qkv_bias: ClassVar[bool] = True
+
+
+class Qwen3Config(WindowedConfig):
+    """config.json of a Qwen3."""
+
+    head_norms: ClassVar[str] = "each"
+
+
+class Gemma2Config(LlamaConfig):
+    """config.json of a Gemma 2."""
+
+    norms: ClassVar[tuple[str, ...]] = (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    )
+    hidden_act: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"  # type: ignore[assignment]
+    hidden_activation: Literal["gelu_pytorch_tanh"] = "gelu_pytorch_tanh"
+    head_dim: int = Field(ge=1, le=2**12)
+    tie_word_embeddings: bool = True
+    sliding_window: int = Field(4096, ge=1, lt=2**31)
+    query_pre_attn_scalar: Positive = 256
+    attn_logit_softcapping: Optional[Positive] = 50.0
+    final_logit_softcapping: Optional[Positive] = 30.0
+
+
+class Gemma3Config(Gemma2Config):
+    """config.json of a Gemma 3 without images."""
+
+    head_norms: ClassVar[str] = "each"
+    sliding_window_pattern: int = Field(6, ge=1)
+    rope_local_base_freq: Positive = 10000.0
+
+
+class GraniteConfig(LlamaConfig):
+    """config.json of a Granite."""
+
+    embedding_multiplier: Positive = 1.0
+    attention_multiplier: Positive = 1.0
+    residual_multiplier: Positive = 1.0
+    logits_scaling: Positive = 1.0
+
+
+class Olmo2Config(LlamaConfig):
+    """config.json of an OLMo 2."""
+
+    norms: ClassVar[tuple[str, ...]] = ("post_attention_layernorm", "post_feedforward_layernorm")
+    head_norms: ClassVar[str] = "all"
+
+
+class Phi3Config(LlamaConfig):
+    """config.json of a Phi-3 or Phi-4-mini."""
+
+    fused: ClassVar[bool] = True
+    sliding_window: Optional[int] = Field(None, ge=1, lt=2**31)
+    partial_rotary_factor: float = Field(1.0, gt=0, le=1)
+    original_max_position_embeddings: int = Field(4096, ge=1, lt=2**31)
+
+
+class SmolLM3Config(LlamaConfig):
+    """config.json of a SmolLM3: layers with a 0 here do not rotate."""
+
+    since: ClassVar[tuple[int, ...]] = (4, 53)
+    no_rope_layers: Optional[list[Literal[0, 1]]] = None
+    use_sliding_window: Literal[False] = False
+
+
 # model_type -> its form
 FORMS: dict[str, type[LlamaConfig]] = {
     "llama": LlamaConfig,
     "mistral": WindowedConfig,
-    "qwen2": WindowedConfig,
-    "qwen3": WindowedConfig,
+    "qwen2": Qwen2Config,
+    "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
+    "gemma2": Gemma2Config,
+    "gemma3_text": Gemma3Config,
+    "granite": GraniteConfig,
+    "olmo2": Olmo2Config,
+    "phi3": Phi3Config,
+    "smollm3": SmolLM3Config,
+}
+# model_type -> what makes it another model than these
+OTHERS = {
+    "gemma3": ", a model of text and images (one of text alone is gemma3_text)",
+    "gpt2": ", which has LayerNorms with biases, learned positions and no gate in its MLP",
+    "mixtral": ", whose experts have no kernels here (those of a qwen3_moe have)",
 }
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Optional
 
 from harness.errors import UserError
+from harness.inputs import schema
 from neuron_cpu.console.hints import hint
 from neuron_cpu.sandbox import foreign
 
@@ -19,12 +20,12 @@ BEYOND = {REPOSITORY / "llama.py": REPOSITORY / "models" / "extended.py"}
 OWN_MODULES = "llama", "models.extended", "models.qwen3_moe", "models.step"
 _OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs
-MODEL_CLASSES = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "NeuronLlamaForCausalLM"),
-    "qwen3_moe": "NeuronQwen3MoeForCausalLM",
-}
-# the same of the SDK's own models: module and class
-BASELINES = {
+MODEL_CLASSES = dict.fromkeys(schema.FORMS, "NeuronLlamaForCausalLM")
+MODEL_CLASSES["qwen3_moe"] = "NeuronQwen3MoeForCausalLM"
+# the same of the SDK's own models: module and class; of a family that has none, models/extended.py
+# without kernels
+BASELINES = dict.fromkeys(schema.FORMS, ("models.extended", "NeuronLlamaForCausalLM"))
+BASELINES |= {
     name: (
         f"neuronx_distributed_inference.models.{name}.modeling_{name}",
         f"Neuron{word}ForCausalLM",
