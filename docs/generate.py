@@ -273,12 +273,12 @@ def family_table() -> str:
             family.windows is not families.no_windows
         ),
     }
-    fields = dict.fromkeys(name for family in some.values() for name in family.reads)
-    every |= {f"`{name}`": lambda family, name=name: name in family.reads for name in fields}
+    kinds = {word: [kind for kind in some if holds(some[kind])] for word, holds in every.items()}
+    for kind, family in some.items():
+        for name in family.reads:
+            kinds.setdefault(f"`{name}`", []).append(kind)
     rows = ["| otherwise than `llama` | `model_type` |", "|---|---|"]
-    for words, holds in every.items():
-        kinds = ", ".join(f"`{kind}`" for kind, family in some.items() if holds(family))
-        rows.append(f"| {words} | {kinds} |")
+    rows += [f"| {word} | {', '.join(f'`{k}`' for k in found)} |" for word, found in kinds.items()]
     return "\n".join(rows) + "\n"
 
 
