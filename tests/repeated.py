@@ -55,5 +55,6 @@ def in_all_forms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return once(plan, inputs)
 
     monkeypatch.setattr(execute, "RECORDED", 1)
+    monkeypatch.setattr(execute, "LARGE_RECORDED", 1)
     monkeypatch.setattr(execute.Plan, "run", run)
     yield

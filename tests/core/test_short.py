@@ -1,14 +1,17 @@
 """Short forms of plans, and products with packed weights."""
 
+import mmap
 import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import numpy as np
 import pytest
 import torch
 
@@ -160,6 +163,32 @@ def test_a_weight_that_is_written_after_all_is_packed_anew() -> None:
     once = linear(x, weight)
     weight.mul_(2.0)
     assert torch.equal(linear(x, weight), 2 * once)
+
+
+@packed_here
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are Linux's")
+@pytest.mark.parametrize("written", [False, True])
+def test_pages_of_a_file_are_let_go_unless_somebody_wrote_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: bool
+) -> None:
+    monkeypatch.undo()  # all forms would run on copies
+    (tmp_path / "weight").write_bytes(numbers(256, 512).view(torch.uint8).numpy().tobytes())
+    weight = torch.from_file(str(tmp_path / "weight"), size=256 * 512, dtype=torch.bfloat16)
+    weight, x = weight.view(256, 512), numbers(256, 2, seed=6)
+    if written:
+        weight[77, 5] = 3.0
+    kept = weight.clone()
+
+    def resident() -> int:
+        first = -(-weight.data_ptr() // mmap.PAGESIZE)
+        pages = np.fromfile("/proc/self/pagemap", np.uint64, 60, offset=8 * first)
+        return int((pages >> np.uint64(63)).sum())
+
+    assert resident() == 60
+    keep_packed(weight)
+    linear(x, weight)
+    assert packs(weight) and (resident() > 0) == written
+    assert torch.equal(weight, kept)
 
 
 def test_without_the_product_of_pytorch_results_are_the_same() -> None:

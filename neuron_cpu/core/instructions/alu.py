@@ -129,9 +129,9 @@ _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 # These are built from functions that do not (exp, log1p, tanh, erf); they stay within 2e-7 of
 # float64 (relative; gelu absolute).
 def _exp(x: torch.Tensor) -> torch.Tensor:
-    """exp, with 0 where results would underflow: torch is eleven times slower there."""
-    vanishes = x < -110.0  # half of the smallest fp32 is exp(-103.97)
-    return torch.where(vanishes, 0.0, torch.exp(torch.where(vanishes, 0.0, x)))
+    """exp, of -infinity where results would underflow: torch is three times slower there."""
+    # half of the smallest fp32 is exp(-103.97)
+    return torch.exp(torch.nn.functional.threshold(x, -110.0, -math.inf))
 
 
 def _sigmoid(x: torch.Tensor) -> torch.Tensor:

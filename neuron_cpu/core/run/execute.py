@@ -21,6 +21,7 @@ from ..program.regions import place
 from ..program.storage import Storage
 from . import merge
 from .doubts import watched
+from .flow import LARGEST
 from .instances import WrittenByBoth, instance_rows
 from .lasting import lasting
 from .memory import (
@@ -251,10 +252,15 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
     return step
 
 
-# Where results are larger than that, most of the time is arithmetic, and to follow elements takes
-# seconds (five for the attention to 640 tokens).
+# Where results are larger than that, most of the time is arithmetic, and to follow all elements
+# takes seconds (five for the attention to 640 tokens): only those of memories of FEW elements are.
 SMALL = 1 << 15
-RECORDED = 4  # runs of a plan before the one that is recorded: many plans never run as often
+FEW = 1 << 12
+# Runs of a plan before the one that is recorded: many plans never run as often. A large plan is
+# recorded for 0.6 s (attention to 640 tokens) and saves 15 ms a run: not while a first prompt waits
+# for its layers.
+RECORDED, LARGE_RECORDED = 4, 64
+LONGEST = 1 << 13  # operations of a large plan that is recorded
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -302,7 +308,8 @@ class Plan:
                     self.external[ref.memory.storage.id] = ref.memory
         self.written = {r.memory.storage.id for op in self.ops for r in op.dst}
         results = [math.prod(ref.shape) for op in self.ops for ref in op.dst]
-        self._records &= sum(results) <= SMALL * len(results)
+        self._small = self._records and sum(results) <= SMALL * len(results)
+        self._records = self._small or self._records and len(self.ops) <= LONGEST
         once, kept = lasting(self.ops)
         self._share_memory(kept)
         self.arena.moving = {id(m) for m in self.external.values()}
@@ -337,7 +344,7 @@ class Plan:
         # Small tiles have memory of their own, as long as it is little: what becomes of their
         # elements can then be followed (flow.py).
         tiles = {id(r.memory): r.memory.size for op in self.ops for r in op.refs()}
-        own = {key for key, size in tiles.items() if size <= TWINS and self._records}
+        own = {key for key, size in tiles.items() if size <= TWINS and self._small}
         own = own if sum(tiles[key] for key in own) <= merge.JOINED_ELEMENTS else set()
         # Walk the operations: what appears takes a free block or a new one, and gives it back after
         # the operation that uses it last. Blocks are only ever shared in program order.
@@ -390,7 +397,7 @@ class Plan:
             if self.rows is not None:
                 for k in range(len(self.ops)):
                     self.step(k)
-            elif self._records and self._runs == RECORDED:
+            elif self._records and self._runs == (RECORDED if self._small else LARGE_RECORDED):
                 self._short = self._recorded()
             elif self._short is not None and self._short.bind():
                 for line in self._short.lines:
@@ -409,7 +416,7 @@ class Plan:
         recording = Recording(self.arena, outer)
         for at in self._again:
             recording.step(self.steps[at], self.ops[at])
-        return recording.program()
+        return recording.program(LARGEST if self._small else FEW)
 
     def start(self, inputs: list[torch.Tensor], short: bool = False) -> dict[int, torch.Tensor]:
         """Bind inputs and fresh outputs: the memories of all outputs by storage id.

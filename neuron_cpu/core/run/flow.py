@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from .calls import MOVES, PRODUCTS, Call, Home, Place
 
-LARGEST = 1 << 18  # elements of a memory that are followed
+LARGEST = 1 << 18  # elements of a memory that is followed
 NOBODY, SOMEBODY = -1, -2  # who wrote an element: nobody in this run; a step, or nobody knows
 _WIDENED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
@@ -23,7 +23,7 @@ _WIDENED = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 class Elements:
     """The elements of every home as numbers, by what its places have in common."""
 
-    def __init__(self, calls: list[Call]) -> None:
+    def __init__(self, calls: list[Call], largest: int) -> None:
         # A home has one size of elements, or bf16 as upper halves of fp32; others are not followed.
         sizes: dict[Home, int] = {}
         kinds: dict[Home, set[torch.dtype]] = {}
@@ -43,7 +43,7 @@ class Elements:
         self.sizes = {
             home: size
             for home, size in sizes.items()
-            if size <= LARGEST and (len(kinds[home]) == 1 or home in self.twins)
+            if size <= largest and (len(kinds[home]) == 1 or home in self.twins)
         }
         self._cache: dict[tuple, np.ndarray] = {}
 
@@ -70,10 +70,14 @@ class Elements:
 
 
 class Flow:
-    """Calls with what they read and write, element by element."""
+    """Calls with what they read and write, element by element.
 
-    def __init__(self, calls: list[Call]) -> None:
-        self.calls, self.elements = calls, Elements(calls)
+    Args:
+        largest: elements of the largest memory that is followed.
+    """
+
+    def __init__(self, calls: list[Call], largest: int) -> None:
+        self.calls, self.elements = calls, Elements(calls, largest)
         self.owner = {
             home: np.full(size, NOBODY, np.int32) for home, size in self.elements.sizes.items()
         }

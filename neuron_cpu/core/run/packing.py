@@ -9,13 +9,17 @@ out of the packed matrix and added on their own.
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from .memory import Arena, unseen, widen
@@ -23,7 +27,6 @@ from .merge import Op, Ref
 
 VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
 _MIB = 4096
-ROWS = 64  # rows of a product; of more of them widening is little beside the arithmetic
 _LEFT_OUT = 64  # weights of a matrix that are added on their own
 _HALF = 65504.0  # largest number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
@@ -125,8 +128,7 @@ class Packable:
                 if axis not in op.contract
             )
             if not shared and w.by_data is None and x.by_data is None and x.memory is not w.memory:
-                found = Packable(op, at)
-                return found if found.sizes[0] <= ROWS else None
+                return Packable(op, at)
         return None
 
     def packed(self, arena: Arena) -> Pack | None:
@@ -171,7 +173,33 @@ class Packable:
             matrix = torch.fbgemm_pack_gemm_matrix_fp16(values.contiguous())
             _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
         _held += size
+        _let_go(arena.of(self.memory))
         return Pack(matrix, store["more"], others)
+
+
+# --- memory that packing leaves -------------------------------------------------------------------
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_DONTNEED = 4  # <asm-generic/mman-common.h>
+_PRESENT, _SWAPPED, _OF_A_FILE = 1 << 63, 1 << 62, 1 << 61  # bits of a page: proc_pid_pagemap(5)
+
+
+def _let_go(weight: torch.Tensor) -> None:
+    """Give back pages of a packed weight that a file holds, too: who reads them maps them again.
+    Give back what the copies of packing took: glibc keeps it."""
+    if _LIBC is None:
+        return
+    first = -(-weight.data_ptr() // mmap.PAGESIZE)
+    count = (weight.data_ptr() + weight.nbytes) // mmap.PAGESIZE - first
+    try:
+        pages = np.fromfile("/proc/self/pagemap", np.uint64, max(0, count), offset=8 * first)
+    except OSError:  # a confined process
+        pages = np.zeros(0, np.uint64)
+    held = pages & (_PRESENT | _SWAPPED) != 0
+    if len(pages) and (pages[held] & _OF_A_FILE != 0).all():  # nobody wrote any of them
+        start, length = ctypes.c_void_p(first * mmap.PAGESIZE), count * mmap.PAGESIZE
+        _LIBC.madvise(start, ctypes.c_size_t(length), _DONTNEED)
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)
 
 
 def _view(ref: Ref, axes: Iterable[Any]) -> Ref:
