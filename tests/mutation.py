@@ -86,6 +86,7 @@ PARTS = {
     "neuron_cpu/sdk/": ["tests/sdk"],
     "neuron_cpu/imitation/": ["tests/sdk"],
     "neuron_cpu/runtime/": ["tests/sdk", "tests/runtime"],
+    "neuron_cpu/sandbox/": ["tests/sandbox", "tests/judge"],
     "neuron_cpu/judge/": ["tests/judge"],
     "neuron_cpu/suite/": ["tests/judge"],
     DRIVER: [
@@ -352,10 +353,7 @@ class Live:
         """Take the place of pytest's own loop."""
         sys.setprofile(None)
         session.items[:] = [item for item in session.items if item.path.stem not in SLOW]
-        functions: dict[str, list[FunctionType]] = {}
-        for found in gc.get_objects():
-            if type(found) is FunctionType:
-                functions.setdefault(key_of(found.__code__), []).append(found)
+        functions = live_functions()
         gc.freeze()  # a fork's collector then leaves the pages shared
         self.tests.observe(session)
         left = []
@@ -520,6 +518,17 @@ def options(tree: Path) -> list[str]:
 
 
 # --- code -----------------------------------------------------------------------------------------
+def live_functions() -> dict[str, list[FunctionType]]:
+    """All functions of this process by `key_of`; what is frozen (tests/conftest.py) is listed only
+    once it is thawed."""
+    gc.unfreeze()
+    functions: dict[str, list[FunctionType]] = {}
+    for found in gc.get_objects():
+        if type(found) is FunctionType:
+            functions.setdefault(key_of(found.__code__), []).append(found)
+    return functions
+
+
 def key_of(code: CodeType) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}:{code.co_name}"
 

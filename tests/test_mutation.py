@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import sys
 from pathlib import Path
@@ -111,3 +112,12 @@ def test_short_tests_that_do_little_else_come_first(mutation, tmp_path):
     }
     assert tests.executing("llama.py", [1, 2]) == ["close", "slow", "wide"]
     assert tests.around("llama.py", []) == ["close", "elsewhere", "slow", "wide"]
+
+
+def test_functions_are_found_where_the_collector_has_frozen_them(mutation):
+    """Without them no mutant replaces anything, and all survive."""
+    gc.freeze()
+    try:
+        assert line_of in mutation.live_functions()[mutation.key_of(line_of.__code__)]
+    finally:
+        gc.unfreeze()
