@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -163,6 +163,13 @@ real: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/matrix.py $(CHECKOUTS) --crosses --releases 0.1 0.3 0.6 0.9 --columns fp32 kernels --workers 2 --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/guide.py $(CHECKOUTS) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(CHECKOUTS) --write
+
+# Transformers NeuronX from a clone below PUBLIC=DIR: the features of its guide as a table
+# (docs/libraries.md), and the operators of its graphs.
+transformers-neuronx: setup-tests
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-hlo.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/hlo
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/neuronx.py $(CHECKOUTS)
 
 # The 2026 contest's driver and examples, and the winner's upload, unmodified, from clones of
 # aws-neuron/nki-moe and thustorage/NKI-MoE below PUBLIC=DIR; then the table of docs/qwen3_moe.md. A

@@ -1,6 +1,7 @@
-"""The compiler as NxD calls it: it takes a traced graph and makes the file that `SPMDModel` runs.
+"""The compiler as public libraries call it: it takes a graph and makes the file that runs.
 
-Source of names and arguments: NxD, trace/model_builder.py (v2.26.0, fecfe75).
+Sources of names and arguments: NxD, trace/model_builder.py (v2.26.0, fecfe75); Transformers
+NeuronX, compiler.py (1ade6d7).
 """
 
 import json
@@ -20,9 +21,14 @@ def neuron_xla_compile(
     work_dir: Optional[Union[str, Path]] = None,
     **_options: Any,
 ) -> bytes:
-    """Compile an HloModuleProto that `generate_hlo` made; its record goes into `work_dir`."""
+    """Compile an HloModuleProto. The record of one that `generate_hlo` made goes into `work_dir`;
+    one that PyHLO wrote, with all its operators, is checked by XLA."""
     module = hlo_pb2.HloModuleProto()
     module.ParseFromString(module_bytes)
+    if module.HasField("host_program_shape"):
+        from neuron_cpu.hlo.execute import to_neff
+
+        return to_neff(module_bytes)
     graph = compiled_graph(module.name)
     if work_dir is not None:
         Path(work_dir).mkdir(parents=True, exist_ok=True)

@@ -23,18 +23,35 @@ _MAGIC = b"neuron_cpu model 1\n"
 _HOST = "privateuseone"  # the runtime's device: memory of a rank
 
 
+class _Runtime(SimpleNamespace):
+    """What NxD uses, and for Transformers NeuronX a table of `neuron_cpu.hlo.memory`."""
+
+    def __init__(self, table: str, **names: Any) -> None:
+        super().__init__(_table=table, **names)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("__"):
+            from neuron_cpu.hlo import memory
+
+            table = getattr(memory, self._table)
+            if name in table:
+                return table[name]
+        raise AttributeError(f"torch's namespace neuron has no {name!r}")
+
+
 def install() -> None:
     """Register the runtime's classes and operators, once a process."""
     if isinstance(torch.classes.__dict__.get("neuron"), SimpleNamespace):
         return
     closed = Closed("torch.classes.neuron.LayoutTransformation")  # no layout is ever proposed
-    torch.classes.neuron = SimpleNamespace(  # type: ignore[attr-defined]
+    torch.classes.neuron = _Runtime(  # type: ignore[attr-defined]
+        "CLASSES",
         SPMDModel=SPMDModel,
         LayoutTransformation=closed,
         Runtime=lambda: SimpleNamespace(unsafe_close=lambda: None),  # no device is held
     )
-    loading = SimpleNamespace(_parallel_load=lambda checkpoint: checkpoint)
-    torch.ops.neuron = loading  # type: ignore[attr-defined]
+    operators = _Runtime("OPERATORS", _parallel_load=lambda checkpoint: checkpoint)
+    torch.ops.neuron = operators  # type: ignore[attr-defined]
     originals = {name: getattr(torch.jit, name) for name in ("script", "trace", "save", "load")}
 
     def script(obj: Any, *args: Any, **kwargs: Any) -> Any:

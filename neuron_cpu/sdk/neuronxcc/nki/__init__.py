@@ -4,14 +4,17 @@ Source of names and signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/__in
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
 
 from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.language.kernel import Kernel
 from neuron_cpu.core.language.specialisation import returns_value
 from neuron_cpu.core.language.runners import benchmark, profile
 from neuron_cpu.core.language.tensor import Tile as tensor
+from neuron_cpu.core.program.digest import fingerprint as _fingerprint
 from neuron_cpu.inline import attach as _attach
 
 from . import compiler, isa, language, typing
@@ -21,7 +24,6 @@ __all__ = [
     "simulate_kernel", "tensor", "trace", "typing",
 ]  # fmt: skip
 
-FrameworkKernel = Kernel
 _attach(Kernel)
 __getattr__ = _unknown.of_module("nki", globals(), current=False)
 
@@ -33,6 +35,36 @@ if not hasattr(logging, "OFF"):
 PLATFORMS = ("trn1", "inf2", "trn2", "trn3")
 WITHOUT_FRAMEWORK = ("baremetal", "simulation", "trace")
 MODES = ("auto", "torchxla", "jax", "baremetal", "benchmark", "simulation", "trace")
+
+
+class FrameworkKernel(Kernel):
+    """The base of a framework's own binding: it traces a kernel for its kind of tensors.
+
+    Outputs are the kernel's last parameters. A subclass says what its tensors are:
+    `map_framework_tensor(t)` gives a shape and a type, `translate_to_neuron_dtype` that of numpy.
+    Source: aws-neuron/transformers-neuronx 1ade6d7, nki/compile.py.
+
+    Attributes:
+        traced: every kernel that this process traced, by its program's fingerprint.
+    """
+
+    traced: dict[str, "FrameworkKernel"] = {}
+
+    def __init__(self, func_name: str, func: Callable, grid: Sequence[int] = (), **_: Any) -> None:
+        super().__init__(func, tuple(grid), kernel_return=False)
+
+    def dump_config(self, *tensors: Any) -> tuple[str, list[str], list[str]]:
+        """Trace and check the kernel: the fingerprint, and the names of inputs and outputs."""
+        arrays = []
+        for each in tensors:
+            shape, dtype = self.map_framework_tensor(each)
+            arrays.append(np.empty(shape, self.translate_to_neuron_dtype(dtype)))
+        program = self.trace(*arrays)
+        key = _fingerprint(program)
+        self.traced[key] = self
+        written = {storage.name for storage in program.outputs}
+        names = [storage.name for storage in program.inputs]
+        return key, [n for n in names if n not in written], [n for n in names if n in written]
 
 
 def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any:

@@ -1,11 +1,18 @@
 """MetaNeff: the inputs and outputs of a compiled graph.
 
-The fields are those that NxD reads (trace/model_builder.py, v2.26.0, fecfe75). Their numbers are
-this stand-in's own: the vendor's are not public.
+The fields are those that NxD (trace/model_builder.py, v2.26.0, fecfe75) and Transformers NeuronX
+(compiler.py, 1ade6d7) use. Their numbers are this stand-in's own: the vendor's are not public.
 """
 
 from ..pyhlo.messages import Messages
 
+_ENUMS = {
+    "Type": ("USER_INPUT", "INPUT_WEIGHT", "INPUT_STATE"),
+    "DataType": (
+        *("UNKNOWN", "FLOAT", "DOUBLE", "FLOAT16", "BFLOAT16"),
+        *("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
+    ),
+}
 _KINDS = Messages(
     "metaneff",
     {
@@ -24,7 +31,7 @@ _KINDS = Messages(
             ("output_aliases_to", 4, "map int64 int64", True),
         ],
     },
-    {"MetaTensor": {"Type": ("USER_INPUT", "INPUT_WEIGHT", "INPUT_STATE")}},
+    {"MetaTensor": _ENUMS},
 )
 MetaTensor = _KINDS["MetaTensor"]
 MetaNeff = _KINDS["MetaNeff"]

@@ -6,10 +6,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _KINDS = {
-    "int64": _Field.TYPE_INT64,
-    "int32": _Field.TYPE_INT32,
-    "string": _Field.TYPE_STRING,
-    "bytes": _Field.TYPE_BYTES,
+    name: getattr(_Field, f"TYPE_{name.upper()}")
+    for name in ["int32", "int64", "uint32", "uint64", "float", "double", "bool", "string", "bytes"]
 }
 # message -> (field, number, kind or message name, repeated)
 Table = dict[str, list[tuple[str, int, str, bool]]]

@@ -1,0 +1,545 @@
+"""Transformers NeuronX, unmodified, over the stand-in: the features of its developer guide.
+
+`python tests/real/neuronx.py PUBLIC` (make transformers-neuronx PUBLIC=DIR) takes the package from
+a clone of aws-neuron/transformers-neuronx below PUBLIC. Each row is a feature of the guide, on
+seeded models of two layers in fp32, in a process of its own. Text and logits are compared with
+Hugging Face's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+VOCABULARY, PROMPT, LENGTH, POSITIONS = 96, 7, 32, 64
+# No greedy text here has the token that ends one: its treatment differs between families.
+SIZES = {"vocab_size": VOCABULARY, "bos_token_id": 1, "eos_token_id": 94, "pad_token_id": 0}
+LLAMA = SIZES | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+}
+GPT = SIZES | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 128}
+OPT = {
+    "hidden_size": 64,
+    "ffn_dim": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 128,
+    "word_embed_proj_dim": 64,
+}
+NEOX = LLAMA | {"num_attention_heads": 4}
+# family: configuration's class, its settings, the class of the package
+FAMILIES = {
+    "Llama": ("LlamaConfig", LLAMA, "LlamaForSampling"),
+    "Mistral": ("MistralConfig", LLAMA | {"sliding_window": None}, "MistralForSampling"),
+    "Mixtral": ("MixtralConfig", LLAMA | {"sliding_window": None}, "MixtralForSampling"),
+    "GPT2": ("GPT2Config", GPT, "GPT2ForSamplingWithContextBroadcasting"),
+    "OPT": ("OPTConfig", SIZES | OPT, "OPTForSampling"),
+    "Bloom": ("BloomConfig", GPT | {"hidden_size": 64}, "BloomForSampling"),
+    "GPTJ": ("GPTJConfig", GPT | {"rotary_dim": 8}, "GPTJForSampling"),
+    "GPTNeoX": ("GPTNeoXConfig", NEOX, "GPTNeoXForSampling"),
+}
+ROWS: dict[str, Callable[[], str]] = {}
+
+
+def row(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    """Make a function the row of a feature: it says what was found, or raises."""
+
+    def add(function: Callable[[], str]) -> Callable[[], str]:
+        ROWS[name] = function
+        return function
+
+    return add
+
+
+# --- models and comparisons -----------------------------------------------------------------------
+@functools.cache
+def hugging_face(family: str, **changes: Any) -> tuple[Any, str]:
+    """A seeded model of a family and its folder."""
+    import torch
+    import transformers
+
+    kind, settings, _ = FAMILIES[family]
+    torch.manual_seed(1)
+    config = getattr(transformers, kind)(**{**settings, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    for parameter in model.parameters():  # far from ties, which rounding would decide
+        torch.nn.init.normal_(parameter, std=0.15) if parameter.dim() > 1 else None
+    folder = tempfile.mkdtemp()
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def neuron(family: str, ready: bool = True, changes: dict | None = None, **options: Any) -> Any:
+    """The package's model of it, compiled where `ready`."""
+    import transformers_neuronx
+
+    folder = hugging_face(family, **(changes or {}))[1]
+    settings = {"batch_size": 1, "tp_degree": 2, "n_positions": POSITIONS, "amp": "f32"} | options
+    made = getattr(transformers_neuronx, FAMILIES[family][2]).from_pretrained(folder, **settings)
+    if ready:
+        made.to_neuron()
+    return made
+
+
+def config(**options: Any) -> Any:
+    """Options as a NeuronConfig in which they are given."""
+    from transformers_neuronx import NeuronConfig
+
+    return NeuronConfig(**options)
+
+
+def prompt(batch: int = 1, length: int = PROMPT) -> Any:
+    import torch
+
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(3))
+
+
+def greedy(model: Any, ids: Any, length: int = LENGTH) -> Any:
+    """Hugging Face's greedy tokens."""
+    return model.generate(
+        ids,
+        max_length=length,
+        do_sample=False,
+        pad_token_id=0,
+        attention_mask=ids.new_ones(ids.shape),
+    )
+
+
+def same(got: Any, want: Any) -> str:
+    """How many tokens are equal; every one has to be."""
+    if want.shape[1] != LENGTH:
+        raise AssertionError(f"Hugging Face's text ends after {want.shape[1]} tokens")
+    equal = int((got == want).sum()) if got.shape == want.shape else 0
+    if equal != want.numel():
+        raise AssertionError(f"{equal} of {want.numel()} tokens are those of Hugging Face")
+    return f"{equal} of {want.numel()} tokens"
+
+
+def text(family: str, changes: dict | None = None, batch: int = 1, **options: Any) -> str:
+    """Greedy text of a model with these options."""
+    model = neuron(family, changes=changes, batch_size=batch, **options)
+    want = greedy(hugging_face(family, **(changes or {}))[0], prompt(batch))
+    return same(model.sample(prompt(batch), sequence_length=LENGTH, top_k=1), want)
+
+
+def logits(family: str, limit: float = 1e-5, **options: Any) -> str:
+    """The largest difference of a prompt's last logits."""
+    import torch
+
+    model = neuron(family, **options)
+    ids = prompt()
+    got = model(ids, torch.arange(PROMPT, dtype=torch.int32), torch.zeros(1, dtype=torch.int32))
+    want = hugging_face(family)[0](ids).logits[:, -1]
+    error = float((got.reshape(-1)[:VOCABULARY] - want).abs().max() / want.abs().max())
+    if error > limit:
+        raise AssertionError(f"logits are {error:.1e} of the largest apart, at most {limit:.0e}")
+    return f"logits {error:.0e} apart"
+
+
+# --- the guide's features -------------------------------------------------------------------------
+@row("Checkpoints of Hugging Face")
+def _families() -> str:
+    found = {text(family) for family in FAMILIES}
+    return f"{', '.join(FAMILIES)}: {', '.join(sorted(found))} each"
+
+
+@row("Decoders in HLO")
+def _hlo() -> str:
+    return "; ".join(f"{name}: {logits(name)}" for name in ("Llama", "GPT2", "OPT"))
+
+
+@row("Tensor parallelism")
+def _parallel() -> str:
+    return "; ".join(f"degree {degree}: {text('Llama', tp_degree=degree)}" for degree in (1, 2, 4))
+
+
+@row("Compile-time configurations")
+def _configurations() -> str:
+    parts = [text("Llama", batch=2), text("Llama", context_length_estimate=32)]
+    rounded = [logits("Llama", 0.05, amp=amp) for amp in ("bf16", "f16")]
+    return "; ".join(["batch 2", *parts, *rounded])
+
+
+@row("Choice of the model's class")
+def _auto() -> str:
+    from transformers_neuronx import NeuronAutoModelForCausalLM
+
+    found = []
+    for family in ("GPT2", "Llama"):
+        model, folder = hugging_face(family)
+        made = NeuronAutoModelForCausalLM.from_pretrained(folder, n_positions=POSITIONS)
+        made.to_neuron()
+        found.append(same(made.sample(prompt(), LENGTH, top_k=1), greedy(model, prompt())))
+    return "; ".join(found)
+
+
+@row("generate() of Hugging Face")
+def _generate() -> str:
+    import torch
+    from transformers_neuronx import HuggingFaceGenerationModelAdapter
+
+    model = hugging_face("GPT2")[0]
+    adapter = HuggingFaceGenerationModelAdapter(model.config, neuron("GPT2"))
+    options = {"max_length": LENGTH, "pad_token_id": 0, "attention_mask": torch.ones(1, PROMPT)}
+    found = []
+    for more in ({"do_sample": False}, {"do_sample": True, "temperature": 0.7}):
+        torch.manual_seed(5)
+        got = adapter.generate(prompt(), **options, **more)
+        torch.manual_seed(5)
+        found.append(same(got, model.generate(prompt(), **options, **more)))
+    return "greedy and sampled: " + "; ".join(found)
+
+
+@row("int8 weight storage")
+def _int8() -> str:
+    from transformers_neuronx import QuantizationConfig
+
+    found = []
+    for family in ("GPT2", "Llama"):
+        quant = QuantizationConfig(quant_dtype="s8", dequant_dtype="f32")
+        found.append(f"{family}: {logits(family, 0.05, neuron_config=config(quant=quant))}")
+    return "; ".join(found)
+
+
+@row("Parallel context encoding")
+def _context() -> str:
+    one = text("GPT2", context_length_estimate=16)
+    model = neuron("GPT2", prompt_batch_size=1, batch_size=3, context_length_estimate=16)
+    got = model.sample(prompt(), sequence_length=LENGTH, top_k=1)
+    many = same(got, greedy(hugging_face("GPT2")[0], prompt()).expand(3, -1))
+    return f"{one}; one prompt to 3 rows: {many}"
+
+
+@row("Saving and loading")
+def _saving() -> str:
+    found = []
+    for family, options in (("GPT2", {}), ("Llama", {"on_device_embedding": True})):
+        model, folder = hugging_face(family)
+        settings = {"neuron_config": config(**options)}
+        with tempfile.TemporaryDirectory() as saved:
+            neuron(family, **settings).save(saved, sharded_weights=bool(options))
+            again = type(neuron(family, ready=False)).from_pretrained(
+                saved if options else folder,
+                **settings, batch_size=1, tp_degree=2, n_positions=POSITIONS, amp="f32",
+            )  # fmt: skip
+            again.load(saved)
+            again.to_neuron()
+        got = again.sample(prompt(), sequence_length=LENGTH, top_k=1)
+        found.append(same(got, greedy(model, prompt())))
+    return f"compiled: {found[0]}; with sharded weights: {found[1]}"
+
+
+@row("Compiling on a CPU")
+def _cpu() -> str:
+    settings = {"neuron_config": config(on_device_embedding=True)}
+    with tempfile.TemporaryDirectory() as saved:
+        made = neuron("Llama", ready=False, **settings)
+        made.cpu_compile()
+        made.save(saved)
+        again = neuron("Llama", ready=False, **settings)
+        again.load(saved)
+        again.to_neuron()
+    want = greedy(hugging_face("Llama")[0], prompt())
+    return same(again.sample(prompt(), sequence_length=LENGTH, top_k=1), want)
+
+
+@row("Number of compiling workers")
+def _workers() -> str:
+    return text("Llama", neuron_config=config(compilation_worker_count=1))
+
+
+@row("Grouped-query attention")
+def _grouped() -> str:
+    from transformers_neuronx import GQA
+
+    found = []
+    for kind, heads, batch in (
+        (GQA.SHARD_OVER_HEADS, 4, 1),
+        (GQA.SHARD_OVER_BATCH, 2, 4),
+        (GQA.REPLICATED_HEADS, 2, 1),
+        (GQA.ALL_GATHER_HEADS, 2, 1),
+    ):
+        settings = {"neuron_config": config(group_query_attention=kind), "tp_degree": 4}
+        equal = text("Llama", {"num_key_value_heads": heads}, batch, **settings)
+        found.append(f"{kind.name}: {equal}")
+    return "; ".join(found)
+
+
+@row("Filter of repeated n-grams")
+def _ngrams() -> str:
+    model = hugging_face("Llama")[0]
+    got = neuron("Llama").sample(prompt(), LENGTH, top_k=1, no_repeat_ngram_size=2)
+    return same(got, model.generate(prompt(), max_length=LENGTH, no_repeat_ngram_size=2))
+
+
+def _on_device(batch: int = 1, **options: Any) -> Any:
+    from transformers_neuronx import GenerationConfig
+
+    options = {"max_length": POSITIONS, "do_sample": True} | options
+    return neuron(
+        "Llama",
+        batch_size=batch,
+        neuron_config=config(on_device_generation=GenerationConfig(**options)),
+    )
+
+
+@row("On-device sampling")
+def _sampling() -> str:
+    want = greedy(hugging_face("Llama")[0], prompt())
+    equal = same(_on_device(do_sample=False).sample(prompt(), LENGTH), want)
+    drawn = _on_device(top_k=10, top_p=0.9, temperature=0.9).sample(prompt(), LENGTH)
+    if drawn.shape != want.shape or bool((drawn >= VOCABULARY).any()):
+        raise AssertionError(f"drawn {drawn}")
+    return f"greedy: {equal}; drawn of the ten likeliest, sums by a kernel of NKI"
+
+
+@row("Top-K and changing parameters")
+def _top_k() -> str:
+    from transformers_neuronx import GenerationConfig
+
+    options = {"dynamic": True, "per_batch_line": True, "global_top_k": 16}
+    rows = {"top_k": [1, 1], "top_p": [1.0, 1.0], "top_p_min_tokens": [1, 1]}
+    rows |= {"temperature": [1.0, 1.0]}
+    model = _on_device(2, **options, **rows)
+    want = greedy(hugging_face("Llama")[0], prompt(2))
+    equal = same(model.sample(prompt(2), LENGTH), want)
+    changed = GenerationConfig(max_length=POSITIONS, do_sample=True, **options, **rows)
+    changed.top_k, changed.temperature = [1, 8], [1.0, 2.0]
+    model.update_generation_config(changed)
+    got = model.sample(prompt(2), LENGTH)
+    if bool((got[1] == want[1]).all()):
+        raise AssertionError("the second row did not change with its parameters")
+    return f"{equal}; then row 1 drawn anew, row 0: {same(got[0], want[0])}"
+
+
+@row("Several models at once")
+def _several() -> str:
+    models = {family: neuron(family) for family in ("Llama", "GPT2")}
+    found = []
+    for family, model in models.items():
+        got = model.sample(prompt(), sequence_length=LENGTH, top_k=1)
+        found.append(same(got, greedy(hugging_face(family)[0], prompt())))
+    return "; ".join(found)
+
+
+@row("Streamer")
+def _streamer() -> str:
+    from transformers.generation.streamers import BaseStreamer
+
+    class Seen(BaseStreamer):
+        def __init__(self) -> None:
+            self.tokens: list[Any] = []
+            self.ended = 0
+
+        def put(self, value: Any) -> None:
+            self.tokens.append(value)
+
+        def end(self) -> None:
+            self.ended += 1
+
+    seen = Seen()
+    got = neuron("Mistral").sample(prompt(), sequence_length=LENGTH, top_k=1, streamer=seen)
+    equal = same(got, greedy(hugging_face("Mistral")[0], prompt()))
+    if len(seen.tokens) != LENGTH - PROMPT or seen.ended != 1:
+        raise AssertionError(f"{len(seen.tokens)} calls of put, {seen.ended} of end")
+    return f"{equal}; {len(seen.tokens)} calls"
+
+
+@row("Stopping criteria")
+def _stopping() -> str:
+    import torch
+    from transformers_neuronx.stopping_criteria import StoppingCriteria, StoppingCriteriaList
+
+    class After(StoppingCriteria):
+        """Stops after 20 tokens; the package shows it the prompt each time."""
+
+        length = PROMPT
+
+        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> bool:
+            self.length += 1
+            return self.length == 20
+
+    criteria = StoppingCriteriaList([After()])
+    got = neuron("Mistral").sample(
+        prompt(), sequence_length=LENGTH, top_k=1, stopping_criteria_list=criteria
+    )
+    want = greedy(hugging_face("Mistral")[0], prompt())
+    if got.shape[1] != 20:
+        raise AssertionError(f"stopped after {got.shape[1]} tokens, expected 20")
+    padded = torch.cat([got, want[:, 20:]], dim=1)
+    return f"stopped after 20; {same(padded, want)}"
+
+
+@row("Speculative sampling")
+def _speculative() -> str:
+    import torch
+    from transformers_neuronx import GenerationConfig
+    from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
+    from transformers_neuronx.speculation import DraftModelForSpeculation, SpeculativeGenerator
+
+    want = greedy(hugging_face("Llama")[0], prompt())
+    options = {
+        "padding_side": "right",
+        "attention_layout": "BSH",
+        "collectives_layout": "BSH",
+        "on_device_embedding": True,
+        "on_device_generation": GenerationConfig(top_k=1, do_sample=False),
+    }
+    draft = neuron("Llama", changes={"num_hidden_layers": 1}, neuron_config=config(**options))
+    target = neuron("Llama", neuron_config=config(**options))
+    fused = FusedSpeculativeDecoder(draft, target, 4)
+    fused.to_neuron()
+    mask = torch.ones_like(prompt())
+    got = fused.sample(input_ids=prompt(), attention_mask=mask, sequence_length=LENGTH)
+    first = same(got, want)
+    small = neuron("Llama", changes={"num_hidden_layers": 1})
+    large = neuron("Llama", ready=False)
+    large.enable_speculative_decoder(4)
+    large.to_neuron()
+    generator = SpeculativeGenerator(DraftModelForSpeculation(small), large, 4)
+    tokens = generator.sample(input_ids=prompt(), sequence_length=LENGTH)
+    return f"fused: {first}; on the host: {same(torch.as_tensor(tokens), want)}"
+
+
+@row("Fused weights of Q, K and V")
+def _fused() -> str:
+    return text("Llama", neuron_config=config(fuse_qkv=True))
+
+
+@row("Layout of attention")
+def _layout() -> str:
+    found = []
+    for options in (
+        {"attention_layout": "BSH"},
+        {"attention_layout": "BSH", "collectives_layout": "BSH", "fuse_qkv": True},
+    ):
+        found.append(text("Llama", neuron_config=config(**options)))
+    return "; ".join(found)
+
+
+@row("Buckets")
+def _buckets() -> str:
+    return text("Llama", n_positions=[16, 24, 64], context_length_estimate=[8, 16])
+
+
+@row("Flash decoding")
+def _flash() -> str:
+    options = {"shard_over_sequence": True}
+    changes = {"num_key_value_heads": 2}
+    found = []
+    for more in ({}, {"duplicate_q_weight_sos": True}):
+        settings = {"neuron_config": config(**options, **more), "tp_degree": 4}
+        found.append(text("Llama", changes, **settings))
+    return "; ".join(found)
+
+
+@row("Continuous batching")
+def _continuous() -> str:
+    import torch
+    from transformers_neuronx import ContinuousBatchingConfig
+
+    batching = ContinuousBatchingConfig(batch_size_for_shared_caches=2)
+    model = neuron(
+        "Llama",
+        batch_size=2,
+        n_positions=[POSITIONS],
+        context_length_estimate=[16],
+        neuron_config=config(continuous_batching=batching),
+    )
+    want = greedy(hugging_face("Llama")[0], prompt(2))
+    rows = [list(ids) for ids in prompt(2).tolist()]
+    for place, ids in enumerate(prompt(2)):
+        positions = torch.arange(PROMPT)[None]
+        out = model(ids[None], cache_ids=positions, start_ids=torch.tensor([place]))
+        rows[place].append(int(out.reshape(-1)[:VOCABULARY].argmax()))
+    for step in range(PROMPT, LENGTH - 1):
+        last = torch.tensor([[ids[-1]] for ids in rows])
+        positions = torch.full((2, 1), step)
+        out = model(last, cache_ids=positions, start_ids=torch.arange(2))
+        for ids, scores in zip(rows, out.reshape(2, -1)):
+            ids.append(int(scores[:VOCABULARY].argmax()))
+    return same(torch.tensor(rows), want)
+
+
+# Features that have no meaning here, or are not of Transformers NeuronX's own program.
+WITHOUT = {
+    "Persistent cache": "nothing is kept: a graph compiles for a CPU in seconds",
+    "Several instances (TP, PP)": "no meaning: all ranks are in one process",
+}
+
+
+# --- the runs -------------------------------------------------------------------------------------
+def _inside(public: Path, name: str, answer: Any) -> None:
+    """One row, in its own process."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    warnings.simplefilter("ignore")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    import neuron_cpu
+
+    neuron_cpu.ensure_sdk()
+    sys.path.insert(0, str(public / "transformers-neuronx" / "src"))
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    try:
+        with torch.inference_mode():
+            answer.send(("right", ROWS[name]()))
+    except Exception as error:
+        traceback.print_exc()
+        answer.send(("wrong", f"{type(error).__name__}: {error}".splitlines()[0][:160]))
+
+
+def measure(public: Path, name: str) -> tuple[str, str]:
+    """(right, wrong or ended; what was found)."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_inside, args=(public, name, theirs))
+    process.start()
+    theirs.close()
+    try:
+        found: tuple[str, str] = mine.recv()
+    except EOFError:
+        found = ("wrong", f"the process ended with {process.exitcode}")
+    process.join()
+    return found
+
+
+def main() -> int:
+    """Run the rows and print the table; 1 where one is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("public", type=Path)
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    options = parser.parse_args()
+    table = []
+    for name in options.rows:
+        began = time.monotonic()
+        table.append((name, *measure(options.public, name)))
+        print(f"{name} ({time.monotonic() - began:.0f} s): {table[-1][1]}", file=sys.stderr)
+    table += [(name, "none", why) for name, why in WITHOUT.items()]
+    print("| Feature | Outcome | Found |\n|---|---|---|")
+    for cells in table:
+        print(f"| {' | '.join(cells)} |")
+    return int(any(outcome == "wrong" for _, outcome, _ in table))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
