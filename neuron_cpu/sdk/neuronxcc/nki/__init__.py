@@ -40,8 +40,7 @@ MODES = ("auto", "torchxla", "jax", "baremetal", "benchmark", "simulation", "tra
 class FrameworkKernel(Kernel):
     """The base of a framework's own binding: it traces a kernel for its kind of tensors.
 
-    Outputs are the kernel's last parameters. A subclass says what its tensors are:
-    `map_framework_tensor(t)` gives a shape and a type, `translate_to_neuron_dtype` that of numpy.
+    Outputs are the kernel's last parameters.
     Source: aws-neuron/transformers-neuronx 1ade6d7, nki/compile.py.
 
     Attributes:
@@ -52,6 +51,14 @@ class FrameworkKernel(Kernel):
 
     def __init__(self, func_name: str, func: Callable, grid: Sequence[int] = (), **_: Any) -> None:
         super().__init__(func, tuple(grid), kernel_return=False)
+
+    def map_framework_tensor(self, tensor: Any) -> tuple[Sequence[int], Any]:
+        """The shape and the type of one of its tensors: a subclass says it."""
+        raise NotImplementedError
+
+    def translate_to_neuron_dtype(self, dtype: Any) -> Any:
+        """Numpy's type of one of its types: a subclass says it."""
+        raise NotImplementedError
 
     def dump_config(self, *tensors: Any) -> tuple[str, list[str], list[str]]:
         """Trace and check the kernel: the fingerprint, and the names of inputs and outputs."""
