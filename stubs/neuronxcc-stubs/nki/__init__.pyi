@@ -9,12 +9,13 @@ from . import language as language
 from . import typing as typing
 
 class FrameworkKernel:
-    """A function under ``nki.jit``: callable with torch tensors or numpy arrays.
+    """The base of a framework's own binding: it traces a kernel for its kind of tensors.
 
-    ``kernel[grid](...)`` launches a grid; torch meta tensors are traced and verified only. Inside
-    another kernel the function is inlined. With ``kernel_return=False`` (the convention before
-    2.21) outputs are parameters: the kernel stores into the caller's tensors and returns nothing.
-    Tensors of parameters annotated nt.mutable_tensor are updated in place and returned."""
+    Outputs are the kernel's last parameters.
+    Source: aws-neuron/transformers-neuronx 1ade6d7, nki/compile.py.
+
+    Attributes:
+        traced: every kernel that this process traced, by its program's fingerprint."""
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call self as a function."""
@@ -27,9 +28,13 @@ class FrameworkKernel:
 
         Raises:
             UsageError: the reference fails."""
+    def dump_config(self, *tensors: Any) -> Any:
+        """Trace and check the kernel: the fingerprint, and the names of inputs and outputs."""
     func: Any
     def here(self, args: Any, kwargs: Any) -> Any:
         """A call of tensors that no device has."""
+    def map_framework_tensor(self, tensor: Any) -> Any:
+        """The shape and the type of one of its tensors: a subclass says it."""
     name: Any
     def on_host(self, *args: Any, **kwargs: Any) -> Any:
         """The call with tensors in the host's memory, whoever has the others."""
@@ -44,6 +49,9 @@ class FrameworkKernel:
     today: Any
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The verified Program for these arguments (only shapes, types and constants count)."""
+    traced: Any
+    def translate_to_neuron_dtype(self, dtype: Any) -> Any:
+        """Numpy's type of one of its types: a subclass says it."""
 
 class tensor:
     """A tensor in HBM, SBUF or PSUM, or a part of one (``neuronxcc.nki.tensor``).
