@@ -183,23 +183,6 @@ def test_only_the_overwritten_part_is_lost() -> None:
     assert "stores 64 elements that come from sbuf tensor[64:96, 0:64]" in message
 
 
-def test_multi_buffering_needs_as_many_tiles_as_are_live() -> None:
-    def body_for(tiles: int) -> Callable[..., None]:
-        def body(x: Any, out: Any) -> None:
-            rotating = ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(tiles,))
-            blocks = nl.ndarray((4, nl.par_dim(128), 64), nl.float32, buffer=rotating)
-            for i in nl.static_range(4):
-                blocks[i] = nl.load(x)
-                if i:
-                    nl.store(out[i - 1], blocks[i - 1])
-            nl.store(out[3], blocks[3])
-
-        return body
-
-    trace(body_for(2))
-    refused(body_for(1), "sim_allocation_overlap")
-
-
 @pytest.mark.warns("sim_loop_rebinding", "sim_loop_side_effect")
 def test_a_cursor_advanced_in_a_loop_body_gives_the_first_iteration_s_addresses() -> None:
     """A device traces the body once; so AWS's allocated attention advances its address counter."""

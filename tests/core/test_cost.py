@@ -59,13 +59,6 @@ def test_peak_profile_is_the_share_of_hbm():
     assert PEAK.bandwidth(64) == pytest.approx(PEAK.peak) == pytest.approx(410)
 
 
-@pytest.mark.parametrize("profile", cost.PROFILES.values(), ids=cost.PROFILES)
-def test_longer_rows_never_take_less_time(profile):
-    times = [profile.row_ns(size) for size in range(spec.GEN2.dma.word_bytes, 40_000, 7)]
-    assert times == sorted(times)
-    assert profile.name and profile.note
-
-
 def test_unknown_profile_is_one_sentence():
     with pytest.raises(NkiError) as caught:
         cost.dma_profile("warp")
@@ -80,25 +73,9 @@ def load(x):
     return out
 
 
-def test_full_tile_is_one_row_per_partition_on_all_engines():
-    moved = transfer_of(load, ((128, 512), torch.bfloat16))
-    assert moved.rows == 128 and moved.row_bytes == 1024 and moved.bytes == 128 * 1024
-    assert moved.lanes == (8,) * 16
-    assert (moved.hbm_read, moved.hbm_written) == (128 * 1024, 0)
-
-
 def test_store_counts_as_written():
     moved = transfer_of(load, ((128, 512), torch.bfloat16), at=1)
     assert (moved.hbm_read, moved.hbm_written) == (0, 128 * 1024)
-
-
-@pytest.mark.parametrize(
-    ("partitions", "lanes"),
-    [(1, (1,) + (0,) * 15), (10, (1,) * 10 + (0,) * 6), (20, (2,) * 4 + (1,) * 12),
-     (100, (7,) * 4 + (6,) * 12)],
-)  # fmt: skip
-def test_rows_are_dealt_evenly_to_the_engines(partitions, lanes):
-    assert transfer_of(load, ((partitions, 64), torch.float32)).lanes == lanes
 
 
 def test_few_rows_begin_at_the_engine_of_their_first_partition():
@@ -119,52 +96,6 @@ def test_a_lone_short_row_has_nothing_to_overlap_with():
     assert cost.lane_ns(LATER, lone, 1) == spec.GEN2.dma.lone_row_ns
     assert cost.lane_ns(LATER, long, 1) == LATER.row_ns(2048)
     assert cost.lane_ns(LATER, two, 1) == LATER.row_ns(4)
-
-
-def test_strided_columns_move_element_by_element():
-    def kernel(x):
-        out = nl.ndarray((128, 32), dtype=x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, value=nl.load(x[:, 0:64:2]))
-        return out
-
-    moved = transfer_of(kernel, ((128, 64), torch.float32))
-    assert (moved.rows, moved.row_bytes) == (128 * 32, 4)
-
-
-def test_rows_join_only_where_both_sides_are_contiguous():
-    def kernel(x):
-        out = nl.ndarray((128, 4, 64), dtype=x.dtype, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        nl.store(out[:, :, 0:32], value=tile)
-        nl.store(out[:, :, 32:64], value=tile)
-        return out
-
-    moved = transfer_of(kernel, ((128, 4, 32), torch.bfloat16), at=1)
-    assert (moved.rows, moved.row_bytes) == (128 * 4, 64)
-    joined = transfer_of(kernel, ((128, 4, 32), torch.bfloat16))
-    assert (joined.rows, joined.row_bytes) == (128, 256)
-
-
-def test_casting_load_counts_the_wider_side_and_reads_the_source():
-    def kernel(x):
-        out = nl.ndarray(x.shape, dtype=nl.bfloat16, buffer=nl.shared_hbm)
-        nl.store(out, value=nl.load(x, dtype=nl.bfloat16))
-        return out
-
-    moved = transfer_of(kernel, ((128, 100), torch.float32))
-    assert moved.row_bytes == 400 and moved.hbm_read == 128 * 400
-
-
-def test_copies_within_hbm_spread_over_the_engines():
-    def kernel(x):
-        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(dst=out[0:20], src=x[0:20])
-        nisa.dma_copy(dst=out[20:40], src=x[20:40])
-        return out
-
-    moved = transfer_of(kernel, ((40, 256), torch.float32))
-    assert sum(moved.lanes) == moved.rows and max(moved.lanes) - min(moved.lanes) <= 1
-    assert (moved.hbm_read, moved.hbm_written) == (20 * 1024, 20 * 1024)
 
 
 # --- engines --------------------------------------------------------------------------------------

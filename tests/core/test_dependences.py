@@ -19,7 +19,7 @@ from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program import regions
 from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.time import depend
-from neuron_cpu.core.time.schedule import NOTHING, PROGRAM_ORDER, Wait, schedule
+from neuron_cpu.core.time.schedule import PROGRAM_ORDER, schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
 
@@ -105,16 +105,6 @@ def test_placed_tiles_that_share_their_last_byte_wait(start):
 
 
 # --- waits ----------------------------------------------------------------------------------------
-def test_a_transfer_that_waits_for_nothing_ends_the_critical_path():
-    def kernel(x):
-        out = nl.ndarray((4, 128, 512), nl.float32, buffer=nl.shared_hbm)
-        for k in nl.affine_range(4):
-            nisa.dma_copy(dst=out[k], src=x[k])
-        return out
-
-    found = simulate(kernel, (4, 128, 512))
-    assert found.waits[0] == Wait(NOTHING, -1)
-    assert found.critical_path() == [3, 2, 1, 0]  # each behind the one before in the queues
 
 
 @pytest.mark.parametrize("tiles", [8, 10])
@@ -133,23 +123,6 @@ def test_psum_beyond_its_banks_is_copied_out_and_nothing_lacks(tiles):
     assert found.overcommitted == (0, 0) and found.high_water("psum") == 8
     written = 2 + tiles + 4 * tiles  # loads, products, copies and stores
     assert (len(found.program.instructions) > written) == (tiles > 8)
-
-
-def test_sbuf_beyond_its_bytes_is_loaded_again_and_nothing_lacks():
-    """Three tiles of 80 KiB that live together, in 176 KiB."""
-
-    def kernel(x):
-        out = nl.ndarray((128, 1), nl.float32, buffer=nl.shared_hbm)
-        tiles = [nl.load(x) for _ in range(3)]
-        for tile in (*tiles, *tiles):
-            nl.store(out, value=nisa.tensor_reduce(nl.add, tile, axis=1))
-        return out
-
-    found = simulate(kernel, (128, 20 * 1024))
-    assert found.overcommitted == (0, 0)
-    assert found.high_water("sbuf") <= GEN2.sbuf_usable_bytes
-    loads = [v for i in found.program.instructions for v in i.src if v.storage.buffer == "hbm"]
-    assert len(loads) > 3
 
 
 def test_what_one_instruction_lacks_is_told_in_bytes(monkeypatch):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pytest
 from neuronxcc import nki
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core import NkiError
 from tests.core.test_isa import data
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -45,20 +43,6 @@ def test_values_are_visible_while_tracing(eager, capsys, monkeypatch):
     assert printed.count("5.5") == 2 and "tensor (3, 4) float32 in sbuf" in printed
 
 
-def test_argument_turns_eager_mode_on():
-    seen: list[np.ndarray] = []
-
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        seen.append(tile.numpy())
-        nl.store(out, tile)
-        return out
-
-    assert np.array_equal(nki.jit(kernel, eager=True)(X), X)
-    assert np.array_equal(seen[0], X)
-
-
 def test_values_are_refused_without_eager_mode():
     def kernel(x):
         return nl.load(x).numpy()
@@ -88,18 +72,6 @@ def test_eager_results_equal_replayed_ones(eager, monkeypatch):
     assert np.allclose(at_once, kernel(x, w), atol=1e-6)
 
 
-def test_redirected_result_that_is_used_again(eager):
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        target = nl.ndarray(x.shape, x.dtype)
-        made = nl.multiply(nl.load(x), 3.0)
-        target[...] = made
-        nl.store(out, nl.add(target, made))
-        return out
-
-    assert np.array_equal(nki.jit(kernel)(X), 6 * X)
-
-
 def test_eager_mode_verifies_too(eager):
     def kernel(x):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -108,16 +80,3 @@ def test_eager_mode_verifies_too(eager):
 
     with pytest.raises(NkiError, match="sim_undefined_data"):
         nki.jit(kernel)(X)
-
-
-def test_range_warnings_need_values(eager):
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, nl.sin(nl.load(x)))
-        return out
-
-    with pytest.warns(NkiWarning, match="sim_activation_range"):
-        nki.jit(kernel)(X)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        nki.jit(kernel)(X / 4)

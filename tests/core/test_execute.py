@@ -11,16 +11,12 @@ import neuronxcc.nki.language as nl
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from neuronxcc import nki
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import dtypes
 from neuron_cpu.core.instructions.alu import ACTIVATIONS
-from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.run import memory, products
-from neuron_cpu.core.run.eager import Machine
 from neuron_cpu.core.run.execute import Plan
 
 BOTH = pytest.mark.parametrize("merge", [True, False])
@@ -73,20 +69,6 @@ def blocked_products(x, w):
 
 
 # --- memory ---------------------------------------------------------------------------------------
-@BOTH
-def test_a_plan_runs_again_and_again_on_other_data(merge):
-    plan = Plan(scaled_product.trace(numbers(0, 32, 5), numbers(0, 32, 48)), merge)
-    kept = []
-    for seed in range(3):
-        x, w = numbers(seed, 32, 5), numbers(seed + 9, 32, 48)
-        before = x.clone(), w.clone()
-        (found,) = plan.run([x, w])
-        expected = (2 * (w.float().t() @ x.float())).bfloat16()
-        assert torch.equal(found, expected)
-        assert torch.equal(x, before[0]) and torch.equal(w, before[1])
-        kept.append((found, expected))
-    for found, expected in kept:  # later runs did not write into earlier results
-        assert torch.equal(found, expected)
 
 
 @BOTH
@@ -149,23 +131,6 @@ def test_large_products_read_rows_without_gaps(merge, monkeypatch):
 
 
 # --- rounding and writing -------------------------------------------------------------------------
-FLOATS = [t for t in dtypes.ALL if t.is_float]
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=9), st.sampled_from(FLOATS)
-)
-def test_values_are_rounded_once_to_nearest_even(values, dtype):
-    wanted = np.array(values, np.float32)
-    out = memory.allocate(len(values), dtype)
-    memory.put(out, torch.from_numpy(wanted), dtype, False, None)
-    if dtype is dtypes.TFLOAT32:
-        expected = dtypes.round_tf32(torch.from_numpy(wanted)).numpy()
-    else:
-        with np.errstate(over="ignore"):
-            expected = wanted.astype(dtype.numpy).astype(np.float32)
-    np.testing.assert_array_equal(dtypes.decode(out, dtype).numpy(), expected)
 
 
 @pytest.mark.parametrize("dtype", [t for t in dtypes.ALL if t.is_int and t.kind != "b"], ids=str)
@@ -180,13 +145,6 @@ def test_integers_saturate_and_bit_patterns_wrap(dtype):
     wrapped = memory.allocate(3, dtype)
     memory.put(wrapped, bits, dtype, True, None)
     assert wrapped.to(torch.int64).tolist() == [info.min, 5, 0]
-
-
-def test_masked_elements_keep_their_content():
-    out = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
-    keep = torch.tensor([[True, False, True], [False, False, True]])
-    memory.put(out, torch.full((2, 3), 9.0), dtypes.BFLOAT16, False, keep)
-    assert out.tolist() == [[9, 1, 9], [3, 4, 9]]
 
 
 @pytest.mark.parametrize("op", sorted(ACTIVATIONS))
@@ -225,19 +183,6 @@ def test_rows_out_of_bounds_are_refused_when_they_are_used(merge, wrong):
 
 
 # --- eager mode and threads -----------------------------------------------------------------------
-def test_a_machine_gives_what_a_plan_gives():
-    x, w = numbers(5, 32, 5), numbers(6, 32, 48)
-    program = scaled_product.trace(x, w)
-    machine = Machine()
-    for storage, values in zip(program.inputs, (x, w)):
-        machine.bind(storage, values)
-    for instruction in program:
-        machine.run(instruction)
-    (output,) = program.outputs
-    expected = Plan(program).run([x, w])[0]
-    assert torch.equal(machine.memory(output), expected)
-    values = machine.values(Tensor.whole(output))
-    np.testing.assert_array_equal(values, expected.float().numpy())
 
 
 @pytest.mark.skipif(products._LINEAR is None, reason="PyTorch without oneDNN multiplies with BLAS")
@@ -289,26 +234,6 @@ def test_plans_end_with_their_kernel_and_with_their_thread():
     del kernel
     gc.collect()
     assert plan() is None
-
-
-def test_threads_run_plans_of_one_program_side_by_side():
-    inputs = [(numbers(k, 32, 5), numbers(k + 50, 32, 48)) for k in range(4)]
-    program = scaled_product.trace(*inputs[0])
-    wrong: list[int] = []
-
-    def work(k: int) -> None:
-        x, w = inputs[k]
-        plan = Plan(program)
-        expected = (2 * (w.float().t() @ x.float())).bfloat16()
-        if not all(torch.equal(plan.run([x, w])[0], expected) for _ in range(20)):
-            wrong.append(k)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 @pytest.mark.parametrize("shape", [(128, 300), (1, 4099), (7, 3, 65)])

@@ -54,22 +54,6 @@ def test_affine_expressions(n, m, k):
     assert np.array_equal((7 - expression).values(), 7 - reference)
 
 
-def test_mgrid_names_its_axes():
-    grid = nl.mgrid[0:3, 2:6, 0:8:2]
-    p, x, y = grid
-    assert grid.p is p and grid.x is x and grid.y is y
-    reference = np.mgrid[0:3, 2:6, 0:8:2]
-    for mine, theirs in zip((p, x, y), reference):
-        assert np.array_equal(mine.values(), theirs)
-
-
-def test_arange_forms():
-    assert nl.arange(4).values().tolist() == [0, 1, 2, 3]
-    assert nl.arange(2, 5).values().tolist() == [2, 3, 4]
-    assert nl.arange(2, 9, 3).values().tolist() == [2, 5, 8]
-    assert nl.ds(3, 4) == slice(3, 7)
-
-
 @pytest.mark.parametrize(
     "spoil",
     [lambda i: i * i, lambda i: i % 2, lambda i: i // 2, lambda i: i // -1, lambda i: i / 2],
@@ -357,18 +341,6 @@ def test_what_is_no_index_is_refused():
     for key in (0, slice(1, 2), "0"):
         with pytest.raises(NkiError, match="sim_index_type"):
             rows[key]
-
-
-def test_whole_axes_stand_behind_index_grids():
-    tensor, reference = hbm((4, 5, 6))
-    i, j = nl.arange(2)[:, None], nl.arange(3)[None, :]
-    a, b = np.ogrid[:2, :3]
-    assert np.array_equal(numbers(tensor[i, j]), reference[a, b])
-    assert np.array_equal(numbers(tensor[i, j, :]), reference[a, b, :])
-    assert np.array_equal(numbers(tensor[i, j, ...]), reference[a, b, ...])
-    for key in ((i, slice(None), j), (slice(None), i, j), (..., i, j), (i, slice(0, 2))):
-        with pytest.raises(NkiError, match="mixing_basic_advanced"):
-            tensor[key]
 
 
 def test_operand_mask_after_other_indices():

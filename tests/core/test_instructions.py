@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import neuronxcc.nki as nki
@@ -13,16 +12,6 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.check.verify import verify
-from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.instructions import copies, entry, vector
-from neuron_cpu.core.instructions.recorder import record
-from neuron_cpu.core.instructions.tensor_engine import MatmulAttrs, multiply_into
-from neuron_cpu.core.program.attributes import Attrs
-from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.program.trace import Tracer
-from neuron_cpu.core.program.view import View
-from neuron_cpu.core.run.execute import Plan
 from tests.core.test_isa import assert_close, data
 
 
@@ -34,45 +23,7 @@ def quiet():
         yield
 
 
-# --- the record form ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("accumulate, factor", [(None, 2), (True, 2), (False, 1)])
-def test_products_into_one_place_add_or_overwrite(accumulate, factor):
-    program = Program("products", (), None)
-    with Tracer(program) as tracer:
-        source, out = (
-            View.whole(tracer.storage((64, 64), FLOAT32, buffer, role))
-            for buffer, role in (("hbm", "input"), ("shared_hbm", "output"))
-        )
-        tile, kept = (View.whole(tracer.storage((64, 64), FLOAT32, "sbuf")) for _ in range(2))
-        product = View.whole(tracer.storage((64, 64), FLOAT32, "psum"))
-        record(copies.DMA_COPY, (tile,), (source,), Attrs(raw=True))
-        multiply_into(product, tile, tile, MatmulAttrs())
-        multiply_into(product, tile, tile, MatmulAttrs(), accumulate)
-        record(copies.TENSOR_COPY, (kept,), (product,), copies.copy_attrs(FLOAT32, FLOAT32))
-        record(copies.DMA_COPY, (out,), (kept,), Attrs(raw=True))
-        program.inputs, program.outputs = [source.storage], [out.storage]
-        tracer.finish()
-    verify(program)
-    x = data(4, (64, 64))
-    (got,) = Plan(program).run([torch.from_numpy(x)])
-    assert_close(got.numpy(), factor * (x.astype(np.float64).T @ x), "float32", 8)
-
-
 # --- attributes -----------------------------------------------------------------------------------
-def test_keys_are_equal_for_the_same_bits_only():
-    values = [0, 0.0, -0.0, False, 1, 1.0, True, math.nan, "add", None]
-    keys = [copies.FillAttrs(value=value).key() for value in values]
-    assert len(set(keys)) == len(values)
-    assert copies.FillAttrs(value=math.nan).key() == copies.FillAttrs(value=math.nan).key()
-    mask = np.eye(3, dtype=bool)
-    assert Attrs(mask=mask).key() == Attrs(mask=mask.copy()).key()
-    assert Attrs(mask=mask).key() != Attrs(mask=~mask).key()
-    assert Attrs(mask=mask).identity() is None and Attrs().identity() is not None
-    steps = [vector.StepsAttrs(steps=(vector.Step("add", v),)).key() for v in (0, 0.0, -0.0)]
-    assert len(set(steps)) == 3
-    assert Attrs().key() != MatmulAttrs().key()
 
 
 @pytest.mark.warns("sim_loop_condition")
@@ -174,17 +125,6 @@ def test_an_operand_walks_at_most_four_free_axes():
     assert told(4) == []
     (message,) = told(5)
     assert "tensor_copy" in message and "walks 5 free axes" in message
-
-
-def test_axes_that_continue_each_other_are_walked_as_one():
-    program = Program("views", (), None)
-    with Tracer(program) as tracer:
-        tile = View.whole(tracer.storage((128, 2, 3, 4, 5, 6), FLOAT32, "sbuf"))
-    assert entry.pattern_axes(tile) == 1
-    part = tile.slice_box((*[slice(0, 2)] * 4, slice(0, 5), slice(0, 6)))
-    assert entry.pattern_axes(part) == 3  # of 2, of 2, and of 2 x 5 x 6 elements
-    column = View.whole(tracer.storage((128, 1), FLOAT32, "sbuf")).expand((128, 2, 3, 4, 5, 6))
-    assert entry.pattern_axes(column) == 1  # a stride of zero all the way
 
 
 # --- two results ----------------------------------------------------------------------------------

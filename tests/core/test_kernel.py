@@ -149,21 +149,6 @@ def test_several_results_and_nested_arguments():
 
 
 # --- specialisation -------------------------------------------------------------------------------
-def test_one_trace_for_each_shape_type_and_constant():
-    traced = []
-
-    @nki.jit
-    def kernel(x, factor):
-        traced.append(factor)
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, nl.multiply(nl.load(x), factor, dtype=x.dtype))
-        return out
-
-    for x, factor in [(X, 2.0), (X + 1, 2.0), (X, 3.0), (X[:2], 2.0), (X.astype("f2"), 2.0)]:
-        assert np.array_equal(kernel(x, factor), x * x.dtype.type(factor))
-    assert traced == [2.0, 3.0, 2.0, 2.0]
-    kernel(X, 2)  # an int is another constant than a float
-    assert len(traced) == 5
 
 
 def test_threads_replay_one_program():
@@ -191,25 +176,6 @@ def test_results_of_one_call_survive_the_next():
 
 
 # --- nesting --------------------------------------------------------------------------------------
-def test_kernels_call_kernels_and_closures():
-    @nki.jit(mode="trace")
-    def scale_tile(tile, factor):
-        return nl.multiply(tile, factor)
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        acc = nl.load(x)
-
-        def step(factor):
-            acc[...] = scale_tile(acc, factor)
-
-        step(2)
-        step(3)
-        nl.store(out, acc)
-        return out
-
-    assert np.array_equal(kernel(X), 6 * X)
 
 
 def test_nested_kernel_with_old_convention_writes_its_parameter():

@@ -265,19 +265,6 @@ def test_indirect_load_and_store(rows, seed, cut):
     assert np.array_equal(wide(kernel(a, index)), expected)
 
 
-def test_indirect_row_outside_is_refused():
-    @nki.jit
-    def kernel(x, where):
-        i, j = nl.arange(4)[:, None], nl.arange(6)[None, :]
-        out = nl.ndarray((4, 6), x.dtype, buffer=nl.shared_hbm)
-        at = nl.load(where)
-        nl.store(out, nl.load(x[at[i, 0], j]))
-        return out
-
-    with pytest.raises(NkiError, match="with index 9 at run time, expected 0 to 8"):
-        kernel(np.zeros((9, 6), "f4"), np.array([[0], [9], [1], [2]], np.int32))
-
-
 def test_atomic_rmw_adds_duplicates():
     a, index = data(1, (8, 4)), np.array([[0], [2], [2], [2], [5], [5], [7], [0]], np.int32)
 

@@ -55,15 +55,6 @@ def reusing(loop, columns=lambda k: 8, read=lambda tile, k: tile[:, 0:8], before
     return trace(kernel, (128, 8))
 
 
-def test_values_of_a_reused_buffer_alternate_between_two():
-    program = reusing(nl.static_range)
-    lowered = lower(program)
-    loads = [i for i in lowered.instructions if i.op.name == "dma_copy" and i.src[0].size == 1024]
-    places = [i.dst[0].storage.id for i in loads if i.dst[0].storage.on_chip]
-    assert len(set(places)) == 2 and places[0] == places[2] and places[1] == places[3]
-    assert same_results(program, torch.randn(128, 8))
-
-
 def test_sequential_loops_keep_their_buffers():
     program = reusing(nl.sequential_range)
     assert lower(program).instructions == program.instructions
@@ -73,20 +64,6 @@ def test_a_value_that_a_later_write_covers_in_part_stays_where_it_is():
     program = reusing(nl.static_range, columns=lambda k: 8 - 2 * k)  # reads what is older
     loads = buffers(lower(program), "dma_copy") - 1  # the output is the other one
     assert loads == 1
-    assert same_results(program, torch.randn(128, 8))
-
-
-def test_updates_of_a_value_are_no_new_value():
-    def kernel(x):
-        out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        total = nl.zeros((128, 8), dtype=nl.float32)
-        for _ in nl.static_range(3):
-            total[...] = nisa.tensor_tensor(total, nl.load(x), op=nl.add)
-        nl.store(out, value=total)
-        return out
-
-    program = trace(kernel, (128, 8))
-    assert buffers(lower(program), "tensor_tensor") == 1
     assert same_results(program, torch.randn(128, 8))
 
 
@@ -128,22 +105,6 @@ def test_loads_and_work_that_a_loop_repeats_run_once():
     assert same_results(program, torch.randn(4, 128, 8), torch.randn(3, 128, 8))
 
 
-def test_what_changes_in_a_loop_stays_in_it():
-    def kernel(x):
-        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        total = nl.zeros((128, 8), dtype=nl.float32)
-        for k in nl.sequential_range(4):
-            total[...] = nisa.tensor_tensor(total, nl.load(x), op=nl.add)
-            nl.store(out[k], value=nisa.activation(nl.square, total))  # another value each time
-        return out
-
-    program = trace(kernel, (128, 8))
-    lowered = lower(program)
-    assert count(lowered, "activation") == 4 and count(lowered, "tensor_tensor") == 4
-    assert count(program, "dma_copy") - count(lowered, "dma_copy") == 3
-    assert same_results(program, torch.randn(128, 8))
-
-
 @pytest.mark.parametrize(("columns", "products"), [(512, 1), (4096, 3 * 8)])
 def test_products_are_shared_between_iterations_as_far_as_psum_holds_them(columns, products):
     """Eight banks of one row's broadcast would leave none for what the loop computes."""
@@ -156,40 +117,6 @@ def test_products_are_shared_between_iterations_as_far_as_psum_holds_them(column
         return out
 
     assert count(lower(trace(kernel, (1, columns))), "nc_matmul") == products
-
-
-def test_rows_that_data_choose_are_loaded_anew():
-    """The view of the table is the same each time, the rows that the index chooses are not."""
-
-    def kernel(table, index):
-        out = nl.ndarray((3, 4, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        columns = nl.arange(8)[None, :]
-        for k in nl.sequential_range(3):
-            rows = nl.load(index[k])
-            found = nl.load(table[rows[nl.arange(4)[:, None], 0], columns])
-            nl.store(out[k], value=nisa.activation(nl.square, found))
-        return out
-
-    table, index = torch.randn(16, 8), torch.randint(0, 16, (3, 4, 1), dtype=torch.int32)
-    program = Kernel(kernel).trace(table, index)
-    assert count(lower(program), "dma_copy") == count(program, "dma_copy")
-    assert same_results(program, table, index)
-
-
-def test_hbm_that_the_kernel_writes_is_loaded_anew():
-    def kernel(x):
-        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        scratch = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.hbm)
-        nl.store(scratch, value=nl.load(x))
-        for k in nl.sequential_range(4):
-            tile = nisa.tensor_scalar(nl.load(scratch), nl.add, 1.0)
-            nl.store(scratch, value=tile)
-            nl.store(out[k], value=tile)
-        return out
-
-    program = trace(kernel, (128, 8))
-    assert count(lower(program), "dma_copy") == count(program, "dma_copy")
-    assert same_results(program, torch.randn(128, 8))
 
 
 # --- transpose ------------------------------------------------------------------------------------
@@ -308,19 +235,6 @@ def test_wide_instructions_are_not_joined():
     assert count(lower(program), "tensor_reduce") == 256
 
 
-def test_loops_that_also_do_something_larger_stay_as_they_are():
-    def kernel(x):
-        out = nl.ndarray((8, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        for k in nl.affine_range(8):
-            tile = nl.load(x[k])
-            first = nisa.tensor_scalar(tile[:, 0:1], nl.multiply, 2.0)
-            nl.store(out[k], value=nisa.tensor_scalar(tile, nl.add, first))
-        return out
-
-    program = trace(kernel, (8, 128, 512))
-    assert count(lower(program), "tensor_scalar") == 16
-
-
 # --- spill ----------------------------------------------------------------------------------------
 def kept_around(between, dirty, later):
     """One tile that is used before and after ``between`` others; ``later`` writes it first."""
@@ -361,22 +275,6 @@ def test_a_tile_is_away_while_others_need_its_room(dirty, later, moved):
     assert lines <= needing
     assert same_results(program, torch.randn(4, 128, 8), changed=lambda p: spill(p, 64))
     assert spill(program, sbuf_bytes=96).instructions == program.instructions
-
-
-@pytest.mark.warns("sim_output_partly_written")
-def test_the_tile_that_is_needed_last_goes():
-    def kernel(x):
-        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        soon, late = (nisa.tensor_scalar(nl.load(x[k]), nl.add, 1.0) for k in range(2))
-        nl.store(out[0], value=nisa.tensor_scalar(nl.load(x[2]), nl.add, 1.0))
-        nl.store(out[1], value=soon)
-        nl.store(out[2], value=late)
-        return out
-
-    program = trace(kernel, (4, 128, 8))
-    late = [i for i in program.instructions if i.op.name == "tensor_scalar"][1].dst[0].storage
-    saves = [i for i in spill(program, 96).instructions if spilling(i) == "spill_save"]
-    assert [i.src[0].storage for i in saves] == [late]
 
 
 def test_results_in_psum_are_read_from_sbuf_once_they_had_to_go():

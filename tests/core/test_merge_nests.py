@@ -97,37 +97,6 @@ def test_products_with_tails_in_any_loop_order(sizes, tile, kinds, order, statio
     assert torch.equal(found, expected.to(DTYPES[dtype]))
 
 
-@pytest.mark.parametrize("outer", ["k", "n"])
-@pytest.mark.parametrize("hoisted", [True, False])
-@pytest.mark.parametrize("tokens", [1, 3])
-def test_weights_stationary_with_many_accumulators(outer, hoisted, tokens):
-    """Accumulation groups interleaved over one PSUM tile, weights loaded by row or by tile."""
-    k_tiles, n_tiles, p = 5, 3, 16
-
-    @nki.jit
-    def kernel(x, w):
-        out = nl.ndarray((p, n_tiles * tokens), dtype=nl.float32, buffer=nl.shared_hbm)
-        held = nl.ndarray((p, k_tiles, tokens), dtype=x.dtype, buffer=nl.sbuf)
-        for k in nl.affine_range(k_tiles):
-            held[:, k, :] = nl.load(x[nl.ds(k * p, p), :])
-        acc = nl.zeros((p, n_tiles * tokens), nl.float32, buffer=nl.psum)
-        for i in nl.affine_range(k_tiles if outer == "k" else n_tiles):
-            block = nl.load(w[nl.ds(i * p, p), :] if outer == "k" else w[0:p, nl.ds(i * p, p)])
-            for j in nl.affine_range(n_tiles if outer == "k" else k_tiles):
-                k, n = (i, j) if outer == "k" else (j, i)
-                if hoisted and outer == "k":
-                    tile = block[:, nl.ds(n * p, p)]
-                else:
-                    tile = nl.load(w[nl.ds(k * p, p), nl.ds(n * p, p)])
-                acc[:, nl.ds(n * tokens, tokens)] += nisa.nc_matmul(tile, held[:, k, :])
-        nl.store(out, value=nisa.tensor_copy(acc))
-        return out
-
-    x, w = integers(3, k_tiles * p, tokens), integers(4, k_tiles * p, n_tiles * p)
-    found = check_equal(kernel, x, w).reshape(p, n_tiles, tokens).permute(1, 0, 2)
-    assert torch.equal(found.reshape(-1, tokens), w.t() @ x)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("blocked", [True, False])
 @pytest.mark.parametrize("n_size", [96, 1])
@@ -279,40 +248,6 @@ def test_a_tiled_product_becomes_one_operation_and_its_copies():
     assert operations(kernel, a, b) == 3  # product, PSUM to SBUF, store: both loads read in place
 
 
-def test_scratch_in_hbm_is_no_constant():
-    @nki.jit
-    def kernel(a):
-        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        scratch = nl.ndarray((4, a.shape[1]), dtype=a.dtype, buffer=nl.hbm)
-        for i in nl.sequential_range(4):  # the same scratch rows, over and over
-            doubled = nisa.tensor_scalar(nl.load(a[nl.ds(i * 4, 4), :]), nl.multiply, 2.0)
-            nl.store(scratch, value=doubled)
-            back = nl.load(scratch)
-            nl.store(scratch, value=nisa.tensor_scalar(doubled, nl.multiply, 0.0))
-            nl.store(out[nl.ds(i * 4, 4), :], value=back)
-        return out
-
-    a = integers(13, 16, 5)
-    assert torch.equal(check_equal(kernel, a), 2 * a)
-
-
-def test_tiles_that_are_changed_after_loading_are_not_read_in_place():
-    @nki.jit
-    def kernel(a):
-        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        for i in nl.affine_range(3):
-            t = nl.load(a[nl.ds(i * 4, 4), :])
-            t[:, 0:2] = nisa.memset((4, 2), 9.0, a.dtype)
-            nl.store(out[nl.ds(i * 4, 4), :], value=t)
-        return out
-
-    a = integers(14, 12, 5)
-    expected = a.clone()
-    expected[:, 0:2] = 9
-    assert torch.equal(check_equal(kernel, a), expected)
-    assert torch.equal(a, integers(14, 12, 5)), "the caller's input was written"
-
-
 def test_reshaped_tiles_are_read_in_place_only_where_the_source_has_such_rows():
     """Two rows of 3 cut from rows of 10, joined to one of 6 and read across their joint."""
 
@@ -325,34 +260,6 @@ def test_reshaped_tiles_are_read_in_place_only_where_the_source_has_such_rows():
 
     a = integers(15, 4, 2, 10)
     assert torch.equal(check_equal(kernel, a), a[:, :, 2:5].reshape(4, 6)[:, 1:5] + 1)
-
-
-def test_rows_are_read_backwards_and_written_forwards():
-    @nki.jit
-    def kernel(a):
-        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        for i in nl.affine_range(4):
-            t = nisa.tensor_scalar(nl.load(a[nl.ds((3 - i) * 4, 4), :]), nl.add, 1.0)
-            nl.store(out[nl.ds(i * 4, 4), :], value=t)
-        return out
-
-    a = integers(21, 16, 5)
-    assert torch.equal(check_equal(kernel, a), a.reshape(4, 4, 5).flip(0).reshape(16, 5) + 1)
-
-
-def test_sequential_iterations_see_what_the_one_before_wrote():
-    @nki.jit
-    def kernel(a):
-        out = nl.ndarray((8, 6), dtype=a.dtype, buffer=nl.shared_hbm)
-        t = nl.ndarray((8, 6), dtype=a.dtype, buffer=nl.sbuf)
-        t[:, 0:1] = nl.load(a)
-        for i in nl.sequential_range(5):
-            t[:, nl.ds(i + 1, 1)] = nisa.tensor_scalar(t[:, nl.ds(i, 1)], nl.multiply, 2.0)
-        nl.store(out, value=t)
-        return out
-
-    a = integers(22, 8, 1)
-    assert torch.equal(check_equal(kernel, a), a * 2.0 ** torch.arange(6))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -374,55 +281,6 @@ def test_overlapping_accumulations_add_up():
     for i in range(4):
         expected[:, 2 * i : 2 * i + 4] += a.t() @ b[:, 4 * i : 4 * i + 4]
     assert torch.equal(check_equal(kernel, a, b), expected)
-
-
-def test_accumulators_read_inside_the_loop_that_fills_them():
-    """Each outer iteration drains its part before the next one starts to fill its own."""
-
-    @nki.jit
-    def kernel(a, b):
-        out = nl.ndarray((4 * 8, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        acc = nl.zeros((8, 4 * 8), nl.float32, buffer=nl.psum)
-        for i in nl.affine_range(4):
-            place = acc[:, nl.ds(i * 8, 8)]
-            for k in nl.affine_range(2):
-                rows = nl.ds(k * 8, 8)
-                place += nisa.nc_matmul(nl.load(a[rows, nl.ds(i * 8, 8)]), nl.load(b[rows, :]))
-            nl.store(out[nl.ds(i * 8, 8), :], value=nisa.tensor_copy(acc[:, nl.ds(i * 8, 8)]))
-        return out
-
-    a, b = integers(16, 16, 32), integers(17, 16, 8)
-    assert torch.equal(check_equal(kernel, a, b), a.t() @ b)
-
-
-def test_shifted_copies_inside_one_tile_read_before_they_write():
-    @nki.jit
-    def kernel(a):
-        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
-        t = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf)
-        t[...] = nl.load(a)
-        t[:, 1:] = nisa.tensor_copy(t[:, :-1])
-        t[...] = nisa.nc_transpose(t, engine=nisa.vector_engine)
-        nl.store(out, value=t)
-        return out
-
-    a = integers(18, 16, 16, dtype=torch.bfloat16)
-    expected = torch.cat([a[:, :1], a[:, :-1]], 1).t()
-    assert torch.equal(check_equal(kernel, a), expected)
-
-
-def test_rows_gathered_by_an_index_tile_inside_a_loop():
-    @nki.jit
-    def kernel(table, index):
-        out = nl.ndarray((12, 3), dtype=table.dtype, buffer=nl.shared_hbm)
-        for i in nl.affine_range(3):
-            chosen = nl.load(index[nl.ds(i * 4, 4), :])
-            rows = nl.load(table[chosen[nl.arange(4)[:, None], 0], nl.arange(3)[None, :]])
-            nl.store(out[nl.ds(i * 4, 4), :], value=rows)
-        return out
-
-    table, index = integers(19, 20, 3), (integers(20, 12, 1).abs() * 4).to(torch.int32)
-    assert torch.equal(check_equal(kernel, table, index), table[index[:, 0].long()])
 
 
 def test_merging_can_be_switched_off(monkeypatch):

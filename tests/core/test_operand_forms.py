@@ -35,19 +35,6 @@ def numbers(*shape, seed=0):
 
 
 # --- results that go elsewhere --------------------------------------------------------------------
-@MODES
-def test_a_result_moves_into_a_destination_of_another_shape(mode):
-    def kernel(x):
-        out = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
-        cube = nl.ndarray((128, 2, 2, 4), nl.float32)
-        flat = nisa.tensor_scalar(nl.load(x), nl.multiply, 2.0)
-        cube[:, 0] = flat.reshape((128, 2, 4))
-        cube[:, 1, :, :] = nisa.tensor_scalar(nl.load(x), nl.add, 1.0).reshape((128, 2, 4))
-        nl.store(out, value=nisa.tensor_tensor(cube[:, 0], cube[:, 1], nl.add).reshape((128, 8)))
-        return out
-
-    x = numbers(128, 8)
-    torch.testing.assert_close(compute(mode, kernel, x), 2 * x + (x + 1))
 
 
 @MODES
@@ -83,37 +70,6 @@ def test_scattered_rows_leave_out_what_the_mask_does(mode):
 
 
 # --- instructions ---------------------------------------------------------------------------------
-
-
-def test_a_product_of_two_types_is_fp32():
-    def kernel(x, ones):
-        out = nl.ndarray((64, 128), nl.float32, buffer=nl.shared_hbm)
-        turned = nisa.nc_matmul(nl.load(x), nl.load(ones), is_transpose=False)
-        assert turned.dtype == nl.float32
-        nl.store(out, value=nisa.tensor_copy(turned))
-        return out
-
-    x = numbers(128, 64).bfloat16()
-    assert torch.equal(compute("single", kernel, x, torch.eye(128).bfloat16()), x.t().float())
-
-
-@MODES
-def test_statistics_in_a_loop(mode):
-    """Mean and variance of each tile, from pieces of 100 and 60 columns."""
-
-    def kernel(x):
-        out = nl.ndarray((3, 128, 2), nl.float32, buffer=nl.shared_hbm)
-        for k in nl.affine_range(3):
-            tile = nl.load(x[k])
-            pieces = nl.ndarray((128, 2, 6), nl.float32)
-            pieces[:, 0] = nisa.bn_stats(tile[:, 0:100])
-            pieces[:, 1] = nisa.bn_stats(tile[:, 100:160])
-            nl.store(out[k], value=nisa.bn_aggr(pieces.reshape((128, 12))))
-        return out
-
-    x = numbers(3, 128, 160)
-    wanted = torch.stack([x.mean(-1), x.var(-1, correction=0)], -1)
-    torch.testing.assert_close(compute(mode, kernel, x), wanted)
 
 
 @MODES

@@ -282,19 +282,6 @@ def test_helpers_of_kernels_count_and_code_of_pytorch_does_not() -> None:
     assert "while on Python values" not in constructs("count(3)", host)
 
 
-@pytest.mark.parametrize(
-    "imports",
-    ["from neuronxcc.nki import language as tiles", "import neuronxcc.nki.language as tiles"],
-)
-def test_names_are_found_under_any_alias(imports: str) -> None:
-    found = provenance.in_source(f"{imports}\ndef k(x):\n    return tiles.load(x, mask=None)\n")
-    assert {"nl.load", "nl.load(mask=)"} == set(found)
-    whole = "import neuronxcc.nki\ndef k(x):\n    return neuronxcc.nki.language.load(x)\n"
-    assert "nl.load" in provenance.in_source(whole)
-    one = "from neuronxcc.nki.language import load\ndef k(x):\n    return load(x)\n"
-    assert "nl.load" in provenance.in_source(one)
-
-
 def test_what_has_no_row_is_unproven_and_comes_first() -> None:
     found = provenance.in_source(kernel("nl.invented(t)"))
     first, *rest = provenance.judge(found)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -307,43 +306,6 @@ def test_grids_that_do_not_meet_are_refused():
         kernel(normal(8, 20))
 
 
-# seven axes, one of them backwards, numbers times views; contributed/interpolate_trilinear_fwd.py
-def test_seven_axes_and_backward_steps():
-    @nki.jit
-    def kernel(x):
-        rows, d, h, w = x.shape
-        out = nl.ndarray([rows, d, h, w], dtype=x.dtype, buffer=nl.shared_hbm)
-        made = nl.ndarray([128, d, h, w], dtype=x.dtype, buffer=nl.sbuf)
-        i_p = nl.arange(128)[:, None, None, None]
-        plain = (
-            nl.arange(0, d)[None, :, None, None],
-            nl.arange(h)[None, None, :, None],
-            nl.arange(w)[None, None, None, :],
-        )
-        tile = nl.load(x[(i_p, *plain)], mask=(i_p < rows))
-        i_q = nl.arange(128)[:, None, None, None, None, None, None]
-        pair = nl.arange(2)[None, :, None, None, None, None, None]
-        i_d = 2 * nl.arange(d // 2)[None, None, None, None, :, None, None]
-        i_h = (
-            2 * nl.arange(h // 2)[None, None, None, None, None, :, None]
-            + nl.arange(2)[None, None, :, None, None, None, None]
-        )
-        i_w = (
-            2 * nl.arange(w // 2)[None, None, None, None, None, None, :]
-            + nl.arange(2)[None, None, None, :, None, None, None]
-        )
-        made[i_q, i_d + pair, i_h, i_w] = (
-            1 / 4 * tile[i_q, i_d + (-1 * pair + 1), i_h, i_w]
-            + 0.5 * tile[i_q, i_d + pair, i_h, i_w]
-        )
-        nl.store(out[(i_p, *plain)], value=made, mask=(i_p < rows))
-        return out
-
-    x = normal(5, 4, 2, 2)
-    swapped = x.reshape(5, 2, 2, 2, 2)[:, :, ::-1].reshape(x.shape)
-    agree(kernel(x), 0.25 * swapped + 0.5 * x)
-
-
 # backwards on both sides, in matmuls and in HBM
 def test_backward_axes_of_every_operand():
     @nki.jit
@@ -503,36 +465,6 @@ def test_masked_transpose_keeps_the_rest(rows):
     agree(kernel(x), np.concatenate([x.T, np.full((28, rows), 7.0)]))
 
 
-# the eight largest of the rows that a mask leaves; public routing kernels for SDK 2.22
-def test_search_in_masked_rows():
-    @nki.jit
-    def kernel(x):
-        rows, n = x.shape
-        largest = nl.ndarray((rows, 8), nl.float32, buffer=nl.shared_hbm)
-        places = nl.ndarray((rows, 8), nl.uint32, buffer=nl.shared_hbm)
-        rest = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        i_p, i_f, i_8 = nl.arange(128)[:, None], nl.arange(n)[None, :], nl.arange(8)[None, :]
-        for i in nl.affine_range(2):
-            inside = i_p < rows - i * 128
-            tile = nl.load(x[i * 128 + i_p, i_f], mask=inside)
-            eight = nisa.max8(src=tile, mask=inside)
-            found = nisa.nc_find_index8(data=tile, vals=eight, mask=inside)
-            less = nisa.nc_match_replace8(data=tile, vals=eight, imm=float("-inf"), mask=inside)
-            nl.store(largest[i * 128 + i_p, i_8], value=eight, mask=inside)
-            nl.store(places[i * 128 + i_p, i_8], value=found, mask=inside)
-            nl.store(rest[i * 128 + i_p, i_f], value=less, mask=inside)
-        return largest, places, rest
-
-    x = normal(150, 40)
-    largest, places, rest = kernel(x)
-    order = np.argsort(-x, axis=1)[:, :8]
-    assert np.array_equal(places, order)
-    assert np.array_equal(largest, np.take_along_axis(x, order, axis=1))
-    expected = x.copy()
-    np.put_along_axis(expected, order, -np.inf, axis=1)
-    assert np.array_equal(rest, expected)
-
-
 # numbers copied where a predicate is zero; public attention kernels for SDK 2.24
 def test_numbers_copied_by_predicate():
     @nki.jit
@@ -620,25 +552,6 @@ def test_dropout_with_a_seed_tensor():
     assert set(np.unique(got)) == {0.0, np.float32(1 / 0.75)}
     assert abs(got.mean() - 1) < 5 * math.sqrt(0.25 / 0.75 / x.size)  # five standard deviations
     assert np.array_equal(got, kernel(x, np.array([3], np.int32), 0.25))
-
-
-# PSUM stored directly, with masks on both sides of a product; winning entries of the contest
-def test_masked_product_stored_from_psum():
-    @nki.jit
-    def kernel(a, b):
-        m, n = a.shape[1], b.shape[1]
-        out = nl.ndarray((m, n), a.dtype, buffer=nl.shared_hbm)
-        i_m, i_n = nl.arange(128)[None, :], nl.arange(512)[None, :]
-        left = nl.load(a[0:128, 0:128], mask=i_m < m)
-        right = nl.load(b[0:128, 0:512], mask=i_n < n)
-        sums = nl.zeros((128, 512), nl.float32, buffer=nl.psum)
-        sums += nl.matmul(left, right, transpose_x=True)
-        rows = nl.arange(128)[:, None]
-        nl.store(out[0:128, 0:512], value=sums, mask=(rows < m) & (i_n < n))
-        return out
-
-    a, b = whole(128, 20), whole(128, 70, seed=1)
-    agree(kernel(a, b), a.T @ b)
 
 
 # --- direct allocation ----------------------------------------------------------------------------
@@ -865,36 +778,6 @@ def test_size_one_axes_are_stretched_with_a_warning(shape, first):
         got = kernel(x, y)
     y = y.reshape(5, 1, 1) if len(shape) == 2 else y
     agree(got, x - y if first else y - x)
-
-
-# windows that reach over an edge; contributed/MaxPool2D.py
-@pytest.mark.parametrize("padding", [0, 1])
-@pytest.mark.parametrize("function", ["max", "min", "sum", "prod"])
-def test_masks_leave_elements_out_of_a_reduction(padding, function):
-    @nki.jit
-    def kernel(x):
-        c, h, w = x.shape
-        high, wide = (h + 2 * padding - 3) // 2 + 1, (w + 2 * padding - 3) // 2 + 1
-        out = nl.ndarray((c, high, wide), x.dtype, buffer=nl.shared_hbm)
-        tile = nl.ndarray((c, h, w), x.dtype)
-        tile[...] = nl.load(x)
-        i0 = nl.arange(c)[:, None, None, None, None]
-        i1 = 2 * nl.arange(high)[None, :, None, None, None]
-        i2 = 2 * nl.arange(wide)[None, None, :, None, None]
-        i3 = nl.arange(3)[None, None, None, :, None] - padding
-        i4 = nl.arange(3)[None, None, None, None, :] - padding
-        inside = (i1 + i3 >= 0) & (i2 + i4 >= 0) & (i1 + i3 < h) & (i2 + i4 < w)
-        windows = tile[i0, i1 + i3, i2 + i4]
-        nl.store(out, getattr(nl, function)(windows, axis=[3, 4], mask=inside))
-        return out
-
-    x = normal(6, 7, 9)
-    neutral = {"max": -np.inf, "min": np.inf, "sum": 0.0, "prod": 1.0}[function]
-    padded = np.pad(x, ((0, 0), *((padding, padding),) * 2), constant_values=neutral)
-    parts = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::2, ::2]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error" if not padding else "ignore", NkiWarning)
-        agree(kernel(x), getattr(np, function)(parts, axis=(3, 4)), 1e-5)
 
 
 # masks that leave several boxes, each a transfer or a reduction of its own

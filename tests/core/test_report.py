@@ -13,7 +13,7 @@ from rich.console import Console
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
-from neuron_cpu.core.report import bands, report, tables
+from neuron_cpu.core.report import report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, DMA, ENGINES, PROGRAM_ORDER, schedule
 from neuron_cpu.judge.cases import parse_case, parse_value
@@ -188,35 +188,6 @@ def test_what_binds_depends_on_what_the_compiler_does(kernel, columns, as_writte
         assert found.binding.startswith(f"{expected}: ")
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(256, "TensorE"), (260, "DMA")])
-def test_what_binds_changes_where_banks_are_shared(columns, expected):
-    """16 products of eight passes, 0.82 us each, beside loads of 10 us that their readers wait for.
-
-    Two tiles of 256 columns share a bank, so TensorE goes on for 13.2 us, past the loads. Of 260
-    columns eight fill PSUM: the others, 6.7 us, come after the loads.
-    """
-
-    def kernel(a, b, x):
-        out = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.shared_hbm)
-        left, right, late = nl.load(a), nl.load(b), nl.load(x)
-        firsts = nl.ndarray((128, 16), dtype=nl.float32)
-        for k in nl.affine_range(16):
-            product = nl.zeros((128, columns), nl.float32, buffer=nl.psum)
-            for _ in nl.affine_range(8):
-                product[...] += nisa.nc_matmul(left, right[:, nl.ds(k, columns)])
-            added = nisa.tensor_scalar(
-                product, nl.add, late[:, nl.ds(k, 1)], engine=nisa.vector_engine
-            )
-            firsts[:, nl.ds(k, 1)] = nisa.tensor_copy(added[:, 0:1], engine=nisa.scalar_engine)
-        nl.store(out, value=firsts)
-        return out
-
-    operands = hbm(128, 128), hbm(128, columns + 16)
-    program = Kernel(kernel).trace(*operands, hbm(128, 4096, dtype=F32))
-    found = report.profile(schedule(program, "row-rule"))
-    assert next(iter(found.critical)) == expected, found.critical
-
-
 @pytest.mark.parametrize(("columns", "expected"), [(20 * 1024, "VectorE"), (30 * 1024, "DMA")])
 @allows("sim_sbuf_capacity")
 def test_what_binds_changes_where_tiles_spill(columns, expected):
@@ -382,17 +353,6 @@ def test_command_refuses_bad_input_in_one_sentence(kernel_file, capsys, argument
     assert len(lesson) <= 1 and all(line.startswith("Lesson ") for line in lesson)
 
 
-def test_profiles_carry_the_band_of_their_class():
-    found = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 4096))))
-    band = bands.of(found.critical)
-    assert found.bound == bands.kind_of(found.critical) == "ScalarE"
-    assert found.band_ns == (found.time_ns / band.high, found.time_ns / band.low)
-    assert json.loads(json.dumps(found.to_json()))["band_ns"] == list(found.band_ns)
-    console = Console(file=io.StringIO(), width=200)
-    tables.print_profile(console, found, console.print)
-    assert f"{tables.band_text(found.band_ns)} by the calibration" in console.file.getvalue()
-
-
 def test_command_shows_what_the_written_order_costs(tmp_path, capsys):
     path = tmp_path / "chains.py"
     path.write_text(
@@ -429,13 +389,6 @@ def test_arguments_are_tensors_literals_or_named():
     assert positional[1] == (1, "a")
     assert named == {"eps": 1e-5, "flag": True}
     assert parse_value("7:int32").dtype == torch.int32
-
-
-def test_a_line_without_instructions_takes_no_time():
-    line = report.Line("kernel.py:1", "kernel")
-    numbers = [v for v in vars(line).values() if isinstance(v, (int, float))]
-    assert not any(numbers) and not any(line.busy.values())
-    assert line.bandwidth == 0 and line.longest == 0
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])

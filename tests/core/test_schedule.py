@@ -66,32 +66,6 @@ def row_ns(size, profile="row-rule"):
 
 
 # --- by hand --------------------------------------------------------------------------------------
-def test_two_dependent_matmuls():
-    def kernel(a, b):
-        out = nl.ndarray((128, 512), dtype=nl.bfloat16, buffer=nl.shared_hbm)
-        left, right = nl.load(a), nl.load(b)
-        middle = nisa.tensor_copy(
-            nisa.nc_matmul(left, right), dtype=nl.bfloat16, engine=nisa.scalar_engine
-        )
-        final = nisa.tensor_copy(
-            nisa.nc_matmul(left, middle), dtype=nl.bfloat16, engine=nisa.vector_engine
-        )
-        nl.store(out, value=final)
-        return out
-
-    found = run(kernel, hbm(128, 128), hbm(128, 512))
-    loads, products, copies = (named(found, op) for op in ("dma_copy", "nc_matmul", "tensor_copy"))
-    loaded = START + ROWS * (row_ns(256) + row_ns(1024))
-    first = loaded + ns(Engine.TENSOR, 512)
-    middle = first + late(Engine.TENSOR) + ns(Engine.SCALAR, 512)
-    second = middle + late(Engine.SCALAR) + ns(Engine.TENSOR, 512)
-    final = second + late(Engine.TENSOR) + ns(Engine.VECTOR, 512)
-    stored = final + late(Engine.VECTOR) + START + ROWS * row_ns(1024)
-    assert found.end[loads[1]] == pytest.approx(loaded)
-    assert [found.end[k] for k in products] == pytest.approx([first, second])
-    assert [found.end[k] for k in copies] == pytest.approx([middle, final])
-    assert found.total == pytest.approx(stored)
-    assert found.critical_path() == list(range(len(found.program)))[::-1]
 
 
 def streaming(tiles, columns, buffers, order=COMPILER_ORDER):
@@ -176,49 +150,6 @@ def test_blocks_of_one_tensor_hold_memory_one_by_one():
     assert 4 * columns <= found.high_water("sbuf") <= GEN2.sbuf_usable_bytes
 
 
-def test_a_full_psum_makes_tensor_engine_wait_for_the_first_bank():
-    def kernel(a, b):
-        out = nl.ndarray((128, 9 * 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        left, right = nl.load(a), nl.load(b)
-        kept = nl.ndarray((128, 9 * 512), dtype=nl.float32)
-        for k in nl.affine_range(9):
-            bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
-            bank[...] = nisa.nc_matmul(left, right[:, nl.ds(k, 512)])
-            kept[:, nl.ds(512 * k, 512)] = nisa.reciprocal(bank, engine=nisa.vector_engine)
-        nl.store(out, value=kept)
-        return out
-
-    found = run(kernel, hbm(128, 128), hbm(128, 520))
-    products, copies = named(found, "nc_matmul"), named(found, "reciprocal")
-    loaded = START + ROWS * (row_ns(256) + row_ns(1040))
-    assert [found.end[k] for k in products[:8]] == pytest.approx(
-        [loaded + (k + 1) * ns(Engine.TENSOR, 512) for k in range(8)]
-    )
-    emptied = loaded + ns(Engine.TENSOR, 512) + late(Engine.TENSOR) + ns(Engine.VECTOR, 8 * 512)
-    begin = emptied + late(Engine.VECTOR)
-    assert begin > found.end[products[7]]
-    assert found.start[products[8]] == pytest.approx(begin)
-    assert found.waits[products[8]] == (BUFFER, copies[0])
-    assert found.high_water("psum") == GEN2.psum_banks
-
-
-def test_accumulation_runs_without_gaps_and_is_read_once():
-    def kernel(a, b):
-        out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        left, right = nl.load(a), nl.load(b)
-        total = nl.zeros((128, 512), dtype=nl.float32, buffer=nl.psum)
-        for _ in nl.affine_range(5):
-            total[...] += nisa.nc_matmul(left, right)
-        nl.store(out, value=nisa.activation(nl.exp, total))
-        return out
-
-    found = run(kernel, hbm(128, 128), hbm(128, 512))
-    products, read = named(found, "nc_matmul"), named(found, "activation")[0]
-    for before, after in zip(products, products[1:]):
-        assert found.start[after] == pytest.approx(found.end[before])
-    assert found.start[read] == pytest.approx(found.end[products[-1]] + late(Engine.TENSOR))
-
-
 def port_kernel(first, second):
     """Two independent instructions on loaded data, and what they leave."""
 
@@ -257,29 +188,6 @@ def test_vector_and_gpsimd_exclude_each_other_on_sbuf(first, second, exclusive):
     if exclusive:
         assert found.start[two] == pytest.approx(found.end[one])
         assert found.waits[two] == (PORT, one)
-
-
-def test_vector_and_scalar_exclude_each_other_on_psum():
-    def kernel(a, b):
-        out = nl.ndarray((2, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        left, right = nl.load(a), nl.load(b)
-        bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
-        bank[...] = nisa.nc_matmul(left, right)
-        nl.store(out[0], value=nisa.activation(nl.exp, bank))
-        nl.store(
-            out[1],
-            value=nisa.tensor_scalar(
-                bank, op0=nl.multiply, operand0=2.0, engine=nisa.vector_engine
-            ),
-        )
-        return out
-
-    found = run(kernel, hbm(128, 128), hbm(128, 512))
-    first, second = sorted(
-        (found.engine.index(SCALAR), found.engine.index(VECTOR)), key=found.start.__getitem__
-    )
-    assert found.start[second] == pytest.approx(found.end[first])
-    assert found.waits[second] == (PORT, first)
 
 
 # --- order within an engine -----------------------------------------------------------------------
@@ -339,23 +247,6 @@ def test_a_kernel_that_forbids_reordering_runs_as_it_is_written(monkeypatch):
     found, written = run(guarded, x), run(two_chains, x, order=PROGRAM_ORDER)
     assert found.order == PROGRAM_ORDER
     assert found.total == written.total > run(two_chains, x).total
-
-
-def test_a_buffer_that_both_chains_use_keeps_them_apart():
-    def kernel(x):
-        out = nl.ndarray((2, 128, N), dtype=nl.float32, buffer=nl.shared_hbm)
-        tile, middle = nl.load(x), nl.ndarray((128, N), dtype=nl.float32)
-        for k in nl.sequential_range(2):  # no twin: the loop keeps its buffers
-            middle[...] = _scaled(tile, 2.0 + k)
-            nl.store(out[k], value=_scaled(nisa.activation(nl.exp, middle)))
-        return out
-
-    found = run(kernel, hbm(128, N, dtype=F32))
-    exps, doubled = named(found, "activation"), named(found, "tensor_scalar")
-    free = found.end[exps[0]] + late(Engine.SCALAR)  # the older instruction goes first
-    assert found.start[doubled[1]] == pytest.approx(free)
-    assert found.start[doubled[2]] == pytest.approx(free + VECTOR_N)
-    assert found.start[exps[1]] == pytest.approx(found.end[doubled[2]] + late(Engine.VECTOR))
 
 
 def test_an_engine_looks_no_further_ahead_than_its_window(monkeypatch):
@@ -429,22 +320,6 @@ def test_tiles_of_one_tensor_do_not_wait_for_each_other():
     assert found.start[scalar] == pytest.approx(found.start[vector])
 
 
-def test_hbm_that_is_written_and_read_back_keeps_the_order_of_its_rows():
-    def kernel(x):
-        out = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.shared_hbm)
-        scratch = nl.ndarray((256, 64), dtype=nl.float32, buffer=nl.hbm)
-        nl.store(scratch[0:128], value=nl.load(x))
-        nl.store(scratch[128:256], value=nl.load(x))
-        nl.store(out, value=nl.load(scratch[0:128]))
-        return out
-
-    found = run(kernel, hbm(128, 64, dtype=F32))
-    moves = named(found, "dma_copy")
-    first, second, back = moves[1], moves[3], moves[4]
-    assert found.start[back] == pytest.approx(found.end[first] + START)
-    assert found.start[back] < found.end[second] + START
-
-
 @pytest.mark.filterwarnings("ignore:.*block axes before its partition axis")
 @pytest.mark.parametrize("physical", [1, 2, 4])
 def test_placed_tiles_wait_for_the_tiles_whose_bytes_they_share(physical):
@@ -478,18 +353,6 @@ def test_placed_tiles_wait_for_the_tiles_whose_bytes_they_share(physical):
     slack = TILES * ROWS * row_ns(4)  # the small stores share the queues
     assert [found.end[k] for k in loads] == pytest.approx(expected, abs=slack)
     assert found.high_water("sbuf") == 4 * 4 * COLUMNS + 4 * TILES
-
-
-def test_copies_that_name_no_engine_go_to_the_less_loaded_one():
-    def kernel(x):
-        out = nl.ndarray((4, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        for k in nl.affine_range(4):
-            nl.store(out[k], value=nisa.tensor_copy(tile[:, nl.ds(k, 512)]))
-        return out
-
-    found = run(kernel, hbm(128, 515, dtype=F32))
-    assert {found.engine[k] for k in named(found, "tensor_copy")} == {SCALAR, VECTOR}
 
 
 @pytest.mark.parametrize(
@@ -682,33 +545,6 @@ def test_instructions_that_share_elements_keep_their_order(random_schedule):
             if any(a[0] == b[0] and a[1] & b[1] for a, b in conflicts):
                 assert found.start[at] >= found.end[before] - 1e-6, (before, at)
         history.append((at, reads, writes))
-
-
-def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
-    rng = random.Random(7)
-    shape = (2, 128, 3, 20)
-    storage = _storage(shape)
-    views = []
-    for _ in range(60):
-        low = [rng.randrange(s) for s in shape]
-        view = Tensor.whole(storage)
-        cut = tuple(
-            slice(a, rng.randrange(a + 1, s + 1), rng.choice((1, 1, 2, 3)))
-            for a, s in zip(low, shape)
-        )
-        views.append(view[(low[0], *cut[1:])])
-    sets = [elements(v) for v in views]
-    boxes = [bx.box_of(v) for v in views]
-    for i in range(len(views)):
-        for j in range(len(views)):
-            if sets[i] & sets[j]:
-                assert bx.overlap(boxes[i], boxes[j])
-    exact = sum(
-        bx.overlap(boxes[i], boxes[j]) == bool(sets[i] & sets[j])
-        for i in range(60)
-        for j in range(60)
-    )
-    assert exact > 0.9 * 60 * 60  # steps of different size are the only false alarms
 
 
 @pytest.mark.parametrize("form", ["rows", "columns", "channels", "mixed"])

@@ -55,17 +55,6 @@ def test_copies_fills_and_overwritten_tiles(dtype: torch.dtype) -> None:
     assert torch.equal(found[1, :, 0], narrow[:, 0].to(dtype))
 
 
-def test_one_tensor_as_both_inputs_and_then_two() -> None:
-    """The recording saw one memory twice; later runs bind two."""
-    program = moved_about.trace(numbers(4, 6), numbers(4, 6))
-    plan, same = Plan(program), numbers(4, 6)
-    for _ in range(2):
-        plan.run([same, same])
-    x, y = numbers(4, 6, seed=2), numbers(4, 6, seed=3)
-    (found,), (wanted,) = plan.run([x, y]), Plan(program, False).run([x, y])
-    assert torch.equal(found, wanted)
-
-
 def test_inputs_that_are_views_of_one_tensor() -> None:
     program = moved_about.trace(numbers(4, 6), numbers(4, 6))
     plan = Plan(program)

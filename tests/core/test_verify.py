@@ -14,7 +14,7 @@ from neuronxcc import nki
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import NkiError, NkiWarning, silence
+from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.check import capacity
 from neuron_cpu.core.check.races import _Access, _conflict, _Group
 from neuron_cpu.core.check.undefined import FLOW, _Walk
@@ -23,7 +23,6 @@ from neuron_cpu.core.device.errors import only_timed
 from neuron_cpu.core.device.spec import KIB
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.program.regions import covers_storage, elements, first_box
 from neuron_cpu.core.program.storage import Loop, Storage
 from neuron_cpu.core.program.trace import Tracer
 from neuron_cpu.core.program.view import contiguous
@@ -175,38 +174,6 @@ def test_masked_elements_keep_their_old_state() -> None:
     refused(through(diagonal(False)), "sim_undefined_data", (128, 64))
 
 
-def test_accumulating_onto_an_undefined_element_stays_undefined() -> None:
-    def kernel_for(rows: int) -> Any:
-        @nki.jit
-        def kernel(x):
-            out = nl.ndarray((64, 64), nl.float32, buffer=nl.shared_hbm)
-            full, part = nl.load(x), nl.ndarray((128, 64), nl.float32)
-            part[0:rows] = nl.load(x[0:rows])
-            total = nl.zeros((64, 64), nl.float32, buffer=nl.psum)
-            total[...] += nisa.nc_matmul(part, full)
-            total[...] += nisa.nc_matmul(full, full)
-            nl.store(out, nl.copy(total))
-            return out
-
-        return kernel
-
-    accepted(kernel_for(128), (128, 64))
-    refused(kernel_for(127), "sim_undefined_data", (128, 64))
-
-
-def test_tile_filled_in_strided_pieces_is_defined() -> None:
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        tile = nl.ndarray((128, 32, 2), nl.float32)
-        for half in nl.static_range(2):
-            tile[:, :, half] = nl.load(x[:, half * 32 : half * 32 + 32])
-        nl.store(out, tile.reshape((128, 64)))
-        return out
-
-    accepted(kernel, (128, 64))
-
-
 def test_rows_gathered_by_an_undefined_index_are_undefined() -> None:
     def kernel_for(rows: int) -> Any:
         @nki.jit
@@ -302,18 +269,6 @@ def test_a_gather_of_a_late_core_is_not_spoilt_by_an_early_one() -> None:
     trace(kernel, (128, 8), (128, 2))
 
 
-def test_scratch_in_hbm_is_followed_like_any_tensor() -> None:
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        scratch = nl.ndarray((128, 64), nl.float32, buffer=nl.hbm)
-        nl.store(scratch[0:64], nl.load(x[0:64]))
-        nl.store(out, nl.load(scratch))
-        return out
-
-    assert "scratch[64:128, 0:64]" in refused(kernel, "sim_undefined_data", (128, 64))
-
-
 def random_program(rng: np.random.Generator) -> tuple[Program, np.ndarray]:
     """Random copies, sums, reductions, transposes and products on three tiles, and the truth.
 
@@ -379,19 +334,6 @@ def test_undefined_flow_agrees_with_nan_arithmetic() -> None:
 
 
 # --- outputs --------------------------------------------------------------------------------------
-def test_zero_trip_loop_leaves_the_output_unwritten() -> None:
-    def kernel_for(trips: int) -> Any:
-        @nki.jit
-        def kernel(x):
-            out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-            for _ in nl.affine_range(trips):
-                nl.store(out, nl.load(x))
-            return out
-
-        return kernel
-
-    refused(kernel_for(0), "err_tensor_output_not_written_to", (128, 64))
-    accepted(kernel_for(1), (128, 64))
 
 
 def test_partly_written_output_is_a_warning_with_the_first_gap() -> None:
@@ -404,13 +346,6 @@ def test_partly_written_output_is_a_warning_with_the_first_gap() -> None:
 
     with pytest.warns(NkiWarning, match=r"112 elements are missing, out\[100:128, 60:64\] first"):
         trace(kernel, (128, 64))
-
-
-def test_first_box_grows_from_the_first_element() -> None:
-    flags = np.zeros((4, 6, 5), bool)
-    flags[1:3, 2:6, 1:4] = True
-    flags[3, 5, 4] = True
-    assert first_box(flags) == (slice(1, 3), slice(2, 6), slice(1, 4))
 
 
 # --- races ----------------------------------------------------------------------------------------
@@ -519,27 +454,6 @@ def test_race_message_names_iterations_lines_and_elements() -> None:
     assert "shared[0:128, 16:17]" in message
 
 
-def test_matmul_accumulation_is_no_race_but_reading_it_is() -> None:
-    def kernel_for(inside: bool) -> Any:
-        @nki.jit
-        def kernel(x):
-            out = nl.ndarray((4, 64, 64), nl.float32, buffer=nl.shared_hbm)
-            total = nl.zeros((64, 64), nl.float32, buffer=nl.psum)
-            for k in nl.affine_range(4):
-                tile = nl.load(x[k * 128 : k * 128 + 128])
-                total[...] += nisa.nc_matmul(tile, tile)
-                if inside:
-                    nl.store(out[k], nl.copy(total))
-            for k in nl.affine_range(0 if inside else 4):
-                nl.store(out[k], nl.copy(total))
-            return out
-
-        return kernel
-
-    accepted(kernel_for(False), (512, 64))
-    refused(kernel_for(True), "err_unexpected_output_dependencies", (512, 64))
-
-
 @pytest.mark.parametrize("level", ["outer", "inner", "none"])
 def test_every_level_of_a_nest_is_checked(level: str) -> None:
     @nki.jit
@@ -641,40 +555,6 @@ def test_races_agree_with_a_pairwise_reference() -> None:
     assert 100 < sum(verdicts) < 300  # both answers are common
 
 
-# --- scopes ---------------------------------------------------------------------------------------
-@pytest.mark.warns("sim_loop_local_used_after")
-def test_tensor_of_a_loop_is_invisible_outside() -> None:
-    def kernel_for(before: bool) -> Any:
-        @nki.jit
-        def kernel(x):
-            out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-            tile = nl.ndarray((128, 64), nl.float32)
-            for _ in nl.sequential_range(2):
-                made = nl.load(x)
-                tile[...] = made
-            nl.store(out, tile if before else made)
-            return out
-
-        return kernel
-
-    trace(kernel_for(True), (128, 64))
-    refused(kernel_for(False), "err_local_variable_used_out_of_scope", (128, 64))
-
-
-def test_tensor_of_one_iteration_is_invisible_in_the_next() -> None:
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        kept = []
-        for _ in nl.sequential_range(2):
-            kept.append(nl.load(x))
-            nl.store(out, kept[0])
-        return out
-
-    with pytest.warns(NkiWarning, match="sim_loop_side_effect"):
-        refused(kernel, "err_local_variable_used_out_of_scope", (128, 64))
-
-
 # --- capacity -------------------------------------------------------------------------------------
 def stack(tiles: int, columns: int, scope: str) -> Any:
     """``tiles`` SBUF tiles of ``columns`` fp32, all live at once or one after the other."""
@@ -700,29 +580,6 @@ def test_sbuf_is_counted_by_what_is_live(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("NKI_CPU_STRICT", "1")  # else a warning: the compiler spills
     message = refused(stack(5, columns, "together"), "sim_sbuf_capacity", (1, 1))
     assert f"need {220 * KIB} bytes per partition" in message and str(44 * KIB) in message
-
-
-def test_tensor_made_before_a_loop_lives_through_it() -> None:
-    def kernel_for(iterate: Any) -> Any:
-        @nki.jit
-        def kernel(x):
-            out = nl.ndarray((5, 128, 8), nl.float32, buffer=nl.shared_hbm)
-            early = nisa.memset((128, 1024), 1.0, nl.float32)
-            for i in iterate(4):
-                if i == 0:
-                    nl.store(out[i], early[:, 0:8])
-                else:
-                    late = nisa.memset((128, 512), 1.0, nl.float32)
-                    nl.store(out[i], late[:, 0:8])
-            last = nisa.memset((128, 1280), 1.0, nl.float32)
-            nl.store(out[4], last[:, 0:8])
-            return out
-
-        return kernel
-
-    # early and late together in the device's loop; unrolled, early is gone after iteration 0
-    assert sbuf_high_water(trace(kernel_for(nl.affine_range), (1, 1))) == 6 * KIB
-    assert sbuf_high_water(trace(kernel_for(nl.static_range), (1, 1))) == 5 * KIB
 
 
 def test_a_tensor_first_used_inside_a_loop_lives_from_its_beginning() -> None:
@@ -807,54 +664,3 @@ def test_psum_has_eight_banks_that_small_tiles_share(
 )
 def test_tiles_are_packed_into_banks_without_crossing_them(sizes: list, expected: int) -> None:
     assert capacity.banks(sizes) == expected == capacity.banks(reversed(sizes))
-
-
-def test_banks_are_counted_where_most_are_needed() -> None:
-    """Ten small tiles at once need fewer banks than two large ones later."""
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((64, 1024), nl.float32, buffer=nl.shared_hbm)
-        data = nl.load(x)
-        for columns, tiles in ((16, 10), (512, 2), (16, 3)):
-            made = []
-            for _ in nl.static_range(tiles):
-                tile = nl.ndarray((64, columns), nl.float32, buffer=nl.psum)
-                tile[...] = nisa.nc_matmul(data[:, 0:64], data[:, 0:columns])
-                made.append(tile)
-            for i in nl.static_range(tiles):
-                nl.store(out[:, i * columns : (i + 1) * columns], nl.copy(made[i]))
-        return out
-
-    with silence("sim_output_partly_written"):
-        assert psum_high_water(trace(kernel, (128, 512))) == 2
-
-
-def test_block_axes_share_banks_too() -> None:
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((3, 64, 64), nl.float32, buffer=nl.shared_hbm)
-        data = nl.load(x)
-        tiles = nl.zeros((3, nl.par_dim(64), 64), nl.float32, buffer=nl.psum)
-        for i in nl.affine_range(3):
-            tiles[i] += nisa.nc_matmul(data, data)
-            nl.store(out[i], nl.copy(tiles[i]))
-        return out
-
-    assert psum_high_water(trace(kernel, (128, 64))) == 1
-
-
-def test_masked_elements_are_numbered_in_their_storage() -> None:
-    storage = Storage(0, (6, 8), FLOAT32, "sbuf")
-    view = Tensor(storage, 9, (4, 3), (8, 2))
-    mask = np.random.default_rng(1).random((4, 3)) < 0.5
-    wanted = np.arange(48).reshape(6, 8)[1:5, 1:7:2][mask]
-    assert elements(view, mask).tolist() == wanted.tolist()
-
-
-def test_views_know_what_they_cover() -> None:
-    storage = Storage(0, (4, 6), FLOAT32, "sbuf")
-    assert covers_storage(Tensor.whole(storage))
-    assert covers_storage(Tensor(storage, 0, (6, 4), (1, 6)))  # all elements in another order
-    assert not covers_storage(Tensor(storage, 0, (4, 6), (6, 0)))
-    assert not covers_storage(Tensor(storage, 0, (4, 5), (6, 1)))

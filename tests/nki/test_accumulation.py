@@ -108,25 +108,3 @@ def test_the_first_product_into_an_element_overwrites(target, generation, buffer
         else:
             assert np.array_equal(kernel(x), want), (seed, steps)
     assert min(outcomes.values()) > 2
-
-
-@pytest.mark.parametrize("cores", [1, 2])
-def test_each_core_follows_its_own_tile(target, cores):
-    target("trn2")
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((2, 64, 64), nl.float32, buffer=nl.shared_hbm)
-        for core in range(nl.program_id(), 2, nl.num_programs()):
-            data = nl.load(x[core])
-            psum = nl.ndarray((64, 64), nl.float32, buffer=nl.psum)
-            for k in range(2 + core):
-                nisa.nc_matmul(psum, data[:, 0:64], data[:, 64 + k : 128 + k])
-            kept = nl.ndarray((64, 64), nl.float32)
-            nisa.tensor_copy(kept, psum)
-            nisa.dma_copy(out[core], kept)
-        return out
-
-    x = np.random.default_rng(7).integers(-3, 4, (2, 16, 132)).astype(np.float32)
-    want = [sum(x[c, :, :64].T @ x[c, :, 64 + k : 128 + k] for k in range(2 + c)) for c in range(2)]
-    assert np.array_equal(kernel[cores](x), np.stack(want))

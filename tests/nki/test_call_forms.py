@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from enum import Enum
 
-import ml_dtypes
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -319,29 +318,6 @@ def test_arguments_of_every_kind(kind):
     close(value, 2 * (x * y + 5), 2**-8)
     plain = everything[1](x, (y, z), {"first": Setting(mode=Mode.ADD)}, flag=False)[0]
     close(plain, x + y)
-
-
-TYPES = {
-    "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
-    "float8_e4m3": ml_dtypes.float8_e4m3, "float8_e5m2": ml_dtypes.float8_e5m2, "int32": np.int32,
-    "int16": np.int16, "int8": np.int8, "uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", TYPES)
-def test_types_of_arguments_come_back(name):
-    @nki.jit
-    def kernel(x):
-        assert x.dtype == getattr(nl, name) and x.dtype == name and x.ndim == 2
-        out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="result")
-        held = nl.ndarray(list(x.shape), getattr(nl, name))
-        nisa.dma_copy(src=x, dst=held)
-        nisa.dma_copy(out, held)
-        return out
-
-    x = np.arange(40).reshape(5, 8).astype(TYPES[name])
-    found = kernel(x)
-    assert found.dtype == x.dtype and np.array_equal(found.astype(float), x.astype(float))
 
 
 def test_decorators_and_calls():

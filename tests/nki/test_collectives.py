@@ -187,26 +187,6 @@ def test_a_ring_that_reduces():
         assert np.array_equal(found[rank], xs[rank - 1] + ys[rank - 1])
 
 
-def test_several_tensors_a_call_and_a_rank_s_own_work():
-    """Each rank scales by its number: control flow and offsets may depend on it."""
-
-    @nki.jit
-    def kernel(x, y):
-        group = ncc.ReplicaGroup([[0, 1]])
-        outs = [nl.ndarray(t.shape, t.dtype, buffer=nl.shared_hbm) for t in (x, y)]
-        scratch = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
-        tile = nl.load(x)
-        if ncc.rank_id():
-            nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
-        nl.store(scratch, tile)
-        ncc.all_reduce([scratch, y], outs, group, nl.add)
-        return tuple(outs)
-
-    (a, b), (c, d) = (tensors(2, (3, 4)) for _ in range(2))
-    for first, second in on_ranks(kernel, [(a, c), (b, d)]):
-        assert np.array_equal(first, a + 2 * b) and np.array_equal(second, c + d)
-
-
 @pytest.mark.parametrize(("placed", "halves"), [(False, False), (True, False), (False, True)])
 def test_parts_whose_sizes_are_data(placed, halves):
     """Rank r sends r + k + 1 elements to rank k, to thirds of the target where nobody places them;

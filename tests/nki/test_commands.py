@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -218,18 +215,6 @@ def test_limits_that_nothing_draws_are_refused(stranger, capsys):
 def test_errors_before_the_body_name_the_kernel_alone(stranger, capsys):
     assert stranger("profile", "normed", *arguments("4x4:fp32", "[1, 2]")) == 2
     assert capsys.readouterr().err.split("normed: ")[1].startswith("argument 1 of normed is a list")
-
-
-def test_a_strangers_script_runs(tmp_path):
-    """As a process of its own, from another folder."""
-    path = tmp_path / "strangers.py"
-    path.write_text(STRANGERS)
-    command = [sys.executable, "-m", "neuron_cpu", "run", str(path)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert "sum 24.0 [5. 5. 5.]" in done.stdout, done.stderr
 
 
 HEADS = """

@@ -167,16 +167,3 @@ def test_a_failure_of_either_core_is_the_callers(core, after):
     with pytest.raises(AssertionError, match="own message"):
         kernel[2](np.ones((2, 8), np.float32), np.array([[1]], np.int32))
     assert threading.active_count() == before
-
-
-def test_a_program_of_such_cores_is_profiled_and_replayed():
-    x, n = np.arange(16, dtype=np.float32).reshape(2, 8), np.array([[3]], np.int32)
-    program = relayed[2].trace_with_values(x, n)
-    import torch
-
-    from neuron_cpu.core.run.execute import Plan
-    from neuron_cpu.core.time.schedule import schedule
-
-    assert schedule(program).total > 0
-    (found,) = Plan(program).run([torch.from_numpy(x.copy()), torch.from_numpy(n.copy())])
-    assert np.array_equal(found.numpy(), x[::-1] + 3)

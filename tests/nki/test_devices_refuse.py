@@ -311,13 +311,6 @@ def test_messages_name_what_the_author_wrote(wrong):
 
 
 # --- the table ------------------------------------------------------------------------------------
-def test_the_table_is_whole():
-    entries = refusals.refusals()
-    assert len(entries) >= 80 and all(one.source and one.kernel and one.legal for one in entries)
-    assert all(bool(one.by) != bool(one.why) for one in (*entries, *refusals.defects()))
-    listed = {one.issue for one in refusals.defects()}
-    for number in (1045, 1051, 1138, 1255, 1296, 1346, 1373, 1381, 1388):
-        assert f"aws-neuron-sdk {number}" in listed
 
 
 def test_integers_above_2_to_the_24_are_told_of_results_too():

@@ -57,34 +57,6 @@ def test_the_other_language_is_rearranged() -> None:
     assert found.order == COMPILER_ORDER
 
 
-@pytest.mark.parametrize("columns", [1, 16, 48])
-@pytest.mark.parametrize("eager", [False, True])
-def test_products_fill_columns_of_several_rows(columns: int, eager: bool, monkeypatch) -> None:
-    """A slice [128, 2, n] of a tile [128, 2, 48] as result and moving operand, block by block."""
-    if eager:
-        monkeypatch.setenv("NKI_CPU_EAGER", "1")
-
-    @nki.jit
-    def kernel(a, b):
-        out = nl.ndarray((128, 2, 48), nl.float32, buffer=nl.shared_hbm)
-        left, right = nl.load(a), nl.ndarray((128, 2, 48), nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=right, src=b)
-        total = nl.ndarray((128, 2, 48), nl.float32, buffer=nl.psum)
-        for first in range(0, 48, columns):
-            part = slice(first, first + columns)
-            nisa.nc_matmul(dst=total[:, :, part], stationary=left, moving=right[:, :, part])
-        copied = nl.ndarray((128, 2, 48), nl.float32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=copied, src=total)
-        nisa.dma_copy(dst=out, src=copied)
-        return out
-
-    rng = np.random.default_rng(1)
-    a, b = rng.standard_normal((128, 128)), rng.standard_normal((128, 2, 48))
-    a, b = a.astype(np.float32), b.astype(np.float32)
-    want = np.einsum("km,krn->mrn", a.astype(np.float64), b.astype(np.float64))
-    assert np.abs(kernel(a, b) - want).max() < 1e-4 * np.abs(want).max()
-
-
 @pytest.mark.parametrize("read_between", [False, True])
 def test_zeros_that_a_product_replaces_are_no_instruction(read_between: bool) -> None:
     @nki.jit

@@ -175,27 +175,6 @@ def test_near_misses_pass_everywhere(target, name, number):
     traced(NEAR[name])
 
 
-@pytest.mark.parametrize("number", TARGETS)
-def test_two_cores(target, number):
-    target(TARGETS[number])
-
-    @nki.jit
-    def kernel(x):
-        shared = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        core, own, other = nl.program_id(), nl.load(x[0:2]), nl.ndarray((2, 8), x.dtype)
-        nisa.sendrecv(own, other, 1 - core, 1 - core, 0)
-        nisa.core_barrier(shared, (0, 1))
-        nisa.dma_copy(shared[2 * core : 2 * core + 2], other)
-        return shared
-
-    x = np.zeros((4, 8), np.float32)
-    if number > 2:
-        assert kernel[2].trace(x).cores == 2
-        return
-    with pytest.raises(NkiError, match="sim_newer_core"):
-        kernel[2].trace(x)
-
-
 @pytest.mark.parametrize("name", ["trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4", None])
 def test_names_of_targets(monkeypatch, name):
     variable = "NEURON_PLATFORM_TARGET_OVERRIDE"

@@ -107,23 +107,6 @@ def test_tensor_scalar_with_vectors_and_reversal():
     close(run(body, (6, 15), a, v), ((2.0 - a.astype(float)) * v[:, :, None]).reshape(6, 15))
 
 
-def test_scalar_tensor_tensor_and_scan():
-    a, b, v = data(7, (4, 9)), data(8, (4, 9)), data(9, (4, 1))
-
-    def step(d, x, y, column):
-        nisa.scalar_tensor_tensor(d, x, nl.multiply, column, nl.subtract, y, reverse1=True)
-
-    close(run(step, (4, 9), a, b, v), b - a.astype(float) * v)
-
-    def scan(d, x, y, column):
-        nisa.tensor_tensor_scan(d, x, y, column, nl.multiply, nl.add)
-
-    want, state = np.zeros((4, 9)), v[:, 0].astype(float)
-    for k in range(9):
-        state = want[:, k] = a[:, k] * state + b[:, k]
-    close(run(scan, (4, 9), a, b, v), want)
-
-
 @pytest.mark.parametrize(
     ("op1", "start", "function"),
     [("add", 0.0, np.cumsum), ("multiply", 1.0, np.cumprod), ("maximum", -9.0, None)],
@@ -264,13 +247,6 @@ def test_later_activations(target):
 
 
 # --- reductions -----------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("axis", "shape", "axes"), [(2, (4, 3), 2), ((1, 2), (4, 1), (1, 2)), (-1, (4, 3, 1), 2)]
-)
-def test_tensor_reduce(axis, shape, axes):
-    x = data(19, (4, 3, 5))
-    found = run(lambda d, t: nisa.tensor_reduce(d, nl.add, t, axis, negate=True), shape, x)
-    close(found, -x.astype(float).sum(axes).reshape(shape))
 
 
 @pytest.mark.parametrize(("op", "function"), [("average", np.mean), ("maximum", np.max)])
@@ -281,18 +257,6 @@ def test_partition_reduce(op, function):
     close(found, function(x.astype(float), axis=0)[None])
 
 
-def test_statistics():
-    x = data(21, (4, 33))
-
-    def body(d, t):
-        parts = nl.ndarray((4, 6), nl.float32)
-        nisa.bn_stats(parts, t)
-        nisa.bn_aggr(d, parts)
-
-    wide = x.astype(float)
-    close(run(body, (4, 2), x), np.stack([wide.mean(1), wide.var(1)], 1))
-
-
 # --- patterns and selections ----------------------------------------------------------------------
 def test_iota():
     def body(d, _):
@@ -301,15 +265,6 @@ def test_iota():
     found = run(body, (3, 12), np.zeros((1, 1), np.float32), dtype="int32", fill=0)
     p, i, j = np.ogrid[0:3, 0:3, 0:4]
     assert np.array_equal(found, (5 + 100 * p + 10 * i - j).reshape(3, 12))
-
-
-def test_affine_select_makes_a_causal_mask():
-    x = data(22, (8, 8))
-
-    def body(d, t):
-        nisa.affine_select(d, [[-1, 8]], 1, t, -1e30, cmp_op=nl.greater_equal)
-
-    assert np.array_equal(run(body, (8, 8), x), np.where(np.tri(8) > 0, x, np.float32(-1e30)))
 
 
 def test_range_select(target):
@@ -457,22 +412,6 @@ def test_shuffle_and_gathers():
         assert np.array_equal(found[row], np.concatenate([x[row, p : p + 2] for p in places]))
 
 
-@pytest.mark.parametrize("generation", ["trn1", "trn2"])
-def test_transposes(target, generation):
-    target(generation)
-    x = data(31, (24, 2, 16), BF16)
-
-    def tensor(d, t):
-        kind = nl.float32 if generation == "trn1" else nl.bfloat16
-        psum = nl.ndarray((32, 24), kind, buffer=nl.psum)
-        nisa.nc_transpose(psum, t)
-        nisa.tensor_copy(d, psum)
-
-    assert np.array_equal(run(tensor, (32, 24), x, dtype="bfloat16"), x.reshape(24, 32).T)
-    small = data(32, (32, 32))
-    assert np.array_equal(run(lambda d, t: nisa.nc_transpose(d, t), (32, 32), small), small.T)
-
-
 def test_matmul_of_several_free_axes():
     a, b = data(33, (16, 3, 4)), data(34, (16, 5, 7))
 
@@ -578,19 +517,6 @@ def test_dma_between_other_shapes_and_types():
         nisa.dma_copy(o, tile)
 
     assert np.array_equal(moved(row_to_column, (48, 1), x), x.reshape(48, 1))
-
-
-@pytest.mark.warns("sim_transpose_by_dma")
-def test_dma_transposes():
-    x = data(38, (4, 3, 2, 5), BF16)
-
-    def body(o, h):
-        tile = nl.ndarray((5, 3, 2, 4), nl.bfloat16)
-        nisa.dma_transpose(tile, h)
-        nisa.dma_copy(o, tile)
-
-    found = moved(body, (5, 3, 2, 4), x, dtype="bfloat16")
-    assert np.array_equal(found, x.transpose(3, 1, 2, 0))
 
 
 def test_dma_compute_adds():

@@ -10,6 +10,7 @@ import pytest
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.time.schedule import schedule
+from tests.crossed import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
 
@@ -49,10 +50,12 @@ def one(a, b, at, form, side):
     return out
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("form", ["register", "tile", "ap"])
-@pytest.mark.parametrize("side", ["stationary", "moving", "both"])
-@pytest.mark.parametrize("at", [0, 5, 64])
+@pytest.mark.parametrize(
+    ("form", "side", "at", "eager"),
+    crossed(
+        ["register", "tile", "ap"], ["stationary", "moving", "both"], [0, 5, 64], [False, True]
+    ),
+)
 def test_operands_placed_by_data(form, side, at, eager, monkeypatch):
     if eager:
         monkeypatch.setenv("NKI_CPU_EAGER", "1")

@@ -78,19 +78,6 @@ def transposed(y, ident):
     return blocks
 
 
-@pytest.mark.parametrize("generation", ["trn1", "trn2", "trn3"])
-@pytest.mark.parametrize("rows", [128, 200])
-def test_norm_and_projection(target, generation, rows):
-    target(generation)
-    x, gain = normal(1, (rows, 256), BF16), normal(2, (1, 256), BF16)
-    w = normal(3, (256, 600), BF16, 0.1)
-    wide = x.astype(np.float64)
-    y = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) * gain.astype(np.float64)
-    want = y.astype(BF16).astype(np.float64) @ w.astype(np.float64)
-    found = norm_project(x, gain, w).astype(np.float64)
-    assert np.abs(found - want).max() < 2**-7 * np.abs(want).max()
-
-
 # --- accumulation in PSUM -------------------------------------------------------------------------
 def products(flags, between=None, cuts=((0, 64),)):
     """(sum of products, operands) of a kernel that multiplies once for each flag into ``cuts``."""
@@ -175,17 +162,6 @@ def test_inputs_are_updated_in_place_and_results_nest(monkeypatch, eager):
     assert first.data_ptr() == cache.data_ptr()
     assert torch.equal(cache, torch.tensor([[4.0]] * 2 + [[1.0]] * 2).expand(4, 8))
     assert torch.equal(doubled, torch.full((2, 8), 6.0))
-
-
-def test_a_kernel_inside_another_is_inlined():
-    @nki.jit
-    def outer(x):
-        return norm_project(x, nl.shared_constant(np.ones((1, 128), np.float32)), x)
-
-    x = normal(6, (128, 128))
-    wide = x.astype(np.float64)
-    want = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) @ wide
-    assert np.allclose(outer(x), want, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", ["nki.meta.tensor", "nki.tensor"])  # the second up to SDK 2.27

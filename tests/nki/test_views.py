@@ -299,23 +299,6 @@ def test_scalar_offsets(name, on_chip):
         seen(DYNAMIC[name], (4, 5, 6), on_chip, scalar(5))
 
 
-@pytest.mark.warns("sim_dynamic_slice")
-def test_other_instructions_take_scalar_offsets(target):
-    target("trn2")
-
-    @nki.jit
-    def kernel(x, i):
-        out = nl.ndarray((4, 3), nl.float32, buffer=nl.shared_hbm)
-        source, made = nl.load(x), nl.zeros((4, 9), nl.float32)
-        at = tile_of(i)
-        nisa.tensor_scalar(made[:, nl.ds(at, 3)], source[:, nl.ds(at, 3)], nl.multiply, 2.0)
-        nisa.dma_copy(out, made[:, 4:7])
-        return out
-
-    x = np.random.default_rng(1).normal(size=(4, 9)).astype(np.float32)
-    assert np.array_equal(kernel(x, scalar(4)), 2 * x[:, 4:7])
-
-
 def test_rows_by_data():
     rows = np.array([[2], [0], [2], [1]], np.int32)
     found = seen(lambda x, i: x.vector_select(0, tile_of(i))[:, 1:3], (3, 5), False, rows)
