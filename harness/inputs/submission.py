@@ -13,12 +13,11 @@ from harness.errors import UserError
 from harness.inputs import schema
 from neuron_cpu.console.hints import hint
 from neuron_cpu.sandbox import foreign
+from neuron_cpu.sandbox.neighbours import REPOSITORY, files, root_of, tree
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # This project's llama.py, and the file that runs where it says that it does not cover something
 BEYOND = {REPOSITORY / "llama.py": REPOSITORY / "models" / "extended.py"}
 OWN_MODULES = "llama", "models.extended", "models.qwen3_moe", "models.step"
-_OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs
 MODEL_CLASSES = dict.fromkeys(schema.FORMS, "NeuronLlamaForCausalLM")
 MODEL_CLASSES["qwen3_moe"] = "NeuronQwen3MoeForCausalLM"
@@ -72,41 +71,10 @@ def find(name: str) -> Path:
     )
 
 
-def root_of(path: Path) -> Path:
-    """The folder that a submission's absolute imports begin in: above the packages around it."""
-    folder = path.parent
-    while (folder / "__init__.py").is_file():
-        folder = folder.parent
-    return folder
-
-
 def module_name(path: Path) -> str:
     """The name that a file has when it is imported from its root."""
     parts = path.relative_to(root_of(path)).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def files(path: Path) -> list[Path]:
-    """The submission, then every file of its own that it imports: files below its root, and all of
-    a package in which it does not lie. Files of this project or of an environment do not count."""
-    root, found, waiting = root_of(path), [], [path]
-    while waiting:
-        file = waiting.pop()
-        if file in found:
-            continue
-        found.append(file)
-        for name in sorted(_imported_names(file, root)):
-            first, *rest = name.split(".")
-            if root == REPOSITORY and first in _OWN_PACKAGES:
-                continue
-            if (root / first).is_dir() and root / first not in path.parents:
-                waiting += sorted((root / first).rglob("*.py"))
-                continue
-            places = [root.joinpath(first, *rest[:n]) for n in range(len(rest) + 1)]
-            beside = [place.with_name(f"{place.name}.py") for place in places]
-            inside = [place / "__init__.py" for place in places]
-            waiting += [place for place in (*beside, *inside) if place.is_file()]
-    return [found[0], *sorted(found[1:])]
 
 
 def sources(path: Path) -> dict[str, bytes]:
@@ -121,32 +89,6 @@ def digest(path: Path) -> str:
     for name, text in texts.items():
         whole.update(b"\0" + name.encode() + b"\0" + hashlib.sha256(text).digest())
     return whole.hexdigest()
-
-
-def _imported_names(file: Path, root: Path) -> set[str]:
-    """Modules, and what they give that may be one, that a file imports anywhere in it, or names to
-    import_module."""
-    found: set[str] = set()
-    for node in ast.walk(_tree(file)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = file.parents[node.level - 1].relative_to(root).parts if node.level else ()
-            module = ".".join([*above, *filter(None, [node.module])])
-            found |= {f"{module}.{alias.name}".lstrip(".") for alias in node.names}
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            found |= {str(a.value) for a in node.args[:1] if isinstance(a, ast.Constant)}
-    return {name for name in found if name.partition(".")[0]}
-
-
-def _tree(file: Path) -> ast.AST:
-    """The syntax tree; empty where a file is no Python."""
-    try:
-        with contextlib.suppress(SystemError):  # CPython 3.11, where another thread parses, too
-            return ast.parse(file.read_bytes())
-        return ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return ast.Module([], [])
 
 
 def load(path: Path, model_type: str) -> ModuleType:
@@ -208,6 +150,6 @@ def kernel_places(path: Path) -> dict[str, str]:
     return {
         node.name: f"{file.name}:{node.lineno}"
         for file in reversed(files(path))
-        for node in ast.walk(_tree(file))
+        for node in ast.walk(tree(file))
         if isinstance(node, ast.FunctionDef)
     }
