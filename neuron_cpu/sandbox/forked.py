@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 from ..quoting import quoted
 from . import limits
-from .interpreter import started_safely
+from .interpreter import started_safely, without_main
 from .pipes import Pipe
 
 MALFORMED = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # of another form
@@ -41,7 +41,11 @@ def context(*modules: str) -> Any:
 def start(process: Any) -> None:
     """Start a process of the fork server's context; from then on nobody looks into this one."""
     limits.close_memory()
-    with _turn, started_safely():  # until it is known as running it would pass for an orphan
+    with (
+        _turn,
+        started_safely(),
+        without_main(),
+    ):  # until it is known as running it would pass for an orphan
         process.start()
         _running.add(process.pid)
 

@@ -10,13 +10,14 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from multiprocessing import util
+from multiprocessing import spawn, util
 from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
 _turn = threading.RLock()
 _multiprocessing: Any = util
+_spawn: Any = spawn
 
 
 def paths() -> list[str]:
@@ -48,6 +49,21 @@ def started_safely() -> Iterator[None]:
         finally:
             sys.path[:] = before
             _multiprocessing._args_from_interpreter_flags = flags
+
+
+@contextlib.contextmanager
+def without_main() -> Iterator[None]:
+    """What multiprocessing starts in the body does not import the program's main module first, of
+    which it needs nothing: that of a cluster's worker takes 0.6 s."""
+    with _turn:
+        prepared = _spawn.get_preparation_data
+        _spawn.get_preparation_data = lambda name: {
+            key: value for key, value in prepared(name).items() if not key.startswith("init_main")
+        }
+        try:
+            yield
+        finally:
+            _spawn.get_preparation_data = prepared
 
 
 def _first() -> list[str]:
