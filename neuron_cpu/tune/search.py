@@ -3,8 +3,9 @@
 import math
 import shlex
 import sys
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -18,6 +19,7 @@ from .space import Point, Source, drawn, points, size
 
 Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per partition of one
 MEMORY = 64.0  # GiB of address space that a point may use
+AHEAD = 2  # points begun for each process, so that a slow one holds up no other
 KINDS = {"refused": "refused", "wrong": "wrong", "failed": "failed"}  # by the oracle's outcome
 
 
@@ -170,27 +172,29 @@ class Search:
         """Try points until there are enough; `trials` has the known ones when it ends."""
         wanted = min(self.most, size(self.space))
         pool = ThreadPoolExecutor(self.jobs)
-        running: dict[Future[Trial], Any] = {}
+        # Ended in the order in which they began: what a point is told of others, and what the
+        # optimiser proposes, does not depend on how fast which process is.
+        running: deque[tuple[Future[Trial], Any, Point]] = deque()
         try:
             while len(self.trials) < wanted:
-                while len(running) < self.jobs and len(self.trials) + len(running) < wanted:
+                while len(running) < min(AHEAD * self.jobs, wanted - len(self.trials)):
                     if not self._start(pool, running):
                         break
                 if not running:
                     break  # nothing is proposed any more but what has been tried
-                finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    self._finish(running.pop(future), future.result())
+                if wait([running[0][0]], timeout=0.5).done:  # short waits, for Ctrl-C
+                    future, asked, point = running.popleft()
+                    self._finish((asked, point), future.result())
         finally:
             self.oracle.close()  # what still runs fails at once
             pool.shutdown(cancel_futures=True)
 
-    def _start(self, pool: ThreadPoolExecutor, running: dict) -> bool:
+    def _start(self, pool: ThreadPoolExecutor, running: deque) -> bool:
         """Send off the next point that has not been tried; False where none comes up."""
         if self._study is None:
             left = (p for p in self._all or () if tuple(p.values()) not in self._tried)
             for point in left:
-                running[self._submitted(pool, point)] = (None, point)
+                running.append((self._submitted(pool, point), None, point))
                 return True
             return False
         for _ in range(100):
@@ -198,8 +202,8 @@ class Search:
             point = self._proposed(asked)
             key = tuple(point.values())
             known = self._tried.get(key)
-            if known is None and all(key != tuple(t[1].values()) for t in running.values()):
-                running[self._submitted(pool, point)] = (asked, point)
+            if known is None and all(key != tuple(other.values()) for *_, other in running):
+                running.append((self._submitted(pool, point), asked, point))
                 return True
             if known is not None:
                 self._tell(asked, known)
