@@ -15,6 +15,7 @@ import builtins
 import collections
 import importlib.abc
 import importlib.machinery
+import itertools
 import json
 import os
 import random
@@ -27,8 +28,9 @@ import textwrap
 import time
 import types
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # not this folder, which has a package of the name nki
@@ -39,8 +41,10 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 import neuron_cpu  # noqa: E402
+from neuron_cpu import cluster  # noqa: E402
 from neuron_cpu.core.device import dtypes  # noqa: E402
 from neuron_cpu.core.run import execute as plans  # noqa: E402
+from neuron_cpu.errors import UsageError  # noqa: E402
 
 LARGE = re.compile("4096|5120|8192|16384|32768|36864")  # what its simulation mode calls large
 HOSTS = (
@@ -50,6 +54,7 @@ HOSTS = (
 PAGE = ROOT / "lab" / "docs" / "library_results.md"
 RELEASE = "2.29"  # the one that its newest commit is written for
 GIGABYTES = 10  # of one case
+PIECE = 8  # cases of a file that a worker of a cluster does at once, as it collects them first
 
 
 # --- what stands in for closed packages and for the way to hosts ----------------------------------
@@ -190,8 +195,8 @@ def unpacked(values: Any) -> Any:
     return sys.modules["neuron_dtypes"].static_cast(values, np.float32)
 
 
-def zeros(size: int, dtype: Any) -> torch.Tensor:
-    """Memory of an output before a kernel."""
+def zeros(size: int, dtype: Any, whole: bool = False) -> torch.Tensor:
+    """Memory of an output before a kernel, in the place of `execute.allocate`."""
     return torch.zeros(size * dtype.itemsize, dtype=torch.uint8).view(dtype.torch)
 
 
@@ -209,8 +214,11 @@ def as_golden(found: Any, want: Any, like: Any) -> np.ndarray:
 class Cases:
     """A plugin of pytest: which cases run, each in a process, and what became of them."""
 
-    def __init__(self, chosen: argparse.Namespace, folder: Path) -> None:
+    def __init__(
+        self, chosen: argparse.Namespace, folder: Path, workers: Optional[cluster.Cluster]
+    ) -> None:
         self.chosen, self.folder, self.began = chosen, folder, time.time()
+        self.workers = workers
         self.known: tuple[set[str], set[str]] = (set(), set())  # small and large cases
         kept = chosen.json
         self.outcomes: dict[str, dict] = (
@@ -231,6 +239,9 @@ class Cases:
         small = sorted((i for i in kept if not large(i)), key=lambda i: i.nodeid)
         big = sorted((i for i in kept if large(i)), key=lambda i: i.nodeid)
         self.known = {i.nodeid for i in small}, {i.nodeid for i in big}
+        if self.chosen.cases:
+            items[:] = [item for item in items if item.nodeid in self.chosen.cases]
+            return
         picked = chosen.sample(big, min(self.chosen.large, len(big)))
         by_test = collections.defaultdict(list)
         for item in chosen.sample(small, len(small)) + picked:
@@ -250,6 +261,9 @@ class Cases:
     def pytest_runtestloop(self, session: Any) -> bool:
         if session.config.option.collectonly:
             return False
+        if self.workers is not None:
+            self.run_elsewhere(self.workers, [item.nodeid for item in session.items])
+            return True
         running: dict[int, Any] = {}
         for item in session.items:
             if time.time() - self.began > 60 * self.chosen.minutes:
@@ -275,6 +289,35 @@ class Cases:
             self.await_one(running)
         return True
 
+    def run_elsewhere(self, workers: cluster.Cluster, cases: list[str]) -> None:
+        """Some cases of a file are a piece: this script as a command of a worker."""
+        pieces = [
+            found[first : first + PIECE]
+            for _, group in itertools.groupby(sorted(cases), file_of)
+            for found in [list(group)]
+            for first in range(0, len(found), PIECE)
+        ]
+
+        def piece(names: list[str]) -> dict[str, Any]:
+            chosen = self.chosen
+            words = [f"{cluster.PROJECT}/tests/library.py", str(chosen.folder.resolve())]
+            words += ["--files", file_of(names[0]).rpartition("/")[2], "--cases", *names]
+            words += ["--target", chosen.target, "--marks", chosen.marks, "--jobs", "1"]
+            words += ["--seconds", str(chosen.seconds), "--commit", chosen.commit]
+            words += ["--json", f"{cluster.RESULTS}/outcomes.json"]
+            try:
+                told = workers.call(cluster.command, words=words, cwd=os.getcwd())
+            except cluster.WorkersLostError as error:
+                told = {"said": str(error), "results": {}}
+            lost = {"kind": "runner", "what": told["said"], "rule": "", "seconds": 0.0}
+            found = told["results"].get("outcomes.json", {})
+            return {name: found.get(name, lost) for name in names}
+
+        with ThreadPoolExecutor(cluster.jobs(None, workers)) as pool:
+            for found in pool.map(piece, pieces):
+                for name, one in found.items():
+                    self.keep(name, one)
+
     def await_one(self, running: dict[int, Any]) -> None:
         child, status, used = os.wait4(-1, 0)
         item, file = running.pop(child)
@@ -282,14 +325,22 @@ class Cases:
         said = file.read()
         seconds = round(used.ru_utime + used.ru_stime, 1)
         found = json.loads(said) if said else {"kind": "limit", "what": f"status {status}"}
-        self.outcomes[item.nodeid] = {**found, "seconds": seconds}
+        self.keep(item.nodeid, {**found, "seconds": seconds})
+
+    def keep(self, case: str, found: dict[str, Any]) -> None:
+        self.outcomes[case] = found
         if self.chosen.json:
             self.chosen.json.write_text(json.dumps(self.outcomes, indent=1))
-        name, place = item.nodeid.rsplit("/", 1)[-1], f"{len(self.outcomes)}"
+        name, place = case.rsplit("/", 1)[-1], f"{len(self.outcomes)}"
         print(
-            f"{place:4} {found['kind']:12} {seconds:6} {name[:150]}  {found['what'][:200]}",
+            f"{place:4} {found['kind']:12} {found['seconds']:6} {name[:150]}  "
+            f"{found['what'][:200]}",
             flush=True,
         )
+
+
+def file_of(case: str) -> str:
+    return case.partition("::")[0]
 
 
 def large(item: Any) -> bool:
@@ -372,7 +423,7 @@ def table(
     """What became of the cases of each test, why those that are not right are not, and warnings."""
     by_test: dict[str, collections.Counter] = {}
     others: collections.Counter = collections.Counter()
-    for name, one in outcomes.items():
+    for name, one in sorted(outcomes.items()):  # processes end in any order
         path = name.partition("::")[0].removesuffix(".py").rpartition("/")[2]
         kind = one["kind"]
         by_test.setdefault(path.removeprefix("test_"), collections.Counter())[kind] += 1
@@ -438,8 +489,26 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="keeps the outcomes; cases in it do not run")
     parser.add_argument("--again", nargs="*", default=[], help="but those of these kinds")
     parser.add_argument("--write", action="store_true", help=f"the table into {PAGE.name}")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help=cluster.HELP)
+    parser.add_argument("--cases", nargs="*", default=[], help="these alone, by their whole names")
+    parser.add_argument("--commit", default="", help="that the checkout has to have")
     chosen = parser.parse_args()
+    try:
+        with cluster.joined(chosen.scheduler, ("neuron_cpu", "tests/library.py")) as workers:
+            return run(chosen, workers)
+    except UsageError as error:
+        print(f"library.py: {error}", file=sys.stderr)
+        return 2
+
+
+def run(chosen: argparse.Namespace, workers: Optional[cluster.Cluster]) -> int:
+    """The cases that are chosen, here or on the workers."""
     library = checkout(chosen.folder.resolve())
+    if chosen.commit not in ("", commit_of(library)):
+        raise UsageError(
+            f"{library} is at {commit_of(library)}, expected {chosen.commit}; check that out."
+        )
+    chosen.commit = commit_of(library)
     torch.set_num_threads(1)
     os.environ.setdefault("NEURON_CPU_NKI", RELEASE)
     os.environ.setdefault("NEURON_PYTHONHASHSEED", "0")  # the cases that its harness draws
@@ -477,7 +546,7 @@ def main() -> int:
         )
     began = time.time()
     with tempfile.TemporaryDirectory() as scratch:
-        cases = Cases(chosen, Path(scratch))
+        cases = Cases(chosen, Path(scratch), workers)
         tests = library / "test/integration"
         paths = [str(p) for n in chosen.files for p in tests.glob(f"**/{n}")] or [str(tests)]
         options = [*paths, "-p", "no:cacheprovider", "-q", "-s"]
@@ -485,7 +554,7 @@ def main() -> int:
         options += [f"--output-directory={scratch}", "-o", f"artifacts_dir={scratch}"]
         options += ["-c", str(library / "test/pytest.ini"), f"--rootdir={library}"]
         pytest.main(options, plugins=[cases])
-    told = table(cases.outcomes, commit_of(library), chosen.target, cases.known)
+    told = table(cases.outcomes, chosen.commit, chosen.target, cases.known)
     print(told, f"{time.time() - began:.0f} s")
     if chosen.write:
         before, mark, _ = PAGE.read_text(encoding="utf-8").partition(f"<!-- {chosen.target} -->\n")
