@@ -297,19 +297,6 @@ def test_reads_at_run_time_offsets_need_one_offset_with_data_alone():
         nothing(X, at)
 
 
-@pytest.mark.parametrize("wrong", ["subtract", "assignment"])
-def test_messages_name_what_the_author_wrote(wrong):
-    def body(x):
-        if wrong == "subtract":
-            nl.subtract(sb((64, 32)), sb((64, 16)))
-        else:
-            sb((64, 32))[...] = sb((64, 16))
-
-    said = r"nl\.subtract\(x, y\) is " if wrong == "subtract" else r"\[\.\.\.\] = is tensor_copy"
-    with pytest.raises(NkiError, match=said):
-        made(body).trace(X)
-
-
 # --- the table ------------------------------------------------------------------------------------
 
 

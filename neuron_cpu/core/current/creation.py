@@ -275,15 +275,15 @@ def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
 
     trnblas 0.5.4 assigns tiles so, and trnrand cb37049 parts of HBM; both ran on a trn1.
     """
-    target = self[key]
-    with naming(f"{self.label()}[...] ="):
+    target, said = self[key], f"{self.name or 'tensor'}[...] = value"
+    with naming(said):
         if isinstance(value, (int, float, np.number)):
             if target.on_chip:
                 memset(target, number(value))
             else:
                 _fill_in_hbm(target, number(value))
         elif not isinstance(value, View):
-            raise no_tensor(value, f"{self.label()}[...] =", "a tensor or a number")
+            raise no_tensor(value, said, "a tensor or a number")
         elif value.storage is target.storage and value.key() == target.key():
             return
         elif target.on_chip and value.on_chip:

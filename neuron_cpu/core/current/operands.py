@@ -251,7 +251,7 @@ def naming(expression: str) -> Iterator[None]:
         yield
     except NkiError as error:
         if not error.message.startswith(expression):
-            error.message = f"{expression} is {error.message}"
+            error.message = f"{expression}: {error.message}"
             where = f"{error.source}: " if error.source else ""
             error.args = (f"{where}{error.message} [{error.identifier}]",)
         raise

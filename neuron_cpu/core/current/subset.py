@@ -2,11 +2,11 @@
 
 The compiler reads the source of a kernel and of everything that it calls; the simulator runs it, so
 all of Python works here. Every construct below is refused there, whether its branch is taken or not
-(messages of the published parser, leanprover/KLR, KLR/NKI/Simplify.lean; keys of dictionaries:
-foxl-ai/kiln, docs/neuron-notes.md). The tracer that SDK 2.32 offers beside the parser, and 2.33 in
-its place, takes all of Python, so these are warnings, and none from 2.33 on. Bodies of nl.fori_loop
-and nl.while_loop may be inner functions, with a warning: the documentation writes them so, and the
-parser of SDK 2.32 has refused some.
+(messages of the published parser, leanprover/KLR, KLR/NKI/Simplify.lean and interop/klr/gather.c;
+keys of dictionaries: foxl-ai/kiln, docs/neuron-notes.md). The tracer that SDK 2.32 offers beside
+the parser, and 2.33 in its place, takes all of Python, so these are warnings, and none from 2.33
+on. Bodies of nl.fori_loop and nl.while_loop may be inner functions, with a warning: the
+documentation writes them so, and the parser of SDK 2.32 has refused some.
 """
 
 import ast
@@ -20,27 +20,31 @@ from ..program.source import reachable, tree_of
 
 LOOP_BODIES = frozenset({"fori_loop", "while_loop"})
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+ASYNC = (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)
+DECORATORS = frozenset({"dataclass", "jit", "staticmethod"})
 # node: what it is called, what to write instead
 REFUSED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Raise: ("raise", "use assert for fatal errors"),
-    ast.Try: ("try", "check conditions before"),
+    **dict.fromkeys((ast.Try, getattr(ast, "TryStar", ast.Try)), ("try", "check before")),
     ast.Import: ("import", "import at the top of the module"),
     ast.ImportFrom: ("import", "import at the top of the module"),
     ast.Global: ("global", "pass values as arguments"),
     ast.Nonlocal: ("nonlocal", "pass values as arguments"),
     ast.Delete: ("del", "let the name go out of use"),
     ast.ClassDef: ("a class in a function", "move it to the module"),
-    ast.AsyncFunctionDef: ("async", "use a plain function"),
+    **dict.fromkeys(ASYNC, ("async", "use a plain function")),
     ast.Lambda: ("lambda", "write a function of the module"),
     ast.Yield: ("yield", "return a list"),
     ast.YieldFrom: ("yield", "return a list"),
     ast.NamedExpr: ("':='", "assign before"),
     ast.Match: ("match", "use if and elif"),
     ast.Starred: ("a star expression", "write the values out"),
+    ast.Set: ("a set", "use a list"),
     **{kind: ("a comprehension", "use a loop and append") for kind in COMPREHENSIONS},
 }
 
 
+PARTS = (ast.Subscript, ast.Attribute)
 INNER_BODY, NEGATIVE_DIVISOR = "the body of a device loop", "a negative divisor"
 
 
@@ -57,8 +61,12 @@ def lint(function: Callable | None) -> None:
     if function is None or nki_since(TRACED):
         return
     name = getattr(function, "__name__", "kernel")
-    for one, _ in reachable(function):
-        for finding in _of_function(one.__code__, tree_of(one)):
+    for one, owner in reachable(function):
+        tree = tree_of(one)
+        # of a kernel the framework's decorators, of classes properties have run on devices
+        helper = tree is not None and owner is None and one.__name__ != name
+        around = _decorators(tree) if helper else ()
+        for finding in [*_of_function(one.__code__, tree), *around]:
             place = f"{name} ({one.__code__.co_filename}:{finding.line})"
             if finding.what in OPEN:
                 OPEN[finding.what](place)
@@ -123,8 +131,11 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield from _of_loop(node)
         elif isinstance(node, ast.With):
             yield from _of_with(node)
-        elif isinstance(node, ast.Assign) and any(map(_unpacks_into_parts, node.targets)):
-            yield Finding(line, "unpacking into subscripts or attributes", "unpack into names")
+        elif isinstance(node, ast.Assign):
+            if any(map(_unpacks_into_parts, node.targets)):
+                yield Finding(line, "unpacking into subscripts or attributes", "unpack into names")
+            if sum(isinstance(one, PARTS) for one in node.targets) > 1:
+                yield Finding(line, "an assignment to two parts at once", "write one for each")
         elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
             yield Finding(line, "a format in an f-string", "use str(x)")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
@@ -137,14 +148,19 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "**keywords in a call", "write the keywords out")
 
 
+def _decorators(tree: ast.FunctionDef) -> Iterator[Finding]:
+    for node in tree.decorator_list:
+        named = node.func if isinstance(node, ast.Call) else node
+        name = getattr(named, "attr", getattr(named, "id", ""))
+        if name not in DECORATORS:
+            yield Finding(node.lineno, f"the decorator {name}", "call the plain function")
+
+
 def _unpacks_into_parts(target: ast.expr) -> bool:
     """``s[0], s[1] = f()``, of which the parser says that it expects a pattern."""
     if not isinstance(target, (ast.Tuple, ast.List)):
         return False
-    return any(
-        isinstance(one, (ast.Subscript, ast.Attribute)) or _unpacks_into_parts(one)
-        for one in target.elts
-    )
+    return any(isinstance(one, PARTS) or _unpacks_into_parts(one) for one in target.elts)
 
 
 def _divisors(node: ast.AST) -> list[ast.expr]:

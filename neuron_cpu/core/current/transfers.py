@@ -4,6 +4,7 @@ from typing import Any
 
 from ..device.errors import refuse, warn
 from ..device.refusals import defect
+from ..device.release import nki_since, of_nki
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.arguments import several
@@ -206,6 +207,13 @@ def dma_transpose(
     what = "dma_transpose"
     target, source = tensor(dst, what), tensor(src, what)
     order = transposed_axes(source, None if axes is None else several(axes, f"{what} axes"))
+    if source.ndim != 4 and not nki_since("2.29"):
+        raise refuse(
+            "sim_dma_transpose_axes",
+            f"{what} of {source.label()} with SDK {of_nki()}, whose compiler said 'source tensor "
+            "must have 4 dimensions' (aws-neuron-sdk issue 1301), expected four; use "
+            "nisa.nc_transpose",
+        )
     shape = tuple(source.shape[a] for a in order)
     if target.shape != shape or target.dt is not source.dt:
         raise refuse(

@@ -7,7 +7,7 @@ Who asks what:
   others wrote: `misfit`, too (`operands`, `results`, `engines`, domains of `attrs`, `generation`);
 - execution and the search for undefined data: `compute`, `flow`, `multiplies`, `meets`, `macs`;
 - time: `cycles`, `engine`, `serves_as_well`, `tiles`, `rate`, `fills`; reports: `published`;
-- warnings about values: `fp32_integers`, `compares`, `scaled`;
+- warnings about values: `compares`, `scaled`;
 - names that the languages export, their releases and generations, and stubs: `FORMS`, `forms`;
 - pages: `note`, `forms`; what a device has shown of it: `evidence`.
 
@@ -88,7 +88,6 @@ class OpSpec:
             types and places (ARCH3, performance modes), 2 whether both lie in SBUF; 0 for none.
         rate: elements a cycle after gen2, as measured, relative to ``cycles``.
         fills: every element becomes one constant, whose pipeline is shorter.
-        fp32_integers: integers of 32 bits become others by way of fp32.
         compares: where a NaN leaves open what comes out: ``operands``, ``results``, or
             ``reduction`` for results that are reduced.
         scaled: operands of a byte may be scales, which lie at four places of a quadrant.
@@ -126,7 +125,6 @@ class OpSpec:
     tiles: int = 0
     rate: float = 1.0
     fills: bool = False
-    fp32_integers: bool = False
     compares: str = ""
     scaled: bool = False
 

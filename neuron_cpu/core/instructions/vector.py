@@ -96,7 +96,6 @@ TENSOR_TENSOR = OpSpec(
     engines=(Engine.VECTOR, Engine.GPSIMD),
     operands=(2, 2),
     tiles=2,
-    fp32_integers=True,
 )
 
 
@@ -207,7 +206,6 @@ TENSOR_SCALAR = OpSpec(
     operands=(1, 3),
     results=2,
     tiles=1,
-    fp32_integers=True,
 )
 
 
@@ -266,7 +264,6 @@ SCALAR_TENSOR_TENSOR = OpSpec(
     operands=(2, 3),
     results=2,
     tiles=2,
-    fp32_integers=True,
 )
 
 
@@ -334,7 +331,6 @@ TENSOR_REDUCE = OpSpec(
     _reduce_cycles,
     box_mend="fill the masked elements with the neutral value first",
     note="over the last free axes; N/2 cycles for bf16 add and max",
-    fp32_integers=True,
 )
 
 

@@ -67,7 +67,7 @@ def was_skipped(value: View) -> bool:
     fresh = value.storage
     recorded = len(trace.current("assignment").program.instructions)
     latest = fresh.birth + fresh.followers == recorded
-    return fresh.producer is None and fresh.source is None and latest
+    return fresh.producer is None and fresh.source is None and fresh.on_chip and latest
 
 
 def _conform(value: View, view: View) -> View:

@@ -25,7 +25,7 @@ class par_dim(int):
     """``nl.par_dim(n)`` marks the partition axis in a shape with block axes before it."""
 
 
-_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=]")
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=;][^;]*$")  # of several, none is known
 _names: dict[Any, str] = {}
 
 

@@ -61,9 +61,8 @@ def _look(op: Op, arena: Arena) -> tuple[Step | None, bool]:
 
 # --- integers in fp32 -----------------------------------------------------------------------------
 def _rounds_integers(op: Op) -> bool:
-    """Whether 32-bit integers become 32-bit integers by way of fp32, in another way than a copy."""
-    attrs, spec = op.attrs, op.instruction.op
-    by_way = not (attrs.raw or attrs.bits or spec.is_dma) and spec.fp32_integers
+    """Whether 32-bit integers become 32-bit integers by way of fp32."""
+    by_way = not (op.attrs.raw or op.attrs.bits or op.instruction.op.is_dma)
     wide = any(ref.dt in WORDS for ref in op.src) and all(ref.dt in WORDS for ref in op.dst)
     return by_way and wide
 
