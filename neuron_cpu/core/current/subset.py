@@ -64,8 +64,7 @@ def lint(function: Callable | None) -> None:
     for one, owner in reachable(function):
         tree = tree_of(one)
         # of a kernel the framework's decorators, of classes properties have run on devices
-        helper = tree is not None and owner is None and one.__name__ != name
-        around = _decorators(tree) if helper else ()
+        around = _decorators(tree) if owner is None and one.__name__ != name else ()
         for finding in [*_of_function(one.__code__, tree), *around]:
             place = f"{name} ({one.__code__.co_filename}:{finding.line})"
             if finding.what in OPEN:
@@ -148,8 +147,8 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "**keywords in a call", "write the keywords out")
 
 
-def _decorators(tree: ast.FunctionDef) -> Iterator[Finding]:
-    for node in tree.decorator_list:
+def _decorators(tree: ast.FunctionDef | None) -> Iterator[Finding]:
+    for node in tree.decorator_list if tree is not None else ():
         named = node.func if isinstance(node, ast.Call) else node
         name = getattr(named, "attr", getattr(named, "id", ""))
         if name not in DECORATORS:
