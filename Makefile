@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-dask test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -81,6 +81,11 @@ test-jax: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-jax.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/nki/test_jax.py
 
+# Pieces on a Dask cluster, whose scheduler and workers are processes of this machine.
+test-dask: setup-tests
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-dask.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/test_cluster.py
+
 # What no estimate may break, over 10,000 draws.
 physics: setup-tests
 	PHYSICS_EXAMPLES=10000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/core/test_physics.py
@@ -134,11 +139,12 @@ evidence: setup-tests
 	$(BIN)/python -m lab.provenance_table --public $(CHECKOUTS) $(ARGS)
 
 # nki-library's own tests on the simulator, from a checkout below DIR: ten cases of each test and 200 of
-# larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer.
+# larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer;
+# SCHEDULER=tcp://HOST:8786 hands them to a Dask cluster (docs/oracle.md).
 LIBRARY ?= --each 10 --large 200
 library: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
-	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(CHECKOUTS) --write $(LIBRARY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(CHECKOUTS) --write $(LIBRARY) $(if $(SCHEDULER),--scheduler $(SCHEDULER))
 
 # Suites of public packages that simulate their kernels, from source folders below PUBLIC=DIR
 # (docs/simulator.md).

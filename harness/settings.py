@@ -184,6 +184,10 @@ class Evaluation(Topic, title="what counts as right and fast, and reports", mode
     results_path: Path = option("folder of reports", default=Path("results"))
     record_baseline: bool = switch("write prompt_data.txt")
     contest: Optional[Path] = option("clone of a contest, whose prompts and base times count")
+    part: Optional[list[int]] = option("of these prompts some alone, no report", type=int)
+    scheduler: Optional[str] = option(
+        "hand prompts to a Dask cluster: tcp://HOST:8786", metavar="ADDRESS"
+    )
 
 
 @dataclass(frozen=True)
@@ -648,7 +652,7 @@ class Settings(Arguments):
     llama: str = ""  # the first of `contestants`: module name or path
     prompts: tuple[str, ...] = ()  # empty where the model is to choose the default one
     prompt_notes: tuple[str, ...] = ()  # one line for each --prompt value that was split
-    given: tuple[str, ...] = ()  # the words of the command line that --mode diff takes, too
+    given: tuple[str, ...] = ()  # the words of the command line
     asked_seq_len: Optional[int] = None  # --seq-len where it was given
     asked_max_context_length: Optional[int] = None  # --max-context-length where it was given
     seq_len: int = DEFAULT_SEQ_LEN

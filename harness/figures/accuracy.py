@@ -17,6 +17,7 @@ from typing import Any, Optional
 
 from harness import files, sdk
 from harness.errors import UserError
+from harness.inputs import options
 from harness.session.building import Loaded, identity
 from harness.session.generation import OnStep, greedy_scores
 from harness.settings import Settings
@@ -274,7 +275,8 @@ def check_row(
 
 def cause(settings: Settings) -> str:
     """The command that finds where a submission begins to differ, with the options given."""
-    words = [word for word in settings.given if word != "--enable-nki"]
+    its = options.words_of(settings.given, lambda option: "diff" in (option.modes or ("diff",)))
+    words = [word for word in its if word != "--enable-nki"]
     return f"What finds the cause: python main.py --enable-nki --mode diff {shlex.join(words)}"
 
 

@@ -66,7 +66,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "asked_max_context_length": args.max_context_length,
         "judge": args.judge or ("contest" if args.mode in EVALUATE else "ties"),
         "llama": args.contestants[0],
-        "given": tuple(options.words_for("diff", given)),
+        "given": tuple(given),
         **_batching(args),
         "speculation": features.speculation(args),
         "adapters": features.adapters(args),

@@ -2,10 +2,10 @@
 
 import argparse
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from harness.declaration import options_of
+from harness.declaration import Option, options_of
 from harness.errors import UserError, refuse_any
 from harness.inputs import features
 from harness.inputs.chunks import MOST_PREFILL
@@ -53,6 +53,11 @@ REFUSED = {
 }
 OF_TOPIC = {name: options_of(topic) for name, topic in TOPICS.items()}
 OPTIONS = {option.flag: option for options in OF_TOPIC.values() for option in options}
+_BY_WORD = {
+    word: option
+    for flag, option in OPTIONS.items()
+    for word in (flag, f"--no-{flag[2:]}", *option.also)
+}
 
 EXAMPLES = """examples:
   main.py --mode generate --enable-nki --prompt "Why is the sky blue?"
@@ -64,13 +69,13 @@ SCREEN = 40  # lines that a help may have
 EXPERIMENTS, CONTEST = "experiments", "contest"
 
 
-def words_for(mode: str, given: Sequence[str]) -> Iterator[str]:
-    """The words of a command line that are options of ``mode``, with their values."""
+def words_of(given: Sequence[str], wanted: Callable[[Option], bool]) -> Iterator[str]:
+    """The words of a command line that are options which are ``wanted``, with their values."""
     kept = False
     for word in given:
         if word.startswith("--"):
-            option = OPTIONS.get(word.split("=")[0])
-            kept = option is not None and mode in (option.modes or (mode,))
+            option = _BY_WORD.get(word.split("=")[0])
+            kept = option is not None and wanted(option)
         if kept:
             yield word
 

@@ -11,9 +11,11 @@ import contextlib
 import functools
 import hashlib
 import json
+import os
 import platform
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -24,7 +26,7 @@ from harness.figures import accuracy, evaluation, reference
 from harness.figures.evaluation import Evaluation
 from harness.figures.reference import Case
 from harness.files import check_writable_folder
-from harness.inputs import submission
+from harness.inputs import options, submission
 from harness.inputs.chunks import with_chunks
 from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
@@ -32,6 +34,7 @@ from harness.modes.evaluate import AHEAD, Evaluator, planned
 from harness.output import report
 from harness.session.opening import Session, check_seq_len, open_session
 from harness.settings import LONGEST_PREFILL, Settings
+from neuron_cpu import cluster
 from neuron_cpu.files import write_text_atomically
 
 RUN_FILE = "run.json"
@@ -51,9 +54,15 @@ def run(settings: Settings) -> int:
         cases, _, session = _cases(settings, texts)
         reference.record(session, cases)
         return 0
-    runs = _opened(settings, texts)
-    for one in runs:
-        _run_cases(one, len(runs) == 1)
+    with cluster.joined(settings.scheduler, ROOMS) as workers:
+        runs = _opened(settings, texts)
+        if workers is not None:
+            _run_elsewhere(runs, workers)
+        else:
+            for one in runs:
+                _run_cases(one, len(runs) == 1)
+    if settings.part is not None:
+        return 0
     results = {one.name: _reported(one) for one in runs}
     if len(runs) > 1:
         report.write_leaderboard(settings.results_path, results)
@@ -214,7 +223,7 @@ def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
 _FREE_TO_CHANGE = (
     *("resume", "debug", "recompile", "results_path", "compiled_model_path", "llama", "model_path"),
     *("isolate", "memory_limit", "cpu_limit", "time_limit", "prompt_notes", "given"),
-    "contestants",
+    *("contestants", "scheduler", "part"),
 )
 
 
@@ -272,7 +281,8 @@ def _run_cases(run: Run, alone: bool) -> None:
 
     A submission that cannot be built is an error where it is `alone`, else a result without points.
     """
-    session, cases = run.session, run.missing
+    session, chosen = run.session, run.session.settings.part
+    cases = [case for case in run.missing if chosen is None or case.index in chosen]
     if not cases:
         return
     coming = [_for_baseline(case, session) for case in cases]
@@ -282,9 +292,7 @@ def _run_cases(run: Run, alone: bool) -> None:
         if alone:
             raise
         for case in cases:
-            prompts = [case.prompt] * session.settings.batch_size
-            lost = planned(session, case.index, prompts, len(case.ids), case.seq_len)
-            write(run, replace(lost, error=str(error)))
+            write(run, _lost(session, case, str(error)))
         return
     with (
         contextlib.closing(evaluator),
@@ -309,6 +317,80 @@ def _run_cases(run: Run, alone: bool) -> None:
             )
             write(run, result)
         step.note("Evaluated prompts")
+
+
+# --- on a cluster ---------------------------------------------------------------------------------
+# What has to be the same on a worker: the driver, its models and the prompts.
+ROOMS = (
+    "neuron_cpu", "harness", "models", "main.py", "llama.py", "prompts.txt", "prompt_data.txt",
+)  # fmt: skip
+# What each piece of a run says itself; and what a worker's place may change in the description.
+_OF_A_PIECE = frozenset(("scheduler", "contestants", "results_path", "resume", "recompile", "part"))
+_OF_A_PLACE = frozenset(("submission_path", "model_path", "machine", "inputs", "started"))
+
+
+def _run_elsewhere(runs: Sequence[Run], workers: cluster.Cluster) -> None:
+    """The missing cases of all runs, in as many pieces as the cluster does at once."""
+    each = -(-workers.slots // len(runs))
+    pieces = [
+        (run, cases)
+        for run in runs
+        for cases in (run.missing[number::each] for number in range(each))
+        if cases
+    ]
+    count = sum(len(cases) for _, cases in pieces)
+    pool = ThreadPoolExecutor(cluster.jobs(None, workers))
+    try:
+        futures = [pool.submit(_piece, workers, *piece) for piece in pieces]
+        with console.step("Evaluating prompts", total=count) as step:
+            for (run, cases), future in zip(pieces, futures):
+                _take(run, cases, future.result(), len(runs) == 1)
+                step.advance(len(cases))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _piece(workers: cluster.Cluster, run: Run, cases: Sequence[Case]) -> dict[str, Any]:
+    """What a worker's driver says of some cases (`cluster.command`)."""
+    path, given = run.session.submission, run.session.settings.given
+    own = submission.REPOSITORY in path.parents
+    place = path.relative_to(submission.REPOSITORY) if own else path.relative_to("/")
+    words = [f"{cluster.PROJECT}/main.py", "--mode", "evaluate_all"]
+    words += options.words_of(given, lambda option: option.name not in _OF_A_PIECE)
+    words += ["--llama", f"{cluster.PROJECT if own else cluster.FOLDER}/{place}"]
+    words += ["--results-path", cluster.RESULTS, "--part", *(str(case.index) for case in cases)]
+    files = [] if own else submission.files(path)
+    try:
+        return workers.call(cluster.command, files, words=words, cwd=os.getcwd())
+    except cluster.WorkersLostError as error:
+        return {"said": str(error), "results": {}}
+
+
+def _take(run: Run, cases: Sequence[Case], told: dict[str, Any], alone: bool) -> None:
+    """Write the results of a piece; an error in the place of those that it lacks."""
+    description = told["results"].get(RUN_FILE, {})
+    wrong = [name for name in _changed(run.folder, description) if name not in _OF_A_PLACE]
+    if wrong:
+        raise UserError(
+            f"A worker's {wrong[0]} is not the one here, expected the same model, prompts and "
+            "settings on all machines; give it the same files."
+        )
+    said = told["said"].removeprefix("main.py: ")
+    for case in cases:
+        found = told["results"].get(_result_path(run.folder, case.index).name)
+        if found is not None:
+            write(run, evaluation.from_dict(found))
+        elif alone:
+            raise UserError(f"A worker did not evaluate prompt {case.index}: {said}")
+        else:
+            write(run, _lost(run.session, case, said))
+
+
+def _lost(session: Session, case: Case, error: str) -> Evaluation:
+    """The result of a case that could not be run."""
+    prompts = [case.prompt] * session.settings.batch_size
+    lost = planned(session, case.index, prompts, len(case.ids), case.seq_len)
+    return replace(lost, error=error)
 
 
 def _for_baseline(case: Case, session: Session) -> tuple[list[int], int, int]:

@@ -1,11 +1,13 @@
 """``judge DIR``: answers to the suite's thirty operators, judged and scored."""
 
 import argparse
+import contextlib
 import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+from .. import cluster
 from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
@@ -26,6 +28,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jobs", type=positive, help="answers at the same time (default: half of the processors)"
     )
+    parser.add_argument("--scheduler", metavar="ADDRESS", help=cluster.HELP)
     parser.add_argument(
         "--time-limit", type=above_zero, default=120.0, help="seconds for one answer (120)"
     )
@@ -94,20 +97,20 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
     seeds = tuple(dict.fromkeys(args.seed or (secrets.randbelow(1 << 32),)))
     settings = Settings(seeds=seeds)
     bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)
-    judging = Judging(
-        args.folder, settings, bounds, args.jobs or max(1, (os.cpu_count() or 1) // 2)
-    )
-    try:
-        with console.status("") as status:
-            waiting = list(names)
+    with contextlib.ExitStack() as open_ones:
+        elsewhere = open_ones.enter_context(cluster.joined(args.scheduler))
+        half = max(1, (os.cpu_count() or 1) // 2)
+        jobs = cluster.jobs(args.jobs or (half if elsewhere is None else None), elsewhere)
+        judging = Judging(args.folder, settings, bounds, jobs, elsewhere)
+        open_ones.callback(judging.close)
+        status = open_ones.enter_context(console.status(""))
+        waiting = list(names)
 
-            def done(outcome: Any) -> None:
-                waiting.remove(outcome.operator)
-                status.update(f"{len(waiting)} left: {', '.join(waiting[:3])}")
+        def done(outcome: Any) -> None:
+            waiting.remove(outcome.operator)
+            status.update(f"{len(waiting)} left: {', '.join(waiting[:3])}")
 
-            outcomes = judging.judge(names, done)
-    finally:
-        judging.close()
+        outcomes = judging.judge(names, done)
     found = score.score(outcomes)
     terminal.print_table(console, score.outcome_table(outcomes), score.EXPENDABLE, "", "--json")
     for sentence in score.reasons(outcomes):

@@ -1,13 +1,14 @@
 """``oracle``: verdicts, estimates and reasons for searches of kernels, as lines of JSON."""
 
 import argparse
+import contextlib
 import json
-import os
 import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+from .. import cluster
 from ..console.arguments import above_zero, positive
 from ..errors import UsageError
 from . import kernels
@@ -30,6 +31,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--mcp", action="store_true", help="serve as a tool over MCP instead")
     parser.add_argument("--schema", action="store_true", help="print the schema of a request")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help=cluster.HELP)
     kernels.declare_isolation(parser)
 
 
@@ -45,22 +47,26 @@ def run(args: argparse.Namespace) -> int:
     if args.mcp and args.port is not None:
         raise UsageError("--mcp speaks on standard streams, expected no --port; leave out one.")
     kernels.confined(args)
-    oracle = serve.Oracle(args.jobs or os.cpu_count() or 1, args.memory_limit)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        if args.mcp:
-            _tool(oracle).run()
-        elif args.port is None:
-            serve.standard_streams(oracle)
-        else:
-            with _server(oracle, args) as server:
-                print(f"oracle on 127.0.0.1:{server.server_address[1]}", file=sys.stderr)
-                server.serve_forever()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        oracle.close()
+    with cluster.joined(args.scheduler) as elsewhere:
+        jobs = cluster.jobs(args.jobs, elsewhere)
+        with contextlib.closing(serve.Oracle(jobs, args.memory_limit, cluster=elsewhere)) as oracle:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            with contextlib.suppress(KeyboardInterrupt):
+                _serve(oracle, args)
     return 0
+
+
+def _serve(oracle: Any, args: argparse.Namespace) -> None:
+    from ..oracle import serve
+
+    if args.mcp:
+        _tool(oracle).run()
+    elif args.port is None:
+        serve.standard_streams(oracle)
+    else:
+        with _server(oracle, args) as server:
+            print(f"oracle on 127.0.0.1:{server.server_address[1]}", file=sys.stderr)
+            server.serve_forever()
 
 
 def _server(oracle: Any, args: argparse.Namespace) -> Any:

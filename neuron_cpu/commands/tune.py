@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .. import cluster
 from ..console import terminal
 from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
@@ -46,6 +46,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--points", type=positive, default=200, help="points to try at most (200)")
     parser.add_argument("--jobs", type=positive, help="processes (default: one a processor)")
+    parser.add_argument("--scheduler", metavar="ADDRESS", help=cluster.HELP)
     parser.add_argument(
         "--time-limit", type=above_zero, default=120.0, help="seconds for one point (120)"
     )
@@ -63,9 +64,10 @@ def run(args: argparse.Namespace) -> int:
     from ..oracle.serve import Oracle
     from ..tune.search import MEMORY
 
-    jobs = args.jobs or os.cpu_count() or 1
-    with contextlib.closing(Oracle(jobs, MEMORY, "--time-limit")) as oracle:
-        return _run(args, oracle, jobs)
+    with cluster.joined(args.scheduler) as elsewhere:
+        jobs = cluster.jobs(args.jobs, elsewhere)
+        with contextlib.closing(Oracle(jobs, MEMORY, "--time-limit", elsewhere)) as oracle:
+            return _run(args, oracle, jobs)
 
 
 def _run(args: argparse.Namespace, oracle: Any, jobs: int) -> int:

@@ -1,6 +1,7 @@
 """Requests in, answers out: lines of JSON on standard streams, or on a socket of the loopback."""
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import json
@@ -16,11 +17,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedIOBase, FileIO
+from pathlib import Path
 from typing import Any, Optional
 
+from ..cluster import Cluster, threads
 from ..errors import UsageError
 from ..judge import cases, recorder
-from ..sandbox import forked
+from ..sandbox import forked, neighbours
 from ..sandbox.forked import MALFORMED, Talk
 from . import forms, judge
 from .forms import Answer, Request
@@ -40,10 +43,17 @@ class Oracle:
 
     Args:
         option: what gives a candidate more time, in messages.
+        cluster: whose workers have these processes instead.
     """
 
-    def __init__(self, jobs: int, memory_gib: float = 4.0, option: str = "limits") -> None:
-        self.memory_gib, self._option = memory_gib, option
+    def __init__(
+        self,
+        jobs: int,
+        memory_gib: float = 4.0,
+        option: str = "limits",
+        cluster: Optional[Cluster] = None,
+    ) -> None:
+        self.memory_gib, self._option, self._cluster = memory_gib, option, cluster
         self._seed = secrets.randbelow(1 << 32)  # which no candidate sees
         self._pool = ThreadPoolExecutor(jobs)
         self._idle: queue.LifoQueue[Optional[_Judge]] = queue.LifoQueue()  # the warm one first
@@ -87,7 +97,8 @@ class Oracle:
         if known is not None:
             return known | {"id": request.id, "cached": True}
         started = time.monotonic()
-        found = forms.answer(request.id, **self._judged(request, text, reference))
+        judged = self.judged if self._cluster is None else self._judged_elsewhere
+        found = forms.answer(request.id, **judged(request, text, reference))
         found["seconds"] = round(time.monotonic() - started, 4)
         own = request.kernel.file is None  # what a file imports may change
         if own and found["outcome"] in ("passed", "wrong", "refused"):
@@ -97,8 +108,20 @@ class Oracle:
                     self._known.popitem(last=False)
         return found
 
+    def _judged_elsewhere(self, request: Request, text: str, reference: Optional[str]) -> Answer:
+        """`judged` by an oracle of the cluster, which gets what the files import beside them."""
+        assert self._cluster is not None
+        asked, files = request.model_dump(by_alias=True), set[Path]()
+        for code in (asked["kernel"], asked["reference"] or {}):
+            if code.get("file") is not None:
+                path = Path(code["file"]).resolve()
+                code["file"] = str(path)
+                files.update(neighbours.files(path)[1:])
+        given = {"text": text, "reference": reference, "settings": [self.memory_gib, self._option]}
+        return self._cluster.call(on_worker, sorted(files), request=asked, **given)
+
     # --- processes --------------------------------------------------------------------------------
-    def _judged(self, request: Request, text: str, reference: Optional[str]) -> Answer:
+    def judged(self, request: Request, text: str, reference: Optional[str]) -> Answer:
         """Outcome and cases: of the first that is not passed, else of the last."""
         deadline = time.monotonic() + request.limits.seconds
         candidate = Talk(self.processes, recorder.record, request.recording(text))
@@ -147,6 +170,21 @@ class Oracle:
         """The answer where a process ends before its time."""
         said = forked.why(error, [talk], request.limits.limits(), self._option)
         return {"outcome": "failed", "sentence": when + said}
+
+
+def on_worker(
+    folder: str, request: Answer, text: str, reference: Optional[str], settings: list[Any]
+) -> Answer:
+    """`Oracle.judged` on a worker of a cluster, by an oracle that stays there."""
+    for code in (request["kernel"], request["reference"] or {}):
+        if code.get("file") is not None:
+            code["file"] = folder + code["file"]
+    return _of_worker(*settings).judged(Request.model_validate(request), text, reference)
+
+
+@functools.cache
+def _of_worker(memory_gib: float, option: str) -> Oracle:
+    return Oracle(threads(), memory_gib, option)
 
 
 class _Judge:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import time
@@ -14,6 +15,7 @@ from typing import Any, Optional
 import torch
 
 from .. import suite
+from ..cluster import Cluster, WorkersLostError
 from ..core import Program
 from ..core.device import dtypes
 from ..judge import accuracy, recorder, verdict
@@ -21,7 +23,7 @@ from ..judge.cases import Case
 from ..judge.recorder import Recording
 from ..judge.references import Reference
 from ..judge.verdict import Settings, Speed, Verdict
-from ..sandbox import forked
+from ..sandbox import forked, neighbours
 from ..sandbox.forked import MALFORMED, Talk
 from ..sandbox.limits import Limits
 from . import child
@@ -121,16 +123,29 @@ class Outcome(Judged):
 
 
 class Judging:
-    """Answers in a folder, some at the same time; `close` ends every process of theirs."""
+    """Answers in a folder, some at the same time; `close` ends every process of theirs.
 
-    def __init__(self, folder: Path, settings: Settings, bounds: Limits, jobs: int) -> None:
+    Args:
+        cluster: whose workers judge them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        bounds: Limits,
+        jobs: int,
+        cluster: Optional[Cluster] = None,
+    ) -> None:
         self.folder, self.settings, self.bounds = folder.resolve(), settings, bounds
+        self._cluster = cluster
         self._pool = ThreadPoolExecutor(jobs)
         self._processes = forked.Processes(forked.context(child.__name__))
 
     def judge(self, names: Sequence[str], done: Callable[[Outcome], object]) -> list[Outcome]:
         """The outcomes, in the order of `names`; `done` is told of each when it is known."""
-        futures: list[Future[Outcome]] = [self._pool.submit(self.one, name) for name in names]
+        one = self.one if self._cluster is None else self._elsewhere
+        futures: list[Future[Outcome]] = [self._pool.submit(one, name) for name in names]
         left = set(futures)
         while left:
             # In short waits: a thread that waits for a lock takes no Ctrl-C on some systems.
@@ -142,6 +157,19 @@ class Judging:
     def close(self) -> None:
         self._processes.close()
         self._pool.shutdown(cancel_futures=True)
+
+    def _elsewhere(self, name: str) -> Outcome:
+        """`one` on a worker of the cluster."""
+        assert self._cluster is not None
+        path = self.folder / f"{name}.py"
+        files = neighbours.files(path) if path.is_file() else []
+        bounds, seeds = dataclasses.astuple(self.bounds), self.settings.seeds
+        asked = {"name": name, "place": str(self.folder), "seeds": seeds, "bounds": bounds}
+        try:
+            return self._cluster.call(on_worker, files, **asked)
+        except WorkersLostError as error:
+            level = suite.names()[name]
+            return Outcome(operator=name, level=level, naive_ns=0.0, failure=str(error))
 
     def one(self, name: str) -> Outcome:
         """Judge one operator."""
@@ -186,6 +214,18 @@ class Judging:
         finally:
             answer.end()
             judge.end()
+
+
+def on_worker(
+    folder: str, name: str, place: str, seeds: Sequence[int], bounds: Sequence[float]
+) -> Outcome:
+    """`Judging.one` on a worker of a cluster."""
+    settings = Settings(seeds=tuple(seeds))
+    judging = Judging(Path(folder + place), settings, Limits(*bounds), 1)  # type: ignore[arg-type]
+    try:
+        return judging.one(name)
+    finally:
+        judging.close()
 
 
 def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case: Case) -> bool:
