@@ -183,7 +183,7 @@ class Evaluation(Topic, title="what counts as right and fast, and reports", mode
     resume: bool = switch("go on with a run")
     results_path: Path = option("folder of reports", default=Path("results"))
     record_baseline: bool = switch("write prompt_data.txt")
-    contest: Optional[Path] = option("clone of a contest, whose prompts and base times count")
+    contest: Optional[Path] = option("clone of a contest: its prompts and base times")
     part: Optional[list[int]] = option("of these prompts some alone, no report", type=int)
     scheduler: Optional[str] = option(
         "hand prompts to a Dask cluster: tcp://HOST:8786", metavar="ADDRESS"
