@@ -76,11 +76,14 @@ def profile(kernel: Any, *args: Any, baseline: Any = None, **named: Any) -> Show
     return Shown(out.text, page(f"{kernel.name} {case}", shown, 1 if baseline else None))
 
 
-def check(kernel: Any, reference: Callable, *args: Any, **named: Any) -> Shown:
+def check(
+    kernel: Any, reference: Callable, *args: Any, outputs: Callable | None = None, **named: Any
+) -> Shown:
     """Whether a kernel is legal and right on adversarial values of the arguments' shapes.
 
     Args:
         reference: numpy or PyTorch function of the same arguments.
+        outputs: makes results comparable (`judge.references.comparable`).
 
     Raises:
         UsageError: the reference fails.
@@ -92,7 +95,7 @@ def check(kernel: Any, reference: Callable, *args: Any, **named: Any) -> Shown:
     from .page.write import as_table, page
 
     settings = verdict.Settings(grid=kernel.grid)
-    answer = Reference(reference)
+    answer = Reference(reference, outputs=outputs)
     found = [verdict.judge(kernel, answer, _case(args, named), settings)]
     table = tables.verdict_table(found, tables.title(kernel.name, answer, settings))
     shown = as_table(table)

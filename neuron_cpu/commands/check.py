@@ -94,6 +94,12 @@ def declare_judgement(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("judged by a reference, or beside another kernel")
     kernels.declare_reference(group, "numpy or PyTorch function of the same arguments")
     group.add_argument(
+        "--outputs",
+        metavar="FUNCTION",
+        help="of --ref's file: makes the kernel's results comparable, given both results and then "
+        "the arguments",
+    )
+    group.add_argument(
         "--baseline", metavar="FILE:KERNEL", help="the kernel as it was: compare times, by line too"
     )
     group.add_argument(
@@ -142,7 +148,7 @@ def refuse_alone(args: argparse.Namespace) -> None:
     """Refuse options of a judgement without a judgement."""
     given = [
         flag
-        for flag in ("case", "dtype", "seed", "tolerance", "ref_library", "html")
+        for flag in ("case", "dtype", "seed", "tolerance", "ref_library", "outputs", "html")
         if getattr(args, flag)
     ]
     if given:
@@ -294,8 +300,15 @@ def load_reference(args: argparse.Namespace) -> Any:
     from ..judge.references import Reference
 
     if args.ref is None:
+        if args.outputs:
+            raise UsageError(
+                "--outputs without a reference, expected --ref FILE:FUNCTION; add it."
+            )
         return None
-    return Reference(kernels.load_function(args.ref), args.ref_library)
+    outputs = args.outputs and kernels.load_function(
+        args.outputs if ":" in args.outputs else f"{args.ref.rpartition(':')[0]}:{args.outputs}"
+    )
+    return Reference(kernels.load_function(args.ref), args.ref_library, outputs)
 
 
 def settings_of(args: argparse.Namespace) -> Any:

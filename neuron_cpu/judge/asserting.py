@@ -23,6 +23,7 @@ def assert_kernel(
     tolerance: Optional[float] = None,
     nan: str = "any",
     library: Optional[str] = None,
+    outputs: Optional[Callable] = None,
 ) -> None:
     """Fail unless a kernel is legal and agrees with a reference in float64 on every case.
 
@@ -32,6 +33,8 @@ def assert_kernel(
         cases: arguments of one call each, as on a command line: ``"128x512:bf16 eps=1e-6"``.
         grid, values, seeds, tolerance, nan: as in `verdict.Settings`.
         library: what the reference computes with, "numpy" or "torch"; found in its code by default.
+        outputs: function of the kernel's and the reference's results, and of the arguments where it
+            takes more: what is compared (`references.comparable`).
 
     A kernel that is right and unproven, as no source decides a rule of it, warns.
 
@@ -46,7 +49,7 @@ def assert_kernel(
         )
     made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
     settings = Settings(grid, tuple(values), tuple(seeds), tolerance, nan)
-    answer = Reference(reference, library)
+    answer = Reference(reference, library, outputs)
     verdicts = [judge(made, answer, forms.case(text), settings) for text in cases]
     failed = [verdict for verdict in verdicts if not verdict.correct]
     if failed:

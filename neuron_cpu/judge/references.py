@@ -22,10 +22,14 @@ class Reference:
         function: takes tensors (or arrays) and constants as the kernel does, returns one result or
             several.
         library: "numpy" or "torch", what the function computes with; found in its code by default.
+        outputs: makes a kernel's results comparable (`comparable`); they are compared as they are
+            without one.
     """
 
-    def __init__(self, function: Callable, library: Optional[str] = None) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable, library: Optional[str] = None, outputs: Optional[Callable] = None
+    ) -> None:
+        self.function, self.outputs = function, outputs
         self.name = getattr(function, "__name__", repr(function))
         self.library = library or library_of(function)
         self.types: list[str] = []  # names of those that the last call returned, "" of no tensor
@@ -65,6 +69,41 @@ class Reference:
         results = found if isinstance(found, (tuple, list)) else [found]
         self.types = [str(getattr(r, "dtype", "")).removeprefix("torch.") for r in results]
         return [_tensor(value) for value in results]
+
+
+def comparable(
+    function: Callable,
+    got: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor],
+    arguments: Sequence[Any],
+) -> list[torch.Tensor]:
+    """What of a kernel's results is compared with a reference's, in float64.
+
+    Args:
+        function: takes the kernel's results and the reference's as tuples of float64 arrays (one of
+            them as it is) and, where it has more parameters, the call's arguments; returns what is
+            compared with the reference's, as many. So indices may differ where values are equal,
+            and rows of a set may be sorted.
+
+    Raises:
+        UsageError: it fails, or returns another number of results.
+    """
+    try:
+        arrays = [tuple(t.numpy() for t in some) for some in (got, exact)]
+        more = len(inspect.signature(function).parameters) - len(arrays)
+        found = function(
+            *(one[0] if len(one) == 1 else one for one in arrays),
+            *(_array(_wide(value)) for value in arguments[: max(0, more)]),
+        )
+        several = list(found) if isinstance(found, (tuple, list)) else [found]
+        if len(several) != len(got):
+            raise ValueError(f"{len(several)} results of {len(got)}")
+        return [torch.from_numpy(np.array(value, np.float64)) for value in several]
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"outputs {function.__name__} fails ({type(error).__name__}: {error}), expected a "
+            "function of the kernel's and the reference's results; mend it."
+        ) from error
 
 
 def library_of(function: Callable) -> str:

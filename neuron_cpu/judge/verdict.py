@@ -28,7 +28,7 @@ from ..sandbox.records import Asked
 from . import accuracy
 from .accuracy import Accuracy
 from .cases import KINDS, NAN, Case
-from .references import Reference
+from .references import Reference, comparable
 
 
 @dataclass(frozen=True)
@@ -268,6 +268,9 @@ def hold(
 ) -> None:
     """Hold results of `types` (`got`, in float64) against the reference's, into the verdict."""
     exact, plain = reference.exact(*arguments), reference.plain(*arguments)
+    if reference.outputs is not None:
+        got = comparable(reference.outputs, got, exact, arguments[0])
+        plain = plain and comparable(reference.outputs, plain, exact, arguments[0])
     found.types = [] if plain is None else other_types(types, reference.types)
     found.mismatch = mismatch(got, exact)
     if found.mismatch:
@@ -398,6 +401,10 @@ def places(
             "no instruction parts from the same kernel in fp32: it computes something else than "
             "the reference, and rounding is not why"
         )
+        if not program.outputs[number].dtype.is_float:
+            said.append(
+                "where one of several equal values may be chosen, let a function compare: --outputs"
+            )
     else:
         said.append(f"first instruction that parts from the same kernel in fp32: {parted}")
     return said
@@ -406,6 +413,8 @@ def places(
 def _writer(program: Program, number: int, where: tuple[int, ...]) -> str:
     """FILE:LINE of the last instruction that stores an element of a result."""
     storage, shape = program.outputs[number], program.output_shapes[number]
+    if len(where) != len(shape) or any(at >= size for at, size in zip(where, shape)):
+        return ""  # what is compared has another shape than what is stored
     at = int(np.ravel_multi_index(where, shape)) if where else 0
     for instruction in reversed(program.instructions):
         for view in instruction.dst:

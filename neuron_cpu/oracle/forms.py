@@ -101,7 +101,7 @@ class Request(_Form):
         inputs: function of the reference's file that makes a trial's arguments of its seed, as a
             list or a dictionary; values of kinds where None.
         outputs: function of the reference's file that takes the kernel's results and the
-            reference's, as tuples of arrays (one of them as it is), and returns what is compared.
+            reference's (`references.comparable`), and returns what is compared.
         values, seeds: what each case is tried with; nothing is run without a reference. The oracle
             draws a seed when it starts, for requests without one.
         release: of `nki`, such as 2.29; the newest where None.

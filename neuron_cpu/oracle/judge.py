@@ -15,7 +15,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Optional
 
-import numpy as np
 import torch
 
 from ..core import NkiError, Program
@@ -30,7 +29,7 @@ from ..core.run.execute import Plan
 from ..core.time.schedule import schedule
 from ..errors import UsageError
 from ..judge import accuracy, cases, recorder, verdict
-from ..judge.references import Reference
+from ..judge.references import Reference, comparable
 from ..quoting import all_quoted
 from ..sandbox import foreign, limits, records
 from .forms import Request, Tolerance
@@ -158,7 +157,7 @@ class Judge:
                 got = [t.to(torch.float64) for t in verdict.run(program, plan, inputs)]
                 if request.outputs is not None and request.reference is not None:
                     made = self._function(text, request.reference.file, request.outputs)
-                    got = _results(made, got, known.results)
+                    got = comparable(made, got, known.results, arguments[0])
             with self._phase("measure"):
                 said = verdict.mismatch(got, known.results)
                 if said:
@@ -255,22 +254,6 @@ def _values(function: Any, seed: int) -> tuple[list[Any], dict[str, Any]]:
         raise UsageError(
             f"inputs {function.__name__} fails for seed {seed} ({type(error).__name__}: {error}), "
             "expected the kernel's arguments as a list or dictionary; mend it."
-        ) from error
-
-
-def _results(function: Any, *given: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The asker's function of the kernel's results, applied before they are compared."""
-    try:
-        arrays = [tuple(t.numpy() for t in some) for some in given]
-        found = function(*(one[0] if len(one) == 1 else one for one in arrays))
-        several = list(found) if isinstance(found, (tuple, list)) else [found]
-        if len(several) != len(given[0]):
-            raise ValueError(f"{len(several)} results of {len(given[0])}")
-        return [torch.from_numpy(np.asarray(v, np.float64)) for v in several]
-    except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"outputs {function.__name__} fails ({type(error).__name__}: {error}), expected a "
-            "function of the kernel's and the reference's results; mend it."
         ) from error
 
 

@@ -178,3 +178,63 @@ def test_why_a_column_is_empty_is_told(path: Path, capsys: pytest.CaptureFixture
     )
     assert check("mine.py:scaled", "--ref", "wide.py:twice", "--arg", "8x8:f32") == 0
     assert "no error in the same type: the reference does not compute" in capsys.readouterr().out
+
+
+CHOOSING = '''
+import nki, nki.isa as nisa, nki.language as nl
+import numpy as np
+
+
+@nki.jit
+def largest(x_hbm):
+    """Eight places in each row with the largest values, the first of equal ones first."""
+    out_hbm = nl.ndarray((x_hbm.shape[0], 8), dtype=nl.uint32, buffer=nl.shared_hbm)
+    x_sb = nl.load(x_hbm)
+    values_sb = nl.ndarray(out_hbm.shape, dtype=nl.float32, buffer=nl.sbuf)
+    places_sb = nl.ndarray(out_hbm.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.max8(dst=values_sb, src=x_sb)
+    nisa.nc_find_index8(dst=places_sb, data=x_sb, vals=values_sb)
+    nl.store(out_hbm, places_sb)
+    return out_hbm
+
+
+def last_first(x):
+    return np.argsort(x, axis=1, kind="stable")[:, ::-1][:, :8]
+
+
+def worst(x):
+    return np.argsort(x, axis=1)[:, :8]
+
+
+def up_to_ties(got, right, x):
+    same = np.take_along_axis(x, got.astype(int), 1) == np.take_along_axis(x, right.astype(int), 1)
+    return np.where(same, right, got)
+
+
+def sorted_rows(got, right):
+    return np.sort(got, axis=1)
+
+
+def one_too_many(got, right):
+    return got, right
+'''
+
+
+@pytest.mark.parametrize(
+    ("reference", "options", "status", "told"),
+    [
+        ("last_first", "", 1, "equal values may be chosen, let a function compare: --outputs"),
+        ("last_first", "--outputs up_to_ties", 0, "correct"),
+        ("worst", "--outputs up_to_ties", 1, "wrong"),
+        ("last_first", "--outputs sorted_rows", 1, "wrong"),
+        ("last_first", "--outputs one_too_many", 2, "2 results of 1"),
+        ("last_first", "--outputs nothing", 2, "has no function 'nothing'"),
+    ],
+)
+def test_indices_up_to_ties(reference, options, status, told, tmp_path, capsys) -> None:
+    path = tmp_path / "choosing.py"
+    path.write_text(CHOOSING)
+    arguments = f"check {path}:largest --ref {path}:{reference} --arg 8x24:f32 {options}".split()
+    assert main([*arguments, "--values", "random", "--values", "ties"]) == status
+    out, err = capsys.readouterr()
+    assert told in " ".join((out + err).split())
