@@ -160,7 +160,7 @@ def refuse_alone(args: argparse.Namespace) -> None:
 
 def judge(args: argparse.Namespace) -> int:
     """Judge, print, write; 1 where a case is illegal or wrong."""
-    from ..judge import tables
+    from ..judge import chips, tables
     from ..page.write import as_table
 
     settings, cases = settings_of(args), cases_of(args)
@@ -174,11 +174,15 @@ def judge(args: argparse.Namespace) -> int:
     terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
     said = "\n".join(tables.sentences(verdicts))
     console.print(with_pointers(said))
+    other = chips.others(kernel, cases[-1], settings.grid)
+    if other:
+        console.print(chips.sentence(kernel, other))
     content: dict[str, Any] = {
         "kernel": args.kernel,
         "reference": args.ref,
         "cases": [verdict.to_json() for verdict in verdicts],
         "passed": all(verdict.correct for verdict in verdicts),
+        "chips": other,
     }
     if args.baseline:
         content["baseline"] = _beside(
@@ -301,9 +305,7 @@ def load_reference(args: argparse.Namespace) -> Any:
 
     if args.ref is None:
         if args.outputs:
-            raise UsageError(
-                "--outputs without a reference, expected --ref FILE:FUNCTION; add it."
-            )
+            raise UsageError("--outputs without a reference, expected --ref FILE:FUNCTION; add it.")
         return None
     outputs = args.outputs and kernels.load_function(
         args.outputs if ":" in args.outputs else f"{args.ref.rpartition(':')[0]}:{args.outputs}"

@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> int:
     cost.dma_profile(name)
     if args.schedule:
         check_order(args.schedule)
-    program = _program(args)
+    kernel = kernels.load_kernel(args.kernel)
+    program = _program(kernel, args)
+    found_chips, said = _chips(kernel, args)
     by_profile = schedules(program, (name, *cost.RELEASES), args.schedule)
     found = by_profile[name]
     summary = report.profile(found)
@@ -72,6 +74,8 @@ def run(args: argparse.Namespace) -> int:
         terminal.print_table(console, table, leave_out, "bound by", ELSEWHERE)
 
     tables.print_profile(console, summary, print_table, args.top)
+    if said:
+        console.print(said)
     for line in tables.other_releases(found.total, by_release):
         console.print(line)
     runs = [(kernels.label(args.kernel), found)]
@@ -80,7 +84,12 @@ def run(args: argparse.Namespace) -> int:
         ratio = runs[1][1].total / found.total
         time = tables.microseconds(runs[1][1].total)
         console.print(f"{ratio:.2f} times as fast as {args.baseline}, which takes {time} µs")
-    _write(args, console, runs, summary.to_json() | {"time_ns_by_release": by_release})
+    _write(
+        args,
+        console,
+        runs,
+        summary.to_json() | {"time_ns_by_release": by_release, "chips": found_chips},
+    )
     return 0
 
 
@@ -89,15 +98,26 @@ def _baseline(args: argparse.Namespace, profile: str) -> Any:
     from ..core.time.schedule import schedule
 
     other = argparse.Namespace(**(vars(args) | {"kernel": args.baseline}))
-    return schedule(_program(other), profile, args.schedule)
+    kernel = kernels.load_kernel(args.baseline)
+    return schedule(_program(kernel, other), profile, args.schedule)
 
 
-def _program(args: argparse.Namespace) -> Any:
+def _program(kernel: Any, args: argparse.Namespace) -> Any:
     """The program of the kernel, whose values may be undefined: no time depends on them."""
     from ..core.device.errors import only_timed
 
     with kernels.bounded(args), only_timed():
-        return kernels.trace(kernels.load_kernel(args.kernel), args)
+        return kernels.trace(kernel, args)
+
+
+def _chips(kernel: Any, args: argparse.Namespace) -> tuple[dict[str, Any], str]:
+    """What other chips than the default say of the kernel, and the same as a sentence."""
+    from ..core.device.errors import only_timed
+    from ..judge import chips
+
+    with kernels.bounded(args), only_timed():
+        found = chips.others(kernel, kernels.case_of(args), kernels.parse_grid(args.grid))
+    return found, chips.sentence(kernel, found)
 
 
 def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:

@@ -55,6 +55,57 @@ def test_profile_names_the_generation(file, name, target, capsys):
     assert "µs on a device" in shown and "uncalibrated" not in shown
 
 
+WIDE = """
+import nki, nki.isa as nisa, nki.language as nl
+import neuronxcc.nki as before, neuronxcc.nki.language as bl
+
+@nki.jit
+def k(x):
+    out = nl.ndarray((128, 1024), dtype=nl.float32, buffer=nl.shared_hbm)
+    x_sb = nl.load(x)
+    sums_psum = nl.ndarray((128, 1024), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=sums_psum, stationary=x_sb[:, 0:128], moving=x_sb)
+    nl.store(out, nl.copy(sums_psum))
+    return out
+
+@before.jit
+def old(x):
+    out = bl.ndarray(x.shape, x.dtype, buffer=bl.shared_hbm)
+    bl.store(out, bl.load(x))
+    return out
+
+def reference(x):
+    return x[:, :128].T @ x
+
+def same(x):
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "said", "refusing"),
+    [
+        ("k", "reference", "Built for trn3, the default; trn1 and trn2 refuse it: k", "trn1 trn2"),
+        ("old", "same", "Built for trn1, the default; trn2 takes it, too.", ""),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "profile"])
+def test_a_default_is_told_with_what_other_chips_take(
+    command, name, reference, said, refusing, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
+    file, figures = tmp_path / "wide.py", tmp_path / "figures.json"
+    file.write_text(WIDE)
+    asked = [command, f"{file}:{name}", "--arg", "128x1024:bf16", "--json", str(figures)]
+    asked += ["--ref", f"{file}:{reference}"] if command == "check" else []
+    assert main(asked) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    chips = json.loads(figures.read_text())["chips"]
+    assert " ".join(chip for chip, why in chips.items() if why) == refusing
+    assert main([*asked, "--target", "trn3" if name == "k" else "trn1"]) == 0
+    assert "the default" not in capsys.readouterr().out
+
+
 def test_profile_times_what_check_refuses(tmp_path, capsys):
     """A tile that nobody wrote is stored: the time is known, the values are not."""
     file = tmp_path / "part.py"
