@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from itertools import pairwise
 from typing import Any
 
 from rich.table import Table
@@ -56,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     terminal.print_table(console, _table(name, rows, args.kernel), ("on a device, µs",), "")
     for reason in dict.fromkeys(row["refusal"] for row in rows if "refusal" in row):
         console.print(reason)
+    for line in _jumps(name, rows):
+        console.print(line)
     console.print(check.estimate_line(settings))
     kernels.write_json(args, console, {"kernel": args.kernel, name: rows})
     if args.plot:
@@ -87,6 +90,17 @@ def _at(text: str, name: str, size: int) -> str:
     keyword, equals, shape = shape.rpartition("=")
     parts = [str(size) if part == name else part for part in shape.split("x")]
     return keyword + equals + "x".join(parts) + colon + rest
+
+
+def _jumps(name: str, rows: list[dict[str, Any]]) -> list[str]:
+    """The sizes at which the band is another one than at the size before."""
+    timed = [row for row in rows if "bound" in row]
+    return [
+        f"From {name}={row['size']} on the bound is {row['bound']}, before it is "
+        f"{before['bound']}: the band goes by the bound, so it jumps there, and the time does not."
+        for before, row in pairwise(timed)
+        if row["bound"] != before["bound"]
+    ]
 
 
 def _table(name: str, rows: list[dict[str, Any]], kernel: str) -> Table:
