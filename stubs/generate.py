@@ -33,6 +33,15 @@ from neuron_cpu.core.instructions.entry import FORMS  # noqa: E402
 ROOTS = ("nki", "neuronxcc")
 HEAD = '"""{doc}"""\n\n# Written by stubs/generate.py.\nfrom typing import Any\n\n'
 ANNOTATIONS = ("nki.typing", "neuronxcc.nki.typing")  # of shapes that no checker knows
+# mypy takes MYPY for true and refuses sizes of a class; pyright refuses those of anything else.
+SIZED = """MYPY = False
+if MYPY:
+    def __getattr__(name: str) -> Any: ...
+else:
+"""
+TYPE = "    class {name}(Any):\n        def __class_getitem__(cls, sizes: Any) -> Any: ...\n"
+MAKERS = ("ndarray",)  # functions that public kernels write as the type of what they return
+LABELLED = ("neuronxcc.nki.isa", "neuronxcc.nki.language")  # each function takes name=
 UNLISTED = {"nki.language": ("bool", "range"), "neuronxcc.nki.compiler": ("no_reorder",)}
 SIMPLE = (type(None), bool, int, float, str)
 OPERATORS = {
@@ -87,8 +96,11 @@ def function(name: str, value: Any, method: bool = False, former: Iterable[str] 
     """A definition; ``former`` are spellings of earlier releases, taken with a warning."""
     before = "    " if method else ""
     told, given = documented(value, before + "    "), parameters(value, method)
-    for word in former:
-        given += f"{'' if '*' in given else ', *'}, {word}: Any = ..."
+    for word in former if "**" not in given else ():
+        star = [] if "*" in given else ["*"]
+        given = ", ".join(filter(None, (given, *star, f"{word}: Any = ...")))
+    if name in MAKERS:
+        return f"class {name}(Any):{told}\n    def __init__(self, {given}) -> None: ...\n"
     return f"{before}def {name}({given}) -> Any:{told}\n"
 
 
@@ -120,7 +132,8 @@ def stub(module: ModuleType) -> str:
     """The text of a module's stub."""
     if module.__name__ in ANNOTATIONS:
         doc = inspect.getdoc(module) or ""
-        return HEAD.format(doc=doc) + "def __getattr__(name: str) -> Any: ...\n"
+        names = [name for name in vars(module)["__all__"] if name != "Optional"]
+        return HEAD.format(doc=doc) + SIZED + "".join(TYPE.format(name=name) for name in names)
     shown = getattr(module, "__all__", None) or [n for n in vars(module) if n[0] != "_"]
     shown = [*shown, *UNLISTED.get(module.__name__, ())]
     classes, functions, others = [], [], []
@@ -133,7 +146,10 @@ def stub(module: ModuleType) -> str:
             classes.append((not isinstance(value, EnumMeta), name, value))
         elif callable(value) and hasattr(value, "__name__"):
             form = FORMS.get(module.__name__, {}).get(name)
-            functions.append(function(name, value, former=form.former if form else ()))
+            more = [*(form.former if form else ())]
+            if module.__name__ in LABELLED and "name" not in inspect.signature(value).parameters:
+                more.append("name")
+            functions.append(function(name, value, former=more))
         else:
             others.append(f"{name}: Any\n")
     made = [made_class(name, value) for _, name, value in sorted(classes, key=lambda c: c[:2])]

@@ -236,6 +236,9 @@ class NkiTileGrid:
     is_remainder: Any
     shape: Any
 
+class ndarray(Any):
+    """An uninitialised tensor; ``address`` (partition, byte) fixes its place on chip."""
+    def __init__(self, shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '', address: Any = None) -> None: ...
 def abs(x: Any, dtype: Any = None) -> Any:
     """Magnitudes."""
 def abs_max(x: Any, y: Any, dtype: Any = None) -> Any:
@@ -366,8 +369,6 @@ def mod(x: Any, y: Any, dtype: Any = None) -> Any:
     """x modulo y; no instruction of the hardware, of tiles of equal shape, or a tile and a number or column."""
 def multiply(x: Any, y: Any, dtype: Any = None) -> Any:
     """x * y, of tiles of equal shape, or a tile and a number or column."""
-def ndarray(shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '', address: Any = None) -> Any:
-    """An uninitialised tensor; ``address`` (partition, byte) fixes its place on chip."""
 def negative(x: Any, dtype: Any = None) -> Any:
     """-x."""
 def no_reorder() -> Any:

@@ -19,9 +19,12 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 import nki.typing as nt
+import neuronxcc.nki.isa as before
 
 @nki.jit
-def kernel(x: nt.tensor[128, 64]):
+def kernel(x: nt.tensor[128, 64], w: nl.ndarray) -> nl.ndarray:
+    rows = x.shape[0]
+    turned: nt.tensor[rows, 128] = before.nc_transpose(w[0:128].T, name="turned")
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x)
     nisa.activation(tile, nl.exp, tile[0:128], scale=0.5, reduce_cmd=nisa.reduce_cmd.idle)
@@ -33,6 +36,7 @@ def kernel(x: nt.tensor[128, 64]):
 WRONG = {  # line, and what is said of it
     "nl.expp(x)": 'Module has no attribute "expp"',
     "nisa.activation(x, op=nl.exp, data=x, scal=2.0)": 'Unexpected keyword argument "scal"',
+    "nl.ndarray((128, 64), nl.float32, bufer=nl.sbuf)": 'Unexpected keyword argument "bufer"',
     "nisa.activation(x, nl.exp)": 'Missing positional argument "data"',
     "old.matmull(x, x)": 'Module has no attribute "matmull"',
     "nisa.engine.vectr": '"type[engine]" has no attribute "vectr"',

@@ -20,11 +20,12 @@ class FrameworkKernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call self as a function."""
     def __getitem__(self, grid: Any) -> Any: ...
-    def check(kernel, reference: Any, *args: Any, **named: Any) -> Any:
+    def check(kernel, reference: Any, *args: Any, outputs: Any = None, **named: Any) -> Any:
         """Whether a kernel is legal and right on adversarial values of the arguments' shapes.
 
         Args:
             reference: numpy or PyTorch function of the same arguments.
+            outputs: makes results comparable (`judge.references.comparable`).
 
         Raises:
             UsageError: the reference fails."""

@@ -1073,160 +1073,161 @@ class uint8:
     var: Any
     view: Any
 
-def abs(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+class ndarray(Any):
+    """An uninitialised tensor in ``buffer`` (default SBUF)."""
+    def __init__(self, shape: Any, dtype: Any, *, buffer: Any = None, name: Any = '', **other: Any) -> None: ...
+def abs(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``|x|`` on VectorE."""
-def add(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def add(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x + y; numpy broadcasting, the partition axis at extra cost."""
 def affine_range(*args: Any, **_: Any) -> Any:
     """``nl.affine_range(stop)`` / ``(start, stop[, step])``: affine loop iterator."""
-def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """1 where all elements along the last free axes are nonzero; bool unless ``dtype``."""
 def all_reduce(x: Any, op: Any, program_axes: Any, *, dtype: Any = None, mask: Any = None, parallel_reduce: Any = True, asynchronous: Any = False, **_: Any) -> Any:
     """Reduce ``x`` over the instances of a launch grid that differ on ``program_axes`` only."""
-def arange(*args: Any) -> Any:
+def arange(*args: Any, name: Any = ...) -> Any:
     """``nl.arange(stop)`` or ``nl.arange(start, stop[, step])``: a 1-D index vector."""
-def arctan(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def arctan(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise arctan on ScalarE, fp32 inside; input's type unless dtype."""
-def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> Any:
+def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None, name: Any = ...) -> Any:
     """``dst[rows] op= value`` in HBM, rows chosen by an index tile; add only, duplicates add up."""
-def bitwise_and(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def bitwise_and(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x & y of integers; numpy broadcasting, the partition axis at extra cost."""
-def bitwise_or(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def bitwise_or(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x | y of integers; numpy broadcasting, the partition axis at extra cost."""
-def bitwise_xor(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def bitwise_xor(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x ^ y of integers; numpy broadcasting, the partition axis at extra cost."""
-def broadcast_to(src: Any, *, shape: Any) -> Any:
+def broadcast_to(src: Any, *, shape: Any, name: Any = ...) -> Any:
     """numpy broadcasting (SDK 2.22); from one partition to many a ones-matmul on the device."""
-def ceil(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def ceil(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Smallest whole number not below ``x``."""
-def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> Any:
+def copy(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
     """On-chip copy into a new SBUF tile, with a cast if ``dtype`` is given."""
-def cos(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def cos(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
 def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> Any:
     """Print a tile's values in eager mode (NKI_CPU_EAGER=1); nothing is computed otherwise."""
-def divide(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def divide(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x / y (reciprocal, then multiply); numpy broadcasting, the partition axis at extra cost."""
-def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
-def ds(start: Any, size: Any) -> Any:
+def ds(start: Any, size: Any, *, name: Any = ...) -> Any:
     """``nl.ds(start, size)``: the slice ``start:start + size``."""
 def empty_like(a: Any, dtype: Any = None, *, buffer: Any = None, name: Any = '') -> Any:
     """An uninitialised tensor with the shape (and type) of ``a`` (SDK 2.22)."""
-def equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x == y; numpy broadcasting, the partition axis at extra cost."""
-def erf(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def erf(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise erf on ScalarE, fp32 inside; input's type unless dtype."""
-def erf_dx(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def erf_dx(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise erf_dx on ScalarE, fp32 inside; input's type unless dtype."""
-def exp(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def exp(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise exp on ScalarE, fp32 inside; input's type unless dtype."""
-def expand_dims(data: Any, axis: Any) -> Any:
+def expand_dims(data: Any, axis: Any, *, name: Any = ...) -> Any:
     """A size-1 axis after the last one."""
-def finfo(dtype: Any) -> Any:
+def finfo(dtype: Any, *, name: Any = ...) -> Any:
     """Limits of a floating-point type (``min``, ``max``, ``eps``, ...)."""
-def floor(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def floor(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Largest whole number not above ``x``."""
-def fmod(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def fmod(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise C fmod, sign of x (SDK 2.22); numpy broadcasting, the partition axis at extra cost."""
 def full(shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: Any = '', **kw: Any) -> Any:
     """A tensor filled with a constant (a PSUM tile of zeros costs nothing: see nl.zeros)."""
-def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> Any:
+def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
     """``data`` [P, F...] read at ``indices`` (unsigned, [P, N...]) of its flattened free axes."""
-def gelu(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def gelu(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise gelu on ScalarE, fp32 inside; input's type unless dtype."""
-def gelu_apprx_sigmoid(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def gelu_apprx_sigmoid(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise gelu_apprx_sigmoid on ScalarE, fp32 inside; input's type unless dtype."""
-def gelu_apprx_tanh(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def gelu_apprx_tanh(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise gelu_apprx_tanh on ScalarE, fp32 inside; input's type unless dtype."""
-def gelu_dx(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def gelu_dx(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise gelu_dx on ScalarE, fp32 inside; input's type unless dtype."""
 def gemm_grid(*_: Any, **__: Any) -> Any:
     """A launch grid for matrix products, of which only the name is public."""
 def gemm_stationary_grid(*_: Any, **__: Any) -> Any:
     """A launch grid for stationary operands, of which only the name is public."""
-def greater(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def greater(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x > y; numpy broadcasting, the partition axis at extra cost."""
-def greater_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def greater_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x >= y; numpy broadcasting, the partition axis at extra cost."""
-def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def invert(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``~x`` of integers, on VectorE."""
-def left_shift(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def left_shift(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x << y of integers; numpy broadcasting, the partition axis at extra cost."""
-def less(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def less(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x < y; numpy broadcasting, the partition axis at extra cost."""
-def less_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def less_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x <= y; numpy broadcasting, the partition axis at extra cost."""
-def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Any:
+def load(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
     """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Any:
+def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None, name: Any = ...) -> Any:
     """HBM [F, P] -> SBUF [P, F] by DMA (element-granular: slow on this core)."""
-def log(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def log(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise log on ScalarE, fp32 inside; input's type unless dtype."""
-def logical_and(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def logical_and(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x and y; numpy broadcasting, the partition axis at extra cost."""
-def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def logical_not(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
-def logical_or(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def logical_or(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x or y; numpy broadcasting, the partition axis at extra cost."""
-def logical_xor(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def logical_xor(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x xor y; numpy broadcasting, the partition axis at extra cost."""
 def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None, **_: Any) -> Any:
     """Combine ``x`` into the tile on the left of the assignment in every iteration.
 
     ``b[...] = nl.loop_reduce(a, op, [k])`` is ``b[...] = b op a``; with ``b = nl.loop_reduce(...)``
     the tile is what ``b`` named before. It must hold its initial value (0 for sums)."""
-def matmul(x: Any, y: Any, *, transpose_x: Any = False, mask: Any = None) -> Any:
+def matmul(x: Any, y: Any, *, transpose_x: Any = False, mask: Any = None, name: Any = ...) -> Any:
     """``x @ y``, or ``x.T @ y`` with x already [K, M] (transpose_x=True, no transpose needed).
 
     Result [M, N] fp32 in PSUM."""
-def max(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False) -> Any:
+def max(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with maximum, fp32 inside; result at least rank 2."""
-def maximum(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def maximum(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise maximum; numpy broadcasting, the partition axis at extra cost."""
-def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False) -> Any:
+def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Mean over the last free axes; integers give fp32."""
-def min(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False) -> Any:
+def min(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with minimum, fp32 inside; result at least rank 2."""
-def minimum(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def minimum(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise minimum; numpy broadcasting, the partition axis at extra cost."""
-def mish(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def mish(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise mish on ScalarE, fp32 inside; input's type unless dtype."""
-def mod(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def mod(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x mod y, sign of y (SDK 2.22); numpy broadcasting, the partition axis at extra cost."""
-def multiply(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def multiply(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x * y; numpy broadcasting, the partition axis at extra cost."""
-def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: Any = '', **other: Any) -> Any:
-    """An uninitialised tensor in ``buffer`` (default SBUF)."""
-def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def negative(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``-x`` on VectorE."""
-def not_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def not_equal(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x != y; numpy broadcasting, the partition axis at extra cost."""
-def num_programs(axes: Any = None) -> Any:
+def num_programs(axes: Any = None, *, name: Any = ...) -> Any:
     """Number of grid instances along ``axes`` (default: all)."""
 def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: Any = '', **kw: Any) -> Any:
     """A tensor of ones."""
-def power(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def power(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x ** y; numpy broadcasting, the partition axis at extra cost."""
-def prod(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False) -> Any:
+def prod(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with multiply, fp32 inside; result at least rank 2."""
-def program_id(axis: Any) -> Any:
+def program_id(axis: Any, *, name: Any = ...) -> Any:
     """Index of the running grid instance on ``axis``."""
-def program_ndim() -> Any:
+def program_ndim(*, name: Any = ...) -> Any:
     """Rank of the launch grid."""
-def rand(shape: Any, dtype: Any = ...) -> Any:
+def rand(shape: Any, dtype: Any = ..., *, name: Any = ...) -> Any:
     """Tile of uniform numbers in [0, 1); the same in every run, new ones in every call."""
-def random_seed(seed: Any, *, mask: Any = None) -> Any:
+def random_seed(seed: Any, *, mask: Any = None, name: Any = ...) -> Any:
     """Seed of the random instructions that follow: a number or a (1, 1) integer tile."""
-def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``1 / x`` on VectorE (SDK 2.22)."""
-def relu(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def relu(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise relu on ScalarE, fp32 inside; input's type unless dtype."""
-def right_shift(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def right_shift(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise logical x >> y of integers; numpy broadcasting, the partition axis at extra cost."""
-def rms_norm(x: Any, w: Any, axis: Any, n: Any, epsilon: Any = 1e-06, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None) -> Any:
+def rms_norm(x: Any, w: Any, axis: Any, n: Any, epsilon: Any = 1e-06, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``x * rsqrt(sum(x^2) / n + epsilon) * w`` over the free axis, fp32 inside."""
-def rsqrt(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def rsqrt(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise rsqrt on ScalarE, fp32 inside; input's type unless dtype."""
 def sequential_range(*args: Any, **_: Any) -> Any:
     """``nl.sequential_range(stop)`` / ``(start, stop[, step])``: sequential loop iterator."""
@@ -1234,47 +1235,47 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Any:
     """A numpy array as a constant in HBM; load it before use."""
 def shared_identity_matrix(n: Any, dtype: Any = ..., **_: Any) -> Any:
     """The n x n identity as a constant in HBM."""
-def sigmoid(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def sigmoid(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise sigmoid on ScalarE, fp32 inside; input's type unless dtype."""
-def sign(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def sign(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise sign on ScalarE, fp32 inside; input's type unless dtype."""
-def silu(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def silu(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise silu on ScalarE, fp32 inside; input's type unless dtype."""
-def silu_dx(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def silu_dx(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise silu_dx on ScalarE, fp32 inside; input's type unless dtype."""
-def sin(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def sin(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise sin on ScalarE, fp32 inside; input's type unless dtype."""
-def softmax(x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None) -> Any:
+def softmax(x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Softmax over the last free axes: negated max, exp with bias and sum, reciprocal, product."""
-def softplus(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def softplus(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise softplus on ScalarE, fp32 inside; input's type unless dtype."""
-def spmd_dim(first: Any, second: Any) -> Any:
+def spmd_dim(first: Any, second: Any, *, name: Any = ...) -> Any:
     """A grid axis of ``first * second`` instances; the order of cores has no effect here."""
-def sqrt(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def sqrt(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise sqrt on ScalarE, fp32 inside; input's type unless dtype."""
-def square(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def square(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise square on ScalarE, fp32 inside; input's type unless dtype."""
-def static_cast(arr: Any, dtype: Any) -> Any:
+def static_cast(arr: Any, dtype: Any, *, name: Any = ...) -> Any:
     """A tile or number as another type."""
 def static_range(*args: Any, **_: Any) -> Any:
     """``nl.static_range(...)``: fully unrolled while tracing; indices are Python ints."""
-def store(dst: Any, value: Any, *, mask: Any = None) -> Any:
+def store(dst: Any, value: Any, *, mask: Any = None, name: Any = ...) -> Any:
     """SBUF tile (or a constant) -> HBM region of equal shape; casts to the HBM type."""
-def subtract(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def subtract(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise x - y; numpy broadcasting, the partition axis at extra cost."""
-def sum(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False) -> Any:
+def sum(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: Any = False, name: Any = ...) -> Any:
     """Reduce the last free axes with add, fp32 inside; result at least rank 2."""
-def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def tan(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Tangent as sine times the reciprocal of the cosine."""
-def tanh(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def tanh(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Element-wise tanh on ScalarE, fp32 inside; input's type unless dtype."""
-def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def transpose(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """2-D transpose, both sides at most 128; result in SBUF."""
-def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def trunc(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
-def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """Population variance over the last free axes: mean of the squared distances to the mean."""
-def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Any:
+def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``x`` where the data tile ``condition`` is nonzero, else ``y`` (a tile or a number).
 
     A condition on indices selects term by term, as ``affine_select`` does; ``y`` is a number then.
