@@ -169,12 +169,12 @@ def test_the_estimate_of_look_ahead_counts_the_calls_of_a_whole_run(
     """The compared tokens are the first ones, and say nothing about the rest."""
     asked = ("--mode", "evaluate", "--enable-nki", "--prompt", "hello", "--seq-len", "64")
     reports = []
-    for given in ((), (), ("--max-new-tokens", "2")):
+    for given in ((), ("--max-new-tokens", "2")):
         done = run("main.py", *asked, *given)
         assert done.returncode == 0, done.stderr
         assert "without guesses a token takes" in done.stdout
         reports.append(json.loads((tmp_path / "benchmark_report.json").read_text())["estimated"])
-    assert reports[0] == reports[1] == reports[2]
+    assert reports[0] == reports[1]
     spoken = reports[0]["speculation"]
     assert spoken["method"] == "look-ahead" and spoken["tokens"] == reports[0]["new_tokens"] - 1
     assert sum(spoken["accepted"]) + spoken["calls"] == spoken["tokens"]
@@ -322,7 +322,9 @@ NOT_FINITE = BASELINE + (
 )
 
 
-@pytest.mark.parametrize("mode", ["validate", "evaluate", "preflight"])
+@pytest.mark.parametrize(
+    "mode", [pytest.param("validate", marks=pytest.mark.full), "evaluate", "preflight"]
+)
 def test_nan_in_a_submission_is_a_finding(mode: str, run: Callable, submission: Callable) -> None:
     nki = ["--enable-nki"] if mode == "preflight" else []
     entry = submission(NOT_FINITE)

@@ -47,7 +47,7 @@ def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Pa
     [
         pytest.param("profile", "stdout", marks=pytest.mark.full),
         ("profile", "both"),
-        ("generate", "stdout"),
+        pytest.param("generate", "stdout", marks=pytest.mark.full),
     ],
 )
 def test_a_reader_that_leaves_is_no_error(

@@ -126,7 +126,13 @@ def shapes(count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     return found
 
 
-@pytest.mark.parametrize("number", range(12))
+# One of them is refused, 11 is near what SBUF holds; the others take up to 5 s each.
+BRIEF = (1, 2, 6, 7, 8, 11)
+
+
+@pytest.mark.parametrize(
+    "number", [pytest.param(n, marks=[] if n in BRIEF else [pytest.mark.full]) for n in range(12)]
+)
 def test_the_kernels_agree_with_what_llama_says(number: int, tmp_path: Path, monkeypatch) -> None:
     """Whatever it says that it covers is traced and fits SBUF; what it leaves, the other takes."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")

@@ -77,7 +77,9 @@ MODES = {
     "compile": [], "chat": [*PROMPT[2:], "--seq-len", "256"], "profile": [], "perplexity": [],
     "validate": PROMPT, "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
 }  # fmt: skip
-OTHERS = {*MODES, "cache", "swap", "serve"}  # start the processes that `generate` starts
+# Of the full run: these start the processes that `generate` and `check` start.
+OTHERS = {*MODES, "cache", "swap", "serve", "preflight", "test.py", "profile", "compare"}
+OTHERS.add("check by a reference")
 DOORS = {
     "judge": [*COMMAND, "judge", ".", "--only", "gelu"],
     "check": [*COMMAND, "check", "gelu.py"],

@@ -128,15 +128,6 @@ def test_inference_mode_outside_changes_nothing(tiny_llama, application, generat
         assert torch.equal(generate(app, PROMPTS[:1], 5), first)
 
 
-def test_rows_do_not_depend_on_their_neighbours(tiny_llama, application, generate):
-    _, folder = tiny_llama()
-    app = application(folder, batch_size=3, tp_degree=2)
-    together = generate(app, PROMPTS, STEPS)
-    for row, prompt in enumerate(PROMPTS):
-        alone = generate(app, [prompt, PROMPTS[2], [8, 8, 8, 9]], STEPS)
-        assert alone[0].tolist() == together[row].tolist()
-
-
 def test_fewer_rows_than_compiled(tiny_llama, application, generate):
     _, folder = tiny_llama()
     app = application(folder, batch_size=3)
@@ -372,17 +363,6 @@ def test_stopping_criteria_and_ngram_filter(tiny_llama, application, generate):
         **options,
     )[0, ids.shape[1] :]
     assert got == expected.tolist()
-
-
-@pytest.mark.parametrize("tp_degree", [1, 2])
-def test_on_device_greedy_sampling(tiny_llama, application, generate, reference, tp_degree):
-    model, folder = tiny_llama()
-    app = application(
-        folder, batch_size=3, tp_degree=tp_degree, on_device_sampling_config={"top_k": 1}
-    )
-    got = generate(app, PROMPTS, STEPS)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, STEPS)[0].tolist()
 
 
 @pytest.mark.parametrize("tp_degree", [1, 2])
