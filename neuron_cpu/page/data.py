@@ -4,6 +4,7 @@ The page has to stay usable with programs of any length. Beyond the limits below
 drawn merged, and ``notes`` says so; figures always count everything.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
@@ -249,8 +250,9 @@ def _instructions(
     return {
         "opcode": [opcodes.number(spilling(one) or one.op.name) for one in shown],
         "opcodes": opcodes.words,
-        "text": [texts.number(_operands(one)) for one in shown],
-        "texts": texts.words,
+        "text": [texts.number((_operands(one), _regions(one))) for one in shown],
+        "texts": [text for text, _ in texts.words],
+        "regions": [regions for _, regions in texts.words],
         "engine": schedule.engine[:kept],
         "line": [numbers[one.source] for one in shown],
         "start": [_round(time) for time in schedule.start[:kept]],
@@ -267,15 +269,31 @@ def _operands(instruction: Instruction) -> str:
     return f"{results} = {', '.join(view.brief() for view in instruction.src)}"
 
 
+def _regions(instruction: Instruction) -> tuple:
+    """What it writes and reads: tensor, on chip, its rows (partitions) and columns, the elements'
+    offset, sizes and steps in it, written, chosen by data."""
+    found = []
+    for written, views in ((1, instruction.dst), (0, instruction.src)):
+        for view in views:
+            storage = view.storage
+            columns = storage.free_size if storage.on_chip else math.prod(storage.shape[1:] or (1,))
+            rows = storage.size // columns
+            columns = columns * storage.dtype.itemsize // view.dt.itemsize
+            name, chosen = view.brief().partition("+")[0], int(view.by_data is not None)
+            chip, place = int(storage.on_chip), (view.offset, view.shape, view.strides)
+            found.append((name, chip, rows, columns, *place, written, chosen))
+    return tuple(found)
+
+
 class _Words:
     """Every word once, in order of first use."""
 
     def __init__(self) -> None:
-        self._known: dict[str, int] = {}
+        self._known: dict[Any, int] = {}
 
-    def number(self, word: str) -> int:
+    def number(self, word: Any) -> int:
         return self._known.setdefault(word, len(self._known))
 
     @property
-    def words(self) -> list[str]:
+    def words(self) -> list[Any]:
         return list(self._known)

@@ -193,6 +193,13 @@ def test_an_instruction_tells_what_it_waited_for(one, matmul):
     assert details.count("dma_copy") >= 2
     assert re.search(r"Its results are read by: #\d+ activation", details)
     assert one.pixels("--accent") > 10  # arrows of its operands
+    assert re.search(r"reads \w+: partitions 0 to 127 of 128, columns 0 to 511 of 512", details)
+    assert re.search(r"writes \w+: partitions 0 to \d+ of \d+, columns 0 to 511 of 512", details)
+    painted = "canvas => new Set(canvas.getContext('2d').getImageData(0, 0, 24, 12).data).size > 1"
+    assert all(one.page.locator("#regions canvas").evaluate_all(f"all => all.map({painted})"))
+    one.page.locator("#details button.step").last.click()
+    assert f"#{products[4]} nc_matmul" in one.text("#details")
+    one.page.locator("#details button.step").first.click()
     one.press("]")
     following = one.text("#details")
     assert "nc_matmul on TensorE" in following and f"#{product} nc" not in following[:20]

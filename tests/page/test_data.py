@@ -6,11 +6,13 @@ import html.parser
 import json
 import linecache
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from neuron_cpu.core.program import regions
 from neuron_cpu.core.report import report
 from neuron_cpu.core.time import schedule as scheduling
 from neuron_cpu.core.time.schedule import DMA, ENGINES
@@ -79,13 +81,33 @@ def test_source_is_the_kernel_as_it_was_written(matmul, run):
     assert used == {line["number"]: at for at, line in enumerate(run["lines"])}
 
 
+def test_regions_are_the_elements_of_the_operands(matmul, run):
+    columns = run["instructions"]
+    for at, instruction in enumerate(matmul.program.instructions):
+        told = columns["regions"][columns["text"][at]]
+        views = [*((1, v) for v in instruction.dst), *((0, v) for v in instruction.src)]
+        assert len(told) == len(views)
+        for (_, chip, rows, width, offset, shape, strides, written, chosen), (role, view) in zip(
+            told, views
+        ):
+            found = {offset}
+            for size, step in zip(shape, strides):
+                found = {start + step * k for start in found for k in range(size)}
+            assert found == set(regions.elements(view, np.ones(view.shape, bool)).tolist())
+            assert min(found) >= 0 and max(found) < rows * width == view.storage.size
+            assert (written, chosen, chip) == (role, 0, view.storage.on_chip)
+            assert not chip or rows % 128 == 0
+
+
 # --- limits ---------------------------------------------------------------------------------------
 def test_a_long_program_is_cut_with_a_sentence(matmul, run):
     cut = data.run("mine", matmul, most=10)
     count = len(matmul.program)
     assert f"first 10 of {count} instructions" in cut["notes"][0] and not run["notes"]
     columns = cut["instructions"]
-    lengths = {len(columns[name]) for name in columns if name not in ("opcodes", "texts")}
+    lengths = {
+        len(columns[name]) for name in columns if name not in ("opcodes", "texts", "regions")
+    }
     assert lengths == {10}
     assert (cut["figures"], cut["lines"]) == (run["figures"], run["lines"])
     for short, long in zip(cut["rows"], run["rows"]):
