@@ -42,7 +42,7 @@ if __name__ in ("__main__", "__mp_main__"):  # pages are written whole
 from neuron_cpu import ensure_sdk
 
 ensure_sdk()
-from lab import NOTES, ROOT, pages  # noqa: E402
+from lab import NOTES, ROOT, calibration_votes, pages  # noqa: E402
 from lab import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
 from neuron_cpu.core import NkiError, Program  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
@@ -434,6 +434,10 @@ def calibrate_public(
         head = subprocess.getoutput(f"git -C {ROOT} rev-parse --short HEAD")
         once = every[0].set == public_rows.SEALED
         told = f"{'Evaluated once' if once else 'Estimated again'}, at commit {head}."
+        ordered = [not wrong for _, wrong in pairs(outcomes)]
+        voted = calibration_votes.votes_table(outcomes) if once else ""
+        aimed = calibration_votes.aims_list(outcomes, (sum(ordered), len(ordered))) if once else ""
+        told = "\n\n".join(part for part in (told, aimed, voted) if part)
         rest = [*parts[2:], sources_list(every)] if once else [engines_table(outcomes)]
         pages.publish(DOCUMENT, every[0].set, "\n\n".join([told, *parts[:2], *rest]))
     elif args.write:
