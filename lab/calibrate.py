@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import functools
 import hashlib
+import importlib
 import json
 import multiprocessing
 import os
@@ -145,6 +146,8 @@ def recorded(row: public_rows.Row, public: Path, kept: Optional[Path] = None) ->
     os.environ[target.ENVIRONMENT_VARIABLE] = row.target or "trn1"
     file = kept and kept / f"{row.id}-{public_rows.digest(row, public)}"
     if file and file.is_file():
+        importlib.import_module("nki")  # classes of a record are found, not imported
+        importlib.import_module("neuronxcc.nki")
         return records.program(records.loaded(zlib.decompress(file.read_bytes())), trusted=True)
     with only_timed():  # devices have timed kernels that store rows that nobody wrote
         program = public_rows.trace(row, public)
