@@ -81,6 +81,7 @@ TRUST = ROOT / "docs" / "trust.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
 UNMET = re.compile(r"^\| [\w.-]+ \| sealed \|.*\| ([\d.]+) \| (\w+)[^|]*\| [^|]+ \|$", re.M)
 CYCLES = re.compile(r"^def \w*cycles\(.*?(?=^\S)", re.M | re.S)  # of an instruction: no recording's
+WIDTH = 120  # of a page's lines
 LONGEST_ERROR = 60  # characters of an exception's message in a table
 
 
@@ -263,7 +264,8 @@ def public_table(outcomes: Sequence[Outcome]) -> str:
         start = f"| {row.id} | {row.set} | {row.measured_us:.10g} | {row.kind} |"
         if outcome.estimated_us is None:
             reason = outcome.problem.replace("|", "\\|").replace("\n", " ")
-            lines.append(f"{start} | | | {reason} |")
+            room = WIDTH - len(f"{start} | | |  |")
+            lines.append(f"{start} | | | {textwrap.shorten(reason, room, placeholder=' …')} |")
             continue
         published = f" (published: {row.bound})" if row.bound not in ("", outcome.kind) else ""
         times = f" {outcome.estimated_us:.1f} | {outcome.ratio:.2f} |"
@@ -282,7 +284,7 @@ def sources_list(chosen: Iterable[public_rows.Row]) -> str:
             f"{row.caveat and '; '}{row.caveat}"
         )
         lines += textwrap.wrap(
-            text, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines)
 
@@ -346,7 +348,7 @@ def named_outliers(outcomes: Sequence[Outcome]) -> str:
         f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.",
         f"Pairs tied or in the wrong order, by group: {', '.join(told) or 'none'}.",
     )
-    return "\n\n".join(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines)
+    return "\n\n".join(textwrap.fill(line, WIDTH, break_on_hyphens=False) for line in lines)
 
 
 def engines_table(outcomes: Sequence[Outcome]) -> str:
