@@ -393,7 +393,7 @@ def trust_table() -> str:
             f"| {kind} | {len(found)} | {near[0]:.0%} | {near[1]:.0%} | "
             f"{statistics.median(found):.2f} | {tenths[0]:.2f} to {tenths[8]:.2f} |"
         )
-    return "\n".join(lines).replace("%", " %")
+    return "\n".join([*lines[:2], *(line.replace("%", " %") for line in lines[2:])])
 
 
 def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:

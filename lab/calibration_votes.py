@@ -112,8 +112,9 @@ def left_out(outcomes: Sequence[Outcome]) -> str:
     for name, figures in sorted(told.items()):
         cells = " | ".join(f"{share:.0%}" for share in figures)
         lines.append(f"| {name} | {len(sources[name])} | {cells} |")
-    means = " | ".join(f"{statistics.fmean(column):.0%}" for column in zip(*told.values()))
-    lines.append(f"| mean of the {len(told)} sources | | {means} |")
+    for name, of in (("mean", statistics.fmean), ("median", statistics.median)):
+        cells = " | ".join(f"{of(column):.0%}" for column in zip(*told.values()))
+        lines.append(f"| {name} of the {len(told)} sources | | {cells} |")
     return "\n".join(lines)
 
 
