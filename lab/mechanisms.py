@@ -116,7 +116,9 @@ def values(one: Mechanism) -> str:
 
 def outcomes() -> list[calibrate.Outcome]:
     """Of every row, as the page has it: sealed ones as they were when they were sealed."""
-    every = [row for name in DATA for row in calibration_rows.rows(calibration_rows.DATA.with_name(name))]
+    every = [
+        row for name in DATA for row in calibration_rows.rows(calibration_rows.DATA.with_name(name))
+    ]
     return [calibrate.on_page(row) for row in every]
 
 
