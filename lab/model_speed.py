@@ -65,15 +65,15 @@ def timed(call: Callable[..., Any], steps: list[Step], tokens: int, *given: Any)
 
 @contextlib.contextmanager
 def watched(steps: list[Step], profile: Any) -> Iterator[None]:
-    """Note the simulator's steps; profile COUNTED decode steps after SKIPPED and as many timed."""
+    """Note the simulator's steps; profile COUNTED steps of one token after SKIPPED."""
     call, run = RankedModel.__call__, Plan.run
-    state = {"decodes": 0}
+    decodes: collections.Counter[int] = collections.Counter()
 
     def noted(model: Any, bucket: Any, *inputs: torch.Tensor) -> Any:
         tokens = inputs[0].shape[1]
         short = tokens <= 32
-        state["decodes"] += short
-        counts = short and SKIPPED < state["decodes"] <= SKIPPED + COUNTED
+        decodes[tokens] += 1
+        counts = tokens == 1 and SKIPPED < decodes[tokens] <= SKIPPED + COUNTED
         if counts:
             with profile:
                 return call(model, bucket, *inputs)
@@ -209,13 +209,15 @@ def main() -> int:
     )
     print(f"{'':<24}processor time, ratios | wall time, ratios")
     prompts = [[s for s in steps if s.tokens > 32] for steps in (ours, theirs)]
-    decodes = [[s for s in steps if s.tokens <= 32] for steps in (ours, theirs)]
+    decodes = [s for s in ours if s.tokens <= 32]
     if all(prompts):
         first = prompts[0][0]
         print(f"first prompt: {first.processor:.1f} s of processor time, {first.wall:.1f} s")
         print(row(f"prompt of {prompts[0][-1].tokens}", prompts, 1))
-    name = f"step of {decodes[0][-1].tokens}" if decodes[0] else "step"
-    print(row(name, decodes, SKIPPED))
+    alone = [s for s in theirs if s.tokens == 1]
+    for tokens in sorted({s.tokens for s in decodes}):  # look-ahead takes steps of two sizes
+        own = [s for s in decodes if s.tokens == tokens]
+        print(row(f"step of {tokens}", [own, alone], SKIPPED))
     print(calls(profiles))
     return 0
 

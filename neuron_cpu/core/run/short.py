@@ -8,6 +8,7 @@ depend on values stay as they are.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -250,6 +251,26 @@ def _fits(maker: Call, copy: Call) -> bool:
     return exact and all(place.key[1:4] == target.key[1:4] for place in sharing)
 
 
+ROUNDED = 1 << 12  # elements from which two copies without gaps are faster than one with gaps
+
+
+def _by_whole_numbers(target: Place, source: Place) -> list[tuple[Place, Place]]:
+    """The copies that make a move into a twin: of fp32 elements, where nothing has to be rounded;
+    numbers of a large tile are rounded beside it. Every second half takes ten times as long."""
+    if not target.twin or target.dtype is not torch.bfloat16:
+        return [(target, source)]
+    if source.dtype is torch.bfloat16:
+        return [(target.as_fp32(), source.as_fp32() if source.twin else source)]
+    if source.twin:
+        return [(target.as_fp32(), source)]
+    if source.dtype is not torch.float32 or math.prod(source.shape) < ROUNDED:
+        return [(target, source)]
+    rounded = torch.empty_strided(source.shape, source.strides, dtype=torch.bfloat16)
+    beside = ("own", rounded.untyped_storage()._cdata)
+    between = Place(beside, source.shape, source.strides, 0, torch.bfloat16, rounded)
+    return [(between, source), (target.as_fp32(), between)]
+
+
 def _with_few_axes(target: Place, source: Place) -> tuple[Place, Place]:
     """The places of a copy, the target's axes in the order of its memory and joined: PyTorch turns
     a matrix in half the time where the target is one without gaps."""
@@ -291,7 +312,7 @@ class Program:
     """The lines of the calls, and the memory of what they make.
 
     Attributes:
-        has_steps: whether some lines are steps as they were, which take memories as one row.
+        has_steps: whether some lines are steps as they were that take what a run binds, as one row.
     """
 
     def __init__(self, first: list[Call], again: list[Call], arena: Arena) -> None:
@@ -316,7 +337,7 @@ class Program:
             for home in ends.get(at, ()):
                 free.setdefault(self.made[home].dtype, []).append(self.made[home])
         self.lines = lines
-        self.has_steps = any(call.func is None and not call.args for call in again)
+        self.has_steps = any(("outer", 0) in call.touches for call in again)
 
     def _make_room(self, call: Call, free: dict[torch.dtype, list[torch.Tensor]] | None) -> None:
         """Memory for the results of a call: of its own, or some that is free."""
@@ -361,8 +382,9 @@ class Program:
 
     def _lines(self, call: Call) -> list[Callable[[], None]]:
         if call.name in MOVES:
-            args = tuple(map(self._tensor, _with_few_axes(*call.moved)))
-            return [self._line(torch.Tensor.copy_, args, {})]
+            pairs = _by_whole_numbers(*call.moved)
+            made = [tuple(map(self._tensor, _with_few_axes(*pair))) for pair in pairs]
+            return [self._line(torch.Tensor.copy_, args, {}) for args in made]
         args = self._tensor(call.args)
         kwargs = {key: self._tensor(value) for key, value in call.kwargs.items()}
         if call.func is None:
