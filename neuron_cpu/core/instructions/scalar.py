@@ -76,7 +76,8 @@ def _activation(attrs: ActivationAttrs, xs: list[torch.Tensor]) -> Any:
     if not attrs.reduce_axes:
         return y
     # summed before the cast to the output type: the text implies the fp32 pipeline value
-    return y, y.sum(dim=tuple(range(-attrs.reduce_axes, 0)))
+    # in an order that does not depend on where the elements lie: merged loops have other strides
+    return y, y.contiguous().sum(dim=tuple(range(-attrs.reduce_axes, 0)))
 
 
 def _activation_rules(i: Instruction) -> None:

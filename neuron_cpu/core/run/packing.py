@@ -174,18 +174,20 @@ class Packable:
             _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
         _held += size
         _let_go(arena.of(self.memory))
+        if _held // _TRIMMED > (_held - size) // _TRIMMED and hasattr(_LIBC, "malloc_trim"):
+            _LIBC.malloc_trim(0)  # type: ignore[union-attr]
         return Pack(matrix, store["more"], others)
 
 
 # --- memory that packing leaves -------------------------------------------------------------------
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_TRIMMED = 64 << 20  # bytes packed until glibc gives back what their fp32 copies took
 _DONTNEED = 4  # <asm-generic/mman-common.h>
 _PRESENT, _SWAPPED, _OF_A_FILE = 1 << 63, 1 << 62, 1 << 61  # bits of a page: proc_pid_pagemap(5)
 
 
 def _let_go(weight: torch.Tensor) -> None:
-    """Give back pages of a packed weight that a file holds, too: who reads them maps them again.
-    Give back what the copies of packing took: glibc keeps it."""
+    """Give back pages of a packed weight that a file holds, too: who reads them maps them again."""
     if _LIBC is None:
         return
     first = -(-weight.data_ptr() // mmap.PAGESIZE)
@@ -198,8 +200,6 @@ def _let_go(weight: torch.Tensor) -> None:
     if len(pages) and (pages[held] & _OF_A_FILE != 0).all():  # nobody wrote any of them
         start, length = ctypes.c_void_p(first * mmap.PAGESIZE), count * mmap.PAGESIZE
         _LIBC.madvise(start, ctypes.c_size_t(length), _DONTNEED)
-    if hasattr(_LIBC, "malloc_trim"):
-        _LIBC.malloc_trim(0)
 
 
 def _view(ref: Ref, axes: Iterable[Any]) -> Ref:
