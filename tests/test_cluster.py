@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import inspect
 import json
 import shutil
 import sys
@@ -18,6 +20,7 @@ import pytest
 from lab.cluster_speed import Started, candidate, started
 from neuron_cpu import cluster
 from neuron_cpu.__main__ import main
+from neuron_cpu.core.run import execute
 from neuron_cpu.errors import UsageError
 from neuron_cpu.oracle import forms
 from neuron_cpu.oracle.serve import Oracle
@@ -250,6 +253,14 @@ def test_what_changes_between_two_workers_is_their_version(monkeypatch: Any) -> 
 
 def test_a_damaged_piece_is_refused() -> None:
     assert "damaged" in cluster.carried_out("0" * 64, b"{}")["refused"]
+
+
+def test_make_library_s_own_memory_takes_what_execute_gives() -> None:
+    """Its file changes the interpreter that imports it, so the test reads it."""
+    tree = ast.parse((REPOSITORY / "tests" / "library.py").read_text(encoding="utf-8"))
+    zeros = next(node for node in tree.body if getattr(node, "name", "") == "zeros")
+    assert isinstance(zeros, ast.FunctionDef)
+    assert [a.arg for a in zeros.args.args] == list(inspect.signature(execute.allocate).parameters)
 
 
 @pytest.mark.parametrize("command", ["oracle", "judge .", "tune x.py:k"])
