@@ -45,7 +45,6 @@ from llama import (
     cache_runs,
     cached_sequences,
     causal_mask,
-    decode_bytes,
     decode_scores,
     decode_step,
     grouped,
@@ -136,9 +135,11 @@ def is_decode_step(batch, length, heads, itemsize, named):
 
 
 def bytes_of_sequence(length, heads, itemsize, lanes=None):
-    """``decode_bytes``; of a cache of blocks keys lie on so many ``lanes``, all heads on each."""
+    """Bytes per partition of a sequence's cache in a decode step: transposed keys, a row of the
+    mask, and values; of a cache of blocks keys lie on so many ``lanes``, all heads on each."""
     if lanes is None:
-        return decode_bytes(length, heads, itemsize)
+        runs = cache_runs(length, P_MAX // heads.kv_heads)[1]
+        return itemsize * (length * (heads.stacks + 1) + runs * (heads.head_dim + 1))
     kept = length * (heads.stacks + 1) + length // lanes * heads.kv_heads * heads.depth
     return itemsize * kept
 

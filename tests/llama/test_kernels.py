@@ -210,6 +210,13 @@ class Plain:
         cache = llama.cache_in_runs(keys, values, bias, 128 // keys.shape[1])
         return self.call(llama.attention_decode_kernel, qkv, 1, pair, *cache, self.heads)
 
+    def decode_alone(self, qkv, pair, keys, values, live):
+        """The same by llama.py."""
+        cache = llama.cache_in_runs(
+            keys, values, llama._mask_bias(live, BF16), 128 // keys.shape[1]
+        )
+        return self.call(ALONE.attention_decode_kernel, qkv, 1, pair, *cache, self.heads)
+
 
 def heads_of(rows: torch.Tensor, batch: int, d: int) -> torch.Tensor:
     return rows.reshape(batch, -1, rows.shape[-1] // d, d).transpose(1, 2)
@@ -418,6 +425,27 @@ def test_decode_of_adversarial_scores(kind: str, past: int) -> None:
     cached = [random(8, 2, past, 64, seed=s) for s in (1, 2)]
     distort(kind, *cached)
     decode_case(cached, 8, past, 16, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "past", "q", "kv", "d", "room"),
+    [
+        (1, 2500, 2, 1, 64, None),
+        (2, 4609, 16, 2, 64, None),
+        (3, 300, 4, 4, 128, 2000),  # a tile of 32 keys a head at a time
+        (2, 1100, 9, 3, 64, 4000),
+        (8, 2048, 16, 4, 64, None),  # each sequence is one chunk
+    ],
+)
+def test_decode_over_a_cache_in_chunks(batch, past, q, kv, d, room, monkeypatch) -> None:
+    """By the kernel of llama.py alone; chunks whose keys are all hidden are among them."""
+    if room is not None:
+        trace_with(monkeypatch, "CHUNK_CACHE_BYTES", room)
+        trace_with(monkeypatch, "CACHE_BYTES", room)
+    assert ALONE.cache_chunks(past, batch, llama.HeadShape(q, kv, d), 2)
+    monkeypatch.setattr(Plain, "decode", Plain.decode_alone)
+    cached = [random(batch, kv, past, d, seed=s) for s in (1, 2)]
+    decode_case(cached, batch, past, q, kv, d)
 
 
 @pytest.mark.parametrize("d", [64, 128])
