@@ -110,7 +110,7 @@ class Cluster:
         return _checked(told, f"of {self.address}")
 
     def close(self) -> None:
-        """Leave; pieces that nobody waits for any more end."""
+        """Leave; who waits for a piece gets a UsageError. It may be called twice."""
         self._client.close()
 
     def _head(self, body: bytes) -> dict[str, Any]:

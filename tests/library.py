@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import collections
+import contextlib
 import importlib.abc
 import importlib.machinery
 import itertools
@@ -313,7 +314,7 @@ class Cases:
             found = told["results"].get("outcomes.json", {})
             return {name: found.get(name, lost) for name in names}
 
-        with ThreadPoolExecutor(cluster.jobs(None, workers)) as pool:
+        with ThreadPoolExecutor(cluster.jobs(None, workers)) as pool, contextlib.closing(workers):
             for found in pool.map(piece, pieces):
                 for name, one in found.items():
                     self.keep(name, one)

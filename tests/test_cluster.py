@@ -205,6 +205,19 @@ def candidates_of(session: int) -> list[int]:
     return [pid for pid, level in depth.items() if level >= 3]
 
 
+def test_an_end_waits_for_no_piece(workers: Started) -> None:
+    """As Ctrl-C asks for: threads that wait end, and with them the program."""
+    with cluster.joined(workers.address) as joined:
+        assert joined is not None
+        oracle, told = Oracle(1, cluster=joined), list[Any]()
+        for number in (1, 2):
+            oracle.submit(candidate(number, 50.0), told.append)
+        threading.Timer(1.0, oracle.close).start()
+        while len(told) < 1:  # the second one has not begun
+            time.sleep(0.1)
+    assert "gives no answer" in told[0]["sentence"]
+
+
 def test_a_piece_that_ends_every_worker_is_told(tmp_path: Path, monkeypatch: Any) -> None:
     has_dask()
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")

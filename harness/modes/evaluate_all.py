@@ -347,6 +347,7 @@ def _run_elsewhere(runs: Sequence[Run], workers: cluster.Cluster) -> None:
                 _take(run, cases, future.result(), len(runs) == 1)
                 step.advance(len(cases))
     finally:
+        workers.close()  # what waits for results ends
         pool.shutdown(cancel_futures=True)
 
 

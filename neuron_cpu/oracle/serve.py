@@ -78,6 +78,8 @@ class Oracle:
             return forms.answer(request.id, "failed", said)
 
     def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()  # what waits for an answer ends
         self.processes.close()
         self._pool.shutdown(cancel_futures=True)
 

@@ -155,6 +155,8 @@ class Judging:
         return [future.result() for future in futures]
 
     def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()  # what waits for an outcome ends
         self._processes.close()
         self._pool.shutdown(cancel_futures=True)
 
