@@ -70,6 +70,8 @@ def test_kernels_and_tiles_say_what_they_are(monkeypatch) -> None:
     assert repr(doubled) == "<nki kernel doubled(x, factor=2.0)>"
     assert repr(doubled[2]) == "<nki kernel doubled[2](x, factor=2.0)>"
     assert repr(doubled_before) == "<neuronxcc.nki kernel doubled_before(x, factor=2.0)>"
+    traced = repr(doubled.trace(np.ones((128, 64), np.float32)))
+    assert traced.startswith("<doubled for gen") and "from x (128, 64) float32 to " in traced
     doubled.trace(torch.empty(32, 4, device="meta"))
     assert SAID[-1].startswith("<tile (32, 4) float32 in sbuf, 32 partitions, made at ")
     assert SAID[-1].endswith("print(tile) shows values with NKI_CPU_EAGER=1>")

@@ -174,7 +174,7 @@ def judge(args: argparse.Namespace) -> int:
     terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
     said = "\n".join(tables.sentences(verdicts))
     console.print(with_pointers(said))
-    other = chips.others(kernel, cases[-1], settings.grid)
+    other = chips.others(kernel, cases[-1], settings.grid) if verdicts[-1].legal else {}
     if other:
         console.print(chips.sentence(kernel, other))
     content: dict[str, Any] = {

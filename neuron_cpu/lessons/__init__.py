@@ -135,7 +135,8 @@ def pointers(text: str, besides: Lesson | None = None) -> list[str]:
         told[words] for words in told if not any(words in more for more in told.keys() - {words})
     ]
     about = dict.fromkeys(found)
-    if "do not broadcast the partition axis" in text:  # the same identifier as a transpose's
+    rows = "do not broadcast the partition axis", "nl.broadcast_to(row"
+    if any(words in text for words in rows):  # the same identifier as a transpose's
         about.pop(ABOUT["err_num_partition_mismatch"], None)
     language = language_of(text) if about else TODAY
     return [

@@ -142,6 +142,16 @@ class Program:
         self.unwritten_at: set[Source | None] = set()
         self.plans: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
+    def __repr__(self) -> str:
+        given, made = (
+            ", ".join(f"{one.name} {one.shape} {one.dtype}" for one in some)
+            for some in (self.inputs, self.outputs)
+        )
+        return (
+            f"<{self.name} for {self.core.name}: {len(self.instructions)} instructions from "
+            f"{given or 'nothing'} to {made or 'nothing'}>"
+        )
+
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
 
