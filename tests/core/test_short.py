@@ -43,15 +43,17 @@ def moved_about(x_hbm, y_hbm):
     return out_hbm
 
 
+# tiles that are rounded as halves, beside their fp32 elements, and a plan of large tiles
+@pytest.mark.parametrize("shape", [(7, 5), (128, 64), (128, 512)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
-def test_copies_fills_and_overwritten_tiles(dtype: torch.dtype) -> None:
-    x, y = numbers(7, 5, dtype=dtype), numbers(7, 5, seed=1, dtype=dtype)
+def test_copies_fills_and_overwritten_tiles(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, y, columns = numbers(*shape, dtype=dtype), numbers(*shape, seed=1, dtype=dtype), shape[1]
     found = moved_about(x, y)
     narrow = x.bfloat16()
-    assert torch.equal(found[0, :, :5], narrow.to(dtype))
-    assert (found[0, :, 5:] == 3).all()
-    both = (x.float() + y.float()).to(dtype).bfloat16()
-    assert torch.equal(found[1, :, 1:6], both.to(dtype))
+    assert torch.equal(found[0, :, :columns], narrow.to(dtype))
+    assert (found[0, :, columns:] == 3).all()
+    both = (x.float() + y.float()).bfloat16()  # rounded once
+    assert torch.equal(found[1, :, 1 : columns + 1], both.to(dtype))
     assert torch.equal(found[1, :, 0], narrow[:, 0].to(dtype))
 
 
