@@ -57,6 +57,7 @@ FAMILIES = {
     "GPTJ": ("GPTJConfig", GPT | {"rotary_dim": 8}, "GPTJForSampling"),
     "GPTNeoX": ("GPTNeoXConfig", NEOX, "GPTNeoXForSampling"),
 }
+VERSION = "__version__ = '0.13.x'"  # of 1ade6d7
 LIMIT_SECONDS = 600  # of one row
 ROWS: dict[str, Callable[[], str]] = {}
 
@@ -533,6 +534,13 @@ def main() -> int:
     parser.add_argument("public", type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     options = parser.parse_args()
+    file = options.public / "transformers-neuronx" / "src" / "transformers_neuronx" / "version.py"
+    found = file.read_text(encoding="utf-8") if file.is_file() else "none"
+    if VERSION not in found:
+        parser.error(
+            f"{file} has version {found.strip().splitlines()[-1]}, expected {VERSION}; clone "
+            "aws-neuron/transformers-neuronx at 1ade6d7 there."
+        )
     table = []
     for name in options.rows:
         began = time.monotonic()
