@@ -66,8 +66,6 @@ TABLES = {
     for place, language in enumerate(("neuronxcc", "nki"))
 }
 CASES = [(language, name) for language, table in TABLES.items() for name in table]
-# Messages that tell the fault and not what mends it: at most one of ten.
-TELLS = {("neuronxcc", "length of a loop")}  # Python's own message, of a generator
 
 
 def told(language: str, name: str, folder: Path) -> tuple[str, str]:
@@ -104,8 +102,7 @@ def test_the_message_mends_and_the_last_entry_is_the_users(language, name, tmp_p
     # The mend is the last clause of a message: words of its fault do not count.
     words = TABLES[language][name][1]
     clauses = [one.split("; ")[-1] for one in re.split(r" \[\w+\]", said) if one.strip()]
-    mends = any(re.search(words, one) for one in clauses)
-    assert mends != ((language, name) in TELLS), said
+    assert any(re.search(words, one) for one in clauses), said
 
 
 def called(path: Path, language: str, name: str) -> None:
@@ -175,6 +172,5 @@ def test_a_notebook_shows_the_lines_of_a_size_violation() -> None:
     assert str(value) == str(error)
 
 
-def test_the_newest_language_has_as_many_and_nearly_all_mend() -> None:
+def test_the_newest_language_has_as_many() -> None:
     assert len(TABLES["nki"]) >= len(TABLES["neuronxcc"]) >= 200
-    assert len(TELLS) <= len(CASES) / 20

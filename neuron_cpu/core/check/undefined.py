@@ -372,13 +372,26 @@ class _Walk:
                 "be live one after the other; move one of them",
                 where,
             )
+        target, source = store.dst[0].storage, storage.label()
+        mend = "fill it with nisa.memset, or leave it out with a slice or mask"
+        if self._swapped(store, storage):
+            mend = f"dst and src look swapped: write dst={storage.name}, src={target.name}"
         return refuse(
             "sim_undefined_data",
-            f"{store.op.name} to {store.dst[0].storage.label()} stores {count} undefined "
-            f"elements: {region} of {storage.label()}, created at {self._created(storage)}, is "
-            "never written, expected every element that reaches HBM to be written first; fill it "
-            "with nisa.memset, or leave it out with a slice or mask",
+            f"{store.op.name} to {target.label()} stores {count} undefined "
+            f"elements: {region} of {source}, created at {self._created(storage)}, is "
+            f"never written, expected every element that reaches HBM to be written first; {mend}",
             where,
+        )
+
+    def _swapped(self, store: Instruction, storage: Storage) -> bool:
+        """Whether it copies a tile that no instruction writes into an argument of the kernel."""
+        return (
+            store.op.is_copy
+            and bool(storage.name)
+            and store.dst[0].storage in self.program.inputs
+            and store.src[0].storage is storage
+            and all(v.storage is not storage for i in self.program.instructions for v in i.dst)
         )
 
     def _owner(self, code: int) -> Storage:

@@ -17,8 +17,8 @@ from typing import Any
 from ..device.errors import NkiError, refuse, type_name, warn
 from ..device.spec import Engine, in_force
 from ..device.target import chosen, needs
-from ..device.unknown import Listed
-from ..instructions.alu import LATER
+from ..device.unknown import Listed, answer
+from ..instructions.alu import ACTIVATIONS, LATER, OPERATORS
 from ..instructions.arguments import (  # noqa: F401 - as they are
     check_operator,
     dge_mode,
@@ -282,13 +282,22 @@ def token(op: Any, what: str) -> str:
         )
     if name is None or name in ("max", "min"):
         meant = f"{meant}imum" if meant in ("max", "min") else meant
-        meant = meant if meant.isidentifier() else "add or another operator,"
         raise refuse(
             "sim_unknown_operator",
             f"{what} got operator {given}, expected a function of nki.language such as nl.add; "
-            f"write nl.{meant} if nl has it",
+            + _instead_of(meant, op),
         )
     return name
+
+
+def _instead_of(meant: str, op: Any) -> str:
+    """The mend of what is no operator: its name in nl, a call apart, or what NKI has for it."""
+    if meant in OPERATORS or meant in ACTIVATIONS:
+        return f"write nl.{meant}"
+    if (getattr(op, "__module__", "") or "").startswith("neuron_cpu"):
+        return f"call it by itself, tile = nl.{meant}(x, ...): it takes several instructions"
+    use = answer(meant, True, "nisa")
+    return f"use {use}" if use else "write nl.add or another operator, nl.NAME"
 
 
 def operator(op: Any, what: str) -> str:

@@ -8,11 +8,12 @@ nki/get-started/about/indexing-overview.rst.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from ..device.dtypes import DType
-from ..device.errors import refuse, warn
+from ..device.errors import is_internal, refuse, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
 from ..device.target import needs
@@ -611,6 +612,19 @@ class NkiTensor(trace.Values, Foreign, View):
         )
 
     __int__ = __float__ = __index__ = _no_number
+
+    def __eq__(self, other: object) -> bool:
+        """Identity, as everywhere in Python: whoever compares values is told."""
+        values = other is not self and isinstance(other, (View, int, float))
+        if values and not is_internal(sys._getframe(1).f_code.co_filename):
+            warn(
+                "sim_tensor_operator",
+                f"== and != compare which tile {self.label()} is, expected 'is' for that; for "
+                "values use nl.equal(x, y) or nl.not_equal(x, y), and nl.where to choose",
+                advice=True,
+            )
+        return self is other
+
     __hash__ = object.__hash__
 
 

@@ -159,6 +159,8 @@ def meant(given: Any) -> str:
     """The advice instead of a type that NKI lacks."""
     if isinstance(given, int):
         return "give the shape as one tuple, nl.zeros((128, 64), nl.float32)"
+    if isinstance(given, tuple) and any(isinstance(one, slice) for one in given):
+        return "slice the tensor itself, x_hbm[0:128, 0:64]"
     if isinstance(given, tuple):
         return "give the shape first and the type second"
     if getattr(given, "shape", ()) and not isinstance(given, type):  # a tile
@@ -166,6 +168,8 @@ def meant(given: Any) -> str:
     name = given.__name__ if given is float or given is int else given
     if isinstance(name, str):
         return f"use {answer(name, False) or 'nl.float32 or another name of nl'}"
+    if callable(given) and not isinstance(given, type):
+        return "name a type, nl.float32, and call functions apart from it"
     return "cast to a type of 32 bits or fewer, such as float32"
 
 

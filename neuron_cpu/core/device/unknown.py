@@ -20,6 +20,7 @@ import numpy as np
 from .errors import NkiError, current_place, users_line
 
 Answer = str | list[str]
+_ALIKE = 0.7  # of difflib: at 0.6 dot_general is like not_equal
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 
 
@@ -38,7 +39,7 @@ def _read() -> dict[str, Any]:
     """The tables: names, separated by blanks, and what to use."""
     data = json.loads(DATA.read_text(encoding="utf-8"))
     known = {f"={name}": found for name, found in data["answers"].items()}
-    for room in ("names", "isa", "gone", "types", "package"):
+    for room in ("names", "isa", "gone", "launch", "types", "package"):
         data[room] = {
             name: known.get(found, found) if isinstance(found, str) else found
             for names, found in data[room].items()
@@ -60,7 +61,10 @@ _OWN: Mapping[str, Mapping[str, Answer]] = {
 }
 KEYWORDS: Mapping[str, str] = _DATA["keywords"]  # of other languages: those of this one
 CALLS: Mapping[str, str] = _DATA["calls"]  # of keywords and functions: what mends their call
+LAUNCH: Mapping[str, str] = _DATA["launch"]  # what calls of kernels have in other languages
+_PYTHONS: Mapping[str, str] = _DATA["python"]  # of Python's own errors: what mends them
 _SHARED = frozenset(_DATA["shared"].split())  # functions of both languages, methods elsewhere
+_VAGUE = [_DATA["answers"][name] for name in ("new", "values")]
 _AXIS = str(_DATA["answers"]["axis"])
 
 
@@ -73,6 +77,22 @@ def answer(name: str, current: bool, alias: str = "") -> str | None:
         if text:
             return text
     return None
+
+
+def _of_first_word(name: str, current: bool, alias: str) -> str | None:
+    """The advice for what a name begins with: dot_general is a product, sort_pairs sorts."""
+    first = name.partition("_")[0]
+    found = answer(first, current, alias) or _function(first)
+    return None if found in _VAGUE else found  # tensor_..., get_...
+
+
+def mended(error: Exception) -> Exception:
+    """Python's own error of a kernel's body, with what mends it behind its text."""
+    text = str(error)
+    mend = next((mend for known, mend in _PYTHONS.items() if known in text), None)
+    if mend and error.args == (text,):
+        error.args = (f"{text}; {mend}",)
+    return error
 
 
 def of_module(
@@ -97,8 +117,10 @@ def of_module(
             use = f"{other}.{name}"
         if use is None:
             public = [each for each in names if not each.startswith("_")]
-            close = difflib.get_close_matches(name, public, 3)
-            use = " or ".join(f"{alias}.{each}" for each in close)
+            close = difflib.get_close_matches(name, public, 3, _ALIKE)
+            use = " or ".join(f"{alias}.{each}" for each in close) or _of_first_word(
+                name, current, alias
+            )
         mend = f"use {use}" if use else f"dir({alias}) lists what there is"
         error = UnknownName(
             "sim_unknown_name",

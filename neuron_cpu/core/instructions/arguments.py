@@ -40,6 +40,8 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
         mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
     elif isinstance(value, (str, list, tuple, dict, memoryview)):
         mend = "give tensors one by one, to the kernel as numpy arrays or torch tensors"
+    elif type(value).__name__ == "ShapeDtypeStruct":  # of JAX: no values to load
+        mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
     elif getattr(value, "shape", ()):
         mend = "pass it to the kernel and load it with nl.load, or make constants with nl.zeros"
     return refuse(

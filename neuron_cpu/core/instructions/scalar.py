@@ -174,7 +174,9 @@ def activation_operands(
         raise refuse(
             "err_activation_scale_invalid_type",
             f"activation scale of type {type_name(scale)}, expected a number or an fp32 tile; "
-            "pass arrays to the kernel",
+            + (
+                "write it without quotes" if isinstance(scale, str) else "pass arrays to the kernel"
+            ),
         )
     if isinstance(bias, View) and bias.dt in BIAS_TYPES:
         src.append(stretched(bias, data, "activation bias"))

@@ -16,7 +16,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from ..device.pause import without_garbage_collection
 from ..device.refusals import speaking
 from ..device.spec import NeuronCore, using
 from ..device.target import DEFAULT_BEFORE, chosen
+from ..device.unknown import LAUNCH, UnknownName, mended
 from ..program import trace
 from ..program.index import is_integer
 from ..program.program import Program
@@ -133,7 +134,7 @@ def at_users_line(run: Callable, *args: Any) -> Any:
     except (NkiError, WrongArguments) as error:
         raise error.with_traceback(users_frames(error)) from error.__cause__
     except Exception as error:
-        raise error.with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays
+        raise mended(error).with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays
 
 
 def _observers() -> list[Callable[[KernelCall], None]]:
@@ -175,6 +176,16 @@ class Kernel:
         language = "nki" if self.today else "neuronxcc.nki"
         grid = f"[{', '.join(map(str, self.grid))}]" if self.grid else ""
         return f"<{language} kernel {self.name}{grid}{inspect.signature(self.function)}>"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        __tracebackhide__ = True  # as in __call__
+        if name.startswith("_"):
+            raise AttributeError(name)
+        use = LAUNCH.get(name, "kernel.trace(arguments), .check or .profile, or a call")
+        error = UnknownName(
+            "sim_unknown_name", f"a kernel has no .{name}, expected what kernels have; use {use}"
+        )
+        raise error.with_traceback(users_line())
 
     @property
     def name(self) -> str:

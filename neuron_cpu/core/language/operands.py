@@ -225,6 +225,9 @@ def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
     meant = KEYWORDS.get(wrong[1], "").split() if wrong else []
     right = next((one for one in meant if one in names), None)
     mend = CALLS.get(wrong[1] if wrong else function.__name__, "")
+    alike = [f"{name}=" for name in names if wrong and name.startswith(f"{wrong[1]}_")]
+    if alike and not mend:
+        mend = f"say which, {' or '.join(alike)}"
     if right:
         mend = f"the kernel language's keyword is {right}="
     elif not mend and "missing" in told:

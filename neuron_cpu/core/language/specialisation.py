@@ -16,7 +16,9 @@ import torch
 
 from ..device import dtypes
 from ..device.errors import refuse, warn
+from ..device.unknown import LAUNCH
 from ..program import source
+from ..program.index import is_integer
 from ..program.program import Program
 from ..program.view import View
 
@@ -102,10 +104,13 @@ def check_call(function: Callable, args: tuple, kwargs: dict) -> None:
     try:
         taken.bind(*args, **kwargs)
     except TypeError as error:
+        mend = next((LAUNCH[name] for name in kwargs if name in LAUNCH), "pass each of them once")
+        if args and not kwargs and all(map(is_integer, args)):
+            mend = f"choose instances in brackets, {function.__name__}[2](...)"
         raise WrongArguments(
             "sim_arguments",
             f"a call does not fit the parameters ({error}), expected {function.__name__}{taken}; "
-            "pass each of them once",
+            f"{mend}",
             line_of(function),
         ) from None
 
