@@ -598,6 +598,13 @@ class Cache:
     def of(cls, x):
         return cls(x)
 
+    @staticmethod
+    def fill_from_nowhere():
+        rows = 0
+        for _ in nl.affine_range(4):
+            rows += 1
+        return rows
+
     def unused(self):
         self.kept = {}
         for i in nl.affine_range(4):
@@ -627,6 +634,10 @@ def counting(x):
     Cache(x).count()
 
 
+def filling_from_nowhere(x):
+    Cache(x).fill_from_nowhere()
+
+
 def looking_up(x):
     Cache(x).look_up()
 
@@ -649,6 +660,7 @@ def methods_of_a_parameter(cache):
         (filling, Cache.fill, [("sim_loop_side_effect", 2)]),
         (filling_one_made_by_a_class_method, Cache.fill, [("sim_loop_side_effect", 2)]),
         (counting, Cache.count, [("sim_loop_side_effect", 3), ("sim_loop_side_effect", 4)]),
+        (filling_from_nowhere, Cache.fill_from_nowhere, [("sim_loop_rebinding", 4)]),
         (looking_up, Cache.look_up, [("sim_loop_index_value", 2)]),
         (totalling, Cache.total.fget, [("sim_loop_rebinding", 4)]),
         (right_methods, Cache.right, []),

@@ -334,6 +334,22 @@ def mixed(x):
     return x
 
 
+def of_two(x):
+    ncc.all_reduce([x, x], [x], [[0, 1]], nl.add)
+    return x
+
+
+def of_none(x):
+    ncc.all_reduce([], [], [[0, 1]], nl.add)
+    return x
+
+
+@pytest.mark.parametrize(("body", "words"), [(of_two, "got 2 and 1"), (of_none, "got 0 and 0")])
+def test_sources_and_destinations_are_as_many(body, words):
+    with pytest.raises(NkiError, match=f"as many sources as destinations, {words}"):
+        both(body)
+
+
 def summed(x):
     ncc.all_reduce([x], [x], [[0, 1]], nl.multiply)
     return x

@@ -109,6 +109,22 @@ def test_addresses_are_each_cores_own():
     assert np.array_equal(kernel[2](x), x[::-1])
 
 
+def test_tiles_of_two_cores_at_one_address_are_two():
+    @nki.jit
+    def kernel(x):
+        """Each core keeps a tile at the same address while the other one writes its own."""
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        me = nl.program_id()
+        tile = nl.ndarray((1, 8), x.dtype, address=(0, 0))
+        nisa.dma_copy(tile, x[me : me + 1, :])
+        nisa.core_barrier(out, (0, 1))
+        nl.store(out[me : me + 1, :], tile)
+        return out
+
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    assert np.array_equal(kernel[2](x), x)
+
+
 def test_an_exchange_waits_for_what_is_sent():
     @nki.jit
     def kernel(x, late):

@@ -135,3 +135,23 @@ def test_an_update_in_place_by_both_is_a_race():
     with pytest.raises(NkiError, match=r"writes x\[.*reads.*err_unexpected_output_dependencies"):
         doubled_in_place[2](x)
     assert np.array_equal(doubled_in_place(x), np.full((8, 8), 2.0))
+
+
+def test_two_accesses_that_share_parts_of_rows_are_a_race():
+    """Elements 0 to 3 and 10 to 13 of one core, 12 to 15 and 22 to 25 of the other."""
+
+    @nki.jit
+    def kernel(state, slots):
+        me = nl.program_id()
+        out = nl.ndarray((2, 2, 4), state.dtype, buffer=nl.shared_hbm)
+        slot, tile = nl.ndarray((1, 1), nl.int32), nl.ndarray((2, 4), state.dtype)
+        nisa.dma_copy(slot, slots[me : me + 1, :])
+        page = state.ap(pattern=[[10, 2], [1, 4]], offset=0, scalar_offset=slot, indirect_dim=0)
+        nisa.dma_copy(tile, page)
+        nisa.dma_copy(out[me], tile)
+        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+        nisa.dma_copy(page, tile)
+        return out
+
+    with pytest.warns(NkiWarning, match="sim_race_of_chosen_rows"):
+        kernel[2](np.zeros((4, 12), np.float32), np.array([[0], [1]], np.int32))

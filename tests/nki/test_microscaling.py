@@ -242,3 +242,22 @@ def test_too_large_values_saturate(monkeypatch, kind):
 
     found = kernel(np.full((32, 4), -1.99, BF16))[kind].astype(np.float32)
     assert (found == -float(ml_dtypes.finfo(TYPES[kind][0]).max)).all()
+
+
+def test_operands_may_have_different_types_and_count_four_values_an_element():
+    kinds = list(TYPES)
+
+    @nki.jit
+    def kernel(a, b):
+        left, right = packed(a, kinds[0]), packed(b, kinds[1])
+        out = nl.ndarray((a.shape[1] // 4, b.shape[1] // 4), nl.float32, buffer=nl.shared_hbm)
+        acc = nl.ndarray(out.shape, nl.float32, buffer=nl.psum)
+        nisa.nc_matmul_mx(acc, left[0], right[0], left[1], right[1])
+        nl.store(out, nl.copy(acc))
+        return out
+
+    a, b = data(5, (32, 4 * 10)), data(6, (32, 4 * 24))
+    left, right = (quantised(t, k).reshape(32, -1, 4) for t, k in zip((a, b), kinds))
+    want = np.einsum("pmv,pnv->mn", left, right)
+    assert np.abs(kernel(a, b) - want).max() <= 1e-5 * np.abs(want).max()
+    assert kernel.trace(a, b).macs == 32 * 4 * 10 * 24

@@ -1,0 +1,143 @@
+"""Words, shapes and figures that a wrong character would change, and no other test reads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from neuronxcc import nki
+from neuronxcc.nki import compiler as ncc
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+from neuronxcc.nki.language import par_dim
+
+from neuron_cpu.core import NkiWarning
+from neuron_cpu.core.device.spec import GEN2
+from neuron_cpu.core.run.boundaries import carriers
+from neuron_cpu.core.time.schedule import schedule
+
+
+def whole(*shape, seed=0):
+    """Small whole numbers: exact in every float type."""
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float32)
+
+
+def result(body, shape, *arrays):
+    """What a kernel stores of the tile that ``body`` makes, and its program."""
+
+    @nki.jit
+    def kernel(*tensors):
+        out = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, body(*tensors))
+        return out
+
+    return np.asarray(kernel(*arrays)), kernel.trace(*arrays)
+
+
+def test_a_smaller_operand_is_broadcast_over_trailing_axes():
+    x, y = whole(16, 4), whole(16, 4, 8, seed=1)
+    for one, other in ((x, y), (y, x)):
+        with pytest.warns(NkiWarning, match=r"broadcasts [^(]*\(16, 4\) .* over [^(]*\(16, 4, 8\)"):
+            found, _ = result(lambda a, b: nl.multiply(nl.load(a), nl.load(b)), y.shape, one, other)
+        assert np.array_equal(found, x[..., None] * y)
+
+
+def test_softmax_sums_as_it_computes_exponentials():
+    found, program = result(lambda x: nl.softmax(nl.load(x), axis=1), (16, 8), whole(16, 8))
+    assert np.allclose(found.sum(1), 1)
+    assert [i.op.name for i in program.instructions].count("tensor_reduce") == 1  # the maximum
+
+
+def test_vectors_of_two_bytes_are_operands():
+    x = whole(16, 8)
+    found, _ = result(
+        lambda x: nisa.tensor_scalar(nl.load(x), np.add, nl.full((16, 1), 3, nl.bfloat16)),
+        x.shape,
+        x,
+    )
+    assert np.array_equal(found, x + 3)
+
+
+def test_products_are_added_up_in_a_placed_tile():
+    """src/nki_samples/reference/allocated_fused_linear.py of nki-samples has this form."""
+    a, b = whole(256, 64), whole(256, 100, seed=1)
+
+    def body(a, b):
+        left = nl.ndarray(
+            (2, par_dim(128), 64),
+            nl.float32,
+            buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(2,)),
+        )
+        sums = nl.ndarray((1, par_dim(64), 100), nl.float32, buffer=ncc.psum.mod_alloc(base_bank=0))
+        right = nl.ndarray(
+            (2, par_dim(128), 100),
+            nl.float32,
+            buffer=ncc.sbuf.mod_alloc(base_addr=2048, num_free_tiles=(2,)),
+        )
+        made = nl.ndarray((par_dim(64), 100), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=8192))
+        for i in nl.affine_range(2):
+            left[i] = nl.load(a[i * 128 : (i + 1) * 128])
+            right[i] = nl.load(b[i * 128 : (i + 1) * 128])
+            sums[0] += nisa.nc_matmul(left[i], right[i])
+        made[...] = nl.copy(sums[0])
+        return made
+
+    assert np.array_equal(result(body, (64, 100), a, b)[0], a.T @ b)
+
+
+def test_instructions_of_a_part_of_a_block_wait_for_that_part_alone():
+    def cost(second):
+        def body(x):
+            blocks = nl.ndarray((2, par_dim(128), 4096), nl.float32)
+            blocks[0, :, 0:2048] = nl.load(x)
+            blocks[0, :, 2048:4096] = nl.load(x)
+            made = nl.copy(blocks[0, :, second : second + 2048])
+            return made
+
+        return schedule(result(body, (128, 2048), whole(128, 2048))[1]).total
+
+    assert cost(0) < cost(2048)
+
+
+def test_engines_of_gen2_but_tensor_e_start_in_20_cycles():
+    assert list(GEN2.engine_start_cycles.values()) == [0, 20, 20, 20]
+
+
+def test_the_dma_engine_of_gen3_turns_short_types_itself(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+    program = result(
+        lambda x: nl.copy(nisa.dma_transpose(x), dtype=nl.float32),
+        (64, 128),
+        np.zeros((128, 64), nl.bfloat16),
+    )[1]
+    ran = schedule(program).program.instructions
+    assert [i.op.name for i in ran].count("dma_transpose") == 1
+
+
+def test_neighbouring_partitions_share_an_engine_of_gen3(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
+
+    def body(x):
+        tile = nl.ndarray((128, 64), nl.float32)
+        tile[120:124, :] = nl.load(x)
+        return tile[120:124, :]
+
+    _, program = result(body, (4, 64), whole(4, 64))
+    lanes = [moved.lanes for moved in schedule(program).transfers.values()]
+    assert lanes[0] == (*(0,) * 15, 4)
+
+
+@pytest.mark.parametrize("through", ["copies", "arithmetic"])
+def test_moves_alone_carry_an_argument_to_a_result(through):
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        first = nl.load(x)
+        second = nl.copy(first)
+        third = nl.copy(second) if through == "copies" else nl.add(second, 1.0)
+        nl.store(out, third)
+        return out
+
+    program = kernel.trace(np.zeros((16, 8), nl.bfloat16))
+    apart = set(program.storages) - carriers(program, program.inputs)
+    assert len(program.storages) == 5
+    assert len(apart) == (through == "arithmetic")  # moves behind it carry the result
