@@ -170,12 +170,12 @@ real: setup-tests
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/guide.py $(CHECKOUTS) --write
 	OMP_NUM_THREADS=1 $(BIN)/python tests/real/modes.py $(CHECKOUTS) --write
 
-# Transformers NeuronX from a clone below PUBLIC=DIR: the features of its guide as a table
-# (docs/libraries.md), and the operators of its graphs.
+# Transformers NeuronX from a clone below PUBLIC=DIR: the operators of its graphs, and the features of its guide as a
+# table of lab/docs/libraries_results.md.
 transformers-neuronx: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-hlo.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/hlo
-	OMP_NUM_THREADS=1 $(BIN)/python tests/real/neuronx.py $(CHECKOUTS)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/real/neuronx.py $(CHECKOUTS) --write
 
 # The 2026 contest's driver and examples, and the winner's upload, unmodified, from clones of
 # aws-neuron/nki-moe and thustorage/NKI-MoE below PUBLIC=DIR; then the table of docs/qwen3_moe.md. A

@@ -12,6 +12,7 @@ import argparse
 import faulthandler
 import functools
 import multiprocessing
+import operator
 import os
 import sys
 import tempfile
@@ -24,6 +25,8 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
+
+from tests.real import page  # noqa: E402
 
 VOCABULARY, PROMPT, LENGTH, POSITIONS = 96, 7, 32, 64
 # No greedy text here has the token that ends one: its treatment differs between families.
@@ -54,19 +57,26 @@ FAMILIES = {
     "GPT2": ("GPT2Config", GPT, "GPT2ForSamplingWithContextBroadcasting"),
     "OPT": ("OPTConfig", SIZES | OPT, "OPTForSampling"),
     "Bloom": ("BloomConfig", GPT | {"hidden_size": 64}, "BloomForSampling"),
+    "GPT2 by tokens": ("GPT2Config", GPT, "gpt2.model.GPT2ForSampling"),
     "GPTJ": ("GPTJConfig", GPT | {"rotary_dim": 8}, "GPTJForSampling"),
     "GPTNeoX": ("GPTNeoXConfig", NEOX, "GPTNeoXForSampling"),
 }
 VERSION = "__version__ = '0.13.x'"  # of 1ade6d7
 LIMIT_SECONDS = 600  # of one row
-ROWS: dict[str, Callable[[], str]] = {}
+RIGHT, OWN, WRONG = "right", "the package's own", "wrong"
+ROWS: dict[str, tuple[str, Callable[[], str]]] = {}
 
 
-def row(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
-    """Make a function the row of a feature: it says what was found, or raises."""
+def row(name: str, outcome: str = RIGHT) -> Callable[[Callable[[], str]], Callable[[], str]]:
+    """Make a function the row of a feature: it says what was found, or raises.
+
+    Args:
+        outcome: what it means that nothing is raised; OWN where the function shows that the package
+            itself computes something else than Hugging Face.
+    """
 
     def add(function: Callable[[], str]) -> Callable[[], str]:
-        ROWS[name] = function
+        ROWS[name] = (outcome, function)
         return function
 
     return add
@@ -96,7 +106,8 @@ def neuron(family: str, ready: bool = True, changes: dict | None = None, **optio
 
     folder = hugging_face(family, **(changes or {}))[1]
     settings = {"batch_size": 1, "tp_degree": 2, "n_positions": POSITIONS, "amp": "f32"} | options
-    made = getattr(transformers_neuronx, FAMILIES[family][2]).from_pretrained(folder, **settings)
+    kind = operator.attrgetter(FAMILIES[family][2])(transformers_neuronx)
+    made = kind.from_pretrained(folder, **settings)
     if ready:
         made.to_neuron()
     return made
@@ -163,9 +174,25 @@ def _families() -> str:
     return "; ".join(f"{family}: {text(family)}" for family in FAMILIES if family != "GPTJ")
 
 
-@row("GPT-J")
-def _gptj() -> str:
-    return text("GPTJ")
+@row("GPT-J", OWN)
+def _first_key() -> str:
+    """Text is that of Hugging Face's model in which each token sees the first key alone.
+
+    A graph of one token has row 0 alone, and GPT-J's mask keeps keys up to the number of the row,
+    not up to its position (hlo.py, decoder_attention_mask_legacy, line 1070).
+    """
+    import torch
+
+    model, ids = hugging_face("GPTJ")[0], prompt()
+    got = neuron("GPTJ").sample(ids, sequence_length=LENGTH, top_k=1)
+    if torch.equal(got, greedy(model, ids)):
+        raise AssertionError("the text is that of Hugging Face, expected another")
+    while ids.shape[1] < LENGTH:
+        mask = torch.full([1, 1, ids.shape[1], ids.shape[1]], torch.finfo(torch.float32).min)
+        mask[..., 0] = 0
+        scores = model(ids, attention_mask=mask).logits[:, -1]
+        ids = torch.cat([ids, scores.argmax(-1, keepdim=True)], dim=1)
+    return f"each token sees the first key alone (hlo.py, line 1070); so limited: {same(got, ids)}"
 
 
 @row("Decoders in HLO")
@@ -507,14 +534,15 @@ def _inside(public: Path, name: str, answer: Any) -> None:
     transformers.logging.set_verbosity_error()
     try:
         with torch.inference_mode():
-            answer.send(("right", ROWS[name]()))
+            outcome, function = ROWS[name]
+            answer.send((outcome, function()))
     except Exception as error:
         traceback.print_exc()
-        answer.send(("wrong", f"{type(error).__name__}: {error}".splitlines()[0][:160]))
+        answer.send((WRONG, f"{type(error).__name__}: {error}".splitlines()[0][:160]))
 
 
 def measure(public: Path, name: str) -> tuple[str, str]:
-    """(right, wrong or ended; what was found)."""
+    """(RIGHT, OWN or WRONG; what was found)."""
     context = multiprocessing.get_context("fork")  # the package compiles in forks, too
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_inside, args=(public, name, theirs))
@@ -523,7 +551,7 @@ def measure(public: Path, name: str) -> tuple[str, str]:
     try:
         found: tuple[str, str] = mine.recv()
     except EOFError:
-        found = ("wrong", f"the process ended with {process.exitcode}")
+        found = (WRONG, f"the process ended with {process.exitcode}")
     process.join()
     return found
 
@@ -533,7 +561,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("public", type=Path)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
     options = parser.parse_args()
+    if options.write and options.rows != list(ROWS):
+        parser.error("--write takes every row, got --rows; leave one of them out.")
     file = options.public / "transformers-neuronx" / "src" / "transformers_neuronx" / "version.py"
     found = file.read_text(encoding="utf-8") if file.is_file() else "none"
     if VERSION not in found:
@@ -547,10 +578,12 @@ def main() -> int:
         table.append((name, *measure(options.public, name)))
         print(f"{name} ({time.monotonic() - began:.0f} s): {table[-1][1]}", file=sys.stderr)
     table += [(name, "none", why) for name, why in WITHOUT.items()]
-    print("| Feature | Outcome | Found |\n|---|---|---|")
-    for cells in table:
-        print(f"| {' | '.join(cells)} |")
-    return int(any(outcome == "wrong" for _, outcome, _ in table))
+    lines = ["| Feature | Outcome | Found |", "|---|---|---|"]
+    shown = "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in table)])
+    print(shown)
+    if options.write:
+        page.put("neuronx", shown)
+    return int(any(outcome == WRONG for _, outcome, _ in table))
 
 
 if __name__ == "__main__":

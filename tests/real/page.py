@@ -62,15 +62,19 @@ def keep(name: str, release: str, row: str, column: str, cell: str) -> None:
 
 def write(name: str) -> None:
     """Bring a table into the page."""
-    begin, end = f"<!-- make real: {name} -->", f"<!-- end of {name} -->"
-    before = PAGE.read_text(encoding="utf-8")
     known, rows = kept(name), _read(name)["rows"]
     table = {
         release: {row: known[release][row] for row in rows if row in known[release]}
         for release in releases.RELEASES
         if release in known
     }
-    shown = as_triangles(table) if name == CROSSES else as_markdown(table, COLUMNS[name])
+    put(name, as_triangles(table) if name == CROSSES else as_markdown(table, COLUMNS[name]))
+
+
+def put(name: str, shown: str) -> None:
+    """Bring a table's text into its place in the page."""
+    begin, end = f"<!-- table of {name} -->", f"<!-- end of {name} -->"
+    before = PAGE.read_text(encoding="utf-8")
     text = f"{begin}\n\n{shown}\n\n{end}"
     pattern = re.escape(begin) + ".*" + re.escape(end)
     after, count = re.subn(pattern, lambda _: text, before, flags=re.DOTALL)
