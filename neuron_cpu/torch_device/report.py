@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rich.table import Table
 
 from neuron_cpu.core import KernelCall, Program
 from neuron_cpu.core.device.spec import using
-from neuron_cpu.core.device.target import DEFAULT, ENVIRONMENT_VARIABLE, chosen
+from neuron_cpu.core.device.target import DEFAULT, DEFAULT_BEFORE, ENVIRONMENT_VARIABLE, chosen
 from neuron_cpu.core.report import bands, report, tables
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time import cost
@@ -88,7 +88,13 @@ class Recorder:
         self._inside: list[Part] = []
         self._last, self._between = "", False
         self._seen: set[Program] = set()
-        self._before: list[tuple[tuple, dict]] = []
+        self._traced: set[str] = set()
+
+    @property
+    def default(self) -> str:
+        """The chip where nobody names one: of the older package where all parts are its graphs."""
+        traced_alone = self.parts and self.parts.keys() <= self._traced
+        return DEFAULT_BEFORE if traced_alone else DEFAULT
 
     def _part(self) -> Part:
         if self._inside:
@@ -110,6 +116,14 @@ class Recorder:
         finally:
             self._inside.pop()
             self._last, self._between = name, False
+
+    def graph(self, name: str, events: Sequence[Event]) -> None:
+        """A call of a graph of torch_neuronx.trace."""
+        self._traced.add(name)
+        with self.region(name, None):
+            for event in events:
+                if event.name not in recording.METADATA_ONLY:
+                    self._note(replace(event, where=""))
 
     def operator(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
         """An operator of PyTorch, or a collective."""
@@ -214,11 +228,11 @@ class Pricer:
 
 def figures(recorder: Recorder, pricer: Pricer) -> dict[str, Any]:
     """Everything that the page and the file say, as plain data."""
-    with using(chosen()):
+    with using(chosen(recorder.default)):
         parts = parts_of(recorder, pricer)
     return {
         "estimated": True,
-        "chip": os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT,
+        "chip": os.environ.get(ENVIRONMENT_VARIABLE) or recorder.default,
         "parts": parts,
         "kernels": [vars(one) for one in recorder.checked],
         "fallbacks": sorted(STATE.fallbacks),
@@ -324,11 +338,11 @@ def _sentences(found: dict[str, Any]) -> list[str]:
 def watched(recorder: Recorder) -> Iterator[None]:
     """The recorder sees what runs inside of the block."""
     STATE.observer, STATE.regions = recorder.operator, recorder.region
-    STATE.before_kernel = recorder.before_kernel
+    STATE.before_kernel, STATE.graphs = recorder.before_kernel, recorder.graph
     try:
         yield
     finally:
-        STATE.observer = STATE.regions = STATE.before_kernel = None
+        STATE.observer = STATE.regions = STATE.before_kernel = STATE.graphs = None
 
 
 @contextmanager

@@ -46,6 +46,8 @@ class _State:
         # sees a kernel's arguments on the host, and gives what sees the call when it is done
         self.before_kernel: Callable[..., Callable] | None = None
         self.regions: Callable[..., Any] | None = None  # opens a compiled graph's call
+        # takes a graph of torch_neuronx.trace that runs: its name, and its events
+        self.graphs: Callable[[str, list], None] | None = None
         self.rank: Any = None  # of kernels' collectives, where processes form a group
         self.used = self.forked = False
         self.current = 0

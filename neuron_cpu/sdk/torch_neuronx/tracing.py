@@ -11,6 +11,8 @@ import io
 import itertools
 import os
 import pickle
+import sys
+import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
@@ -19,14 +21,16 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
+from neuron_cpu import announce
 from neuron_cpu.core.device.target import DEFAULT_BEFORE, chosen, named_cores
-from neuron_cpu.errors import StandInError
+from neuron_cpu.errors import CompileError, StandInError
 from neuron_cpu.runtime import refused
 
 FP8_FLAG = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
 Inputs = Union[torch.Tensor, Tuple[torch.Tensor, ...]]
 Form = List[Tuple[Tuple[int, ...], torch.dtype]]
 _MAGIC = b"neuron_cpu trace 1\n"
+_NUMBERS = itertools.count(1)
 _CORES = 2  # of a trn1.2xlarge, where no variable names them
 
 
@@ -68,30 +72,59 @@ def trace(
             )
     traced = _Traced(func, inputs, not inline_weights_to_neff)
     if cpu_backend:
-        traced(*inputs)
+        traced._run(inputs)
         return traced
     with refused.Refusing(_reads_no_fp8(inputs, compiler_args)):
-        traced(*inputs)
+        traced._run(inputs)
     return traced
 
 
 class NeuronModule(nn.Module):
     """A traced module: it runs on inputs of one form, or of several batches (`dynamic_batch`)."""
 
-    def __init__(self, form: Form, separate: bool) -> None:
+    def __init__(self, form: Form, separate: bool, name: str) -> None:
         super().__init__()
         self._form, self._separate, self._batches = form, separate, False
+        self._name = f"trace {next(_NUMBERS)}: {name}"
+        self._events: Optional[List[Any]] = None  # of its graph, where a report asks for them
 
     def forward(self, *inputs: torch.Tensor) -> Any:
         form = _form(inputs)
         if form == self._form:
-            return self._run(inputs)
+            return self._call(inputs)
         if self._batches and [_row(one) for one in form] == [_row(one) for one in self._form]:
-            return _in_parts(self._run, inputs, self._form[0][0][0])
+            return _in_parts(self._call, inputs, self._form[0][0][0])
         raise ValueError(
             f"The traced module takes inputs of {_words(self._form)}, got {_words(form)}; pad "
             "them, or trace it anew."
         )
+
+    def _call(self, inputs: Sequence[torch.Tensor]) -> Any:
+        """Run the module, and tell the report of `neuron_cpu run --report` where one is written."""
+        state = sys.modules.get(f"{announce.ROOM}.state")
+        if state is not None and state.STATE.graphs is not None:
+            if self._events is None:
+                self._events = self._listed()
+            state.STATE.graphs(self._name, self._events)
+        return self._run(inputs)
+
+    def _compiled(self, func: Callable[..., Any]) -> Tuple[Any, "_Flat"]:
+        """The graph of a function of the module's inputs; CompileError where values are read."""
+        runtime, flat = _runtime(), _Flat(func)
+        examples = [torch.zeros(shape, dtype=dtype) for shape, dtype in self._form]
+        with runtime.ranks.rank_context(runtime.ranks.Group(0, 1)):
+            return runtime.graph.compile_graph(flat, examples, {}, "traced", 0), flat
+
+    def _listed(self) -> List[Any]:
+        """What the graph runs; nothing, and a warning, where the module reads values."""
+        try:
+            return self._compiled(self._unwatched)[0].record.events
+        except CompileError as error:
+            warnings.warn(f"The report lacks {self._name}: {error}", stacklevel=2)
+            return []
+
+    def _unwatched(self, *inputs: torch.Tensor) -> Any:
+        return self._run(inputs)
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> Any:
         raise NotImplementedError
@@ -134,18 +167,16 @@ class _Traced(NeuronModule):
     """Runs a module of Python."""
 
     def __init__(self, func: Callable[..., Any], inputs: Sequence[torch.Tensor], separate: bool):
-        super().__init__(_form(inputs), separate)
-        self._func, self._examples = func, [torch.zeros_like(tensor) for tensor in inputs]
+        super().__init__(_form(inputs), separate, getattr(func, "__name__", type(func).__name__))
+        self._func = func
 
     def _run(self, inputs: Sequence[torch.Tensor]) -> Any:
         with torch.no_grad():
             return self._func(*inputs)
 
     def _content(self) -> Dict[str, Any]:
-        runtime, flat = _runtime(), _Flat(self._func)
-        with runtime.ranks.rank_context(runtime.ranks.Group(0, 1)):
-            tape = runtime.graph.compile_graph(flat, self._examples, {}, "traced", 0).tape
-        known = dict(flat.named_parameters())
+        compiled, flat = self._compiled(self._func)
+        tape, known = compiled.tape, dict(flat.named_parameters())
         return {
             "graph": tape.to_bytes(),
             "weights": {name: known[name].detach() for name in tape.weights},
@@ -175,8 +206,8 @@ class _Flat(nn.Module):
 class _Loaded(NeuronModule):
     """Runs the graph of a file."""
 
-    def __init__(self, content: Dict[str, Any]) -> None:
-        super().__init__(content["form"], content["separate"])
+    def __init__(self, content: Dict[str, Any], name: str) -> None:
+        super().__init__(content["form"], content["separate"], name)
         self._batches, self._file = content["batches"], content
         self._tree = _pytree.treespec_loads(content["tree"])
         self._tape = _runtime().tape.Tape.from_bytes(content["graph"])
@@ -204,7 +235,7 @@ def _load(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) ->
         return original(file, *args, **kwargs)
     try:
         found = torch.load(io.BytesIO(content), weights_only=False)
-        loaded = _Loaded(found)
+        loaded = _Loaded(found, os.path.basename(str(getattr(file, "name", file))))
     except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
         reason = " ".join(str(error).split())[:120]
         raise StandInError(
@@ -268,7 +299,7 @@ class DataParallel(nn.Module):
                 f"DataParallel without dynamic batching got {length} along dimension {self.dim}, "
                 f"expected {compiled} for each of {len(self.device_ids)} cores; pad the input."
             )
-        return _in_parts(self.module._run, inputs, compiled, self.dim)
+        return _in_parts(self.module._call, inputs, compiled, self.dim)
 
 
 def dynamic_batch(neuron_script: NeuronModule) -> NeuronModule:
