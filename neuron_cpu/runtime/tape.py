@@ -105,8 +105,14 @@ class Tape:
 
     @staticmethod
     def from_bytes(content: bytes) -> Tape:
-        """The graph of a file that `to_bytes` made."""
-        form, tape = pickle.loads(content)
+        """The graph of a file that `to_bytes` made; CompileError for any other."""
+        try:
+            form, tape = pickle.loads(content)
+        except Exception as error:  # foreign bytes can mean anything to pickle
+            raise CompileError(
+                f"A graph of {len(content)} bytes is not one of neuron_cpu or is cut short "
+                f"({type(error).__name__}), expected what its compiler wrote; compile again."
+            ) from error
         if form != FORMAT:
             raise CompileError(f"A graph is {form!r}, expected {FORMAT!r}; compile again.")
         tape.nodes = [_resolved(node) for node in tape.nodes]

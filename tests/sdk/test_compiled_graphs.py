@@ -346,3 +346,18 @@ def test_a_file_of_another_form_is_refused():
 
     with pytest.raises(CompileError, match="compile again"):
         tape.Tape.from_bytes(pickle.dumps(("graph 0", None)))
+
+
+@pytest.mark.parametrize("kept", [0, 30, 0.5, 0.99, "NEFF", "a pickle"])
+def test_a_graph_from_elsewhere_or_cut_short_is_told(kept):
+    with rank_context(Group(0, 1)):
+        made = generate_hlo(Layer(), torch.zeros(4, 8))
+    whole = neuron_xla_compile(made.hlo_module.SerializeToString())
+    foreign = {"NEFF": b"NEFF" * 99, "a pickle": b"cneuronx_of_another\nGraph\n."}
+    if kept in foreign:
+        content = foreign[kept]
+    else:
+        content = whole[: int(kept * len(whole)) if kept < 1 else kept]
+    model = SPMDModel(content, b"", 1, 1)
+    with pytest.raises(CompileError, match="not one of neuron_cpu or is cut short"):
+        model.initialize([], [{}], 0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import pickle
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import neuronxcc.nki as nki
@@ -13,9 +15,11 @@ import pytest
 import torch
 import torch_neuronx
 from torch import nn
+from torch_neuronx import scripting
 
 from neuron_cpu.errors import StandInError
 
+scripting.install()  # as NxD's model builder does
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOADS = """
 import neuron_cpu; neuron_cpu.ensure_sdk()
@@ -103,14 +107,45 @@ def test_what_reads_values_is_no_graph(tmp_path):
     assert not (tmp_path / "model.pt").exists()
 
 
-@pytest.mark.parametrize("kept", [20, 200, 0.5, 0.99])
-def test_a_file_that_is_cut_short_is_told(traced, tmp_path, kept):
+def of_a_device() -> bytes:
+    """TorchScript that names a class of the device's runtime."""
+    whole, changed = io.BytesIO(), io.BytesIO()
+    torch.jit.save(torch.jit.script(nn.Linear(2, 3)), whole)
+    with zipfile.ZipFile(whole) as old, zipfile.ZipFile(changed, "w") as new:
+        for entry in old.namelist():
+            text = old.read(entry)
+            if entry.endswith(".py"):
+                text = text.replace(
+                    b"bias : Tensor", b"bias : __torch__.torch.classes.neuron.Model"
+                )
+            new.writestr(entry, text)
+    return changed.getvalue()
+
+
+def cut(content: bytes, kept: float) -> bytes:
+    return content[: int(kept * len(content)) if kept < 1 else int(kept)]
+
+
+@pytest.mark.parametrize("kept", [0, 10, 20, 200, 0.5, 0.99])
+@pytest.mark.parametrize("kind", ["traced", "TorchScript", "NxD's"])
+def test_a_file_that_is_cut_short_is_told(traced, tmp_path, kind, kept):
     path = tmp_path / "model.pt"
-    torch.jit.save(traced[1], path)
-    content = path.read_bytes()
-    path.write_bytes(content[: kept if kept > 1 else int(kept * len(content))])
-    with pytest.raises(StandInError, match="cannot be read .* save it again"):
+    if kind == "NxD's":
+        path.write_bytes(scripting._MAGIC + pickle.dumps([*range(1000)]))
+    else:
+        torch.jit.save(traced[1] if kind == "traced" else torch.jit.script(traced[0].conv), path)
+    path.write_bytes(cut(path.read_bytes(), kept))
+    with pytest.raises(StandInError, match=r"model.pt cannot be read \(.* save it again"):
         torch.jit.load(path)
+
+
+def test_files_from_elsewhere_are_told(tmp_path):
+    path = tmp_path / "model.pt"
+    unknown = scripting._MAGIC + b"cneuronx_of_another_release\nModel\n."
+    for content in (of_a_device(), unknown, b"NEFF" * 50):
+        path.write_bytes(content)
+        with pytest.raises(StandInError, match=r"cannot be read \(.*\), expected a whole file of"):
+            torch.jit.load(path)
 
 
 def test_torchscript_is_loaded_as_before(tmp_path):

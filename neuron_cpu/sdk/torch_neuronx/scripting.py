@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from neuron_cpu.closed import Closed
 
 from .spmd import SPMDModel
+from .tracing import told_of
 
 _MAGIC = b"neuron_cpu model 1\n"
 _HOST = "privateuseone"  # the runtime's device: memory of a rank
@@ -78,7 +79,8 @@ def install() -> None:
         if isinstance(file, (str, bytes)) or hasattr(file, "__fspath__"):
             with open(file, "rb") as opened:
                 if opened.read(len(_MAGIC)) == _MAGIC:
-                    return Loaded(pickle.load(opened))
+                    with told_of(file):
+                        return Loaded(pickle.load(opened))
         return originals["load"](file, *args, **kwargs)
 
     for own in (script, trace, save, load):

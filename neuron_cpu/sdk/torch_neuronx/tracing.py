@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Union, cast
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union, cast
 
 import torch
 from torch import nn
@@ -30,6 +30,10 @@ FP8_FLAG = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
 Inputs = Union[torch.Tensor, Tuple[torch.Tensor, ...]]
 Form = List[Tuple[Tuple[int, ...], torch.dtype]]
 _MAGIC = b"neuron_cpu trace 1\n"
+_OF_PICKLE = (
+    *(RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError),
+    pickle.UnpicklingError,
+)
 _NUMBERS = itertools.count(1)
 _CORES = 2  # of a trn1.2xlarge, where no variable names them
 
@@ -222,6 +226,21 @@ class _Loaded(NeuronModule):
         return self._file | {"batches": self._batches}
 
 
+@contextlib.contextmanager
+def told_of(file: Any, kinds: Tuple[Type[Exception], ...] = _OF_PICKLE) -> Iterator[None]:
+    """Errors of these kinds mean that a file is cut short or comes from elsewhere."""
+    try:
+        yield
+    except StandInError:
+        raise
+    except kinds as error:
+        reason = " ".join(str(error).split())[:120]
+        raise StandInError(
+            f"{file} cannot be read ({reason}), expected a whole file of torch.jit.save, written "
+            "here or with TorchScript alone; save it again."
+        ) from error
+
+
 def _load(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.jit.load`, of a traced module's file too. StandInError for one that is cut short."""
     if isinstance(file, (str, os.PathLike)):
@@ -232,16 +251,11 @@ def _load(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) ->
         content = file.read() if file.read(len(_MAGIC)) == _MAGIC else None
         file.seek(start)
     if content is None:
-        return original(file, *args, **kwargs)
-    try:
+        with told_of(file, (RuntimeError,)):
+            return original(file, *args, **kwargs)
+    with told_of(file):
         found = torch.load(io.BytesIO(content), weights_only=False)
         loaded = _Loaded(found, os.path.basename(str(getattr(file, "name", file))))
-    except (RuntimeError, EOFError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise StandInError(
-            f"The traced module {file} cannot be read ({reason}), expected a whole file of "
-            "torch.jit.save; save it again."
-        ) from error
     extra = kwargs.get("_extra_files")
     if extra is not None:
         extra.update({name: found["extra"].get(name, "") for name in extra})
