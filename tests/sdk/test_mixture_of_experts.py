@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+import transformers
 from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
+from neuronx_distributed.modules.moe.model import MoE
 from neuronx_distributed.modules.moe.routing import RouterTopK
 from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
+from torch.utils.flop_counter import FlopCounterMode
 
 from neuron_cpu.runtime.ranks import Group, rank_context
 
@@ -29,15 +34,101 @@ SHAPE = dict(
 
 
 PROMPT = [5, 17, 101, 3, 44, 9]
+BLOCKS = {"blockwise_matmul_config": {"block_size": 4}}
 
 
-@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.full), {"tp_degree": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.full),
+        {"tp_degree": 2},
+        {"tp_degree": 2, "batch_size": 2, **BLOCKS},
+    ],
+)
 def test_logits_equal_hugging_face(options, qwen, generate, reference):
     model, app = qwen(**options)
-    tokens, logits = reference(model, PROMPT, 5)
-    output = generate(app, [PROMPT], 5, return_dict_in_generate=True, output_logits=True)
-    assert torch.equal(output.sequences[0, len(PROMPT) :], tokens)
-    torch.testing.assert_close(torch.cat(output.logits), logits, rtol=0, atol=1e-4)
+    prompts = [PROMPT, PROMPT[3:]][: options.get("batch_size", 1)]
+    output = generate(app, prompts, 5, return_dict_in_generate=True, output_logits=True)
+    for row, prompt in enumerate(prompts):
+        tokens, logits = reference(model, prompt, 5)
+        assert torch.equal(output.sequences[row, -5:], tokens)
+        made = torch.stack([step[row] for step in output.logits])
+        torch.testing.assert_close(made, logits, rtol=0, atol=1e-4)
+
+
+# experts, best of each token, block, batch, tokens of a row, where the router sends the tokens,
+# and the rows that experts compute
+BLOCKWISE: list[Any] = [
+    ("mixtral", 8, 2, 16, 1, 77, "anywhere", 272),
+    ("mixtral", 8, 2, 16, 2, 41, "one", 272),
+    ("mixtral", 8, 2, 512, 1, 641, "empty", 5120),
+    ("qwen3_moe", 16, 8, 8, 1, 61, "empty", 600),
+    ("qwen3_moe", 128, 8, 512, 1, 545, "anywhere", 69632),
+    # all experts: fewer choices than a block, and fewer rows than blocks
+    ("mixtral", 8, 2, 512, 1, 255, "anywhere", 2040),
+    ("mixtral", 8, 2, 512, 1, 640, "one", 5120),
+    ("qwen3_moe", 16, 8, 8, 61, 1, "anywhere", 976),  # a step of tokens
+]
+
+
+def theirs(family: str, experts: int, best: int) -> torch.nn.Module:
+    """The block of transformers, with seeded weights."""
+    sizes: dict[str, Any] = {"hidden_size": 12, "num_experts_per_tok": best}
+    if family == "mixtral":
+        config = transformers.MixtralConfig(
+            intermediate_size=10, num_local_experts=experts, **sizes
+        )
+        made = transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock(config)
+    else:
+        config = transformers.Qwen3MoeConfig(
+            moe_intermediate_size=10, num_experts=experts, norm_topk_prob=True, **sizes
+        )
+        made = transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeSparseMoeBlock(config)
+    torch.manual_seed(1)
+    for weight in made.parameters():
+        weight.data.normal_(0, 0.3)
+    return made.eval()
+
+
+def ours(model: torch.nn.Module, experts: int, best: int, block: int) -> MoE:
+    """The stand-in's, with the same weights."""
+    with rank_context(Group(0, 1)):
+        mlps = ExpertMLPs(
+            experts, best, 12, 10, "silu", True, None, normalize_top_k_affinities=True,
+            block_size=block,
+        )  # fmt: skip
+    made = MoE(RouterTopK(experts, best, 12), mlps).eval()
+    made.router.linear_router.weight = model.gate.weight
+    for number, expert in enumerate(model.experts):
+        names = ("gate_proj", "up_proj", "down_proj") if hasattr(expert, "up_proj") else None
+        gate, up, down = (getattr(expert, name).weight.t() for name in names or ("w1", "w3", "w2"))
+        mlps.mlp_op.gate_up_proj.weight.data[number] = torch.cat((gate, up), 1)
+        mlps.mlp_op.down_proj.weight.data[number] = down
+    return made
+
+
+@pytest.mark.parametrize(
+    ("family", "experts", "best", "block", "batch", "length", "sent", "rows"), BLOCKWISE
+)
+def test_a_prompt_runs_in_blocks_where_they_have_fewer_rows(
+    family, experts, best, block, batch, length, sent, rows
+):
+    model = theirs(family, experts, best)
+    x = torch.randn((batch, length, 12), generator=torch.Generator().manual_seed(2))
+    x[..., 0] = 9.0
+    if sent != "anywhere":  # to expert 3, or nothing to it
+        model.gate.weight.data[3] = torch.eye(12)[0] * (9 if sent == "one" else -9)
+    made = ours(model, experts, best, block)
+    counted = FlopCounterMode(display=False)
+    with torch.no_grad(), rank_context(Group(0, 1)), counted:
+        (found,) = made(x)
+    products = counted.get_flop_counts()["Global"]
+    assert products[torch.ops.aten.bmm] == 2 * rows * 3 * 12 * 10
+    assert rows <= experts * batch * length
+    with torch.no_grad(), rank_context(Group(0, 1)):
+        torch.testing.assert_close(found, model(x)[0], rtol=1e-5, atol=1e-5)
+        made.expert_mlps.block_size = 2 * best * batch * length  # all experts
+        torch.testing.assert_close(found, made(x)[0], rtol=1e-5, atol=1e-5)
 
 
 def experts(capacity_factor=None, glu_mlp=True, **options):

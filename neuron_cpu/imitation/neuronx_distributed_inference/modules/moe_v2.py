@@ -55,6 +55,7 @@ def initialize_moe_module(
         glu_mlp=neuron_config.glu_mlp,
         capacity_factor=neuron_config.capacity_factor,
         normalize_top_k_affinities=neuron_config.normalize_top_k_affinities,
+        block_size=neuron_config.blockwise_matmul_config.block_size,
         dtype=neuron_config.torch_dtype,
         bias=experts_bias,
         early_expert_affinity_modulation=neuron_config.early_expert_affinity_modulation,
