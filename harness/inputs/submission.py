@@ -23,7 +23,8 @@ MODEL_CLASSES = dict.fromkeys(schema.FORMS, "NeuronLlamaForCausalLM")
 MODEL_CLASSES["qwen3_moe"] = "NeuronQwen3MoeForCausalLM"
 # the same of the SDK's own models: module and class; of a family that has none, models/extended.py
 # without kernels
-BASELINES = dict.fromkeys(schema.FORMS, ("models.extended", "NeuronLlamaForCausalLM"))
+_EXTENDED = "models.extended", "NeuronLlamaForCausalLM"
+BASELINES = dict.fromkeys(schema.FORMS, _EXTENDED)
 BASELINES |= {
     name: (
         f"neuronx_distributed_inference.models.{name}.modeling_{name}",
@@ -69,6 +70,11 @@ def find(name: str) -> Path:
         f"{' or '.join(map(str, roots))}; give --llama a module name, of this project "
         f"{', '.join(OWN_MODULES)}, or the path of a .py file."
     )
+
+
+def baseline_file(model_type: str) -> Optional[Path]:
+    """The file of this project that is the baseline; None where the SDK has a model of the type."""
+    return BEYOND[REPOSITORY / "llama.py"] if BASELINES[model_type] == _EXTENDED else None
 
 
 def module_name(path: Path) -> str:

@@ -194,11 +194,14 @@ class Host:
         return bool(self.job.source and submission.place_of(error, self.job.source))
 
     def where(self, error: BaseException) -> str:
-        """Which line of the submission raised what, or that the SDK's own model did."""
-        if self.job.source is None:
-            whose = "the SDK's own" if self.job.settings.swap is None else "transformers'"
+        """Which line of the submission or of this project's baseline raised what, or that the
+        SDK's own model did."""
+        job, swaps = self.job, self.job.settings.swap is not None
+        source = job.source or (None if swaps else submission.baseline_file(job.model_type))
+        if source is None:
+            whose = "transformers'" if swaps else "the SDK's own"
             return f"{whose} model {submission.raised(error)}"
-        return submission.where(error, self.job.source)
+        return submission.where(error, source)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from harness.processes.worker import Host, Job
 from harness.session import model as session_model
 from harness.settings import LONGEST_PREFILL
 from neuron_cpu.runtime import graph
+from tests.conftest import REPOSITORY
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 160
@@ -150,6 +152,17 @@ def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeyp
 def test_an_error_of_the_sdk_s_own_model_is_not_called_the_submission_s(tiny, tmp_path):
     host = Host(Job(settings_of(tiny), tiny, 0, None, None, tmp_path, None, False), print)
     assert host.where(IndexError("5")) == "the SDK's own model raised IndexError: 5"
+
+
+def test_an_error_of_this_project_s_baseline_names_its_line(tiny, tmp_path):
+    """NxDI has no Gemma 2, so that models/extended.py without kernels is the baseline."""
+    job = Job(settings_of(tiny), tiny, 0, None, None, tmp_path, None, False, model_type="gemma2")
+    host, extended = Host(job, print), REPOSITORY / "models" / "extended.py"
+    with pytest.raises(Exception) as raised:
+        host.model_class(None, 5)
+    found = host.where(raised.value)
+    assert re.match(rf"{REPOSITORY}/[\w/]+\.py, line \d+, raised ", found), found
+    assert host.where(IndexError("5")) == f"Code outside of {extended} raised IndexError: 5"
 
 
 def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeypatch):

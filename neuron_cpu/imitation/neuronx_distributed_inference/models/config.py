@@ -327,8 +327,8 @@ class MoENeuronConfig(NeuronConfig):
     """NeuronConfig of a mixture of experts.
 
     `capacity_factor` None drops no tokens. `glu_mlp` gives experts a gate. The router's
-    configuration has its activation and type. `blockwise_matmul_config` chooses among equal ways to
-    compute a prompt's experts.
+    configuration has its activation and type. `block_size` of `blockwise_matmul_config` is
+    the tokens of a block of a prompt's experts.
     """
 
     library = EXPERTS
