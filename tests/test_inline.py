@@ -12,6 +12,8 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
+import rich.console
+import rich.jupyter
 import torch
 
 from neuron_cpu import inline
@@ -55,6 +57,12 @@ def test_a_call_is_judged_and_timed_by_its_shapes(kernel, x, tmp_path: Path) -> 
         shown.save(tmp_path / "page.html")
         page = (tmp_path / "page.html").read_text(encoding="utf-8")
         assert html.escape(page) in shown._repr_html_() and kernel.name in page
+
+
+def test_a_notebook_shows_the_result_alone(monkeypatch) -> None:
+    monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
+    monkeypatch.setattr(rich.jupyter, "display", lambda *_: pytest.fail("shown below the cell"))
+    assert "µs" in str(doubled.profile("64x8:f32"))
 
 
 def test_what_is_wrong_is_told(monkeypatch) -> None:

@@ -48,7 +48,14 @@ def output(piped_width: int, file: Optional[TextIO] = None, quiet: bool = False)
 
 def written_to(file: TextIO, width: int, styled: bool) -> Console:
     """The same for text that is shown elsewhere, with colours where `styled`."""
-    return _Output(file=file, width=width, force_terminal=styled, markup=False, highlight=False)
+    return _Output(
+        file=file,
+        width=width,
+        force_terminal=styled,
+        force_jupyter=False,  # else a notebook shows each line below its cell, and the file none
+        markup=False,
+        highlight=False,
+    )
 
 
 def table_of(columns: str, title: Optional[str] = None) -> Table:
