@@ -40,33 +40,39 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=positive, default=60, help="seconds that a check may take (60)"
     )
+    kernels.declare_files(parser, json="write the states of all lessons, or what is asked of one")
 
 
 def run(args: argparse.Namespace) -> int:
     """Show progress, or one lesson; 1 where its check fails."""
     folder = usual_folder(args.language) if args.folder is None else args.folder
     book = Workbook(folder, args.language)
-    console = terminal.output(kernels.PIPED_WIDTH)
+    console = kernels.output(args)
     if args.lesson is None:
         for option in ("hint", "solution"):
             if getattr(args, option):
                 raise UsageError(
                     f"--{option} without a lesson, expected one: neuron_cpu learn 1 --{option}."
                 )
-        _show_progress(console, book)
+        kernels.write_json(args, console, _show_progress(console, book), "states")
         return 0
     lesson = _lesson(args.lesson)
     if args.solution:
-        _say(console, lesson.track(args.language).solution.strip())
+        solution = lesson.track(args.language).solution.strip()
+        _say(console, solution)
+        kernels.write_json(args, console, {"lesson": lesson.name, "solution": solution})
         print(f"\nFrom {terminal.here(str(lesson.page))}", file=sys.stderr)
         return 0
     if args.hint:
-        most = len(lesson.track(args.language).hints)
-        for number, text in enumerate(book.next_hints(lesson), 1):
+        most, hints = len(lesson.track(args.language).hints), book.next_hints(lesson)
+        for number, text in enumerate(hints, 1):
             _say(console, f"Hint {number} of {most}\n\n{text}\n")
+        kernels.write_json(args, console, {"lesson": lesson.name, "hints": hints})
         return 0
     with variable(kernels.TARGET, TARGETS[args.language]):
-        return _check(console, book, lesson, args.time_limit)
+        passed, content = _check(console, book, lesson, args.time_limit)
+    kernels.write_json(args, console, content, "verdict")
+    return 0 if passed else 1
 
 
 def _lesson(text: str) -> Lesson:
@@ -79,7 +85,8 @@ def _lesson(text: str) -> Lesson:
     )
 
 
-def _show_progress(console: Any, book: Workbook) -> None:
+def _show_progress(console: Any, book: Workbook) -> list[dict[str, Any]]:
+    """Print the state of each lesson, and return them for --json."""
     states = {lesson: book.state(lesson) for lesson in LESSONS}
     passed = sum(state.startswith(PASSED) for state in states.values())
     title = f"{passed} of {len(LESSONS)} lessons passed, in {book.folder.resolve()}"
@@ -88,6 +95,9 @@ def _show_progress(console: Any, book: Workbook) -> None:
         table.add_row(str(lesson.number), lesson.title, lesson.teaches, state)
     terminal.print_table(console, table, (), "what it teaches")
     _show_next(console, book)
+    return [
+        {"lesson": one.name, "number": one.number, "state": state} for one, state in states.items()
+    ]
 
 
 def _show_next(console: Any, book: Workbook) -> None:
@@ -98,8 +108,10 @@ def _show_next(console: Any, book: Workbook) -> None:
         _say(console, f"Next: {following.command(book.language)} ({following.title})")
 
 
-def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
-    """Show the task, judge the learner's copy, record a pass."""
+def _check(
+    console: Any, book: Workbook, lesson: Lesson, seconds: int
+) -> tuple[bool, dict[str, Any]]:
+    """Show the task, judge the learner's copy, record a pass; the verdict as --json has it."""
     from ..judge import exercises
 
     made = book.begin(lesson)
@@ -113,16 +125,23 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
         with kernels.told_as_usage(kernel, target):
             found = exercises.check(kernel, asked)
     _show_verdicts(console, found.verdicts, lesson, asked.faster is not None)
+    content = {
+        "lesson": lesson.name,
+        "passed": not found.missing,
+        "missing": found.missing,
+        "speedup": found.speedup,
+        "cases": [one.to_json() for one in found.verdicts],
+    }
     if found.missing:
         _say(console, f"\nNot passed: {'; '.join(found.missing)}.")
         _say(console, f"Edit your copy and run this again, or: {command} --hint")
-        return 1
+        return False, content
     book.note_passed(lesson)
     times = "" if found.speedup is None else f", {exercises.compared(found.speedup)}"
     _say(console, f"\nLesson {lesson.number} passed{times}.")
     _say(console, f"A solution to compare with: {command} --solution")
     _show_next(console, book)
-    return 0
+    return True, content
 
 
 def _show_verdicts(console: Any, verdicts: list, lesson: Lesson, timed: bool) -> None:

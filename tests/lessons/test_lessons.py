@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import warnings
@@ -153,6 +154,22 @@ def test_progress(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
     Path(file_name(FIRST)).write_text(FIRST.track(TODAY).solution + "# mine\n")
     assert learn() == 0 and "passed, then edited" in words(capsys)
     assert not Path("nki_lessons").exists()
+
+
+def test_json(capsys: pytest.CaptureFixture) -> None:
+    """On standard output alone, with the tables beside it; --quiet leaves them out."""
+    lesson = LESSONS[0]
+    assert learn(lesson.number, "--json", "-") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["lesson"] == lesson.name and found["missing"] and not found["passed"]
+    assert found["cases"]
+    for asked, key in (("--hint", "hints"), ("--solution", "solution")):
+        assert learn(lesson.number, asked, "--json", "-", "--quiet") == 0
+        assert json.loads(capsys.readouterr().out)[key]
+    assert learn("--json", "states.json", "--quiet") == 0
+    states = json.loads(Path("states.json").read_text(encoding="utf-8"))
+    assert not capsys.readouterr().out and len(states) == len(LESSONS)
+    assert states[0]["state"] == "begun" and states[1]["state"] == "not begun"
 
 
 def test_a_copy_is_never_overwritten(capsys: pytest.CaptureFixture) -> None:
