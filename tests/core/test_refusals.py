@@ -7,9 +7,11 @@ need a whole kernel (outputs, grids, annotations) stand further down.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -878,3 +880,17 @@ def test_error_classes() -> None:
     with pytest.raises(SyntaxError, match="Size of partition dimension 256 exceeds architecture"):
         run(kernel_of(lambda x: tile(256, 64)))
     assert np.issubdtype(nl.float32, np.floating)
+
+
+def test_five_of_six_refusals_say_what_mends_them() -> None:
+    """The others list all that is legal, or no one edit mends them: a mend follows a semicolon."""
+    mends = [
+        "; " in ast.unparse(call.args[1])
+        for path in Path(core_errors.__file__).parents[1].rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Name)
+        and call.func.id == "refuse"
+        and len(call.args) > 1
+    ]
+    assert len(mends) > 300 and sum(mends) >= len(mends) * 5 / 6

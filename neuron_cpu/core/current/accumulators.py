@@ -124,7 +124,8 @@ def reducing(
     if not isinstance(command, reduce_cmd):
         raise refuse(
             "sim_reduce_command",
-            f"{how.what} with reduce_cmd={command!r}, expected a member of nisa.reduce_cmd",
+            f"{how.what} with reduce_cmd={command!r}, expected a member of nisa.reduce_cmd; "
+            "write nisa.reduce_cmd.reset_reduce or another",
         )
     tracer = trace.current(f"nisa.{how.what}")
     registers = tracer.accumulators.setdefault(how.engine, Registers())

@@ -45,7 +45,9 @@ class ReplicaGroup:
         members = [rank for ranks in self.groups for rank in ranks]
         if len(set(members)) != len(members) or not all(self.groups):
             raise refuse(
-                "sim_replica_group", f"ReplicaGroup({groups}), expected disjoint lists of ranks"
+                "sim_replica_group",
+                f"ReplicaGroup({groups}), expected disjoint lists of ranks; "
+                "name each rank once, as [[0, 1], [2, 3]]",
             )
 
     @property
@@ -260,7 +262,8 @@ def collective_permute(
     if any(len(set(side)) != len(pairs) for side in zip(*pairs)):
         raise refuse(
             "sim_replica_group",
-            f"{what} with pairs {pairs}, expected every rank once as a source and as a target",
+            f"{what} with pairs {pairs}, expected every rank once as a source and as a target; "
+            "name each rank in two pairs, as [0, 1] and [1, 0]",
         )
     members = tuple(sorted({rank for pair in pairs for rank in pair}))
     own = ranks.own().rank

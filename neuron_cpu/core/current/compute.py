@@ -202,7 +202,11 @@ def tensor_scalar_reduce(
     what = "tensor_scalar_reduce"
     target, source = alike(what, tensor(dst, what), tensor(data, what))
     if reverse0:
-        raise refuse("sim_unsupported_reverse", f"{what} with reverse0=True, expected False")
+        raise refuse(
+            "sim_unsupported_reverse",
+            f"{what} with reverse0=True, expected False; "
+            "use nisa.tensor_scalar with it, then nisa.tensor_reduce",
+        )
     src = [source]
     steps = (step(f"{what} operand0", operator(op0, what), operand0, False, src),)
     initial = 0.0 if reduce_init is None else real(reduce_init, f"{what} reduce_init")
@@ -404,7 +408,9 @@ def activation(
     src, attrs = scalar.activation_operands(code, source, bias, scale, constants)
     if code == "reciprocal" and bias is not None and not constants:
         raise refuse(
-            "sim_newer_core", "activation(nl.reciprocal) with a bias on gen2, expected none"
+            "sim_newer_core",
+            "activation(nl.reciprocal) with a bias on gen2, expected none; "
+            "add it first with nisa.tensor_scalar",
         )
     src, attrs = scalar.without_copied_bias(src, attrs)
     if reduce_op is not None:

@@ -163,7 +163,10 @@ def register_store(dst: View, src: VirtualRegister) -> None:
 def _one_element(tensor: Any, what: str) -> None:
     if not isinstance(tensor, View) or tensor.size != 1:
         got = tensor.label() if isinstance(tensor, View) else type(tensor).__name__
-        raise refuse("sim_register_operand", f"{what} of {got}, expected a tensor of one element")
+        raise refuse(
+            "sim_register_operand",
+            f"{what} of {got}, expected a tensor of one element; slice one, tile[0:1, 0:1]",
+        )
 
 
 LIMIT = 1 << 20  # iterations of one device loop: a condition that never fails ends here
@@ -271,7 +274,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, step: int = 1) -> None
             raise refuse(
                 "sim_loop_body",
                 "the body of nl.fori_loop returns a value, expected none: state crosses "
-                "iterations in SBUF or HBM",
+                "iterations in SBUF or HBM; write it there with nisa.tensor_copy or nisa.dma_copy",
             )
 
 
@@ -288,11 +291,12 @@ def while_loop(init: Any, body_fun: Callable) -> None:
             raise refuse(
                 "sim_loop_body",
                 f"the body of nl.while_loop returns {type(condition).__name__}, expected the "
-                "register of the next condition",
+                "register of the next condition; return what nisa.register_alloc gave",
             )
     raise refuse(
         "sim_endless_loop",
-        f"nl.while_loop has run {LIMIT} iterations, expected a condition that becomes zero",
+        f"nl.while_loop has run {LIMIT} iterations, expected a condition that becomes zero; "
+        "load a zero into its register in the body, with nisa.register_load",
     )
 
 

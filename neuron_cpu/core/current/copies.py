@@ -125,7 +125,9 @@ def select_reduce(
     )
     if reduce_op is not None and operator(reduce_op, what) != "maximum":
         raise refuse(
-            "sim_reduce_operator", f"{what} with reduce_op {reduce_op!r}, expected nl.maximum"
+            "sim_reduce_operator",
+            f"{what} with reduce_op {reduce_op!r}, expected nl.maximum; "
+            "reduce by others with nisa.tensor_reduce afterwards",
         )
     src = [choice, data]
     constant = None
@@ -188,7 +190,8 @@ def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> N
         raise refuse(
             "sim_gather_index_type",
             f"nc_n_gather of {source.label()} with {index.label()} into {target.label()}, expected "
-            "uint32 indices and a dst of data's type",
+            "uint32 indices and a dst of data's type; "
+            "copy them into tiles of these types with nisa.tensor_copy",
         )
     target, index = alike("nc_n_gather", target, index)
     attrs = gpsimd.GatherAttrs(free_axes=source.ndim - 1, index_axes=index.ndim - 1)
@@ -206,12 +209,13 @@ def nonzero_with_count(
         raise refuse(
             "sim_nonzero",
             f"{what} of {data.label()} into {target.label()}, expected {data.free_size + 1} "
-            "elements per partition",
+            "elements per partition; make dst one column longer than data, for the count",
         )
     if data.dt.name not in ("float32", "int32") or target.dt.name != "int32":
         raise refuse(
             "sim_nonzero",
-            f"{what} of {data.label()} into {target.label()}, expected fp32 or int32 into int32",
+            f"{what} of {data.label()} into {target.label()}, expected fp32 or int32 into int32; "
+            "cast data with nisa.tensor_copy",
         )
     target = target.reshape((target.shape[0], target.free_size))
     mask = np.zeros(target.shape, bool)

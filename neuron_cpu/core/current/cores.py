@@ -97,7 +97,8 @@ def sendrecv(
     if send_to_rank not in CORES or recv_from_rank not in CORES:
         raise refuse(
             "sim_rank_number",
-            f"sendrecv to rank {send_to_rank} from rank {recv_from_rank}, expected 0 or 1",
+            f"sendrecv to rank {send_to_rank} from rank {recv_from_rank}, expected 0 or 1; "
+            "name the other core, 1 - nl.program_id(0)",
         )
     if own in (send_to_rank, recv_from_rank):
         raise refuse(

@@ -190,7 +190,7 @@ def shared_constant(constant: Any) -> Any:
         raise refuse(
             "sim_constant",
             f"nl.shared_constant of {type(values).__name__}, expected a numpy array of at least "
-            "one axis or the path of a .npy file",
+            "one axis or the path of a .npy file; turn lists into arrays with np.asarray",
         )
     try:
         dt = to_dtype(values.dtype)

@@ -420,7 +420,8 @@ def jit(fn: Any = None, **options: Any) -> Any:
     if target not in TARGETS:
         raise refuse(
             "sim_jit_option",
-            f"nki.jit(platform_target={target!r}), expected one of {', '.join(TARGETS)}",
+            f"nki.jit(platform_target={target!r}), expected one of {', '.join(TARGETS)}; "
+            "leave it out for the chip of the environment",
         )
     with said_by(fn):
         if nki_since("2.29"):

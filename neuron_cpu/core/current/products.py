@@ -69,7 +69,8 @@ def nc_matmul(
         raise refuse(
             "sim_accumulation_region",
             f"nc_matmul into {target.label()}, a part that data place, with accumulate left open, "
-            "expected True or False: what has been written there is not known while building",
+            "expected True or False: what has been written there is not known while building; "
+            "say accumulate=False in the first product, True in those after it",
         )
     if accumulate is None:
         _warn_of_loop(target)
@@ -215,7 +216,7 @@ def _check_array_tile(position: Any, size: Any, left: View, right: View) -> None
         raise refuse(
             "sim_array_tile",
             f"nc_matmul with tile_position={position}, tile_size={size}, expected both, with rows "
-            f"and columns of {sizes} on {CORE.name}",
+            f"and columns of {sizes} on {CORE.name}; leave both out for the whole array",
         )
     if any(at % n or at + n > CORE.partitions for at, n in zip(position, size)):
         raise refuse(
@@ -227,7 +228,7 @@ def _check_array_tile(position: Any, size: Any, left: View, right: View) -> None
         raise refuse(
             "sim_array_tile",
             f"nc_matmul of {left.label()} in a tile of {size}, expected at most {size[0]} rows and "
-            f"{size[1]} columns",
+            f"{size[1]} columns; slice it, or take a larger tile_size",
         )
 
 
@@ -310,7 +311,8 @@ def _packed_tile(view: View, what: str) -> View:
     if view.dt not in PACKED:
         raise refuse(
             "sim_microscaled",
-            f"{what} got {view.label()}, expected a packed type such as nl.float8_e4m3fn_x4",
+            f"{what} got {view.label()}, expected a packed type such as nl.float8_e4m3fn_x4; "
+            "make it with nisa.quantize_mx",
         )
     return view.reshape((view.shape[0], view.free_size))
 

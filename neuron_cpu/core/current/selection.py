@@ -254,7 +254,10 @@ def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> Nk
     if choice is Engine.GPSIMD:
         needs("rng on GpSimdE", 3)
     if not target.dt.is_int:
-        raise refuse("sim_random_type", f"rng into {target.label()}, expected an integer type")
+        raise refuse(
+            "sim_random_type",
+            f"rng into {target.label()}, expected an integer type; make it with dtype=nl.uint32",
+        )
     src: list[View] = []
     _warn_of_stream("rng")
     attrs = gpsimd.random_source(src, engine=choice, bits=True, shape=target.shape)
@@ -267,7 +270,9 @@ def set_rng_seed(src_seeds: Any, name: str | None = None) -> None:
     seeds = tensor(src_seeds, "set_rng_seed")
     if seeds.size != 1 or seeds.dt.itemsize != 4:
         raise refuse(
-            "sim_random_seed", f"set_rng_seed of {seeds.label()}, expected (1, 1) of 32 bits"
+            "sim_random_seed",
+            f"set_rng_seed of {seeds.label()}, expected (1, 1) of 32 bits; "
+            "make a tile (1, 1) with dtype=nl.uint32",
         )
     _reseed(seeds)
 
@@ -312,7 +317,8 @@ def _check_state(view: View, given: Any, what: str) -> None:
     if view.free_size != values or view.dt.name != "uint32":
         raise refuse(
             "sim_random_state",
-            f"{what} of {view.label()}, expected uint32 with {values} values per partition",
+            f"{what} of {view.label()}, expected uint32 with {values} values per partition; "
+            "make one of that shape with nl.ndarray",
         )
 
 

@@ -324,7 +324,7 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_squeeze",
                 f"squeeze_dim({dim}) of {self.label()}, expected size 1 there, got "
-                f"{self.shape[dim]}",
+                f"{self.shape[dim]}; for another shape use reshape(shape)",
             )
         return self._replaced(dim, [], [])
 
@@ -388,7 +388,7 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_view_dtype",
                 f"view of {self.label()} as {dt}, expected a contiguous last axis of whole "
-                f"elements of {new} bytes",
+                f"elements of {new} bytes; make it dense with nisa.tensor_copy first",
             )
         width, offset, *strides = (n * old // new for n in counts)
         same = retyped(self.storage, dt)
@@ -444,7 +444,8 @@ class NkiTensor(trace.Values, Foreign, View):
         if scalar_offset is not None and vector_offset is not None:
             raise refuse(
                 "sim_indirect_twice",
-                f"ap of {self.label()} with scalar_offset and vector_offset, expected one of them",
+                f"ap of {self.label()} with scalar_offset and vector_offset, expected one of them; "
+                "leave the other out",
             )
         row = math.prod(base[indirect_dim + 1 :])
         if isinstance(scalar_offset, VirtualRegister):
@@ -519,7 +520,7 @@ class NkiTensor(trace.Values, Foreign, View):
             raise refuse(
                 "sim_ap_out_of_bound",
                 f"ap of {self.label()} reaches elements {low} to {high}, expected 0 to {size - 1} "
-                "of its storage",
+                "of its storage; lower the offset or the counts of the pattern",
             )
 
     def get_pattern(self) -> list[list[int]]:
@@ -545,7 +546,8 @@ class NkiTensor(trace.Values, Foreign, View):
         if len(sizes) > MAX_AXES:
             raise refuse(
                 "sim_rank",
-                f"view of {self.label()} with shape {sizes}, expected at most {MAX_AXES} axes",
+                f"view of {self.label()} with shape {sizes}, expected at most {MAX_AXES} axes; "
+                "join axes with reshape(shape)",
             )
         return self._with(self.offset, sizes, intern(tuple(strides)), None, self.by_data)
 

@@ -91,7 +91,7 @@ def _check_descriptors(
         raise refuse(
             "sim_dma_engine",
             f"{what} with engine={issuer} and {mode}, expected nisa.engine.sync or scalar together "
-            "with dge_mode.hwdge",
+            "with dge_mode.hwdge; leave both open",
         )
     by_data = [v for v in (dst, src) if v.by_data is not None]
     if dst.storage.buffer == src.storage.buffer == "sbuf" and what == "dma_copy":
@@ -121,7 +121,8 @@ def _check_descriptors(
         raise refuse(
             "sim_static_descriptors",
             f"{what} of {by_data[0].label()} with dge_mode.none at a run-time offset, expected "
-            "another mode: descriptors that the host makes have fixed addresses",
+            "another mode: descriptors that the host makes have fixed addresses; "
+            "leave dge_mode open",
         )
 
 
@@ -224,7 +225,8 @@ def dma_transpose(
     _check_descriptors(what, target, source, dge_mode, _UNKNOWN_ENGINE, priority)
     if dge_mode is _HWDGE and source.dt.itemsize != 2:
         raise refuse(
-            "sim_hwdge_types", f"{what} of {source.label()} with hwdge, expected a 2-byte type"
+            "sim_hwdge_types",
+            f"{what} of {source.label()} with hwdge, expected a 2-byte type; leave dge_mode open",
         )
     skips = oob_mode is _SKIP and source.by_data is not None
     attrs = PermuteAttrs(raw=True, order=order, skip=skips)
@@ -252,11 +254,14 @@ def dma_compute(
     if operator(reduce_op, what) != "add" or any(s != 1.0 for s in scales or ()):
         raise refuse(
             "sim_rmw_operator",
-            f"{what} with {reduce_op!r} and scales {scales}, expected nl.add and scales of 1.0",
+            f"{what} with {reduce_op!r} and scales {scales}, expected nl.add and scales of 1.0; "
+            "combine in SBUF with nisa.tensor_tensor, and copy the result",
         )
     if not 1 <= len(sources) <= SOURCES:
         raise refuse(
-            "sim_dma_sources", f"{what} of {len(sources)} sources, expected 1 to {SOURCES}"
+            "sim_dma_sources",
+            f"{what} of {len(sources)} sources, expected 1 to {SOURCES}; "
+            "split them over several calls",
         )
     if len(sources) == 1:
         warn(

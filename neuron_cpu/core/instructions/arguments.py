@@ -189,7 +189,11 @@ def whole(value: Any, what: str) -> int:
     """``value`` as an int, known while building."""
     if is_integer(value) or isinstance(value, bool):
         return int(value)
-    raise refuse("sim_number", f"{what} is a {_told(value)}, expected an integer")
+    raise refuse(
+        "sim_number",
+        f"{what} is a {_told(value)}, expected an integer; "
+        "compute it with // from shapes, or write the number",
+    )
 
 
 def flag(value: Any, what: str) -> bool:

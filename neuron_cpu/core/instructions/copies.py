@@ -388,7 +388,11 @@ def _dma_rules(i: Instruction) -> None:
         if not view.storage.on_chip:
             continue
         if len(view.shape) < 2:
-            raise refuse("sim_rank", f"Insufficient rank: {view.label()}, expected at least 2 axes")
+            raise refuse(
+                "sim_rank",
+                f"Insufficient rank: {view.label()}, expected at least 2 axes; "
+                "reshape it to (1, n) or (n, 1)",
+            )
         if view.shape[0] > CORE.partitions:
             raise refuse(
                 "err_num_partition_exceed_arch_limit",

@@ -239,7 +239,9 @@ def of_bits(what: str, steps: tuple[Step, ...], views: list[View]) -> bool:
     for one in steps:
         if bits[0] and one.at is None and not is_integer(one.value):
             raise refuse(
-                "sim_bitwise_on_float", f"{what} joins bits with {one.value!r}, expected an integer"
+                "sim_bitwise_on_float",
+                f"{what} joins bits with {one.value!r}, expected an integer; "
+                "write a whole number, 1 and not 1.0",
             )
     return on_bits(steps[0].op, views)
 
@@ -571,7 +573,8 @@ def _bn_aggr_rules(i: Instruction) -> None:
         raise refuse(
             "sim_bn_aggr_size",
             f"bn_aggr got {i.src[0].label()} with {i.src[0].free_size} elements per partition, "
-            "expected a multiple of 3: count, mean and variance * count of each group",
+            "expected a multiple of 3: count, mean and variance * count of each group; "
+            "give it what nisa.bn_stats wrote",
         )
 
 

@@ -40,7 +40,7 @@ def assign(view: View, value: Any) -> None:
         raise refuse(
             "sim_assignment_type",
             f"value of type {type_name(value)} assigned to {view.label()}, expected a "
-            "tensor or a number",
+            "tensor or a number; pass arrays to the kernel, and load them with nl.load",
         )
     if value.storage is view.storage and value.key() == view.key():
         return  # t[...] += x hands the updated view back to us

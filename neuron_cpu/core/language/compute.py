@@ -225,7 +225,8 @@ def tensor_scalar_reduce(
     if reverse0:
         raise refuse(
             "sim_unsupported_reverse",
-            "tensor_scalar_reduce with reverse0=True, expected False: SDK 2.21 does not support it",
+            "tensor_scalar_reduce with reverse0=True, expected False: SDK 2.21 does not support it"
+            "; use nisa.tensor_scalar with it, then nisa.tensor_reduce",
         )
     src = [source]
     steps = (_step("tensor_scalar operand0", op0, operand0, False, src),)

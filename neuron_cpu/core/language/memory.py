@@ -190,7 +190,7 @@ def expand_dims(data: Any, axis: int) -> View:
         raise refuse(
             "sim_expand_dims",
             f"expand_dims of {source.label()} at axis {axis}, expected {source.ndim} or -1: only "
-            "positions after the last axis are supported",
+            "positions after the last axis are supported; for others use tile.reshape(shape)",
         )
     return source.expand_dims(source.ndim)
 

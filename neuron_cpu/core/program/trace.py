@@ -231,7 +231,8 @@ class Tracer:
             raise refuse(
                 "sim_shared_hbm_differs",
                 f"grid instances create different shared_hbm tensors, {found.label()} and "
-                f"{shape} {dtype}, expected the same in every instance",
+                f"{shape} {dtype}, expected the same in every instance; "
+                "take shapes from arguments, not from nl.program_id",
             )
         return found
 
