@@ -1,27 +1,34 @@
 """Results of kernels in a graph of PyTorch: nobody knows their derivative, and backward says so."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 
-class _NoGradient(torch.autograd.Function):
-    """A result that depends on tensors which require a gradient."""
+@functools.cache
+def _no_gradient() -> Any:
+    """The function of PyTorch; made at the first call, as core is imported without PyTorch too."""
 
-    @staticmethod
-    def forward(ctx: Any, name: str, value: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        ctx.name = name
-        ctx.mark_dirty(value)  # the result itself, which may be changed in place
-        return value
+    class NoGradient(torch.autograd.Function):
+        """A result that depends on tensors which require a gradient."""
 
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        raise RuntimeError(
-            f"kernel {ctx.name} has no gradient, expected one for the arguments that require it; "
-            "call it in a torch.autograd.Function with a backward of yours (on the device neuron "
-            "under nki_op, by register_autograd), or call it under torch.no_grad()."
-        )
+        @staticmethod
+        def forward(ctx: Any, name: str, value: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+            ctx.name = name
+            ctx.mark_dirty(value)  # the result itself, which may be changed in place
+            return value
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            raise RuntimeError(
+                f"kernel {ctx.name} has no gradient, expected one for the arguments that require "
+                "it; call it in a torch.autograd.Function with a backward of yours (on the device "
+                "neuron under nki_op, by register_autograd), or call it under torch.no_grad()."
+            )
+
+    return NoGradient
 
 
 def results(make: Callable[[Any], Any], result: Any) -> Any:
@@ -43,6 +50,6 @@ def told(name: str, tensors: Iterable[Any], result: Any) -> Any:
     def make(value: torch.Tensor) -> torch.Tensor:
         if any(value is one for one in given) or not value.is_floating_point():
             return value
-        return _NoGradient.apply(name, value, *need)
+        return _no_gradient().apply(name, value, *need)
 
     return results(make, result)
