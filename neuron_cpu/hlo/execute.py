@@ -51,12 +51,16 @@ def to_neff(module_bytes: bytes) -> bytes:
         CompileError: a custom call that nobody knows, or a graph that XLA refuses.
     """
     file = MAGIC + module_bytes
-    _stablehlo(_module(file), runs=False)
+    _stablehlo(module_of(file), runs=False)
     return file
 
 
-def _module(neff: bytes) -> Any:
-    """The HloModuleProto in a file."""
+def module_of(neff: bytes) -> Any:
+    """The HloModuleProto in the file of a compiled graph.
+
+    Raises:
+        CompileError: the file is none of ours, or is cut short.
+    """
     module = hlo_pb2.HloModuleProto()
     try:
         if not neff.startswith(MAGIC):
@@ -96,7 +100,7 @@ class Executable:
     """A compiled graph, loaded for some ranks."""
 
     def __init__(self, neff: bytes, ranks: int) -> None:
-        module = _module(neff)
+        module = module_of(neff)
         self._parameters = module.host_program_shape.parameters
         text, callbacks = _stablehlo(module)
         client, xla = _client(ranks), xla_client()

@@ -16,6 +16,7 @@ import operator
 import os
 import sys
 import tempfile
+import textwrap
 import time
 import traceback
 import warnings
@@ -556,6 +557,16 @@ def measure(public: Path, name: str) -> tuple[str, str]:
     return found
 
 
+def as_list(table: list[tuple[str, str, str]]) -> str:
+    """Features, outcomes and what was found, as wide as a page is."""
+    return "\n".join(
+        textwrap.fill(
+            f"- {name}: {outcome}; {found}", 118, subsequent_indent="  ", break_on_hyphens=False
+        )
+        for name, outcome, found in table
+    )
+
+
 def main() -> int:
     """Run the rows and print the table; 1 where one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -578,8 +589,7 @@ def main() -> int:
         table.append((name, *measure(options.public, name)))
         print(f"{name} ({time.monotonic() - began:.0f} s): {table[-1][1]}", file=sys.stderr)
     table += [(name, "none", why) for name, why in WITHOUT.items()]
-    lines = ["| Feature | Outcome | Found |", "|---|---|---|"]
-    shown = "\n".join([*lines, *(f"| {' | '.join(cells)} |" for cells in table)])
+    shown = as_list(table)
     print(shown)
     if options.write:
         page.put("neuronx", shown)
