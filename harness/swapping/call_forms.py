@@ -134,7 +134,7 @@ def _flash(kernel: Any, config_class: Any, heads: Heads) -> torch.Tensor:
     if heads.bias is None:
         return _first(kernel[batch, kv_heads](q, k, v, None, **options))
     if "logit_bias" not in parameters(kernel):
-        raise _takes_no_mask()
+        raise takes_no_mask()
     bias = heads.bias.clamp(min=HIDDEN_KEY).contiguous()
     rows = [
         _first(
@@ -168,7 +168,7 @@ def _plain(kernel: Any, options: Sequence[str], heads: Heads) -> torch.Tensor:
     names = [name for name in ("bias", "logit_bias") if name in options]
     if heads.bias is not None:
         if not names:
-            raise _takes_no_mask()
+            raise takes_no_mask()
         each = heads.bias.clamp(min=HIDDEN_KEY).expand(-1, q_heads, -1, -1)
         told[names[0]] = each.flatten(0, 1).contiguous()
     turned = [x.transpose(1, 2).contiguous() for x in (q, k)]
@@ -176,7 +176,8 @@ def _plain(kernel: Any, options: Sequence[str], heads: Heads) -> torch.Tensor:
     return out.reshape(batch, q_heads, length, width)
 
 
-def _takes_no_mask() -> UserError:
+def takes_no_mask() -> UserError:
+    """The refusal of a kernel without a bias for keys that only a bias hides."""
     return UserError(
         "The kernel takes no bias, and a layer of this model hides keys that are not later ones: "
         "padding of an encoder, or a window; give prompts of --seq-len tokens, or another kernel."
@@ -240,22 +241,24 @@ def _linear_weights(module: nn.Module, names: Sequence[str], owner: str) -> list
     return weights
 
 
-def _check_silu(module: nn.Module) -> None:
-    activation = getattr(module, "act_fn", None)
+def _swiglu_weights(module: nn.Module, owner: str) -> list[torch.Tensor]:
+    """Gate and up [F, H] and down [H, F]; Phi-3 has gate and up in one layer."""
+    activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     x = torch.linspace(-4, 4, 9)
     if activation is None or not torch.allclose(activation(x), nn.functional.silu(x)):
         raise UserError(
             f"{type(module).__name__} computes no SwiGLU, which the kernel does; write an "
             "adapter(module, hidden_states)."
         )
+    if hasattr(module, "gate_up_proj"):
+        both, down = _linear_weights(module, ("gate_up_proj", "down_proj"), owner)
+        return [*both.chunk(2), down]
+    return _linear_weights(module, ("gate_proj", "up_proj", "down_proj"), owner)
 
 
 def _mlp(kernel: Any, module: nn.Module) -> Forward:
     """kernel(x [T, H], gate [H, F], up [H, F], down [F, H]) -> [T, H], SwiGLU."""
-    _check_silu(module)
-    names = ("gate_proj", "up_proj", "down_proj")
-    given = _linear_weights(module, names, "this form")
-    weights = [weight.t().contiguous() for weight in given]
+    weights = [weight.t().contiguous() for weight in _swiglu_weights(module, "this form")]
 
     def run(hidden_states: torch.Tensor) -> torch.Tensor:
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
@@ -279,9 +282,7 @@ def _from_columns(home: ModuleType, columns: torch.Tensor, like: torch.Tensor) -
 
 def _own_mlp(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
     """`swiglu_mlp_kernel` of this repository's llama.py, without its norm and residual sum."""
-    _check_silu(module)
-    names = ("gate_proj", "up_proj", "down_proj")
-    gate, up, down = _linear_weights(module, names, "swiglu_mlp_kernel")
+    gate, up, down = _swiglu_weights(module, "swiglu_mlp_kernel")
     weights = [home.kernel_layout(home.in_runs(weight, 1)) for weight in (gate, up)]
     weights.append(home.kernel_layout(home.in_runs(down, 0)))
 
@@ -312,6 +313,12 @@ def _own_attention(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
     if width not in (64, PARTITIONS):
         raise UserError(
             f"attention_prefill_kernel takes heads of 64 or 128, got {width}; take another kernel."
+        )
+    scale = float(getattr(module, "scaling", width**-0.5))
+    if not math.isclose(scale, width**-0.5):
+        raise UserError(
+            f"attention_prefill_kernel scales its scores by {width**-0.5:g}, expected the model's "
+            f"{scale:g}; take a kernel of the attention function."
         )
     rows = torch.cat((heads.order(q, heads.group), heads.order(k, 1), v))
     weights = [

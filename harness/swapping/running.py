@@ -7,6 +7,7 @@ read two at once; a run takes at least as long as the kernel's process says that
 
 import contextlib
 import functools
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -263,6 +264,8 @@ def changed(host: Host, model: Any, plan: Sequence[str], swapped: bool) -> Itera
     asked = asked_of(host)
     home, kernel = _kernel(asked)
     if call_forms.replaces_modules(kernel, asked.at):
+        if asked.at == ATTENTION and BIAS in plan:
+            raise call_forms.takes_no_mask()
         with _replaced(_parts(model, asked.at), kernel, home, asked.at):
             yield
         return
@@ -365,9 +368,12 @@ def _interface(attend: Any, plan: Sequence[str]) -> Callable[..., Any]:
         value: torch.Tensor,
         attention_mask: Optional[torch.Tensor],
         scaling: Optional[float] = None,
+        softcap: Optional[float] = None,
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         nonlocal calls
+        if softcap is not None:
+            _tell_cap(softcap)
         hides, calls = plan[calls % len(plan)], calls + 1
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         bias = _bias(attention_mask, query) if hides == BIAS else None
@@ -375,6 +381,16 @@ def _interface(attend: Any, plan: Sequence[str]) -> Callable[..., Any]:
         return out.transpose(1, 2).contiguous(), None
 
     return attention
+
+
+@functools.cache
+def _tell_cap(cap: float) -> None:
+    """Once a process: a cap of scores (Gemma 2's) is in no form of call."""
+    logging.warning(
+        "The model caps its scores at %g and the kernel does not, as no form of call passes the "
+        "cap on; write an adapter for it.",
+        cap,
+    )
 
 
 def _bias(mask: Optional[torch.Tensor], query: torch.Tensor) -> torch.Tensor:

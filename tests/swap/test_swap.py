@@ -51,6 +51,13 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("Qwen3Model", "Qwen3Config", COMMON | GROUPED),
     "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", COMMON | GROUPED | {"sliding_window": 100}),
     "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", COMMON | GROUPED | {"sliding_window": 100}),
+    "phi3": ("Phi3ForCausalLM", "Phi3Config", COMMON | {"num_key_value_heads": 1}),
+    "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", COMMON | GROUPED),
+    "granite": (
+        "GraniteForCausalLM",
+        "GraniteConfig",
+        COMMON | GROUPED | {"attention_multiplier": 0.1, "residual_multiplier": 0.22},
+    ),
     "gpt2": (
         "GPT2LMHeadModel",
         "GPT2Config",
@@ -114,6 +121,11 @@ CASES = [
     ("llama", "swiglu", "mlp", [512], []),
     ("llama", LLAMA + "attention_prefill_kernel", "attention", [512, 33], ["causal"] * 2),
     ("llama", LLAMA + "swiglu_mlp_kernel", "mlp", [512], []),
+    ("phi3", "swiglu", "mlp", [512], []),
+    ("granite", "flash_fwd", "attention", [512, 99], ["causal"] * 2),
+    pytest.param("phi3", LLAMA + "swiglu_mlp_kernel", "mlp", [512], [], marks=later),
+    pytest.param("phi3", "flash_fwd", "attention", [512], ["causal"] * 2, marks=later),
+    pytest.param("olmo2", "plain_attention", "attention", [512], ["causal"] * 2, marks=later),
     pytest.param("bert", "flash_fwd", "attention", [512], ["full"] * 2, marks=later),
     pytest.param("bert", "plain_attention", "attention", [512], ["full"] * 2, marks=later),
     pytest.param("llama", "plain_attention", "attention", [512], ["causal"] * 2, marks=later),
@@ -241,6 +253,8 @@ REFUSALS = [
     ("bert", "adapter", "attention", "no attention function to replace by an adapter"),
     ("bert", "plain_attention", "attention", "takes no bias"),
     ("gemma2", "swiglu", "mlp", "Gemma2MLP computes no SwiGLU"),
+    ("gemma2", LLAMA + "attention_prefill_kernel", "attention", "takes no bias"),
+    ("granite", LLAMA + "attention_prefill_kernel", "attention", "by 0.125, expected the model's"),
     ("qwen3", LLAMA + "attention_prefill_kernel", "attention", "norms of queries or keys"),
     ("qwen2", LLAMA + "attention_prefill_kernel", "attention", "no linear layer q_proj without"),
     ("t5", "flash_fwd", "attention", "an encoder with a decoder"),
@@ -253,6 +267,12 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=told):
         tried(host_of(family(name), kernel, at), [128, 40], length=128)
+
+
+def test_a_cap_of_scores_that_a_kernel_leaves_out_is_told_once(family: Callable, caplog) -> None:
+    running._tell_cap.cache_clear()
+    tried(host_of(family("gemma2"), "flash_fwd", "attention", "--layers", "1"), [512])
+    assert caplog.text.count("caps its scores at 50 and the kernel does not") == 1
 
 
 def test_lengths_without_a_tile_are_refused(family: Callable) -> None:
