@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any, Callable
 
+import numpy as np
 import pytest
 
 from neuron_cpu import suite
@@ -58,6 +59,17 @@ def in_turn(record: dict) -> None:
         one.frame = Frame(loop, number, None)
 
 
+def counted_from(start: int) -> Callable[[dict], None]:
+    """All instructions as iterations of one loop, whose first has the number ``start``."""
+
+    def change(record: dict) -> None:
+        loop = Loop(0, "affine", len(record["instructions"]), None)
+        for number, one in enumerate(record["instructions"], start):
+            one.frame = Frame(loop, number, None)
+
+    return change
+
+
 def smaller(record: dict) -> None:
     for one in record["inputs"]:
         put(one, dtype=dtypes.BFLOAT16)
@@ -90,6 +102,12 @@ ACTS = {
         "gelu", lambda r: put(first(r, "activation").src[0], dt=dtypes.BFLOAT16), "read as",
     ),
     "iterations in another order": ("gelu", in_turn, "out of order"),
+    "an iteration before the first": ("gelu", counted_from(-1), "iteration -1 of"),
+    "an iteration behind the last": ("gelu", counted_from(1), "iteration ([0-9]+) of \\1"),
+    "a mask of other elements": (
+        "gelu", lambda r: put(first(r, "activation").attrs, mask=np.ones((1, 1), bool)), "a mask",
+    ),
+    "cores that gen2 has not": ("gelu", lambda r: r.update(cores=2, grid=(2,)), "2 cores"),
     "a grid that nobody asked for": ("gelu", lambda r: r.update(grid=(2,)), "grid"),
     "another generation's cores": ("gelu", lambda r: r.update(cores=2), "cores"),
     "a sum where there is none": (
