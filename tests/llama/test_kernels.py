@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -503,3 +504,15 @@ def test_every_product_counts_its_macs() -> None:
     x, weight = columns(random(3, 200)), llama.kernel_layout(random(70, 200))
     program = llama.linear_kernel.trace(x.to("meta"), weight.to("meta"))
     assert program.macs == 3 * 256 * 128
+
+
+@pytest.mark.parametrize(("last", "sequences"), [(0, 1), (512, 2)])
+def test_overlapping_blocks_keep_two_hidden_states_and_three_queries(last, sequences) -> None:
+    """Of a hidden size of 2048, 4 tiles of queries, one stack of keys and a KV head of 64."""
+    blocks = [SimpleNamespace(start=at, count=256, length=512) for at in (0, last)]
+    heads = SimpleNamespace(q_tiles=4, stacks=1, kv_features=64, kv_heads=1, head_dim=64)
+    overlapping, apart = (
+        ALONE.PromptPlan(blocks, False, overlap).bytes(16, heads, 2) for overlap in (True, False)
+    )
+    more_sequences = (sequences - 1) * 4 * (128 + 64 + 1)  # keys, and values with their ones
+    assert overlapping - apart == 2 * (256 * (16 + 2 * 5) + more_sequences)
