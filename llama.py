@@ -1623,7 +1623,7 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
                 sums[...] += nisa.nc_matmul(own_sb, weights.new_values_sb[:, head, :])
             if len(chunks) > 1:
                 found = joined_sums(found, (weights.neg_max_sb, sums))
-                sums = found[1]
+                _, sums = found
             if n + 1 >= len(chunks):
                 inverse_sb = nisa.reciprocal(sums[:, d : d + 1])
                 rows_sb = nisa.tensor_scalar(
