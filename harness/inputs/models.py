@@ -254,9 +254,9 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     if not config.get("tie_word_embeddings", form.model_fields["tie_word_embeddings"].default):
         expected["lm_head.weight"] = [config["vocab_size"], hidden]
     widths = {"q": queries, "k": keys, "v": keys}
-    layer = {f"self_attn.{name}_proj.weight": [width, hidden] for name, width in widths.items()}
+    layer = {f"{name}.weight": [hidden] for name in form.norms}
+    layer |= {f"self_attn.{name}_proj.weight": [width, hidden] for name, width in widths.items()}
     layer["self_attn.o_proj.weight"] = [hidden, queries]
-    layer |= {f"{name}.weight": [hidden] for name in form.norms}
     if form.qkv_bias:
         layer |= {f"self_attn.{name}_proj.bias": [width] for name, width in widths.items()}
     if form.head_norms:

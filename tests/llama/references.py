@@ -9,6 +9,7 @@ full-size shapes fit into memory.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -82,6 +83,12 @@ def in_positions(bias, lanes):
     length = bias.shape[-1]
     runs = next(n for n in range(math.ceil(length / lanes), length + 1) if length % n == 0)
     return bias.unflatten(-1, (runs, -1)).transpose(-2, -1).flatten(-2)
+
+
+ACTIVATIONS = {
+    "silu": torch.nn.functional.silu,
+    "gelu_pytorch_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+}
 
 
 class Reference:
@@ -331,6 +338,10 @@ class Reference:
         scale = None if g.scales_hbm is None else of_runs(g.scales_hbm[:, -g.features // 128 :])
         return self.output(g, rows, g.length, scale)
 
+    def of_norm_kernel(self, g):
+        rows = llama.from_blocks(g.x_hbm, g.length)
+        return llama.in_blocks(self.normed(rows, g.norm, g.gain_hbm), g.length)
+
     def of_swiglu_mlp_kernel(self, g):
         length, hidden = g.length or g.x_hbm.shape[1], len(g.x_hbm) // 128
         rows, gain, scales = self.sum_of(g.x_hbm, g.delta_hbm, length), None, [None] * 3
@@ -344,7 +355,7 @@ class Reference:
         if g.a_hbm is not None:
             both = self.adapted([x, x], [(True, False, f)] * 2, more)
             gate, up = gate + both[:, :f], up + both[:, f:]
-        inner = torch.nn.functional.silu(gate) * up
+        inner = ACTIVATIONS[g.act](gate) * up
         out = self.product(inner, g.down_hbm, False, True, scales[2])
         if g.a_hbm is not None:
             own = g.a_hbm[:, -f // 128 * len(g.b_hbm) :], g.b_hbm[:, 2 * f :], g.chosen_hbm
