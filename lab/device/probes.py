@@ -66,7 +66,7 @@ def probe({arguments}):
 
 probe = probe{launch}
 '''
-USED = 5, 6  # probes of what `llama.py` and `models/step.py` use; they are the first
+USED = 6, 6  # probes of what `llama.py` and `models/step.py` use; they are the first
 
 
 class Probe(NamedTuple):
