@@ -34,8 +34,11 @@ def main() -> int:
     parser.add_argument("--browser", default=os.environ.get("BROWSER_PROGRAM"))
     browser = parser.parse_args().browser or next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        print(f"No browser was found, expected {' or '.join(BROWSERS)}; install one, or name it "
-              "with --browser.", file=sys.stderr)  # fmt: skip
+        print(
+            f"No browser was found, expected {' or '.join(BROWSERS)}; install one, or name it "
+            "with --browser.",
+            file=sys.stderr,
+        )
         return 2
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "profile.html"

@@ -245,8 +245,9 @@ def on_page(row: public_rows.Row) -> Outcome:
     """The outcome of a row that is not run again, as the document has it, if it has one."""
     found = re.search(
         rf"^\| {re.escape(row.id)} \|.*\| ([\d.]+) \| [\d.]+ \| (\w+).*? \| (.+?) \|$",
-        DOCUMENT.read_text(), re.M,
-    )  # fmt: skip
+        DOCUMENT.read_text(),
+        re.M,
+    )
     if found is None:
         return Outcome(row, problem="not run since it was entered")
     return Outcome(row, float(found[1]), found[2], found[3])
@@ -404,9 +405,11 @@ def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         if len(values) > 1:
             tenths = statistics.quantiles(values, n=10, method="inclusive")
             found[kind] = {
-                "rows": len(values), "low": round(tenths[0], 3),
-                "median": round(statistics.median(values), 3), "high": round(tenths[8], 3),
-            }  # fmt: skip
+                "rows": len(values),
+                "low": round(tenths[0], 3),
+                "median": round(statistics.median(values), 3),
+                "high": round(tenths[8], 3),
+            }
     return {
         "made": "by `make calibrate PUBLIC=DIR` (lab/calibrate.py); do not edit",
         "what": "estimated over measured time of public kernels run in their own source; low and "

@@ -86,10 +86,16 @@ def application(module: Any, folder: str, layers: int) -> Any:
     model_cls = module.NeuronQwen3MoeForCausalLM
     config_cls = model_cls.get_config_cls()
     neuron_config = config_cls.get_neuron_config_cls()(
-        qwen="", tp_degree=DEGREE, seq_len=LENGTH, max_context_length=LENGTH, max_length=LENGTH,
-        enable_bucketing=True, torch_dtype=torch.bfloat16, logical_nc_config=CORES,
+        qwen="",
+        tp_degree=DEGREE,
+        seq_len=LENGTH,
+        max_context_length=LENGTH,
+        max_length=LENGTH,
+        enable_bucketing=True,
+        torch_dtype=torch.bfloat16,
+        logical_nc_config=CORES,
         blockwise_matmul_config={"use_torch_block_wise": True},
-    )  # fmt: skip
+    )
     config = config_cls(neuron_config, load_config=load_pretrained_config(folder))
     config.num_hidden_layers = layers
     return model_cls(folder, config)

@@ -24,8 +24,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = Parser("-m lab.device_report", description=__doc__.splitlines()[0])
     option = parser.add_argument
     option("--minutes", type=above_zero, default=60.0, help="to measure for (default: 60)")
-    option("--report", type=Path, default=Path("device-report.json"),
-           help="the file; one that is there is gone on with (device-report.json)")  # fmt: skip
+    option(
+        "--report",
+        type=Path,
+        default=Path("device-report.json"),
+        help="the file; one that is there is gone on with (device-report.json)",
+    )
     asked = parser.parse_args(argv)
     console.say(neuron_cpu.ensure_sdk())
     try:

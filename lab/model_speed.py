@@ -117,7 +117,7 @@ def simulated(prompt: str, tokens: int, more: Sequence[str], profiles: list[Any]
                 "--max-new-tokens",
                 str(tokens),
                 *more,
-            ]  # fmt: skip
+            ]
         )
     if status:
         raise SystemExit(status)

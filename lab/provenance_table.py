@@ -228,14 +228,26 @@ def ran() -> Iterator[public_rows.Row]:
         repository, commit = place.split(" ")
         for call in told["calls"]:
             yield public_rows.Row(
-                id=call["function"], source=place, repository=repository,
-                commit=commit, file=call["file"], function=call["function"], measured_us=math.nan,
-                kind=NO_TIME, sdk=told["release"], set="", group="", figures=told["shown"],
-                machine=told["machine"], folders=tuple(call.get("folders", ())),
-                arguments=tuple(call["arguments"]), keywords=call.get("keywords", {}),
-                grid=tuple(call.get("grid", ())), target=call.get("target", ""),
+                id=call["function"],
+                source=place,
+                repository=repository,
+                commit=commit,
+                file=call["file"],
+                function=call["function"],
+                measured_us=math.nan,
+                kind=NO_TIME,
+                sdk=told["release"],
+                set="",
+                group="",
+                figures=told["shown"],
+                machine=told["machine"],
+                folders=tuple(call.get("folders", ())),
+                arguments=tuple(call["arguments"]),
+                keywords=call.get("keywords", {}),
+                grid=tuple(call.get("grid", ())),
+                target=call.get("target", ""),
                 repairs=tuple(map(tuple, call.get("repairs", ()))),
-            )  # fmt: skip
+            )
 
 
 def traced(row: public_rows.Row, public: Path) -> tuple[dict[str, str], set[Use]]:

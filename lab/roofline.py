@@ -258,11 +258,17 @@ class Measured(NamedTuple):
     def cells(self) -> tuple[str, ...]:
         limits = self.limits
         return (
-            self.row.name, f"{limits.bound / 1e6:.2f}", f"{limits.overlapped / 1e6:.3f}",
-            f"{limits.floor / 1e6:.3f}", f"{limits.port / 1e6:.3f}", f"{self.time / 1e6:.3f}",
-            f"{self.ratio:.3f}", f"{self.row.target:.2f}", limits.binding,
+            self.row.name,
+            f"{limits.bound / 1e6:.2f}",
+            f"{limits.overlapped / 1e6:.3f}",
+            f"{limits.floor / 1e6:.3f}",
+            f"{limits.port / 1e6:.3f}",
+            f"{self.time / 1e6:.3f}",
+            f"{self.ratio:.3f}",
+            f"{self.row.target:.2f}",
+            limits.binding,
             f"{self.instructions:,}",
-        )  # fmt: skip
+        )
 
 
 COLUMNS = (

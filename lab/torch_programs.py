@@ -89,7 +89,7 @@ PROGRAMS = [
         2,
         "diffusers",
         refused="Expected weight to be of same shape as normalized_shape",
-    ),  # fmt: skip
+    ),
     Program(
         WAN,
         "run_wan_small.py",
@@ -116,7 +116,7 @@ PROGRAMS = [
         '"result": "pass"',
         4,
         arguments=("--short-slots", "0", "--width", "64"),
-    ),  # fmt: skip
+    ),
     Program(_SCRIPTS, "collective_probe.py", "all_reduce OK: got 10.0, expected 10.0", 4),
     Program(_SCRIPTS, "nki_kv_cache.py", "PASS"),
     Program(_SCRIPTS, "gqa_rope_kv_35b_op.py", "PASS"),

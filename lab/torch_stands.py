@@ -85,10 +85,17 @@ def _clip() -> None:
     import clip_neuron as module
 
     sizes = {
-        "embed_dim": 32, "image_resolution": 224, "vision_layers": 2, "vision_width": 64,
-        "vision_patch_size": 32, "context_length": 77, "vocab_size": 49408,
-        "transformer_width": 64, "transformer_heads": 2, "transformer_layers": 2,
-    }  # fmt: skip
+        "embed_dim": 32,
+        "image_resolution": 224,
+        "vision_layers": 2,
+        "vision_width": 64,
+        "vision_patch_size": 32,
+        "context_length": 77,
+        "vocab_size": 49408,
+        "transformer_width": 64,
+        "transformer_heads": 2,
+        "transformer_layers": 2,
+    }
     module.load = _seeded(lambda: module.CLIP(**sizes))
 
 

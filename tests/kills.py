@@ -110,10 +110,17 @@ def _calibrated(folder: Path) -> None:
         for n in range(1, 13)
     ]
     source = {
-        "repository": "own/er", "commit": "0123456" + "7" * 33, "file": "gelu.py", "sdk": "2.25",
-        "function": "kernel", "figures": "here", "machine": "none", "kind": "p99", "set": "fitted",
+        "repository": "own/er",
+        "commit": "0123456" + "7" * 33,
+        "file": "gelu.py",
+        "sdk": "2.25",
+        "function": "kernel",
+        "figures": "here",
+        "machine": "none",
+        "kind": "p99",
+        "set": "fitted",
         "rows": rows,
-    }  # fmt: skip
+    }
     (folder / "rows.json").write_text(json.dumps({"about": "a test", "sources": {"s": source}}))
 
 
@@ -129,14 +136,21 @@ class Killed:
     def begun(self) -> subprocess.Popen:
         place = self.folder / "checkout" if self.name == "calibrate" else self.folder
         environment = {
-            "PYTHONPATH": str(REPOSITORY), "XDG_CACHE_HOME": str(self.folder / "cache"),
-            "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1", MARK: self.mark,
-        }  # fmt: skip
+            "PYTHONPATH": str(REPOSITORY),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "TMPDIR": str(self.temporary),
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+        }
         with open(self.folder / "told", "w") as told, open(self.folder / "said", "w") as said:
             return subprocess.Popen(
-                [sys.executable, *map(str, self.command)], cwd=place, stdin=subprocess.DEVNULL,
-                stdout=said, stderr=told, env={**os.environ, **environment},
-            )  # fmt: skip
+                [sys.executable, *map(str, self.command)],
+                cwd=place,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=told,
+                env={**os.environ, **environment},
+            )
 
     def whole(self) -> tuple[float, Any]:
         """Seconds of a run to its end, and what it says and leaves, without times."""
@@ -226,9 +240,13 @@ class Killed:
                 json.loads(path.read_text())
         assert self.name != "tune" or _points(self.folder / "f.json") >= known
         return {
-            "signal": how.name, "moment": round(moment, 2), "running": running, "status": status,
-            "gone": round(gone, 2), "temporary": len(os.listdir(self.temporary)),
-        }  # fmt: skip
+            "signal": how.name,
+            "moment": round(moment, 2),
+            "running": running,
+            "status": status,
+            "gone": round(gone, 2),
+            "temporary": len(os.listdir(self.temporary)),
+        }
 
     def _all_ended(self) -> None:
         deadline = time.monotonic() + ORDERLY_SECONDS

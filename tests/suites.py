@@ -69,10 +69,13 @@ def _run(folder: Path, name: str, limit: float) -> tuple[Counter[str], list[str]
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "ignore"]
         command += ["-p", "neuron_cpu.pytest_plugin", "-m", "nki_simulator", "tests"]
         subprocess.run(
-            [*command, f"--junitxml={report}"], cwd=folder, timeout=limit, capture_output=True,
+            [*command, f"--junitxml={report}"],
+            cwd=folder,
+            timeout=limit,
+            capture_output=True,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **own, **chip},
             check=False,
-        )  # fmt: skip
+        )
         cases = ElementTree.parse(report).getroot().iter("testcase") if report.exists() else []
         kinds = [_kind(case) for case in cases]
     by = sorted({identifier for _, identifier in kinds if identifier})

@@ -136,8 +136,19 @@ def test_diff_of_a_checkpoint_with_nan_says_so(
     weights = load_file(model / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
     save_file(weights, model / "model.safetensors")
-    done = run_main("--mode", "diff", "--model-path", model, "--prompt", "hello there", "--seq-len",
-                    "64", "--tp-degree", "1", XDG_CACHE_HOME=str(tmp_path))  # fmt: skip
+    done = run_main(
+        "--mode",
+        "diff",
+        "--model-path",
+        model,
+        "--prompt",
+        "hello there",
+        "--seq-len",
+        "64",
+        "--tp-degree",
+        "1",
+        XDG_CACHE_HOME=str(tmp_path),
+    )
     assert done.returncode == 1, done.stderr
     told = "Nothing can be compared: layers.1.mlp (prefill) is not finite in fp32 either"
     assert told in done.stdout

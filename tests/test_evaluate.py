@@ -251,8 +251,16 @@ def test_one_failing_prompt_does_not_end_the_run(
 def test_a_killed_run_is_resumed_without_loss_or_repetition(
     run: Callable, tiny_model: Path, cache: str, tmp_path: Path
 ) -> None:
-    arguments = ("--limit", "2", "--seq-len", "128", "--model-path", str(tiny_model),
-                 "--max-new-tokens", "4")  # fmt: skip
+    arguments = (
+        "--limit",
+        "2",
+        "--seq-len",
+        "128",
+        "--model-path",
+        str(tiny_model),
+        "--max-new-tokens",
+        "4",
+    )
     process = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "test.py"), *arguments],
         cwd=tmp_path,

@@ -181,8 +181,18 @@ def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
         "        print('sharding', flush=True)\n"
         "        time.sleep(60)\n",
     )
-    arguments = ("--mode", "generate", "--model-path", tiny_model, "--llama", slow,
-                 "--prompt", "abcd", "--compiled-model-path", tmp_path / "compiled")  # fmt: skip
+    arguments = (
+        "--mode",
+        "generate",
+        "--model-path",
+        tiny_model,
+        "--llama",
+        slow,
+        "--prompt",
+        "abcd",
+        "--compiled-model-path",
+        tmp_path / "compiled",
+    )
     process = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "main.py"), *map(str, arguments)],
         stdout=subprocess.DEVNULL,
@@ -272,9 +282,11 @@ def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path: Path) 
     told = "raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')\n"
     (tmp_path / "pydantic.py").write_text(told)
     done = subprocess.run(
-        [sys.executable, REPOSITORY / "main.py", "--help"], capture_output=True, text=True,
+        [sys.executable, REPOSITORY / "main.py", "--help"],
+        capture_output=True,
+        text=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    )
     assert done.returncode and done.stdout == ""
     assert done.stderr == (
         "main.py: No module named 'pydantic', expected what README names; pip install pydantic.\n"

@@ -171,11 +171,15 @@ def test_an_undefined_hook_of_an_adapter_is_none(tmp_path):
     """NxDI 0.7 to 0.9: the adapter hands on what nothing defines, and the model refuses it."""
     package = tmp_path / "neuronx_distributed_inference"
     for name, text in (
-        ("__init__", ""), ("utils/__init__", ""), ("models/__init__", ""),
+        ("__init__", ""),
+        ("utils/__init__", ""),
+        ("models/__init__", ""),
         ("utils/hf_adapter", "def hand():\n    return tensor_capture_hook\n"),
-        ("models/model_base",
-         "class NeuronBaseForCausalLM:\n    def forward(self, ids):\n        return ids\n"),
-    ):  # fmt: skip
+        (
+            "models/model_base",
+            "class NeuronBaseForCausalLM:\n    def forward(self, ids):\n        return ids\n",
+        ),
+    ):
         path = package / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

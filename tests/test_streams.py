@@ -151,9 +151,11 @@ def test_an_end_that_somebody_swallows_comes_again(
         "sys.exit(main.script())\n"
     )
     process = subprocess.Popen(
-        [sys.executable, tmp_path / "swallows.py"], stdout=subprocess.PIPE, text=True,
+        [sys.executable, tmp_path / "swallows.py"],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )  # fmt: skip
+    )
     assert process.stdout is not None and process.stdout.readline() == "here\n"
     process.send_signal(number)
     told, _ = process.communicate(timeout=60)
@@ -179,8 +181,9 @@ def test_a_whole_run_with_closed_streams(closed: str, tiny_model: Path, tmp_path
     arguments = " ".join(map(str, on("generate", tiny_model, tmp_path)))
     run = subprocess.run(
         ["sh", "-c", f"{sys.executable} main.py {arguments} {closed}"],
-        cwd=REPOSITORY, capture_output=True,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        capture_output=True,
+    )
     assert run.returncode == 0 and b"Traceback" not in run.stderr, run.stderr
 
 
@@ -188,9 +191,13 @@ def test_a_whole_run_with_closed_streams(closed: str, tiny_model: Path, tmp_path
 def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         run = subprocess.run(
-            [sys.executable, "-m", "neuron_cpu", "learn"], cwd=REPOSITORY, stdout=full,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "HOME": str(tmp_path)},
-        )  # fmt: skip
+            [sys.executable, "-m", "neuron_cpu", "learn"],
+            cwd=REPOSITORY,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
     assert run.returncode == 2 and "Traceback" not in run.stderr
     assert "No space left on device" in run.stderr
 
@@ -203,8 +210,11 @@ TUNE = ["-m", "neuron_cpu", "tune", "llama.py:kernel", "--space", "WIDTH=1"]
 def test_ctrl_c_while_the_tools_are_imported(seconds: float) -> None:
     process = subprocess.Popen(
         [sys.executable, *TUNE],
-        cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while caught(process.pid):  # until the program's own code begins, and sets it aside
         time.sleep(0.01)
     assert process.poll() is None, "it has ended and never set it aside"

@@ -227,9 +227,12 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
     estimator = Estimator(
-        cost.DEFAULT_PROFILE, cost.Overheads(), settings.tp_degree or 1,
-        runs_ahead=bool(settings.async_mode), samples=settings.on_device_sampling,
-    )  # fmt: skip
+        cost.DEFAULT_PROFILE,
+        cost.Overheads(),
+        settings.tp_degree or 1,
+        runs_ahead=bool(settings.async_mode),
+        samples=settings.on_device_sampling,
+    )
     with host.told_as_the_submission("The model cannot be traced"):
         record = tracing.record(model, wrapper, bucket, host.job.scratch)
     events = events_of(record)
@@ -263,9 +266,14 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     settings, model = host.job.settings, host.models[Role(role)]
     others = [name for name in cost.RELEASES if name != dma_profile]
     estimator = Estimator(
-        dma_profile, overheads(settings), settings.tp_degree or 1, order, others,
-        bool(settings.async_mode), settings.on_device_sampling,
-    )  # fmt: skip
+        dma_profile,
+        overheads(settings),
+        settings.tp_degree or 1,
+        order,
+        others,
+        bool(settings.async_mode),
+        settings.on_device_sampling,
+    )
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
     known: dict[tuple[str, str], GraphEstimate] = {}
 

@@ -115,9 +115,12 @@ def help_of_mode(mode: str, width: int) -> str:
         elif known and name != EXPERIMENTS:
             flags = " ".join(option.flag for option in known)
             named += textwrap.wrap(
-                f"{name}: {flags}", width, initial_indent="  ", subsequent_indent="    ",
+                f"{name}: {flags}",
+                width,
+                initial_indent="  ",
+                subsequent_indent="    ",
                 break_on_hyphens=False,
-            )  # fmt: skip
+            )
     own = "\n".join([f"--mode {mode}: {MODES[mode]}", *_columns(shown, width)]).splitlines()
     if len(own) + 1 + len(named) > SCREEN:
         topics = ", ".join(line.split(":")[0].strip() for line in named if ":" in line)

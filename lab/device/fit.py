@@ -385,9 +385,13 @@ def profile_of(found: Mapping[str, Any], name: str, note: str) -> dict[str, Any]
     around = {field: values.pop(constant) for constant, field in AROUND.items()}
     del values["GRAPH_START_NS"]  # what `nki.benchmark` adds is no part of a kernel
     return {
-        "name": name, "note": note, "rows": found["profile"], "generation": found["generation"],
-        "constants": found["switches"] | values, "around": around,
-    }  # fmt: skip
+        "name": name,
+        "note": note,
+        "rows": found["profile"],
+        "generation": found["generation"],
+        "constants": found["switches"] | values,
+        "around": around,
+    }
 
 
 def fit(measured: Mapping[str, float], today: bool = False) -> dict[str, Any]:
@@ -402,16 +406,21 @@ def fit(measured: Mapping[str, float], today: bool = False) -> dict[str, Any]:
         prior = value_of(problem.core, name)
         error = 2 * errors[k] * (values[name] if value_of(found.variant.core, name) else CYCLES)
         constants[name] = {
-            "value": values[name], "error": float(error), "before": prior,
+            "value": values[name],
+            "error": float(error),
+            "before": prior,
             "told": bool(abs(error) <= TOLD * abs(values[name])),
             "trades_with": [n for n, same in zip(values, alike[k]) if same > ALIKE and n != name],
-        }  # fmt: skip
+        }
     ratios = dict(zip(problem.rows, (np.exp(found.at) / problem.times).tolist()))
     return {
         "generation": problem.core.name,
-        "profile": found.variant.profile, "order": found.variant.order,
-        "mechanisms": list(found.variant.changed), "alike": alike_of(problem, found),
+        "profile": found.variant.profile,
+        "order": found.variant.order,
+        "mechanisms": list(found.variant.changed),
+        "alike": alike_of(problem, found),
         "switches": {name: value_of(found.variant.core, name) for name in SWITCHED},
-        "constants": constants, "ratios": ratios,
+        "constants": constants,
+        "ratios": ratios,
         "unexplained": [name for name, ratio in ratios.items() if abs(ratio - 1) > OFF],
-    }  # fmt: skip
+    }

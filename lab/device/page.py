@@ -124,11 +124,14 @@ def constants(found: Mapping[str, Any]) -> Iterator[str]:
     yield "## Constants fitted to the small kernels and graphs"
     rows = [
         (
-            name, f"{one['before']:.5g}", f"{one['value']:.5g}", f"{one['error']:.2g}",
+            name,
+            f"{one['before']:.5g}",
+            f"{one['value']:.5g}",
+            f"{one['error']:.2g}",
             "yes" if one["told"] else f"no: {', '.join(one['trades_with']) or 'too small'}",
         )
         for name, one in found["constants"].items()
-    ]  # fmt: skip
+    ]
     yield _table(rows, "constant", "cost model", "fitted", "two standard deviations", "told apart")
     changed = ", ".join(found["mechanisms"]) or "none"
     off = ", ".join(found["unexplained"]) or "none"

@@ -285,9 +285,13 @@ def _held(
 def _error(found: accuracy.Accuracy) -> Answer:
     """A result's error by element."""
     return {
-        "right": found.correct, "measure": "a largest error of", "error": found.largest,
-        "limit": found.bound, "relative_l2": found.rms, "wrong_elements": found.wrong,
-    }  # fmt: skip
+        "right": found.correct,
+        "measure": "a largest error of",
+        "error": found.largest,
+        "limit": found.bound,
+        "relative_l2": found.rms,
+        "wrong_elements": found.wrong,
+    }
 
 
 def _errors(asked: Tolerance, got: list[torch.Tensor], exact: list[torch.Tensor]) -> list[Answer]:
@@ -333,9 +337,13 @@ def _refused(message: str, identifier: str, place: str) -> Answer:
     """A refusal apart: its sentence ends with the mending, behind the last semicolon."""
     fault, _, mending = message.rpartition("; ")
     return {
-        "outcome": "refused", "sentence": message, "identifier": identifier, "line": _line(place),
-        "fault": fault or message, "mending": mending if fault else "",
-    }  # fmt: skip
+        "outcome": "refused",
+        "sentence": message,
+        "identifier": identifier,
+        "line": _line(place),
+        "fault": fault or message,
+        "mending": mending if fault else "",
+    }
 
 
 def _line(place: str) -> Optional[int]:
@@ -372,9 +380,11 @@ def estimate(program: Program, request: Request) -> Answer:
         "bound_by": speed.roofline_side,
         "lines": [
             {
-                "place": line.place, "critical_us": line.critical / 1e3,
-                "busiest_us": line.longest / 1e3, "binding": line.binding,
+                "place": line.place,
+                "critical_us": line.critical / 1e3,
+                "busiest_us": line.longest / 1e3,
+                "binding": line.binding,
             }
             for line in summary.lines[: request.lines]
         ],
-    }  # fmt: skip
+    }

@@ -178,12 +178,16 @@ class GraphRecord:
         """The kernels and matrix products, one row each."""
         return [
             Operator(
-                e.where, e.kind, e.name, [list(t.shape) for t in _factors(e)], e.macs,
+                e.where,
+                e.kind,
+                e.name,
+                [list(t.shape) for t in _factors(e)],
+                e.macs,
                 program="" if e.program is None else fingerprint(e.program),
             )
             for e in self.events
             if e.kind == KERNEL or e.is_product
-        ]  # fmt: skip
+        ]
 
     @property
     def elementwise(self) -> Dict[str, Counter]:

@@ -43,14 +43,16 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
         speed = one.speed
         low, high = ("", "") if speed is None else map(microseconds, speed.band_ns)
         table.add_row(
-            one.operator, str(one.level), one.word,
+            one.operator,
+            str(one.level),
+            one.word,
             f"{max(errors):.2g}" if errors else "",
             "" if speed is None else microseconds(speed.time_ns),
             "" if speed is None else f"{low} to {high}",
             microseconds(one.naive_ns),
             f"{one.speedup:.2f}" if one.correct else "",
             "" if speed is None else f"{speed.roofline_percent:.0f} %",
-        )  # fmt: skip
+        )
     return table
 
 

@@ -255,9 +255,16 @@ def _part(part: Part, pricer: Pricer) -> dict[str, Any]:
         low, high = low + count * band[0], high + count * band[1]
         for name, value in by.items():
             spent[name] = spent.get(name, 0.0) + count * value
-        rows.append({"kind": event.kind, "name": event.name, "calls": count, "macs": event.macs,
-                     "shapes": [list(tensor.shape) for tensor in event.inputs],
-                     "time_ns": count * one})  # fmt: skip
+        rows.append(
+            {
+                "kind": event.kind,
+                "name": event.name,
+                "calls": count,
+                "macs": event.macs,
+                "shapes": [list(tensor.shape) for tensor in event.inputs],
+                "time_ns": count * one,
+            }
+        )
     macs = sum(row["macs"] * row["calls"] for row in rows)
     own = sum(row["macs"] * row["calls"] for row in rows if row["kind"] == KERNEL)
     bound = max(spent, key=lambda name: spent[name])
@@ -302,24 +309,43 @@ def _tables(found: dict[str, Any]) -> list[Table]:
         for part in found["parts"]
     ]
     operators = [
-        (part["name"], row["kind"], row["name"], row["shapes"], row["calls"],
-         tables.microseconds(row["time_ns"]))
+        (
+            part["name"],
+            row["kind"],
+            row["name"],
+            row["shapes"],
+            row["calls"],
+            tables.microseconds(row["time_ns"]),
+        )
         for part in found["parts"]
         for row in part["operators"][:12]
-    ]  # fmt: skip
+    ]
     kernels = [
-        (one["kernel"], one["shapes"], one["against"], f"{one['largest']:.3g}",
-         f"{one['relative']:.3g}")
+        (
+            one["kernel"],
+            one["shapes"],
+            one["against"],
+            f"{one['largest']:.3g}",
+            f"{one['relative']:.3g}",
+        )
         for one in found["kernels"]
-    ]  # fmt: skip
+    ]
     columns = ("part", "bound by", "calls", "MACs", "in NKI", "estimated µs", "on a device")
     return [
         _table("Graphs, and what ran between them", columns, parts, 2),
-        _table("Kernels against fp32", ("kernel", "arguments", "against", "largest difference",
-                                        "relative"), kernels, 3),
-        _table("Operators with the longest times", ("part", "kind", "name", "arguments", "calls",
-                                                    "estimated µs"), operators, 4),
-    ]  # fmt: skip
+        _table(
+            "Kernels against fp32",
+            ("kernel", "arguments", "against", "largest difference", "relative"),
+            kernels,
+            3,
+        ),
+        _table(
+            "Operators with the longest times",
+            ("part", "kind", "name", "arguments", "calls", "estimated µs"),
+            operators,
+            4,
+        ),
+    ]
 
 
 def _sentences(found: dict[str, Any]) -> list[str]:

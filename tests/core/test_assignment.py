@@ -94,8 +94,10 @@ def test_a_moved_part_is_found_in_the_tile_it_came_from(seed):
     assert (got.offset, got.shape, got.strides) == (wanted.offset, wanted.shape, wanted.strides)
 
 
-@pytest.mark.parametrize("refusal, raised", [(NkiError("sim_engine", "not here"), None),
-                                             (ZeroDivisionError(), ZeroDivisionError)])  # fmt: skip
+@pytest.mark.parametrize(
+    "refusal, raised",
+    [(NkiError("sim_engine", "not here"), None), (ZeroDivisionError(), ZeroDivisionError)],
+)
 def test_only_a_refusal_makes_an_assignment_a_copy(monkeypatch, refusal, raised):
     real = OpSpec.check
 

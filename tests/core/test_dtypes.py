@@ -31,8 +31,13 @@ def test_promotion_is_symmetric_and_keeps_equal_types(a):
         assert joined.itemsize >= min(a.itemsize, b.itemsize)
 
 
-SCALARS = [(True, "uint8"), (3, "int32"), (0.5, "float32"), (np.float16(1), "float16"),
-           (np.int8(1), "int8")]  # fmt: skip
+SCALARS = [
+    (True, "uint8"),
+    (3, "int32"),
+    (0.5, "float32"),
+    (np.float16(1), "float16"),
+    (np.int8(1), "int8"),
+]
 
 
 @pytest.mark.parametrize("value, name", SCALARS)
@@ -84,5 +89,8 @@ def test_fp8_has_infinities_and_240():
 
 def test_bool_is_nonzero():
     assert dtypes.encode(torch.tensor([0.0, -0.0, 1e-30, -2.0]), dtypes.BOOL).tolist() == [
-        False, False, True, True,
-    ]  # fmt: skip
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -464,8 +464,9 @@ def test_run_time_offset_outside_of_the_row_is_refused():
 
 
 # --- DMA ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("shape, order", [((9, 5), (1, 0)), ((3, 4, 6), (2, 1, 0)),
-                                          ((2, 3, 4, 5), (3, 1, 2, 0))])  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, order", [((9, 5), (1, 0)), ((3, 4, 6), (2, 1, 0)), ((2, 3, 4, 5), (3, 1, 2, 0))]
+)
 def test_dma_transpose(shape, order):
     a = data(1, shape, "bfloat16")
 
@@ -633,8 +634,16 @@ NUMPY_REDUCTIONS = [np.max, np.min, np.sum, np.prod, np.add, np.maximum, nl.max,
 )
 def test_numpy_functions_are_operators(op):
     a = data(1, (4, 5), low=0.5, high=1.5)
-    reference = {"max": np.max, "maximum": np.max, "min": np.min, "sum": np.sum, "add": np.sum,
-                 "prod": np.prod, "multiply": np.prod, "minimum": np.min}[op.__name__]  # fmt: skip
+    reference = {
+        "max": np.max,
+        "maximum": np.max,
+        "min": np.min,
+        "sum": np.sum,
+        "add": np.sum,
+        "prod": np.prod,
+        "multiply": np.prod,
+        "minimum": np.min,
+    }[op.__name__]
     got = run(lambda x: nisa.tensor_reduce(op, x, axis=[1]), a)
     assert_close(got, reference(wide(a), axis=1, keepdims=True), "float32", 5)
 

@@ -214,9 +214,11 @@ def least_ns(case: Case) -> float:
         rate = core.dma.engines * core.dma.bytes_per_ns
         return max(size / rate, passes * size / core.hbm_bytes_per_ns)
     a_cycle = {
-        Engine.VECTOR: 4 if narrow else 2, Engine.SCALAR: 2 if narrow and core.number > 3 else 1,
-        Engine.GPSIMD: 1, Engine.TENSOR: 1 if narrow else 0.25,
-    }  # fmt: skip
+        Engine.VECTOR: 4 if narrow else 2,
+        Engine.SCALAR: 2 if narrow and core.number > 3 else 1,
+        Engine.GPSIMD: 1,
+        Engine.TENSOR: 1 if narrow else 0.25,
+    }
     if core.number == 2:  # 128 elements a cycle; sums and fills of 16 bits have two
         a_cycle[Engine.VECTOR] = 2 if narrow else 1
     return case.columns / a_cycle[engine] / core.clock_hz[engine] * 1e9

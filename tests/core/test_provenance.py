@@ -273,8 +273,11 @@ def test_the_table_is_what_its_script_makes(tmp_path: Path) -> None:
     """Without checkouts rows of published files stay; all else is made anew, and is the same."""
     done = subprocess.run(
         [sys.executable, "-m", "lab.provenance_table", "--public", str(tmp_path)],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert (done.returncode, done.stdout) == (0, "")
     assert "its rows stay" in done.stderr
 

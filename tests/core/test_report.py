@@ -94,8 +94,12 @@ def test_lines_add_up_to_the_whole(found, summary):
         sum(found.lane_busy) / GEN2.dma.engines
     )
     assert sum(line.dma_bytes for line in summary.lines) == summary.metrics["dma_transfer_bytes"]
-    for name in ("hbm_read_bytes", "hbm_write_bytes", "mfu_estimated_percent",
-                 "mbu_estimated_percent"):  # fmt: skip
+    for name in (
+        "hbm_read_bytes",
+        "hbm_write_bytes",
+        "mfu_estimated_percent",
+        "mbu_estimated_percent",
+    ):
         whole = summary.metrics[name]
         assert sum(getattr(line, name) for line in summary.lines) == pytest.approx(whole)
     assert sum(line.instructions for line in summary.lines) == len(found.program)
@@ -301,9 +305,22 @@ def kernel_file(tmp_path):
 
 def test_command_profiles_a_kernel_of_a_file(kernel_file, tmp_path, capsys):
     figures, trace = tmp_path / "out.json", tmp_path / "out.trace.json"
-    status = main(["profile", f"{kernel_file}:scale", "--arg", "128x512:bf16", "--arg",
-                   "factor=2.0", "--dma-profile", "row-rule", "--json", str(figures), "--trace",
-                   str(trace)])  # fmt: skip
+    status = main(
+        [
+            "profile",
+            f"{kernel_file}:scale",
+            "--arg",
+            "128x512:bf16",
+            "--arg",
+            "factor=2.0",
+            "--dma-profile",
+            "row-rule",
+            "--json",
+            str(figures),
+            "--trace",
+            str(trace),
+        ]
+    )
     assert status == 0
     assert "bound by " in capsys.readouterr().out
     content = json.loads(figures.read_text())

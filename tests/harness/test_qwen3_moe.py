@@ -94,9 +94,12 @@ def test_where_a_kernel_may_be_cut_in(kernels, tmp_path, run_main, monkeypatch):
     rows = [line.split() for line in done.stdout.splitlines() if line.strip()]
     names = [" ".join(row[:2]).replace("layers.*.mlp.expert_mlps.", "") for row in rows]
     verdicts = dict(zip(names, (row[-1] for row in rows)))
-    expected = {"mlp_op.gate_up_proj bmm": "logits", "mlp_op.act_fn silu": "logits",
-                "mlp_op mul": "safe", "lm_head mm": "safe"}  # fmt: skip
+    expected = {
+        "mlp_op.gate_up_proj bmm": "logits",
+        "mlp_op.act_fn silu": "logits",
+        "mlp_op mul": "safe",
+        "lm_head mm": "safe",
+    }
     if kernels:
-        expected = {"head_kernel x_hbm": "logits",
-                    "experts_dense_kernel normed_hbm": "safe"}  # fmt: skip
+        expected = {"head_kernel x_hbm": "logits", "experts_dense_kernel normed_hbm": "safe"}
     assert {name: verdicts[name] for name in expected} == expected

@@ -176,8 +176,9 @@ def written(folder: Path) -> None:
             assert exponent in source
             text = source.replace(exponent, text)
         elif name == "attention":
-            text = source.replace("dtype=q_hbm.dtype, buffer=nl.shared_hbm", "dtype=nl.bfloat16, "
-                                  "buffer=nl.shared_hbm")  # fmt: skip
+            text = source.replace(
+                "dtype=q_hbm.dtype, buffer=nl.shared_hbm", "dtype=nl.bfloat16, buffer=nl.shared_hbm"
+            )
         elif name == "cumulative_sum":
             text = source.replace("nl.load(x_hbm[row:end, :]", "nl.load(x_hbm.reshape((7700, 1))")
         elif name == "residual_rms_norm":
@@ -216,8 +217,12 @@ def test_every_answer_gets_its_word(name: str, judged: dict[str, dict]) -> None:
     _, word, reason = ANSWERS[name]
     found = judged[name]
     said = found["failure"] + "".join(c["refusal"] + c["mismatch"] for c in found["cases"])
-    said += "".join(f"with {r['kind']} values" for c in found["cases"] for r in c["results"]
-                    if r["accuracy"]["wrong"])  # fmt: skip
+    said += "".join(
+        f"with {r['kind']} values"
+        for c in found["cases"]
+        for r in c["results"]
+        if r["accuracy"]["wrong"]
+    )
     assert found["outcome"] == word and reason in said, said
 
 
@@ -298,5 +303,9 @@ def test_speed_without_correctness_is_worth_nothing() -> None:
     ]
     assert all(one.speedup == 0 for one in outcomes)
     assert score(outcomes)["all"] == {
-        "operators": 2, "correct": 0.0, "fast_1": 0.0, "fast_2": 0.0, "fast_4": 0.0,
-    }  # fmt: skip
+        "operators": 2,
+        "correct": 0.0,
+        "fast_1": 0.0,
+        "fast_2": 0.0,
+        "fast_4": 0.0,
+    }

@@ -43,9 +43,11 @@ REFERENCE = "def reference(x):\n    return x + 1\n"
 
 def asking(source: str = KERNEL, **more: Any) -> dict[str, Any]:
     return {
-        "kernel": {"source": source, "name": "kernel"}, "cases": ["128x64:bf16"],
-        "reference": {"source": REFERENCE, "name": "reference"}, **more,
-    }  # fmt: skip
+        "kernel": {"source": source, "name": "kernel"},
+        "cases": ["128x64:bf16"],
+        "reference": {"source": REFERENCE, "name": "reference"},
+        **more,
+    }
 
 
 @pytest.fixture(scope="module")

@@ -255,16 +255,26 @@ def test_a_file_s_process_has_no_values_no_seeds_and_no_reference(by: str) -> No
         given = [case.public for case in cases]
     else:
         request = forms.Request(
-            kernel=forms.Code(name="kernel", source="SOURCE"), cases=[str(one) for one in cases],
-            reference=forms.Code(name="of_the_asker", source="REFERENCE"), seeds=[123456789],
-        )  # fmt: skip
+            kernel=forms.Code(name="kernel", source="SOURCE"),
+            cases=[str(one) for one in cases],
+            reference=forms.Code(name="of_the_asker", source="REFERENCE"),
+            seeds=[123456789],
+        )
         asked = request.recording("SOURCE")
         given = asked.cases
         assert not any(word in repr(asked) for word in ("123456789", "REFERENCE", "of_the_asker"))
     fields = {one.name for one in dataclasses.fields(recorder.Recording)}
     assert fields == {
-        "file", "function", "cases", "grid", "bounds", "text", "alone", "modules", "arguments",
+        "file",
+        "function",
+        "cases",
+        "grid",
+        "bounds",
+        "text",
+        "alone",
+        "modules",
+        "arguments",
         "environment",
-    }  # fmt: skip
+    }
     assert [str(one) for one in given] == ["77x1:i32 200x96:f32", "256x1:i32 8192x512:bf16"]
     assert all(one.hide is None for one in given)

@@ -71,12 +71,18 @@ def one(seed: int, target: str, today: bool, large: dict[str, dict]) -> dict:
         if name in device.constants
     }
     return {
-        "seed": seed, "mechanism": device.mechanism, "named": found["mechanisms"],
+        "seed": seed,
+        "mechanism": device.mechanism,
+        "named": found["mechanisms"],
         "alike": found["alike"],
-        "told": len(told), "constants": len(found["constants"]), "errors": errors,
-        "untold": sorted(set(found["constants"]) - set(told)), "worst": [worst, far[worst]],
-        "worst kernel": max((abs(far[name]) for name in large), default=0.0), "seconds": took,
-    }  # fmt: skip
+        "told": len(told),
+        "constants": len(found["constants"]),
+        "errors": errors,
+        "untold": sorted(set(found["constants"]) - set(told)),
+        "worst": [worst, far[worst]],
+        "worst kernel": max((abs(far[name]) for name in large), default=0.0),
+        "seconds": took,
+    }
 
 
 def main() -> int:

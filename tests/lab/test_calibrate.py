@@ -55,11 +55,22 @@ def twice(x, times=2):
 
 def row(**changes):
     values = {
-        "id": "one", "source": "s", "repository": "own/er", "commit": "0123456" + "7" * 33,
-        "file": "kernels/k.py", "function": "twice", "measured_us": 20.0, "kind": "p99",
-        "sdk": "2.21", "set": "fitted", "group": "s", "figures": "here", "machine": "none",
-        "arguments": ("128x7:fp32",), "keywords": {"times": 3},
-    }  # fmt: skip
+        "id": "one",
+        "source": "s",
+        "repository": "own/er",
+        "commit": "0123456" + "7" * 33,
+        "file": "kernels/k.py",
+        "function": "twice",
+        "measured_us": 20.0,
+        "kind": "p99",
+        "sdk": "2.21",
+        "set": "fitted",
+        "group": "s",
+        "figures": "here",
+        "machine": "none",
+        "arguments": ("128x7:fp32",),
+        "keywords": {"times": 3},
+    }
     return rows.Row(**{**values, **changes})
 
 
@@ -126,8 +137,12 @@ def outcome(name, measured, estimated, **changes):
 
 
 def test_pairs_closer_than_five_percent_have_no_order():
-    found = [outcome("a", 100, 120), outcome("b", 104, 100), outcome("c", 130, 112),
-             outcome("d", 500, 1, group="other")]  # fmt: skip
+    found = [
+        outcome("a", 100, 120),
+        outcome("b", 104, 100),
+        outcome("c", 130, 112),
+        outcome("d", 500, 1, group="other"),
+    ]
     assert calibrate.pairs(found) == [("s", True), ("s", False)]  # a and c, b and c
     close = [outcome("a", 100, 99.96), outcome("b", 130, 100.04)]
     assert calibrate.pairs(close) == [("s", True)]  # both are 100.0 on the page
@@ -209,9 +224,15 @@ def entries(tmp_path, *sets):
     """A file of rows of one kernel, one of each set."""
     checkout(tmp_path)
     common = {
-        "repository": "own/er", "commit": "0123456" + "7" * 33, "file": "kernels/k.py",
-        "function": "twice", "figures": "here", "machine": "none", "kind": "p99", "sdk": "2.25",
-    }  # fmt: skip
+        "repository": "own/er",
+        "commit": "0123456" + "7" * 33,
+        "file": "kernels/k.py",
+        "function": "twice",
+        "figures": "here",
+        "machine": "none",
+        "kind": "p99",
+        "sdk": "2.25",
+    }
     sources = {
         f"s{k}": common
         | {"set": name, "rows": [{"id": f"r{k}", "arguments": ["128x7:fp32"], "measured_us": 20}]}

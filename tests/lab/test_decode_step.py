@@ -14,9 +14,14 @@ from lab import decode_step, roofline
 def small(monkeypatch):
     """Three layers of 256 features."""
     shape = MODEL_SHAPES["llama-3.2-1b"] | dict(
-        hidden_size=256, intermediate_size=1024, num_hidden_layers=3, vocab_size=1024,
-        num_attention_heads=8, num_key_value_heads=4, head_dim=64,
-    )  # fmt: skip
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=3,
+        vocab_size=1024,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+    )
     monkeypatch.setitem(MODEL_SHAPES, "small", shape)
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")

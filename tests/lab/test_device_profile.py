@@ -39,22 +39,35 @@ def report(tmp_path, monkeypatch):
     values = {name: fit.value_of(spec.GEN2, name) for name in base.names}
     values["clock_hz.VectorE"] /= 2
     found = {
-        "generation": "gen2", "profile": "sdk2.25", "order": None, "mechanisms": [],
+        "generation": "gen2",
+        "profile": "sdk2.25",
+        "order": None,
+        "mechanisms": [],
         "switches": {name: fit.value_of(spec.GEN2, name) for name in fit.SWITCHED},
-        "constants": {name: {"value": value, "told": True, "before": value, "error": 0.0}
-                      for name, value in values.items()},
+        "constants": {
+            name: {"value": value, "told": True, "before": value, "error": 0.0}
+            for name, value in values.items()
+        },
         "unexplained": [],
-    }  # fmt: skip
+    }
     monkeypatch.setattr(fit, "fit", lambda times, today=False: found)
     estimate = {"us": 30.0, "band_us": [25.0, 45.0], "class": "DMA"}
     entry = {"kind": plan.CONSTANT, "us": {"p50": 60.0}, "estimate": estimate, "status": "measured"}
     path = tmp_path / "report.json"
-    results.write(path, {
-        "format": results.FORMAT, "source": results.DEVICE, "begun": "2026-11-23 10:00",
-        "machine": {"instance": "trn1.2xlarge", "target": "trn1"},
-        "graphs": {"decode-640": {"kernels": [KERNEL], "us": 1.0}},
-        "entries": {"vector-chain-512-128": entry, "chain decode-640": entry | {"kind": "kernel"}},
-    })  # fmt: skip
+    results.write(
+        path,
+        {
+            "format": results.FORMAT,
+            "source": results.DEVICE,
+            "begun": "2026-11-23 10:00",
+            "machine": {"instance": "trn1.2xlarge", "target": "trn1"},
+            "graphs": {"decode-640": {"kernels": [KERNEL], "us": 1.0}},
+            "entries": {
+                "vector-chain-512-128": entry,
+                "chain decode-640": entry | {"kind": "kernel"},
+            },
+        },
+    )
     return path
 
 

@@ -75,9 +75,14 @@ def test_times_differ_from_estimates_as_the_device_s_constants_do(some, tmp_path
 
 
 def test_a_kernel_that_is_refused_hangs_dies_or_is_wrong_is_one_result(some, tmp_path):
-    some(**{
-        "vector-chain-1-32": "refused", "small": "hung", "launches-33": "died", "rows-4": "wrong",
-    })  # fmt: skip
+    some(
+        **{
+            "vector-chain-1-32": "refused",
+            "small": "hung",
+            "launches-33": "died",
+            "rows-4": "wrong",
+        }
+    )
     path = tmp_path / "report.json"
     entries = hour.run(path, 60)["entries"]
     statuses = {name: entry["status"] for name, entry in entries.items()}
@@ -212,7 +217,7 @@ def test_of_neuron_s_tools_versions_and_cores_are_kept_and_nothing_that_names_so
         "neuron-ls": '{"instance_id": "i-0aa", "neuron_devices": [{"nc_count": 2, "memory_size": 1,'
         ' "neuron_processes": [{"pid": 7, "command": "/home/me/venv/bin/python"}]}]}',
         "dpkg-query": "aws-neuronx-dkms 2.26.5.0\naws-neuronx-tools 2.28.23.0",
-    }  # fmt: skip
+    }
     for name, text in told.items():
         tool = tmp_path / name
         tool.write_text(f"#!/bin/sh\n[ \"$1\" = {refused} ] || echo '{text}'\n")

@@ -8,9 +8,20 @@ from neuron_cpu.core.report import bands
 
 def outcome(ratio, kind="DMA", function="one", repository="own/er"):
     made = calibration_rows.Row(
-        f"{function}{ratio}", "s", repository, "0" * 40, "k.py", function, measured_us=100,
-        kind="p50", sdk="2.32", set="sealed", group="s", figures="here", machine="trn2",
-    )  # fmt: skip
+        f"{function}{ratio}",
+        "s",
+        repository,
+        "0" * 40,
+        "k.py",
+        function,
+        measured_us=100,
+        kind="p50",
+        sdk="2.32",
+        set="sealed",
+        group="s",
+        figures="here",
+        machine="trn2",
+    )
     return calibrate.Outcome(made, 100 * ratio, kind)
 
 

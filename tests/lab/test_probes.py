@@ -83,10 +83,12 @@ def unseen(today: bool) -> set[str]:
     """Constructs of a language that a table calls documented or unproven."""
     rows = provenance.table().items()
     return {
-        construct for construct, row in rows
-        if row.status != provenance.SEEN and construct.startswith("nki.") == today
+        construct
+        for construct, row in rows
+        if row.status != provenance.SEEN
+        and construct.startswith("nki.") == today
         and not construct.startswith("neuronxcc.")
-    }  # fmt: skip
+    }
 
 
 def without(construct: str, today: bool) -> bool:
@@ -200,8 +202,10 @@ def test_every_kernel_of_llama_is_timed_in_every_bucket_and_its_numbers_are_comp
         had = [entry.call for entry in every if entry.kind == kind]
         assert all(call in had for call in asked)
     names = {entry.name for entry in every}
-    lengths = {name: {int(g.split("-")[1]) for g in plan.GRAPHS_OF_1B if g.startswith(name)}
-               for name in ("prefill", "decode")}  # fmt: skip
+    lengths = {
+        name: {int(g.split("-")[1]) for g in plan.GRAPHS_OF_1B if g.startswith(name)}
+        for name in ("prefill", "decode")
+    }
     assert lengths["prefill"] >= {64, 128, 512, 640, 1024, 2048} >= lengths["decode"]
     assert {f"whole graphs of {length}" for length in lengths["decode"]} <= names
 

@@ -111,12 +111,13 @@ def test_what_becomes_of_a_compiler_or_a_profiler_is_one_result(tmp_path, monkey
         "rows-512": ("refused", "RuntimeError: python, with status 70: error: no such engine"),
         "rows-4": ("died", "SIGSEGV ended python, whose last words are: none"),
         "scalar-chain-1-32": (
-            "refused", "FileNotFoundError: neuron-explorer capture left no profile*.ntff"
+            "refused",
+            "FileNotFoundError: neuron-explorer capture left no profile*.ntff",
         ),
         "launches-1": ("died", "SIGSEGV ended python, whose last words are: assertion failed"),
         played.HANGS: ("hung", "no answer within 3 s"),
         "rows-8": ("refused", "RuntimeError: neuron-explorer, with status 1: not a word"),
-    }  # fmt: skip
+    }
     hanging = Path(f"/proc/{int((tmp_path / 'hanging').read_text())}/stat")
     assert not hanging.exists() or hanging.read_text().split()[2] == "Z"
     text = (tmp_path / "report.md").read_text(encoding="utf-8")

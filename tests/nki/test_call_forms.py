@@ -136,8 +136,9 @@ def shuffled(dst, x):
 
 
 def cumulative(dst, x):
-    nisa.tensor_scalar_cumulative(dst, x, nl.multiply, nl.add, 2.0, 1.0,
-                                  reduce_cmd=nisa.reduce_cmd.load_reduce)  # fmt: skip
+    nisa.tensor_scalar_cumulative(
+        dst, x, nl.multiply, nl.add, 2.0, 1.0, reduce_cmd=nisa.reduce_cmd.load_reduce
+    )
 
 
 def activation_reduce(dst, x):
@@ -310,8 +311,9 @@ def test_arguments_of_every_kind(kind):
     settings = {"first": Setting(Mode.MULTIPLY, 1.0, inner)}
     given = [torch.from_numpy(a) for a in (x, y, z)] if kind == "torch" else [x, y, z]
     for _ in range(2 if kind == "kept programs" else 1):
-        found = everything(given[0], (given[1], given[2]), settings, function=doubled,
-                           dtype=nl.bfloat16)  # fmt: skip
+        found = everything(
+            given[0], (given[1], given[2]), settings, function=doubled, dtype=nl.bfloat16
+        )
     out, (second, (first,)) = found
     assert type(out) is type(given[0]) and first is given[0] and second is given[2]
     value = out.float().numpy() if kind == "torch" else out.astype(np.float32)
@@ -330,8 +332,15 @@ def test_decorators_and_calls():
 
     x = data(13, 3, 4)
     made = nki.jit(kernel)
-    forms = [made, nki.jit()(kernel), nki.jit(mode="auto")(kernel), nki.simulate(kernel),
-             nki.jit(made), nki.simulate(made), made[1]]  # fmt: skip
+    forms = [
+        made,
+        nki.jit()(kernel),
+        nki.jit(mode="auto")(kernel),
+        nki.simulate(kernel),
+        nki.jit(made),
+        nki.simulate(made),
+        made[1],
+    ]
     for form in forms:
         close(form(x), 2 * x)
         close(form(x=x, factor=3), 3 * x)

@@ -273,8 +273,15 @@ from models.today import *
 
 HEADS, NORM = HeadShape(4, 2, 64), Norm(256, 1e-5)
 """
-LAYER = ["256x5:bf16", "None", "@NORM", "128x1024:bf16:-0.1..0.1", "128x512:bf16:-0.1..0.1",
-         "128x5:bf16:-0.7..0.7", "128x5:bf16:-0.7..0.7"]  # fmt: skip
+LAYER = [
+    "256x5:bf16",
+    "None",
+    "@NORM",
+    "128x1024:bf16:-0.1..0.1",
+    "128x512:bf16:-0.1..0.1",
+    "128x5:bf16:-0.7..0.7",
+    "128x5:bf16:-0.7..0.7",
+]
 
 
 @pytest.mark.parametrize(

@@ -142,8 +142,9 @@ def two_chains(order):
         out = nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm)
         long, short = nl.zeros((128, 4096), nl.float32), nl.zeros((128, 512), nl.float32)
         first = nisa.activation(long, nl.exp, long, name="long")
-        second = nisa.tensor_scalar(short, short, nl.add, 1.0, engine=nisa.engine.vector,
-                                    name="short")  # fmt: skip
+        second = nisa.tensor_scalar(
+            short, short, nl.add, 1.0, engine=nisa.engine.vector, name="short"
+        )
         if order == "depends":
             assert second.depends_on(first) is second
         nisa.dma_copy(out, short)

@@ -71,10 +71,13 @@ class Arguments:
         if buffer is not nl.private_hbm:
             nisa.memset(made, 0)
         changes = [
-            lambda t: t[:, ::2], lambda t: t.expand_dim(1), lambda t: t[0:1],
-            lambda t: t.view(draw.choice(TYPES)), lambda t: t[..., 0:1].broadcast(t.ndim - 1, 8),
+            lambda t: t[:, ::2],
+            lambda t: t.expand_dim(1),
+            lambda t: t[0:1],
+            lambda t: t.view(draw.choice(TYPES)),
+            lambda t: t[..., 0:1].broadcast(t.ndim - 1, 8),
             lambda t: t[..., nl.ds(self.chosen(), draw.choice([1, 4, t.shape[-1]]))],
-        ]  # fmt: skip
+        ]
         return draw.choice(changes)(made) if draw.random() < 0.2 else made
 
     def chosen(self):
@@ -87,11 +90,31 @@ class Arguments:
     def anything(self):
         draw = self.draw
         values = [
-            None, 0, -1, 1 << 40, 0.5, float("inf"), float("nan"), True, "x", (), {}, [1, 2],
-            [[1, 8]], object(), np.float32(2), np.zeros((2, 2)), nl.float32, nl.sbuf, slice(0, 2),
-            draw.choice(OPERATORS), draw.choice(MEMBERS), nisa.register_alloc(1), self.tensor(),
+            None,
+            0,
+            -1,
+            1 << 40,
+            0.5,
+            float("inf"),
+            float("nan"),
+            True,
+            "x",
+            (),
+            {},
+            [1, 2],
+            [[1, 8]],
+            object(),
+            np.float32(2),
+            np.zeros((2, 2)),
+            nl.float32,
+            nl.sbuf,
+            slice(0, 2),
+            draw.choice(OPERATORS),
+            draw.choice(MEMBERS),
+            nisa.register_alloc(1),
+            self.tensor(),
             [self.tensor(), self.tensor()],
-        ]  # fmt: skip
+        ]
         return draw.choice(values)
 
     def value(self, name):

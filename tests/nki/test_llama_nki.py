@@ -210,9 +210,16 @@ def test_no_tile_has_several_sums_on_gen2(name, target):
         getattr(models.today, kernel).trace(*args)
 
 
-@pytest.mark.parametrize("name", ["prompts of two blocks", "prompt of 128 heads",
-                                  "decode of 64 heads", "MLP of half a block",
-                                  "head of many tokens"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "prompts of two blocks",
+        "prompt of 128 heads",
+        "decode of 64 heads",
+        "MLP of half a block",
+        "head of many tokens",
+    ],
+)
 def test_later_chips_agree(name, target):
     """Their transposes write bf16, which loses nothing of bf16. Small work is no faster on trn2,
     whose instructions have more cycles each; trn3 has trn2's and higher clocks."""

@@ -55,11 +55,14 @@ def checkpoint(case):
     """A layer's tensors by Hugging Face's names, in the case's type."""
     h, d, state = case.hidden, case.d, {}
     shapes = {
-        "self_attn.q_proj": (case.q * d, h), "self_attn.k_proj": (case.kv * d, h),
-        "self_attn.v_proj": (case.kv * d, h), "self_attn.o_proj": (h, case.q * d),
-        "mlp.gate_proj": (case.inner, h), "mlp.up_proj": (case.inner, h),
+        "self_attn.q_proj": (case.q * d, h),
+        "self_attn.k_proj": (case.kv * d, h),
+        "self_attn.v_proj": (case.kv * d, h),
+        "self_attn.o_proj": (h, case.q * d),
+        "mlp.gate_proj": (case.inner, h),
+        "mlp.up_proj": (case.inner, h),
         "mlp.down_proj": (h, case.inner),
-    }  # fmt: skip
+    }
     for n in range(case.layers):
         for k, (name, shape) in enumerate(shapes.items()):
             scale = case.scale / math.sqrt(shape[1])
@@ -75,8 +78,9 @@ def inputs(case):
     """x [B, S, H], caches of each layer [B, kv, room, D], and how many keys count."""
     x = drawn(1, case.batch, case.each, case.hidden).to(case.dtype)
     shape = case.batch, case.kv, case.room, case.d
-    caches = [[drawn(60 + 2 * n + k, *shape).to(case.dtype) for k in (0, 1)]
-              for n in range(case.layers)]  # fmt: skip
+    caches = [
+        [drawn(60 + 2 * n + k, *shape).to(case.dtype) for k in (0, 1)] for n in range(case.layers)
+    ]
     return x, caches, [case.live - b for b in range(case.batch)]
 
 
@@ -161,16 +165,31 @@ def arguments(case, state, greedy=False):
             of_layers = [state[f"layers.{n}.{name}_proj.weight"] for n in layers]
             weights.append(tuple(w.chunk(case.ranks)[rank].contiguous() for w in of_layers))
         head = state["lm_head.weight"].chunk(case.ranks)[rank].contiguous()
-        keys, values = (tuple(c[k].chunk(case.ranks, 1)[rank].contiguous() for c in caches)
-                        for k in (0, 1))  # fmt: skip
+        keys, values = (
+            tuple(c[k].chunk(case.ranks, 1)[rank].contiguous() for c in caches) for k in (0, 1)
+        )
         groups = (tuple(range(case.ranks)),) if case.ranks > 1 else None
         # a rank's own features, where they are whole partitions
         own = x.chunk(case.ranks)[rank].contiguous() if case.hidden % 128 == 0 else x
-        found.append((
-            own, models.today.Norm(case.hidden, EPS), *weights, head, angles.cos().to(case.dtype),
-            angles.sin().to(case.dtype), keys, values, starts, bias, heads, case.batch,
-            case.vocabulary // case.ranks, groups, greedy,
-        ))  # fmt: skip
+        found.append(
+            (
+                own,
+                models.today.Norm(case.hidden, EPS),
+                *weights,
+                head,
+                angles.cos().to(case.dtype),
+                angles.sin().to(case.dtype),
+                keys,
+                values,
+                starts,
+                bias,
+                heads,
+                case.batch,
+                case.vocabulary // case.ranks,
+                groups,
+                greedy,
+            )
+        )
     return found
 
 
@@ -186,8 +205,10 @@ def run(case, state, **more):
     """Logits [B, S, V] (or tokens of each rank) and caches."""
     kernel = models.step.kernel_of(case.layers)[case.cores]
     results = on_ranks(kernel, [flat(args) for args in arguments(case, state, **more)])
-    caches = [[torch.cat([r[1 + 2 * n + k] for r in results], 1) for k in (0, 1)]
-              for n in range(case.layers)]  # fmt: skip
+    caches = [
+        [torch.cat([r[1 + 2 * n + k] for r in results], 1) for k in (0, 1)]
+        for n in range(case.layers)
+    ]
     if more.get("greedy"):
         return [r[0] for r in results], caches
     for other in results[1:]:  # each rank has the logits of all

@@ -125,9 +125,11 @@ class Program:
         return [
             t
             for t, tile in enumerate(self.tiles)
-            if len(tile) >= rows and t not in self.inexact and (psum or t not in self.psum)
+            if len(tile) >= rows
+            and t not in self.inexact
+            and (psum or t not in self.psum)
             and (types is None or self.types[t] in types)
-        ]  # fmt: skip
+        ]
 
     def band(self) -> tuple[int, int]:
         """A first partition and a number of them that engines take."""
@@ -136,13 +138,22 @@ class Program:
         room = min(len(tile) - row, 128 if row == 0 else 64 if row == 64 else 32)
         return row, self.upto(room)
 
-    def view(self, band: tuple[int, int], count: int, write: bool = False, psum: bool = True,
-             types: Any = None) -> View:  # fmt: skip
+    def view(
+        self,
+        band: tuple[int, int],
+        count: int,
+        write: bool = False,
+        psum: bool = True,
+        types: Any = None,
+    ) -> View:
         row, rows = band
-        tile = self.pick([
-            t for t in self.usable(row + rows, psum, types)
-            if self.tiles[t].shape[1] >= count or not write
-        ])  # fmt: skip
+        tile = self.pick(
+            [
+                t
+                for t in self.usable(row + rows, psum, types)
+                if self.tiles[t].shape[1] >= count or not write
+            ]
+        )
         columns = self.tiles[tile].shape[1]
         forms = [] if write else ["column"]
         if columns >= count:
@@ -517,9 +528,14 @@ class Recorder:
 
     def scalar_tensor(self, out, a, b, first, op):
         nisa.scalar_tensor_tensor(
-            self.at(out), self.at(a), token(first[0]), self.operand(first), token(op), self.at(b),
+            self.at(out),
+            self.at(a),
+            token(first[0]),
+            self.operand(first),
+            token(op),
+            self.at(b),
             reverse0=first[2],
-        )  # fmt: skip
+        )
 
     def activation(self, out, dtype, a, bias, scale, op, total):
         source = self.at(a)
@@ -683,8 +699,10 @@ def test_every_node_is_met(name):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
         for _ in range(40):
-            steps = [("matmul", numbers.integers(0, 256, 30).tolist()),
-                     (name, numbers.integers(0, 256, 30).tolist())]  # fmt: skip
+            steps = [
+                ("matmul", numbers.integers(0, 256, 30).tolist()),
+                (name, numbers.integers(0, 256, 30).tolist()),
+            ]
             program = interpreted(steps)
             if program.nodes[-1][0] == name and len(program.nodes) > 2:
                 agree(steps)

@@ -60,10 +60,13 @@ def test_subscripts(data):
             keys.append(start - size if data.draw(st.booleans()) else start)
             plain.append(start)
         else:
-            keys.append({
-                "slice": slice(start, stop, step), "ds": nl.ds(start, stop - start),
-                "all": slice(None),
-            }[kind])  # fmt: skip
+            keys.append(
+                {
+                    "slice": slice(start, stop, step),
+                    "ds": nl.ds(start, stop - start),
+                    "all": slice(None),
+                }[kind]
+            )
             plain.append(keys[-1])
     if on_chip and isinstance(plain[0], int):  # a tile never loses its partition axis
         plain[0] = slice(plain[0], plain[0] + 1)

@@ -68,8 +68,9 @@ class Shown:
 
     def drawn(self) -> None:
         """Wait for the drawing that is under way."""
-        self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => "
-                           "requestAnimationFrame(done)))")  # fmt: skip
+        self.page.evaluate(
+            "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )
 
     def text(self, selector: str) -> str:
         return self.page.locator(selector).inner_text()
@@ -255,8 +256,9 @@ def test_the_list_filters_sorts_and_selects(one, matmul):
     assert one.text("#count").startswith(f"{len(wanted)} of")
     one.page.fill("#filter", "")
     one.page.click('button[data-sort="time"]')
-    longest = max(range(len(matmul.end)), key=lambda at: round(matmul.end[at], 1)
-                  - round(matmul.start[at], 1))  # fmt: skip
+    longest = max(
+        range(len(matmul.end)), key=lambda at: round(matmul.end[at], 1) - round(matmul.start[at], 1)
+    )
     row = one.page.locator("#list .row").first
     duration = matmul.end[longest] - matmul.start[longest]
     assert row.locator("span").nth(2).inner_text() == f"{duration / 1e3:.2f}"

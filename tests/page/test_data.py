@@ -36,8 +36,10 @@ def test_figures_are_those_of_the_report(matmul, run):
     found = report.profile(matmul)
     assert {name: value for name, value, _ in run["figures"]} == found.metrics
     assert (run["time_ns"], run["band_ns"], run["bound"]) == (
-        found.time_ns, found.band_ns, found.bound,
-    )  # fmt: skip
+        found.time_ns,
+        found.band_ns,
+        found.bound,
+    )
     assert run["dma_profile"] == found.dma_profile and run["dma_profile_note"]
     assert {line["place"] for line in run["lines"]} == {line.place for line in found.lines}
     for line in found.lines:
@@ -160,8 +162,10 @@ def test_slices_keep_the_largest_use(steps):
 # --- source text ----------------------------------------------------------------------------------
 def test_source_lines_of_functions_and_gaps(tmp_path):
     path = tmp_path / "source.py"
-    path.write_text("a = 1\n\n\ndef f():\n    def g():\n        return 1\n    return g\n\n\n"
-                    "def unused():\n    pass\n\n\n@len\ndef h():\n    pass\n")  # fmt: skip
+    path.write_text(
+        "a = 1\n\n\ndef f():\n    def g():\n        return 1\n    return g\n\n\n"
+        "def unused():\n    pass\n\n\n@len\ndef h():\n    pass\n"
+    )
     numbers = [n for n, _ in sources.shown_lines(str(path), [6, 16])]
     assert numbers == [4, 5, 6, 7, 0, 14, 15, 16]
     assert [n for n, _ in sources.shown_lines(str(path), [1])] == [1, 2, 3]

@@ -273,8 +273,12 @@ def _saving() -> str:
             neuron(family, **settings).save(saved, sharded_weights=bool(options))
             again = type(neuron(family, ready=False)).from_pretrained(
                 saved if options else folder,
-                **settings, batch_size=1, tp_degree=2, n_positions=POSITIONS, amp="f32",
-            )  # fmt: skip
+                **settings,
+                batch_size=1,
+                tp_degree=2,
+                n_positions=POSITIONS,
+                amp="f32",
+            )
             again.load(saved)
             again.to_neuron()
         got = again.sample(prompt(), sequence_length=LENGTH, top_k=1)

@@ -96,9 +96,11 @@ def others(value: Any, pool: list[Any], draw: random.Random) -> Any:
         at = draw.randrange(len(value))
         few = list(value)
         changed = [
-            few[:at] + few[at + 1 :], few + few[at : at + 1], few[::-1],
+            few[:at] + few[at + 1 :],
+            few + few[at : at + 1],
+            few[::-1],
             few[:at] + [others(few[at], pool, draw)] + few[at + 1 :],
-        ]  # fmt: skip
+        ]
         made += 3 * [type(value)(one) for one in changed]
     elif isinstance(value, np.ndarray):
         made += [

@@ -143,9 +143,14 @@ class Folder:
         while True:
             self.names.write_text("")
             done = subprocess.run(
-                words, cwd=self.place, input=CANDIDATE, capture_output=True, text=True, timeout=600,
+                words,
+                cwd=self.place,
+                input=CANDIDATE,
+                capture_output=True,
+                text=True,
+                timeout=600,
                 env={**os.environ, "PYTHONPATH": self.path, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            )
             before = set(os.listdir(self.place))
             self.plant(set(self.names.read_text().split()).difference(apart))
             if set(os.listdir(self.place)) == before:
@@ -210,9 +215,13 @@ def test_byte_code_beside_a_file_does_not_run_in_its_place(validity: str, tmp_pa
     command = [*COMMAND, "check", "gelu.py:kernel", "--arg", "8x8:f32", "--ref"]
     for words in ([*command, "parts/more.py:reference"], DOORS["judge"]):
         done = subprocess.run(
-            words, cwd=tmp_path / "theirs", capture_output=True, text=True, timeout=600,
+            words,
+            cwd=tmp_path / "theirs",
+            capture_output=True,
+            text=True,
+            timeout=600,
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        )  # fmt: skip
+        )
         assert done.returncode == 0 and not told.exists(), done.stdout + done.stderr
     before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*.pyc")}
     assert len(before) == 3  # none is written

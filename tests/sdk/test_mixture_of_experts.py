@@ -94,9 +94,16 @@ def ours(model: torch.nn.Module, experts: int, best: int, block: int) -> MoE:
     """The stand-in's, with the same weights."""
     with rank_context(Group(0, 1)):
         mlps = ExpertMLPs(
-            experts, best, 12, 10, "silu", True, None, normalize_top_k_affinities=True,
+            experts,
+            best,
+            12,
+            10,
+            "silu",
+            True,
+            None,
+            normalize_top_k_affinities=True,
             block_size=block,
-        )  # fmt: skip
+        )
     made = MoE(RouterTopK(experts, best, 12), mlps).eval()
     made.router.linear_router.weight = model.gate.weight
     for number, expert in enumerate(model.experts):

@@ -372,9 +372,11 @@ def test_a_step_takes_the_bucket_that_holds_it(
 ) -> None:
     """Its last position and a mask below the bucket; from some release on its guesses, too."""
     wrapper = SimpleNamespace(
-        neuron_config=SimpleNamespace(buckets=[64, 128]), is_prefill=False, tag=tag,
+        neuron_config=SimpleNamespace(buckets=[64, 128]),
+        is_prefill=False,
+        tag=tag,
         contract=SimpleNamespace(pads_to_bucket=True, bucket_holds_speculation=holds),
-    )  # fmt: skip
+    )
     given = torch.zeros(1, 5), torch.ones(1, width), torch.tensor([[position]])
     assert ModelWrapper.choose_bucket(wrapper, *given) == bucket
 
@@ -418,9 +420,10 @@ def test_several_new_tokens_are_masked_among_themselves(tokens: int) -> None:
     """One token sees itself, whatever the mask among new ones says."""
     masks = []
     model = SimpleNamespace(
-        num_key_value_groups=1, k_cache_transposed=False,
+        num_key_value_groups=1,
+        k_cache_transposed=False,
         scaled_qk=lambda q, k, mask: masks.append(mask) or q @ k.mT,
-    )  # fmt: skip
+    )
     states = [torch.randn(1, 2, tokens, 4) for _ in range(3)]
     past = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
     places = torch.zeros(1, tokens)

@@ -56,18 +56,28 @@ def test_four_ranks_of_two_cores(step, tiny_llama, generate, reference, monkeypa
 def test_the_device_takes_greedy_tokens(step, tiny_llama, generate, reference, tp_degree):
     model, folder = tiny_llama(**SHAPE)
     app = build(
-        step, folder, torch_dtype="float32", tp_degree=tp_degree, enable_nki=True,
+        step,
+        folder,
+        torch_dtype="float32",
+        tp_degree=tp_degree,
+        enable_nki=True,
         on_device_sampling_config={"top_k": 1},
-    )  # fmt: skip
+    )
     equal(app, model, generate, reference)
 
 
 def test_several_tokens_are_those_of_one_after_another(step, tiny_llama, reference):
     model, folder = tiny_llama(**SHAPE)
     app = build(
-        step, folder, torch_dtype="float32", tp_degree=2, enable_nki=True, batch_size=1,
-        speculation_length=4, max_context_length=24,
-    )  # fmt: skip
+        step,
+        folder,
+        torch_dtype="float32",
+        tp_degree=2,
+        enable_nki=True,
+        batch_size=1,
+        speculation_length=4,
+        max_context_length=24,
+    )
     prompt, expected = PROMPTS[0], reference(model, PROMPTS[0], 5)
     ids = torch.tensor([prompt])
     positions = torch.arange(len(prompt))[None]

@@ -68,9 +68,16 @@ class Embedding(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         config = Qwen3Config(
-            256, HIDDEN, FEED, LAYERS, num_attention_heads=HEADS, num_key_value_heads=KV_HEADS,
-            head_dim=WIDTH, use_cache=False, attn_implementation="eager",
-        )  # fmt: skip
+            256,
+            HIDDEN,
+            FEED,
+            LAYERS,
+            num_attention_heads=HEADS,
+            num_key_value_heads=KV_HEADS,
+            head_dim=WIDTH,
+            use_cache=False,
+            attn_implementation="eager",
+        )
         self.model = Qwen3Model(config).eval()
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

@@ -481,9 +481,13 @@ def in_process(tokenizer) -> Iterator[Any]:
 
     async def one(path: str, content: bytes) -> int:
         scope = {
-            "type": "http", "method": "POST", "path": path, "query_string": b"", "root_path": "",
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "query_string": b"",
+            "root_path": "",
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-        }  # fmt: skip
+        }
         statuses, sent = [], False
 
         async def receive() -> dict[str, Any]:

@@ -139,8 +139,10 @@ def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch, ker
     try:
         listed = running.ask("/v1/models")[1]["data"]
         assert [(one["id"], one.get("parent")) for one in listed] == [
-            ("tiny", None), ("one", "tiny"), ("two", "tiny"),
-        ]  # fmt: skip
+            ("tiny", None),
+            ("one", "tiny"),
+            ("two", "tiny"),
+        ]
         bodies = [asked(prompt, 8) | {"model": name} for name, prompt in asked_of]
         with concurrent.futures.ThreadPoolExecutor(6) as clients:
             found = list(clients.map(lambda body: text(running, body), bodies))

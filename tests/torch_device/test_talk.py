@@ -38,8 +38,9 @@ def test_the_talks_program_is_right_and_its_kernel_is_used(
     parts = [part for part in figures(recorder, Pricer())["parts"] if part["compiled"]]
     heads, tokens, width, layers, calls = 2 * 4, 128, 64, 2, 2
     assert [part["nki_macs"] for part in parts] == [
-        0, 2 * heads * tokens * tokens * width * layers * calls
-    ]  # fmt: skip
+        0,
+        2 * heads * tokens * tokens * width * layers * calls,
+    ]
     assert parts[0]["macs"] == parts[1]["macs"]
 
 

@@ -328,8 +328,10 @@ def test_random_numbers_are_the_hosts() -> None:
     torch.manual_seed(5)
     assert torch.equal(torch.randn(4), first.cpu())
     assert isinstance(torch.Generator(), torch.Generator) and torch.default_generator.seed()
-    drawn = [torch.rand(2, device=d, generator=torch.Generator().manual_seed(4)).cpu()
-             for d in ("cpu", "neuron")]  # fmt: skip
+    drawn = [
+        torch.rand(2, device=d, generator=torch.Generator().manual_seed(4)).cpu()
+        for d in ("cpu", "neuron")
+    ]
     assert torch.equal(*drawn) and isinstance(torch.default_generator, torch.Generator)
     state = torch.neuron.get_rng_state()
     one = F.dropout(first, 0.5)

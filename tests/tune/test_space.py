@@ -51,8 +51,9 @@ def test_forms_of_values() -> None:
     assert list(space.points({"a": [1, 2], "b": [3]})) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
 
 
-@pytest.mark.parametrize("text", ["tile", "tile=", "=3", "2=3", "a b=3", "n=5..1", "n=1..9:0",
-                                  "n=1..1000000"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["tile", "tile=", "=3", "2=3", "a b=3", "n=5..1", "n=1..9:0", "n=1..1000000"]
+)
 def test_what_declares_nothing(text: str) -> None:
     with pytest.raises(UsageError, match="--space"):
         space.parse([text])

@@ -76,8 +76,17 @@ def found(folder: Path) -> dict:
     """Twenty-four points, of which two thirds cannot be used."""
     figures = folder / "figures.json"
     space = ["WIDTH=64,128,256,512", "factor=2.0,3.0", "trick=none,illegal,raise"]
-    status = tune(folder, "--ref", f"{folder / 'tuned.py'}:reference", "--jobs", "2",
-                  "--json", str(figures), "--space", *space)  # fmt: skip
+    status = tune(
+        folder,
+        "--ref",
+        f"{folder / 'tuned.py'}:reference",
+        "--jobs",
+        "2",
+        "--json",
+        str(figures),
+        "--space",
+        *space,
+    )
     assert status == 0
     return json.loads(figures.read_text())
 
@@ -109,9 +118,16 @@ def test_the_front_is_time_against_sbuf(found: dict) -> None:
 def test_points_that_others_beat() -> None:
     assert beaten((2.0, 5), [(1.0, 5)]) and beaten((2.0, 5), [(2.0, 4), (2.0, 5)])
     assert not beaten((2.0, 5), [(2.0, 5), (1.0, 6), (3.0, 4)])
-    trials = [Trial({}, time_ns=t, sbuf_bytes=s, checked=c)
-              for t, s, c in ((1.0, 9, False), (2.0, 5, True), (2.0, 5, True), (3.0, 4, True),
-                              (3.0, 7, True))]  # fmt: skip
+    trials = [
+        Trial({}, time_ns=t, sbuf_bytes=s, checked=c)
+        for t, s, c in (
+            (1.0, 9, False),
+            (2.0, 5, True),
+            (2.0, 5, True),
+            (3.0, 4, True),
+            (3.0, 7, True),
+        )
+    ]
     trials.append(Trial({}, "refused", "no"))
     assert [t.figures for t in front(trials, True)] == [(2.0, 5), (3.0, 4)]
     assert [t.figures for t in front(trials, False)] == [(1.0, 9), (2.0, 5), (3.0, 4)]
@@ -269,11 +285,26 @@ def test_a_killed_search_keeps_its_points_and_leaves_nothing(
 ) -> None:
     figures = tmp_path / "f.json"
     process = subprocess.Popen(
-        [sys.executable, "-m", "neuron_cpu", "tune", f"{folder / 'tuned.py'}:doubled",
-         "--arg", "128x512:bf16", "--jobs", "2", "--json", str(figures),
-         "--space", "WIDTH=64,128", f"wait={','.join(str(n / 100) for n in range(30, 90))}"],
-        cwd=REPOSITORY, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "neuron_cpu",
+            "tune",
+            f"{folder / 'tuned.py'}:doubled",
+            "--arg",
+            "128x512:bf16",
+            "--jobs",
+            "2",
+            "--json",
+            str(figures),
+            "--space",
+            "WIDTH=64,128",
+            f"wait={','.join(str(n / 100) for n in range(30, 90))}",
+        ],
+        cwd=REPOSITORY,
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
     while not figures.exists():
         assert process.poll() is None
         time.sleep(0.1)

@@ -178,8 +178,9 @@ def psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
         return -(-_placed_end(program, "psum") // CORE.psum_bank_bytes), 0
     # A bank for each tile is an upper bound, and exact for the usual tile of 512 fp32 columns.
     # Live tiles are packed only where that bound exceeds what has been found so far.
-    tiles = [(*span, tile[0].tile_bytes) for tile, span in spans.items()
-             if tile[0].buffer == "psum"]  # fmt: skip
+    tiles = [
+        (*span, tile[0].tile_bytes) for tile, span in spans.items() if tile[0].buffer == "psum"
+    ]
     most, where = 0, 0
     live: list[tuple[int, int]] = []  # (last use, bytes), the first to die first
     sizes: Counter[int] = Counter()

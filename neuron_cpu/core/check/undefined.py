@@ -535,9 +535,11 @@ def _never_defined(flat: Map, view: View) -> Any:
     assert view.by_data is not None
     tile, step, length, _ = view.by_data
     alike = tile.size == 1 or not view.strides[0]  # one offset for all rows, or rows of one table
-    shape, strides = (view.shape, view.strides) if tile.size == 1 else (
-        (1 if alike else view.shape[0], *view.shape[1:]), view.strides
-    )  # fmt: skip
+    shape, strides = (
+        (view.shape, view.strides)
+        if tile.size == 1
+        else ((1 if alike else view.shape[0], *view.shape[1:]), view.strides)
+    )
     reach = view.offset + sum((n - 1) * s for n, s in zip(shape, strides))
     count = min(length, (flat.size - 1 - reach) // step + 1) if step > 0 else 0
     if count < 1:

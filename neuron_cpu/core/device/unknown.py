@@ -300,9 +300,19 @@ class Foreign:
         )
 
 
-_PYTHON = {"multiply": "mul", "subtract": "sub", "divide": "truediv", "true_divide": "truediv",
-           "power": "pow", "less": "lt", "less_equal": "le", "greater": "gt",
-           "greater_equal": "ge", "equal": "eq", "not_equal": "ne"}  # fmt: skip
+_PYTHON = {
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "truediv",
+    "true_divide": "truediv",
+    "power": "pow",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "equal": "eq",
+    "not_equal": "ne",
+}
 
 
 def _function(name: str) -> str | None:

@@ -27,8 +27,16 @@ class Groups:
     """
 
     __slots__ = (
-        "blocks", "flat", "keys", "needs_zeros", "only_zeros", "others", "size", "sums", "zeroed",
-    )  # fmt: skip
+        "blocks",
+        "flat",
+        "keys",
+        "needs_zeros",
+        "only_zeros",
+        "others",
+        "size",
+        "sums",
+        "zeroed",
+    )
 
     def __init__(self, size: int, zeroed: bool) -> None:
         self.keys: set[tuple] = set()

@@ -114,10 +114,32 @@ class Storage:
     """
 
     __slots__ = (
-        "address", "birth", "buffer", "data", "dtype", "followers", "frame", "free_size", "ground",
-        "groups", "id", "initial", "mutable", "name", "on_chip", "parts", "paxis", "producer",
-        "role", "shape", "size", "source", "tile_bytes", "tiles", "watcher",
-    )  # fmt: skip
+        "address",
+        "birth",
+        "buffer",
+        "data",
+        "dtype",
+        "followers",
+        "frame",
+        "free_size",
+        "ground",
+        "groups",
+        "id",
+        "initial",
+        "mutable",
+        "name",
+        "on_chip",
+        "parts",
+        "paxis",
+        "producer",
+        "role",
+        "shape",
+        "size",
+        "source",
+        "tile_bytes",
+        "tiles",
+        "watcher",
+    )
 
     def __init__(
         self, id: int, shape: tuple[int, ...], dtype: DType, buffer: str, role: str = "local"

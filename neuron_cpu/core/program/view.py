@@ -79,8 +79,16 @@ class View:
     """
 
     __slots__ = (
-        "_blocks", "by_data", "dt", "offset", "oob", "paxis", "shape", "storage", "strides",
-    )  # fmt: skip
+        "_blocks",
+        "by_data",
+        "dt",
+        "offset",
+        "oob",
+        "paxis",
+        "shape",
+        "storage",
+        "strides",
+    )
     selects_nothing = False  # see ``nothing``
     scalar_offsets_anywhere = False  # every instruction takes one run-time offset of such a view
 

@@ -474,9 +474,14 @@ def slice_event(
 ) -> dict[str, Any]:
     """A bar in row ``row`` of process ``pid``; times in nanoseconds."""
     return {
-        "ph": "X", "name": name, "pid": pid, "tid": row, "ts": round(begin / 1e3, 4),
-        "dur": round(time / 1e3, 4), "args": about,
-    }  # fmt: skip
+        "ph": "X",
+        "name": name,
+        "pid": pid,
+        "tid": row,
+        "ts": round(begin / 1e3, 4),
+        "dur": round(time / 1e3, 4),
+        "args": about,
+    }
 
 
 def _counter(name: str, pid: int, time: float, value: float) -> dict[str, Any]:

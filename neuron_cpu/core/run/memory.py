@@ -236,8 +236,12 @@ class Arena:
             return lambda: self.view(ref)
         # The same as ``view``, with less around it: some steps do little more.
         held, key, shape, strides, offset = (
-            self.flat, id(ref.memory), ref.shape, ref.strides, ref.offset,
-        )  # fmt: skip
+            self.flat,
+            id(ref.memory),
+            ref.shape,
+            ref.strides,
+            ref.offset,
+        )
 
         def moved() -> torch.Tensor:
             flat = held.get(key)

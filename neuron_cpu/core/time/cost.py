@@ -240,9 +240,14 @@ def transfer(instruction: Instruction, fixed: bool = False) -> Transfer:
         return _collective(instruction)
     src, dst = _source(instruction), instruction.dst[0]
     key = (
-        CORE.number, instruction.op.name, _form(src), _form(dst), fixed and CORE.dma.fixed_lanes,
-        CORE.dma.transposed, CORE.dma.transposed_on_chip,
-    )  # fmt: skip
+        CORE.number,
+        instruction.op.name,
+        _form(src),
+        _form(dst),
+        fixed and CORE.dma.fixed_lanes,
+        CORE.dma.transposed,
+        CORE.dma.transposed_on_chip,
+    )
     found = _transfers.get(key)
     if found is None:
         found = _transfers[key] = _transfer(instruction, src, dst, fixed)

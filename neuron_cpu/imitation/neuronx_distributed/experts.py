@@ -72,10 +72,17 @@ class RouterTopK(nn.Module):
     ) -> None:
         super().__init__()
         refuse_others(
-            "RouterTopK", later, sequence_parallel_enabled=..., sequence_dimension=..., device=...,
-            tensor_model_parallel_group=..., jitter_eps=0.0, bias=False,
-            apply_act_fn_over_topk=False, store_transposed_weights=...,
-        )  # fmt: skip
+            "RouterTopK",
+            later,
+            sequence_parallel_enabled=...,
+            sequence_dimension=...,
+            device=...,
+            tensor_model_parallel_group=...,
+            jitter_eps=0.0,
+            bias=False,
+            apply_act_fn_over_topk=False,
+            store_transposed_weights=...,
+        )
         if act_fn != "softmax":
             raise NotImplementedError(
                 f"RouterTopK got act_fn={act_fn!r}, expected 'softmax': other affinities are not "

@@ -258,9 +258,16 @@ def test_percentiles_are_shown_where_they_differ(
 def test_speed_reports_are_read_back_whole(decode: Optional[dict[str, float]]) -> None:
     """With one new token there is no decode step, and the file says nothing of it."""
     made = benchmark.SpeedReport(
-        {"throughput": 1.0}, 3.0, None, Source.SIMULATOR, 1, 1, runs=2,
-        context_encoding_model={"throughput": 1.0}, token_generation_model=decode,
-    )  # fmt: skip
+        {"throughput": 1.0},
+        3.0,
+        None,
+        Source.SIMULATOR,
+        1,
+        1,
+        runs=2,
+        context_encoding_model={"throughput": 1.0},
+        token_generation_model=decode,
+    )
     written = json.loads(json.dumps(made.as_dict()))
     assert ("token_generation_model" in written) == (decode is not None)
     assert TypeAdapter(benchmark.SpeedReport).validate_python(written) == made

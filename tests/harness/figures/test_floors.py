@@ -23,11 +23,26 @@ ESTIMATE = "harness.figures.estimate:graph_milliseconds"
 @pytest.fixture
 def opened(tiny_model: Path, tmp_path: Path) -> Callable[..., Session]:
     def call(*arguments: object) -> Session:
-        return open_session(command_line.parse([
-            "--mode", "evaluate", "--model-path", str(tiny_model), "--enable-nki", "--seq-len",
-            "64", "--prompt", "hello", "--llama", str(REPOSITORY / "llama.py"),
-            "--compiled-model-path", str(tmp_path / "c"), *map(str, arguments),
-        ]))  # fmt: skip
+        return open_session(
+            command_line.parse(
+                [
+                    "--mode",
+                    "evaluate",
+                    "--model-path",
+                    str(tiny_model),
+                    "--enable-nki",
+                    "--seq-len",
+                    "64",
+                    "--prompt",
+                    "hello",
+                    "--llama",
+                    str(REPOSITORY / "llama.py"),
+                    "--compiled-model-path",
+                    str(tmp_path / "c"),
+                    *map(str, arguments),
+                ]
+            )
+        )
 
     return call
 

@@ -137,8 +137,16 @@ def test_impossible_combinations_are_refused(line: str) -> None:
         parse(*shlex.split(line))
 
 
-TREES = {"tree": "[[0], [2], [0, 1]]", "double": "[[0], [0]]", "torn": "[[1, 0]]", "none": "[]",
-         "deep": "[[0], [0, 0]]", "wide": "[[10]]", "text": '["a"]', "bad": "[[0"}  # fmt: skip
+TREES = {
+    "tree": "[[0], [2], [0, 1]]",
+    "double": "[[0], [0]]",
+    "torn": "[[1, 0]]",
+    "none": "[]",
+    "deep": "[[0], [0, 0]]",
+    "wide": "[[10]]",
+    "text": '["a"]',
+    "bad": "[[0",
+}
 
 
 @pytest.mark.parametrize("name", TREES)

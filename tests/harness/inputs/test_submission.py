@@ -45,9 +45,14 @@ def test_its_files_are_those_that_it_imports_and_that_these_import(tmp_path: Pat
     )
     names = [str(file.relative_to(entry.parent)) for file in submission.files(entry)]
     assert names == [
-        "entry_of_test.py", "first_part.py", "no_python_part.py", "own_package/inner.py",
-        "own_package/other.py", "second_part.py", "third_part.py",
-    ]  # fmt: skip
+        "entry_of_test.py",
+        "first_part.py",
+        "no_python_part.py",
+        "own_package/inner.py",
+        "own_package/other.py",
+        "second_part.py",
+        "third_part.py",
+    ]
     found = {submission.digest(entry)}
     for file in submission.files(entry):
         file.write_bytes(file.read_bytes() + b"# edited\n")

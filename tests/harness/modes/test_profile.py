@@ -39,8 +39,18 @@ def shapes_folder(tmp_path_factory):
 
 def run(folder, output, *arguments):
     """The driver's profile of a folder as JSON."""
-    status = main.main(["--mode", "profile", "--enable-nki", "--model-path", str(folder),
-                        "--profile-output", str(output), *arguments])  # fmt: skip
+    status = main.main(
+        [
+            "--mode",
+            "profile",
+            "--enable-nki",
+            "--model-path",
+            str(folder),
+            "--profile-output",
+            str(output),
+            *arguments,
+        ]
+    )
     assert status == 0
     return json.loads((output / "profile.json").read_text())
 
@@ -165,8 +175,15 @@ def test_graphs_show_releases_where_they_differ_and_the_order(
     shapes_folder, profiled, tmp_path, capsys
 ):
     """Beside the peak of HBM a release is slow, once the costs that all pay are left out."""
-    free = ("--graph-launch-us", "--host-step-us", "--kernel-launch-us", "--collective-us",
-            "--logits-us", "--argmax-us", "--cache-update-us")  # fmt: skip
+    free = (
+        "--graph-launch-us",
+        "--host-step-us",
+        "--kernel-launch-us",
+        "--collective-us",
+        "--logits-us",
+        "--argmax-us",
+        "--cache-update-us",
+    )
     content = run(
         shapes_folder,
         tmp_path / "profile",
@@ -273,8 +290,10 @@ def test_updates_of_caches_are_transfers_of_their_own():
     """Between two operators that run as one pass: each pays its start and its rows."""
     costs = estimate.cost.Overheads(cache_ns=7.0)
     estimator = estimate.Estimator("hbm-peak", costs, 2)
-    events = [estimate.Event(estimate.TORCH, name, size) for name, size in
-              (("mul", 4100), ("scatter_", 820), ("index_put_", 820), ("add", 410))]  # fmt: skip
+    events = [
+        estimate.Event(estimate.TORCH, name, size)
+        for name, size in (("mul", 4100), ("scatter_", 820), ("index_put_", 820), ("add", 410))
+    ]
     found = estimator.graph("token_generation_model", 8, 1, [("", event) for event in events])
     assert [op.time_ns for op in found.operators] == pytest.approx([0.0, 9.0, 9.0, 0.0])
 
@@ -365,8 +384,16 @@ def test_device_folder_without_graphs_is_refused(tmp_path, monkeypatch):
 
 @pytest.mark.full  # tests/test_streams.py has a reader leave both streams of this mode
 def test_a_reader_that_leaves_ends_the_run_quietly(shapes_folder):
-    command = [sys.executable, str(REPOSITORY / "main.py"), "--mode", "profile", "--model-path",
-               str(shapes_folder), "--seq-len", "64"]  # fmt: skip
+    command = [
+        sys.executable,
+        str(REPOSITORY / "main.py"),
+        "--mode",
+        "profile",
+        "--model-path",
+        str(shapes_folder),
+        "--seq-len",
+        "64",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
         errors = process.stderr.read()
@@ -376,14 +403,23 @@ def test_a_reader_that_leaves_ends_the_run_quietly(shapes_folder):
 
 def test_an_unwritable_profile_folder_is_refused_before_the_work(shapes_folder, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    status = main.main(["--mode", "profile", "--model-path", str(shapes_folder),
-                        "--profile-output", str(tmp_path / "file" / "p")])  # fmt: skip
+    status = main.main(
+        [
+            "--mode",
+            "profile",
+            "--model-path",
+            str(shapes_folder),
+            "--profile-output",
+            str(tmp_path / "file" / "p"),
+        ]
+    )
     told = capsys.readouterr().err
     assert status == 2 and "file is not a folder" in told and "Tracing" not in told
 
 
-@pytest.mark.parametrize("change", [{"num_attention_heads": 0}, {"hidden_size": None},
-                                    {"model_type": "gpt2"}])  # fmt: skip
+@pytest.mark.parametrize(
+    "change", [{"num_attention_heads": 0}, {"hidden_size": None}, {"model_type": "gpt2"}]
+)
 def test_configurations_of_no_llama_are_refused(change, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG | change))
     with pytest.raises(UserError, match=next(iter(change))):

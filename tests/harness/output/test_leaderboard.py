@@ -62,6 +62,10 @@ def test_times_that_make_no_score_make_no_points(tmp_path: Path, capsys: pytest.
 def test_names_tell_submissions_apart():
     paths = ["/one/llama.py", "/two/llama.py", "/two/other.py", "/two/other.py", "/x/two/llama.py"]
     assert report.submission_names([Path(path) for path in paths]) == [
-        "one-llama", "two-llama", "two-other", "two-other-2", "two-llama-2",
-    ]  # fmt: skip
+        "one-llama",
+        "two-llama",
+        "two-other",
+        "two-other-2",
+        "two-llama-2",
+    ]
     assert report.submission_names([Path("/one/a.py"), Path("/one/b.py")]) == ["a", "b"]

@@ -27,9 +27,13 @@ ATTENTION = "attention_prefill_kernel"
 def evaluation(index: int) -> Evaluation:
     speed = SpeedReport(
         {"latency_ms_p99": 1234.5678, "latency_ms_avg": 1234.5678, "throughput": 1914.01},
-        ttft_ms=0.66371234, tokens_per_second=1525.4142, source=Source.COST_MODEL, new_tokens=102,
-        batch_size=1, band_ms=(1000.0, 2000.0),
-    )  # fmt: skip
+        ttft_ms=0.66371234,
+        tokens_per_second=1525.4142,
+        source=Source.COST_MODEL,
+        new_tokens=102,
+        batch_size=1,
+        band_ms=(1000.0, 2000.0),
+    )
     row = RowResult(True, "", 32, 1.0, 0.0111, 0.999957, 0.315, 40.5)
     scored = score(True, 1.0, from_report(speed), from_report(speed))
     share = NkiShare(1.0, 1.0, ["token_generation_model: lm_head (1.00%)"], [])
@@ -46,8 +50,10 @@ def result() -> None:
 
 
 def operator_table() -> None:
-    rows = (Operator("layers.0.self_attn.rotary_emb", False, "cos, mul, repeat_interleave", 0),
-            Operator("layers.0.self_attn", True, ATTENTION, 352_583_680))  # fmt: skip
+    rows = (
+        Operator("layers.0.self_attn.rotary_emb", False, "cos, mul, repeat_interleave", 0),
+        Operator("layers.0.self_attn", True, ATTENTION, 352_583_680),
+    )
     compile.print_operators([Graph(PREFILL, 128, rows)])
 
 

@@ -38,11 +38,25 @@ def imported(tiny_model: Path, tmp_path: Path) -> Callable[..., Loaded]:
     def call(text: str, *arguments: str) -> Loaded:
         entry = tmp_path / "entry.py"
         entry.write_text(text)
-        settings = command_line.parse([
-            "--mode", "generate", "--model-path", str(tiny_model), "--prompt", "hello",
-            "--tp-degree", "1", "--seq-len", "64", "--compiled-model-path", str(tmp_path / "c"),
-            "--llama", str(entry), *arguments,
-        ])  # fmt: skip
+        settings = command_line.parse(
+            [
+                "--mode",
+                "generate",
+                "--model-path",
+                str(tiny_model),
+                "--prompt",
+                "hello",
+                "--tp-degree",
+                "1",
+                "--seq-len",
+                "64",
+                "--compiled-model-path",
+                str(tmp_path / "c"),
+                "--llama",
+                str(entry),
+                *arguments,
+            ]
+        )
         return construct(open_session(settings), Role.TORCH)
 
     return call
@@ -143,9 +157,12 @@ def test_endless_output_is_cut(imported: Callable, capsys) -> None:
 def test_nothing_outside_of_its_folder_is_written(imported: Callable, tmp_path: Path) -> None:
     mine = tmp_path / "precious"
     mine.write_text("1")
-    for action in (f"open({str(mine)!r}, 'w')", f"os.remove({str(mine)!r})",
-                   f"os.mkdir({str(tmp_path / 'new')!r})",
-                   f"os.truncate({str(mine)!r}, 0)"):  # fmt: skip
+    for action in (
+        f"open({str(mine)!r}, 'w')",
+        f"os.remove({str(mine)!r})",
+        f"os.mkdir({str(tmp_path / 'new')!r})",
+        f"os.truncate({str(mine)!r}, 0)",
+    ):
         with pytest.raises(UserError, match="raised PermissionError"):
             imported(f"import os\n{action}\n{WELL}")
     assert mine.read_text() == "1" and not (tmp_path / "new").exists()

@@ -38,11 +38,23 @@ LATE = (
 
 
 def build_into(folder: Path, model: Path, *arguments: object) -> Loaded:
-    args = command_line.parse([
-        "--mode", "generate", "--model-path", str(model), "--prompt", "hello",
-        "--tp-degree", "1", "--seq-len", "64", "--compiled-model-path", str(folder),
-        *map(str, arguments),
-    ])  # fmt: skip
+    args = command_line.parse(
+        [
+            "--mode",
+            "generate",
+            "--model-path",
+            str(model),
+            "--prompt",
+            "hello",
+            "--tp-degree",
+            "1",
+            "--seq-len",
+            "64",
+            "--compiled-model-path",
+            str(folder),
+            *map(str, arguments),
+        ]
+    )
     return build(open_session(args))
 
 

@@ -27,8 +27,19 @@ LENGTH = 160
 
 
 def settings_of(folder: Path, *more: str):
-    arguments = ["--mode", "generate", "--enable-nki", "--model-path", str(folder), "--seq-len",
-                 str(LENGTH), "--torch-dtype", "float32", "--tp-degree", "1"]  # fmt: skip
+    arguments = [
+        "--mode",
+        "generate",
+        "--enable-nki",
+        "--model-path",
+        str(folder),
+        "--seq-len",
+        str(LENGTH),
+        "--torch-dtype",
+        "float32",
+        "--tp-degree",
+        "1",
+    ]
     return command_line.parse([*arguments, *more])
 
 
@@ -107,9 +118,14 @@ def test_rows_of_a_batch_end_in_different_chunks(tiny, tmp_path, more):
 def test_a_prompt_that_fills_a_long_cache(tmp_path, length):
     """The driver's own sizes of graphs, and Hugging Face's model in one pass beside them."""
     folder = write_tiny_model(
-        tmp_path / "model", num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
-        hidden_size=64, intermediate_size=64, max_position_embeddings=length,
-    )  # fmt: skip
+        tmp_path / "model",
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        hidden_size=64,
+        intermediate_size=64,
+        max_position_embeddings=length,
+    )
     running = Running(folder, tmp_path, "--seq-len", str(length))
     assert running.buckets["context_encoding_model"][-1] == LONGEST_PREFILL
     assert running.buckets["speculation_model"][-1] == length

@@ -289,9 +289,12 @@ def test_every_call_of_several_tokens_has_the_adapter() -> None:
 
     asked = SimpleNamespace(do_sample=False, return_dict_in_generate=False)
     Calls()._sample(
-        torch.tensor([[1, 2]]), lambda _, row: row, lambda ids, _: torch.tensor(ids.shape[1] > 4),
-        asked, adapter_ids=["two"],
-    )  # fmt: skip
+        torch.tensor([[1, 2]]),
+        lambda _, row: row,
+        lambda ids, _: torch.tensor(ids.shape[1] > 4),
+        asked,
+        adapter_ids=["two"],
+    )
     assert calls == [[1]] * 3
 
 

@@ -81,6 +81,10 @@ def _started(instruction: Instruction) -> Instruction:
     """The product as the first one of its group."""
     attrs = replace(instruction.attrs, start=True, accumulate=False)
     return Instruction(
-        instruction.op, instruction.dst, instruction.src, attrs, instruction.frame,
+        instruction.op,
+        instruction.dst,
+        instruction.src,
+        attrs,
+        instruction.frame,
         instruction.source,
-    )  # fmt: skip
+    )

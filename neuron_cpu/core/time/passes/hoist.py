@@ -149,9 +149,7 @@ def key(instruction: Instruction) -> Key:
         [(v.storage.id, v.offset, v.shape, v.strides, v.dt.name) for v in instruction.src]
     )
     constants = instruction.attrs.start, instruction.attrs.key()
-    return (
-        target.shape, target.strides, target.dt.name, target.storage.buffer, sources, constants,
-    )  # fmt: skip
+    return (target.shape, target.strides, target.dt.name, target.storage.buffer, sources, constants)
 
 
 def _parting(a: Frame | None, b: Frame | None) -> int:

@@ -21,10 +21,8 @@ def keep(work: Work) -> list[Instruction]:
     """Load once what is loaded again while its tile can still be there."""
     pure, steady = single_results(work.instructions), unwritten_hbm(work.instructions)
     loads = [
-        i
-        for i in work.instructions
-        if i.op.engine is Engine.DMA and shareable(i, pure, steady)
-    ]  # fmt: skip
+        i for i in work.instructions if i.op.engine is Engine.DMA and shareable(i, pure, steady)
+    ]
     room = CORE.sbuf_usable_bytes - LEFT
     if not work.program.skips_middle_end:
         loads = _of_lines_that_fit(loads, room)
@@ -64,7 +62,7 @@ def _of_lines_that_fit(loads: list[Instruction], room: int) -> list[Instruction]
             for runs in lines[line].values()
             for size in (loads[runs[0]].dst[0].storage.tile_bytes,)
             for step in ((runs[0], size), (runs[-1] + 0.5, -size))
-        ]  # fmt: skip
+        ]
         size = max(accumulate(change for _, change in sorted(steps)))
         if repeats[line] and size <= room:
             room -= size

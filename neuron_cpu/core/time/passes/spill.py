@@ -273,9 +273,15 @@ class _Rewriting:
         else:
             start = 0 if key[1] == WHOLE else key[1] * storage.size
         return View(
-            storage, view.offset - start, view.shape, view.strides, view.dt, view.paxis, view.oob,
+            storage,
+            view.offset - start,
+            view.shape,
+            view.strides,
+            view.dt,
+            view.paxis,
+            view.oob,
             indirect,
-        )  # fmt: skip
+        )
 
 
 def _only_loads(memory: _Memory) -> dict[Key, Instruction]:

@@ -68,10 +68,12 @@ def _turned(
     rows, columns = source.shape
     for i in range(0, rows, block):
         for j in range(0, columns, block):
-            part = source.slice_box((slice(i, min(i + block, rows)),
-                                     slice(j, min(j + block, columns))))  # fmt: skip
-            to = target.slice_box((slice(j, min(j + block, columns)),
-                                   slice(i, min(i + block, rows))))  # fmt: skip
+            part = source.slice_box(
+                (slice(i, min(i + block, rows)), slice(j, min(j + block, columns)))
+            )
+            to = target.slice_box(
+                (slice(j, min(j + block, columns)), slice(i, min(i + block, rows)))
+            )
             yield from _block(work, instruction, to, part)
 
 

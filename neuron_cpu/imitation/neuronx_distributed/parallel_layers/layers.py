@@ -258,12 +258,15 @@ class ColumnParallelLinear(BaseParallelLinear):
         if not self.sequence_parallel_enabled:
             input = copy_to_tensor_model_parallel_region(input, self.tensor_parallel_group)
         output = self._forward_impl(
-            input=input, weight=self.weight, bias=None,
+            input=input,
+            weight=self.weight,
+            bias=None,
             async_grad_allreduce=self.async_tensor_model_parallel_allreduce,
             sequence_parallel_enabled=self.sequence_parallel_enabled,
             sequence_dimension=self.sequence_dimension,
-            autograd_func_class=self.autograd_func_class, process_group=self.tensor_parallel_group,
-        )  # fmt: skip
+            autograd_func_class=self.autograd_func_class,
+            process_group=self.tensor_parallel_group,
+        )
         if self.gather_output:
             output = gather_from_tensor_model_parallel_region(output, self.tensor_parallel_group)
             if self.pad_size:
@@ -343,10 +346,15 @@ class RowParallelLinear(BaseParallelLinear):
                 input_ = F.pad(input_, (0, self.pad_size))
             input_ = scatter_to_tensor_model_parallel_region(input_, self.tensor_parallel_group)
         partial = self._forward_impl(
-            input=input_, weight=self.weight, bias=None, async_grad_allreduce=False,
-            sequence_parallel_enabled=False, sequence_dimension=self.sequence_dimension,
-            autograd_func_class=self.autograd_func_class, process_group=self.tensor_parallel_group,
-        )  # fmt: skip
+            input=input_,
+            weight=self.weight,
+            bias=None,
+            async_grad_allreduce=False,
+            sequence_parallel_enabled=False,
+            sequence_dimension=self.sequence_dimension,
+            autograd_func_class=self.autograd_func_class,
+            process_group=self.tensor_parallel_group,
+        )
         output = self._reduce(partial)
         if self.skip_bias_add:
             return output, self.bias

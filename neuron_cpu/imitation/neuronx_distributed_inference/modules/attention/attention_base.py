@@ -64,8 +64,14 @@ class NeuronAttentionBaseOutput:
 
 
 # Arguments of both projections, and of later constructors.
-_OF_BOTH = ("hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads",
-            "sequence_parallel_enabled", "sequence_dimension")  # fmt: skip
+_OF_BOTH = (
+    "hidden_size",
+    "head_dim",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "sequence_parallel_enabled",
+    "sequence_dimension",
+)
 _LATER = dict.fromkeys(
     ("attention_chunk_size", "sliding_window", "q_layernorm", "k_layernorm", "rope_theta",
      "qk_norm_placement", "learned_sinks_size"), None

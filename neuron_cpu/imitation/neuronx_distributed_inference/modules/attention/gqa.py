@@ -199,14 +199,28 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         **later: Any,
     ) -> None:
         refuse_others(
-            "GroupQueryAttention_QKV", later, logical_neuron_cores=..., logical_nc_config=...,
-            qkv_kernel_nbsd_layout=..., on_cpu=..., fused_rmsnorm_skip_gamma=False,
-            tiling_factor=..., seq_len_threshold_for_cc_tiling=..., rank_ordering=None,
-        )  # fmt: skip
+            "GroupQueryAttention_QKV",
+            later,
+            logical_neuron_cores=...,
+            logical_nc_config=...,
+            qkv_kernel_nbsd_layout=...,
+            on_cpu=...,
+            fused_rmsnorm_skip_gamma=False,
+            tiling_factor=...,
+            seq_len_threshold_for_cc_tiling=...,
+            rank_ordering=None,
+        )
         super().__init__(
-            hidden_size, head_dim, num_attention_heads, num_key_value_heads, tp_degree, dtype,
-            bias, desired_sharding_strategy, tensor_model_parallel_group,
-        )  # fmt: skip
+            hidden_size,
+            head_dim,
+            num_attention_heads,
+            num_key_value_heads,
+            tp_degree,
+            dtype,
+            bias,
+            desired_sharding_strategy,
+            tensor_model_parallel_group,
+        )
         if fused_qkv and gather_output:
             raise ValueError(
                 "Gathering states followed by fused qkv is not allowed; pass gather_output=False."
@@ -234,9 +248,13 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         if self.tensor_model_parallel_group is None:
             return nn.Linear(self.hidden_size, width, bias=self.bias, dtype=self.dtype)
         return ColumnParallelLinear(
-            self.hidden_size, width, bias=self.bias, gather_output=self.gather_output,
-            dtype=self.dtype, tensor_model_parallel_group=self.tensor_model_parallel_group,
-        )  # fmt: skip
+            self.hidden_size,
+            width,
+            bias=self.bias,
+            gather_output=self.gather_output,
+            dtype=self.dtype,
+            tensor_model_parallel_group=self.tensor_model_parallel_group,
+        )
 
     def _tag_fused(self, parameter: torch.Tensor) -> None:
         """Tell the sharder that the rows are q, k and v, to be sliced separately."""
@@ -343,13 +361,24 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         **later: Any,
     ) -> None:
         refuse_others(
-            "GroupQueryAttention_O", later, out_proj_kernel_enabled=False, logical_nc_config=...,
-            tiling_factor=..., rank_ordering=None,
-        )  # fmt: skip
+            "GroupQueryAttention_O",
+            later,
+            out_proj_kernel_enabled=False,
+            logical_nc_config=...,
+            tiling_factor=...,
+            rank_ordering=None,
+        )
         super().__init__(
-            hidden_size, head_dim, num_attention_heads, num_key_value_heads, tp_degree, dtype,
-            bias, desired_sharding_strategy, tensor_model_parallel_group,
-        )  # fmt: skip
+            hidden_size,
+            head_dim,
+            num_attention_heads,
+            num_key_value_heads,
+            tp_degree,
+            dtype,
+            bias,
+            desired_sharding_strategy,
+            tensor_model_parallel_group,
+        )
         self.layer_name = layer_name
         self.input_is_parallel = input_is_parallel
         self.sequence_parallel_enabled = sequence_parallel_enabled
@@ -360,12 +389,16 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
             self.o_proj: nn.Module = nn.Linear(width, hidden_size, bias=bias, dtype=dtype)
         else:
             self.o_proj = RowParallelLinear(
-                width, hidden_size, bias=bias, input_is_parallel=input_is_parallel, dtype=dtype,
+                width,
+                hidden_size,
+                bias=bias,
+                input_is_parallel=input_is_parallel,
+                dtype=dtype,
                 sequence_parallel_enabled=sequence_parallel_enabled,
                 sequence_dimension=sequence_dimension,
                 tensor_model_parallel_group=self.tensor_model_parallel_group,
                 reduce_dtype=rpl_reduce_dtype,
-            )  # fmt: skip
+            )
 
     def forward(
         self, attention_output: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
