@@ -249,7 +249,7 @@ def test_shared_bytes_are_what_both_tiles_cover(seed: int) -> None:
         rows, columns = int(rng.integers(1, 4)), int(rng.integers(1, 10))
         dtype = DTYPES[int(rng.integers(len(DTYPES)))]
         storage = Storage(number, (2, rows, columns), dtype, "sbuf")
-        storage.set_paxis(1)
+        storage.paxis = 1
         return Tile(storage, int(rng.integers(2)), int(rng.integers(3)), int(rng.integers(16)))
 
     def covered(tile: Tile) -> np.ndarray:

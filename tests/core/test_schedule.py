@@ -575,13 +575,13 @@ def _storage(shape):
     from neuron_cpu.core.program.storage import Storage
 
     made = Storage(0, shape, FLOAT32, "sbuf")
-    made.set_paxis(1)
+    made.paxis = 1
     return made
 
 
 def test_flattened_views_keep_their_boxes():
     storage = _storage((128, 4, 512))
-    storage.set_paxis(0)
+    storage.paxis = 0
     whole = Tensor.whole(storage)
     flat = whole[:, 1:3].reshape((128, 1024))
     assert bx.box_of(flat) == ((0, 127, 1), (1, 2, 1), (0, 511, 1))

@@ -95,9 +95,6 @@ class _Walk:
         self.sharing = overlapping(program) if program.direct_allocation else {}
         self.overwriter: dict[int, Instruction] = {}
         self.spoiled: dict[int, list[int]] = {}
-        # A message names tensors as the kernel made them; without codes there is none.
-        apart = not codes and not self.sharing
-        self.instructions = _by_blocks(program) if apart else program.instructions
         self.at = 0  # the instruction that is walked
         total = 1  # code 0 means defined
         self.memories = grounds(program.storages)
@@ -114,7 +111,7 @@ class _Walk:
             The number of a store of undefined data into rows that nobody can follow.
         """
         state, clean = self.state, self.clean
-        for k, instruction in enumerate(self.instructions[:until]):
+        for k, instruction in enumerate(self.program.instructions[:until]):
             self.at = k
             attrs = instruction.attrs
             # Most instructions read defined regions only. That is decided by look-ups, without a
@@ -408,48 +405,6 @@ class _Walk:
             if any(v.storage.memory is storage for v in (*instruction.dst, *instruction.src)):
                 return str(instruction.source)
         return "an unknown line"
-
-
-def _by_blocks(program: Program) -> list[Instruction]:
-    """The instructions with every block of a tensor as a storage of its own.
-
-    Blocks are mostly written whole, which takes no map, and those in parts take a small one. A
-    tensor stays as it is where a view takes several of its blocks, or data choose.
-    """
-    together: set[Storage] = set()
-    for view in (v for i in program.instructions for v in (*i.dst, *i.src)):
-        if view.by_data is not None:
-            together |= {view.storage, view.by_data[0].storage}
-        elif len(view.blocks()) > 1 or view.storage.ground is not None:
-            together.add(view.storage)
-    if all(s in together or not s.paxis for s in program.storages):
-        return program.instructions
-    made: dict[tuple[int, int], Storage] = {}
-    moved: dict[int, View] = {}  # by id: instructions share the views of their operands
-    first = 1 + max(s.id for s in program.storages)
-
-    def own(view: View) -> View:
-        storage = view.storage
-        if not storage.paxis or storage in together:
-            return view
-        found = moved.get(id(view))
-        if found is None:
-            number = view.blocks().start
-            block = made.get((storage.id, number))
-            if block is None:
-                shape = storage.shape[storage.paxis :]
-                block = Storage(first + len(made), shape, storage.dtype, storage.buffer)
-                made[storage.id, number] = block
-            offset = view.offset - number * block.size
-            found = moved[id(view)] = View(block, offset, view.shape, view.strides, view.dt)
-        return found
-
-    return [
-        Instruction(
-            i.op, tuple(map(own, i.dst)), tuple(map(own, i.src)), i.attrs, i.frame, i.source
-        )
-        for i in program.instructions
-    ]
 
 
 def _onto_itself(instruction: Instruction) -> bool:

@@ -23,20 +23,9 @@ class Groups:
         others: elements that something else than a matmul wrote; True: all, False: none.
         only_zeros: everything that no matmul wrote was a fill with zeros.
         sums: regions of more than one product, by key.
-        blocks: elements of each block that is a region, by number, while all regions are such.
     """
 
-    __slots__ = (
-        "blocks",
-        "flat",
-        "keys",
-        "needs_zeros",
-        "only_zeros",
-        "others",
-        "size",
-        "sums",
-        "zeroed",
-    )
+    __slots__ = ("flat", "keys", "needs_zeros", "only_zeros", "others", "size", "sums", "zeroed")
 
     def __init__(self, size: int, zeroed: bool) -> None:
         self.keys: set[tuple] = set()
@@ -46,13 +35,10 @@ class Groups:
         # Most tiles have one group, all of the tile; the map is made for the first smaller one.
         self.flat: np.ndarray | None = None
         self.others: np.ndarray | bool = False
-        self.blocks: dict[int, slice] = {}
         self.sums: dict[tuple, View] = {}
 
     def refine(self, parts: int) -> None:
         """Count every element as several: the memory is read as a narrower type, too."""
-        if self.blocks:
-            self._map()
         self.size *= parts
         self.flat = None if self.flat is None else self.flat.repeat(parts)
         if not isinstance(self.others, bool):
@@ -96,8 +82,9 @@ class Groups:
             window(self.others, view)[...] = not by_matmul
         if self.zeroed:
             self.begin(view)
-        elif not self._covers(view) and not self._add(view):
-            window(self._map(), view)[...] = True
+        elif not self._add(view):
+            assert self.flat is not None
+            window(self.flat, view)[...] = True
             self.keys.add(view.key())
 
     def holds_other(self, view: View) -> bool:
@@ -121,7 +108,8 @@ class Groups:
         """Which elements no product has begun, where they are some but not all; None otherwise."""
         if self._covers(view) or not self.keys:
             return None
-        parts = window(self._map(), view.grounded()).reshape((*view.shape, -1))
+        assert self.flat is not None
+        parts = window(self.flat, view.grounded()).reshape((*view.shape, -1))
         begun: np.ndarray = parts.max(axis=-1)
         return ~begun if begun.any() else None
 
@@ -131,8 +119,6 @@ class Groups:
             return True
         if self.flat is not None:
             return bool(window(self.flat, view).all())
-        if self.blocks:
-            return all([number in self.blocks for number in view.blocks()])
         return bool(self.keys)  # the only region so far is the whole tile
 
     def _add(self, view: View) -> bool:
@@ -140,25 +126,11 @@ class Groups:
         if view.is_full() and not self.keys:
             self.keys.add(view.key())
             return True
-        if self.flat is None and view.is_block() and bool(self.blocks) == bool(self.keys):
-            number = view.blocks().start
-            if number in self.blocks:
-                return False
-            self.blocks[number] = slice(view.offset, view.offset + view.size)
-            self.keys.add(view.key())
-            return True
-        elements = window(self._map(), view)
+        if self.flat is None:
+            self.flat = np.full(self.size, bool(self.keys))  # keys: all of the tile, so far
+        elements = window(self.flat, view)
         if elements.any():
             return False
         elements[...] = True
         self.keys.add(view.key())
         return True
-
-    def _map(self) -> np.ndarray:
-        """The map of elements that belong to regions, made from the regions so far."""
-        if self.flat is None:
-            self.flat = np.full(self.size, bool(self.keys) and not self.blocks)
-            for block in self.blocks.values():
-                self.flat[block] = True
-            self.blocks.clear()
-        return self.flat

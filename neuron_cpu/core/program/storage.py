@@ -93,9 +93,6 @@ class Storage:
 
     Attributes:
         shape: as declared; on chip ``(blocks..., partitions, free...)``, ``paxis`` block axes.
-        free_size: elements per partition of one tile.
-        tiles: of the tensor: the product of its block axes.
-        tile_bytes: bytes per partition of one tile; no more than a bank in PSUM.
         buffer: ``hbm`` (kernel input or scratch), ``shared_hbm``, ``sbuf`` or ``psum``.
         role: ``input``, ``output``, ``const`` (data known while tracing), ``local`` or ``spill``.
         frame: loop iteration that created it.
@@ -121,14 +118,12 @@ class Storage:
         "dtype",
         "followers",
         "frame",
-        "free_size",
         "ground",
         "groups",
         "id",
         "initial",
         "mutable",
         "name",
-        "on_chip",
         "parts",
         "paxis",
         "producer",
@@ -136,8 +131,6 @@ class Storage:
         "shape",
         "size",
         "source",
-        "tile_bytes",
-        "tiles",
         "watcher",
     )
 
@@ -150,8 +143,7 @@ class Storage:
         for s in shape:
             size *= s
         self.size = size
-        self.on_chip = buffer in ON_CHIP
-        self.set_paxis(0)
+        self.paxis = 0
         self.frame: Frame | None = None
         self.birth = 0
         self.source: Source | None = None
@@ -171,13 +163,24 @@ class Storage:
         """The memory that stands for these bytes in comparisons of accesses."""
         return self.ground or self
 
-    def set_paxis(self, paxis: int) -> None:
-        """Make the first ``paxis`` axes block axes. What follows from it is asked for at every
-        access of every check, so it is computed here."""
-        self.paxis = paxis
-        self.free_size = math.prod(self.shape[paxis + 1 :])
-        self.tiles = math.prod(self.shape[:paxis])
-        self.tile_bytes = self.free_size * self.dtype.itemsize
+    @property
+    def on_chip(self) -> bool:
+        return self.buffer in ON_CHIP
+
+    @property
+    def free_size(self) -> int:
+        """Elements per partition of one tile."""
+        return math.prod(self.shape[self.paxis + 1 :])
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of the tensor: the product of its block axes."""
+        return math.prod(self.shape[: self.paxis])
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes per partition of one tile; no more than a bank in PSUM."""
+        return self.free_size * self.dtype.itemsize
 
     def label(self) -> str:
         """The name for messages: the given one, or kind and memory."""

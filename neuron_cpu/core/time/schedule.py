@@ -191,8 +191,7 @@ Profiles = dict[str, cost.DmaProfile]
 
 def _made(program: Program) -> _Made:
     known: dict[tuple, int] = {}
-    distinct = {id(i.attrs): i.attrs for i in program.instructions}
-    constants = {key: attrs.timed() for key, attrs in distinct.items()}
+    constants = {id(i.attrs): i.attrs.timed() for i in program.instructions}
     forms = [
         (i.op.name, constants[id(i.attrs)], len(i.dst))
         + tuple((v.shape, v.strides, v.dt, v.storage.buffer) for v in (*i.dst, *i.src))
