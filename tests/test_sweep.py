@@ -38,7 +38,7 @@ def test_a_band_that_jumps_is_told(capsys: pytest.CaptureFixture) -> None:
     assert sweep(*sizes) == 0
     rows = json.loads(Path("found.json").read_text())["N"]
     changes = [row for before, row in zip(rows, rows[1:]) if row["bound"] != before["bound"]]
-    said = capsys.readouterr().out
+    said = " ".join(capsys.readouterr().out.split())
     assert changes and said.count("the band goes by the bound") == len(changes)
     assert all(f"From N={row['size']} on the bound is {row['bound']}," in said for row in changes)
 
