@@ -168,8 +168,6 @@ class NkiTensor:
         parts of an element."""
     def indirect(self, index: Any, num_elem: Any = None) -> Any:
         """[P, num_elem] columns at free offsets that ``index`` [P, K] names (gen4)."""
-    def is_block(self) -> Any:
-        """True when the view is a block of a tensor with block axes, whole and in its own order."""
     def is_contiguous(self) -> Any:
         """Whether the view is dense and row-major; on chip within each partition."""
     def is_full(self) -> Any:

@@ -127,8 +127,6 @@ class tensor:
 
         With one element size this is the view itself, otherwise a view with a further axis: the
         parts of an element."""
-    def is_block(self) -> Any:
-        """True when the view is a block of a tensor with block axes, whole and in its own order."""
     def is_full(self) -> Any:
         """True when the view is the whole storage in its own order."""
     itemsize: Any
