@@ -17,9 +17,11 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import re
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,6 +57,10 @@ from lab import NOTES, ROOT, pages  # noqa: E402
 TEXTS, PAGE = ROOT / "lab" / "data" / "token_texts.json", NOTES / "token.md"
 MODEL, DEGREE, KEYS = "llama-3.2-1b", 2, (640, 1280)
 KINDS = ("prompt", "code", "dialogue")
+CALL = re.compile(
+    r"^\|[^|]*, a call \| ([\d.]+) \|[^|]*\| ([\d.]+) \|", re.M
+)  # of a published step
+WIDTH = 120  # of a page's lines
 DECODE, SEVERAL = "token_generation_model", "speculation_model"
 
 
@@ -170,13 +176,15 @@ GUESSERS: dict[str, Callable[[], Any]] = {
 # --- costs ----------------------------------------------------------------------------------------
 class Costs(NamedTuple):
     """Milliseconds: a decode step of the baseline and of ours without the host's loop, our call of
-    several tokens, the loop of a token, and a row of logits among several in fp32."""
+    several tokens, the loop of a token, a row of logits among several in fp32, and the shortest
+    and longest step of ours, with the loop, that a device would show."""
 
     baseline: float
     plain: float
     several: float
     host: float
     row: float
+    band: tuple[float, float]
 
     def token(self, found: Calls, several: float = 0.0) -> float:
         """A token with look-ahead, perhaps with another cost of a call."""
@@ -195,10 +203,11 @@ def published() -> dict[int, Costs]:
     """Costs by keys, as the page has them."""
     row, lines = overheads()[0].logits_ns / 1e6, pages.published(PAGE, "costs").splitlines()[2:]
     found = {}
-    for keys, base, plain, several, host in (line.strip("| ").split(" | ") for line in lines):
-        loop = float(host)
-        costs = Costs(float(base) - loop, float(plain) - loop, float(several), loop, row)
-        found[int(keys)] = costs
+    for keys, base, plain, band, several, host in (line.strip("| ").split(" | ") for line in lines):
+        loop, (low, high) = float(host), map(float, band.split(" to "))
+        found[int(keys)] = Costs(
+            float(base) - loop, float(plain) - loop, float(several), loop, row, (low, high)
+        )
     return found
 
 
@@ -228,13 +237,15 @@ def estimated(keys: int) -> Costs:
         folder, shape = Path(name), MODEL_SHAPES[MODEL]
         ours = tracing.application(llama, shape, folder, **asked(keys), max_context_length=64)
         loader = load_pretrained_config(name)
-        plain = baseline.LlamaInferenceConfig(NeuronConfig(**asked(keys)), load_config=loader)
-        other = baseline.NeuronLlamaForCausalLM(name, plain)
-        plain, one, several = (
-            graph(model, tag, keys, folder).latency_ns / 1e6 - host
+        config = baseline.LlamaInferenceConfig(NeuronConfig(**asked(keys)), load_config=loader)
+        other = baseline.NeuronLlamaForCausalLM(name, config)
+        found = [
+            graph(model, tag, keys, folder)
             for model, tag in ((other, DECODE), (ours, DECODE), (ours, SEVERAL))
-        )
-    return Costs(plain, one, several, host, around.logits_ns / 1e6)
+        ]
+    base, plain, several = (one.latency_ns / 1e6 - host for one in found)
+    low, high = (ns / 1e6 for ns in found[1].band_ns)
+    return Costs(base, plain, several, host, around.logits_ns / 1e6, (low, high))
 
 
 def parts(keys: int) -> list[tuple[str, float]]:
@@ -348,12 +359,32 @@ def table(head: str, rows: Sequence[Sequence[str]]) -> str:
 def of_costs(costs: dict[int, Costs]) -> str:
     rows = [
         [f"{keys}", f"{one.baseline + one.host:.2f}", f"{one.plain + one.host:.2f}"]
-        + [f"{one.several:.2f}", f"{one.host:.2f}"]
+        + ["{:.2f} to {:.2f}".format(*one.band), f"{one.several:.2f}", f"{one.host:.2f}"]
         for keys, one in costs.items()
     ]
-    calls_of = f"a call of {llama.CALL_TOKENS} tokens, without the loop"
-    head = f"keys | baseline, a token | plain `llama.py`, a token | {calls_of} | the host's loop"
-    return table(head, rows)
+    calls_of = f"a call of {llama.CALL_TOKENS} tokens, no loop"
+    ours = "plain `llama.py` | its band"
+    return table(f"keys | baseline | {ours} | {calls_of} | the host's loop", rows)
+
+
+def of_a_step(costs: dict[int, Costs], model: Path = NOTES / "cost_model.md") -> str:
+    """The plain step beside the baseline's, and what the shortfall of published calls leaves of
+    their ratio."""
+    one = costs[KEYS[0]]
+    base, plain = one.baseline + one.host, one.plain + one.host
+    calls = CALL.findall(model.read_text(encoding="utf-8"))
+    short = [float(measured) - float(estimate) for measured, estimate in calls]
+    alike = (base + max(short)) / (plain + max(short))
+    others = [(base + by) / plain for by in (min(short), max(short))]
+    text = (
+        f"The baseline's step is estimated as {base:.2f} ms, `llama.py`'s plain step as "
+        f"{plain:.2f}, {base / plain:.2f} times as fast, with a band of {one.band[0]:.2f} to "
+        f"{one.band[1]:.2f}. Nobody has published the first or measured the second. Published "
+        f"calls are {min(short):.2f} to {max(short):.2f} ms longer than their estimates. If both "
+        f"steps are, it is {alike:.2f} times; if the baseline's alone is, {others[0]:.2f} to "
+        f"{others[1]:.2f}."
+    )
+    return textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ")
 
 
 def of_texts(costs: dict[int, Costs], known: Sequence[Text]) -> str:
@@ -423,6 +454,8 @@ def main() -> int:
         print(f"{name}:\n\n{text}\n")
         if given.write:
             pages.publish(PAGE, name, text)
+    if given.write and not given.measure_host:
+        pages.publish(ROOT / "docs" / "cost_model.md", "step", of_a_step(costs))
     one = costs[KEYS[0]]
     print(f"without look-ahead {(one.baseline + one.host) / (one.plain + one.host):.2f}")
     ratios = [costs[len(text.tokens)].ratio(calls(text, llama.CALL_TOKENS)) for text in prompts]
