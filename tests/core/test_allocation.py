@@ -134,17 +134,6 @@ def test_psum_is_placed_by_bank_only(address: tuple[int, ...], legal: bool) -> N
 
 
 # --- sharing memory -------------------------------------------------------------------------------
-def test_tiles_that_follow_each_other_may_share() -> None:
-    def body(x: Any, out: Any) -> None:
-        for _ in nl.sequential_range(2):
-            for i in nl.static_range(4):
-                through_one(at(0), x, out[i])
-
-    def through_one(tile: Any, x: Any, out: Any) -> None:
-        tile[...] = nl.load(x)
-        nl.store(out, tile)
-
-    assert sbuf_high_water(trace(body)) == BYTES
 
 
 @pytest.mark.parametrize("shift", [0, 4, BYTES - 4, BYTES])
@@ -234,10 +223,6 @@ def test_force_auto_alloc_ignores_addresses() -> None:
 
     program = kernel.trace(torch.empty(128, 64, device="meta"))
     assert not program.direct_allocation and sbuf_high_water(program) == BYTES
-
-
-def test_auto_alloc_is_the_default_buffer() -> None:
-    assert ncc.sbuf.auto_alloc() is nl.sbuf and ncc.psum.auto_alloc() is nl.psum
 
 
 @pytest.mark.parametrize("seed", range(100))

@@ -11,11 +11,6 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.instructions.entry import OpSpec
-from neuron_cpu.core.language.assignment import _place_in
-from neuron_cpu.core.program.storage import Storage
-from neuron_cpu.core.program.view import View
 from tests.core.test_isa import assert_close, data
 
 
@@ -76,47 +71,6 @@ def test_copies_on_a_named_engine_keep_every_bit_and_round_to_other_types(engine
     y = np.linspace(-9, 9, 8 * 64, dtype=np.float32).reshape(8, 64)
     same, cast = kernel(x, y)
     assert np.array_equal(same, x) and np.array_equal(cast, np.rint(y))
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_moved_part_is_found_in_the_tile_it_came_from(seed):
-    """A box of a destination and the same box of the tile whose result was moved there."""
-    rng = np.random.default_rng(seed)
-    sizes = tuple(int(n) for n in rng.integers(1, 5, 3))
-    outer = tuple(n + int(rng.integers(3)) for n in sizes)
-    at = [int(rng.integers(o - n + 1)) for o, n in zip(outer, sizes)]
-    whole = View.whole(Storage(0, sizes, FLOAT32, "sbuf"))
-    target = View.whole(Storage(1, outer, FLOAT32, "sbuf"))
-    view = target.slice_box(tuple(slice(a, a + n) for a, n in zip(at, sizes)))
-    start = [int(rng.integers(n)) for n in sizes]
-    box = tuple(slice(a, int(rng.integers(a, n)) + 1) for a, n in zip(start, sizes))
-    got, wanted = _place_in(whole, view.slice_box(box), view), whole.slice_box(box)
-    assert (got.offset, got.shape, got.strides) == (wanted.offset, wanted.shape, wanted.strides)
-
-
-@pytest.mark.parametrize(
-    "refusal, raised",
-    [(NkiError("sim_engine", "not here"), None), (ZeroDivisionError(), ZeroDivisionError)],
-)
-def test_only_a_refusal_makes_an_assignment_a_copy(monkeypatch, refusal, raised):
-    real = OpSpec.check
-
-    def check(self, instruction):
-        real(self, instruction)
-        if self.name == "activation" and instruction.dst[0].storage.name == "kept":
-            raise refusal
-
-    monkeypatch.setattr(OpSpec, "check", check)
-    exponential.programs.clear()
-    x = data(1, (128, 64))
-    try:
-        if raised is not None:
-            with pytest.raises(raised):
-                exponential.trace(x)
-            return
-        assert names(exponential, x) == ["dma_copy", "activation", "tensor_copy", "dma_copy"]
-    finally:
-        exponential.programs.clear()
 
 
 @nki.jit

@@ -84,13 +84,6 @@ def test_no_difference_beyond_the_tolerance():
     assert compare.compare(program, inputs, 1e-6).parts is not None  # the cast to bf16
 
 
-def test_merged_run_equals_unmerged_run():
-    program = traced(product, (384, 256), (384, 96))
-    found = list(compare.differences(program, random_inputs(program), "unmerged"))
-    assert found and max(d.error for d in found) < 2.0**-8
-    assert found[-1].instruction.op.name == "dma_copy"
-
-
 def test_a_wrong_merged_run_is_found(monkeypatch):
     from neuron_cpu.core.run import execute
 

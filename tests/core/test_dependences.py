@@ -18,7 +18,6 @@ from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program import regions
 from neuron_cpu.core.program.storage import Storage
-from neuron_cpu.core.time import depend
 from neuron_cpu.core.time.schedule import PROGRAM_ORDER, schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
@@ -57,29 +56,6 @@ def test_a_box_holds_every_element_of_any_view():
                 first <= at <= last and (at - first) % step == 0
                 for at, (first, last, step) in zip(place, box)
             ), (view.offset, shape, strides)
-
-
-@pytest.mark.parametrize(
-    ("strides", "shape", "box"),
-    [
-        ((11,), (4,), ((0, 3, 1), (0, 9, 1))),  # a diagonal: any column of its rows
-        ((-1,), (4,), ((0, 0, 1), (2, 5, 1))),  # a row read backwards from column 5
-        ((-10, 1), (3, 2), ((0, 2, 1), (0, 9, 1))),
-    ],
-)
-def test_a_view_that_is_no_box_counts_as_the_flat_range_around_it(strides, shape, box):
-    storage = Storage(0, (4, 10), FLOAT32, "sbuf")
-    offset = {(11,): 0, (-1,): 5, (-10, 1): 20}[strides]
-    assert regions.box_of(Tensor(storage, offset, shape, strides)) == box
-
-
-def test_a_box_contains_what_lies_inside_it_on_every_axis():
-    rng = random.Random(3)
-    for _ in range(500):
-        ends = [[sorted((rng.randrange(5), rng.randrange(5))) for _ in range(2)] for _ in range(2)]
-        outer, inner = (tuple((lo, hi, 1) for lo, hi in one) for one in ends)
-        cells = [set(product(*(range(lo, hi + 1) for lo, hi, _ in box))) for box in (outer, inner)]
-        assert regions.contains(outer, inner) == (cells[1] <= cells[0])
 
 
 @pytest.mark.parametrize("start", [4, 8])
@@ -138,28 +114,3 @@ def test_what_one_instruction_lacks_is_told_in_bytes(monkeypatch):
     monkeypatch.setenv("NKI_CPU_SILENCE", "sim_instruction_capacity")
     lacking, psum = simulate(kernel, (128, 20 * 1024)).overcommitted
     assert psum == 0 and lacking == 3 * 80 * 1024 - GEN2.sbuf_usable_bytes
-
-
-# --- joins ----------------------------------------------------------------------------------------
-@pytest.mark.parametrize(("writers", "joins"), [(2, 0), (6, 0), (7, 1), (40, 1)])
-def test_more_than_six_predecessors_share_a_join(writers, joins):
-    """So many edges that each of ``readers`` waited for all writers would be their product."""
-    readers = 5
-
-    def kernel(x):
-        out = nl.ndarray((readers, 128, 1), nl.float32, buffer=nl.shared_hbm)
-        tile = nl.ndarray((128, writers), nl.float32)
-        for k in nl.affine_range(writers):
-            tile[:, nl.ds(k, 1)] = nisa.memset((128, 1), 1.0, nl.float32)
-        for k in nl.affine_range(readers):
-            nl.store(out[k], value=nisa.tensor_reduce(nl.add, tile, axis=1))
-        return out
-
-    program = Kernel(kernel).trace(torch.empty(1, 1, device="meta"))
-    needs = depend.dependences(program)
-    at = [k for k, i in enumerate(program.instructions) if i.op.name == "tensor_reduce"]
-    assert len(needs.joins) == joins
-    direct = set(range(writers))
-    for k in at:
-        assert set(needs.values[k]) == ({len(needs.values)} if joins else direct)
-    assert not joins or set(needs.joins[0]) == direct

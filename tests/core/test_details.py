@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from neuronxcc import nki
-from neuronxcc.nki import compiler as ncc
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 from neuronxcc.nki.language import par_dim
 
 from neuron_cpu.core import NkiWarning
-from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.run.boundaries import carriers
 from neuron_cpu.core.time.schedule import schedule
 
@@ -57,33 +55,6 @@ def test_vectors_of_two_bytes_are_operands():
     assert np.array_equal(found, x + 3)
 
 
-def test_products_are_added_up_in_a_placed_tile():
-    """src/nki_samples/reference/allocated_fused_linear.py of nki-samples has this form."""
-    a, b = whole(256, 64), whole(256, 100, seed=1)
-
-    def body(a, b):
-        left = nl.ndarray(
-            (2, par_dim(128), 64),
-            nl.float32,
-            buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(2,)),
-        )
-        sums = nl.ndarray((1, par_dim(64), 100), nl.float32, buffer=ncc.psum.mod_alloc(base_bank=0))
-        right = nl.ndarray(
-            (2, par_dim(128), 100),
-            nl.float32,
-            buffer=ncc.sbuf.mod_alloc(base_addr=2048, num_free_tiles=(2,)),
-        )
-        made = nl.ndarray((par_dim(64), 100), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=8192))
-        for i in nl.affine_range(2):
-            left[i] = nl.load(a[i * 128 : (i + 1) * 128])
-            right[i] = nl.load(b[i * 128 : (i + 1) * 128])
-            sums[0] += nisa.nc_matmul(left[i], right[i])
-        made[...] = nl.copy(sums[0])
-        return made
-
-    assert np.array_equal(result(body, (64, 100), a, b)[0], a.T @ b)
-
-
 def test_instructions_of_a_part_of_a_block_wait_for_that_part_alone():
     def cost(second):
         def body(x):
@@ -96,10 +67,6 @@ def test_instructions_of_a_part_of_a_block_wait_for_that_part_alone():
         return schedule(result(body, (128, 2048), whole(128, 2048))[1]).total
 
     assert cost(0) < cost(2048)
-
-
-def test_engines_of_gen2_but_tensor_e_start_in_20_cycles():
-    assert list(GEN2.engine_start_cycles.values()) == [0, 20, 20, 20]
 
 
 def test_the_dma_engine_of_gen3_turns_short_types_itself(monkeypatch):

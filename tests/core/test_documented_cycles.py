@@ -166,14 +166,6 @@ def test_transposes(shape, dtype, engine, expected):
     assert cycles(body, "nc_transpose", (shape, dtype)) == expected
 
 
-@pytest.mark.parametrize(("engine", "expected"), [("scalar", 200), ("vector", 1600)])
-def test_reciprocals(engine, expected):
-    def body(x):
-        nisa.reciprocal(x, engine=getattr(nisa, f"{engine}_engine"))
-
-    assert cycles(body, "reciprocal", ((128, 200), F32)) == expected
-
-
 def test_statistics():
     def pieces(x):
         nisa.bn_stats(x)

@@ -22,30 +22,9 @@ from neuron_cpu.core.run.execute import Plan
 BOTH = pytest.mark.parametrize("merge", [True, False])
 
 
-@nki.jit
-def scaled_product(x, w):
-    """``2 (w.T @ x)`` by blocks of 16 rows."""
-    out = nl.ndarray((w.shape[1], x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
-    for n in nl.affine_range(w.shape[1] // 16):
-        columns = nl.ds(n * 16, 16)
-        product = nisa.nc_matmul(nl.load(w[:, columns]), nl.load(x))
-        doubled = nisa.tensor_scalar(product, nl.multiply, 2.0, dtype=x.dtype)
-        nl.store(out[columns, :], value=doubled)
-    return out
-
-
 def numbers(seed: int, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).bfloat16()
-
-
-@nki.jit
-def product_of_columns(x, w):
-    """``w.T @ x[:, 512:1024]``, of columns of a wider tile in SBUF, in fp32."""
-    out = nl.ndarray((w.shape[1], 512), dtype=x.dtype, buffer=nl.shared_hbm)
-    product = nisa.nc_matmul(nl.load(w), nl.load(x)[:, nl.ds(512, 512)])
-    nl.store(out, value=product)
-    return out
 
 
 @nki.jit
@@ -71,37 +50,6 @@ def blocked_products(x, w):
 # --- memory ---------------------------------------------------------------------------------------
 
 
-@BOTH
-def test_inputs_are_bound_without_a_copy(merge):
-    """Weights are hundreds of megabytes: a plan reads the caller's memory."""
-    x, w = numbers(1, 32, 5), numbers(2, 32, 48)
-    plan = Plan(scaled_product.trace(x, w), merge)
-    storages = plan.start([x, w])
-    addresses = {flat.data_ptr() for flat in plan.arena.flat.values()}
-    assert {x.data_ptr(), w.data_ptr()} <= addresses
-    plan.finish(storages)
-    addresses = {flat.data_ptr() for flat in plan.arena.flat.values()}
-    assert not {x.data_ptr(), w.data_ptr()} & addresses  # and lets go of it
-
-
-def test_tiles_that_do_not_live_together_share_memory():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        t = nl.load(x)
-        for _ in nl.static_range(20):
-            t = nisa.tensor_scalar(t, nl.add, 1.0)
-        nl.store(out, value=t)
-        return out
-
-    x = numbers(3, 16, 8)
-    plan = Plan(kernel.trace(x), False)
-    (found,) = plan.run([x])
-    assert torch.equal(found, x + 20)
-    blocks = {flat.untyped_storage().data_ptr() for flat in plan.arena.flat.values()}
-    assert len(blocks) <= 3  # of 21 tiles, two at a time are alive
-
-
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 def test_fresh_memory_shows(dtype):
     fresh = memory.allocate(7, dtype)
@@ -112,39 +60,7 @@ def test_fresh_memory_shows(dtype):
         assert set(fresh.to(torch.int64).tolist()) == {0 if dtype.kind == "b" else 77}
 
 
-@pytest.mark.skipif(products._LINEAR is None, reason="this PyTorch has no oneDNN")
-@BOTH
-def test_large_products_read_rows_without_gaps(merge, monkeypatch):
-    """oneDNN takes 500 times as long for columns of a wider tile."""
-    seen, linear = [], products._LINEAR
-
-    def watched(x, weight, *rest):
-        seen.append(weight)
-        return linear(x, weight, *rest)
-
-    monkeypatch.setattr(products, "_LINEAR", watched)
-    x, w = (numbers(seed, 128, columns).float() for seed, columns in ((0, 1536), (1, 128)))
-    (found,) = Plan(product_of_columns.trace(x, w), merge).run([x, w])
-    assert torch.equal(found, w.t() @ x[:, 512:1024])
-    assert seen, "no product was large enough"
-    assert all(weight.t().is_contiguous() or weight.is_contiguous() for weight in seen)
-
-
 # --- rounding and writing -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [t for t in dtypes.ALL if t.is_int and t.kind != "b"], ids=str)
-def test_integers_saturate_and_bit_patterns_wrap(dtype):
-    info = np.iinfo(dtype.numpy)
-    out = memory.allocate(6, dtype)
-    values = torch.tensor([-1e20, 1e20, 2.5, 3.5, -1.0, float("nan")])
-    memory.put(out, values, dtype, False, None)
-    expected = [info.min, info.max, 2, 4, max(-1, info.min), 0]
-    assert out.to(torch.int64).tolist() == expected
-    bits = torch.tensor([info.max + 1, 5, 1 << 40], dtype=torch.int64)
-    wrapped = memory.allocate(3, dtype)
-    memory.put(wrapped, bits, dtype, True, None)
-    assert wrapped.to(torch.int64).tolist() == [info.min, 5, 0]
 
 
 @pytest.mark.parametrize("op", sorted(ACTIVATIONS))

@@ -14,9 +14,8 @@ from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program import regions, trace
-from neuron_cpu.core.program.index import DynamicIndex
 from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.program.view import compose, contiguous, reshaped_strides
+from neuron_cpu.core.program.view import reshaped_strides
 from neuron_cpu.core.run.execute import Plan
 
 some = settings(max_examples=60, deadline=None, derandomize=True)
@@ -229,34 +228,6 @@ def test_index_grids(data, shape):
     assert np.array_equal(numbers(tensor[mine]), reference[theirs])
 
 
-def test_a_grid_axis_of_size_one_is_stretched():
-    tensor, reference = hbm((4, 512))
-    one, many = nl.arange(1)[None, :], nl.arange(512)[None, :]
-    assert np.array_equal(numbers(tensor[one, many]), reference[:1])
-    assert np.array_equal(numbers(tensor[3 + 2 * one, many]), reference[3:])
-    assert np.array_equal((one + many).values(), np.arange(512)[None])
-    assert tensor[3 + 7 * one, many].oob is None
-
-
-@many
-@given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=2, max_size=3))
-def test_mgrid_subscripts(data, shape):
-    tensor, reference = hbm(tuple(shape))
-    starts = [data.draw(st.integers(0, s - 1)) for s in shape]
-    stops = [data.draw(st.integers(a + 1, s)) for a, s in zip(starts, shape)]
-    ranges = tuple(slice(a, b) for a, b in zip(starts, stops))
-    mine, theirs = nl.mgrid[ranges], np.mgrid[ranges]
-    assert np.array_equal(numbers(tensor[tuple(mine)]), reference[tuple(theirs)])
-    # An mgrid made for sizes, moved by a start, as loops over tiles do.
-    sizes = tuple(slice(0, b - a) for a, b in zip(starts, stops))
-    moved = tuple(i + a for i, a in zip(nl.mgrid[sizes], starts))
-    assert np.array_equal(numbers(tensor[moved]), reference[tuple(theirs)])
-    axis = data.draw(st.integers(0, len(shape) - 1))
-    line = tuple(starts[a] if a == axis else k for a, k in enumerate(mine))
-    expected = reference[tuple(starts[a] if a == axis else k for a, k in enumerate(theirs))]
-    assert np.array_equal(np.unique(numbers(tensor[line])), np.unique(expected))
-
-
 @many
 @given(data=st.data(), shape=st.tuples(*[st.integers(1, 6)] * 2), over=st.integers(0, 3))
 def test_masks_bring_a_grid_back_inside(data, shape, over):
@@ -296,28 +267,6 @@ def test_every_change_of_a_view_keeps_what_lies_outside(change):
     change(tensor[nl.arange(2)[:, None], columns]).check_bounds()
 
 
-@many
-@given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=1, max_size=4))
-def test_the_box_of_a_part_is_the_one_that_made_it(data, shape):
-    tensor, _ = hbm(tuple(shape))
-    starts = [data.draw(st.integers(0, s - 1)) for s in shape]
-    box = tuple(slice(a, data.draw(st.integers(a + 1, s))) for a, s in zip(starts, shape))
-    assert tensor.box_of(tensor.slice_box(box)) == box
-    turned = tensor.slice_box(box)
-    inner = tuple(slice(0, max(1, s.stop - s.start - 1)) for s in box)
-    assert turned.box_of(turned.slice_box(inner)) == inner
-
-
-def test_stretched_axes_break_no_condition():
-    tensor, _ = hbm((4, 4))
-    inside = tensor[nl.arange(6)[:, None], nl.arange(4)[None, :]].slice_box(
-        (slice(3, 4), slice(0, 4))
-    )
-    assert inside.oob is not None
-    inside.expand((128, 4)).check_bounds()
-    inside.reshape((4, 1)).check_bounds()
-
-
 def test_rows_chosen_by_data_stay_with_their_view():
     table, _ = hbm((50, 8))
     index, _ = chip((16, 1))
@@ -352,14 +301,6 @@ def test_operand_mask_after_other_indices():
         tensor[i < j]
 
 
-def test_run_time_offsets_add_up():
-    tensor, _ = hbm((4, 1))
-    index = nl.arange(3)[None, :]
-    combined = tensor + index + 2
-    assert isinstance(combined, DynamicIndex) and combined.tensor is tensor
-    assert combined.index.values().tolist() == [[2, 3, 4]]
-
-
 # --- views ----------------------------------------------------------------------------------------
 @some
 @given(data=st.data())
@@ -383,27 +324,6 @@ def test_reshape_is_a_view_exactly_where_numpy_makes_one(data):
     if is_view:
         kept = [(s, t) for s, t in zip(new, copied.strides) if s > 1]
         assert [(s, t) for s, t in zip(new, found) if s > 1] == kept
-
-
-@some
-@given(shape=st.tuples(*[st.integers(1, 5)] * 2), data=st.data())
-def test_compose_moves_a_box_into_another_view(shape, data):
-    inner, _ = hbm(shape)
-    outer, reference = hbm((shape[0] + 2, 3, shape[1] + 1))
-    box, key = [], []
-    for size in shape:
-        start = data.draw(st.integers(0, size - 1))
-        stop = data.draw(st.integers(start + 1, size))
-        box.append(slice(start, stop))
-        key.append(slice(start, stop))
-    target = outer[1 : shape[0] + 1, 2, 0 : shape[1]]
-    moved = compose(inner.slice_box(tuple(box)), target)
-    expected = reference[1 : shape[0] + 1, 2, 0 : shape[1]][tuple(key)]
-    assert moved is not None and np.array_equal(numbers(moved), expected)
-
-
-def test_contiguous_strides():
-    assert contiguous((2, 3, 4)) == (12, 4, 1) and contiguous(()) == ()
 
 
 # --- programs -------------------------------------------------------------------------------------

@@ -76,32 +76,6 @@ def test_masks_cut_the_values_that_an_instruction_holds(limit):
     np.testing.assert_array_equal(causal, np.where(keep, np.where(row >= column, x, -1.0), 7.0))
 
 
-@pytest.mark.parametrize("transpose", [
-    lambda x, mask: nisa.nc_transpose(nl.load(x), mask=mask, engine=nisa.vector_engine),
-    lambda x, mask: nl.load_transpose2d(x, mask=mask),
-], ids=["nc_transpose", "load_transpose2d"])  # fmt: skip
-def test_transposes_take_masks_that_are_boxes(transpose):
-    def kernel_for(diagonal):
-        @nki.jit
-        def kernel(x):
-            out = nl.ndarray((32, 32), nl.float32, buffer=nl.shared_hbm)
-            made = nl.zeros((32, 32), nl.float32)
-            row, column = nl.arange(32)[:, None], nl.arange(32)[None, :]
-            mask = row + column < 40 if diagonal else (row < 20) & (column < 30)
-            made[...] = transpose(x, mask)
-            nl.store(out, made)
-            return out
-
-        return kernel
-
-    x = data(1, (32, 32))
-    want = np.zeros((32, 32), np.float32)
-    want[:30, :20] = x.T[:30, :20]
-    np.testing.assert_array_equal(kernel_for(False)(x), want)
-    with pytest.raises(NkiError, match="sim_reduce_mask"):
-        kernel_for(True).trace(x)
-
-
 # --- access patterns ------------------------------------------------------------------------------
 def test_an_operand_walks_at_most_four_free_axes():
     def kernel_for(axes):
@@ -198,26 +172,6 @@ def test_a_second_result_over_an_operand_or_the_destination_comes_out_right(monk
     assert_close(again, np.square(x.astype(np.float64)), "float32", 4)
 
 
-def test_a_moved_first_result_that_is_used_again_gets_its_tile_back():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        also = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        kept, sums = nl.ndarray((128, 64), nl.float32), nl.ndarray((128, 1), nl.float32)
-        made = nisa.activation_reduce(nl.exp, nl.load(x), reduce_op=np.add, reduce_res=sums)
-        kept[...] = made
-        kept[...] = nisa.tensor_scalar(made, np.multiply, sums)
-        nl.store(out, kept)
-        nl.store(also, made)
-        return out, also
-
-    x = data(1, (128, 64))
-    got, also = kernel(x)
-    want = np.exp(x.astype(np.float64))
-    assert_close(also, want, "float32", 8)
-    assert_close(got, want * want.sum(axis=1, keepdims=True), "float32", 64)
-
-
 # --- ScalarE's running sums -----------------------------------------------------------------------
 def summing(loop, first):
     """Row sums of squares over four column blocks, kept in ScalarE's registers."""
@@ -290,27 +244,6 @@ def test_results_beside_running_sums_go_where_they_are_assigned(eager, monkeypat
     assert_close(kernel(x).numpy(), want * want.sum(axis=1, keepdims=True), "float32", 64)
     results = [i.dst[0].storage for i in kernel.trace(x) if i.op.name == "activation"]
     assert len(results) == 3 and set(results) == {results[0]}
-
-
-def test_a_result_that_running_sums_are_read_into_keeps_a_tile_of_its_own():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 17), nl.float32, buffer=nl.shared_hbm)
-        tile, both = nl.load(x), nl.ndarray((128, 17), nl.float32)
-        both[:, 0:16] = nisa.activation(
-            nl.exp,
-            tile,
-            reduce_op=np.add,
-            reduce_res=both[:, 16:17],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )
-        nl.store(out, both)
-        return out
-
-    x = data(1, (128, 16))
-    want = np.exp(x.astype(np.float64))
-    both = np.concatenate([want, want.sum(axis=1, keepdims=True)], axis=1)
-    assert_close(kernel(x), both, "float32", 64)
 
 
 def test_running_sums_of_another_grid_instance_are_not_read():

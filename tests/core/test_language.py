@@ -143,19 +143,6 @@ def test_binary_functions_promote(a, b, expected):
     assert run(lambda x, y: x > y, data(1, (2, 3), a), data(2, (2, 3), b)).dtype == np.bool_
 
 
-# --- masks ----------------------------------------------------------------------------------------
-
-
-def test_mask_that_leaves_elements_outside_is_refused():
-    @nki.jit
-    def kernel(x):
-        i, j = nl.mgrid[0:128, 0:5]
-        return nl.load(x[i * 5 + j], mask=i * 5 + j < 101)
-
-    with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
-        kernel(np.zeros(100, np.float32))
-
-
 # --- loops ----------------------------------------------------------------------------------------
 def test_loop_reduce_combines_into_the_destination():
     a = data(1, (8, 12))
@@ -177,21 +164,6 @@ def test_loop_reduce_combines_into_the_destination():
     parts = wide(a).reshape(8, 4, 3)
     assert_close(run(sums, a), parts.sum(1), "float32", 4)
     assert np.array_equal(wide(run(maxima, a)), parts.max(1))
-
-
-def test_loop_reduce_starts_with_the_first_value_of_a_fresh_tile():
-    @nki.jit
-    def kernel(a):
-        x = nl.load(a)
-        out = nl.ndarray((4, 3), nl.float32, buffer=nl.shared_hbm)
-        best = nl.ndarray((4, 3), nl.float32, buffer=nl.sbuf)
-        for k in nl.affine_range(3):
-            best[...] = nl.loop_reduce(x[:, 3 * k : 3 * k + 3], op=np.maximum, loop_indices=[k])
-        nl.store(out, best)
-        return out
-
-    values = -1 - np.arange(36, dtype=np.float32).reshape(4, 9)[:, ::-1]
-    assert np.array_equal(kernel(values.copy()), values.reshape(4, 3, 3).max(1))
 
 
 def test_zeros_in_shared_hbm_are_of_2_21(monkeypatch):
@@ -244,25 +216,6 @@ def test_grid_axes_of_cores():
 
 
 # --- indirect rows --------------------------------------------------------------------------------
-@few
-@given(rows=st.integers(1, 128), seed=st.integers(0, 99), cut=st.integers(1, 128))
-def test_indirect_load_and_store(rows, seed, cut):
-    a = data(seed, (200, 6), "bfloat16")
-    index = np.random.default_rng(seed).permutation(200)[:rows].astype(np.int32)
-
-    @nki.jit
-    def kernel(x, where):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(src=x, dst=out)
-        i, j = nl.arange(rows)[:, None], nl.arange(6)[None, :]
-        at = nl.load(where[i])
-        tile = nl.load(x[at[i, 0], j], mask=i < cut)
-        nl.store(out[at[i, 0], j], nl.multiply(tile, 2), mask=i < cut)
-        return out
-
-    expected = wide(a).copy()
-    expected[index[:cut]] *= 2
-    assert np.array_equal(wide(kernel(a, index)), expected)
 
 
 def test_atomic_rmw_adds_duplicates():
@@ -320,13 +273,6 @@ def test_device_print_outside_of_eager_mode_says_so():
 
     with pytest.warns(NkiWarning, match="sim_device_print"):
         run(body, data(1, (2, 2)))
-
-
-def test_every_function_rejects_calls_outside_of_a_kernel():
-    with pytest.raises(NkiError, match="err_nki_api_outside_of_nki_kernel"):
-        nl.rand((2, 2))
-    with pytest.raises(NkiError, match="err_nki_api_outside_of_nki_kernel"):
-        nl.shared_constant(np.eye(2))
 
 
 # --- views ----------------------------------------------------------------------------------------

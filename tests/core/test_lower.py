@@ -67,22 +67,6 @@ def test_a_value_that_a_later_write_covers_in_part_stays_where_it_is():
     assert same_results(program, torch.randn(128, 8))
 
 
-def test_blocks_of_one_tensor_are_renamed_one_by_one():
-    def kernel(x):
-        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        tiles = nl.zeros((2, nl.par_dim(128), 8), dtype=nl.float32)
-        for k in nl.static_range(4):
-            tiles[k % 2] = nl.load(x[k])
-            nl.store(out[k], value=nisa.activation(nl.square, tiles[k % 2]))
-        return out
-
-    program = trace(kernel, (4, 128, 8))
-    lowered = lower(program)
-    made = [s for s in lowered.storages if s not in program.storages]
-    assert [s.shape for s in made] == [(128, 8)] * 2
-    assert same_results(program, torch.randn(4, 128, 8))
-
-
 # --- hoist ----------------------------------------------------------------------------------------
 def test_loads_and_work_that_a_loop_repeats_run_once():
     def kernel(x, scale):
@@ -275,45 +259,6 @@ def test_a_tile_is_away_while_others_need_its_room(dirty, later, moved):
     assert lines <= needing
     assert same_results(program, torch.randn(4, 128, 8), changed=lambda p: spill(p, 64))
     assert spill(program, sbuf_bytes=96).instructions == program.instructions
-
-
-def test_results_in_psum_are_read_from_sbuf_once_they_had_to_go():
-    def kernel(x):
-        out = nl.ndarray((3, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        left, right = nl.load(x[:, 0:128]), nl.load(x)
-        banks = [nisa.nc_matmul(left, right) for _ in range(3)]
-        for k, bank in enumerate(banks):
-            nl.store(out[k], value=nisa.tensor_scalar(bank, nl.add, float(k)))
-        return out
-
-    program = trace(kernel, (128, 512))
-    found = spill(program, psum_bytes=2 * 2048)
-    (saved,) = [i for i in found.instructions if spilling(i)]
-    assert saved.op.name == "tensor_copy" and saved.src[0].storage.buffer == "psum"
-    readers = [i for i in found.instructions if i.src and i.src[0].storage is saved.dst[0].storage]
-    assert [i.op.name for i in readers] == ["tensor_scalar"]
-    spilled = functools.partial(spill, psum_bytes=2 * 2048)
-    assert same_results(program, torch.randn(128, 512), changed=spilled)
-
-
-def test_blocks_go_one_by_one_and_together_where_an_instruction_takes_several():
-    def kernel(x):
-        out = nl.ndarray((6, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        single = nl.ndarray((3, nl.par_dim(128), 8), dtype=nl.float32)
-        joint = nl.zeros((3, nl.par_dim(128), 8), dtype=nl.float32)
-        for k in nl.affine_range(3):
-            single[k] = nisa.tensor_scalar(nl.load(x[k]), nl.add, 1.0)
-            joint[k] = nisa.tensor_tensor(joint[k], single[k], op=nl.add)
-        for k in nl.affine_range(3):
-            nl.store(out[k], value=single[k])
-            nl.store(out[3 + k], value=joint[k])
-        return out
-
-    program = trace(kernel, (3, 128, 8))
-    found = spill(program, 5 * 32)
-    sizes = {i.src[0].size for i in found.instructions if spilling(i) == "spill_save"}
-    assert sizes == {128 * 8}
-    assert same_results(program, torch.randn(3, 128, 8), changed=lambda p: spill(p, 5 * 32))
 
 
 @pytest.mark.parametrize("seed", range(12))

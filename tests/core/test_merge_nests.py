@@ -290,16 +290,3 @@ def test_merging_can_be_switched_off(monkeypatch):
     assert len(Plan(program).ops) == len(program)
     monkeypatch.setenv("NKI_CPU_MERGE", "1")
     assert len(Plan(program).ops) < len(program)
-
-
-def test_joined_tiles_stay_within_their_limit(monkeypatch):
-    """A loop whose tiles would take too much together is joined in groups of iterations."""
-    monkeypatch.setattr(merge, "JOINED_ELEMENTS", 3 * 8 * 16 * 2)  # three iterations of two tiles
-    kernel = chain(["double"], ("affine", "affine"), (7, 1), (8, 16), "up", False, 0)
-    a, v = integers(25, 56, 16), integers(26, 56, 1)
-    assert torch.equal(check_equal(kernel, a, v), 2 * a)
-    ops = merge.lower(kernel.trace(a, v))
-    local = {id(r.memory): r.memory for op in ops for r in op.dst}
-    sizes = [m.size for m in local.values() if m.storage.role == "local"]
-    assert max(sizes) <= merge.JOINED_ELEMENTS
-    assert len(ops) < len(merge.lower(kernel.trace(a, v), merge=False)) / 2

@@ -9,11 +9,6 @@ import pytest
 import torch
 
 from neuron_cpu.core import Kernel, NkiError, NkiWarning
-from neuron_cpu.core.check.undefined import FLOW
-from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.language.tensor import Tile as Tensor
-from neuron_cpu.core.program.regions import covers_storage
-from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.run.execute import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
@@ -35,22 +30,6 @@ def numbers(*shape, seed=0):
 
 
 # --- results that go elsewhere --------------------------------------------------------------------
-
-
-@MODES
-def test_a_result_moves_into_columns_with_an_axis_of_one(mode):
-    def kernel(x):
-        out = nl.ndarray((128, 3, 8), nl.float32, buffer=nl.shared_hbm)
-        rows = nl.ndarray((128, 3, 8), nl.float32)
-        for k in nl.affine_range(3):
-            rows[:, nl.ds(k, 1), :] = nisa.tensor_scalar(nl.load(x), nl.multiply, 2.0)
-        nl.store(out, value=rows)
-        return out
-
-    x = numbers(128, 8)
-    recorded = Kernel(kernel).trace(x.to("meta")).instructions
-    assert [i.op.name for i in recorded] == ["dma_copy", "tensor_scalar"] * 3 + ["dma_copy"]
-    assert torch.equal(compute(mode, kernel, x), (2 * x)[:, None].expand(128, 3, 8))
 
 
 @MODES
@@ -147,21 +126,3 @@ def test_windows_that_an_edge_cuts_are_reduced_box_by_box(mode):
         found = compute(mode, kernel, x)
     cut = torch.nn.functional.pad(x[:, :7], (0, 1)).unfold(1, 3, 1)
     torch.testing.assert_close(found, cut.sum(-1))
-
-
-# --- views and indices ----------------------------------------------------------------------------
-def test_an_axis_of_one_needs_no_stride_to_cover_a_storage():
-    storage = Storage(0, (4, 6), FLOAT32, "sbuf")
-    assert covers_storage(Tensor(storage, 0, (4, 1, 6), (6, 0, 1)))
-    assert not covers_storage(Tensor(storage, 0, (4, 6, 1), (6, 0, 1)))
-
-
-# --- undefined data -------------------------------------------------------------------------------
-def test_an_operand_of_one_partition_spoils_all_and_says_so():
-    """Codes say where undefined data comes from: each partition's own, else the shared row's."""
-    shared, own = np.zeros((1, 4), np.int64), np.zeros((3, 4), np.int64)
-    shared[0, 1], own[1, 2] = 5, 9
-    spread = FLOW["all"](None, [shared, own], (3, 2))
-    assert spread.tolist() == [[5, 5], [9, 9], [5, 5]]
-    narrow = FLOW["all"](None, [np.array([[0, 5], [0, 0]]), None], (4, 1))  # of another count
-    assert narrow.tolist() == [[5]] * 4

@@ -66,26 +66,6 @@ def test_iterations_that_differ_are_not_joined(extra):
     assert torch.equal(before, 2 * wanted) and torch.equal(after, 2 * wanted)
 
 
-@pytest.mark.parametrize("extra", [(), (0,), (3,)])
-def test_an_iteration_that_does_more_keeps_what_it_does(extra):
-    def kernel(x):
-        out = nl.ndarray((128, 5), nl.float32, buffer=nl.shared_hbm)
-        tile, sums = nl.load(x), nl.zeros((128, 5), nl.float32)
-        for k in nl.affine_range(4):
-            sums[:, nl.ds(k, 1)] = nisa.tensor_scalar(tile[:, nl.ds(k, 1)], nl.multiply, 2.0)
-            if k in extra:
-                sums[:, 4:5] = nisa.tensor_scalar(tile[:, 1:2], nl.multiply, 2.0)
-        nl.store(out, value=sums)
-        return out
-
-    program = trace(kernel, (128, 4))
-    assert count(lower(program), "tensor_scalar") == (5 if extra else 1)
-    x = torch.randn(128, 4)
-    wanted = 2 * torch.cat([x, x[:, 1:2] if extra else torch.zeros(128, 1)], 1)
-    for found in results(program, x):
-        assert torch.equal(found, wanted)
-
-
 # --- broadcast ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("memory", [nl.psum, nl.sbuf])
 def test_a_broadcast_row_is_copied_where_the_other_operand_lies_in_psum(memory):

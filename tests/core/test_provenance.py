@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import itertools
 import json
 import subprocess
 import sys
@@ -83,45 +82,6 @@ def data() -> dict[str, Any]:
 
 def published(name: str) -> dict[str, Any]:
     return json.loads((ROOT / "lab" / "data" / name).read_text(encoding="utf-8"))
-
-
-def test_rows_name_known_statuses_and_sources() -> None:
-    used = set(itertools.chain(*data()["uses"].values()))
-    for construct, (status, source) in data()["constructs"].items():
-        assert status in provenance.STATUSES, construct
-        assert bool(source) == (status != provenance.UNPROVEN), construct
-        used.add(source)
-    assert used - {""} == set(data()["sources"])
-
-
-def test_a_mark_names_the_commit_that_ran_its_chip_and_its_release() -> None:
-    """Of a row of the calibration, or of a call that provenance_ran.json has with who shows it."""
-    ran = published("provenance_ran.json")["ran"]
-    known = {
-        (s["repository"], s["commit"]) for s in published("calibration.json")["sources"].values()
-    }
-    known |= {tuple(place.split(" ")) for place in ran}
-    for place, told in ran.items():
-        assert len(place.split(" ")[1]) == 40 and told["machine"] and told["shown"], place
-        assert tuple(map(int, told["release"].split("."))) >= (2, 29), place
-        assert told["calls"] and all(
-            {"file", "function", "arguments"} <= {*c} for c in told["calls"]
-        )
-    seen = {key for status, key in data()["constructs"].values() if status == provenance.SEEN}
-    for key in seen | set(itertools.chain(*data()["uses"].values())):
-        source = evidence.sources()[key]
-        repository, commit = source.place.split(", ")[0].split(" ")
-        assert (repository, commit) in {(one, full[:7]) for one, full in known}, key
-        assert source.chip.startswith(("trn", "inf")) and source.release, key
-
-
-def test_a_public_run_is_credited_to_the_language_that_it_was_in() -> None:
-    """Sources of `nki` ran with its compiler, and no source has rows of both languages."""
-    rows = data()["constructs"].items()
-    seen = [(name, row[1]) for name, row in rows if row[0] == provenance.SEEN]
-    seen += [(name.replace(" ", ".", 1), k) for name, keys in data()["uses"].items() for k in keys]
-    today = {source for name, source in seen if name.startswith("nki.")}
-    assert today and today.isdisjoint(source for name, source in seen if name[:4] != "nki.")
 
 
 def test_the_page_counts_what_ran() -> None:

@@ -69,18 +69,6 @@ def doubled_on_a_grid(x):
     return out
 
 
-# nki.benchmark of a launched kernel, grids of cores; nki documentation of spmd_dim and nc
-def test_grids_of_cores_in_every_spelling(capsys):
-    x = normal(4, 3, 5)
-    for grid in (4, (4,), nl.nc(2) * 2, 2 * nl.nc(2), nl.spmd_dim(nl.nc(2), 2)):
-        agree(doubled_on_a_grid[grid](x=x), 2 * x)
-    agree(nki.simulate_kernel(doubled_on_a_grid[nl.spmd_dim(2, nl.nc(2))], x), 2 * x)
-    timed = nki.benchmark(warmup=2, iters=3)(doubled_on_a_grid[nl.nc(2) * 2])
-    timed(x=x)
-    assert timed.benchmark_result.nc_latency.get_latency_percentile(99) > 0
-    assert "estimated" in capsys.readouterr().err
-
-
 # shapes and types in place of tensors; public benchmark scripts for SDK 2.21 to 2.23
 @pytest.mark.parametrize("dtype", [nl.float32, nl.bfloat16, nl.float8_e4m3, nl.int32])
 def test_benchmark_of_shapes(dtype, capsys):
@@ -119,24 +107,6 @@ def test_nki_jit_of_torch_neuronx():
     assert torch.equal(out, 2 * x)
 
 
-# several results, one of them an input; a state-space model's convolution with its state
-def test_nki_jit_writes_several_tensors():
-    pytest.importorskip("torch.utils._pytree")  # without PyTorch there is no such package
-    from torch_neuronx import nki_jit
-
-    @nki_jit
-    def kernel(x, state, out):
-        tile = nl.load(x)
-        nl.store(out, nl.add(tile, nl.load(state)))
-        nl.store(state, tile)
-
-    x, state, out = torch.randn(4, 5), torch.randn(4, 5), torch.zeros(4, 5)
-    total = x + state
-    assert kernel(x, state, out) is out
-    assert torch.equal(out, total)
-    assert torch.equal(state, x)
-
-
 # rows of indices broadcast over partitions; block tables of paged attention in vLLM
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int16, np.int8, np.uint8])
 def test_integer_rows_broadcast_exactly(dtype):
@@ -150,18 +120,6 @@ def test_integer_rows_broadcast_exactly(dtype):
     x = np.random.default_rng(0).integers(bounds.min, bounds.max, (1, 600), dtype, endpoint=True)
     x[0, :2] = bounds.min, bounds.max
     np.testing.assert_array_equal(kernel(x), np.broadcast_to(x, (16, 600)))
-
-
-# counters made by iota, broadcast to a tile with two free axes
-def test_iota_rows_broadcast():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((16, 3, 5), nl.int32, buffer=nl.shared_hbm)
-        row = nisa.iota(nl.arange(5)[None, None, :], dtype=nl.int32)
-        nl.store(out, row.broadcast_to((16, 3, 5)))
-        return out
-
-    np.testing.assert_array_equal(kernel(normal(1, 1)), np.broadcast_to(np.arange(5), (16, 3, 5)))
 
 
 # configurations that the caller changes between calls; src/nki_samples/reference/attention.py
@@ -199,74 +157,7 @@ def test_reshaped_output():
         kernel(x, True)
 
 
-# --- tensors --------------------------------------------------------------------------------------
-# dtype.itemsize, comparison with the names of nl, buffer is nl.psum; conv.py and helper_kernels.py
-def test_attributes_of_tensors():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        assert x.dtype.itemsize == 2 and tile.dtype.name == "bfloat16"
-        assert x.dtype == tile.dtype == out.dtype == nl.bfloat16 != nl.float32
-        assert x.dtype in (nl.bfloat16, nl.float16) and np.dtype(x.dtype).itemsize == 2
-        total = nl.zeros(tile.shape, nl.float32, buffer=nl.psum)
-        total[...] = nl.copy(tile)
-        assert total.buffer is nl.psum and tile.buffer is nl.sbuf and out.buffer is nl.shared_hbm
-        nl.store(out, nl.copy(total, dtype=x.dtype))
-        return out
-
-    x = torch.arange(12.0).reshape(3, 4).to(torch.bfloat16)
-    assert torch.equal(kernel(x), x)
-
-
 # --- subscripts -----------------------------------------------------------------------------------
-# indices of several mgrids in one subscript; src/nki_samples/reference/allocated_attention.py
-def test_indices_of_different_grids_meet():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        i_p, i_f = nl.mgrid[0:8, 0:96]
-        _, i_part = nl.mgrid[0:1, 0:32]
-        tile, zero = nl.load(x[i_p, i_f]), nl.zeros((8, 1), nl.float32)
-        sums, powers = nl.ndarray((8, 3), nl.float32), nl.ndarray((8, 96), nl.float32)
-        for j in nl.affine_range(3):
-            powers[i_p, j * 32 + i_part] = nisa.activation_reduce(
-                np.exp,
-                data=tile[i_p, j * 32 + i_part],
-                reduce_op=np.sum,
-                reduce_res=sums[i_p, j],
-                bias=zero[i_p, 0],
-                scale=1.0,
-            )
-        inverse = nl.ndarray((2, par_dim(8), 1), nl.float32)
-        inverse[1, i_p, 0] = nl.divide(1.0, nisa.tensor_reduce(np.add, sums, axis=(1,))[i_p, 0])
-        nl.store(out[i_p, i_f], powers * inverse[1, i_p, 0].broadcast_to((8, 96)))
-        return out
-
-    x = normal(8, 96)
-    agree(kernel(x), np.exp(x) / np.exp(x).sum(1, keepdims=True))
-
-
-# a third mgrid axis for the row of a vector; src/nki_samples/tutorials/layernorm
-def test_unused_axes_of_a_grid_are_left_out():
-    @nki.jit
-    def kernel(x, g):
-        rows, n = x.shape
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        i_p, i_f, i_one = nl.mgrid[0 : nl.tile_size.pmax, 0:n, 0:1]
-        row = nl.load(g.reshape((1, n))[i_one, i_f]).broadcast_to((nl.tile_size.pmax, n))
-        for i in nl.affine_range(math.ceil(rows / nl.tile_size.pmax)):
-            inside = i * nl.tile_size.pmax + i_p < rows
-            tile = nl.load(x[i * nl.tile_size.pmax + i_p, i_f], mask=inside)
-            mean = nl.mean(tile, axis=1)
-            spread = nl.mean(nl.square(tile), axis=1) - mean * mean
-            result = (tile - mean) * nl.rsqrt(spread + 1e-5) * row + row
-            nl.store(out[i * nl.tile_size.pmax + i_p, i_f], value=result, mask=inside)
-        return out
-
-    x, g = normal(150, 64), normal(64, seed=1)
-    scaled = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
-    agree(kernel(x, g), scaled * g + g, 1e-4)
 
 
 # the first axis of another mgrid as a column index; src/nki_samples/tutorials/layernorm
@@ -335,78 +226,6 @@ def test_backward_axes_of_every_operand():
 
 
 # --- instructions and functions -------------------------------------------------------------------
-# name= on instructions, activation by np.copy; contributed/pipelined_attention.py
-def test_every_function_takes_a_name():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name="out")
-        peak, zero = nl.ndarray((4, 1), nl.float32), nl.zeros((4, 1), nl.float32)
-        tile = nisa.tensor_scalar_reduce(
-            data=nl.load(x, name="x"),
-            op0=np.multiply,
-            operand0=2.0,
-            reduce_op=nl.max,
-            reduce_res=peak[:, 0],
-            name="scaled",
-        )
-        tile = nisa.activation(np.copy, tile, scale=-1.0, bias=zero, name="negated")
-        assert "negated" in str(tile)
-        nl.store(out, nl.add(tile, peak, name="sum"), name="written")
-        return out
-
-    x = normal(4, 5)
-    agree(kernel(x), 2 * x.max(1, keepdims=True) - 2 * x)
-
-
-# many block axes, unary numpy constants, every keyword spelt out; generated kernels
-def test_style_of_generated_kernels():
-    @nki.jit
-    def kernel(v1, v2):
-        rows, half, n = nl.arange(32)[:, None], nl.arange(32)[None, :], nl.arange(16)[None, :]
-        v3 = nl.ndarray((2, 2, 32, 16), dtype=np.float32, buffer=nl.shared_hbm)
-        v4 = nl.ndarray((2, par_dim(32), 64), dtype=np.float32, name="146.215", buffer=nl.sbuf)
-        v5 = nl.zeros(
-            (2, 2, par_dim(32), 16), np.float32, name="", buffer=nl.psum, lazy_initialization=True
-        )
-        v6 = nl.ndarray((2, 2, par_dim(32), 16), dtype=np.float32, name="", buffer=nl.sbuf)
-        v7 = nl.ndarray((2, 2, par_dim(32), 1), dtype=np.float32, name="", buffer=nl.sbuf)
-        v8 = nl.full((2, par_dim(32), 1), -1e30, dtype=np.float32, name="", buffer=nl.sbuf)
-        v9 = nl.load(v2[rows, n], dtype=np.float32, mask=None)
-        for i0 in nl.affine_range(2):
-            i_p, i_k = nl.arange(32)[:, None, None], nl.arange(2)[None, :, None]
-            i_f = nl.arange(32)[None, None, :]
-            v4[i0, i_p, 32 * i_k + i_f] = nl.load(v1[i0, i_p, i_k, i_f], mask=None)
-            for i1 in nl.affine_range(2):
-                v5[i0, i1, rows, n] += nisa.nc_matmul(
-                    v4[i0, rows, 32 * i1 + half],
-                    v9[rows, n],
-                    is_stationary_onezero=False,
-                    is_moving_onezero=False,
-                    mask=None,
-                )
-                v6[i0, i1, rows, n] = nisa.tensor_scalar(
-                    data=v5[i0, i1, rows, n],
-                    op0=nl.multiply,
-                    reverse0=False,
-                    mask=None,
-                    operand0=np.dtype(np.float32).type(0.5),
-                    engine=nki.isa.unknown_engine,
-                )
-                v7[i0, i1, rows, 0] = nisa.tensor_reduce(
-                    nl.max, data=v6[i0, i1, rows, n], mask=None, axis=[1], negate=False
-                )
-                v8[i0, rows, 0] = nl.loop_reduce(
-                    v7[i0, i1, rows, 0], op=np.max, loop_indices=[i1], mask=None, dtype=np.float32
-                )
-        for i0 in nl.affine_range(2):
-            for i1 in nl.affine_range(2):
-                v6[i0, i1, rows, n] = nl.subtract(v6[i0, i1, rows, n], v8[i0, rows, 0])
-                nl.store(v3[i0, i1, rows, n], value=v6[i0, i1, rows, n], mask=None)
-        return v3
-
-    a, b = whole(2, 32, 2, 32), whole(32, 16, seed=1)
-    product = 0.5 * np.einsum("akim,kn->aimn", a, b)
-    agree(kernel(a, b), product - product.max((1, 3), keepdims=True))
 
 
 # masks of loop variables that switch instructions off; contributed/lora_bwd.py,
@@ -477,61 +296,6 @@ def test_numbers_copied_by_predicate():
 
     x, keep = normal(4, 5), (normal(4, 5, seed=1) > 0).astype(np.uint8)
     agree(kernel(x, keep), np.where(keep, x, -9984))
-
-
-# run-time offsets with and without other indices; nki.isa.tensor_copy_dynamic_src examples
-def test_run_time_offsets_in_every_place():
-    @nki.jit(mode="simulation")
-    def kernel(x, offsets):
-        rows, n = x.shape
-        count = offsets.shape[1]
-        out = nl.ndarray([rows, count], dtype=x.dtype, buffer=nl.shared_hbm)
-        pairs = nl.ndarray([rows, 2, 3], dtype=x.dtype, buffer=nl.shared_hbm)
-        tile, at = nl.load(x), nl.load(offsets)
-        made = nl.ndarray([rows, count], dtype=x.dtype)
-        i_p, i_one = nl.mgrid[0:rows, 0:1]
-        for k in nl.affine_range(count):
-            made[i_p, k] = nisa.tensor_copy_dynamic_src(tile[i_p, at[0, k] + i_one])
-        made[0, 0] = nisa.tensor_copy_dynamic_src(tile[0, at[0, 1]])
-        nl.store(out, value=made)
-        i_p, i_2, i_3 = nl.mgrid[:rows, :2, :3]
-        view = tile.reshape((rows, 2, n // 2))
-        nl.store(pairs, nisa.tensor_copy_dynamic_src(view[i_p, i_2, i_3 + at[0, 2]]))
-        return out, pairs
-
-    x, offsets = normal(8, 32), np.array([[3, 31, 12]], np.int32)
-    expected = x[:, offsets[0]]
-    expected[0, 0] = x[0, 31]
-    out, pairs = kernel(x, offsets)
-    agree(out, expected)
-    agree(pairs, x.reshape(8, 2, 16)[:, :, 12:15])
-
-
-# a scan carried from tile to tile, with masks; contributed/neuron-team-kernels/cumsum.py
-def test_scan_carried_over_masked_tiles():
-    @nki.jit
-    def kernel(x):
-        rows, n = x.shape
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        i_p, i_f = nl.mgrid[0:rows, 0:4]
-        ones, start = nl.ones((rows, 4), dtype=x.dtype), nl.zeros((rows, 1), dtype=x.dtype)
-        for j in nl.sequential_range(math.ceil(n / 4)):
-            inside = j * 4 + i_f < n
-            result = nisa.tensor_tensor_scan(
-                data0=ones,
-                data1=nl.load(x[i_p, j * 4 + i_f], mask=inside),
-                initial=start,
-                op0=np.multiply,
-                op1=np.add,
-                dtype=x.dtype,
-                mask=inside,
-            )
-            nl.store(out[i_p, j * 4 + i_f], result, mask=inside)
-            start[:, :] = nl.copy(result[:, 3], mask=j + 1 < math.ceil(n / 4))
-        return out
-
-    x = normal(6, 10)
-    agree(kernel(x), x.cumsum(1))
 
 
 # seeds from tensors, probabilities as a column, rate=; src/nki_samples/reference/attention.py
@@ -657,21 +421,6 @@ def test_vectors_as_columns(shape):
     agree(kernel(a, b), a - b)
 
 
-# a tile of the first iteration read by later ones of an affine_range; contributed/lora_bwd.py
-def test_affine_iterations_that_read_an_earlier_ones_tile_are_refused():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((3, *x.shape), x.dtype, buffer=nl.shared_hbm)
-        kept = nl.zeros(x.shape, dtype=x.dtype, buffer=nl.sbuf)
-        for turn in nl.affine_range(3):
-            kept[...] = nisa.tensor_scalar(nl.load(x), np.multiply, 2.0, mask=turn == 0)
-            nl.store(out[turn], value=nl.add(kept, 1.0))
-        return out
-
-    with pytest.raises(NkiError, match="use nl.sequential_range.*err_unexpected_output_dependen"):
-        kernel(normal(4, 5))
-
-
 # the same in a grid, where each instance would have its own
 def test_results_in_private_memory_of_a_grid_are_refused():
     @nki.jit
@@ -717,47 +466,6 @@ def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data():
     assert np.array_equal(kernel(x, None), x)
     with pytest.raises(NkiError, match="sim_newer_core"):
         kernel(x, np.zeros((64, 1), np.int32))
-
-
-# a block of a paged cache chosen by one number of a table; vLLM's attention of 0.7
-def test_one_element_of_an_index_tile_drops_its_axis():
-    @nki.jit
-    def kernel(cache, table, q):
-        out = nl.ndarray((2, 16, 8), cache.dtype, buffer=nl.shared_hbm)
-        turned = nl.ndarray((4, 8, 16), cache.dtype, buffer=nl.shared_hbm)
-        rows = nl.load(table)
-        for k in nl.affine_range(4):
-            block = nl.load(cache[rows[k, 0], :, 1, :])
-            assert tuple(block.shape) == (16, 8)
-            nl.store(turned[k], nl.transpose(block))
-        nl.store(out[rows[1, 0] - 4], nl.load(cache[rows[2, 0] + 1, :, 0, :]))
-        nl.store(out[rows[3, 0]], nl.load(q))
-        return out, turned
-
-    cache, q = normal(7, 16, 2, 8), normal(16, 8, seed=1)
-    rows = np.array([[3], [5], [2], [0]], np.int32)
-    with silence("sim_start_partition"):
-        out, turned = kernel(cache, rows, q)
-    agree(turned, cache[rows[:, 0], :, 1].transpose(0, 2, 1))
-    agree(out, np.stack([q, cache[3, :, 0]]))
-
-
-# a loop variable and an instance's number as data; vLLM's attention of 0.8, and the vendor's page
-# of errors
-def test_iota_of_one_number():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((2, 128, 8), nl.float32, buffer=nl.shared_hbm)
-        head = nisa.iota(nl.program_id(0), dtype=nl.int32).reshape((1, 1))
-        heads = nl.transpose(head.broadcast_to((1, 128))).broadcast_to((128, 8))
-        tile = nl.zeros((nl.par_dim(128), 8), dtype=np.float32)
-        for i in nl.sequential_range(4):
-            tile[...] = tile + nisa.iota(i, dtype=nl.uint32).broadcast_to(tile.shape)
-        nl.store(out[nl.program_id(0)], nl.multiply(nl.add(tile, heads), nl.load(x)))
-        return out
-
-    x = normal(128, 8)
-    agree(kernel[2](x), np.stack([6 * x, 7 * x]))
 
 
 # (P, 1) beside (P, n) in tensor_tensor; AWS's double_row_matmul.py, course convolutions with

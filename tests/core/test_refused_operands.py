@@ -382,43 +382,6 @@ def double(x):
 X = np.ones((8, 8), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("options", "identifier"),
-    [
-        ({"warmup": -1}, "sim_benchmark_iterations"),
-        ({"iters": 0}, "sim_benchmark_iterations"),
-        ({"save_trace_name": "t.ntff"}, "sim_benchmark_neff_name"),
-        ({"dma_profile": "none"}, "sim_dma_profile"),
-    ],
-)
-def test_arguments_of_a_benchmark(options: dict[str, Any], identifier: str) -> None:
-    with pytest.raises(NkiError) as caught:
-        nki.benchmark(**options)(double)(X)
-    assert caught.value.identifier == identifier
-
-
-def test_benchmarks_at_the_limits_run(capsys: pytest.CaptureFixture) -> None:
-    benchmarked = nki.benchmark(warmup=0, iters=1)(double)
-    benchmarked(X)
-    latency = benchmarked.benchmark_result.nc_latency
-    assert latency.get_latency_percentile(50) > 0
-    with pytest.raises(NkiError) as caught:
-        latency.get_latency_percentile(51)
-    assert caught.value.identifier == "sim_percentile"
-
-
-def test_profiles_are_written_where_asked_and_replaced_only_if_asked(tmp_path: Any) -> None:
-    options = {"working_directory": str(tmp_path), "save_trace_name": "t"}
-    with pytest.raises(NkiError) as caught:
-        nki.profile(working_directory="relative")(double)(X)
-    assert caught.value.identifier == "sim_profile_directory"
-    nki.profile(**options)(double)(X)
-    with pytest.raises(NkiError) as caught:
-        nki.profile(**options)(double)(X)
-    assert caught.value.identifier == "sim_profile_exists"
-    nki.profile(**options, overwrite=True)(double)(X)
-
-
 def test_orders_of_a_schedule_have_names() -> None:
     program = nki.jit(double).trace(torch.empty(8, 8))
     with pytest.raises(NkiError) as caught:

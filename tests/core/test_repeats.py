@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from neuronxcc import nki
 
-from neuron_cpu.core.run import merge, repeats
 from neuron_cpu.core.run.execute import Plan
 
 
@@ -57,26 +56,6 @@ def test_a_python_loop_is_one_operation_an_instruction() -> None:
     found, plan = both(columns, x)
     assert torch.equal(found, (x + 2).reshape(16, 9, 8).sum(-1))
     assert names(plan).count("tensor_reduce") == names(plan).count("tensor_scalar") == 1
-
-
-@nki.jit
-def nested(x_hbm):
-    """Two loops of Python, and a tail that is alike but for its width."""
-    out_hbm = nl.ndarray(x_hbm.shape, nl.float32, buffer=nl.shared_hbm)
-    for row in nl.static_range(3):
-        for column in nl.static_range(4):
-            width = 8 if column < 3 else 5
-            place = nl.ds(16 * row, 16), nl.ds(8 * column, width)
-            tile_sb = nl.load(x_hbm[place])
-            nl.store(out_hbm[place], nisa.tensor_scalar(tile_sb, nl.multiply, 3.0))
-    return out_hbm
-
-
-def test_loops_in_loops_and_tails() -> None:
-    x = integers(1, 48, 29)
-    found, plan = both(nested, x)
-    assert torch.equal(found, 3 * x)
-    assert len(plan.ops) <= 6, names(plan)
 
 
 @nki.jit
@@ -175,13 +154,6 @@ def test_random_bodies(steps: list[tuple[int, ...]], count: int) -> None:
     both(kernel, integers(5, 3, 4, 20))
 
 
-def test_the_check_of_independence_is_what_keeps_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a chain is joined and wrong: the tests above would notice."""
-    monkeypatch.setattr(repeats._Repeats, "_independent", lambda *_: True)
-    with pytest.raises(AssertionError, match="differs"):
-        both(chained("reads what the one before wrote"), integers(4, 8, 12))
-
-
 # --- what runs once -------------------------------------------------------------------------------
 @nki.jit
 def masked(x_hbm):
@@ -216,27 +188,3 @@ def test_constants_beyond_the_limit_are_made_anew(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("neuron_cpu.core.run.lasting.JOINED_ELEMENTS", 100)
     _, plan = both(masked, integers(6, 9, 9))
     assert len(plan.steps) - len(plan._again) == 1  # 81 of 162 elements
-
-
-def test_a_run_that_fails_settles_nothing() -> None:
-    @nki.jit
-    def kernel(table_hbm, index_hbm):
-        out_hbm = nl.ndarray((4, table_hbm.shape[1]), nl.float32, buffer=nl.shared_hbm)
-        index_sb = nl.load(index_hbm)
-        rows_sb = nl.load(table_hbm[index_sb[nl.arange(4)[:, None], 0], nl.arange(6)[None, :]])
-        ones_sb = nisa.memset(rows_sb.shape, 1.0, nl.float32)
-        nl.store(out_hbm, nisa.tensor_tensor(rows_sb, ones_sb, nl.add))
-        return out_hbm
-
-    table = integers(9, 5, 6)
-    index = torch.tensor([[0], [4], [2], [2]], dtype=torch.int32)
-    plan = Plan(kernel.trace(table, index), True)
-    with pytest.raises(Exception, match="out_of_bound"):
-        plan.run([table, index + 3])
-    assert torch.equal(plan.run([table, index])[0], table[index[:, 0].long()] + 1)
-
-
-def test_unmerged_plans_are_left_alone() -> None:
-    x = integers(0, 16, 72)
-    program = columns.trace(x)
-    assert len(Plan(program, False).ops) == len(merge.lower(program, False))

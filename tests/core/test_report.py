@@ -1,6 +1,5 @@
 """Reports on schedules: figures, words, tables, traces, and the profile command."""
 
-import io
 import json
 import re
 
@@ -8,15 +7,12 @@ import pytest
 import torch
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
-from rich.console import Console
 
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
-from neuron_cpu.core.report import report, tables
-from neuron_cpu.core.time import cost
+from neuron_cpu.core.report import report
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, DMA, ENGINES, PROGRAM_ORDER, schedule
-from neuron_cpu.judge.cases import parse_case, parse_value
 from tests.warned import allows
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -36,16 +32,6 @@ def product(a, b):
     nl.store(turned, value=nisa.tensor_copy(bank))
     nl.store(out, value=nisa.tensor_copy(total, dtype=nl.bfloat16))
     return out, turned
-
-
-def exponentials(x):
-    """Many dependent instructions on one tile: VectorE and ScalarE alone."""
-    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    tile = nl.load(x)
-    for _ in nl.static_range(40):
-        tile = nisa.activation(nl.exp, tile)
-    nl.store(out, value=tile)
-    return out
 
 
 def hbm(*shape, dtype=BF16):
@@ -74,18 +60,6 @@ def test_utilisation_counts_products_and_leaves_transposes_out(found, summary):
     assert 0 < figures["transpose_time_percent"] < figures["tensor_engine_active_time_percent"]
 
 
-def test_bytes_are_those_of_the_loads_and_stores(found, summary):
-    figures = summary.metrics
-    read = 2 * (256 * 128 + 256 * 512 + 128 * 128)
-    written = 2 * (128 * 512 + 128 * 128)
-    assert (figures["hbm_read_bytes"], figures["hbm_write_bytes"]) == (read, written)
-    assert figures["dma_transfer_count"] == 128 * 7
-    assert figures["dma_transfer_average_bytes"] == pytest.approx((read + written) / (128 * 7))
-    share = (read + written) / (410 * found.total)
-    assert figures["mbu_estimated_percent"] == pytest.approx(100 * share)
-    assert figures["sbuf_high_water_bytes"] <= GEN2.sbuf_usable_bytes
-
-
 def test_lines_add_up_to_the_whole(found, summary):
     busy = found.engine_busy()
     for key, engine in list(zip(report.ENGINE_KEYS, ENGINES))[:DMA]:
@@ -105,37 +79,6 @@ def test_lines_add_up_to_the_whole(found, summary):
     assert sum(line.instructions for line in summary.lines) == len(found.program)
     assert sum(line.critical for line in summary.lines) == pytest.approx(found.total)
     assert sum(summary.critical.values()) == pytest.approx(found.total)
-
-
-def test_line_of_full_tiles_reaches_the_bandwidth_of_its_rows(summary):
-    line = next(line for line in summary.lines if line.row_bytes == 1024)
-    assert line.bandwidth == pytest.approx(cost.PROFILES[cost.DEFAULT_PROFILE].bandwidth(1024))
-
-
-def test_summary_survives_json(summary):
-    again = json.loads(json.dumps(summary.to_json()))
-    assert again["estimated"] is True and again["dma_profile"] == cost.DEFAULT_PROFILE
-    assert again["metrics"] == summary.metrics
-    assert again["lines"][0]["place"] == summary.lines[0].place
-
-
-# --- words ----------------------------------------------------------------------------------------
-def test_words_name_rows_bandwidth_and_line_of_a_memory_bound_kernel():
-    def narrow(x):
-        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-        for k in nl.affine_range(8):
-            nl.store(out[k], value=nl.load(x[k]))
-        return out
-
-    words = report.profile(schedule(Kernel(narrow).trace(hbm(8, 128, 512)), "row-rule")).binding
-    assert words.startswith("DMA: rows of 1 KiB reach 113 of 272 GB/s, 2 MiB in all;")
-    assert LINE.search(words)
-
-
-def test_words_name_the_engine_and_the_instruction_of_a_compute_bound_kernel():
-    words = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 4096)))).binding
-    assert re.match(r"ScalarE: \d+% of the critical path, 100% of its work in activation; ", words)
-    assert LINE.search(words)
 
 
 # --- what the compiler is trusted with changes what binds -----------------------------------------
@@ -192,38 +135,6 @@ def test_what_binds_depends_on_what_the_compiler_does(kernel, columns, as_writte
         assert found.binding.startswith(f"{expected}: ")
 
 
-@pytest.mark.parametrize(("columns", "expected"), [(20 * 1024, "VectorE"), (30 * 1024, "DMA")])
-@allows("sim_sbuf_capacity")
-def test_what_binds_changes_where_tiles_spill(columns, expected):
-    """Two tiles of 80 KiB a partition are reduced while loads overlap; two of 120 KiB take turns,
-    and the first goes out and comes back."""
-
-    def kernel(x):
-        out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
-        first = nl.load(x[0])
-        first[...] = nisa.tensor_scalar(first, nl.add, 1.0, engine=nisa.vector_engine)
-        nl.store(out, value=nisa.tensor_reduce(nl.add, first, axis=1))
-        total = nisa.tensor_reduce(nl.add, nl.load(x[1]), axis=1)
-        for _ in nl.static_range(4):
-            first[...] = nisa.tensor_scalar(first, nl.add, total, engine=nisa.vector_engine)
-        nl.store(out, value=nisa.tensor_reduce(nl.add, first, axis=1))
-        return out
-
-    program = Kernel(kernel).trace(hbm(2, 128, columns, dtype=F32))
-    found = report.profile(schedule(program, "row-rule"))
-    assert next(iter(found.critical)) == expected
-    size = 2 * 128 * 4 * columns if expected == "DMA" else 0
-    figures = found.metrics
-    assert figures["spill_save_bytes"] + figures["spill_reload_bytes"] == size
-    opcodes = {code for line in found.lines for code in line.opcodes}
-    assert ({"spill_save", "spill_reload"} <= opcodes) is (size > 0) is (found.spills != [])
-
-
-def test_words_name_latency_where_tiny_instructions_wait_for_each_other():
-    words = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 1)))).binding
-    assert words.startswith("result latency: ") and LINE.search(words)
-
-
 def test_words_name_instructions_whose_cycles_nobody_publishes():
     """Their estimate is a guess; a reader learns of which and where."""
 
@@ -241,23 +152,7 @@ def test_words_name_instructions_whose_cycles_nobody_publishes():
     )
 
 
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (2560, "2.5 KiB"), (3 << 30, "3 GiB")],
-)
-def test_sizes_in_words(size, text):
-    assert report.size_text(size) == text
-
-
 # --- tables, trace --------------------------------------------------------------------------------
-def test_tables_show_every_figure_and_say_estimated(summary):
-    console = Console(width=200, record=True, file=io.StringIO())
-    tables.print_profile(console, summary, console.print)
-    text = console.export_text()
-    assert "estimated, not measured; DMA profile sdk2.25" in text
-    assert all((name in text) == bool(value) for name, value in summary.metrics.items())
-    assert text.index("source lines") < text.index("figures")
-    assert summary.lines[0].place in text and summary.binding.split(";")[0][:40] in text
 
 
 def test_trace_is_what_perfetto_opens(found):
@@ -274,13 +169,6 @@ def test_trace_is_what_perfetto_opens(found):
             assert begin + time <= after + 1e-3
     counters = {e["name"] for e in events if e["ph"] == "C"}
     assert counters == {"SBUF bytes per partition", "PSUM banks", "DMA GB/s"}
-
-
-def test_throughput_counter_moves_the_bytes_of_the_transfers(found):
-    steps = report.throughput(found)
-    width = steps[1][0] - steps[0][0]
-    moved = sum(t.bytes for t in found.transfers.values())
-    assert sum(rate for _, rate in steps) * width == pytest.approx(moved, rel=1e-6)
 
 
 # --- command --------------------------------------------------------------------------------------
@@ -398,14 +286,6 @@ def test_command_says_where_a_kernel_file_fails_to_import(tmp_path, capsys):
     path.write_text("import no_such_module_at_all\n")
     assert main(["profile", f"{path}:k"]) == 2
     assert "cannot be imported (ModuleNotFoundError" in capsys.readouterr().err
-
-
-def test_arguments_are_tensors_literals_or_named():
-    positional, named = parse_case(["2x3:fp32", "(1, 'a')", "eps=1e-5", "flag=True"]).meta()
-    assert positional[0].shape == (2, 3) and positional[0].dtype == F32 and positional[0].is_meta
-    assert positional[1] == (1, "a")
-    assert named == {"eps": 1e-5, "flag": True}
-    assert parse_value("7:int32").dtype == torch.int32
 
 
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])

@@ -39,16 +39,6 @@ def test_scan_carries_the_previous_result(ops, reverse, vector):
         np.testing.assert_allclose(found[:, i], state, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "message"),
-    [(((4, 8), (4, 9)), "expected equal 2-D shapes"), (((4, 2, 4),) * 2, "equal 2-D shapes")],
-)
-def test_scan_refuses_other_shapes(shapes, message):
-    a, b = (np.zeros(s, np.float32) for s in shapes)
-    with pytest.raises(NkiError, match=message):
-        run_scan(a, b, 0.0, nl.multiply, nl.add)
-
-
 def test_scan_refuses_bitwise_operators():
     a = np.zeros((4, 8), np.float32)
     with pytest.raises(NkiError, match="bitwise_and"):

@@ -9,21 +9,18 @@ from neuronxcc.nki import compiler as ncc
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import Kernel, NkiError
+from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2, Engine
-from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program import regions as bx
 from neuron_cpu.core.report import report
-from neuron_cpu.core.time import cost, schedule
+from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import (
     BUFFER,
     COMPILER_ORDER,
     DMA,
     ENGINE,
-    ENGINES,
     PORT,
     PROGRAM_ORDER,
-    QUEUE,
     SCALAR,
     VECTOR,
 )
@@ -107,15 +104,6 @@ def test_two_buffers_hide_the_loads():
     assert last_reduction(streaming(TILES, COLUMNS, 2, PROGRAM_ORDER)) == pytest.approx(expected)
     # the compiler gives a buffer that is overwritten as a whole a twin
     assert last_reduction(streaming(TILES, COLUMNS, 1)) == pytest.approx(expected)
-
-
-def test_fresh_tiles_run_ahead_as_far_as_memory_reaches():
-    found = streaming(TILES, COLUMNS, 0)  # 4 x 32 KiB: all loads may start at once
-    loads = named(found, "dma_copy")[:TILES]
-    assert [found.end[k] for k in loads] == pytest.approx(
-        [START + (k + 1) * LOAD for k in range(TILES)]
-    )
-    assert [found.waits[k].kind for k in loads[1:]] == [QUEUE] * (TILES - 1)
 
 
 def test_fresh_tiles_beyond_the_capacity_are_not_double_buffered():
@@ -249,33 +237,6 @@ def test_a_kernel_that_forbids_reordering_runs_as_it_is_written(monkeypatch):
     assert found.total == written.total > run(two_chains, x).total
 
 
-def test_an_engine_looks_no_further_ahead_than_its_window(monkeypatch):
-    def kernel(x):
-        out = nl.ndarray((128, N), dtype=nl.float32, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        waiting = nisa.activation(nl.exp, tile)
-        for _ in nl.static_range(3):
-            waiting = _scaled(waiting)
-        free = _scaled(tile)  # the fourth VectorE instruction
-        nl.store(out, value=nisa.tensor_tensor(waiting, free, op=nl.add))
-        return out
-
-    near = run(kernel, hbm(128, N, dtype=F32))
-    free = named(near, "tensor_scalar")[3]
-    assert near.start[free] == pytest.approx(LOADED)
-    monkeypatch.setattr(schedule, "WINDOW", 3)
-    far = run(kernel, hbm(128, N, dtype=F32))
-    first = named(far, "tensor_scalar")[0]
-    assert far.start[free] == pytest.approx(far.end[first])  # the window moved on by one
-    assert far.waits[free] == (ENGINE, first)
-
-
-def test_unknown_order_is_refused_with_the_names():
-    program = Kernel(_copy_through).trace(hbm(128, 4))
-    with pytest.raises(NkiError, match="'fifo' does not exist, expected one of compiler, program"):
-        simulate(program, order="fifo")
-
-
 # --- PSUM by bytes --------------------------------------------------------------------------------
 @pytest.mark.parametrize(("columns", "together"), [(512, 8), (256, 16), (300, 8), (128, 32)])
 def test_small_psum_tiles_share_a_bank_and_none_crosses_one(columns, together):
@@ -301,23 +262,6 @@ def test_small_psum_tiles_share_a_bank_and_none_crosses_one(columns, together):
     assert emptied > found.end[products[together - 1]]
     assert found.start[products[together]] == pytest.approx(emptied)
     assert found.waits[products[together]] == (BUFFER, read[0])
-
-
-def test_tiles_of_one_tensor_do_not_wait_for_each_other():
-    def kernel(x):
-        out = nl.ndarray((128, 1024), dtype=nl.float32, buffer=nl.shared_hbm)
-        both = nl.ndarray((128, 1024), dtype=nl.float32)
-        tile = nl.load(x)
-        both[:, 0:1024:2] = nisa.activation(nl.exp, tile)
-        both[:, 1:1024:2] = nisa.tensor_scalar(
-            tile, op0=nl.multiply, operand0=2.0, engine=nisa.vector_engine
-        )
-        nl.store(out, value=both)
-        return out
-
-    found = run(kernel, hbm(128, 512, dtype=F32))
-    scalar, vector = found.engine.index(SCALAR), found.engine.index(VECTOR)
-    assert found.start[scalar] == pytest.approx(found.start[vector])
 
 
 @pytest.mark.filterwarnings("ignore:.*block axes before its partition axis")
@@ -435,18 +379,6 @@ def test_a_tile_that_does_not_fit_beside_another_goes_and_comes_back(columns):
     assert found.high_water("sbuf") <= GEN2.sbuf_usable_bytes
 
 
-def test_unknown_dma_profile_is_refused_with_the_names():
-    program = Kernel(_copy_through).trace(hbm(128, 4))
-    with pytest.raises(NkiError, match="'fast' does not exist, expected one of sdk2.21"):
-        simulate(program, "fast")
-
-
-def _copy_through(x):
-    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    nl.store(out, value=nl.load(x))
-    return out
-
-
 # --- laws -----------------------------------------------------------------------------------------
 def random_kernel(seed):
     """A kernel of seeded random tiles, engines, slices and accumulations."""
@@ -501,28 +433,6 @@ def test_no_engine_runs_two_instructions_at_once(random_schedule):
         ends[lane] = end
 
 
-def test_busy_time_is_the_sum_of_the_instructions(random_schedule):
-    found = random_schedule
-    busy = found.engine_busy()
-    for number, engine in enumerate(ENGINES[:DMA]):
-        mine = [k for k, e in enumerate(found.engine) if e == number]
-        assert busy[engine] == pytest.approx(sum(found.end[k] - found.start[k] for k in mine))
-        own = [found.program.instructions[k] for k in mine]
-        assert busy[engine] == pytest.approx(sum(cost.engine_ns(i, engine) for i in own))
-    lanes = [0.0] * GEN2.dma.engines
-    for lane, _, begin, end in found.lane_spans():
-        lanes[lane] += end - begin
-    assert found.lane_busy == pytest.approx(lanes)
-
-
-def test_never_faster_than_any_single_resource(random_schedule):
-    found = random_schedule
-    assert found.total >= max(found.engine_busy().values())
-    read = sum(t.hbm_read for t in found.transfers.values())
-    peak = max(p.peak for p in cost.PROFILES.values())
-    assert found.total >= read / peak
-
-
 def elements(view):
     """Flat element numbers of a view, by brute force."""
     numbers = np.arange(view.storage.size)
@@ -568,37 +478,6 @@ def test_a_sweep_finds_the_same_relations_as_all_pairs(form):
         assert sorted(touching[i]) == [j for j in range(90) if bx.overlap(one, boxes[j])]
         within = [j for j in range(90) if bx.contains(one, boxes[j])]
         assert sorted(inside[i]) == [j for j in within if j in touching[i]]
-
-
-def _storage(shape):
-    from neuron_cpu.core.device.dtypes import FLOAT32
-    from neuron_cpu.core.program.storage import Storage
-
-    made = Storage(0, shape, FLOAT32, "sbuf")
-    made.paxis = 1
-    return made
-
-
-def test_flattened_views_keep_their_boxes():
-    storage = _storage((128, 4, 512))
-    storage.paxis = 0
-    whole = Tensor.whole(storage)
-    flat = whole[:, 1:3].reshape((128, 1024))
-    assert bx.box_of(flat) == ((0, 127, 1), (1, 2, 1), (0, 511, 1))
-    assert not bx.overlap(bx.box_of(flat), bx.box_of(whole[:, 3]))
-
-
-@pytest.mark.parametrize("profile", sorted(cost.PROFILES))
-def test_more_bytes_never_take_less_time(profile):
-    times = []
-    for columns in (4, 5, 31, 64, 127, 128, 129, 500, 512, 513, 1024, 2000, 4096, 9000):
-        times.append(run(_copy_through, hbm(128, columns), profile=profile).total)
-    assert times == sorted(times)
-
-
-def test_more_rows_never_take_less_time():
-    times = [run(_copy_through, hbm(p, 512)).total for p in (1, 8, 9, 64, 100, 127, 128)]
-    assert times == sorted(times)
 
 
 def test_gpsimd_builds_the_descriptors_of_rows_that_data_choose():

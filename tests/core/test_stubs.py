@@ -96,9 +96,3 @@ def test_wrong_names_and_arguments_are_reported(site: Path) -> None:
     said = {int(re.findall(r":(\d+): ", one)[0]): one for one in checked(site, wrong)}
     for number, message in enumerate(WRONG.values(), 4):
         assert (message in said[number]) if message else number not in said
-
-
-def test_docstrings_are_those_of_the_functions() -> None:
-    text = (ROOT / "stubs" / "nki-stubs" / "isa" / "__init__.pyi").read_text(encoding="utf-8")
-    told = text[text.index("def nc_matmul(") :]
-    assert "``dst[M, N] = stationary[K, M].T @ moving[K, N]``" in told[:600]

@@ -15,7 +15,6 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.check import capacity
 from neuron_cpu.core.check.races import _Access, _conflict, _Group
 from neuron_cpu.core.check.undefined import FLOW, _Walk
 from neuron_cpu.core.device.dtypes import FLOAT32
@@ -112,38 +111,6 @@ def test_kernels_that_store_tail_rows_can_be_timed(name: str) -> None:
         found = trace(kernel, (128, 64))
     assert len(found) == len(trace(through(ROWS_SPREAD[name], rows=128), (128, 64)))
     refused(through(ROWS_SPREAD[name]), "sim_undefined_data", (128, 64))
-
-
-@pytest.mark.parametrize("name", ROWS_SPREAD)
-def test_the_same_kernels_pass_when_all_rows_are_loaded(name: str) -> None:
-    accepted(through(ROWS_SPREAD[name], rows=128), (128, 64))
-
-
-def test_undefined_columns_spread_over_reductions_and_columns_of_products() -> None:
-    half = {"columns": 32}
-    refused(
-        through(lambda t: (nl.max(t, axis=1), (128, 1)), 128, **half),
-        "sim_undefined_data",
-        (128, 64),
-    )
-    product = lambda t: matmul_with(t, "moving")  # noqa: E731
-    accepted(through(lambda t: (product(t)[:, 0:32], (32, 32)), 128, **half), (128, 64))
-    refused(
-        through(lambda t: (product(t)[:, 32:33], (32, 1)), 128, **half),
-        "sim_undefined_data",
-        (128, 64),
-    )
-
-
-def test_message_names_range_creation_and_store() -> None:
-    kernel = through(ROWS_SPREAD["activation"])
-    message = refused(kernel, "sim_undefined_data", (128, 64))
-    first = kernel.function.__code__.co_firstlineno
-    here = __file__
-    assert f"{here}:{first + 2})" not in message
-    assert f"created at {here}:{first + 2}" in message  # the nl.ndarray line
-    assert f"{here}:{first + 6})" in message  # the store
-    assert "tile[100:128, 0:64]" in message and "1792 undefined elements" in message
 
 
 def test_affine_select_replaces_undefined_elements() -> None:
@@ -254,19 +221,6 @@ def test_a_gather_reads_its_own_data_and_the_indices_of_its_core(
     accepted(gathered(rows, index_rows, slice(0, clean)), *shapes)
     for start in (clean, 127):
         refused(gathered(rows, index_rows, slice(start, start + 1)), "sim_undefined_data", *shapes)
-
-
-def test_a_gather_of_a_late_core_is_not_spoilt_by_an_early_one() -> None:
-    @nki.jit
-    def kernel(x, index_hbm):
-        index = nl.ndarray((128, 2), nl.uint16)
-        index[16:128] = nl.load(index_hbm[16:128], dtype=nl.uint16)
-        found = nisa.local_gather(nl.load(x), index)
-        out = nl.ndarray((64, 32), nl.float32, buffer=nl.shared_hbm)
-        nl.store(out, found[64:128].reshape((64, 32)))
-        return out
-
-    trace(kernel, (128, 8), (128, 2))
 
 
 def random_program(rng: np.random.Generator) -> tuple[Program, np.ndarray]:
@@ -441,19 +395,6 @@ def test_the_same_bodies_pass_in_order(name: str) -> None:
     trace(looped(RACES[name], order=nl.sequential_range), (128, 64))
 
 
-@pytest.mark.parametrize("name", RACES)
-def test_one_iteration_depends_on_nobody(name: str) -> None:
-    trace(looped(RACES[name], trips=1), (128, 64))
-
-
-def test_race_message_names_iterations_lines_and_elements() -> None:
-    message = refused(looped(overlapping_columns), "err_unexpected_output_dependencies", (128, 64))
-    line = overlapping_columns.__code__.co_firstlineno + 2
-    assert "iteration 0 of the affine_range" in message
-    assert f"(line {line}), which iteration 1 also writes (line {line})" in message
-    assert "shared[0:128, 16:17]" in message
-
-
 @pytest.mark.parametrize("level", ["outer", "inner", "none"])
 def test_every_level_of_a_nest_is_checked(level: str) -> None:
     @nki.jit
@@ -601,27 +542,6 @@ def test_a_tensor_first_used_inside_a_loop_lives_from_its_beginning() -> None:
     assert sbuf_high_water(trace(kernel, (1, 1))) == 6 * KIB
 
 
-def test_blocks_that_one_iteration_touches_live_no_longer() -> None:
-    """Public kernels declare all blocks of their scores in PSUM, and each iteration has its own."""
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((16, 64, 64), nl.float32, buffer=nl.shared_hbm)
-        data = nl.load(x)
-        scores = nl.ndarray((16, nl.par_dim(64), 512), nl.float32, buffer=nl.psum)
-        sums = nl.zeros((2, nl.par_dim(64), 512), nl.float32, buffer=nl.psum)
-        for i in nl.affine_range(16):
-            scores[i, :, 0:64] = nisa.nc_matmul(data, data)
-            sums[i // 8, :, 0:64] += nisa.nc_matmul(data, data)
-            nl.store(out[i], nl.copy(scores[i, :, 0:64]))
-        nl.store(out[0], nl.copy(sums[0, :, 0:64]))
-        nl.store(out[1], nl.copy(sums[1, :, 0:64]))
-        return out
-
-    # a block of scores, and both sums, which all iterations of the loop may touch
-    assert psum_high_water(trace(kernel, (128, 64))) == 3
-
-
 def banks(tiles: int, columns: int) -> Any:
     @nki.jit
     def kernel(x):
@@ -648,19 +568,3 @@ def test_psum_has_eight_banks_that_small_tiles_share(
     assert psum_high_water(accepted(banks(fitting, columns), (128, 64))) == 8
     message = refused(banks(fitting + 1, columns), "sim_psum_capacity", (128, 64))
     assert "need 9 banks" in message and f": {4 * columns} bytes" in message
-
-
-@pytest.mark.parametrize(
-    ("sizes", "expected"),
-    [
-        ([], 0),
-        ([2048, 2048, 4], 3),
-        ([4] * 512, 1),
-        ([1024, 512, 256, 256], 1),
-        ([1028] * 3, 3),
-        ([512, 1536, 1024, 1024], 2),
-        ([600, 600, 1400, 1400], 2),  # in this order the small ones would share, and it took three
-    ],
-)
-def test_tiles_are_packed_into_banks_without_crossing_them(sizes: list, expected: int) -> None:
-    assert capacity.banks(sizes) == expected == capacity.banks(reversed(sizes))
