@@ -211,6 +211,8 @@ CASES: list[Case] = [
     keeping("sim_empty_slice", lambda x: nl.load(x[0:128, 8:8]), lambda x: nl.load(x[0:128, 8:9])),
     keeping("sim_empty_slice", lambda x: nl.load(x[0:128, 9:8]), lambda x: nl.load(x[0:128, 7:8]),
             name="reversed"),
+    keeping("sim_engine", lambda x: nisa.tensor_copy(nl.load(x), engine=nisa.tensor_engine),
+            lambda x: nisa.tensor_copy(nl.load(x), engine=nisa.scalar_engine)),
     keeping("sim_expand_dims", lambda x: nl.copy(nl.expand_dims(nl.load(x), 1)),
             lambda x: nl.copy(nl.expand_dims(nl.load(x), 2))),
     keeping("sim_gather_index_type",
