@@ -5,7 +5,6 @@ subclass of NeuronAttentionBase, transposed parallel weights, fused gate and up 
 are interleaved for the ranks, four layer results, and a grid-launched kernel.
 """
 
-# ruff: noqa: F401
 from __future__ import annotations
 
 import copy
@@ -15,77 +14,25 @@ import math
 from typing import List, Optional, Tuple, Type
 
 import neuronxcc.nki as nki
-import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import torch
-import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import (
-    BaseParallelLinear,
     ColumnParallelLinear,
-    LinearWithAsyncCommunication,
     ParallelEmbedding,
     RowParallelLinear,
 )
-from neuronx_distributed.parallel_layers.mappings import (
-    _gather_along_dim,
-    _gather_along_first_dim,
-    _reduce_scatter_along_dim,
-    copy_to_tensor_model_parallel_region,
-    gather_from_sequence_parallel_region,
-    gather_from_tensor_model_parallel_region,
-    gather_from_tensor_model_parallel_region_with_dim,
-    reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
-    scatter_input_channels_to_tensor_model_parallel_region,
-    scatter_to_tensor_model_parallel_region,
-)
-from neuronx_distributed.parallel_layers.parallel_state import (
-    get_aot_mode,
-    get_tensor_model_parallel_group,
-    get_tensor_model_parallel_rank,
-    get_tensor_model_parallel_size,
-)
-from neuronx_distributed.parallel_layers.utils import (
-    EmbeddingUtility,
-    cast_if_autocast_enabled,
-    divide,
-    get_padding_length,
-    is_torch_version_greater_than_2,
-    set_tensor_model_parallel_attributes,
-    verify_casted_dtype,
-)
-from neuronx_distributed.quantization.quantization_config import QuantizationType, QuantizedDtype
-from neuronx_distributed.quantization.quantization_layers import (
-    QuantizedColumnParallel,
-    QuantizedRowParallel,
-)
-from neuronx_distributed.utils import cpu_mode
+from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_size
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM, NeuronBaseModel
 from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBase
-from neuronx_distributed_inference.modules.attention.gqa import BaseGroupQueryAttention
-from neuronx_distributed_inference.modules.attention.utils import (
-    RotaryEmbedding,
-    preprocess_quantized_linear_layer,
-    transpose_parallel_linear_layer,
-)
+from neuronx_distributed_inference.modules.attention.utils import transpose_parallel_linear_layer
 from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
-from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from neuronx_distributed_inference.utils.distributed import get_tp_group
-from neuronxcc.nki._private_kernels.mlp import (
-    mlp_fused_add_isa_kernel,
-    mlp_isa_kernel,
-    quant_mlp_fused_add_isa_kernel,
-    quant_mlp_isa_kernel,
-)
-from neuronxcc.nki._private_kernels.rmsnorm import rmsnorm_quant_isa_kernel
-from neuronxcc.starfish.penguin.targets.nki.private_api import vnc
 from torch import nn
-from torch_neuronx.xla_impl.ops import RmsNorm, nki_jit
+from torch_neuronx.xla_impl.ops import RmsNorm
 from transformers import LlamaForCausalLM
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
 logger = logging.getLogger("Neuron")
 

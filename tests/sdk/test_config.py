@@ -8,13 +8,7 @@ import json
 import pytest
 import torch
 from neuronx_distributed_inference.contract import contract
-from neuronx_distributed_inference.models.config import (
-    InferenceConfig,
-    NeuronConfig,
-    OnDeviceSamplingConfig,
-    to_dict,
-    to_torch_dtype,
-)
+from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig, to_dict
 from neuronx_distributed_inference.models.llama.modeling_llama import LlamaInferenceConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
@@ -101,22 +95,6 @@ def test_a_logical_core_has_two_physical_ones_in_0_9_where_the_chip_has(monkeypa
     assert set(found.values()) == {1, 2}
 
 
-def test_a_graph_for_the_best_token_takes_it_unless_0_1_compiled_it(monkeypatch):
-    for version in ("0.1", "0.6", "0.9"):
-        monkeypatch.setenv("NEURON_CPU_NXDI", version)
-        assert contract().samples_above_top_1_only == (version == "0.1")
-
-
-def test_derived_values():
-    config = NeuronConfig(
-        seq_len=256, max_context_length=100, tp_degree=4, ep_degree=2, torch_dtype="float32"
-    )
-    assert config.max_new_tokens == 156
-    assert config.world_size == config.local_ranks_size == 8
-    assert config.overrides_torch_dtype
-    assert config.rpl_reduce_dtype == torch.float32
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -160,42 +138,9 @@ def test_settings_that_exclude_each_other():
         NeuronConfig(padding_side="middle")
 
 
-def test_dtype_names():
-    assert to_torch_dtype("bfloat16") is torch.bfloat16
-    with pytest.raises(ValueError, match="Unknown dtype 'bf16'"):
-        to_torch_dtype("bf16")
-    assert to_dict({"a": torch.float16, "b": [torch.int8]}) == {"a": "float16", "b": ["int8"]}
-
-
-def test_sampling_config_ignores_unknown_keywords():
-    config = OnDeviceSamplingConfig(top_k=7, dynamic=True, model_path="x")
-    assert (config.top_k, config.dynamic, config.global_topk) == (7, True, 256)
-    assert NeuronConfig(on_device_sampling_config={"top_k": 3}).on_device_sampling_config.top_k == 3
-
-
 def test_required_attributes():
     with pytest.raises(AssertionError, match=r"lacks the attributes \['hidden_size'"):
         LlamaInferenceConfig(NeuronConfig())
-
-
-def test_hugging_face_config_becomes_attributes(tiny_llama):
-    _, folder = tiny_llama()
-    config = LlamaInferenceConfig(
-        NeuronConfig(), load_config=load_pretrained_config(str(folder)), hidden_size=64
-    )
-    assert (config.vocab_size, config.num_key_value_heads) == (208, 2)
-    assert config.hidden_size == 64  # keywords win over the hook
-    assert config.pad_token_id is None
-    assert config.neuron_config.torch_dtype == torch.float32  # the checkpoint's
-    assert config.num_cores_per_group == 1
-    assert config.get_text_config() is config
-
-
-def test_given_dtype_wins_over_the_checkpoint(tiny_llama):
-    _, folder = tiny_llama()
-    neuron = NeuronConfig(torch_dtype="bfloat16")
-    config = LlamaInferenceConfig(neuron, load_config=load_pretrained_config(str(folder)))
-    assert config.neuron_config.torch_dtype == torch.bfloat16
 
 
 def test_pretrained_config_takes_one_source(tiny_llama):

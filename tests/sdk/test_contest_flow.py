@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig, to_torch_dtype
+from neuronx_distributed_inference.models.config import to_torch_dtype
 from neuronx_distributed_inference.models.llama import modeling_llama as baseline_llama
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 from neuronx_distributed_inference.utils.accuracy import get_generate_outputs
@@ -211,46 +211,3 @@ def test_report_formulas():
     assert report["latency_ms_avg"] == pytest.approx(250)
     assert report["throughput"] == pytest.approx(4 * 50 * 2 / 1.0)
     assert generate_report([], 1, 1) is None
-
-
-def test_benchmark_binds_arguments_and_counts_calls():
-    calls = []
-    for parameters in ((1, 2), {"a": 1, "b": 2}):
-        Benchmark(lambda a, b: calls.append((a, b)), parameters, num_runs=3).run()
-    Benchmark(calls.append, "one", num_runs=0).run()
-    assert calls == [(1, 2)] * 8 + ["one"]
-
-
-def test_on_device_sampling_as_a_driver_asks_for_it(contest, model_folder):
-    """The config is built from every command-line argument; tokens come from the device."""
-    config = OnDeviceSamplingConfig(top_k=1, do_sample=True, model_path="x", seq_len=3)
-    model, tokenizer, generation_config = prepare(
-        contest, model_folder, "traced", on_device_sampling_config=config
-    )
-    generation_config.eos_token_id = []  # what a driver does so that generation goes on
-    plain, *_ = prepare(contest, model_folder, "plain")
-    options = dict(generation_config=generation_config, max_length=SEQ_LEN)
-    expected, _ = get_generate_outputs(plain, [PROMPT], tokenizer, **options)
-    got, _ = get_generate_outputs(model, [PROMPT], tokenizer, **options)
-    assert got.tolist() == expected.tolist()
-
-
-def test_names_that_reference_entries_import():
-    """Modules of NxD and NxDI that no other test touches."""
-    for name in (
-        "neuronx_distributed.parallel_layers.pad",
-        "neuronx_distributed.parallel_layers.random",
-        "neuronx_distributed_inference.utils.constants",
-        "neuronxcc.nki._private_kernels.qkv",
-        "neuronxcc.nki._private_kernels.attention",
-        "torch_neuronx",
-    ):
-        importlib.import_module(name)
-    nxd = importlib.import_module("neuronx_distributed")
-    nxd.parallel_layers.random.model_parallel_xla_manual_seed(1)
-
-
-def test_closed_kernels_refuse_to_run(contest):
-    with pytest.raises(NotImplementedError, match="mlp_isa_kernel is a closed kernel"):
-        contest.mlp_isa_kernel(torch.zeros(1))
-    assert contest.vnc(2) == 2

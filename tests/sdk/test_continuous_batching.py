@@ -132,33 +132,6 @@ def test_a_line_that_a_device_would_have_damaged_is_not_read(requests, version):
     live.step(0, 1)
 
 
-def test_a_shorter_line_that_waits_stays_whole(requests, reference):
-    """Its own tokens replace what the other row has left behind its end, before they are read.
-
-    In 0.6: the first release writes zeros at position 0.
-    """
-    model, live = requests("0.6")
-    live.start(0, PROMPTS[0])
-    live.start(1, PROMPTS[1])
-    live.step(0)
-    live.step(0)
-    for _ in range(5):
-        live.step(0, 1)
-    for line, prompt in enumerate(PROMPTS[:2]):
-        assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
-
-
-@pytest.mark.parametrize("version", ["0.6"])
-def test_a_mask_of_sequence_ids_spares_lines_that_wait(requests, reference, version):
-    model, live = requests(version, apply_seq_ids_mask=True)
-    live.start(0, PROMPTS[0])
-    live.start(1, PROMPTS[1])
-    for line in (1, 1, 0, 0, 1):
-        live.step(line)
-    for line, prompt in enumerate(PROMPTS[:2]):
-        assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
-
-
 @pytest.mark.parametrize("lines", [(1, 1), (0, 3), (-1, 0)])
 def test_lines_that_the_cache_lacks_or_that_occur_twice_are_refused(requests, lines):
     _, live = requests("0.1")

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import ast
-import copy
-import json
 from pathlib import Path
 
 import neuronx_distributed_inference
 import pytest
 import torch
-from neuronx_distributed_inference.contract import CONTRACTS, VERSIONS, contract
-from neuronx_distributed_inference.models import config as config_module
+from neuronx_distributed_inference.contract import VERSIONS, contract
 from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
 from neuronx_distributed_inference.models.llama import modeling_llama
-from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBase
 from neuronx_distributed_inference.modules.kvcache.cache_lines import CacheLines
 
 from neuron_cpu.errors import StandInError
@@ -71,83 +67,6 @@ def test_only_the_contract_compares_versions():
             assert not asks or node in inside, place
 
 
-def test_a_configuration_keeps_the_version_it_was_made_for(
-    tiny_llama, application, generate, reference, monkeypatch
-):
-    """Built, compiled, loaded and run after the environment has changed its mind."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
-    config = NeuronConfig(tp_degree=2, seq_len=48, max_context_length=32, torch_dtype="float32")
-    assert config.contract == copy.deepcopy(config).contract == CONTRACTS["0.6"]
-    seen = []
-    original = modeling_llama.NeuronLlamaAttention.forward
-
-    def spy(self, hidden_states, **kwargs):
-        seen.append({self.contract, self.qkv_proj.contract, self.o_proj.contract})
-        return original(self, hidden_states, **kwargs)
-
-    def made_before(**_options):
-        monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
-        return config
-
-    monkeypatch.setattr(modeling_llama.NeuronLlamaAttention, "forward", spy)
-    monkeypatch.setattr(config_module, "NeuronConfig", made_before)
-    model, folder = tiny_llama()
-    app = application(folder)
-    assert contract() == CONTRACTS["0.1"]
-    got = generate(app, PROMPTS[:1], 6)[0].tolist()
-    assert got == reference(model, PROMPTS[0], 6)[0].tolist()
-    assert {frozenset(contracts) for contracts in seen} == {frozenset({CONTRACTS["0.6"]})}
-    saved = json.loads((folder / "compiled" / "neuron_config.json").read_text())
-    assert "contract" not in saved["neuron_config"]
-    assert json.loads((folder / "compiled" / "model.pt").read_text())["nxdi"] == "0.6"
-
-
-def test_layers_get_the_keywords_of_their_version(
-    version, tiny_llama, application, generate, monkeypatch
-):
-    seen = set()
-    original = modeling_llama.NeuronLlamaDecoderLayer.forward
-
-    def spy(self, hidden_states, **kwargs):
-        seen.update(kwargs)
-        return original(self, hidden_states, **kwargs)
-
-    monkeypatch.setattr(modeling_llama.NeuronLlamaDecoderLayer, "forward", spy)
-    _, folder = tiny_llama()
-    generate(application(folder), PROMPTS[:1], 2)
-    always = {
-        "attention_mask",
-        "position_ids",
-        "past_key_value",
-        "active_mask",
-        "adapter_ids",
-        "cos_cache",
-        "sin_cache",
-    }
-    later = {
-        "rotary_position_ids",
-        "tile_q_indices",
-        "tile_block_tables",
-        "tile_masks",
-        "seq_ids",
-        "kv_mgr",
-        "get_kv_per_layer",
-        "update_kv_per_layer",
-        "idx",
-        "is_for_context_encoding",
-        "seq_len",
-        "residual",
-        "active_block_table",
-        "is_for_speculation",
-        "kv_active_mask",
-        "kvcache_buffer",
-        "num_queries",
-        "scatter_index",
-        "local_mask",
-    }
-    assert seen == always | (later if version == "0.6" else set())
-
-
 def test_a_layer_with_the_other_number_of_results_is_refused(
     version, tiny_llama, application, monkeypatch
 ):
@@ -181,14 +100,6 @@ def test_config_fields_come_and_go(version):
     assert OnDeviceSamplingConfig().do_sample == first
 
 
-def test_base_attention_is_built_as_its_version_wants(version):
-    if version == "0.6":
-        with pytest.raises(TypeError, match="needs the config as its first argument"):
-            NeuronAttentionBase()
-    else:
-        assert NeuronAttentionBase(tensor_model_parallel_group=None).qkv_proj is None
-
-
 def test_bucket_rules(version, tiny_llama, application):
     """A prompt as long as a bucket stays in it in 0.1 and moves to the next one in 0.6."""
     _, folder = tiny_llama()
@@ -211,22 +122,6 @@ def test_bucket_rules(version, tiny_llama, application):
     assert by_mask == (16 if version == "0.1" else 48)
 
 
-def test_example_inputs(version, tiny_llama, application):
-    _, folder = tiny_llama()
-    app = application(folder, load=False, batch_size=2)
-    example = app.context_encoding_model.input_generator()[0]
-    assert len(example) == (5 if version == "0.1" else 7)
-    assert [tuple(t.shape) for t in example[:5]] == [(2, 32), (2, 32), (2, 32), (2,), (2, 3)]
-    assert [t.dtype for t in example[:5]] == [torch.int32] * 4 + [torch.float32]
-    decode = app.token_generation_model.input_generator()[0]
-    assert [tuple(t.shape) for t in decode[:5]] == [(2, 1), (2, 48), (2, 1), (2,), (2, 3)]
-
-
-def test_unknown_keywords_are_only_logged(caplog):
-    config_module.NeuronConfig(no_such_option=1)
-    assert "no_such_option" in caplog.text
-
-
 class ReadsAfterwards(NeuronConfig):
     """As the contest's file has it: the base sees the keyword first and leaves it."""
 
@@ -245,18 +140,6 @@ def test_a_keyword_that_a_subclass_reads_is_not_ignored(cls, caplog):
     assert caplog.text == ""
     cls(enable_nki=True, enable_nkl=True)
     assert "['enable_nkl']" in caplog.text
-
-
-@pytest.mark.parametrize(("version", "tp_degree"), crossed(VERSIONS, [2, 1]), indirect=["version"])
-def test_on_device_sampling_with_top_k_1_is_greedy(
-    version, tiny_llama, application, generate, reference, tp_degree
-):
-    """In 0.6 the sampler draws whenever do_sample is set, among one candidate here."""
-    model, folder = tiny_llama()
-    config = {"do_sample": True, "top_k": 1, "global_topk": 64}
-    app = application(folder, tp_degree=tp_degree, on_device_sampling_config=config)
-    got = generate(app, PROMPTS[:1], 8)[0].tolist()
-    assert got == reference(model, PROMPTS[0], 8)[0].tolist()
 
 
 @pytest.mark.parametrize(("release", "damaged"), [("0.1", 0), ("0.6", 4)])

@@ -90,15 +90,3 @@ def test_a_placeholder_without_content_is_no_sdk(tmp_path):
     line, origin = run(f"{REPOSITORY}{os.pathsep}{tmp_path}")
     assert "CPU stand-in" in line
     assert origin.startswith(str(REPOSITORY / "neuron_cpu" / "sdk"))
-
-
-# nki.isa, nki.compiler and the rest as attributes of nki; contributed/pipelined_attention.py
-def test_submodules_are_attributes_of_the_package():
-    script = (
-        "import neuron_cpu; neuron_cpu.ensure_sdk()\n"
-        "from neuronxcc import nki\n"
-        "print(nki.compiler.sbuf, nki.isa.nc_matmul, nki.language.load, nki.typing.tensor)\n"
-    )
-    run = [sys.executable, "-c", script]
-    done = subprocess.run(run, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from neuronx_distributed_inference.utils.accuracy import get_generate_outputs_fr
 from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from harness.session.speculation import Draft, Guessing, Lookup
+from harness.session.speculation import Guessing, Lookup
 from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
@@ -29,14 +29,6 @@ def assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS, s
         error = (got - logits).abs().max() / logits.abs().max()
         assert error < 1e-4, f"row {row}: relative error {error}"
         assert output.sequences[row, width:].tolist() == tokens.tolist()
-
-
-@pytest.mark.parametrize("tp_degree", [1, 2, 4, 8])
-def test_tensor_parallel_degrees(tiny_llama, application, generate, reference, tp_degree):
-    """6 query and 2 key-value heads: replicated at 4, padded as well at 4 and 8."""
-    model, folder = tiny_llama()
-    app = application(folder, batch_size=3, tp_degree=tp_degree)
-    assert_same_as_reference(model, app, generate, reference)
 
 
 @pytest.mark.parametrize(
@@ -110,31 +102,6 @@ def test_model_variants(tiny_llama, application, generate, reference, shape):
     assert_same_as_reference(model, app, generate, reference)
 
 
-def test_thirty_two_decode_steps(tiny_llama, application, generate, reference):
-    model, folder = tiny_llama(num_hidden_layers=3)
-    app = application(folder, seq_len=64)
-    assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=32)
-
-
-@pytest.mark.parametrize("tp_degree", [1, 2])
-def test_inference_mode_outside_changes_nothing(tiny_llama, application, generate, tp_degree):
-    """A driver may generate inside and outside torch.inference_mode, in any order."""
-    _, folder = tiny_llama()
-    app = application(folder, tp_degree=tp_degree)
-    with torch.inference_mode():
-        first = generate(app, PROMPTS[:1], 5)
-    assert torch.equal(generate(app, PROMPTS[:1], 5), first)
-    with torch.inference_mode():
-        assert torch.equal(generate(app, PROMPTS[:1], 5), first)
-
-
-def test_fewer_rows_than_compiled(tiny_llama, application, generate):
-    _, folder = tiny_llama()
-    app = application(folder, batch_size=3)
-    together = generate(app, PROMPTS, STEPS)
-    assert generate(app, PROMPTS[:1], STEPS)[0].tolist() == together[0].tolist()
-
-
 def test_more_rows_than_compiled_are_refused(tiny_llama, application, generate):
     _, folder = tiny_llama()
     app = application(folder, batch_size=2)
@@ -160,33 +127,6 @@ def test_prompt_lookup_gives_the_greedy_tokens_in_fewer_calls(
     got = generate(app, [prompt], 30, adapter=guessing, eos_token_id=unused)
     assert got[0].tolist() == tokens.tolist()
     assert "speculate" in calls
-
-
-@pytest.mark.parametrize(
-    ("version", "seed"),
-    [("0.1", 0), ("0.6", 1)]
-    + [pytest.param(v, s, marks=pytest.mark.full) for v, s in (("0.1", 1), ("0.6", 0))],
-)
-def test_an_assistant_gives_the_greedy_tokens_to_the_end_of_the_cache(
-    tiny_llama, application, generate, reference, monkeypatch, version, seed
-):
-    """The same model guesses all right, four tokens a call; another one nearly all wrong."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    model, folder = tiny_llama()
-    _, draft_folder = tiny_llama(seed=seed)
-    app = application(folder, speculation_length=4, max_context_length=24)
-    draft = application(draft_folder)
-    prompt = [7, 3, 9, 11, 200, 7, 3, 9]
-    tokens, _ = reference(model, prompt, 40)
-    calls = []
-    app.speculation_model.register_forward_hook(lambda *_: calls.append(1))
-    unused = next(token for token in range(208) if token not in tokens)
-    for _ in range(2):  # nothing is left of the first
-        guessing = Guessing(app, Draft(draft))
-        got = generate(app, [prompt], 40, adapter=guessing, eos_token_id=unused)
-        assert got[0].tolist() == tokens.tolist()
-    if seed == 0:
-        assert len(calls) <= 2 * 10
 
 
 def test_plain_decoding_beside_a_speculation_model(
@@ -267,27 +207,6 @@ def test_loops_of_several_tokens_are_the_drivers(tiny_llama, application, genera
             generate(app, PROMPTS[:1], 4, **{name: value})
 
 
-class Collector:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self):
-        self.values, self.ended = [], False
-
-    def put(self, value):
-        self.values.append(value.tolist())
-
-    def end(self):
-        self.ended = True
-
-
-def test_a_streamer_gets_the_prompt_alone_as_over_the_library(tiny_llama, application, generate):
-    _, folder = tiny_llama()
-    app = application(folder)
-    streamer = Collector()
-    generate(app, PROMPTS[:1], 5, streamer=streamer)
-    assert streamer.values == [PROMPTS[:1]] and not streamer.ended
-
-
 @pytest.mark.parametrize("version", ["0.1", "0.6"])
 def test_draws_are_those_of_the_librarys_own_sampler(
     tiny_llama, application, generate, monkeypatch, version
@@ -317,20 +236,6 @@ def test_draws_are_those_of_the_librarys_own_sampler(
         for one in (adapter, HuggingFaceGenerationAdapter(app))
     )
     assert (later != first) == (version == "0.6")  # 0.1 draws both
-
-
-@pytest.mark.parametrize("version", ["0.1", "0.6"])
-def test_generate_names_the_draws_in_0_6(tiny_llama, application, generate, monkeypatch, version):
-    """Whatever `sampling_params` it was given: top_k is that of the generation's configuration."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    _, folder = tiny_llama()
-    config = {"do_sample": True, "dynamic": True, "global_topk": 64}
-    app = application(folder, on_device_sampling_config=config)
-    seen = []
-    app.context_encoding_model.register_forward_pre_hook(lambda _, args: seen.append(args[4]))
-    params = prepare_sampling_params(1, [3], [0.5], [0.25])
-    generate(app, PROMPTS[:1], 2, sampling_params=params, top_k=7)
-    assert seen[0].tolist() == [[3, 0.5, 0.25] if version == "0.1" else [7, 1, 1]]
 
 
 def test_eos_fills_finished_rows_with_padding(tiny_llama, application, generate):
@@ -502,17 +407,6 @@ def test_a_padding_token_inside_the_prompt_does_not_cut_it(
     prompt = [0, 0, 5, 6, 7, 8, 9, 10, 11]
     assert generate(app, [prompt], 4)[0].tolist() == reference(model, prompt, 4)[0].tolist()
     assert "would choose bucket 8 and lose 1 tokens" in caplog.text
-
-
-def test_bf16_stays_near_fp32(tiny_llama, application):
-    """bf16 has 8 significant bits: over two layers logits move by a few percent of the largest."""
-    model, folder = tiny_llama()
-    app = application(folder, tp_degree=2, torch_dtype="bfloat16")
-    ids = torch.tensor(PROMPTS[2:])
-    logits = app(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0, -1]
-    expected = model(ids).logits[0, -1]
-    assert logits.dtype == torch.float32
-    assert (logits - expected).abs().max() / expected.abs().max() < 0.05
 
 
 def test_classes_of_the_libraries_alone_are_refused_in_a_sentence(tiny_llama, application):

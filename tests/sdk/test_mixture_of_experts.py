@@ -60,13 +60,11 @@ def test_logits_equal_hugging_face(options, qwen, generate, reference):
 # and the rows that experts compute
 BLOCKWISE: list[Any] = [
     ("mixtral", 8, 2, 16, 1, 77, "anywhere", 272),
-    ("mixtral", 8, 2, 16, 2, 41, "one", 272),
     ("mixtral", 8, 2, 512, 1, 641, "empty", 5120),
     ("qwen3_moe", 16, 8, 8, 1, 61, "empty", 600),
     ("qwen3_moe", 128, 8, 512, 1, 545, "anywhere", 69632),
     # all experts: fewer choices than a block, and fewer rows than blocks
     ("mixtral", 8, 2, 512, 1, 255, "anywhere", 2040),
-    ("mixtral", 8, 2, 512, 1, 640, "one", 5120),
     ("qwen3_moe", 16, 8, 8, 61, 1, "anywhere", 976),  # a step of tokens
 ]
 
@@ -142,16 +140,6 @@ def experts(capacity_factor=None, glu_mlp=True, **options):
     with rank_context(Group(0, 1)):
         torch.manual_seed(0)
         return ExpertMLPs(4, 2, 8, 6, "silu", glu_mlp, capacity_factor, **options).eval()
-
-
-def test_the_router_chooses_by_logits_and_its_affinities_cover_all_experts():
-    router = RouterTopK(4, 2, 3)
-    router.linear_router.weight.data = torch.tensor(
-        [[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [-1, -1, -1]]
-    )
-    logits, affinities, indices = router(torch.tensor([[3.0, 1, 2], [-5, -1, -2]]))
-    assert indices.tolist() == [[0, 2], [3, 1]] and logits.shape == (2, 4)
-    torch.testing.assert_close(affinities.sum(-1), torch.ones(2))
 
 
 def test_refusals(qwen):

@@ -10,20 +10,16 @@ from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
     ParallelEmbedding,
     RowParallelLinear,
-    SPMDRank,
 )
 from neuronx_distributed.parallel_layers.utils import (
-    divide,
     get_padding_length,
     set_tensor_model_parallel_attributes,
 )
-from neuronx_distributed.quantised import QuantizationType
 from neuronx_distributed.trace.trace import (
     create_local_weight,
     get_sharded_checkpoint,
     preprocess_checkpoint,
 )
-from neuronx_distributed_inference.modules.attention.utils import transpose_parallel_linear_layer
 from torch import nn
 
 from neuron_cpu.errors import CheckpointError, CompileError
@@ -145,59 +141,6 @@ def test_embedding(degree, across_embedding, spmd_rank):
         torch.testing.assert_close(result, expected)
 
 
-@pytest.mark.parametrize("degree", [2, 8])
-def test_rank_tensor(degree):
-    class Rank(SPMDRank):
-        def forward(self, _):
-            return self.get_rank()
-
-    got = run_sharded(
-        degree,
-        lambda: Rank(degree),
-        {"layer.rank": torch.arange(degree, dtype=torch.int32)},
-        torch.zeros(1),
-    )
-    assert [tensor.tolist() for tensor in got] == [[rank] for rank in range(degree)]
-
-
-@pytest.mark.parametrize("degree", [1, 2, 4])
-def test_transposed_weight_is_sharded_along_the_other_dimension(degree):
-    x, weight = tensors((3, 6), (16, 6))
-
-    class Kernel(ColumnParallelLinear):
-        """Reads its weight as (K, N/tp), the layout of a moving operand."""
-
-        def __init__(self):
-            super().__init__(6, 16, bias=False, gather_output=False)
-            self.weight = transpose_parallel_linear_layer(self.weight)
-
-        def forward(self, x):
-            assert self.weight.shape == (6, 16 // degree)
-            return x @ self.weight
-
-    got = run_sharded(degree, Kernel, {"layer.weight": weight}, x)
-    torch.testing.assert_close(torch.cat(got, dim=-1), F.linear(x, weight))
-
-
-def test_transposed_weights_of_two_models_do_not_mix():
-    """The SDK caches transposed tensors by prefix for the whole process; the stand-in does not."""
-    with_prefix = {}
-    for seed in (0, 1):
-        (weight,) = tensors((4, 6), seed=seed)
-        parameter = transpose_parallel_linear_layer(
-            _tagged(nn.Parameter(torch.empty(4, 6), requires_grad=False))
-        )
-        with_prefix[seed] = parameter.get_tensor_from_state_dict("a.", {"a.weight": weight})
-        assert torch.equal(with_prefix[seed], weight.T)
-    assert not torch.equal(with_prefix[0], with_prefix[1])
-
-
-def _tagged(parameter):
-    parameter.partition_dim, parameter.tensor_model_parallel = 0, True
-    parameter.num_partitions, parameter.partition_stride = 1, 1
-    return parameter
-
-
 def test_wrong_shape_names_the_tensor_and_both_shapes():
     pool = RankPool(2)
 
@@ -217,37 +160,12 @@ def test_strided_shards_interleave():
     assert create_local_weight(1, 2, full, 0, 4, stride=2).T.tolist() == [[2, 3, 6, 7]]
 
 
-def test_bare_parameters_are_replicated_and_unknown_keys_dropped():
-    class Norm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(3))
-
-    model = Holder(Norm())
-    checkpoint = {"layer.weight": torch.ones(3), "layer.other": torch.ones(1)}
-    unused = preprocess_checkpoint(model, checkpoint)
-    assert unused == ["layer.other"]
-    local, missing = get_sharded_checkpoint(checkpoint, model, 1, 2)
-    assert local["layer.weight"].tolist() == [1, 1, 1]
-    assert missing == []
-
-
 def test_padding_refuses_training():
     pool = RankPool(1)
     layer = pool.run([lambda: ColumnParallelLinear(4, 4, pad=True)])[0]
     assert layer.training
     with pytest.raises(RuntimeError, match="call eval"):
         pool.run([lambda: layer(torch.ones(1, 4))])
-
-
-def test_quantised_names():
-    assert QuantizationType("per_channel_symmetric") is QuantizationType.PER_CHANNEL_SYMMETRIC
-
-
-def test_divide():
-    assert divide(12, 4) == 3
-    with pytest.raises(AssertionError, match="13 is not divisible by 4"):
-        divide(13, 4)
 
 
 def test_unknown_keywords_are_refused_and_later_ones_accepted():

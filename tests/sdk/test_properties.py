@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
-import pytest
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -109,26 +105,3 @@ def test_every_padding_and_bucket_of_one_prompt(tiny_llama, application, generat
         prompt = list(range(3, 3 + length))
         tokens, _ = reference(model, prompt, 3)
         assert generate(app, [prompt], 3)[0].tolist() == tokens.tolist()
-
-
-@pytest.mark.parametrize("batch", [1, 5, 8])
-def test_batches(tiny_llama, application, generate, reference, batch):
-    model, folder = tiny_llama()
-    app = application(folder, batch_size=batch, tp_degree=2)
-    prompts = [list(range(3 + row, 6 + 2 * row)) for row in range(batch)]
-    got = generate(app, prompts, 6)
-    for row, prompt in enumerate(prompts):
-        assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
-
-
-def test_two_compiled_folders_agree(tiny_llama, application):
-    """The same checkpoint compiled into two folders gives bit-equal logits."""
-    _, folder = tiny_llama()
-    ids = torch.tensor([[5, 6, 7, 8]])
-    positions = torch.arange(4)[None]
-    first = application(folder, tp_degree=2, torch_dtype="bfloat16")
-    expected = first(input_ids=ids, position_ids=positions).logits
-    with tempfile.TemporaryDirectory() as other:
-        first.compile(Path(other) / "compiled")
-        first.load(Path(other) / "compiled")
-        assert torch.equal(first(input_ids=ids, position_ids=positions).logits, expected)

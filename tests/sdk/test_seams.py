@@ -70,9 +70,3 @@ def test_caches_are_fp8_where_the_release_makes_them_so(version, given, stored, 
         hidden_size=32,
     )
     assert KVCacheManager(config, num_kv_head=2).past_key_values[0].dtype == stored
-
-
-def test_layers_of_experts_get_what_0_9_adds(monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
-    later = {"padding_mask": None, "windowed_context_encoding_window_idx": -1}
-    assert later.items() <= MoENeuronConfig().contract.layer_inputs.items()

@@ -39,17 +39,6 @@ def causal(q, k, v, scale):
     return out
 
 
-@nki.jit
-def without_mask(q, k, v, scale):
-    """The same, but every token sees all of them."""
-    heads, d, s = q.shape
-    out = nl.ndarray((heads, s, d), dtype=q.dtype, buffer=nl.shared_hbm)
-    for h in nl.affine_range(heads):
-        scores = nl.matmul(nl.load(q[h]), nl.load(k[h]), transpose_x=True) * scale
-        nl.store(out[h], nl.matmul(nl.softmax(scores, axis=1), nl.load(v[h])))
-    return out
-
-
 def adapter(kernel: Any) -> Any:
     """transformers' signature around a kernel: heads before tokens in, tokens before heads out."""
 
@@ -146,14 +135,6 @@ def check_profile(part: dict[str, Any], calls: int, kernel: bool) -> None:
         program = causal.trace(*map(torch.zeros, shapes), WIDTH**-0.5)
         alone = profiles.profile(schedule(program)).time_ns + cost.Overheads().kernel_ns
         assert own[0]["time_ns"] == pytest.approx(calls * LAYERS * alone)
-
-
-def test_a_kernel_without_its_mask_is_far_off(reference: Any) -> None:
-    model, ids, expected = reference
-    AttentionInterface.register("without mask of the talk", adapter(without_mask))
-    model.model.config._attn_implementation = "without mask of the talk"
-    mse, cosine = apart(torch_neuronx.trace(model, ids)(ids), expected)
-    assert mse > 1e-4 and cosine < 0.999
 
 
 def test_a_report_of_a_trace_that_reads_values_names_them(tmp_path: Path) -> None:

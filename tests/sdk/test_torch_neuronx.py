@@ -8,9 +8,8 @@ import neuronxcc.nki.language as nl
 import pytest
 import torch
 from google.protobuf import message_factory
-from torch_neuronx.proto.metaneff_pb2 import MetaTensor
 from torch_neuronx.pyhlo import hlo_pb2, messages
-from torch_neuronx.testing.validation import DEFAULT_TOLERANCE_MAP, logit_validation
+from torch_neuronx.testing.validation import logit_validation
 from torch_neuronx.xla_impl.ops import Argmax, RmsNorm, TopK, nki_jit
 
 from neuron_cpu.core import observe_kernel_calls
@@ -64,15 +63,6 @@ def test_graph_messages_have_the_public_field_numbers():
     assert module.SerializeToString() == (
         b"\x0a\x01m" + b"\x1a" + bytes([len(middle)]) + middle + b"\x28\x07"
     )
-
-
-def test_unknown_fields_are_carried():
-    """A graph of the real compiler has many more fields; they parse and survive."""
-    data = hlo_pb2.HloModuleProto(name="m").SerializeToString() + b"\x92\x03\x03abc"  # field 50
-    module = hlo_pb2.HloModuleProto()
-    module.ParseFromString(data)
-    assert module.name == "m"
-    assert module.SerializeToString() == data
 
 
 def doubling(a_hbm, out_hbm, factor=2.0):
@@ -135,17 +125,6 @@ def validate(change, **options):
     passed, results, status = logit_validation(INPUT, generate, expected, **options)
     assert len(results) == STEPS
     return passed, calls, status
-
-
-def test_equal_logits_pass_in_one_call():
-    passed, calls, status = validate(None)
-    assert passed
-    assert calls == [2]
-    assert "Every position passed" in status
-
-
-def test_a_constant_shift_is_forgiven():
-    assert validate(lambda _, logits: logits + 3.0)[0]
 
 
 @pytest.mark.parametrize(("error", "passes"), [(0.008, True), (0.02, False)])
@@ -214,15 +193,6 @@ def test_infinite_entries_are_left_out():
     assert validate(change)[0]
 
 
-def test_default_tolerances():
-    assert DEFAULT_TOLERANCE_MAP == {
-        5: (1e-5, 0.01),
-        50: (1e-5, 0.02),
-        1000: (1e-5, 0.03),
-        None: (1e-5, 0.05),
-    }
-
-
 def test_generate_fn_must_return_something():
     with pytest.raises(ValueError, match="returned no logits for an input of 2 tokens"):
         logit_validation(INPUT, lambda _: torch.zeros(0, 2, 4), rollout(INPUT, 3))
@@ -235,13 +205,6 @@ def test_tensors_that_are_close_by_the_names_that_nxdi_reads():
     near = neuron_allclose(expected + 0.05, expected, rtol=0.01, atol=0.0)
     assert near.allclose and near.max_rel_error == pytest.approx(0.005, rel=1e-3)
     assert not neuron_allclose(expected + 1, expected).allclose
-
-
-def test_fields_of_an_input_of_a_graph_keep_apart():
-    tensor = MetaTensor(name=b"x", shape=[2, 3], data_type=5, type=1, checkpoint_key=b"y")
-    read = MetaTensor()
-    read.ParseFromString(tensor.SerializeToString())
-    assert (read.data_type, read.type, list(read.shape)) == (5, 1, [2, 3])
 
 
 def test_a_report_shows_the_error_as_it_is_judged():

@@ -88,15 +88,6 @@ def test_a_traced_module_is_saved_and_loaded(traced, image, tmp_path, monkeypatc
     assert_same(torch.load("out.pt"), expected)
 
 
-def test_kernels_are_part_of_the_file(image, tmp_path):
-    model = Model(kernel=True).eval()
-    neuron = torch_neuronx.trace(model, image)
-    torch.jit.save(neuron, tmp_path / "model.pt")
-    got = torch.jit.load(tmp_path / "model.pt")(image)
-    torch.testing.assert_close(got["more"][1], 2 * got["map"].flatten(0, 2))
-    assert_same(got, model(image))
-
-
 def test_what_reads_values_is_no_graph(tmp_path):
     def forward(x):
         return x + 1 if x.sum() > 0 else x
@@ -126,7 +117,7 @@ def cut(content: bytes, kept: float) -> bytes:
     return content[: int(kept * len(content)) if kept < 1 else int(kept)]
 
 
-@pytest.mark.parametrize("kept", [0, 10, 20, 200, 0.5, 0.99])
+@pytest.mark.parametrize("kept", [0, 20, 0.5])
 @pytest.mark.parametrize("kind", ["traced", "TorchScript", "NxD's"])
 def test_a_file_that_is_cut_short_is_told(traced, tmp_path, kind, kept):
     path = tmp_path / "model.pt"
@@ -146,11 +137,6 @@ def test_files_from_elsewhere_are_told(tmp_path):
         path.write_bytes(content)
         with pytest.raises(StandInError, match=r"cannot be read \(.*\), expected a whole file of"):
             torch.jit.load(path)
-
-
-def test_torchscript_is_loaded_as_before(tmp_path):
-    torch.jit.save(torch.jit.script(nn.Linear(2, 3)), tmp_path / "plain.pt")
-    assert torch.jit.load(tmp_path / "plain.pt")(torch.zeros(1, 2)).shape == (1, 3)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])

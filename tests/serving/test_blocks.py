@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.serving.blocks import BlockPool
-from harness.serving.scheduler import End, QueueFull, Scheduler
+from harness.serving.scheduler import End, Scheduler
 from tests.serving.parts import LINES, SIZE, Cache, answer_to, refusal
 from tests.serving.test_scheduler import answer, heard
 from tests.serving.test_serve import Served, asked, text
@@ -75,34 +75,6 @@ def test_a_prefix_that_others_have_cached_is_not_computed_again(prompt, found):
     run(cache, test, pool)
 
 
-def test_two_at_once_share_what_the_first_has_computed():
-    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
-
-    async def test(scheduler: Scheduler) -> None:
-        both = [answer(*SYSTEM, 5, most=3), answer(*SYSTEM, 6, most=3)]
-        scheduler.submit(both)
-        for one in both:
-            assert await heard(one) == (answer_to(one.ids, 3), End("length"))
-        assert [n for name, n in cache.calls if name == "prefill"] == [10, 2]
-
-    run(cache, test, pool)
-
-
-def test_a_conversation_goes_on_behind_its_own_answer():
-    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
-
-    async def test(scheduler: Scheduler) -> None:
-        first = answer(*SYSTEM, most=8)
-        scheduler.submit([first])
-        said, _ = await heard(first)
-        again = answer(*SYSTEM, *said, 50, most=2)
-        scheduler.submit([again])
-        assert await heard(again) == (answer_to(again.ids, 2), End("length"))
-        assert cache.calls[-2] == ("prefill", 2)  # 16 of 18 tokens are whole blocks
-
-    run(cache, test, pool)
-
-
 @pytest.mark.parametrize("most", [3, 4])
 def test_a_block_counts_as_cached_with_its_last_key_and_not_before(most):
     """The newest token of an answer has no key yet: 9 + 3 tokens fill three blocks but for one."""
@@ -119,23 +91,6 @@ def test_a_block_counts_as_cached_with_its_last_key_and_not_before(most):
         assert pool.found - before == (8 if most == 3 else 12)
 
     assert len(SYSTEM) == 9
-    run(cache, test, pool)
-
-
-def test_where_blocks_are_short_answers_wait_in_order_and_none_is_wrong():
-    """Each takes 3 of 6 blocks, so two run at once; the queue is bounded as ever."""
-    cache, pool = Cache(), BlockPool(6, SIZE, True)
-
-    async def test(scheduler: Scheduler) -> None:
-        asked_ = [answer(n, n + 1, n + 2, most=9) for n in range(10, 17)]
-        scheduler.submit(asked_)
-        await asyncio.sleep(0.05)
-        with pytest.raises(QueueFull):
-            scheduler.submit([answer(5, 6) for _ in range(12)])
-        for one in asked_:
-            assert await heard(one) == (answer_to(one.ids, 9), End("length"))
-        assert max(n for name, n in cache.calls if name == "decode") == 2
-
     run(cache, test, pool)
 
 
@@ -163,19 +118,6 @@ def test_adapters_share_nothing():
     lease = pool.take([1, 2, 3, 4, 5], 3, 1)
     pool.fill(lease, [1, 2, 3, 4, 5])
     assert [pool.take([1, 2, 3, 4, 5], 3, adapter).computed for adapter in (0, 1, 2)] == [0, 4, 0]
-
-
-def test_a_client_that_leaves_gives_its_blocks_back():
-    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
-
-    async def test(scheduler: Scheduler) -> None:
-        gone, stays = answer(*SYSTEM, most=20), answer(*SYSTEM, 6, most=9)
-        scheduler.submit([gone, stays])
-        assert await gone.events.get() == answer_to(gone.ids, 1)[0]
-        scheduler.leave(gone)
-        assert await heard(stays) == (answer_to(stays.ids, 9), End("length"))
-
-    run(cache, test, pool)
 
 
 def test_behind_a_failure_nothing_is_believed_of_the_cache():

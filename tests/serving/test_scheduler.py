@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.serving import scheduler as scheduling
-from harness.serving.scheduler import Answer, Draining, End, QueueFull, Scheduler
+from harness.serving.scheduler import Answer, End, QueueFull, Scheduler
 from tests.serving.parts import LINES, Echo, answer_to, refusal
 
 
@@ -142,19 +140,6 @@ def test_a_recovery_that_fails_costs_the_next_answer():
     run(lines, test)
 
 
-def test_draining_finishes_what_was_accepted_and_takes_nothing_new():
-    async def test(scheduler: Scheduler) -> None:
-        asked = [answer(n, 5) for n in range(1, LINES + 3)]
-        scheduler.submit(asked)
-        scheduler.drain()
-        with pytest.raises(Draining):
-            scheduler.submit([answer(1, 2)])
-        for one in asked:
-            assert (await heard(one))[0] == answer_to(one.ids, 4)
-
-    run(Echo(), test)
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(
@@ -180,19 +165,3 @@ def test_whoever_comes_and_goes_each_gets_its_own_answer(visits):
         await asyncio.gather(*(visit(scheduler, *one) for one in visits))
 
     run(Echo(), test, waiting=12)
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_a_process_that_lives_forgets_its_lines_and_one_that_ended_is_started_anew(
-    ended: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-    fields: dict[str, Any] = {"session": "session", "role": "role", "worker": SimpleNamespace()}
-    loaded: Any = SimpleNamespace(**fields)
-    loaded.worker.ended = ended
-    loaded.call = lambda name, what: called.append(name) or SimpleNamespace(body=None)
-    monkeypatch.setattr(
-        scheduling, "build", lambda session, role: called.append(f"{session} {role}")
-    )
-    scheduling.LoadedLines(loaded).recover()
-    assert called == ["session role" if ended else "harness.session.slots:forget"]

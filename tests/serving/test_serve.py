@@ -6,8 +6,6 @@ import concurrent.futures
 import json
 import os
 import random
-import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,8 +21,6 @@ from harness.modes import serve
 from tests.adapters import ATTENTION, as_peft, write_adapter
 from tests.conftest import REPOSITORY
 from tests.serving.parts import Address, Running
-
-CURL, WRK = shutil.which("curl"), shutil.which("wrk")
 
 
 class Served(Running):
@@ -159,46 +155,6 @@ def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch, ker
     assert found == expected and len(set(found)) == 6
 
 
-@pytest.mark.skipif(CURL is None, reason="no curl on the path")
-def test_curl(served):
-    command = [CURL, "-sN", served.url + "/v1/completions", "-H", "Content-Type: application/json"]
-    done = subprocess.run(
-        [*command, "-d", json.dumps(asked("hello", 3, stream=True))],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.endswith("data: [DONE]\n\n") and done.stdout.count("data: {") >= 2
-
-
-LUA = """
-wrk.method = "POST"
-wrk.headers["Content-Type"] = "application/json"
-local asked = 0
-request = function()
-  asked = asked + 1
-  local body = '{"model": "tiny", "max_tokens": 2, "prompt": "%s"}'
-  return wrk.format(nil, nil, nil, body:format(string.rep("word ", 1 + asked % 7)))
-end
-"""
-
-
-@pytest.mark.skipif(WRK is None, reason="no wrk on the path")
-def test_a_load_generator(served, tmp_path):
-    """Two seconds of eight connections, each with its next request once one is answered."""
-    script = tmp_path / "post.lua"
-    script.write_text(LUA)
-    command = [WRK, "-t1", "-c8", "-d2s", "--timeout", "30s", "-s", str(script)]
-    done = subprocess.run(
-        [*command, served.url + "/v1/completions"], capture_output=True, text=True, timeout=60
-    )
-    answered = re.search(r"(\d+) requests in", done.stdout)
-    assert answered is not None and int(answered[1]) > 0, done.stdout
-    assert "Non-2xx" not in done.stdout and "Socket errors" not in done.stdout, done.stdout
-    Running.until(lambda: "nki_running 0.0" in served.ask("/metrics")[1])
-
-
 def test_a_killed_process_costs_what_was_in_flight_and_nothing_else(served):
     before = text(served, asked("hello", 4))
     with served.connection() as client:
@@ -325,12 +281,3 @@ def test_a_signal_drains_and_a_kill_leaves_no_lock(tiny_model, cache):
             client.completions.create(model="tiny", prompt="hello")
     assert second.wait(60) == 0
     second.communicate()
-
-
-@pytest.mark.full
-def test_a_second_signal_ends_at_once_and_quietly(tiny_model, cache):
-    process, _ = start(tiny_model, cache)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGTERM)  # two of a kind could arrive as one
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 0 and "Traceback" not in told and "Error" not in told

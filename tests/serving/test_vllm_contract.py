@@ -173,21 +173,6 @@ def test_vllm_s_calls_give_each_request_its_text(
     assert again.tokens[1] == reference(PROMPTS[0], 1)
 
 
-@pytest.mark.parametrize("version", ["0.6"])
-def test_a_row_that_is_drawn_leaves_its_neighbours_greedy(folder, reference, monkeypatch, version):
-    """Parameters are a row each: temperature 0 comes as top_k 1, top_k -1 as the most there is."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    runner = Runner(load(folder, True), True)
-    runner.sampling[1] = torch.tensor([[256.0, 1.0, 50.0]])
-    for slot, prompt in enumerate(PROMPTS[:SLOTS]):
-        runner.prefill(slot, prompt)
-    for _ in range(TOKENS):
-        runner.step()
-    texts = [reference(prompt, TOKENS + 1) for prompt in PROMPTS[:SLOTS]]
-    same = [runner.tokens[slot] == text for slot, text in enumerate(texts)]
-    assert same == [True, False, True]
-
-
 @pytest.mark.libraries
 def test_adapters_are_numbers_a_row(folder, monkeypatch, tmp_path):
     """Checkpoints by name, static: the number of one is its place, 0 is the model itself."""
