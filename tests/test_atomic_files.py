@@ -58,11 +58,6 @@ def test_full_disk_is_one_sentence(error: Exception, tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_other_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), files.atomic_folder(tmp_path / "t"):
-        (tmp_path / "nowhere").read_text()
-
-
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     finished = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"],
@@ -77,38 +72,6 @@ def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
     with files.atomic_folder(tmp_path / "t"):
         pass
     assert not dead.exists() and alive.exists()
-
-
-def test_text_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "report.json"
-    files.write_text_atomically(path, "one\n")
-    files.write_text_atomically(path, "zwei ü\n")
-    assert path.read_text(encoding="utf-8") == "zwei ü\n" and names(tmp_path) == ["report.json"]
-
-
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UnwritableError), files.atomic_folder(tmp_path / "file" / "t"):
-        pass
-    with pytest.raises(UnwritableError, match="Cannot write .*; free space there or name"):
-        files.write_text_atomically(tmp_path / "file" / "t", "x")
-
-
-def test_readers_see_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    """What is open stays as it was: the new content is a new file, not a rewritten one."""
-    path = tmp_path / "report.json"
-    files.write_text_atomically(path, "old")
-    with path.open() as reader:
-        files.write_text_atomically(path, "new, and longer")
-        assert reader.read() == "old"
-    assert path.read_text() == "new, and longer"
-
-
-def test_a_folder_is_renamed_not_copied(tmp_path: Path) -> None:
-    with files.atomic_folder(tmp_path / "t") as unfinished:
-        (unfinished / "x").write_text("1")
-        made = os.stat(unfinished).st_ino, os.stat(unfinished / "x").st_ino
-    assert (os.stat(tmp_path / "t").st_ino, os.stat(tmp_path / "t" / "x").st_ino) == made
 
 
 def test_the_old_folder_comes_back_where_the_rename_fails(tmp_path: Path, monkeypatch) -> None:
@@ -255,9 +218,9 @@ os.mkdir("x/closed")
 open("x/closed/file", "w").close()
 os.chmod("x/closed", 0)
 os.chdir("x")
-for _ in range(3000):
-    os.mkdir("d")
-    os.chdir("d")
+for _ in range(1100):
+    os.mkdir("deep")
+    os.chdir("deep")
 files.remove_tree(files.Path(sys.argv[1]) / "x")
 assert os.listdir(sys.argv[1]) == [], os.listdir(sys.argv[1])
 """

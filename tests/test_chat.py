@@ -93,14 +93,6 @@ def test_refused_lines_leave_the_others_and_show_in_the_status(chat: Callable) -
     assert done.stdout == chat(b"one", *lengths).stdout  # no last newline, one answer
 
 
-def test_the_oldest_turns_are_forgotten_and_that_is_told(chat: Callable) -> None:
-    done = chat(b"abcdefghijkl\n" * 4, "--seq-len", "64", "--max-new-tokens", "6")
-    assert done.returncode == 0, done.stderr
-    # turns of 20 tokens, and a question of 14 more: with the third one 54 of 58
-    assert done.stderr.count("Forgotten to make room in --seq-len 64: the oldest 1 turn.") == 1
-    assert len(done.stdout) >= 4
-
-
 def conversation(seq_len: int = 40, new: int | None = None, **changes: object) -> Conversation:
     words = SimpleNamespace(
         chat_template="x",
@@ -138,16 +130,6 @@ def test_prompts_leave_room_for_an_answer() -> None:
         talk.ask("x" * 30)
 
 
-def test_a_refused_question_forgets_nothing() -> None:
-    talk = conversation()
-    talk.remember("a", "b")
-    with pytest.raises(UserError):
-        talk.ask("x" * 50)
-    assert talk.turns == 1
-    talk.reset()
-    assert bytes(talk.ask("c")[0]) == b"uc"
-
-
 def test_the_system_prompt_is_never_forgotten() -> None:
     talk = conversation(system="0123456789")
     for _ in range(5):
@@ -160,12 +142,6 @@ def test_the_system_prompt_is_never_forgotten() -> None:
 def test_a_cache_without_room_is_refused_before_anything_compiles(changes: dict) -> None:
     with pytest.raises(UserError, match="--seq-len 40 is too short to chat"):
         conversation(**changes)
-
-
-def test_prefill_bounds_prompts_that_are_padded_on_the_left() -> None:
-    talk = conversation(takes_chunks=False, max_context_length=10)
-    with pytest.raises(UserError, match="at most 10"):
-        talk.ask("x" * 10)
 
 
 REFUSALS = {

@@ -154,11 +154,6 @@ def test_diff_of_a_checkpoint_with_nan_says_so(
     assert told in done.stdout
 
 
-def test_diff_sees_no_error_in_a_kernel_that_changes_nothing(run: Callable) -> None:
-    done = run("diff", SCALED.replace("FACTOR", "1.0"))
-    assert done.returncode == 0, done.stderr
-
-
 def test_preflight_passes_the_submission(run: Callable) -> None:
     done = run("preflight")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -171,19 +166,19 @@ def test_preflight_passes_the_submission(run: Callable) -> None:
     [
         (SCALED.replace("FACTOR", "1.5"), "[FAILED] accurate"),
         (SCALED.replace("FACTOR", "1.0"), "[FAILED] NKI share"),
-        (SCALED.replace("FACTOR", "1.0").replace("nl.multiply(", "nl.nothing("), "[FAILED] comp"),
-        ("from neuron_cpu import core\n" + SCALED.replace("FACTOR", "1.0"), "[FAILED] stands"),
-        (LOOPED.replace("BODY", "pass").replace("BEHIND", "k"), "a device's compiler refuses it: "),
+        pytest.param(
+            SCALED.replace("FACTOR", "1.0").replace("nl.multiply(", "nl.nothing("),
+            "[FAILED] comp",
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            LOOPED.replace("BODY", "pass").replace("BEHIND", "k"),
+            "a device's compiler refuses it: ",
+            marks=pytest.mark.full,
+        ),
         (LOOPED.replace("BODY", "n = n + 1").replace("BEHIND", "n"), "[sim_loop_rebinding]"),
     ],
-    ids=[
-        "inaccurate",
-        "no product in a kernel",
-        "does not trace",
-        "imports the repository",
-        "refused",
-        "unproven",
-    ],
+    ids=["inaccurate", "no product in a kernel", "does not trace", "refused", "unproven"],
 )
 def test_preflight_fails_what_must_not_be_uploaded(run: Callable, text: str, failed: str) -> None:
     done = run("preflight", text)

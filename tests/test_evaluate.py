@@ -163,6 +163,7 @@ def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Pat
         assert report["estimated"][name]["throughput"] > 0
 
 
+@pytest.mark.full
 def test_the_estimate_of_look_ahead_counts_the_calls_of_a_whole_run(
     run: Callable, tmp_path: Path
 ) -> None:
@@ -179,29 +180,6 @@ def test_the_estimate_of_look_ahead_counts_the_calls_of_a_whole_run(
     assert spoken["method"] == "look-ahead" and spoken["tokens"] == reports[0]["new_tokens"] - 1
     assert sum(spoken["accepted"]) + spoken["calls"] == spoken["tokens"]
     assert reports[0]["plain_ms"] > 0
-
-
-def test_evaluate_without_kernels_has_no_nki_share(run: Callable, submission: Callable) -> None:
-    baseline = ("--base-latency", "100", "--base-throughput", "200")
-    done = run(
-        *["main.py", "--mode", "evaluate", "--llama"],
-        submission(BASELINE),
-        "--prompt",
-        "hi there",
-        *baseline,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "NKI share of MACs: 0.0000, by use 0.0000" in done.stdout
-    assert "cost model / given" in done.stdout
-
-
-def test_evaluate_counts_a_raising_submission_as_failed(
-    run: Callable, submission: Callable, tmp_path: Path
-) -> None:
-    done = run("main.py", "--mode", "evaluate", "--llama", submission(RAISES), "--prompt", "hello")
-    assert done.returncode == 1, done.stderr
-    assert "Failed: " in done.stdout and "line 7, raised RuntimeError: boom on data" in done.stdout
-    assert "Traceback" not in done.stderr and not (tmp_path / "benchmark_report.json").exists()
 
 
 def test_on_device_sampling_has_no_logits_to_check(run: Callable) -> None:
@@ -248,6 +226,7 @@ def test_one_failing_prompt_does_not_end_the_run(
     assert report["totals"]["failed"] == 2 and report["totals"]["total_score"] is None
 
 
+@pytest.mark.full  # tests/harness/modes/test_evaluate_all.py resumes an interrupted one
 def test_a_killed_run_is_resumed_without_loss_or_repetition(
     run: Callable, tiny_model: Path, cache: str, tmp_path: Path
 ) -> None:
@@ -330,9 +309,7 @@ NOT_FINITE = BASELINE + (
 )
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param("validate", marks=pytest.mark.full), "evaluate", "preflight"]
-)
+@pytest.mark.parametrize("mode", ["evaluate", "preflight"])
 def test_nan_in_a_submission_is_a_finding(mode: str, run: Callable, submission: Callable) -> None:
     nki = ["--enable-nki"] if mode == "preflight" else []
     entry = submission(NOT_FINITE)
@@ -407,10 +384,3 @@ def test_every_row_position_and_bucket_counts(
     done = run("main.py", *room, *asked, "--llama", path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
-
-
-def test_calls_of_chunks_are_no_look_ahead(run: Callable, submission: Callable) -> None:
-    prompt = ["--prompt", "a b c d e f g h " * 6, *CHUNKS]
-    path = submission(FORWARD.format(""))
-    done = run("main.py", "--seq-len", "128", "--mode", "evaluate", *prompt, "--llama", path)
-    assert done.returncode == 0, done.stdout + done.stderr

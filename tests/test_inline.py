@@ -72,17 +72,3 @@ def test_what_is_wrong_is_told(monkeypatch) -> None:
     assert "refused" in str(refused) and "err_num_partition_exceed_arch_limit" in str(refused)
     beside = doubled.profile("64x8:bf16", baseline=doubled_before)
     assert "doubled_before" in beside.page
-
-
-def test_kernels_and_tiles_say_what_they_are(monkeypatch) -> None:
-    assert repr(doubled) == "<nki kernel doubled(x, factor=2.0)>"
-    assert repr(doubled[2]) == "<nki kernel doubled[2](x, factor=2.0)>"
-    assert repr(doubled_before) == "<neuronxcc.nki kernel doubled_before(x, factor=2.0)>"
-    traced = repr(doubled.trace(np.ones((128, 64), np.float32)))
-    assert traced.startswith("<doubled for gen") and "from x (128, 64) float32 to " in traced
-    doubled.trace(torch.empty(32, 4, device="meta"))
-    assert SAID[-1].startswith("<tile (32, 4) float32 in sbuf, 32 partitions, made at ")
-    assert SAID[-1].endswith("print(tile) shows values with NKI_CPU_EAGER=1>")
-    monkeypatch.setenv("NKI_CPU_EAGER", "1")
-    doubled(torch.ones(4, 2))
-    assert "NKI_CPU_EAGER" not in SAID[-1]

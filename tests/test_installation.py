@@ -138,24 +138,6 @@ def test_pytest_finds_the_plugin(installed: Path) -> None:
     assert "the CPU stand-in" in done.stdout and "first wrong element: (0, 0)" in done.stdout
 
 
-def test_scripts_and_modules_are_found_as_python_finds_them(installed: Path) -> None:
-    work = installed.parents[1] / "work"
-    (work / "below").mkdir()
-    script = "import importlib.util, sys\nprint(sys.argv, sys.path[0])\n"
-    script += "print(importlib.util.find_spec('neuronxcc').origin)\n"
-    script += f"print({str(installed)!r} in sys.path)"
-    (work / "below" / "script.py").write_text(script)
-    done = command(installed / "neuron_cpu", "run", "below/script.py", "--mode", "x", cwd=work)
-    assert done.returncode == 0, done.stderr
-    arguments, origin, launcher = done.stdout.splitlines()
-    own = ["below/script.py", "--mode", "x"]
-    assert arguments == f"{own} {(work / 'below').resolve()}" and launcher == "False"
-    assert Path(origin).is_relative_to(installed.parent)
-    module = command(installed / "neuron_cpu", "run", "-m", "below.script", "y", cwd=work)
-    assert module.returncode == 0, module.stderr
-    assert module.stdout.splitlines()[0].endswith(f"'y'] {work.resolve()}")
-
-
 def test_install_after_another_sdk_is_refused() -> None:
     code = (
         "import sys, types; sys.modules['neuronxcc'] = m = types.ModuleType('neuronxcc');"

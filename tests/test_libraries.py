@@ -63,16 +63,6 @@ def test_a_changed_file_changes_the_identity(fake, monkeypatch):
     assert libraries.find().identity() != before
 
 
-def test_installed_packages_are_found_unasked_and_none_asks_for_the_imitation(fake, monkeypatch):
-    root = fake.make()
-    places = [str(path) for path in sorted(root.glob("*/src"))]
-    monkeypatch.setattr(sys, "path", [*places, *sys.path])
-    found = libraries.find(neuron_cpu.ROOTS)
-    assert found.places == () and found.nxdi == "0.6.0"
-    monkeypatch.setenv(libraries.VARIABLE, libraries.NONE)
-    assert libraries.find(neuron_cpu.ROOTS) is None
-
-
 def test_without_them_the_imitation_is_used(fake, monkeypatch):
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in neuron_cpu.ROOTS])
     assert libraries.find(neuron_cpu.ROOTS) is None
@@ -122,12 +112,10 @@ NO_VERSION = r"_version\.py names no version, expected one such as 0\.6\.0"
     [
         (lambda path: path.write_bytes(b""), NO_VERSION),
         (lambda path: path.write_bytes(b"\x8f\x00version = 1"), NO_VERSION),
-        (lambda path: path.write_text("__version__ = version_of_git()"), NO_VERSION),
         (lambda path: path.unlink(), r"has no neuronx_distributed,"),
-        (lambda path: (path.unlink(), path.mkdir()), r"has no neuronx_distributed,"),
         (lambda path: (path.unlink(), path.symlink_to(path)), r"has no neuronx_distributed,"),
     ],
-    ids=["empty", "bytes", "an archive of git", "none", "a folder", "a link to itself"],
+    ids=["empty", "bytes", "none", "a link to itself"],
 )
 def test_a_checkout_without_a_version_is_refused(fake, monkeypatch, spoiled, message):
     root = fake.make()
@@ -137,7 +125,7 @@ def test_a_checkout_without_a_version_is_refused(fake, monkeypatch, spoiled, mes
         libraries.find()
 
 
-@pytest.mark.parametrize("kind", ["file", "empty", "nowhere", "loop", "nested", "x" * 5000, "[a*"])
+@pytest.mark.parametrize("kind", ["file", "empty", "loop", "nested", "x" * 5000])
 def test_what_is_no_checkout_is_refused(fake, monkeypatch, tmp_path, kind):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()

@@ -57,14 +57,6 @@ def test_nki_and_torch_print_the_same_and_the_second_run_reuses(generate: Callab
     assert "Reusing the compiled" in again.stderr and "Compiling" not in again.stderr
 
 
-def test_two_ranks_give_the_same_text(generate: Callable) -> None:
-    text = {
-        degree: generate("--enable-nki", "--prompt", "abc def", "--tp-degree", degree).stdout
-        for degree in ("1", "2")
-    }
-    assert text["1"] == text["2"] and text["1"].startswith("Output 0: abc def")
-
-
 def test_prompt_file_is_verbatim(generate: Callable, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text('one, "two" $HOME\nthree\n\nfour \\n five\n', encoding="utf-8")
@@ -167,6 +159,7 @@ def wait_for(process: subprocess.Popen, said: str) -> None:
     assert any(line == f"{said}\n" for line in process.stderr)
 
 
+@pytest.mark.full  # tests/sdk/test_compile.py has an interrupted one
 def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
     tiny_model: Path, tmp_path: Path, run_main: Callable
 ) -> None:
@@ -209,31 +202,6 @@ def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
     done = run_main(*arguments)
     assert done.returncode == 0, done.stderr
     assert [path.name for path in (tmp_path / "compiled").iterdir()] == ["torch"]
-
-
-@pytest.mark.full  # tests/test_streams.py interrupts at a terminal
-def test_interrupt_ends_without_a_traceback(tiny_model: Path, tmp_path: Path) -> None:
-    waiting = written(tmp_path / "s.py", "import time\nprint('here', flush=True)\ntime.sleep(60)\n")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            str(REPOSITORY / "main.py"),
-            *["--mode", "generate", "--model-path"],
-            str(tiny_model),
-            "--llama",
-            str(waiting),
-            *["--prompt", "abcd"],
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-    )
-    wait_for(process, "here")
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "Interrupted" in errors and "Traceback" not in errors
 
 
 def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:

@@ -49,14 +49,9 @@ def told(capsys: pytest.CaptureFixture) -> str:
             "nl.sqroot does not exist, expected a name of neuronxcc.nki.language; use nl.sqrt",
         ),
         ("t = np.exp(t)", "use nl.exp"),
-        ("t = torch.exp(t)", "use nl.exp"),
         ("t = nl.sum(t, dim=1)", "keyword is axis="),
-        ("raise ValueError('odd')", "odd; mend that line"),
         ("import sys; sys.exit(0)", "SystemExit"),
-        ("exit()", "a kernel ends by returning its results"),
         ("tt = 1; t = t2", "did you mean t"),
-        ("t = t.T", "use nl.transpose"),
-        ("t = t.exp()", "use nl.exp"),
         ("t = t.unheard_of()", "a tile has no .unheard_of"),
         ("print(f'{t:.2f}')", "use nl.device_print"),
         ("t = (lambda f: f(f))(lambda f: f(f))", "look for a function that calls itself"),
@@ -72,7 +67,7 @@ def test_errors_inside_a_kernel_have_their_line(statement, advice, target, capsy
 
 def test_a_kernel_without_an_end_is_ended(target, capsys) -> None:
     endless = target("while True: pass")
-    for command in (["profile"], ["compare"], ["check", "--ref", endless]):
+    for command in (["profile"], ["check", "--ref", endless]):
         arguments = [*command, endless, "--arg", "128x64:bf16", "--time-limit", "1"]
         assert main(arguments) == 2
         error = told(capsys)
@@ -115,33 +110,17 @@ def test_a_file_that_exits_is_refused(target, capsys) -> None:
     assert "cannot be imported (SystemExit" in told(capsys)
 
 
-@pytest.mark.parametrize(
-    "value", ["9" * 30 + "x4:bf16", "128x64:nope", "[" * 10_000, "4x4:Tensor", "f("]
-)
+@pytest.mark.parametrize("value", ["9" * 30 + "x4:bf16", "[" * 10_000, "f("])
 def test_values_that_are_none(value: str, target, capsys) -> None:
     assert main(["profile", target(), "--arg", value]) == 2
     assert "--arg" in told(capsys)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("--tolerance", "nan"), ("--tolerance", "-1"), ("--seed", "-1"), ("--seed", "9" * 30)],
-)
+@pytest.mark.parametrize(("flag", "value"), [("--tolerance", "nan"), ("--seed", "-1")])
 def test_numbers_that_mean_nothing(flag: str, value: str, target, capsys) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["compare", target(), "--arg", "128x64:bf16", flag, value])
     assert ended.value.code == 2 and flag in told(capsys)
-
-
-def test_interrupts_and_readers_that_leave(target, monkeypatch, capsys) -> None:
-    from neuron_cpu.core.run import compare
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compare, "compare", interrupt)
-    assert main(["compare", target(), "--arg", "128x64:bf16"]) == 130
-    assert "interrupted" in told(capsys)
 
 
 def test_chips_and_places_that_are_none(target, capsys) -> None:
@@ -187,12 +166,6 @@ def test_figures_go_to_standard_output(arguments, key, target, capsys) -> None:
     assert json.loads(shown.out)[key] is not None and "k" in shown.err
     assert main([command, target(), *options, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
-
-
-def test_values_add_up(target, capsys) -> None:
-    options = (target(), "--baseline", target(), ARGS, "--values=zeros", "--values=odd")
-    assert main(["check", *options]) == 2
-    assert "--values zeros,odd, expected some of random,zeros" in told(capsys)
 
 
 def test_completion_needs_its_library(monkeypatch, capsys) -> None:

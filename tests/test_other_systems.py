@@ -110,15 +110,13 @@ def test_commands_run_with_what_macos_has(tmp_path: Path) -> None:
         "run k.py",
         f"check {kernel} --ref k.py:reference --html page.html",
         f"profile {kernel} --trace trace.json",
-        f"compare {kernel}",
-        "learn vector_add",
         "judge answers --template",
         "judge answers --only row_sum",
     )
     assert "sum 2048.0" in told and (tmp_path / "page.html").is_file()
-    for status in ("run 0", "check 0", "profile 0", "compare 0", "learn 1", "judge 0"):
+    for status in ("run 0", "check 0", "profile 0", "judge 0"):
         assert f"\n{status}\n" in told
-    assert "Not passed: refused in 2 of 2 cases." in told and "level 1" in told
+    assert "level 1" in told
 
 
 @pytest.mark.full  # as the judge's processes above; 6 s

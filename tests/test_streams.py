@@ -31,7 +31,7 @@ def on(mode: str, model: Path, folder: Path) -> list[object]:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize("mode", [pytest.param("profile", marks=pytest.mark.full), "generate"])
+@pytest.mark.parametrize("mode", ["profile", pytest.param("generate", marks=pytest.mark.full)])
 def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         process = start(
@@ -44,11 +44,7 @@ def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("mode", "streams"),
-    [
-        pytest.param("profile", "stdout", marks=pytest.mark.full),
-        ("profile", "both"),
-        pytest.param("generate", "stdout", marks=pytest.mark.full),
-    ],
+    [("profile", "both"), pytest.param("generate", "stdout", marks=pytest.mark.full)],
 )
 def test_a_reader_that_leaves_is_no_error(
     mode: str, streams: str, tiny_model: Path, tmp_path: Path
@@ -73,7 +69,8 @@ def test_an_encoding_without_the_characters_escapes_them(
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+    ("number", "status"),
+    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)],
 )
 def test_signals_give_the_terminal_back(
     number: signal.Signals, status: int, tiny_model: Path, tmp_path: Path
@@ -111,6 +108,7 @@ def test_signals_give_the_terminal_back(
     assert (b"Interrupted" in shown) == (number == signal.SIGINT)
 
 
+@pytest.mark.full  # test_workers.py has its end by the time limit
 def test_a_flood_of_progress_does_not_hold_the_end_off(tiny_model: Path, tmp_path: Path) -> None:
     flood = tmp_path / "flood.py"
     flood.write_text(FIND + "print('here', flush=True)\n" + FLOOD)
@@ -206,7 +204,7 @@ TUNE = ["-m", "neuron_cpu", "tune", "llama.py:kernel", "--space", "WIDTH=1"]
 
 
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="looks at the process's signals")
-@pytest.mark.parametrize("seconds", [0, 0.5, pytest.param(2.0, marks=pytest.mark.full)])
+@pytest.mark.parametrize("seconds", [pytest.param(0, marks=pytest.mark.full), 0.5])
 def test_ctrl_c_while_the_tools_are_imported(seconds: float) -> None:
     process = subprocess.Popen(
         [sys.executable, *TUNE],

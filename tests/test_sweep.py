@@ -33,16 +33,6 @@ def test_sizes_are_doubled_timed_and_drawn(folder: Path, capsys: pytest.CaptureF
     assert min(Image.open(folder / "found.png").size) > 400
 
 
-def test_a_band_that_jumps_is_told(capsys: pytest.CaptureFixture) -> None:
-    sizes = ["--arg", "128xN:bf16", "--json", "found.json", "--range", "N=64..8192"]
-    assert sweep(*sizes) == 0
-    rows = json.loads(Path("found.json").read_text())["N"]
-    changes = [row for before, row in zip(rows, rows[1:]) if row["bound"] != before["bound"]]
-    said = " ".join(capsys.readouterr().out.split())
-    assert changes and said.count("the band goes by the bound") == len(changes)
-    assert all(f"From N={row['size']} on the bound is {row['bound']}," in said for row in changes)
-
-
 def test_an_illegal_size_is_told_among_the_others(capsys: pytest.CaptureFixture) -> None:
     assert sweep("--arg", "Nx64:f32", "--range", "N=64..256:64") == 1
     said = " ".join(capsys.readouterr().out.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 
 import pytest
 from rich.console import Console
@@ -35,19 +34,7 @@ def printed(width: int, expendable: tuple[str, ...] = ()) -> list[str]:
     return out.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("width", [71, 76, 80, 100, 120, 160, 200])
-def test_words_stay_whole_and_lines_fit(width: int) -> None:
-    lines = printed(width, ("source of it", "latency ms"))
-    text = "\n".join(lines)
-    assert max(map(len, lines)) <= width
-    for word in ("attention_prefill_block_kernel", "swiglu_mlp_kernel", "times", "KiB,", "30"):
-        assert word in text
-    missing = [name for name in HEADERS if name.split()[0] not in lines[1] + lines[2]]
-    note = f"Left out for want of width: {', '.join(reversed(missing))}" if missing else ""
-    assert note in text and ("Left out" in text) == bool(missing)
-
-
-@pytest.mark.parametrize("width", range(60, 140))
+@pytest.mark.parametrize("width", range(60, 140, 5))
 def test_no_word_is_broken_once_its_columns_fit(width: int) -> None:
     """At every width: a column that is left out must not make the others narrower."""
     lines = printed(width, ("times", "latency ms", "source of it"))
@@ -79,24 +66,6 @@ def test_running_text_breaks_between_words(pieces: int, monkeypatch) -> None:
     assert "".join(screen.getvalue().split()) == "".join([*text.split()[:-1], "\\x1b[2J"])
 
 
-def test_running_text_without_blanks_shows_as_it_comes(monkeypatch) -> None:
-    monkeypatch.setenv("COLUMNS", "10")
-    screen = io.StringIO()
-    screen.isatty = lambda: True  # type: ignore[method-assign]
-    running = terminal.Running(screen)
-    running.write("東京は")
-    assert screen.getvalue() == "東京は"
-    running.write("日本の首都")
-    assert screen.getvalue() == "東京は日本\nの首都"
-    for letter in " ภาษาไทยไม่เว้นวรรค":  # Thai, one column a letter or none
-        running.write(letter)
-    shown = screen.getvalue()
-    assert shown.startswith("東京は日本\nの首都 \nภาษาไทยไม") and len(shown) > 25
-    running.write("จบ end")
-    running.finish()
-    assert screen.getvalue().endswith("ภาษาไทยไม่เว้นวรรคจบ \nend")
-
-
 def test_running_text_stays_as_it_is_where_programs_read_it(monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
     pipe = io.StringIO()
@@ -120,50 +89,6 @@ def test_folded_lines_keep_their_indent(monkeypatch) -> None:
         "    p90 37.68 ms",
         "/a/path/that/is-longer-than/the-terminal",
     ]
-
-
-def test_wide_terminals_show_every_column_in_one_line_a_row() -> None:
-    lines = printed(200, HEADERS)
-    assert len(lines) == 3 + len(ROWS)
-
-
-def test_columns_go_in_the_order_given() -> None:
-    text = "\n".join(printed(72, ("source of it", "times", "latency ms")))
-    assert "source" not in text.split("Left out")[0]
-    assert "latency" in text.split("Left out")[0]
-
-
-@pytest.mark.parametrize("width", [30, 40, 60])
-def test_too_narrow_tables_still_hold_every_character(width: int) -> None:
-    """The pieces of each column, put together, are its header and its cells without blanks."""
-    lines = printed(width)
-    assert max(map(len, lines)) <= width
-    first_row = next(at for at, line in enumerate(lines) if line.startswith("──")) + 1
-    starts = [match.start() for match in re.finditer(r"(?:(?<=   )|^)\S", lines[first_row])]
-    assert len(starts) == len(HEADERS)
-    body = [*lines[1 : first_row - 1], *lines[first_row:]]
-    for number, (start, end) in enumerate(zip(starts, [*starts[1:], width])):
-        text = "".join(line[start:end] for line in body)
-        whole = HEADERS[number] + "".join(row[number] for row in ROWS)
-        assert text.replace(" ", "") == whole.replace(" ", "")
-
-
-def test_output_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "91")
-    assert terminal.output(160).width == 91
-    monkeypatch.delenv("COLUMNS")
-    assert terminal.output(160).width == 160
-
-
-def test_columns_without_entries_go_first() -> None:
-    table = Table()
-    for name in ("kernel", "TensorE µs", "GpSimdE µs"):
-        table.add_column(name)
-    table.add_row("attention_kernel", "12", "")
-    out = Console(width=35, file=io.StringIO())
-    terminal.print_table(out, table, ("TensorE µs", "GpSimdE µs"))
-    text = " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
-    assert "TensorE" in text.split("Left out")[0] and "width: GpSimdE µs" in text
 
 
 def test_brackets_are_no_markup(capsys: pytest.CaptureFixture) -> None:

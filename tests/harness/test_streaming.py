@@ -49,14 +49,6 @@ def test_a_row_cut_inside_a_character_shows_that_it_was_cut() -> None:
     assert "".join(written) == "0: a\ufffd\n"
 
 
-def test_times_are_in_order() -> None:
-    _, stream = play(["abc"], steps=4)
-    assert stream.first_seconds >= 0
-    assert stream.tokens_per_second is not None and stream.tokens_per_second > 0
-    _, single = play([""], steps=1)
-    assert single.tokens_per_second is None
-
-
 def test_steps_that_are_read_at_once_take_what_their_process_says() -> None:
     stream = Stream(ByteTokenizer(), [STOP], [""], lambda _: None)
     for seconds in (0.5, 0.25, 0.25):

@@ -16,7 +16,6 @@ from harness.errors import UserError
 from harness.figures import accuracy, benchmark, evaluation, graphs, reference
 from harness.figures.graphs import Graph, Operator
 from harness.inputs import command_line
-from harness.output import report
 from harness.sdk import Source
 
 FAST, BASE = (
@@ -63,12 +62,6 @@ def test_simulator_times_never_make_a_score(side: int) -> None:
     assert result.value is None and "not device times" in str(result.reason)
 
 
-def test_no_ttft_score_without_the_baselines_ttft() -> None:
-    result = evaluation.score(True, 0.0, FAST, evaluation.Speed(100.0, 150.0, "published"))
-    assert result.value is not None and result.ttft_value is None
-    assert result.source == "device / published"
-
-
 def graph(submodel: str, bucket: int, inside: int, outside: int) -> Graph:
     operators = (Operator("a", True, "k", inside), Operator("b", False, "mm", outside))
     return Graph(submodel, bucket, operators)
@@ -94,29 +87,6 @@ def test_weighted_share_counts_each_graph_as_often_as_it_runs() -> None:
     assert share.outside == [f"{name}: b ({percent}% of its MACs)" for name, percent in told]
 
 
-def test_kernels_without_a_count_are_a_warning() -> None:
-    unknown = Graph(graphs.DECODE, 64, (Operator("a", True, "secret", None),))
-    share = graphs.nki_share([GRAPHS[0], unknown], 10, 2)
-    assert len(share.warnings) == 1 and "secret" in share.warnings[0]
-
-
-def test_bucket_choice() -> None:
-    lengths = {1: 64, 64: 64, 65: 128, 500: 128}
-    for length, bucket in lengths.items():
-        chosen = graphs.bucket_of(GRAPHS, graphs.DECODE, length)
-        assert chosen is not None and chosen.bucket == bucket
-    assert graphs.bucket_of(GRAPHS, "speculation_model", 1) is None
-
-
-def test_latency_report_has_nxdis_keys_and_units() -> None:
-    report = benchmark.latency_report([0.1, 0.2, 0.3], tokens=60, batch=2)
-    assert report["latency_ms_p50"] == pytest.approx(200)
-    assert report["latency_ms_p100"] == pytest.approx(300)
-    assert report["latency_ms_avg"] == pytest.approx(200)
-    assert report["throughput"] == pytest.approx(3 * 60 * 2 / 0.6)
-    assert {f"latency_ms_p{p}" for p in (50, 90, 95, 99, 100)} < set(report)
-
-
 def test_comparison_leaves_masked_entries_out_and_finds_divergences() -> None:
     expected = torch.tensor([[8.0, 7.0, -math.inf, 0.0], [1.0, 2.0, -math.inf, 3.0]])
     actual = torch.tensor([[8.0, 7.0, -math.inf, 0.0], [1.0, 3.5, -math.inf, 3.0]])
@@ -128,13 +98,6 @@ def test_comparison_leaves_masked_entries_out_and_finds_divergences() -> None:
     assert (divergence.position, divergence.margin, divergence.is_tie) == (1, 1.0, False)
     assert [c.text for c in divergence.expected[:2]] == ["d", "b"]
     assert divergence.actual[0].text == "b"
-
-
-def test_equal_logits_are_equal() -> None:
-    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
-    result = accuracy.compare(logits, logits.clone(), True, "", Letters())
-    assert (result.mse, result.greedy_match, result.divergences) == (0.0, 1.0, [])
-    assert result.cosine == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
@@ -153,14 +116,6 @@ def test_ties_are_within_one_spacing(second: float, is_tie: bool) -> None:
     expected, actual = torch.tensor([[30.0, second, 1.0]]), torch.tensor([[29.0, 30.0, 1.0]])
     result = accuracy.compare(expected, actual, False, "", Letters())
     assert [divergence.is_tie for divergence in result.divergences] == [is_tie]
-
-
-def test_reference_rows_round_trip(tmp_path: Path) -> None:
-    path = tmp_path / "data.txt"
-    rows = [reference.Row(0, 18, 64, 526.15, 134.61, "llama-3.2-1b", "published")]
-    reference.write_rows(rows, ["what, where", "and when"], path)
-    assert path.read_text().startswith("# what, where\n# and when\n0,18,64,526.15,134.61,")
-    assert reference.read_rows(path) == rows
 
 
 def test_rows_of_the_contest_are_read(tmp_path: Path) -> None:
@@ -214,44 +169,6 @@ def test_shipped_rows_match_the_shipped_prompts() -> None:
     text = "".join(prompts)
     assert all(character in text for character in ('"', "$", "\\", "\n", "`", "ü", "¿", "句", "日"))
     assert max(row.prompt_tokens for row in rows) > 1000
-
-
-def test_a_failed_comparison_shows_the_first_positions_and_counts_the_rest() -> None:
-    expected = torch.zeros(8, 6)
-    expected[:, 1] = 5.0
-    actual = expected.roll(1, dims=1)
-    failed = accuracy.compare(expected, actual, False, "over the limit", Letters())
-    lines = failed.lines()
-    assert lines[0].startswith("FAILED: 0 of 8") and lines[1] == "over the limit"
-    positions = [line for line in lines if line.startswith("position ")]
-    assert len(positions) == accuracy.MOST_DIVERGENCES
-    assert lines[-1] == "... and at 3 more positions"
-    assert not any("--mode diff" in line for line in lines)
-    passed = accuracy.compare(expected, expected, True, "", Letters())
-    assert passed.lines() == [passed.summary()]
-    assert failed.as_dict()["lines"] == lines
-
-
-def test_a_comparison_that_fails_in_ties_only_says_what_that_means() -> None:
-    expected = torch.tensor([[16.0, 15.9375, 0.0]])
-    tied = accuracy.compare(expected, expected.flip(1).roll(2, 1), False, "m", Letters())
-    assert [divergence.is_tie for divergence in tied.divergences] == [True]
-    assert "--mode diff" in tied.lines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"),
-    [([0.5], "latency 500.00 ms, 8.00 tokens/s"), ([0.5, 0.1], "p50 300.00, p90 460.00")],
-)
-def test_percentiles_are_shown_where_they_differ(
-    seconds: list[float], told: str, capsys: pytest.CaptureFixture
-) -> None:
-    figures = benchmark.latency_report(seconds, 4, 1)
-    measured = benchmark.SpeedReport(figures, 3.0, None, Source.SIMULATOR, 4, 1)
-    report.print_speed("measured", measured)
-    printed = capsys.readouterr().out
-    assert told in printed and "4 new tokens" in printed
-    assert "wall clock of the CPU simulator, not a device time" in printed
 
 
 @pytest.mark.parametrize("decode", [None, {"latency_ms_avg": 1.0, "throughput": 2.0}])

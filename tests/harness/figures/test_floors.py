@@ -13,7 +13,7 @@ from harness.figures.graphs import DECODE, PREFILL, Graph, Operator
 from harness.inputs import command_line
 from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed
-from harness.session.building import construct, counting
+from harness.session.building import construct
 from harness.session.opening import Session, open_session
 from tests.conftest import REPOSITORY
 
@@ -78,12 +78,3 @@ def test_what_cannot_be_is_refused(opened: Callable) -> None:
             graphs.check_macs(session, [graph])
     with pytest.raises(SubmissionFailed, match="estimates 0.001 ms, expected at least 2"):
         graphs.check_time(session, DECODE, 64, 0.001)
-
-
-def test_counts_are_made_where_nothing_is_generated(opened: Callable) -> None:
-    session = opened("--tp-degree", 1)
-    loaded = construct(session, Role.NKI)
-    assert counting(loaded).worker is not loaded.worker
-    assert counting(loaded).worker is counting(loaded).worker
-    baseline = construct(session, Role.BASELINE)
-    assert counting(baseline).worker is baseline.worker

@@ -85,14 +85,6 @@ REPORTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REPORTS)
-def test_a_report_s_own_host_is_not_what_it_is_compared_with(name):
-    """The host of the other reports alone, beside a report's call, gives its token."""
-    outside = [token - call for other, (token, call) in REPORTS.items() if other != name]
-    token, call = REPORTS[name]
-    assert near(call + statistics.median(outside), token)
-
-
 def test_the_host_is_the_median_of_reports():
     outside = [token - call for token, call in REPORTS.values()]
     assert pytest.approx(statistics.median(outside), abs=0.01) == HOST / 1e6
@@ -134,27 +126,6 @@ class _Hidden(torch.nn.Module):
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=ids, attention_mask=mask, return_dict=False)[0]
-
-
-def test_only_a_prompt_pays_for_parts_that_are_joined():
-    event = Event("PyTorch", "cat", work=outside.Work(vector=100.0))
-    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)
-    assert estimator.time(event, cost.DEFAULT_PROFILE, True) == 100
-    assert estimator.time(event, cost.DEFAULT_PROFILE, False) == 0
-
-
-def test_a_prompts_kernel_pays_for_operands_that_are_turned_in_front_of_it():
-    """As weights are that a kernel gets as `weight.t()`; a step's are turned when they load."""
-    weight = torch.empty(4096, 2048, dtype=torch.bfloat16, device="meta")
-    events = [
-        recording.Event("mlp", recording.KERNEL, "k", recording.shapes_of([tensor]), ())
-        for tensor in (weight, weight.t())
-    ]
-    straight, turned = (outside.work(event) for event in events)
-    assert straight == outside.Work()
-    assert turned.dma == pytest.approx(2 * weight.nbytes / 272)
-    assert turned.tensor == pytest.approx(512 * (256 + 128 * 1.125) / 2.8)
-    assert turned.ns(modular=True) == pytest.approx(turned.dma + turned.tensor)
 
 
 def test_turned_operands_have_a_row_of_their_own():

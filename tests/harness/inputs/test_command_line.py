@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -163,13 +162,6 @@ def test_trees_are_read_whole(tmp_path, name) -> None:
     assert asked["medusa_tree"] == [[0], [2], [0, 1]] and asked["medusa_speculation_length"] == 4
 
 
-def test_a_step_has_no_more_tokens_than_a_kernel_holds() -> None:
-    arguments = "--speculate", "lookup", "--seq-len", "640", "--speculation-length"
-    assert parse(*arguments, "128").speculation.length == 128
-    with pytest.raises(UserError, match="at most 128 tokens with --seq-len 640, got 129"):
-        parse(*arguments, "129")
-
-
 LLAMA = Path(command_line.__file__).parents[2] / "llama.py"
 SWAP = f"--kernel {LLAMA}:kernel --at mlp"
 TOKEN_TREES = {
@@ -320,12 +312,6 @@ def test_arguments_must_be_text(argument: str) -> None:
         command_line.parse(["--mode", "generate", "--prompt", argument])
 
 
-def test_boolean_arguments_mean_what_they_say() -> None:
-    assert parse("--do-sample", "False").do_sample is False
-    assert parse("--do-sample").do_sample is True
-    assert parse("--enable-bucketing", "no").enable_bucketing is False
-
-
 def test_tolerance_map_takes_both_forms() -> None:
     asked = ["--mode", "validate", "--tol-map", "{None: 0.05, 5: (1e-4, 0.03)}"]
     given = command_line.parse(asked).tol_map
@@ -339,41 +325,11 @@ def test_batch_size_defaults_to_the_number_of_prompts() -> None:
     assert len(args.prompt_notes) == 1 and "2 prompts" in args.prompt_notes[0]
 
 
-def test_settings_carry_the_sdk_names_and_no_none() -> None:
-    settings = parse("--seq-len", "64", "--tp-degree", "2").neuron_config()
-    assert settings["seq_len"] == settings["max_length"] == settings["max_context_length"] == 64
-    assert settings["tp_degree"] == 2
-    assert None not in settings.values()
-
-
-def test_sampling_settings_only_with_on_device_sampling() -> None:
-    assert parse("--top-k", "5").on_device_sampling_config() is None
-    asked = parse("--on-device-sampling", "--top-k", "5", "--dynamic")
-    chosen = asked.on_device_sampling_config()
-    assert chosen is not None and chosen["top_k"] == 5 and chosen["dynamic"] is True
-
-
 def told(capsys: pytest.CaptureFixture, *arguments: str) -> str:
     with pytest.raises(SystemExit) as exit_info:
         command_line.parse(arguments)
     assert exit_info.value.code == 0
     return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("columns", ["80", "100"])
-def test_help_of_a_mode_fits_a_screen_and_names_its_options(columns, monkeypatch, capsys) -> None:
-    monkeypatch.setenv("COLUMNS", columns)
-    for mode in options.MODES:
-        text = told(capsys, "--mode", mode, "--help")
-        assert len(text.splitlines()) <= 40 and max(map(len, text.splitlines())) <= int(columns)
-        topics = text.partition("explains:")[2]
-        for name, known in options.OF_TOPIC.items():
-            for option in known:
-                every = () if mode == "cache" else (mode,)  # no model runs there
-                counts = mode in (option.modes or every) and name != "experiments"
-                named = re.search(rf"--(\[no-\])?{option.flag[2:]}(?![\w-])", text)
-                by_topic = re.search(rf"\b{name}\b(?!:)", topics)
-                assert bool(named or (counts and by_topic)) == counts, option.flag
 
 
 def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys) -> None:
@@ -391,13 +347,6 @@ def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys) 
     assert all(flag in contest for flag in options.REFUSED)
 
 
-def test_help_of_what_does_not_exist_is_refused(capsys) -> None:
-    for arguments in (["--help", "nothing"], ["--mode", "nothing", "--help"]):
-        with pytest.raises(SystemExit) as exit_info:
-            command_line.parse(arguments)
-        assert exit_info.value.code == 2 and "invalid choice: 'nothing'" in capsys.readouterr().err
-
-
 def test_examples_of_the_help_are_accepted() -> None:
     examples = [line for line in options.EXAMPLES.splitlines() if line.startswith("  main.py ")]
     for line in examples:
@@ -412,36 +361,6 @@ def test_examples_of_the_help_are_accepted() -> None:
 def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments) -> None:
     with pytest.raises(UserError, match=f"leave {arguments[0]} out"):
         command_line.parse(["--mode", "evaluate_all", "--record-baseline", *arguments])
-
-
-def test_a_sharded_prompt_reaches_the_configuration() -> None:
-    assert not parse().neuron_config()["sequence_parallel_enabled"]
-    assert parse("--sequence-parallel-enabled").neuron_config()["sequence_parallel_enabled"]
-
-
-def test_prefixes_are_powers_of_two_and_the_prompt() -> None:
-    """Below the longest prompt, of whole blocks; and those that are asked for instead."""
-    given = ["--mode", "compile", "--is-prefix-caching", "--seq-len", "640"]
-    blocks = parse(*given, "--pa-block-size", "16").blocks
-    assert blocks.neuron_config(1, 640, 600)["prefix_buckets"] == [128, 256, 512, 600]
-    blocks = parse(*given, "--pa-block-size", "64").blocks
-    assert blocks.neuron_config(1, 640, 512)["prefix_buckets"] == [128, 256, 512]
-    blocks = parse(*given, "--prefix-buckets", "64").blocks
-    assert blocks.neuron_config(1, 640, 600)["prefix_buckets"] == [64]
-
-
-def test_medusa_s_default_tree_is_one() -> None:
-    """15 paths, each with its beginning in the tree, none deeper than the heads."""
-    tree = parse("--mode", "generate", "--is-medusa").speculation.tree
-    assert len(tree) == len(set(tree)) == 15 and max(map(len, tree)) == 4
-    assert all(path[:-1] in {*tree, ()} and min(path) >= 0 for path in tree)
-
-
-@pytest.mark.parametrize("temperature", ["0", "1"])
-def test_temperatures_that_change_nothing_need_no_sampling(temperature: str) -> None:
-    parse("--temperature", temperature)
-    with pytest.raises(UserError, match="--temperature tunes sampling"):
-        parse("--temperature", "0.5")
 
 
 def test_the_command_that_finds_a_cause_is_taken_with_its_options() -> None:

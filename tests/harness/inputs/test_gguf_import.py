@@ -20,7 +20,6 @@ from transformers import AutoTokenizer
 
 from harness.errors import UserError
 from harness.inputs import gguf_import, models
-from tests.tiny_model import write_tiny_model
 
 LLAMA_3 = regex.compile(  # as tiktoken's users have it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -156,47 +155,6 @@ def test_bytes_with_scales_and_a_tokenizer_that_splits_digits(
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     chat = tokenizer.apply_chat_template([{"role": "user", "content": "h"}])
     assert (chat[0], chat[-1], len(chat)) == (1, 2, 3)
-
-
-def test_control_tokens_are_special_and_those_of_a_user_are_whole(write: Callable) -> None:
-    writer = write()
-    tokens = [
-        "<s>",
-        "</s>",
-        "<end>",
-        "<b>",
-        "<c>",
-        "<d>",
-        *sorted(pre_tokenizers.ByteLevel.alphabet()),
-    ]
-    tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
-    writer.out.add_tokenizer_model("gpt2")
-    writer.out.add_tokenizer_pre("gpt-2")
-    writer.out.add_token_list(tokens)
-    writer.out.add_token_types([3, 3, 3, 3, 4] + [1] * (len(tokens) - 5))
-    writer.out.add_token_merges([])
-    tokenizer = AutoTokenizer.from_pretrained(str(converted(writer.close())))
-    ids = tokenizer("<b>x<c><d>")["input_ids"]
-    assert tokenizer.convert_ids_to_tokens(ids) == ["<b>", "x", "<c>", *"<d>"]
-    assert tokenizer.decode(ids, skip_special_tokens=True) == "x<c><d>"
-
-
-@pytest.mark.full
-def test_a_gguf_file_answers_as_its_folder(
-    write: Callable, tiny_model: Path, run_main: Callable, tmp_path: Path
-) -> None:
-    writer = write()
-    writer.bytes_as_tokens(tiny_model)
-    path = writer.close()
-    arguments = ["--mode", "generate", "--seq-len", "64", "--max-new-tokens", "5"]
-    arguments += ["--prompt", "hello", "--tp-degree", "1", "--model-path"]
-    runs = [
-        run_main(*arguments, model, XDG_CACHE_HOME=str(tmp_path / "cache"))
-        for model in (tiny_model, path, path)
-    ]
-    assert runs[0].stdout == runs[1].stdout == runs[2].stdout != "", runs[1].stderr
-    assert "Model: tiny (" in runs[1].stderr
-    assert "Converting tiny.gguf" in runs[1].stderr and "Converting" not in runs[2].stderr
 
 
 def test_a_changed_file_is_converted_anew(
@@ -369,9 +327,3 @@ def test_a_header_that_says_more_than_there_is(rest: bytes, tmp_path: Path) -> N
     (tmp_path / "tiny.gguf").write_bytes(ONE_KEY + rest)
     with pytest.raises(UserError, match="no whole GGUF file"):
         converted(tmp_path / "tiny.gguf")
-
-
-def test_another_file_is_no_model(tmp_path: Path) -> None:
-    path = write_tiny_model(tmp_path / "m") / "model.safetensors"
-    with pytest.raises(UserError, match="is a file, expected a Hugging Face folder or a .gguf"):
-        models.choose_model(path)

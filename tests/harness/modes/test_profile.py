@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 import types
 
 import pytest
@@ -16,15 +13,12 @@ from harness import sdk
 from harness.errors import UserError
 from harness.figures import estimate
 from harness.inputs import command_line
-from harness.model_shapes import MODEL_SHAPES
 from harness.modes import profile
 from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
 from harness.session.model import construct
-from harness.simulator import cost, tables
-from neuron_cpu.console import streams
+from harness.simulator import cost
 from neuron_cpu.runtime import outside, recording
-from tests.conftest import REPOSITORY
 from tests.tiny_model import TINY_CONFIG
 
 
@@ -98,25 +92,6 @@ def test_latency_is_the_sum_of_the_operators_and_the_launch(profiled):
         assert graph["latency_ns_by_release"]["sdk2.25"] == graph["latency_ns"]
 
 
-def test_equal_layers_are_one_row_with_a_count(profiled):
-    for graph in profiled[0]["graphs"]:
-        layered = [op for op in graph["operators"] if op["where"].startswith("layers.*")]
-        kernels = [op for op in layered if op["kind"] == estimate.KERNEL]
-        # The MLP of three layers; attention of the first, which has no sum to add to its input
-        # yet, and of the two others.
-        assert sorted(op["count"] for op in kernels) == [1, 2, 3]
-        assert not any(part.isdigit() for op in layered for part in op["where"].split("."))
-
-
-def test_kernels_carry_lines_and_words(profiled):
-    for graph in profiled[0]["graphs"]:
-        for op in graph["operators"]:
-            if op["kind"] == estimate.KERNEL:
-                assert op["profile"]["lines"][0]["place"].startswith("llama.py:")
-                assert op["profile"]["binding"]
-                assert op["time_ns"] == pytest.approx(op["profile"]["time_ns"] + 2000)
-
-
 def test_the_file_for_perfetto(profiled):
     _, output = profiled
     trace = json.loads((output / "trace.json").read_text())
@@ -127,19 +102,6 @@ def test_the_file_for_perfetto(profiled):
         written = sum(e["dur"] for e in steps) * 1e3  # each rounded to 0.1 ns
         total = graph["latency_ns"] - launch_ns(graph)
         assert written == pytest.approx(total, abs=0.1 * len(steps))
-
-
-def test_a_page_has_every_distinct_kernel(profiled):
-    content, output = profiled
-    page = (output / "page.html").read_text(encoding="utf-8")
-    shown = json.loads(re.findall(r'<script type="application/json".*?>(.*?)</script>', page)[0])
-    kernels = [op for g in content["graphs"] for op in g["operators"] if op["profile"]]
-    times = {op["profile"]["time_ns"] for op in kernels}
-    assert {run["time_ns"] for run in shown["runs"]} == times
-    for graph, table in zip(content["graphs"], shown["tables"]):
-        assert table["title"].startswith(f"{graph['submodel']}, bucket 256, batch 1: ")
-        assert any(row[0] == "launch and host" for row in table["rows"])
-    assert len(shown["tables"]) == len(content["graphs"])
 
 
 def test_assumed_costs_are_added_as_given(shapes_folder, profiled):
@@ -171,38 +133,6 @@ def test_program_order_is_slower(shapes_folder, profiled):
         assert after.latency_ns > before["latency_ns"]
 
 
-def test_graphs_show_releases_where_they_differ_and_the_order(
-    shapes_folder, profiled, tmp_path, capsys
-):
-    """Beside the peak of HBM a release is slow, once the costs that all pay are left out."""
-    free = (
-        "--graph-launch-us",
-        "--host-step-us",
-        "--kernel-launch-us",
-        "--collective-us",
-        "--logits-us",
-        "--argmax-us",
-        "--cache-update-us",
-    )
-    content = run(
-        shapes_folder,
-        tmp_path / "profile",
-        *["--seq-len", "256", "--dma-profile", "hbm-peak", "--schedule", "program-order"],
-        *(word for name in free for word in (name, "0")),
-    )
-    printed = capsys.readouterr().out
-    assert profiled[0]["schedule_order"] == "compiler"
-    assert content["schedule_order"] == "program-order"
-    assert "schedule program-order" in " ".join(printed.split())
-    shown = []
-    for graph in content["graphs"]:
-        own = graph["latency_ns"]
-        for name, time in graph["latency_ns_by_release"].items():
-            shown.append(f"with {name}: {tables.microseconds(time)} µs" in printed)
-            assert shown[-1] is (abs(time - own) > 0.1 * own)
-    assert any(shown)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -221,15 +151,6 @@ def test_bad_input_is_one_sentence(shapes_folder, capsys, arguments, message):
 def test_folder_without_a_config_is_refused(tmp_path, capsys):
     assert main.main(["--mode", "profile", "--model-path", str(tmp_path)]) == 2
     assert "has no config.json" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", sorted(MODEL_SHAPES))
-def test_named_shapes_are_consistent(name):
-    shapes = MODEL_SHAPES[name]
-    assert shapes["num_attention_heads"] % shapes["num_key_value_heads"] == 0
-    if name != "llama-3.2-3b":
-        width = shapes["num_attention_heads"] * shapes["head_dim"]
-        assert width == shapes["hidden_size"]
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -286,18 +207,6 @@ def test_lookups_and_cache_updates_move_only_their_rows():
     assert outside.moved(shared) == 3 * 64 * 4
 
 
-def test_updates_of_caches_are_transfers_of_their_own():
-    """Between two operators that run as one pass: each pays its start and its rows."""
-    costs = estimate.cost.Overheads(cache_ns=7.0)
-    estimator = estimate.Estimator("hbm-peak", costs, 2)
-    events = [
-        estimate.Event(estimate.TORCH, name, size)
-        for name, size in (("mul", 4100), ("scatter_", 820), ("index_put_", 820), ("add", 410))
-    ]
-    found = estimator.graph("token_generation_model", 8, 1, [("", event) for event in events])
-    assert [op.time_ns for op in found.operators] == pytest.approx([0.0, 9.0, 9.0, 0.0])
-
-
 def test_a_step_ahead_hides_the_host_behind_the_device():
     """Only decode runs ahead, and what the host needs longer than the device stays."""
     event = estimate.Event(estimate.TORCH, "matmul", bytes=10_000_000, macs=1)
@@ -341,16 +250,6 @@ def test_each_cost_of_a_step_has_its_own_option(name):
     assert added == pytest.approx((4 if name == "logits" else 1) * (1000 - STEP_US[name]) * 1e3)
 
 
-def test_under_the_bound_products_alone_take_time():
-    estimator = estimate.Estimator("hbm-peak", estimate.cost.Overheads(), 2)
-    events = [
-        estimate.Event(estimate.TORCH, "add", 410),
-        estimate.Event(estimate.TORCH, "mm", 820, 1),
-    ]
-    found = estimator.graph("token_generation_model", 8, 1, [("", event) for event in events])
-    assert [op.time_ns for op in found.operators] == pytest.approx([0.0, 2.0])
-
-
 # --- device ---------------------------------------------------------------------------------------
 def test_device_graphs_go_through_neuron_profile(tmp_path, monkeypatch, capsys):
     graph = tmp_path / "graphs" / "tkg" / "graph.neff"
@@ -382,25 +281,6 @@ def test_device_folder_without_graphs_is_refused(tmp_path, monkeypatch):
         profile.run(types.SimpleNamespace())
 
 
-@pytest.mark.full  # tests/test_streams.py has a reader leave both streams of this mode
-def test_a_reader_that_leaves_ends_the_run_quietly(shapes_folder):
-    command = [
-        sys.executable,
-        str(REPOSITORY / "main.py"),
-        "--mode",
-        "profile",
-        "--model-path",
-        str(shapes_folder),
-        "--seq-len",
-        "64",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        process.stdout.close()
-        errors = process.stderr.read()
-    assert process.returncode == streams.READER_GONE
-    assert b"Traceback" not in errors and b"BrokenPipe" not in errors
-
-
 def test_an_unwritable_profile_folder_is_refused_before_the_work(shapes_folder, tmp_path, capsys):
     (tmp_path / "file").write_text("")
     status = main.main(
@@ -415,15 +295,6 @@ def test_an_unwritable_profile_folder_is_refused_before_the_work(shapes_folder, 
     )
     told = capsys.readouterr().err
     assert status == 2 and "file is not a folder" in told and "Tracing" not in told
-
-
-@pytest.mark.parametrize(
-    "change", [{"num_attention_heads": 0}, {"hidden_size": None}, {"model_type": "gpt2"}]
-)
-def test_configurations_of_no_llama_are_refused(change, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG | change))
-    with pytest.raises(UserError, match=next(iter(change))):
-        estimates(tmp_path)
 
 
 @pytest.mark.parametrize(

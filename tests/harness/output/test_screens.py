@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from harness.figures.accuracy import RowResult
 from harness.figures.benchmark import SpeedReport
 from harness.figures.divergence import Error
-from harness.figures.estimate import COLLECTIVE, KERNEL, GraphEstimate
-from harness.figures.estimate import Operator as Timed
 from harness.figures.evaluation import Evaluation, Figures, Speeds, from_report, score
 from harness.figures.graphs import PREFILL, Graph, NkiShare, Operator
 from harness.modes import compile, diff
-from harness.output import profile_report, report
+from harness.output import report
 from harness.sdk import Source
 from neuron_cpu.console import terminal
 
@@ -80,32 +77,3 @@ def test_lines_fit_and_words_stay_whole(
     note = next((at for at, line in enumerate(told) if line.startswith("Left out")), len(told))
     shown = {word for line in told[:note] for word in line.split()}
     assert shown <= words, shown - words
-
-
-def test_rows_of_one_name_are_told_apart() -> None:
-    def row(kind: str, name: str, where: str, first: str, count: int, time: float) -> Timed:
-        return Timed(kind, name, where, count, time, 0, 0, first=first)
-
-    rows = [
-        row(COLLECTIVE, "all-reduce", "layers.*.mlp", "layers.0.mlp", 16, 10.0),
-        row(COLLECTIVE, "all-reduce", "layers.*.self_attn", "layers.0.self_attn", 16, 9.0),
-        row(KERNEL, ATTENTION, "layers.*.self_attn", "layers.0.self_attn", 1, 8.0),
-        row(KERNEL, ATTENTION, "layers.*.self_attn", "layers.1.self_attn", 15, 7.0),
-    ]
-    table = profile_report._operators(GraphEstimate(PREFILL, 128, 1, rows, 0.0))
-    names = list(table.columns[0].cells)[: len(rows)]
-    assert set(names) == {
-        "all-reduce layers.*.mlp",
-        "all-reduce layers.*.self_attn",
-        f"{ATTENTION} layers.0.self_attn",
-        f"{ATTENTION} layers.*.self_attn",
-    }
-
-
-def test_a_page_opens_on_the_kernel_that_takes_most_time() -> None:
-    made = [SimpleNamespace(program=SimpleNamespace(name=name)) for name in ("short", "long")]
-    steps = [(KERNEL, "long", "layers.0", 7.0), (KERNEL, "short", "", 9.0)]
-    steps += [(KERNEL, "long", "layers.1", 7.0), (COLLECTIVE, "short", "", 50.0)]
-    graph = GraphEstimate(PREFILL, 128, 1, [], 0.0, schedules=made, steps=steps)
-    labels = [label for label, _ in profile_report._by_time([graph])]
-    assert [label.rpartition(" ")[2] for label in labels] == ["long", "short"]

@@ -107,11 +107,6 @@ def test_half_a_message_and_a_flood_end_at_the_time_limit(said: str, imported: C
         imported(f"{FIND}{said}\n{WELL}", "--time-limit", "2")
 
 
-def test_a_signal_without_a_name_is_told(imported: Callable) -> None:
-    with pytest.raises(UserError, match="its process was ended by signal 40"):
-        imported(f"import os\nos.kill(os.getpid(), 40)\n{WELL}")
-
-
 def test_processor_time_is_limited(imported: Callable) -> None:
     with pytest.raises(SubmissionFailed, match="processor time that it may use; --cpu-limit"):
         imported(f"while True: pass\n{WELL}", "--cpu-limit", "2")
@@ -242,11 +237,6 @@ def test_both_kinds_of_processes_answer_alike(isolate: str, imported: Callable) 
         imported(f"raise ValueError('bad')\n{WELL}", isolate)
 
 
-def test_the_environment_is_the_drivers(imported: Callable, monkeypatch) -> None:
-    monkeypatch.setenv("OF_THIS_TEST", "yes")
-    imported(f"import os\nassert os.environ['OF_THIS_TEST'] == 'yes'\n{WELL}")
-
-
 # --- messages -------------------------------------------------------------------------------------
 @pytest.fixture
 def line():
@@ -302,20 +292,6 @@ def test_messages_of_another_form_are_none(parts: list[bytes], line) -> None:
     writer.close()
     with pytest.raises((worker.WireError, EOFError)):
         worker.receive(reader, soon())
-
-
-@pytest.mark.parametrize(
-    "parts", [b"", b"\0", b"\0\0\0\x09half", b"\xff\xff\xff\xff\0", b"\0\0\0\x01"]
-)
-def test_a_message_that_stops_in_its_middle_is_late(parts: bytes, line) -> None:
-    reader, writer = line
-    os.write(writer.fileno(), parts)
-    with pytest.raises(TimeoutError):
-        worker.receive(reader, time.monotonic() + 0.05)
-    if parts:
-        writer.close()
-        with pytest.raises(EOFError):
-            worker.receive(reader, soon())
 
 
 def test_a_message_is_no_longer_than_it_may_be(line) -> None:
@@ -374,8 +350,3 @@ def test_control_characters_are_written_as_escapes() -> None:
     assert (
         without_controls(text, styled=True) == "a\x1b[31mb\x1b[0m" + r"\x1b]0;title\x07\r" + "\tc\n"
     )
-
-
-def test_memory_default_is_a_part_of_the_machine() -> None:
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    assert 0 < limits.default_memory_gib() <= 0.75 * size

@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,10 @@ import pytest
 
 from harness.errors import UserError
 from harness.files import locked_folder
-from harness.inputs import command_line, submission
+from harness.inputs import command_line
 from harness.processes.worker import Draw
 from harness.serving.scheduler import LoadedLines
-from harness.session import building, opening
+from harness.session import building
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
@@ -111,16 +110,6 @@ def test_a_damaged_compiled_folder_is_built_anew(
     assert "Reusing the compiled" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("manifest", ["[]", "{"])
-def test_an_unreadable_manifest_means_build_anew(
-    manifest: str, again: Path, compiled: Callable, capsys: pytest.CaptureFixture
-) -> None:
-    (again / "driver.json").write_text(manifest)
-    capsys.readouterr()
-    compiled()
-    assert "(first time)" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("statement", ["raise IndexError('boom')", "open('/no/such/file')"])
 def test_a_submission_that_fails_on_data_is_told_with_its_line(
     statement: str, compiled: Callable, tmp_path: Path
@@ -130,25 +119,6 @@ def test_a_submission_that_fails_on_data_is_told_with_its_line(
     loaded = compiled("--llama", entry)
     with pytest.raises(UserError, match="fails while it generates: .*late.py, line 5, raised"):
         generate_tokens(loaded, [[5, 6, 7]], 2)
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (
-            "import sys\nsys.exit(3)\n",
-            "line 2, raised SystemExit: 3 (take out what ends the program",
-        ),
-        ("x = 1\ny = (\n", "line 2, raised SyntaxError: '(' was never closed."),
-        ("import json\njson.loads('{')\n", "line 2, raised JSONDecodeError: "),
-    ],
-)
-def test_a_submission_that_cannot_be_imported(text: str, told: str, tmp_path: Path) -> None:
-    entry = tmp_path / "broken_entry.py"
-    entry.write_text(text)
-    with pytest.raises(UserError) as caught:
-        submission.load(entry, "llama")
-    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
@@ -174,18 +144,6 @@ def test_one_run_at_a_time_uses_a_folder(tmp_path: Path) -> None:
         assert not entered.is_set()
     thread.join(30)
     assert entered.is_set() and list((tmp_path / "root").iterdir()) == []
-
-
-@pytest.mark.parametrize(("alone", "expected"), [(True, "0"), (False, None)])
-def test_a_process_that_runs_a_model_shows_it_pytorch(
-    alone: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`--no-isolate`: transformers, imported for the tokenizer first, is the model's, too."""
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.delenv("USE_TORCH", raising=False)
-    with opening._without_torch(alone):
-        assert os.environ.get("USE_TORCH") == expected
-    assert "USE_TORCH" not in os.environ
 
 
 LEFT = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from neuronx_distributed_inference.contract import VERSIONS
 from transformers import LlamaForCausalLM
 
-from harness import console
 from harness.errors import UserError
 from harness.inputs import chunks, command_line, submission
 from harness.model_shapes import MODEL_SHAPES
@@ -20,7 +18,6 @@ from harness.processes.worker import Host, Job
 from harness.session import model as session_model
 from harness.settings import LONGEST_PREFILL
 from neuron_cpu.runtime import graph
-from tests.conftest import REPOSITORY
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 160
@@ -138,18 +135,6 @@ def test_a_prompt_that_fills_a_long_cache(tmp_path, length):
         assert whole.lm_head(hidden).argmax(-1).tolist() == got
 
 
-def test_without_kernels(tiny, tmp_path, caplog):
-    """And every chunk says how far the prompt is."""
-    whole = Running(tiny, tmp_path, "--max-context-length", str(LENGTH), role="torch")
-    sizes = "--max-context-length", "32", "--prefill-chunk", "24"
-    chunked = Running(tiny, tmp_path, *sizes, role="torch")
-    caplog.set_level("INFO", console.PROGRESS_LOGGER)
-    assert chunked.tokens([prompt(140)]) == whole.tokens([prompt(140)])
-    told = [record.progress for record in caplog.records if hasattr(record, "progress")]
-    assert [each["done"] for each in told] == [32, 56, 80, 104, 128, 140]
-    assert {each["total"] for each in told} == {140}
-
-
 def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeypatch):
     """NxDI's own Llama of 0.6, where its baseline cannot be prefilled whole."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
@@ -168,17 +153,6 @@ def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeyp
 def test_an_error_of_the_sdk_s_own_model_is_not_called_the_submission_s(tiny, tmp_path):
     host = Host(Job(settings_of(tiny), tiny, 0, None, None, tmp_path, None, False), print)
     assert host.where(IndexError("5")) == "the SDK's own model raised IndexError: 5"
-
-
-def test_an_error_of_this_project_s_baseline_names_its_line(tiny, tmp_path):
-    """NxDI has no Gemma 2, so that models/extended.py without kernels is the baseline."""
-    job = Job(settings_of(tiny), tiny, 0, None, None, tmp_path, None, False, model_type="gemma2")
-    host, extended = Host(job, print), REPOSITORY / "models" / "extended.py"
-    with pytest.raises(Exception) as raised:
-        host.model_class(None, 5)
-    found = host.where(raised.value)
-    assert re.match(rf"{REPOSITORY}/[\w/]+\.py, line \d+, raised ", found), found
-    assert host.where(IndexError("5")) == f"Code outside of {extended} raised IndexError: 5"
 
 
 def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeypatch):
@@ -239,16 +213,6 @@ def test_the_default_chunk_is_no_prefill_bucket(tiny, name, seq_len):
     assert 32 <= chosen.prefill_chunk <= 768 and chosen.prefill_chunk not in (128, 256, 512)
 
 
-@pytest.mark.parametrize(
-    ("seq_len", "chunk"), [(4096, 384), (5120, 640), (8192, 768), (65536, 320)]
-)
-def test_longer_prompts_have_longer_chunks(tiny, seq_len, chunk):
-    """As long as a graph stays small enough, and SBUF holds their tokens."""
-    asked = settings_of(tiny, "--seq-len", str(seq_len), "--torch-dtype", "bfloat16")
-    asked = dataclasses.replace(asked, tp_degree=2)
-    assert chunks.with_chunks(asked, MODEL_SHAPES["llama-3.2-1b"]).prefill_chunk == chunk
-
-
 def test_a_cache_without_a_size_for_chunks_is_refused(tiny):
     asked = settings_of(tiny, "--seq-len", "64", "--max-context-length", "32")
     with pytest.raises(UserError, match="--seq-len 64 leaves no size for chunks .* raise --max-"):
@@ -284,8 +248,3 @@ def test_chunks_only_where_prompts_may_need_them(tiny):
 def test_sizes_that_cannot_be(tiny, more):
     with pytest.raises(UserError, match="--prefill-chunk|--max-context-length"):
         settings_of(tiny, *more)
-
-
-def test_a_long_cache_has_a_graph_for_each_sixteenth() -> None:
-    assert chunks.cache_buckets(512, 8192) == [128, 256, *range(512, 8192, 512), 8192]
-    assert chunks.cache_buckets(2048, 1000) == [*range(128, 1000, 128), 1000]

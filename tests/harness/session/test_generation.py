@@ -7,11 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from harness.processes.worker import Draw, Part
 from harness.processes.workers import SubmissionFailed
-from harness.session import generation, slots
+from harness.session import generation
 
 
 def loaded(tokens: int, told: Any = None) -> SimpleNamespace:
@@ -48,24 +46,3 @@ def test_fewer_tokens_than_were_asked_for_are_told_once(capsys) -> None:
     assert capsys.readouterr().err.count("--max-new-tokens 500 is cut to 92, what --seq-len") == 1
     settings.max_new_tokens = 92
     assert generation.new_token_limit(settings, [[5] * 36]) == 92 and not capsys.readouterr().err
-
-
-def test_speculation_is_counted_without_logits() -> None:
-    model = loaded(3, told={"steps": 2})
-    assert generation.speculative_tokens(model, [[5]], 3) == (3, {"steps": 2})
-    assert (model.asked["fixed_length"], model.asked["scores"]) == (True, False)
-
-
-def test_a_chunk_has_a_slot_for_each_token_of_its_sequences(monkeypatch) -> None:
-    """Two tokens behind three of one sequence, and one of another: none for what fills rows."""
-    settings = SimpleNamespace(blocks=SimpleNamespace(size=4), seq_len=12)
-    host = SimpleNamespace(job=SimpleNamespace(settings=settings))
-    monkeypatch.setattr(slots, "_forward", lambda *given: given[2:])
-    greedy = Draw(0.0, 0, 1.0, 0, 0)
-    parts = [Part((7, 8), 3, greedy, (5, 2)), Part((6,), 0, greedy, (1,))]
-    tokens, positions, rows, where = slots.chunk(host, "target", parts)
-    assert tokens.tolist() == [[7, 8, 6]] and positions.tolist() == [[3, 4, 0]]
-    assert where["slot_mapping"].tolist() == [23, 8, 4]
-    assert where["block_table"].tolist() == [[5, 2, 0], [1, 0, 0]]
-    assert where["full_context_lens"].tolist() == [5, 1]
-    assert torch.equal(where["computed_context_lens"], torch.tensor([3, 0])) and len(rows) == 2

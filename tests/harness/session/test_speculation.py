@@ -12,7 +12,6 @@ from neuronx_distributed_inference.contract import VERSIONS
 
 from harness.errors import UserError
 from harness.figures import benchmark
-from harness.figures.accuracy import bf16_spacing
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.estimated_speed import _Times as Times
 from harness.inputs import command_line, submission
@@ -137,16 +136,6 @@ def test_draws_of_a_seed_are_those_of_plain_sampling(tiny, other, tmp_path, meth
     assert found.tokens(REPEATING) == expected  # nothing is left of the first generation
 
 
-@pytest.mark.full
-def test_a_text_of_its_own_seed_for_every_prompt(tiny, other, tmp_path):
-    """A draft model is prefilled anew; prompts of two tokens have nothing to look up."""
-    plain = Running(tiny, tmp_path)
-    prompts = [[5, 6], REPEATING, [9, 9, 9]]
-    expected = [plain.tokens(prompt, 8) for prompt in prompts]
-    found = Running(tiny, tmp_path, *arguments("other draft", tiny, other))
-    assert [found.tokens(prompt, 8) for prompt in prompts] == expected
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -165,14 +154,6 @@ def test_calls_that_do_not_give_the_tokens_are_refused(body):
         benchmark.checked_calls(body, 5, 4)
 
 
-def test_a_lookup_guesses_all_but_one_of_a_steps_tokens(monkeypatch) -> None:
-    monkeypatch.setattr(speculation, "Guessing", lambda model, guesser: guesser)
-    model = SimpleNamespace(neuron_config=SimpleNamespace(max_length=LENGTH))
-    guesser = speculation.adapter(Speculation("lookup", length=4), model, None)
-    guesses = guesser.guess(torch.tensor([REPEATING]), LENGTH)
-    assert guesses == REPEATING[REPEATING.index(30) + 1 :][:3]
-
-
 def test_acceptance_is_counted_by_position():
     found = benchmark.summed(
         "lookup", 4, [([[3, 3, 0], [0, 0, 0], [2, 1, 0]], 8), ([[3, 0, 0]], 2)]
@@ -181,30 +162,6 @@ def test_acceptance_is_counted_by_position():
     assert (found.offered, found.accepted) == ([3, 3, 2], [2, 1, 1])
     assert found.tokens_per_call == 2.0
     assert "67% of 3, 33% of 3, 50% of 2" in found.describe()
-
-
-@pytest.mark.parametrize("method", ["lookup", pytest.param("other draft", marks=pytest.mark.full)])
-def test_bf16_differs_in_ties_only(tiny, other, tmp_path, method):
-    """Several rows of a product may round otherwise than one: a token differs first where the two
-    best logits lie within one bf16 spacing, as `diff` and `validate` tell ties apart."""
-    asked = "--torch-dtype", "bfloat16"
-    running = [
-        Running(tiny, tmp_path, *asked, *more) for more in ((), arguments(method, tiny, other))
-    ]
-    for start in range(2):
-        expected, got = (
-            torch.from_numpy(one.scores([*REPEATING, 40 + start])[:, 0].copy()) for one in running
-        )
-        differing = (expected.argmax(-1) != got.argmax(-1)).nonzero()
-        same = int(differing[0]) if len(differing) else len(expected)
-        finite = expected[:same].isfinite()
-        largest = float(expected[:same][finite].abs().max())
-        error = (expected[:same] - got[:same])[finite].abs().max()
-        assert float(error) <= 4 * bf16_spacing(largest)
-        if same < len(expected):
-            best = float(expected[same].max())
-            margin = best - float(expected[same, got[same].argmax()])
-            assert margin <= bf16_spacing(best)
 
 
 @pytest.mark.parametrize("alone", [False, True])
