@@ -15,7 +15,6 @@ computes nothing. ``--write`` puts the tables into the page. Two minutes.
 from __future__ import annotations
 
 import argparse
-import collections
 import json
 import re
 import statistics
@@ -23,8 +22,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -56,7 +54,6 @@ from lab import NOTES, ROOT, pages  # noqa: E402
 
 TEXTS, PAGE = ROOT / "lab" / "data" / "token_texts.json", NOTES / "token.md"
 MODEL, DEGREE, KEYS = "llama-3.2-1b", 2, (640, 1280)
-KINDS = ("prompt", "code", "dialogue")
 CALL = re.compile(
     r"^\|[^|]*, a call \| ([\d.]+) \|[^|]*\| ([\d.]+) \|", re.M
 )  # of a published step
@@ -89,11 +86,10 @@ def texts() -> list[Text]:
     return [Text(**row) for row in json.loads(TEXTS.read_text())]
 
 
-def calls(text: Text, tokens: int, guesser: Callable[[], Any] = llama.Guesser) -> Calls:
+def calls(text: Text, tokens: int) -> Calls:
     """What ``tokens`` a call need for a text, as the adapter's loop asks llama.py's LookAhead."""
     room = next(keys for keys in KEYS if keys >= len(text.tokens))
     ahead, row = llama.LookAhead(tokens, room), torch.zeros(1, tokens, 1)
-    ahead.guesser = guesser()
     for token in text.tokens[: text.prompt]:
         ahead.guesser.add(token)
     for position in range(text.prompt, len(text.tokens) - 1):
@@ -106,107 +102,35 @@ def calls(text: Text, tokens: int, guesser: Callable[[], Any] = llama.Guesser) -
     return Calls(single, several, single + several + ahead.kept_rows)
 
 
-# --- guessers -------------------------------------------------------------------------------------
-class Place(llama.Guesser):
-    """What followed the latest earlier place of the newest tokens, of as many as occur there, up to
-    ``longest``: of any number it is what a suffix automaton finds."""
-
-    def __init__(self, longest: int) -> None:
-        super().__init__()
-        self.longest = longest
-
-    def guess(self, most: int) -> list[int]:
-        text, best, at = self.text, 0, 0
-        for end in range(len(text) - 1, 0, -1):
-            same = 0
-            while same < min(end, self.longest) and text[end - 1 - same] == text[-1 - same]:
-                same += 1
-            if same > best:
-                best, at = same, end
-            if best == self.longest:
-                break
-        if not best:
-            return []
-        copied = list(text)
-        for _ in range(most):
-            copied.append(copied[at])
-            at += 1
-        return copied[len(text) :]
-
-
-class Frequent(llama.Guesser):
-    """The token that followed the newest ones most often, the latest of equals."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Any = collections.defaultdict(collections.Counter)
-
-    def add(self, token: int) -> None:
-        for length in range(1, min(llama.CONTEXT, len(self.text)) + 1):
-            context = tuple(self.text[-length:])
-            self.counts[context][token] += 1
-            last = self.after.get(context, token)
-            if self.counts[context][token] >= self.counts[context][last]:
-                self.after[context] = token
-        self.text.append(token)
-
-
-class Recurrence(llama.Guesser):
-    """The text goes on with the shortest period, up to 64, that its end has been through twice."""
-
-    def guess(self, most: int) -> list[int]:
-        for period in range(1, 65):
-            last = self.text[-period:]
-            if len(self.text) >= 2 * period and self.text[-2 * period : -period] == last:
-                return (last * (most // period + 1))[:most]
-        return []
-
-
-GUESSERS: dict[str, Callable[[], Any]] = {
-    "last place of the newest token": partial(Place, 1),
-    "last place of up to 2 tokens": partial(Place, 2),
-    "last place of up to 4 tokens": partial(Place, 4),
-    "suffix automaton": partial(Place, 10**6),
-    "most frequent token behind up to 4": Frequent,
-    "recurrence": Recurrence,
-    "latest token behind up to 4 (`llama.py`)": llama.Guesser,
-}
-
-
 # --- costs ----------------------------------------------------------------------------------------
 class Costs(NamedTuple):
     """Milliseconds: a decode step of the baseline and of ours without the host's loop, our call of
-    several tokens, the loop of a token, a row of logits among several in fp32, and the shortest
-    and longest step of ours, with the loop, that a device would show."""
+    several tokens, the loop of a token, and the shortest and longest step of ours, with the
+    loop, that a device would show."""
 
     baseline: float
     plain: float
     several: float
     host: float
-    row: float
     band: tuple[float, float]
 
-    def token(self, found: Calls, several: float = 0.0) -> float:
-        """A token with look-ahead, perhaps with another cost of a call."""
-        spent = found.single * self.plain + found.several * (several or self.several)
+    def token(self, found: Calls) -> float:
+        """A token with look-ahead."""
+        spent = found.single * self.plain + found.several * self.several
         return spent / found.tokens + self.host
 
-    def ratio(self, found: Calls, several: float = 0.0) -> float:
-        return (self.baseline + self.host) / self.token(found, several)
-
-    def of_tokens(self, tokens: int) -> float:
-        """A call of another number of tokens: its rows differ, in bf16."""
-        return self.several + (tokens - llama.CALL_TOKENS) * self.row / 2
+    def ratio(self, found: Calls) -> float:
+        return (self.baseline + self.host) / self.token(found)
 
 
 def published() -> dict[int, Costs]:
     """Costs by keys, as the page has them."""
-    row, lines = overheads()[0].logits_ns / 1e6, pages.published(PAGE, "costs").splitlines()[2:]
+    lines = pages.published(PAGE, "costs").splitlines()[2:]
     found = {}
     for keys, base, plain, band, several, host in (line.strip("| ").split(" | ") for line in lines):
         loop, (low, high) = float(host), map(float, band.split(" to "))
         found[int(keys)] = Costs(
-            float(base) - loop, float(plain) - loop, float(several), loop, row, (low, high)
+            float(base) - loop, float(plain) - loop, float(several), loop, (low, high)
         )
     return found
 
@@ -232,7 +156,7 @@ def asked(keys: int) -> dict[str, Any]:
 
 def estimated(keys: int) -> Costs:
     """By the cost model, with the host as published."""
-    around, host = overheads()
+    _, host = overheads()
     with tempfile.TemporaryDirectory() as name:
         folder, shape = Path(name), MODEL_SHAPES[MODEL]
         ours = tracing.application(llama, shape, folder, **asked(keys), max_context_length=64)
@@ -245,7 +169,7 @@ def estimated(keys: int) -> Costs:
         ]
     base, plain, several = (one.latency_ns / 1e6 - host for one in found)
     low, high = (ns / 1e6 for ns in found[1].band_ns)
-    return Costs(base, plain, several, host, around.logits_ns / 1e6, (low, high))
+    return Costs(base, plain, several, host, (low, high))
 
 
 def parts(keys: int) -> list[tuple[str, float]]:
@@ -400,24 +324,6 @@ def of_texts(costs: dict[int, Costs], known: Sequence[Text]) -> str:
     return table(head, rows)
 
 
-def of_guessers(costs: dict[int, Costs], known: Sequence[Text]) -> str:
-    """Tokens a call, and times the baseline."""
-    rows = []
-    for name, guesser in GUESSERS.items():
-        cells = [name]
-        for tokens in (5, llama.CALL_TOKENS, 16):
-            found = [(calls(text, tokens, guesser), text) for text in known]
-            ratios = [
-                costs[len(text.tokens)].ratio(one, costs[len(text.tokens)].of_tokens(tokens))
-                for one, text in found
-            ]
-            each = middle_and_worst([one.per_call for one, _ in found])
-            cells.append(f"{each}; {middle_and_worst(ratios)}")
-        rows.append(cells)
-    head = f"guesser | 5 tokens a call | {llama.CALL_TOKENS} tokens a call | 16 tokens a call"
-    return table(head, rows)
-
-
 def of_the_host(costs: dict[int, Costs], known: Sequence[Text]) -> str:
     """Of the adapter's loop without look-ahead, and of look-ahead in the same loop."""
     alone, ahead = ([host_ms(kind, text) for text in known[:5]] for kind in (False, True))
@@ -439,15 +345,13 @@ def main() -> int:
     given = parser.parse_args()
     costs = published() if given.measure_host else {keys: estimated(keys) for keys in KEYS}
     known = texts()
-    kinds = {kind: [text for text in known if text.kind == kind] for kind in KINDS}
-    prompts = kinds["prompt"]
+    prompts = [text for text in known if text.kind == "prompt"]
     if given.measure_host:
         made = {"host": of_the_host(costs, prompts)}
     else:
         made = {
             "costs": of_costs(costs),
             "texts": of_texts(costs, known),
-            **{f"guessers of {kind}": of_guessers(costs, own) for kind, own in kinds.items()},
             "parts": table("part | ms", [[name, f"{ms:.2f}"] for name, ms in parts(KEYS[0])]),
         }
     for name, text in made.items():

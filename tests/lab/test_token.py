@@ -22,25 +22,6 @@ def test_calls_are_those_of_a_loop_that_knows_the_text() -> None:
     assert (alone.single, alone.several, alone.tokens) == (58, 0, 58)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "found"),
-    [
-        ("last place of the newest token", [1, 2, 3, 9, 1, 5, 1], [5, 1, 5]),
-        ("last place of up to 2 tokens", [9, 1, 2, 3, 1, 5, 9, 1], [2, 3, 1]),
-        ("suffix automaton", [7, 8, 9, 1, 4, 8, 9, 1, 5, 7, 8, 9, 1], [4, 8, 9]),
-        ("most frequent token behind up to 4", [1, 2, 1, 2, 1, 3, 1], [2, 1, 3]),
-        ("recurrence", [4, 5, 6, 5, 6], [5, 6, 5]),
-        ("recurrence", [4, 5, 6, 7], []),
-        ("last place of up to 4 tokens", [4, 5, 6, 7], []),
-    ],
-)
-def test_guessers_guess_what_their_rule_says(name: str, text: list[int], found: list[int]) -> None:
-    guesser = token.GUESSERS[name]()
-    for one in text:
-        guesser.add(one)
-    assert guesser.guess(3) == found
-
-
 def test_the_pages_have_the_ratios_of_the_recorded_texts() -> None:
     known = token.texts()
     prompts = [text for text in known if text.kind == "prompt"]
