@@ -225,6 +225,9 @@ class Profile(Topic, title="estimates, and what they assume", modes=("profile",)
         choices=tuple(sorted(MODEL_SHAPES)),
         metavar="NAME",
     )
+    saved_graphs: Optional[Path] = option(
+        "folder of model.save() of Transformers NeuronX, in place of a model", metavar="DIR"
+    )
     profile_output: Optional[Path] = option("folder for JSON, trace and page")
     dma_profile: Optional[str] = option(
         "how DMA is timed (default: the calibrated one)", metavar="NAME"

@@ -171,6 +171,12 @@ def check_arguments(args: Arguments) -> None:
     for option in given:
         if option.needs is not None and not getattr(args, option.needs[0]):
             raise UserError(f"{option.flag} needs {option.needs[1]}.")
+    if args.saved_graphs is not None:
+        told = {"debug", *(o.name for o in OF_TOPIC["profile"])} - {"profile_model"}
+        refuse_any(
+            {option.flag: option.name not in told for option in given},
+            "{} is about a model, and --saved-graphs names graphs that say it all; leave it out.",
+        )
     if args.runs is not None and args.mode in ("generate", "validate") and not args.benchmark:
         raise UserError(f"--runs needs --benchmark in --mode {args.mode}.")
     seq_len = args.seq_len or args.default_seq_len

@@ -38,6 +38,8 @@ def run(settings: Settings) -> int:
         return _run_on_device(settings)
     if settings.profile_output:
         check_writable_folder(settings.profile_output)
+    if settings.saved_graphs is not None:
+        return _run_saved(settings, settings.saved_graphs)
     with tempfile.TemporaryDirectory() as scratch:
         session = shapes_only_session(settings, Path(scratch))
         loaded = construct(session, Role.NKI if settings.enable_nki else Role.TORCH)
@@ -52,6 +54,20 @@ def run(settings: Settings) -> int:
         sys.stdout.write(without_controls(text, styled=out.is_terminal))
         if settings.profile_output:
             _copy_files(loaded.worker.job.scratch, names, settings.profile_output)
+    return 0
+
+
+def _run_saved(settings: Settings, folder: Path) -> int:
+    """The profile of graphs that another program saved: there is no submission beside them."""
+    from harness.figures import saved  # PyTorch's time
+    from harness.output import profile_report
+
+    assumed = profile_report.assumptions(settings)
+    found = saved.estimates(settings, folder, *assumed)
+    profile_report.show(found.graphs, *assumed, terminal.output(WIDTH))
+    if settings.profile_output:
+        for path in profile_report.write(found, *assumed, settings.profile_output):
+            console.say(f"Wrote {path}")
     return 0
 
 

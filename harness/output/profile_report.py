@@ -12,6 +12,7 @@ from rich.text import Text
 
 from harness.figures import estimate
 from harness.processes.worker import Host
+from harness.settings import Settings
 from harness.simulator import COMPILER_ORDER, Schedule, check_order, cost, report, spec, tables
 from neuron_cpu.console import terminal
 from neuron_cpu.files import write_text_atomically
@@ -38,8 +39,10 @@ def headline(graph: estimate.GraphEstimate) -> str:
         says = f"TTFT {milliseconds:.3f} ms, {rate * graph.bucket:,.0f} prompt tokens/s"
     elif graph.submodel.endswith("speculation_model"):
         says = f"{milliseconds:.3f} ms for several tokens"
-    else:
+    elif graph.submodel.endswith("token_generation_model"):
         says = f"{rate:,.1f} tokens/s, {milliseconds:.3f} ms a token"
+    else:
+        says = f"{milliseconds:.3f} ms for one execution"
     low, high = (time / 1e6 for time in graph.band_ns)
     return (
         f"{graph.submodel}, bucket {graph.sizes}, batch {graph.batch}: {says} (estimated; "
@@ -55,10 +58,19 @@ def binding(graph: estimate.GraphEstimate) -> str:
     words = (
         worst.profile.binding if worst.profile is not None else f"{worst.kind}, outside of kernels"
     )
-    told = f"{share:.0%} in {worst.name} ({worst.where}): {words}"
+    where = f" ({worst.where})" if worst.where else ""
+    told = f"{share:.0%} in {worst.name}{where}: {words}"
     if graph.launch_ns > worst.total_ns:
         told = f"{graph.launch_ns / graph.latency_ns:.0%} in launch and host; {told}"
     return told
+
+
+def assumptions(settings: Settings) -> tuple[str, str]:
+    """The names of the DMA profile and of the schedule's order; unknown ones are refused."""
+    name, order = settings.dma_profile or cost.DEFAULT_PROFILE, settings.schedule or COMPILER_ORDER
+    cost.dma_profile(name)
+    check_order(order)
+    return name, order
 
 
 def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
@@ -67,10 +79,7 @@ def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
     Returns the tables as `text` of `width` columns, and `files` written to the process's folder.
     """
     settings = host.job.settings
-    name = settings.dma_profile or cost.DEFAULT_PROFILE
-    order = settings.schedule or COMPILER_ORDER
-    cost.dma_profile(name)  # refuse unknown names before the model is traced
-    check_order(order)
+    name, order = assumptions(settings)
     with host.told_as_the_submission("The model cannot be traced"):
         found = estimate.graphs(host, role, name, order)
     text = io.StringIO()
@@ -106,7 +115,7 @@ def show(
                 continue
             seen.add(id(op.profile))
             time = tables.microseconds(op.profile.time_ns)
-            where = f"({op.where}; {graph.submodel})"
+            where = f"({'; '.join(filter(None, (op.where, graph.submodel)))})"
             out.print(Text(f"\n{op.name}", "bold") + f" {where}: {time} µs")
             out.print(f"bound by {op.profile.binding}")
             for words in op.profile.spills:

@@ -20,8 +20,13 @@ from neuronxcc.nki import FrameworkKernel
 from torch_neuronx.pyhlo.scribe import HloScribe, HloShape
 from torch_neuronx.pyhlo.xla_data_pb2 import PrimitiveType
 
+from ..core import Program
+from ..core.language.specialisation import to_torch
+from ..core.run.execute import Plan
 from ..errors import CompileError
+from ..sandbox import records
 
+KERNEL = "AwsNeuronCustomNativeKernel"
 _TYPED = 4  # hlo.proto, CustomCallApiVersion: the call whose configuration is typed
 _UNIFORM = 1  # xla_data.proto, RandomDistribution; the other one is normal
 _THREAD = ThreadPoolExecutor(1)  # stacks of XLA's own threads are too small for PyTorch
@@ -51,7 +56,7 @@ def _filled(kind: HloShape, sizes: tuple[int, ...], value: float) -> HloShape:
     return kind[sizes].Broadcast(kind.Constant(constant_value=value))
 
 
-def _softmax(result: HloShape, x: HloShape, config: str) -> HloShape:
+def _softmax(result: HloShape, x: HloShape, config: bytes) -> HloShape:
     """Softmax over dimension `config`, in fp32."""
     dim, wide = int(config), x.scribe.f32[x.sizes]
     x = wide.Convert(x)
@@ -77,7 +82,7 @@ def _rms_norm(
     return result.Convert(wide.Multiply(scaled, weights))
 
 
-def _gelu(result: HloShape, x: HloShape, config: str) -> HloShape:
+def _gelu(result: HloShape, x: HloShape, config: bytes) -> HloShape:
     """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), in fp32."""
     f32 = x.scribe.f32
     wide = f32[x.sizes]
@@ -112,20 +117,20 @@ def _first(x: HloShape, dim: int, count: int) -> HloShape:
     return x.dtype[sizes].Slice(x, slice_dimensions=ranges)
 
 
-def _top_k(result: HloShape, x: HloShape, config: str) -> HloShape:
+def _top_k(result: HloShape, x: HloShape, config: bytes) -> HloShape:
     """The `config` largest of the last dimension, and their places."""
     found = [_first(part, len(x.sizes) - 1, int(config)) for part in _sorted(x, len(x.sizes) - 1)]
     kinds = [HloShape(x.scribe, shape) for shape in result.shape_proto.tuple_shapes]
     return result.Tuple(*(kind.Convert(part) for kind, part in zip(kinds, found)))
 
 
-def _arg_max(result: HloShape, x: HloShape, config: str) -> HloShape:
+def _arg_max(result: HloShape, x: HloShape, config: bytes) -> HloShape:
     """The place of the largest over dimension `config`, the first of equal ones."""
     _, places = _sorted(x, int(config))
     return result.Convert(places.dtype[result.sizes].Reshape(_first(places, int(config), 1)))
 
 
-def _copy(result: HloShape, x: HloShape, config: str) -> HloShape:
+def _copy(result: HloShape, x: HloShape, config: bytes) -> HloShape:
     """Move weights through a ring of buffers: the value stays as it is."""
     return result.Copy(x)
 
@@ -148,19 +153,46 @@ def _arrays(result: HloShape) -> list[tuple[tuple[int, ...], Any]]:
     return [(tuple(s.dimensions), NUMPY[s.element_type]) for s in shapes]
 
 
-def _kernel(result: HloShape, *inputs: HloShape, config: str) -> HloShape:
-    """A kernel of NKI, by the fingerprint that `FrameworkKernel` traced it under."""
-    kernel = FrameworkKernel.traced.get(config)
-    if kernel is None and result.scribe.runs:
+def put_kernels(module: Any) -> None:
+    """Put the programs of its kernels into an HloModuleProto, so that it runs in any process.
+
+    Raises:
+        CompileError: a kernel that `FrameworkKernel` has not traced here.
+    """
+    for call in (i for c in module.computations for i in c.instructions):
+        if call.custom_call_target == KERNEL:
+            program = FrameworkKernel.traced.get(call.backend_config.decode())
+            if program is None:
+                raise CompileError(
+                    "The graph calls a kernel of NKI that this process has not traced, expected "
+                    "what FrameworkKernel.dump_config gave as backend_config; trace it here."
+                )
+            call.backend_config = records.dumped({"program": program})
+
+
+def program_of(config: bytes) -> Program:
+    """The program of a kernel in a module, checked.
+
+    Raises:
+        CompileError: `put_kernels` has not written it.
+    """
+    try:
+        return records.program(records.loaded(config))
+    except (ValueError, TypeError, LookupError, AttributeError):
         raise CompileError(
-            "The graph calls a kernel of NKI that this process has not traced, expected the model "
-            "that was compiled to be built in front of loading it; compile it again."
-        )
-    results = _arrays(result)
+            "The graph calls a kernel of NKI whose program cannot be read, expected what `compile` "
+            "or `save` wrote on this machine; compile the model again."
+        ) from None
+
+
+def _kernel(result: HloShape, *inputs: HloShape, config: bytes) -> HloShape:
+    """A kernel of NKI, which writes its last arguments."""
+    results, plan = _arrays(result), Plan(program_of(config))
 
     def run(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         made = [np.empty(*each) for each in results]
-        _THREAD.submit(kernel, *map(np.asarray, arrays), *made).result()
+        tensors = [to_torch(array) for array in (*map(np.asarray, arrays), *made)]
+        _THREAD.submit(plan.run, tensors).result()
         return tuple(made)
 
     return _call_back(result, run, *inputs)
@@ -199,7 +231,7 @@ CALLS: dict[str, Callable[..., HloShape]] = {
     "AwsNeuronTopK": _top_k,
     "AwsNeuronArgMax": _arg_max,
     "AwsNeuronTransferWithStaticRing": _copy,
-    "AwsNeuronCustomNativeKernel": _kernel,
+    KERNEL: _kernel,
 }
 
 
@@ -208,33 +240,32 @@ class _Lowering(HloScribe):
 
     Attributes:
         callbacks: what XLA calls back, by number.
-        runs: whether this process runs the module, or only compiles it for another one.
     """
 
-    def __init__(self, module: Any, runs: bool) -> None:
+    def __init__(self, module: Any) -> None:
         ids = [each.id for c in module.computations for each in [c, *c.instructions]]
         super().__init__(first_id=max(ids) + 1)
         self.callbacks: list[Callable[..., Any]] = []
-        self.runs = runs
 
 
-def expand(module: Any, runs: bool = True) -> list[Callable[..., Any]]:
+def expand(module: Any) -> list[Callable[..., Any]]:
     """Replace the custom calls of an HloModuleProto by calls of computations, in place.
 
     Returns:
         What XLA calls back, by number: kernels and random numbers, arrays to arrays.
 
     Raises:
-        CompileError: a custom call that the table lacks, or a kernel that was not traced here.
+        CompileError: a custom call that the table lacks, or a kernel that cannot be read.
     """
-    scribe = _Lowering(module, runs)
+    scribe = _Lowering(module)
     for computation in module.computations:
         shapes = {i.id: i.shape for i in computation.instructions}
         for instruction in computation.instructions:
             operands = [shapes[id] for id in instruction.operand_ids]
             if instruction.opcode == "custom-call":
-                config = instruction.backend_config.decode()
-                write = partial(_written_by(instruction.custom_call_target), config=config)
+                write = partial(
+                    _written_by(instruction.custom_call_target), config=instruction.backend_config
+                )
             elif instruction.opcode == "rng":
                 write = partial(_rng, distribution=instruction.distribution)
             else:

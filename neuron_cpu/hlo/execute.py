@@ -45,13 +45,16 @@ def _client(ranks: int) -> Any:
 
 
 def to_neff(module_bytes: bytes) -> bytes:
-    """The file of a compiled graph: the module, checked as far as no number of ranks is needed.
+    """The file of a compiled graph: the module with its kernels, checked as far as no number of
+    ranks is needed.
 
     Raises:
         CompileError: a custom call that nobody knows, or a graph that XLA refuses.
     """
-    file = MAGIC + module_bytes
-    _stablehlo(module_of(file), runs=False)
+    module = module_of(MAGIC + module_bytes)
+    calls.put_kernels(module)
+    file: bytes = MAGIC + module.SerializeToString()
+    _stablehlo(module)
     return file
 
 
@@ -74,9 +77,9 @@ def module_of(neff: bytes) -> Any:
     return module
 
 
-def _stablehlo(module: Any, runs: bool = True) -> tuple[str, list[Any]]:
+def _stablehlo(module: Any) -> tuple[str, list[Any]]:
     """A graph in MLIR, and what it calls back. The module is changed."""
-    callbacks = calls.expand(module, runs)
+    callbacks = calls.expand(module)
     module.ClearField("input_output_alias")  # the caller writes outputs where they belong
     client = xla_client()
     with _refusals(module.name):

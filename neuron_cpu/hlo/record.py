@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch_neuronx.pyhlo.scribe import TORCH as TYPES
@@ -15,7 +16,8 @@ from torch_neuronx.pyhlo.xla_data_pb2 import PrimitiveType
 
 from ..errors import CompileError
 from ..runtime import collectives
-from ..runtime.recording import COLLECTIVE, TORCH, Dot, Event, GraphRecord, TensorShape
+from ..runtime.recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, TensorShape
+from . import calls
 
 _RING = "AwsNeuronTransferWithStaticRing"
 # No data move: values are renamed, are known to the compiler, or are read as its operand is.
@@ -36,34 +38,75 @@ _SAME = {
     "dynamic-slice": "index_select",
     "dynamic-update-slice": "slice_scatter",
 }
+WHOLE, HEAD = "fully_unrolled", "ln_lm_head"  # graphs that give logits or tokens
 _AS_STORED = frozenset({"convert", "copy", "parameter", "reshape", "transpose", _RING})
 
 
-def record(module: Any, tag: str, bucket: int) -> GraphRecord:
+@dataclass(frozen=True)
+class Call:
+    """What one call of a saved graph takes and gives, as Transformers NeuronX lays it out
+    (aws-neuron/transformers-neuronx 1ade6d7, decoder.py).
+
+    Attributes:
+        name: of the graph.
+        batch, tokens: sequences, and tokens of each.
+        cached: positions of its caches; 0 where it has none.
+        ranks: that its collectives join.
+        logits: rows of logits fp32 of a sequence, or as many bytes; 0 where it gives none.
+    """
+
+    name: str
+    batch: int
+    tokens: int
+    cached: int
+    ranks: int
+    logits: float
+
+
+def call_of(module: Any) -> Call:
+    """Read the sizes of a call from the shapes of an HloModuleProto."""
+    shapes, result = module.host_program_shape.parameters, module.host_program_shape.result
+    groups = (g for c in module.computations for i in c.instructions for g in i.replica_groups)
+    ranks = max((len(group.replica_ids) for group in groups), default=1)
+    name, [first, *_] = module.name.rpartition(".")[0] or module.name, _shapes(result)
+    scores = name in (WHOLE, HEAD) and len(first.shape) == 3
+    logits = first.shape[1] * first.dtype.itemsize / 4 if scores else 0.0
+    caches = module.input_output_alias.entries
+    if not caches:
+        return Call(name, 1, 1, 0, ranks, logits)
+    tokens, batch = (shapes[number].dimensions[-1] for number in (1, 2))
+    cached = max(shapes[caches[0].parameter_number].dimensions[:2])  # and sequences, in any order
+    return Call(name, batch, tokens, cached, ranks, logits)
+
+
+def record(module: Any) -> GraphRecord:
     """The events of the entry computation of an HloModuleProto, in order.
 
     Raises:
-        CompileError: an instruction that runs another computation, or a kernel of NKI, whose
-            program is not in the module.
+        CompileError: an instruction that runs another computation, or a kernel that cannot be read.
     """
     entry = next(c for c in module.computations if c.id == module.entry_computation_id)
     known = {instruction.id: instruction for instruction in entry.instructions}
-    found = GraphRecord(tag, bucket)
+    found = GraphRecord(module.name, 0)
     for instruction in entry.instructions:
         name = _name(instruction)
-        if name in _ENTERS or name == "AwsNeuronCustomNativeKernel":
+        if name in _ENTERS:
             raise CompileError(
                 f"The graph {module.name} has {name}, expected operators that compute by "
                 "themselves; its time cannot be estimated, so profile that part alone."
             )
         operands = [known[id] for id in instruction.operand_ids]
+        inputs = tuple(shape for operand in operands for shape in _shapes(operand.shape))
+        outputs = _shapes(instruction.shape)
         if name == "dot":
             found.events.append(_product(instruction, operands, known))
+        elif name == calls.KERNEL:
+            program = calls.program_of(instruction.backend_config)
+            call = inputs, outputs, int(program.macs), program
+            found.events.append(Event("", KERNEL, program.name, *call))
         elif name not in _FREE and not _unchanged(instruction, operands):
             kind = COLLECTIVE if name in _COLLECTIVES else TORCH
-            inputs = [shape for operand in operands for shape in _shapes(operand.shape)]
-            outputs = _shapes(instruction.shape)
-            found.events.append(Event("", kind, _SAME.get(name, name), tuple(inputs), outputs))
+            found.events.append(Event("", kind, _SAME.get(name, name), inputs, outputs))
     return found
 
 

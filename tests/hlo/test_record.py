@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch_neuronx.pyhlo.scribe import HloScribe
 
-from neuron_cpu.errors import CompileError
 from neuron_cpu.hlo.record import record
 from neuron_cpu.runtime import outside
 from neuron_cpu.runtime.recording import COLLECTIVE, TORCH, Event, TensorShape
@@ -22,7 +21,7 @@ def events(write):
 
         return write(s, parameter)
 
-    return record(HloScribe(None)(entry).module_proto, "token_generation_model", 8).events
+    return record(HloScribe(None)(entry).module_proto).events
 
 
 def shape(*sizes, dtype=torch.float32):
@@ -100,13 +99,3 @@ def joined(s, parameter):
 def test_renaming_is_no_event_and_a_collective_is_one():
     (found,) = events(joined)
     assert (found.kind, found.name, found.outputs) == (COLLECTIVE, "all-reduce", (shape(2, 4),))
-
-
-def kernel(s, parameter):
-    target = "AwsNeuronCustomNativeKernel"
-    return s.f32[8].CustomCall(parameter(8), custom_call_target=target)
-
-
-def test_a_kernel_is_refused_in_a_sentence():
-    with pytest.raises(CompileError, match="has AwsNeuronCustomNativeKernel, expected operators"):
-        events(kernel)

@@ -15,7 +15,7 @@ class FrameworkKernel:
     Source: aws-neuron/transformers-neuronx 1ade6d7, nki/compile.py.
 
     Attributes:
-        traced: every kernel that this process traced, by its program's fingerprint."""
+        traced: every program that this process traced, by its fingerprint."""
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call self as a function."""

@@ -15,6 +15,7 @@ from neuron_cpu.core.language.specialisation import returns_value
 from neuron_cpu.core.language.runners import benchmark, profile
 from neuron_cpu.core.language.tensor import Tile as tensor
 from neuron_cpu.core.program.digest import fingerprint as _fingerprint
+from neuron_cpu.core.program.program import Program
 from neuron_cpu.inline import attach as _attach
 
 from . import compiler, isa, language, typing
@@ -44,10 +45,10 @@ class FrameworkKernel(Kernel):
     Source: aws-neuron/transformers-neuronx 1ade6d7, nki/compile.py.
 
     Attributes:
-        traced: every kernel that this process traced, by its program's fingerprint.
+        traced: every program that this process traced, by its fingerprint.
     """
 
-    traced: dict[str, "FrameworkKernel"] = {}
+    traced: dict[str, Program] = {}
 
     def __init__(self, func_name: str, func: Callable, grid: Sequence[int] = (), **_: Any) -> None:
         super().__init__(func, tuple(grid), kernel_return=False)
@@ -68,7 +69,7 @@ class FrameworkKernel(Kernel):
             arrays.append(np.empty(shape, self.translate_to_neuron_dtype(dtype)))
         program = self.trace(*arrays)
         key = _fingerprint(program)
-        self.traced[key] = self
+        self.traced[key] = program
         written = {storage.name for storage in program.outputs}
         names = [storage.name for storage in program.inputs]
         return key, [n for n in names if n not in written], [n for n in names if n in written]
