@@ -8,15 +8,12 @@ Every test runs twice: replayed, as programs run, and in eager mode. References 
 from __future__ import annotations
 
 import inspect
-from enum import Enum
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
-import nki.typing as nt
 import numpy as np
 import pytest
-import torch
 
 from tests.warned import allows
 
@@ -267,59 +264,6 @@ def test_offsets_of_patterns(start):
 
 
 # --- kernels, arguments and results ---------------------------------------------------------------
-class Mode(Enum):
-    ADD = 0
-    MULTIPLY = 1
-
-
-class Setting(nl.NKIObject):
-    mode: Mode
-    amount: float = 2.0
-    inner: nl.NKIObject = None
-
-
-def doubled(value):
-    nisa.tensor_scalar(value, value, nl.multiply, 2.0)
-
-
-@nki.jit(debug_kernel=True, show_compiler_tb=True)
-def everything(
-    x: nt.tensor[4, B], pair, settings, function=None, dtype=nl.float32, names=("a", "b"), flag=True
-):
-    out = nl.ndarray(x.shape, dtype, buffer=nl.shared_hbm)
-    assert x.shape == (4, B) and x.dtype == nl.float32, f"{x.shape} of {x.dtype}"
-    source, other = nl.load(x), nl.load(pair[0])
-    if settings["first"].mode == Mode.ADD:
-        nisa.tensor_tensor(source, source, other, nl.add)
-    else:
-        nisa.tensor_tensor(source, source, other, nl.multiply)
-    if settings["first"].inner is not None and "b" in names and flag:
-        nisa.tensor_scalar(source, source, nl.add, settings["first"].inner.amount)
-    if function is not None:
-        function(source)
-    done = tile(4, B, dtype=dtype)
-    nisa.tensor_copy(done, source)
-    nl.store(out, done)
-    return {"none": 1}["none"] and (out, [pair[1], (x, None)], 5)
-
-
-@pytest.mark.warns("sim_tensors_in_tuple")
-@pytest.mark.parametrize("kind", ["numpy", "torch", "kept programs"])
-def test_arguments_of_every_kind(kind):
-    x, y, z = data(10, 4, B), data(11, 4, B), data(12, 2, 3)
-    inner = Setting(Mode.ADD, amount=5.0)
-    settings = {"first": Setting(Mode.MULTIPLY, 1.0, inner)}
-    given = [torch.from_numpy(a) for a in (x, y, z)] if kind == "torch" else [x, y, z]
-    for _ in range(2 if kind == "kept programs" else 1):
-        found = everything(
-            given[0], (given[1], given[2]), settings, function=doubled, dtype=nl.bfloat16
-        )
-    out, (second, (first,)) = found
-    assert type(out) is type(given[0]) and first is given[0] and second is given[2]
-    value = out.float().numpy() if kind == "torch" else out.astype(np.float32)
-    close(value, 2 * (x * y + 5), 2**-8)
-    plain = everything[1](x, (y, z), {"first": Setting(mode=Mode.ADD)}, flag=False)[0]
-    close(plain, x + y)
 
 
 def test_decorators_and_calls():

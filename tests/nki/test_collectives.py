@@ -430,14 +430,3 @@ def test_refused(identifier):
 def test_refused_for_their_ranks(body):
     with pytest.raises(NkiError, match="sim_rank_missing|sim_collective"):
         both(body)
-
-
-def test_a_rank_that_fails_ends_the_others():
-    def body(x):
-        if ncc.rank_id():
-            assert x.shape[0] == 5, "five rows"
-        ncc.all_reduce([x], [x], [[0, 1]], nl.add)
-        return x
-
-    with pytest.raises(AssertionError, match="five rows"):
-        both(body)

@@ -125,12 +125,6 @@ def test_pages_show_the_limits_of_their_chip(file, target):
     assert data.run("k", made)["memory"][0]["capacity"] == 208.0  # 212,984 bytes
 
 
-def test_compare_and_check(file, capsys):
-    assert main(["compare", f"{file}:k", *ARGS]) == 0
-    assert main(["check", f"{file}:k", "--ref", f"{file}:reference", *ARGS]) == 0
-    assert "correct" in capsys.readouterr().out
-
-
 def test_unknown_targets_and_grids_are_told(file, target, capsys):
     target("trn9")
     assert main(["profile", f"{file}:k", *ARGS]) == 2
@@ -223,13 +217,6 @@ def arguments(*texts):
 NORMED = arguments("150x96:bf16", "1x96:fp32", "config=@CONFIG")
 
 
-@pytest.mark.warns("sim_expansion")
-def test_objects_of_a_strangers_file_are_arguments(stranger, capsys):
-    assert stranger("profile", "normed", *NORMED) == 0
-    assert stranger("compare", "normed", *NORMED) == 0
-    assert "agree" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -248,24 +235,9 @@ def test_a_strangers_kernel_is_judged(tmp_path, stranger, name, words, capsys):
     assert "agree" in capsys.readouterr().out
 
 
-def test_a_loop_of_data_is_as_long_as_its_value(tmp_path, stranger):
-    times = []
-    for count in ("@COUNT", "1x1:i32:9..9"):
-        path = tmp_path / "figures.json"
-        words = arguments("8x4:fp32", count)
-        assert stranger("profile", "added", *words, "--json", str(path)) == 0
-        times.append(json.loads(path.read_text())["time_ns"])
-    assert times[0] < times[1]
-
-
 def test_limits_that_nothing_draws_are_refused(stranger, capsys):
     assert stranger("profile", "written", *arguments("8x4:fp32", "1x4:fp32", "1x1:i32:0..7")) == 2
     assert "names limits" in capsys.readouterr().err
-
-
-def test_errors_before_the_body_name_the_kernel_alone(stranger, capsys):
-    assert stranger("profile", "normed", *arguments("4x4:fp32", "[1, 2]")) == 2
-    assert capsys.readouterr().err.split("normed: ")[1].startswith("argument 1 of normed is a list")
 
 
 HEADS = """

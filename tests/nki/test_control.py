@@ -17,69 +17,6 @@ pytestmark = allows("sim_dynamic_slice")
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
-@pytest.mark.parametrize("form", ["fori", "dynamic", "while"])
-def test_loops_over_registers(form):
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        tile, total = nl.load(x), nl.zeros((4, 1), nl.float32)
-
-        def body(i):
-            nisa.tensor_tensor(total, total, tile[:, nl.ds(i, 1)], nl.add)
-            nisa.tensor_copy(tile.ap([[6, 4], [1, 1]], scalar_offset=i, indirect_dim=1), total)
-
-        def until(count):
-            body(count)
-            following = nisa.register_alloc()
-            nisa.register_move(following, int(count.static) - 1)
-            return following
-
-        if form == "fori":
-            nl.fori_loop(1, 5, body, step=2)
-        elif form == "dynamic":
-            for i in nl.dynamic_range(1, 5, 2):
-                body(i)
-        else:
-            nl.while_loop(nisa.register_alloc(3), until)
-        nl.store(out, tile)
-        return out
-
-    want, total = X.copy(), 0
-    for i in (3, 2, 1) if form == "while" else (1, 3):
-        total = total + want[:, i]
-        want[:, i] = total
-    assert np.array_equal(kernel(X), want)
-
-
-@nki.jit
-def first_columns(x, count):
-    """Doubles as many columns as ``count`` says, which is data."""
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    tile, number = nl.load(x), nl.load(count)
-    register = nisa.register_alloc()
-    nisa.register_load(register, number)
-
-    def body(i):
-        column = tile[:, nl.ds(i, 1)]
-        nisa.tensor_scalar(column, column, nl.multiply, 2.0)
-
-    nl.fori_loop(0, register, body)
-    nl.store(out, tile)
-    return out
-
-
-@pytest.mark.parametrize("count", [0, 1, 4])
-def test_trip_counts_may_be_data(count):
-    want = X.copy()
-    want[:, :count] *= 2
-    assert np.array_equal(first_columns(X, np.array([[count]], np.int32)), want)
-
-
-def test_trip_counts_that_are_data_cannot_be_timed():
-    with pytest.raises(NkiError, match="bound of fori_loop depends on data"):
-        first_columns.trace(X, np.array([[1]], np.int32))
-
-
 def test_registers_as_offsets_need_no_values():
     @nki.jit
     def kernel(x, at):
@@ -233,94 +170,6 @@ def test_loops_in_loops_over_data(count, times, target):
     assert np.array_equal(found, want)
 
 
-@pytest.mark.parametrize("value", [0, 2])
-def test_conditions_on_registers(value):
-    @nki.jit
-    def kernel(x, n):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        tile, count = nl.load(x), nl.load(n)
-        register = nisa.register_alloc(count)
-        if register:
-            nisa.tensor_scalar(tile, tile, nl.multiply, 3.0)
-        while register:
-            nisa.tensor_scalar(tile, tile, nl.add, 1.0)
-            nisa.tensor_scalar(count, count, nl.subtract, 1)
-            nisa.register_load(register, count)
-        nl.store(out, tile)
-        return out
-
-    found = kernel(X, np.array([[value]], np.int32))
-    assert np.array_equal(found, X * (3 if value else 1) + value)
-
-
-# --- the parser's subset --------------------------------------------------------------------------
-def raising(x):
-    if x.shape[0] > 1000:
-        raise ValueError("too large")
-
-
-def catching(x):
-    try:
-        return x.shape
-    except ValueError:
-        return None
-
-
-def pairs(x):
-    for a, b in ((1, 2), (3, 4)):
-        assert a < b
-
-
-def formatted(x):
-    assert f"{1.5:.2f}"
-
-
-def inner(x):
-    def helper():
-        return x
-
-    return helper()
-
-
-def starred(x):
-    return max(*x.shape)
-
-
-def unpacking(x):
-    sizes = [0, 0]
-    sizes[0], sizes[1] = x.shape
-
-
-def leaving(x):
-    for i in nl.dynamic_range(3):
-        for _ in range(2):
-            break  # of a loop that unrolls
-        if x.shape[0] > 1000:
-            continue
-        assert i.frozen
-
-
-@pytest.mark.parametrize(
-    ("construct", "told"),
-    [(raising, "raise"), (catching, "try"), (pairs, "several names"), (formatted, "format"),
-     (inner, "function in a function"), (starred, "star"),
-     (unpacking, "subscripts or attributes"),
-     (leaving, "continue in a device loop")],
-)  # fmt: skip
-def test_python_that_the_parser_refuses(construct, told, monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
-
-    @nki.jit
-    def kernel(x):
-        construct(x)
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, x)
-        return out
-
-    with pytest.raises(NkiError, match=f"{told}.*sim_parser_subset"):
-        kernel.trace(X)
-
-
 def test_printing_while_it_runs(monkeypatch, capsys):
     monkeypatch.setenv("NKI_CPU_EAGER", "1")
 
@@ -352,27 +201,6 @@ def fenced(twice):
         return out
 
     return kernel
-
-
-@pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
-@pytest.mark.parametrize("rows", [0, 1, 3, 4])
-def test_a_fence_copies_what_nobody_wrote_onto_itself(rows):
-    found = fenced(False)(X, np.array([[rows]], np.int32))
-    assert np.array_equal(found[:rows], X[:rows]) and np.isnan(found[rows:]).all()
-    if rows < 4:
-        with pytest.raises(NkiError, match="sim_undefined_data"):
-            fenced(True)(X, np.array([[rows]], np.int32))
-
-
-def test_an_output_that_no_data_could_write_is_refused():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, out)
-        return out
-
-    with pytest.raises(NkiError, match="err_tensor_output_not_written_to"):
-        kernel(X)
 
 
 def test_outputs_that_this_call_left_alone_are_told_of():

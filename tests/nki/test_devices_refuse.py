@@ -12,7 +12,7 @@ import torch
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import refusals
-from neuron_cpu.core.device.errors import NkiAdvice, NkiWarning
+from neuron_cpu.core.device.errors import NkiWarning
 
 X = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
 BF16 = nl.bfloat16
@@ -153,16 +153,6 @@ def test_a_device_loop_needs_both_cores_of_a_logical_core(target, monkeypatch):
     made(lambda x: looped(lambda i: nisa.memset(sb(), 2))).trace(X)
 
 
-def test_a_message_ends_with_the_mend_and_names_code_chips_and_source(target, monkeypatch):
-    target("trn2")
-    monkeypatch.setenv("NKI_CPU_SILENCE", "sim_expansion")
-    with pytest.raises(NkiError) as caught:
-        made(REFUSED["sim_divide"][2]).trace(X)
-    fault, _, mend = caught.value.message.rpartition("; ")
-    assert "NCC_IXCG864" in fault and "trn2" in fault and "gate_nki.py" in fault
-    assert mend == "write nl.multiply(x, nl.reciprocal(y))"
-
-
 # --- defects --------------------------------------------------------------------------------------
 @nki.jit
 def copied(x, b):
@@ -180,29 +170,6 @@ def test_a_copy_leaves_its_bias_out_on_a_trn1(chip, adds, target):
         assert np.array_equal(copied(X, bias), X + 3 * adds)
 
 
-@pytest.mark.filterwarnings("error")
-def test_a_copy_with_a_bias_of_zeros_is_no_defect():
-    @nki.jit
-    def kernel(x):
-        out, result, zero = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), sb(), sb((64, 1))
-        nisa.memset(zero, 0.0)
-        nisa.activation(result, nl.copy, nl.load(x), bias=zero)
-        nl.store(out, result)
-        return out
-
-    with pytest.warns(NkiWarning):  # the tile held ones before
-        kernel(X)
-
-    @nki.jit
-    def zeros(x):
-        out, result = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), sb()
-        nisa.activation(result, nl.copy, nl.load(x), bias=nl.zeros((64, 1), nl.float32))
-        nl.store(out, result)
-        return out
-
-    assert np.array_equal(zeros(X), X)
-
-
 def test_a_known_defect_warns_where_it_holds(chosen):
     body = made(lambda x: nisa.dma_copy(sb((64, 4)), placed(x)))
     chosen("trn2", "2.31")
@@ -213,22 +180,6 @@ def test_a_known_defect_warns_where_it_holds(chosen):
 
 
 # --- taken ----------------------------------------------------------------------------------------
-def test_assignments_to_hbm_are_transfers():
-    """trnrand's threefry writes its results so, column by column (trn1 and trn2)."""
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((64, 32), x.dtype, buffer=nl.shared_hbm)
-        whole = nl.ndarray((200, 8), x.dtype, buffer=nl.shared_hbm)
-        whole[...] = 3.0
-        tile = nl.ndarray((64, 32), x.dtype, buffer=nl.sbuf)
-        tile[...] = x
-        for k in range(32):
-            out[:, k : k + 1] = tile[:, 31 - k : 32 - k]
-        return out, whole
-
-    out, whole = kernel(X)
-    assert np.array_equal(out, X[:, ::-1]) and np.array_equal(whole, np.full((200, 8), 3.0))
 
 
 @pytest.mark.parametrize("name", ["add", "subtract", "multiply", "maximum", "minimum", "greater"])
@@ -252,65 +203,7 @@ def test_functions_take_a_column(name, dtype, target):
     assert np.array_equal(second, getattr(np, name)(rounded, X).astype(np.float32))
 
 
-def test_the_most_natural_softmax_is_unproven_by_its_division_alone(target):
-    target("trn2")
-
-    @nki.jit
-    def kernel(x):
-        out, tile = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), nl.load(x)
-        powers = nl.exp(nl.subtract(tile, nl.max(tile, axis=1, keepdims=True)))
-        nl.store(out, nl.divide(powers, nl.sum(powers, axis=1, keepdims=True)))
-        return out
-
-    x = np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32)
-    with pytest.warns(NkiWarning) as told:
-        found = kernel(x)
-    want = np.exp(x - x.max(1, keepdims=True).astype(np.float64))
-    assert np.allclose(found, want / want.sum(1, keepdims=True), atol=1e-6)
-    doubts = {str(w.message) for w in told if not issubclass(w.category, NkiAdvice)}
-    assert len(doubts) == 1 and "sim_division" in doubts.pop()
-
-
-def test_reads_at_run_time_offsets_need_one_offset_with_data_alone():
-    @nki.jit
-    def kernel(x, at, rows: int):
-        out = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
-        tile = nl.ndarray((64, 32), x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(tile[0:rows, :], x[0:rows, :])
-        part = tile.ap([[32, 1], [1, 4]], scalar_offset=nl.load(at), indirect_dim=1)
-        nisa.dma_copy(out, part)
-        return out
-
-    at = np.array([[5]], np.int32)
-    assert np.array_equal(kernel(X, at, 1), X[0:1, 5:9])  # of 64 partitions one is read
-
-    @nki.jit
-    def nothing(x, at):
-        out = nl.ndarray((1, 4), x.dtype, buffer=nl.shared_hbm)
-        tile = nl.ndarray((64, 32), x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(tile[32:64, :], x[32:64, :])
-        part = tile.ap([[32, 1], [1, 4]], scalar_offset=nl.load(at), indirect_dim=1)
-        nisa.dma_copy(out, part)
-        return out
-
-    with pytest.raises(NkiError, match="sim_undefined_data"):
-        nothing(X, at)
-
-
 # --- the table ------------------------------------------------------------------------------------
-
-
-def test_integers_above_2_to_the_24_are_told_of_results_too():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, nl.int32, buffer=nl.shared_hbm)
-        made_sb = sb((64, 32), nl.int32)
-        nisa.tensor_scalar(made_sb, nl.load(x), nl.add, 1.0)
-        nl.store(out, made_sb)
-        return out
-
-    with pytest.warns(NkiWarning, match="makes 16777216.*sim_inexact_integers"):
-        assert kernel(np.full((64, 32), 2**24, np.int32))[0, 0] == 2**24
 
 
 def test_none_in_a_subscript_is_an_axis():

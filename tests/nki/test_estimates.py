@@ -8,10 +8,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 import torch
-from neuronxcc.nki import jit as jit_2_21
-from neuronxcc.nki import language as nl_2_21
 
-from neuron_cpu.core.device.spec import using
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.lower import as_written
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, PROGRAM_ORDER, schedule
@@ -46,17 +43,6 @@ def test_writing_two_chains_side_by_side_pays() -> None:
     assert asked[True].total == pytest.approx(asked[False].total, rel=0.02)
 
 
-def test_the_other_language_is_rearranged() -> None:
-    @jit_2_21
-    def kernel(x):
-        out = nl_2_21.ndarray(x.shape, x.dtype, buffer=nl_2_21.shared_hbm)
-        nl_2_21.store(out, nl_2_21.load(x))
-        return out
-
-    found = schedule(kernel.trace(np.zeros((128, 64), np.float32)))
-    assert found.order == COMPILER_ORDER
-
-
 @pytest.mark.parametrize("read_between", [False, True])
 def test_zeros_that_a_product_replaces_are_no_instruction(read_between: bool) -> None:
     @nki.jit
@@ -83,40 +69,3 @@ def test_zeros_that_a_product_replaces_are_no_instruction(read_between: bool) ->
     assert left == (2 if read_between else 0)
     found = Plan(made, merge_loops=False).run([torch.from_numpy(a), torch.from_numpy(b)])[0]
     assert np.array_equal(found.numpy(), kernel(a, b))
-
-
-@pytest.mark.parametrize("again", [False, True])
-def test_the_weight_that_is_needed_first_arrives_first(again: bool, monkeypatch) -> None:
-    """From gen3 on; what a tile held before it is loaded again is still read before."""
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-
-    @nki.jit
-    def kernel(x, early, late):
-        out = nl.ndarray((2, 128, 512), nl.float32, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        second = nl.ndarray((128, 4096), nl.float32, buffer=nl.sbuf)
-        first = nl.ndarray((128, 512), nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=second, src=late)
-        nisa.dma_copy(dst=first, src=early)
-        for k, weight in enumerate((first, first if again else second[:, 0:512])):
-            if again and k:
-                nisa.dma_copy(dst=first, src=late[:, 0:512])
-            made = nl.ndarray((128, 512), nl.float32, buffer=nl.sbuf)
-            nisa.tensor_tensor(dst=made, data1=weight, data2=tile, op=nl.multiply)
-            nisa.dma_copy(dst=out[k], src=made)
-        return out
-
-    rng = np.random.default_rng(1)
-    sizes = ((128, 512), (128, 512), (128, 4096))
-    given = [rng.standard_normal(size).astype(np.float32) for size in sizes]
-    program = kernel.trace(*given)
-    with using(program.core):
-        ordered = as_written(program)
-    written, made = (
-        [i.src[0].free_size for i in one.instructions if i.op.name == "dma_copy"]
-        for one in (program, ordered)
-    )
-    assert written.index(4096) == 1 and made.index(4096) == (0 if again else 3)
-    assert sorted(made) == sorted(written)
-    found = Plan(ordered, merge_loops=False).run([torch.from_numpy(one) for one in given])[0]
-    assert np.array_equal(found.numpy(), kernel(*given))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.device.spec import GENERATIONS
 from neuron_cpu.core.time.schedule import schedule
 from tests.warned import allows
 
@@ -190,32 +189,11 @@ def test_names_of_targets(monkeypatch, name):
     assert found[0][1] == {2: 180224, 3: 212984, 4: 245752}[number]
 
 
-def test_estimates_of_later_generations_are_uncalibrated():
-    assert [core.calibrated for core in GENERATIONS.values()] == [True, True, False]
-
-
 def wide(engine, dtype, x):
     tiles = [sb((128, 4096), dtype) for _ in range(2)]
     if engine == "scalar":
         return nisa.activation(tiles[0], nl.exp, tiles[1])
     return nisa.tensor_copy(tiles[0], tiles[1], engine=E.vector)
-
-
-@pytest.mark.parametrize(
-    ("number", "engine", "faster"),
-    [(2, "vector", 1), (3, "vector", 2), (4, "vector", 2), (2, "scalar", 1), (3, "scalar", 1),
-     (4, "scalar", 2)],
-)  # fmt: skip
-def test_performance_modes(target, number, engine, faster):
-    """16-bit elements against 32-bit ones, of which VectorE copies two a cycle from gen3 on."""
-    target(TARGETS[number])
-    name = "tensor_copy" if engine == "vector" else "activation"
-    times = []
-    for dtype in (nl.float32, nl.bfloat16):
-        made = schedule(traced(lambda x, dtype=dtype: wide(engine, dtype, x)))
-        at = [i.op.name for i in made.program.instructions].index(name)
-        times.append(made.end[at] - made.start[at])
-    assert times[0] / times[1] == pytest.approx(faster, rel=0.08)
 
 
 def test_ports_are_shared_on_gen2_only(target):

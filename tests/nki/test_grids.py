@@ -110,13 +110,3 @@ def test_refused(identifier):
     with pytest.raises(NkiError) as caught:
         kernel(X)
     assert caught.value.identifier == identifier
-
-
-def test_an_argument_that_no_allocation_has_is_refused_by_its_name():
-    @nki.jit
-    def kernel(x):
-        sizes = dict(tile_shape=(64, 64), element_shape=(64, 64), block_shape=(1, 1))
-        nl.alloc_blocks(**sizes, buffer=nl.sbuf, dtype=x.dtype, what=x)
-
-    with pytest.raises(NkiError, match="alloc_blocks.*what.*expected"):
-        kernel(X)

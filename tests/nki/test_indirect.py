@@ -58,21 +58,6 @@ def test_columns_are_gathered(count):
     assert np.array_equal(kernel(X, index), np.take_along_axis(X, at, 1))
 
 
-def test_each_reader_sees_what_is_there_then():
-    index, at = chosen(16, 16)
-
-    def body(o, x, i):
-        part = x.indirect(i, 16)
-        assert part.is_indirect() and part.shape == (128, 16) and not x.is_indirect()
-        nisa.tensor_copy(o[:, 0:16], part)
-        nisa.tensor_scalar(x, x, nl.multiply, 2.0)
-        nisa.tensor_copy(o[:, 16:32], part)
-
-    want = np.take_along_axis(X, at, 1)
-    found = kernel_of(body, (128, 32))(X, index)
-    assert np.array_equal(found, np.concatenate([want, 2 * want], 1))
-
-
 def test_columns_are_scattered():
     index, at = chosen(16, 24)
 

@@ -83,15 +83,6 @@ def test_the_same_values_again_are_none():
     assert np.array_equal(state, before)
 
 
-def test_a_barrier_orders_them():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NkiWarning)
-        before, state, out = run(paged((0,), barrier=True), 2, 2)
-    assert np.array_equal(out, before[[2, 2]])
-    before[2] *= 2
-    assert np.array_equal(state, before)
-
-
 def test_it_is_an_error_in_strict_mode(monkeypatch):
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
     with pytest.raises(NkiError, match="sim_race_of_chosen_rows"):

@@ -44,67 +44,6 @@ def close(found, want, tolerance=1e-5):
 
 
 # --- element-wise ---------------------------------------------------------------------------------
-OPERATORS = {
-    "add": np.add,
-    "subtract": np.subtract,
-    "multiply": np.multiply,
-    "maximum": np.maximum,
-    "minimum": np.minimum,
-    "greater": np.greater,
-    "less_equal": np.less_equal,
-    "not_equal": np.not_equal,
-    "logical_and": np.logical_and,
-    "logical_xor": np.logical_xor,
-}
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-def test_tensor_tensor_of_other_shapes(name):
-    """Operands agree in partitions and elements; their shapes differ."""
-    a, b = data(1, (5, 12)), data(2, (5, 3, 4))
-    found = run(lambda d, x, y: nisa.tensor_tensor(d, x, y, getattr(nl, name)), (5, 2, 6), a, b)
-    want = OPERATORS[name](a.reshape(5, 2, 6).astype(float), b.reshape(5, 2, 6))
-    close(found, want.astype(float))
-
-
-BIG = 2**31 - 1
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("add", "int32"),
-        ("multiply", "int32"),
-        ("maximum", "int32"),
-        ("less", "int32"),
-        ("subtract", "uint32"),
-        ("minimum", "uint32"),
-    ],
-)
-def test_integers_are_exact(name, dtype):
-    """Values that fp32 does not hold; signed ones with their sign."""
-    low = 0 if dtype == "uint32" else -BIG
-    a = np.random.default_rng(3).integers(low, BIG, (4, 8)).astype(dtype)
-    b = np.random.default_rng(4).integers(low, BIG, (4, 8)).astype(dtype)
-    found = run(
-        lambda d, x, y: nisa.tensor_tensor(d, x, y, getattr(nl, name)),
-        (4, 8),
-        a,
-        b,
-        dtype=dtype,
-        fill=0,
-    )
-    functions = {"less": np.less, **OPERATORS}
-    assert np.array_equal(found, functions[name](a, b).astype(dtype))
-
-
-def test_tensor_scalar_with_vectors_and_reversal():
-    a, v = data(5, (6, 3, 5)), data(6, (6, 1))
-
-    def body(d, x, column):
-        nisa.tensor_scalar(d, x, nl.subtract, 2.0, True, nl.multiply, column)
-
-    close(run(body, (6, 15), a, v), ((2.0 - a.astype(float)) * v[:, :, None]).reshape(6, 15))
 
 
 @pytest.mark.parametrize(
@@ -133,27 +72,7 @@ def test_casts_round_to_even_and_saturate():
     assert found.tolist() == [[0, 2, 2, 0, 127, -128, 127]]
 
 
-@pytest.mark.parametrize("generation", ["trn2", "trn3"])
-def test_copies_on_every_engine(target, generation):
-    target(generation)
-    x = data(11, (8, 6), BF16)
-    for choice in ("scalar", "vector", "gpsimd"):
-        copy = getattr(nisa.engine, choice)
-        found = run(lambda d, t, e=copy: nisa.tensor_copy(d, t, e), (8, 6), x, dtype="bfloat16")
-        assert np.array_equal(found, x)
-
-
 # --- activations ----------------------------------------------------------------------------------
-def test_activation_with_scale_bias_and_sums():
-    x, s, b = data(12, (7, 10)), data(13, (7, 1), low=0.1), data(14, (7, 1))
-
-    def body(d, t, scale, bias):
-        nisa.activation(
-            d[:, 0:10], nl.exp, t, bias, scale, nl.add, d[:, 10:11], nisa.reduce_cmd.reset_reduce
-        )
-
-    y = np.exp(x.astype(float) * s + b)
-    close(run(body, (7, 11), x, s, b), np.concatenate([y, y.sum(1, keepdims=True)], 1))
 
 
 def test_sums_go_on_over_several_activations():
@@ -202,20 +121,6 @@ def test_scalar_tensor_tensor_reduces_its_result():
         run(without_operator, (4, 2), x, y)
 
 
-def test_a_result_kept_for_later_is_what_the_registers_held():
-    """The first sum's tile is overwritten before the registers are used again."""
-    x = data(16, (4, 6))
-    command = nisa.reduce_cmd
-
-    def body(d, t):
-        junk = nl.ndarray((4, 6), nl.float32)
-        nisa.activation(junk, nl.copy, t, reduce_res=d, reduce_cmd=command.reset_reduce)
-        nisa.memset(d, 100.0)
-        nisa.activation(junk, nl.copy, t, reduce_res=d, reduce_cmd=command.reduce)
-
-    close(run(body, (4, 1), x), 2 * x.astype(float).sum(1, keepdims=True))
-
-
 @allows("sim_copy_bias")
 def test_later_activations(target):
     target("trn3")
@@ -246,54 +151,7 @@ def test_later_activations(target):
     close(bias, x.astype(float) + 0.5)
 
 
-# --- reductions -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("op", "function"), [("average", np.mean), ("maximum", np.max)])
-@allows("sim_average")
-def test_partition_reduce(op, function):
-    x = data(20, (32, 6))
-    found = run(lambda d, t: nisa.tensor_partition_reduce(d, getattr(nl, op), t), (1, 6), x)
-    close(found, function(x.astype(float), axis=0)[None])
-
-
 # --- patterns and selections ----------------------------------------------------------------------
-def test_iota():
-    def body(d, _):
-        nisa.iota(d, [[10, 3], [-1, 4]], offset=5, channel_multiplier=100)
-
-    found = run(body, (3, 12), np.zeros((1, 1), np.float32), dtype="int32", fill=0)
-    p, i, j = np.ogrid[0:3, 0:3, 0:4]
-    assert np.array_equal(found, (5 + 100 * p + 10 * i - j).reshape(3, 12))
-
-
-def test_range_select(target):
-    target("trn2")
-    x = data(23, (4, 16))
-    low, high = np.array([[0], [3], [5], [9]], np.float32), np.full((4, 1), 12, np.float32)
-
-    def body(d, t, a, b):
-        nisa.range_select(
-            d[:, 0:16], t, nl.greater_equal, nl.less, a, b, reduce_res=d[:, 16:17], range_start=2
-        )
-
-    number = 2 + np.arange(16)
-    want = np.where((number >= low) & (number < high), x, np.finfo(np.float32).min)
-    assert np.array_equal(
-        run(body, (4, 17), x, low, high), np.concatenate([want, want.max(1, keepdims=True)], 1)
-    )
-
-
-def test_a_range_is_filled_with_a_number(target):
-    target("trn2")
-
-    def body(d, t, a, b):
-        filled = {"on_false_value": np.zeros((2, 2)), "reduce_res": d[:, 16:17]}
-        nisa.range_select(d[:, 0:16], t, nl.less, nl.less, a, b, **filled)
-
-    column = np.zeros((4, 1), np.float32)
-    with pytest.raises(NkiError, match="range_select on_false_value is a ndarray, expected"):
-        run(body, (4, 17), data(23, (4, 16)), column, column)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -347,21 +205,6 @@ def test_nonzero_with_count(target):
 
 
 # --- searches -------------------------------------------------------------------------------------
-def test_the_eight_largest():
-    """Equal values take successive places; a missing one is all ones; replacing goes backwards."""
-    x = np.array([[5, 9, 9, 1, 7, 7, 7, 2, 0, 3]], np.float32)
-
-    def largest(d, t):
-        nisa.max8(d, t)
-
-    assert run(largest, (1, 8), x).tolist() == [[9, 9, 7, 7, 7, 5, 3, 2]]
-    wanted = np.array([[9, 9, 7, 7, 7, 7, 4, 0]], np.float32)
-    found = run(
-        lambda d, t, v: nisa.nc_find_index8(d, t, v), (1, 8), x, wanted, dtype="uint32", fill=0
-    )
-    assert found.tolist() == [[1, 2, 4, 5, 6, 2**32 - 1, 2**32 - 1, 8]]
-    replaced = run(lambda d, t, v: nisa.nc_match_replace8(d, t, v, -1.0), (1, 10), x, wanted)
-    assert replaced.tolist() == [[5, -1, -1, 1, -1, -1, -1, 2, -1, 3]]
 
 
 @pytest.mark.warns("sim_topk_place")
@@ -412,18 +255,6 @@ def test_shuffle_and_gathers():
         assert np.array_equal(found[row], np.concatenate([x[row, p : p + 2] for p in places]))
 
 
-def test_matmul_of_several_free_axes():
-    a, b = data(33, (16, 3, 4)), data(34, (16, 5, 7))
-
-    def body(d, x, y):
-        psum = nl.ndarray((12, 35), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(psum, x, y)
-        nisa.tensor_copy(d, psum)
-
-    want = a.reshape(16, 12).T.astype(float) @ b.reshape(16, 35)
-    close(run(body, (12, 35), a, b), want)
-
-
 @pytest.mark.warns("sim_rounded_sums")
 def test_sums_in_bf16_and_wide_products(target):
     """gen4: PSUM holds bf16, rounded after each product, and one product moves 2048 columns."""
@@ -440,15 +271,6 @@ def test_sums_in_bf16_and_wide_products(target):
     close(run(body, (8, 2048), a, b), first + a.T.astype(float) @ b, 2.0**-8)
 
 
-@pytest.mark.warns("sim_rounded_sums")
-def test_gen2_accumulates_in_fp32_only():
-    def body(d, x):
-        nisa.nc_matmul(nl.ndarray((8, 8), nl.bfloat16, buffer=nl.psum), x, x)
-
-    with pytest.raises(Exception, match="sim_matmul_output_type"):
-        run(body, (8, 8), data(1, (8, 8)))
-
-
 @pytest.mark.parametrize("hint", ["is_stationary_onezero", "is_moving_onezero", "is_transpose"])
 def test_an_operand_that_is_promised_to_hold_ones_and_zeros(hint):
     """Fewer passes count then, so the promise is looked at where the kernel runs."""
@@ -463,20 +285,6 @@ def test_an_operand_that_is_promised_to_hold_ones_and_zeros(hint):
     run(body, (8, 8), x, eye)
     with pytest.raises(Exception, match="sim_onezero"):
         run(body, (8, 8), eye, x)
-
-
-def test_double_rows(target):
-    target("trn2")
-    kind = np.dtype(ml_dtypes.float8_e4m3)
-    a, b = data(35, (32, 2, 8), kind), data(36, (32, 2, 20), kind)
-
-    def body(d, x, y):
-        psum = nl.ndarray((8, 20), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul(psum, x, y, perf_mode=nisa.matmul_perf_mode.double_row)
-        nisa.tensor_copy(d, psum)
-
-    want = np.einsum("kpm,kpn->mn", a.astype(float), b.astype(float))
-    close(run(body, (8, 20), a, b), want)
 
 
 # --- DMA ------------------------------------------------------------------------------------------
@@ -519,15 +327,6 @@ def test_dma_between_other_shapes_and_types():
     assert np.array_equal(moved(row_to_column, (48, 1), x), x.reshape(48, 1))
 
 
-def test_dma_compute_adds():
-    xs = [data(k, (4, 6)) for k in range(3)]
-
-    def body(o, *hbm):
-        nisa.dma_compute(o, list(hbm), nl.add)
-
-    close(moved(body, (4, 6), *xs), sum(x.astype(float) for x in xs))
-
-
 ROWS = np.array([[3], [0], [9], [3], [-1]], np.int32)  # of a table of 6: two are out of bounds
 
 
@@ -535,26 +334,6 @@ def rows_tile(h):
     tile = nl.ndarray((5, 1), nl.int32)
     nisa.dma_copy(tile, h)
     return tile
-
-
-def test_gathers_skip_rows_out_of_bounds():
-    table = data(39, (6, 4))
-
-    def body(o, h, i):
-        tile = nl.full((5, 4), FILL, nl.float32)
-        source = h.ap([[4, 5], [1, 4]], vector_offset=rows_tile(i), indirect_dim=0)
-        nisa.dma_copy(tile, source, oob_mode=nisa.oob_mode.skip)
-        nisa.dma_copy(o, tile)
-
-    want = np.full((5, 4), FILL, np.float32)
-    for row, at in enumerate(ROWS[:, 0]):
-        if 0 <= at < 6:
-            want[row] = table[at]
-    assert np.array_equal(moved(body, (5, 4), table, ROWS), want)
-    with pytest.raises(Exception, match="err_tensor_access_out_of_bound"):
-        moved(
-            lambda o, h, i: nisa.dma_copy(o, h.vector_select(0, rows_tile(i))), (5, 4), table, ROWS
-        )
 
 
 @pytest.mark.parametrize("add", [False, True])

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from neuron_cpu.core import NkiError
 from tests.warned import allows
 
 pytestmark = allows("sim_expansion", "sim_parser_subset")
@@ -246,8 +245,3 @@ def test_types_are_names_and_limits_follow_the_target(target):
     target("trn1")
     with pytest.raises(AssertionError):
         kernel(torch.zeros(2, 4, dtype=torch.bfloat16))
-
-
-def test_operators_of_later_generations_are_refused():
-    with pytest.raises(NkiError, match="gen4 on"):
-        run(lambda x: nl.abs_max(x, 1.0), data(1, (2, 2)))

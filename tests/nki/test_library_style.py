@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import ml_dtypes
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -27,7 +26,6 @@ pytestmark = [
     pytest.mark.usefixtures("production"),
 ]
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
 P = nl.tile_size.pmax
 
 
@@ -53,61 +51,6 @@ def sb(shape, dtype=nl.float32):
 
 def ps(shape, dtype=nl.float32):
     return nl.ndarray(shape, dtype=dtype, buffer=nl.psum)
-
-
-# --- across partitions ----------------------------------------------------------------------------
-def broadcast_row(dst, src):
-    """Row 0 of ``src`` on every partition of ``dst``: a shuffle for each quadrant."""
-    for quadrant in range(dst.shape[0] // 32):
-        rows = nl.ds(quadrant * 32, 32)
-        nisa.nc_stream_shuffle(dst[rows, :], src[0:32, :], shuffle_mask=[0] * 32)
-
-
-@nki.jit
-def row_everywhere(x):
-    rows, width = x.shape
-    out = nl.ndarray((P, width), x.dtype, buffer=nl.shared_hbm)
-    source, target = nl.zeros((32, width), x.dtype), sb((P, width), x.dtype)
-    nisa.dma_copy(source[0:rows, :], x)
-    broadcast_row(target, source)
-    nisa.dma_copy(out, target)
-    return out
-
-
-@pytest.mark.usefixtures("execution")
-def test_a_row_on_all_partitions():
-    x = data(1, (3, 50), BF16)
-    assert np.array_equal(row_everywhere(x), np.repeat(x[:1], 128, 0))
-
-
-@nki.jit
-def interleaved(x, y, scale, engines):
-    """Two tensors element by element beside each other, each piece on the engine of its turn."""
-    rows, width = x.shape
-    out = nl.ndarray((rows, 2 * width), x.dtype, buffer=nl.shared_hbm)
-    both, zero = sb((rows, width, 2), x.dtype), nl.zeros((rows, 1), nl.float32)
-    for k in range(2):
-        tile = nl.load((x, y)[k])
-        for piece in range(len(engines)):
-            part = nl.ds(piece * (width // len(engines)), width // len(engines))
-            into, source, engine = both[:, part, k], tile[:, part], engines[piece]
-            if engine == nisa.scalar_engine:
-                nisa.activation(dst=into, op=nl.copy, data=source, scale=scale, bias=zero)
-            elif engine == nisa.gpsimd_engine:
-                nisa.tensor_tensor(into, source, source, nl.add, engine=engine)
-            else:
-                nisa.tensor_scalar(into, source, nl.multiply, scale, engine=engine)
-    nisa.dma_copy(dst=out.reshape((rows, width, 2)), src=both)
-    return out
-
-
-@pytest.mark.usefixtures("execution")
-def test_engines_by_turn(target):
-    target("trn2")
-    x, y = data(5, (70, 60)), data(6, (70, 60))
-    engines = (nisa.scalar_engine, nisa.gpsimd_engine, nisa.vector_engine)
-    want = 2 * np.stack([x, y], -1).reshape(70, 120)
-    close(interleaved(x, y, 2.0, engines), want)
 
 
 # --- run-time offsets and loops -------------------------------------------------------------------
@@ -197,30 +140,6 @@ def test_fields_are_those_of_the_bases_first():
 
 
 @dataclass
-class Loose(NKIObject):
-    """A field without a default behind one with one, and one without annotation."""
-
-    scale: float = 2.0
-    weight: nl.ndarray
-    rows = 4
-
-    @property
-    def has_weight(self):
-        return self.weight is not None
-
-    def doubled(self):
-        return 2 * self.scale
-
-
-def test_data_classes_of_the_language():
-    assert (Loose().weight, Loose().rows, Loose(3.0).doubled()) == (None, 4, 6.0)
-    assert Loose(weight="w", rows=8).rows == 8 and Loose(1.0, "w", 2).rows == 2
-    assert Loose(rows=1) == Loose(2.0, None, 1)
-    with pytest.raises(TypeError, match="columns"):
-        Loose(columns=1)
-
-
-@dataclass
 class Optional(NKIObject):
     bias: nl.ndarray = None
 
@@ -260,37 +179,6 @@ def test_a_sink_for_what_is_only_summed(execution):
     close(root_of_squares(x), (x.astype(np.float64) ** 2).sum(1, keepdims=True))
 
 
-@nki.jit
-def scaled_sum(x, y, factor):
-    """`factor` (P, 1) is bf16, which tensor_scalar would refuse."""
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    tile, factors = nl.load(x), nl.load(factor)
-    nisa.scalar_tensor_tensor(tile, tile, nl.multiply, factors, nl.add, nl.load(y))
-    nl.store(out, tile)
-    return out
-
-
-def test_a_narrow_factor(execution):
-    x, y, factor = data(82, (8, 16)), data(83, (8, 16)), data(84, (8, 1), BF16)
-    close(scaled_sum(x, y, factor), x * factor.astype(np.float64) + y)
-
-
-@nki.jit
-def centred(x, mean):
-    """Means in PSUM, each repeated over a row of eight: 8192 elements of a partition, 1024 held."""
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    tile, means = nl.load(x), ps((x.shape[0], x.shape[1]))
-    nisa.tensor_copy(means, nl.load(mean))
-    nisa.tensor_tensor(tile, tile, means.expand_dim(2).broadcast(2, x.shape[2]), nl.subtract)
-    nl.store(out, tile)
-    return out
-
-
-def test_what_a_broadcast_repeats_counts_once(execution):
-    x, mean = data(85, (4, 1024, 8)), data(86, (4, 1024))
-    close(centred(x, mean), x.astype(np.float64) - mean[..., None])
-
-
 def test_undefined_rows_that_a_later_store_replaces():
     """A wrapper in test_mlp_proj_mxfp4.py pads so (nki-library d2ad3a5)."""
 
@@ -310,3 +198,42 @@ def test_undefined_rows_that_a_later_store_replaces():
     assert np.array_equal(found[0:96], x[0:96]) and not found[96:].any()
     with pytest.raises(NkiError, match="stores 2048 undefined elements"):
         kernel(x, 16)
+
+
+@dataclass
+class Loose(NKIObject):
+    """A field without a default behind one with one, and one without annotation."""
+
+    scale: float = 2.0
+    weight: nl.ndarray
+    rows = 4
+
+    @property
+    def has_weight(self):
+        return self.weight is not None
+
+    def doubled(self):
+        return 2 * self.scale
+
+
+def test_data_classes_of_the_language():
+    assert (Loose().weight, Loose().rows, Loose(3.0).doubled()) == (None, 4, 6.0)
+    assert Loose(weight="w", rows=8).rows == 8 and Loose(1.0, "w", 2).rows == 2
+    assert Loose(rows=1) == Loose(2.0, None, 1)
+    with pytest.raises(TypeError, match="columns"):
+        Loose(columns=1)
+
+
+@nki.jit
+def scaled_sum(x, y, factor):
+    """`factor` (P, 1) is bf16, which tensor_scalar would refuse."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile, factors = nl.load(x), nl.load(factor)
+    nisa.scalar_tensor_tensor(tile, tile, nl.multiply, factors, nl.add, nl.load(y))
+    nl.store(out, tile)
+    return out
+
+
+def test_a_narrow_factor(execution):
+    x, y, factor = data(82, (8, 16)), data(83, (8, 16)), data(84, (8, 1), "bfloat16")
+    close(scaled_sum(x, y, factor), x * factor.astype(np.float64) + y)

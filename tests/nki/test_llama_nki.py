@@ -5,15 +5,12 @@ Weights in the kernels' layout come from llama.py's host side; nothing else is s
 
 from __future__ import annotations
 
-import ast
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
 import models.today
-from neuron_cpu.core.current.subset import _walk as outside_of_the_subset
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, schedule
@@ -130,19 +127,6 @@ def test_results_are_equal(name):
     assert all(torch.isfinite(a).all() and a.any() for a in new)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [prefill(9, 3, 64, 130), prefill(2, 2, 128, 200), decode(9, 3, 64, 237, batch=3, live=101),
-     mlp(77), linear(5)],
-)  # fmt: skip
-def test_errors_are_those_of_torch(case):
-    name, old, new = case
-    got = getattr(models.today, name)(*new)
-    bf16, exact = (getattr(reference, name)(*old) for reference in (TORCH, EXACT))
-    for results in zip(*(r if isinstance(r, tuple) else (r,) for r in (got, bf16, exact))):
-        check_error(*results)
-
-
 @pytest.mark.parametrize("kind", ["rising maxima", "one dominant key", "equal scores"])
 def test_adversarial_scores(kind):
     """Keys are what the tables and weights make of x: of unit weights, x itself."""
@@ -235,22 +219,6 @@ def test_later_chips_agree(name, target):
     first, *others = (r if isinstance(r, tuple) else (r,) for r in results)
     for other in others:
         assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_the_compilers_parser_takes_it():
-    tree = ast.parse(Path(models.today.__file__).read_text(encoding="utf-8"))
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-    shared = {a.name for n in tree.body if getattr(n, "module", "") == "llama" for a in n.names}
-    own = ast.parse(Path(ALONE.__file__).read_text(encoding="utf-8")).body
-    functions += [n for n in own if isinstance(n, ast.FunctionDef) and n.name in shared]
-    assert len(functions) > 80
-    assert not [(f.name, found) for f in functions for found in outside_of_the_subset(f)]
-    decorators = {ast.unparse(d) for f in functions for d in f.decorator_list}
-    assert decorators == {"nki.jit"}
-    bases = {ast.unparse(b) for c in tree.body if isinstance(c, ast.ClassDef) for b in c.bases}
-    assert bases == {"nl.NKIObject"}
-    imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    assert imported == {"math", "nki", "nki.isa", "nki.language"}
 
 
 REFUSED = {

@@ -81,31 +81,6 @@ def test_products_of_quantised_operands(kind, rows, repeats):
     assert np.abs(found - want).max() <= 1e-5 * np.abs(want).max()
 
 
-def test_fp4_elements_come_as_bits():
-    """Nibbles of 16-bit words, the lowest first: 0.5, 1, 2, 3, 4 and 6 with a sign."""
-
-    @nki.jit
-    def kernel(bits, scale):
-        tile = sb(bits.shape, nl.uint16)
-        nisa.dma_copy(tile, bits)
-        scales = sb((4, bits.shape[1]), nl.uint8)
-        nisa.dma_copy(scales, scale)
-        data4 = tile.view(nl.float4_e2m1fn_x4)
-        out = nl.ndarray((bits.shape[1],) * 2, nl.float32, buffer=nl.shared_hbm)
-        acc = nl.ndarray(out.shape, nl.float32, buffer=nl.psum)
-        nisa.nc_matmul_mx(acc, data4, data4, scales, scales, accumulate=False)
-        nl.store(out, nl.copy(acc))
-        return out
-
-    bits = np.random.default_rng(3).integers(0, 1 << 16, (32, 6)).astype(np.uint16)
-    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    values = np.concatenate([values, -values])
-    scale = np.random.default_rng(4).integers(120, 135, (4, 6)).astype(np.uint8)
-    wide = values[(bits[..., None] >> np.arange(0, 16, 4)) & 15]
-    wide = wide * 2.0 ** (np.repeat(scale, 8, axis=0)[..., None].astype(float) - 127)
-    assert np.allclose(kernel(bits, scale), np.einsum("pmv,pnv->mn", wide, wide), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -128,12 +103,6 @@ def test_wrong_operands(body):
 
     with pytest.raises(NkiError, match="sim_microscaled"):
         kernel(np.zeros((32, 16), BF16))
-
-
-def test_gen3_has_none_of_it(target):
-    target("trn2")
-    with pytest.raises(NkiError, match="gen4 on"):
-        product(data(1, (32, 16)), data(2, (32, 16)), "float8_e4m3fn_x4", 1)
 
 
 @pytest.mark.parametrize("kind", [*TYPES, "float4_e2m1fn_x4"])
@@ -207,28 +176,6 @@ def test_rows_beside_the_scales_are_zeros():
     assert (found[used] == 128).all() and (found[~used] == 0).all()
 
 
-def test_scales_of_four_operands_share_quadrants(recwarn):
-    """At offsets of 0, 4, 8 and 12 partitions (deep-dives/mxfp-matmul): nothing is told of it."""
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 8), nl.uint8, buffer=nl.shared_hbm)
-        scales = sb((128, 8), nl.uint8)
-        for k in range(4):
-            elements = sb((128, 8), "float8_e4m3fn_x4")
-            nisa.quantize_mx(elements, nl.load(x[:, 32 * k : 32 * k + 32]), scales[4 * k :, :])
-        acc = nl.ndarray((8, 8), nl.float32, buffer=nl.psum)
-        nisa.nc_matmul_mx(acc, elements, elements, scales[12:], scales[12:])
-        nisa.dma_copy(out, scales)
-        return out
-
-    values = np.repeat(2.0 ** np.arange(6, 10), 32)[None].repeat(128, 0)
-    found = kernel(values.astype(BF16))
-    assert [str(one.message) for one in recwarn if "start_partition" in str(one.message)] == []
-    rows = found[:, 0].reshape(4, 32)
-    assert (rows[:, 16:] == 0).all() and (np.diff(rows[:, :16:4].astype(int)) == 1).all()
-
-
 @pytest.mark.parametrize("kind", TYPES)
 def test_too_large_values_saturate(monkeypatch, kind):
     """Before 2.31 a scale left room up to twice the largest element."""
@@ -242,22 +189,3 @@ def test_too_large_values_saturate(monkeypatch, kind):
 
     found = kernel(np.full((32, 4), -1.99, BF16))[kind].astype(np.float32)
     assert (found == -float(ml_dtypes.finfo(TYPES[kind][0]).max)).all()
-
-
-def test_operands_may_have_different_types_and_count_four_values_an_element():
-    kinds = list(TYPES)
-
-    @nki.jit
-    def kernel(a, b):
-        left, right = packed(a, kinds[0]), packed(b, kinds[1])
-        out = nl.ndarray((a.shape[1] // 4, b.shape[1] // 4), nl.float32, buffer=nl.shared_hbm)
-        acc = nl.ndarray(out.shape, nl.float32, buffer=nl.psum)
-        nisa.nc_matmul_mx(acc, left[0], right[0], left[1], right[1])
-        nl.store(out, nl.copy(acc))
-        return out
-
-    a, b = data(5, (32, 4 * 10)), data(6, (32, 4 * 24))
-    left, right = (quantised(t, k).reshape(32, -1, 4) for t, k in zip((a, b), kinds))
-    want = np.einsum("pmv,pnv->mn", left, right)
-    assert np.abs(kernel(a, b) - want).max() <= 1e-5 * np.abs(want).max()
-    assert kernel.trace(a, b).macs == 32 * 4 * 10 * 24

@@ -7,15 +7,11 @@ import re
 import sys
 import textwrap
 import traceback
-import types
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-from neuron_cpu.core.device import errors
-from neuron_cpu.core.device.errors import NkiSyntaxError
 
 HEADS = {
     "neuronxcc": (
@@ -161,18 +157,3 @@ def test_pythons_own_error_in_a_kernel_shows_no_line_of_the_simulator(tmp_path) 
     frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
     shown = [f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals]
     assert shown == [__file__, str(path)]
-
-
-def test_a_notebook_shows_the_lines_of_a_size_violation() -> None:
-    """IPython shows a SyntaxError without them, so its shell gets another kind of error."""
-    shown = []
-    shell = types.SimpleNamespace(showtraceback=lambda error, **_: shown.append(error))
-    error = NkiSyntaxError("err_num_partition_exceed_arch_limit", "256 exceed 128", "k (cell:4)")
-    errors._in_a_cell(shell, type(error), error, None)
-    kind, value, _ = shown[0]
-    assert kind.__name__ == "NkiSyntaxError" and not issubclass(kind, SyntaxError)
-    assert str(value) == str(error)
-
-
-def test_the_newest_language_has_as_many() -> None:
-    assert len(TABLES["nki"]) >= len(TABLES["neuronxcc"]) >= 200

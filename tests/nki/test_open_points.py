@@ -93,16 +93,6 @@ def register_slice(x, by_ds):
     nisa.dma_copy(sb((4, 32)), part)
 
 
-def placed_by_data(engine):
-    """A part at a run-time offset, read by an engine or moved by DMA."""
-    at, target = sb((1, 1), nl.int32), sb((32, 4))
-    part = sb().ap([[32, 32], [1, 4]], scalar_offset=at, indirect_dim=1)
-    if engine:
-        nisa.tensor_scalar(target, part, nl.add, 1.0)
-    else:
-        nisa.dma_copy(nl.ndarray((32, 4), nl.float32, buffer=nl.shared_hbm), part)
-
-
 def loops(inside):
     for _ in nl.dynamic_range(2):
         for _ in nl.dynamic_range(2) if inside else range(2):
@@ -276,13 +266,6 @@ def test_python_of_which_parser_and_tracer_differ_warns(monkeypatch):
     assert "sim_inner_body" not in told_by(outer_body)
     assert "sim_negative_divisor" in told_by(halves_down)
     assert "sim_negative_divisor" not in told_by(halves_up)
-
-
-@pytest.mark.parametrize("search", ["find", "maximum"])
-def test_comparing_nan_warns_everywhere(target, search):
-    target("gen3")
-    assert "sim_nan_compared" in told(lambda x: of_nan(NAN, search))
-    assert "sim_nan_compared" not in told(lambda x: of_nan(0.0, search))
 
 
 def test_the_largest_moving_operand_is_open_on_gen4_only(target):

@@ -63,28 +63,3 @@ def test_a_result_comes_later_than_the_engine_is_free(name, apart, target):
     assert planned.engine_busy()[Engine.VECTOR] == pytest.approx(2 * 64 / clock)
     first, second = (t for t, e in zip(planned.start, planned.engine) if e == 1)
     assert second - first == pytest.approx(apart)
-
-
-@pytest.mark.parametrize(("name", "elements"), [("tensor_copy", 512 / 2), ("reciprocal", 6 * 512)])
-def test_an_engine_goes_on_while_a_result_is_on_its_way(name, elements, target):
-    target("trn2")
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        tile, made, last = (nl.ndarray(x.shape, x.dtype) for _ in range(3))
-        nisa.dma_copy(tile, x)
-        getattr(nisa, name)(made, tile)
-        nisa.tensor_tensor(last[:, 0:1], tile[:, 0:1], tile[:, 0:1], nl.add)  # needs nothing of it
-        nisa.tensor_tensor(last, made, made, nl.add)
-        nisa.dma_copy(out, last)
-        return out
-
-    planned = schedule(kernel.trace(np.zeros((128, 512), np.float32)))
-    ops = [i.op.name for i in planned.program.instructions]
-    at = ops.index(name)
-    free, used = (k for k, op in enumerate(ops) if op == "tensor_tensor")
-    assert [planned.engine[k] for k in (at, free, used)] == [1, 1, 1]
-    assert planned.busy[at] == pytest.approx((elements + 57) / 0.96)
-    assert planned.start[free] == pytest.approx(planned.end[at])
-    assert planned.start[used] == pytest.approx(planned.start[at] + (elements + 150) / 0.96)

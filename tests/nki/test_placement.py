@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -15,34 +13,6 @@ from neuron_cpu.core.time.schedule import schedule
 from tests.peaks import psum_high_water
 
 X = np.random.default_rng(1).normal(size=(128, 512)).astype(np.float32)
-
-
-def placed(second):
-    @nki.jit
-    def kernel(x):
-        """A copy through two tiles at addresses and one without."""
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        a = nl.ndarray((128, 512), x.dtype, address=(0, 0))
-        b = nl.ndarray((128, 512), x.dtype, address=(0, second))
-        c = nl.ndarray((128, 512), x.dtype)
-        nisa.dma_copy(a, x)
-        nisa.memset(b, 1.0)
-        nisa.tensor_tensor(c, a, b, nl.add)
-        nisa.dma_copy(out, c)
-        return out
-
-    return kernel
-
-
-def test_addresses_may_be_mixed(production):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NkiWarning)
-        assert np.array_equal(placed(2048)(X), X + 1)
-
-
-def test_live_tiles_that_overlap_are_found():
-    with pytest.raises(NkiError, match="sim_allocation_overlap"):
-        placed(1024)(X)
 
 
 @pytest.mark.parametrize(

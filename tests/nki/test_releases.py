@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import warnings
 
 import nki
@@ -14,8 +13,6 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.current import releases
-from neuron_cpu.core.instructions.entry import FORMS
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 
@@ -42,11 +39,6 @@ def filled_in_a_loop(tile):
     nl.fori_loop(0, 2, body)
 
 
-def reduced(**named):
-    """A tile that has been through an all-reduce of one rank."""
-    return lambda t: ncc.all_reduce([t], [t], ncc.ReplicaGroup([[0]]), nl.add, **named)
-
-
 CAME = {
     "2.29": lambda t: nl.exp(t),
     "2.30": lambda t: nisa.tensor_scalar_reduce(
@@ -57,17 +49,6 @@ CAME = {
         t, t, nl.add, 1.0, nl.add, t, reduce_op=nl.add, reduce_res=nl.ndarray((4, 1), nl.float32)
     ),
 }
-
-
-COLLECTIVES = {"2.30": reduced(priority=1), "2.31": reduced(name="sums")}
-
-
-@pytest.mark.parametrize(("release", "body"), COLLECTIVES.items())
-def test_a_collective_s_keywords_are_refused_before_they_came(release, body, monkeypatch):
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
-    with pytest.raises(NkiError, match=rf"all_reduce\(\w+=\) is there from SDK {release} on"):
-        run(body, f"2.{int(release[2:]) - 1}", monkeypatch)
-    run(body, release, monkeypatch)
 
 
 # Names and keywords by the release notes of each (nki 0.3.0 to 0.7.0).
@@ -177,16 +158,6 @@ def test_a_kernel_names_its_target(release, monkeypatch, target):
     assert np.array_equal(kernel(X), X)
 
 
-def test_all_of_python_since_2_33(monkeypatch):
-    def body(tile):
-        for part in (tile[:, k : k + 4] for k in (0, 4)):
-            nisa.tensor_scalar(part, part, nl.multiply, 2.0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert np.array_equal(run(body, "2.33", monkeypatch), 2 * X)
-
-
 SOURCE = """
 import nki, nki.isa as nisa, nki.language as nl
 NEURON_CPU_NKI = "{release}"
@@ -213,15 +184,6 @@ def test_a_file_says_its_release(release, tmp_path, monkeypatch):
     rule = "sim_newer_release" if release == "2.28" else "sim_unknown_release"
     with pytest.raises(NkiError, match=rule):
         module.kernel(X)
-
-
-def test_the_table_names_what_there_is():
-    assert all(hasattr(nl, name) for name in (*releases.CAME, *releases.KEYWORDS, *releases.FORMER))
-    for module in (nisa, nl, ncc):
-        for form in FORMS[module.__name__].values():
-            taken = inspect.signature(form.function).parameters.keys()
-            assert taken >= form.keywords.keys() and taken >= set(form.order), form.name
-            assert taken >= {now for now in form.former.values() if now}, form.name
 
 
 def test_a_launch_of_one_number_in_a_tuple():

@@ -313,11 +313,6 @@ def attributes(x):
     box.a, _ = pair()
 
 
-def nested(x):
-    held = [0]
-    _, (held[0], _) = 1, pair()
-
-
 def swapped(x):
     held = [1, 2]
     held[0], held[1] = held[1], held[0]
@@ -327,6 +322,46 @@ def counted(x):
     held = [0]
     for held[0] in range(2):
         pass
+
+
+def raising(x):
+    if x.shape[0] > 1000:
+        raise ValueError("too large")
+
+
+def catching(x):
+    try:
+        return x.shape
+    except ValueError:
+        return None
+
+
+def formatted(x):
+    assert f"{1.5:.2f}"
+
+
+def inner(x):
+    def helper():
+        return x
+
+    return helper()
+
+
+def starred(x):
+    return max(*x.shape)
+
+
+def leaving(x):
+    for i in nl.dynamic_range(3):
+        for _ in range(2):
+            break  # of a loop that unrolls
+        if x.shape[0] > 1000:
+            continue
+        assert i.frozen
+
+
+def numbered(x):
+    return {1: x}
 
 
 def chained(x):
@@ -343,9 +378,11 @@ def decorated(x):
 
 
 SOURCES = {
-    parts: "unpacking into", attributes: "unpacking into", nested: "unpacking into",
+    parts: "unpacking into", attributes: "unpacking into",
     swapped: "unpacking into", counted: "several names", chained: "two parts at once",
-    a_set: "a set", decorated: "the decorator cache",
+    a_set: "a set", decorated: "the decorator cache", raising: "raise", catching: "try",
+    formatted: "format", inner: "function in a function", starred: "star",
+    leaving: "continue in a device loop", numbered: "other keys than strings",
 }  # fmt: skip
 
 

@@ -116,31 +116,6 @@ def test_view_methods(name, on_chip):
     assert np.array_equal(seen(view, (4, 4, 6), on_chip), want(elements((4, 4, 6))))
 
 
-def test_rearranging_splits_and_permutes():
-    found = seen(
-        lambda x: x.rearrange(("p", ("h", "d"), "s"), ("p", "s", "h", "d"), {"d": 2}),
-        (2, 6, 3),
-        True,
-    )
-    assert np.array_equal(found, elements((2, 6, 3)).reshape(2, 3, 2, 3).transpose(0, 3, 1, 2))
-
-
-def test_rows_of_hbm_broadcast_over_partitions():
-    found = seen(lambda x: x.select(0, 1).expand_dim(0).broadcast(0, 5), (3, 4), False)
-    assert np.array_equal(found, np.broadcast_to(elements((3, 4))[1], (5, 4)))
-
-
-def test_the_same_bits_as_another_type():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, x.view(nl.float32))
-        return out
-
-    bits = np.array([[0x3F800000, 0x7FC00001]], np.int32)
-    assert np.array_equal(kernel(bits).view(np.int32), bits)
-
-
 @pytest.mark.parametrize("eager", ["0", "1"])
 def test_inputs_as_types_of_other_sizes(monkeypatch, eager):
     monkeypatch.setenv("NKI_CPU_EAGER", eager)
@@ -278,34 +253,6 @@ def tile_of(x):
     tile = nl.ndarray(x.shape, nl.int32)
     nisa.dma_copy(tile, x)
     return tile
-
-
-DYNAMIC = {
-    "pattern": lambda x, i: x.ap([[30, 4], [1, 6]], scalar_offset=tile_of(i), indirect_dim=1),
-    "select": lambda x, i: x.select(1, tile_of(i)),
-    "ds": lambda x, i: x[:, nl.ds(tile_of(i), 2), :],
-}
-WANTED = {
-    "pattern": lambda a, k: a[:, k],
-    "select": lambda a, k: a[:, k],
-    "ds": lambda a, k: a[:, k : k + 2],
-}
-
-
-@pytest.mark.parametrize("on_chip", [False, True])
-@pytest.mark.parametrize("name", DYNAMIC)
-@allows("sim_dynamic_slice")
-def test_scalar_offsets(name, on_chip):
-    found = seen(DYNAMIC[name], (4, 5, 6), on_chip, scalar(3))
-    assert np.array_equal(found, WANTED[name](elements((4, 5, 6)), 3))
-    with pytest.raises(NkiError, match="out_of_bound"):
-        seen(DYNAMIC[name], (4, 5, 6), on_chip, scalar(5))
-
-
-def test_rows_by_data():
-    rows = np.array([[2], [0], [2], [1]], np.int32)
-    found = seen(lambda x, i: x.vector_select(0, tile_of(i))[:, 1:3], (3, 5), False, rows)
-    assert np.array_equal(found, elements((3, 5))[rows[:, 0], 1:3])
 
 
 def test_attributes():
