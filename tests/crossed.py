@@ -1,4 +1,4 @@
-"""Combinations of parameters, half of which are left to the full run."""
+"""Parameters that are left to the full run, one by one or half of all combinations."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 
+def full(*values: Any) -> Any:
+    """A row of the full run alone."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 def crossed(*columns: Sequence[Any]) -> list[Any]:
     """Rows of all combinations; those of odd places are marked ``full``.
 
@@ -17,6 +22,6 @@ def crossed(*columns: Sequence[Any]) -> list[Any]:
     """
     rows = []
     for places in itertools.product(*(range(len(column)) for column in columns)):
-        marks = [pytest.mark.full] if sum(places) % 2 else []
-        rows.append(pytest.param(*(c[i] for c, i in zip(columns, places)), marks=marks))
+        row = full if sum(places) % 2 else pytest.param
+        rows.append(row(*(c[i] for c, i in zip(columns, places))))
     return rows

@@ -14,8 +14,6 @@ import torch
 from lab import calibrate
 from lab import calibration_rows as rows
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 # --- the data -------------------------------------------------------------------------------------
 def test_data_is_complete_and_names_are_unique():
@@ -183,20 +181,6 @@ def test_shipped_bands_and_table_agree():
         assert abs(float(cells[6]) - value) <= 0.006, "run make calibrate PUBLIC=DIR"
 
 
-def test_a_band_turns_an_estimate_into_measured_times():
-    band = calibrate.bands.Band("DMA", 9, 0.8, 1.0, 1.25)
-    assert band.measured(100.0) == (80.0, 125.0)
-
-
-def test_class_of_a_critical_path():
-    kind = calibrate.bands.kind_of
-    assert kind({"TensorE": 5.0, "DMA": 3.0}) == "TensorE"
-    assert kind({"result latency": 5.0, "DMA": 3.0}) == "latency"
-    assert kind({"GpSimdE": 5.0}) == "all"
-    assert kind({}) == "latency"
-    assert calibrate.bands.of({"GpSimdE": 5.0}).kind == "all"
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [([], "--public"),
@@ -211,13 +195,6 @@ def test_wrong_rows_write_nothing(arguments, said, monkeypatch, capsys):
         calibrate.main()
     assert ended.value.code == 2 and said in capsys.readouterr().err
     assert calibrate.DOCUMENT.read_bytes() == before
-
-
-def test_rows_that_are_not_run_are_read_from_the_page():
-    for name in calibrate.bands.ratios():
-        found = calibrate.on_page(next(one for one in rows.rows() if one.id == name))
-        assert found.estimated_us > 0 and found.kind in rows.CLASSES and found.busy.endswith("%")
-    assert calibrate.on_page(row(id="new")).problem == "not run since it was entered"
 
 
 def entries(tmp_path, *sets):
@@ -325,12 +302,6 @@ def test_kept_programs_are_priced_as_recorded_ones_and_constants_leave_no_trace(
     assert len(list(kept.iterdir())) == 2  # another neighbour is another program
 
 
-def test_what_records_is_digested_without_times():
-    text = "def _copy_cycles(i):\n    return 1\n\n\ndef copy(x):\n    return x\n"
-    assert calibrate.CYCLES.sub("", text) == "def copy(x):\n    return x\n"
-    assert calibrate.recorder() == calibrate.recorder()
-
-
 def test_sensitivities_are_of_fitted_rows(tmp_path, monkeypatch, capsys):
     page = tmp_path / "cost_model.md"
     page.write_text("<!-- vary: begin -->\n<!-- vary: end -->\n")
@@ -349,19 +320,6 @@ def test_every_constant_that_is_varied_exists_and_changes_nothing_for_good(tmp_p
     cases = [(name, factor) for name in calibrate.CONSTANTS for factor in (1.2, 1.0)]
     found = calibrate.run(row(), tmp_path, cases=cases)
     assert found.varied[1::2] == (found.ratio,) * len(calibrate.CONSTANTS)
-
-
-def test_the_largest_change_is_told():
-    base = {"a": 1.0, "b": 1.1}
-    assert calibrate.change({"a": 0.8, "b": 1.1}, base) == "1 of 2 | -20% a"
-    assert calibrate.change({"a": 1.001, "b": 1.1}, base) == "2 of 2 | none"
-
-
-def test_shares_of_engines_are_compared():
-    one = row(engines={"DMA": 0.9}, hbm_mb=(10.0, None))
-    found = calibrate.Outcome(one, 20.0, engines={"DMA": 0.97}, hbm_mb=(12.0, 3.0))
-    text = calibrate.engines_table([found])
-    assert "| DMA | 1 | +7% | 7% |" in text and "| read | 1 | 1.20 | 1.20 | 1.20 |" in text
 
 
 SAMPLE = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from unittest import mock
 
@@ -12,12 +11,10 @@ import pytest
 from lab import device_profile as device
 from lab.device import fit, plan, results
 from lab.device.rows import ROWS
-from neuron_cpu.console import streams
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.report import bands
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import schedule
-from tests.conftest import REPOSITORY
 
 KERNEL = {
     "module": "lab.device.micro", "kernel": "chain", "arguments": ["128x512:fp32"],
@@ -105,23 +102,6 @@ def test_a_profile_that_is_there_is_refused_before_minutes_go_into_a_fit(
     assert "Profile trn1-2026-11 exists, expected a new one" in capsys.readouterr().err
 
 
-def test_without_more_asked_the_constants_are_shown(report, capsys):
-    assert run(report) == 0
-    assert "| clock_hz.VectorE |" in capsys.readouterr().out
-
-
-def test_a_reader_of_a_table_may_leave():
-    text = (
-        "import sys\nfrom lab import pages\n"
-        "sys.exit(pages.written(lambda: print('| a row |\\n' * 10**6) or 0))"
-    )
-    told = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-c", text], cwd=REPOSITORY, **told) as process:
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b"" and process.wait() == streams.READER_GONE
-
-
 def test_two_devices_are_compared(report, tmp_path, capsys):
     other = results.read(report)
     other["entries"]["chain decode-640"]["us"] = {"p50": 90.0}
@@ -133,14 +113,6 @@ def test_two_devices_are_compared(report, tmp_path, capsys):
     results.write(tmp_path / "other.json", other)
     assert run(report, "--against", tmp_path / "other.json") == 0
     assert "| chain decode-640 | 60 | 90 | 1.50 |" in capsys.readouterr().out
-
-
-def test_rows_that_another_version_of_the_project_had_are_left_out(report, tmp_path):
-    older = json.loads(report.read_text())
-    older["entries"]["a row of old"] = older["entries"]["vector-chain-512-128"]
-    report.write_text(json.dumps(older))
-    assert run(report, "--write") == 0
-    assert "a row of old" not in (tmp_path / "cost_model.md").read_text()
 
 
 def test_a_rehearsal_is_no_device(report, capsys):

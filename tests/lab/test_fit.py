@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lab.device import fit, model, page, plan
+from lab.device import fit
 from lab.device.rows import KERNELS, ROWS
-from neuron_cpu.core.time import cost
 from tests.lab import played
 from tests.warned import allows
 
@@ -83,37 +82,6 @@ def test_what_moves_transfers_of_nki_is_named_though_the_cost_model_knows_nothin
     found = fit.fit(played.times(device, rows), today=True)
     assert found["mechanisms"] == [mechanism]
     assert recovered(device, found) == [] and found["unexplained"] == []
-
-
-def test_a_profile_leaves_out_the_issue_that_a_device_does_not_have(monkeypatch):
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    device = played.Device(304, "issue", target="trn2")
-    rows = {name: row for name, row in ROWS.items() if name.startswith(MOVING)}
-    times = played.times(device, rows)
-    found = fit.fit(times)
-    assert found["mechanisms"] == ["issue"]
-    profile = cost.read_profile(fit.profile_of(found, "fitted", ""))
-    monkeypatch.setitem(cost.PROFILES, "fitted", profile)
-    costs = {name: found["constants"][name]["value"] for name in model.OVERHEADS}
-    us = model.graph_ns(plan.of_row(rows["transfers-64"], False).call, costs, "fitted") / 1e3
-    assert us == pytest.approx(times["transfers-64"], rel=0.05)
-
-
-def test_mechanisms_that_the_times_do_not_tell_are_named_beside_the_constants():
-    """Short rows of one length show how long one takes, by whatever rule, and no order shows."""
-    names = ("rows-64", "rows-256", "small", "vector-chain-512-128", "vector-chain-2048-128")
-    device = played.Device(104, "row-rule")
-    found = fit.fit(played.times(device, {name: ROWS[name] for name in names}))
-    assert found["mechanisms"] == [] and {"row-rule", "order"} <= set(found["alike"])
-    assert "do not tell them: " + ", ".join(found["alike"]) in "".join(page.constants(found))
-
-
-@pytest.mark.full
-def test_a_time_that_no_constant_explains_is_named():
-    times = played.times(played.Device(4), FEW)
-    times["rows-64"] *= 1.5
-    found = fit.fit(times)
-    assert (found["unexplained"], found["mechanisms"]) == (["rows-64"], [])
 
 
 @pytest.mark.full

@@ -118,17 +118,6 @@ def test_a_run_that_is_cut_off_goes_on_and_comes_last_to_what_it_was_at(
     assert all(after[name] == before[name] for name in ROW_NAMES[:2])
 
 
-def test_entries_that_runs_were_at_when_they_ended_are_told_apart(some, tmp_path):
-    path = tmp_path / "report.json"
-    before = hour.run(path, 60)
-    report = results.read(path)
-    for entry in report["entries"].values():
-        entry["status"] = "unfinished"
-    results.write(path, report)
-    after = hour.run(path, 60)
-    assert told(after) == told(before)
-
-
 def test_a_run_ends_with_its_time_and_traces_only_what_fits(some, tmp_path, monkeypatch, capsys):
     """Two launches fit into a minute. What hangs until the time is up is not called hung."""
     monkeypatch.undo()  # the whole plan
@@ -153,18 +142,6 @@ def test_a_run_ends_with_its_time_and_traces_only_what_fits(some, tmp_path, monk
     assert "Plan of 1 minutes, the most valuable first: 2 launch (1 min)" in capsys.readouterr().err
 
 
-def test_a_quarter_of_a_short_run_is_kept_for_the_fit_of_many_times(some, tmp_path, monkeypatch):
-    """So the second of two short runs measures, too."""
-    report = results.begun(tmp_path / "report.json")
-    timed = {"kind": plan.CONSTANT, "status": "measured", "us": {"p50": 1.0}}
-    report["entries"] = dict.fromkeys(list(ROWS)[-hour.FEWEST :], timed)
-    results.write(tmp_path / "report.json", report)
-    monkeypatch.setattr(hour._Hour, "fit", lambda self: fitted.append(self.fitting))
-    fitted = []
-    after = hour.run(tmp_path / "report.json", 1)["entries"]
-    assert fitted == [15] and after.keys() > report["entries"].keys()
-
-
 def test_without_the_simulator_s_packages_no_hour_is_spent(some, tmp_path, monkeypatch, capsys):
     path = tmp_path / "report.json"
     missing = Unanswered("refused", "ModuleNotFoundError: No module named 'ml_dtypes'")
@@ -172,22 +149,6 @@ def test_without_the_simulator_s_packages_no_hour_is_spent(some, tmp_path, monke
     with pytest.raises(UserError, match="Estimates need what the simulator has not found"):
         hour.run(path, 60)
     assert "No module named 'ml_dtypes'" in capsys.readouterr().err and not path.exists()
-
-
-def test_a_decode_step_is_told_whole_or_else_as_one_kernel():
-    step = {"kind": "kernel", "status": "measured", "us": {"p50": 2500.0}}
-    entries = {"decode_step_kernel_16 decode-128": step, "decode_step_kernel_16 decode-640": step}
-    whole = step | {"us": {"decode p50": 8000.0}}
-    told = [
-        page._fast({"entries": found})
-        for found in ({}, entries, entries | {"whole graphs of 640": whole})
-    ]
-    assert told == [
-        "No whole decode step was measured.",
-        "A decode step behind 640 tokens takes 2.50 ms as one kernel on one rank.",
-        "A decode step behind 640 tokens takes 8.00 ms with the host, above the 7.59 ms of the "
-        "contest's second place on a trn1.",
-    ]
 
 
 def test_a_second_run_in_the_folder_is_refused_and_the_first_one_keeps_its_report(some, tmp_path):
@@ -198,14 +159,6 @@ def test_a_second_run_in_the_folder_is_refused_and_the_first_one_keeps_its_repor
     ):
         hour.run(path, 60)
     assert not path.exists()
-
-
-def test_minutes_choose_the_most_valuable_first():
-    every = list(plan.entries({}))
-    chosen = plan.within(300, every)
-    assert chosen == every[: len(chosen)] and sum(plan.SECONDS[one.kind] for one in chosen) <= 300
-    assert {entry.kind for entry in chosen} >= {plan.LAUNCH, plan.CONSTANT}
-    assert {entry.kind for entry in every} == set(plan.SECONDS) - {plan.KERNEL}
 
 
 @pytest.mark.parametrize("refused", ["--output-format", "--json-output"])  # up to 2.33, from 2.34

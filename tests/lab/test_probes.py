@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from lab.device import calls, model, plan
-from lab.device.probes import PROBES, USED, Probe
+from lab.device.probes import PROBES, Probe
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.check import provenance
 
@@ -153,38 +153,6 @@ def test_a_probe_of_today_has_numpy_s_result_or_is_refused_by_a_chip_that_lacks_
         assert np.sqrt(np.mean((ours.double().numpy() - theirs) ** 2)) / size < limit, name
 
 
-@pytest.mark.parametrize(("target", "generation"), CHIPS.items())
-def test_a_chip_s_plan_has_the_probes_of_what_it_has(target, generation):
-    every = list(plan.entries({}, True, target))
-    planned = {entry.name for entry in every if entry.kind == plan.CONSTRUCT}
-    pairs = [entry for entry in every if entry.role == plan.PAIR]
-    assert bool(pairs) == (generation > 2)
-    assert all("probe = probe[2]" in entry.call["text"] for entry in pairs)
-    had = {name for name, probe in PROBES[True].items() if probe.generation <= generation}
-    assert planned == {f"construct {name}" for name in had}
-
-
-@pytest.mark.parametrize("today", [False, True])
-def test_what_llama_uses_and_no_run_shows_is_probed_first(today):
-    files = (calls.SUBMISSIONS[today], "models/today.py") if today else (calls.SUBMISSIONS[today],)
-    used = [one for file in files for one in provenance.in_source((calls.ROOT / file).read_text())]
-    findings = provenance.judge(dict.fromkeys(used, [1]))
-    open_ones = {one.construct for one in findings if one.status != provenance.SEEN}
-    every = list(plan.entries({}, today))
-    first = [entry for entry in every if entry.kind == plan.CONSTRUCT][: USED[today]]
-    shown: set[str] = set()
-    for entry in first:
-        found = set(provenance.in_source(entry.call["text"]))
-        assert found & open_ones, f"{entry.name} shows nothing that is used"
-        shown |= found
-    assert open_ones <= shown
-    assert every.index(first[-1]) < min(map(every.index, every_of(every, plan.NUMBERS)))
-
-
-def every_of(entries: Sequence[plan.Entry], kind: str) -> list[plan.Entry]:
-    return [entry for entry in entries if entry.kind == kind]
-
-
 def jitted(file: str) -> Iterator[str]:
     """Kernels of a submission."""
     for node in ast.parse((calls.ROOT / file).read_text()).body:
@@ -208,11 +176,3 @@ def test_every_kernel_of_llama_is_timed_in_every_bucket_and_its_numbers_are_comp
     }
     assert lengths["prefill"] >= {64, 128, 512, 640, 1024, 2048} >= lengths["decode"]
     assert {f"whole graphs of {length}" for length in lengths["decode"]} <= names
-
-
-@pytest.mark.parametrize("today", [False, True])
-def test_whole_graphs_come_before_what_differs_in_keywords_alone(today):
-    names = [entry.name for entry in plan.entries({}, today)]
-    late = [names.index(name) for name in names if name.endswith("by keywords")]
-    assert all(names.index("whole graphs of 2048") < place for place in late)
-    assert late

@@ -59,22 +59,6 @@ def test_one_process_is_beside_the_device_and_the_simulator_knows_what_it_stands
     assert set(workers._running) == {PAIR, SIMULATOR}
 
 
-def test_of_a_long_error_its_end_is_told(workers):
-    """Compilers put the reason last."""
-    asked = {"s": "1", "parse_float": None, "x" * 900: 0}
-    status, words = refused(workers, BENCHMARK, "json:loads", asked, 120)
-    assert status == "refused" and words.startswith("... x") and len(words) == 604
-
-
-def test_a_graph_is_timed_in_microseconds_behind_its_warm_up(monkeypatch):
-    """A clock that shows a second more at each look, but for the first five times."""
-    looks = iter([*range(0, 100, 10), *range(100, 200)])
-    clock = SimpleNamespace(perf_counter=lambda: next(looks))
-    monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(timing, "_of_torch", lambda _: lambda: None)
-    assert timing.timed({}) == {"p0": 1e6, "p50": 1e6, "p99": 1e6}
-
-
 class Builder:
     """NxD's model builder; `made` says for how many ranks, and with which options."""
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from lab.device import calls, hour, model, page, plan, timing
+from lab.device import calls, hour, model, plan, timing
 from lab.device.rows import ROWS
 from tests.lab import played
 from tests.warned import allows
@@ -40,48 +38,12 @@ def test_every_small_kernel_of_today_has_an_estimate_and_no_warning(target, monk
     assert all(0 < model.graph_ns(call) < 2e6 for call in every.values())
 
 
-def test_a_call_of_today_s_language_is_the_same_when_it_is_read_again():
-    origin = calls.module(calls.SUBMISSIONS[True])
-    heads = origin.HeadShape(16, 4, 64)
-    told = json.loads(json.dumps(calls.written((heads, torch.zeros(2, 3), None))))
-    read, tensor, none = calls.read(told, origin, calls.shapes)
-    assert (read.q_heads, read.kv_heads, read.head_dim, none) == (16, 4, 64, None)
-    assert tuple(tensor.shape) == (2, 3)
-
-
 def test_a_kernel_runs_on_numpy_s_arrays_and_both_sides_are_compared_with_fp32(tmp_path):
     call = plan.of_row(ROWS["product-chain-16"], today=True).call
     calls.run(call, str(tmp_path / "out.pt"))
     found = calls.compare(call, str(tmp_path / "out.pt"))
     assert found["equal"] == 1 and found["error"] == 0
     assert 0 < found["device to fp32"] == found["simulator to fp32"] < 0.1
-
-
-def test_a_kernel_that_takes_no_fp32_says_why_it_is_not_compared_with_it(tmp_path, monkeypatch):
-    call = plan.of_row(ROWS["product-chain-16"], today=True).call
-    calls.run(call, str(tmp_path / "out.pt"))
-    computed = calls.computed
-
-    def narrow(call, tensor):
-        if tensor(torch.Size([1]), "bf16").dtype == torch.float32:
-            raise ValueError("tiles of fp32 have no room")
-        return computed(call, calls.Seeded())
-
-    monkeypatch.setattr(calls, "computed", narrow)
-    found = calls.compare(call, str(tmp_path / "out.pt"))
-    assert found["error"] == 0 and found["no fp32"] == "ValueError: tiles of fp32 have no room"
-    *_, told = page._row(
-        "a kernel", found | {"kind": "numbers", "status": "measured", "exact": False}
-    )
-    assert "not compared with fp32 (ValueError: tiles of fp32 have no room)" in told
-
-
-def test_an_estimate_is_for_the_chip_that_is_measured(monkeypatch):
-    call, clocks = ROWS["vector-chain-512-128"]._asdict() | {"module": calls.MICRO}, []
-    for target in ("trn1", "trn2"):
-        monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", target)
-        clocks.append(model.program(call).core.name)
-    assert clocks == ["gen2", "gen3"]
 
 
 ROW_NAMES = ("small", "rows-512", "rows-4", "scalar-chain-1-32", "launches-1", played.HANGS)

@@ -15,11 +15,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from harness.figures.estimate import events_of
-from harness.figures.tracing import record
 from models import adapters, extended, ranks, weights
 from models.quantised import check_quantised
-from neuron_cpu.runtime import recording
 from tests.adapters import continued
 from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
@@ -197,22 +194,6 @@ def test_adapters_round_as_pytorch_does(call):
     results = [getattr(side, name)(*args, **more) for side in (llama, TORCH, EXACT)]
     for got, bf16, exact in zip(*results):
         check_error(got, bf16, exact.double())
-
-
-@pytest.mark.libraries
-def test_every_product_of_adapters_is_a_kernel_s(serving, tmp_path):
-    """A decode step: ranks (in + out) for each of seven projections, whole tiles of features."""
-    macs = []
-    for rank in (1, 9):
-        _, _, app = serving({"one": {"r": rank}, "two": {"r": rank}})
-        for wrapper in app.models:
-            bucket = wrapper.neuron_config.buckets[0]
-            events = [event for _, event in events_of(record(app, wrapper, bucket, tmp_path))]
-            assert all(event.kind == recording.KERNEL for event in events if event.macs)
-        macs.append(sum(event.macs for event in events))  # of the last one, a decode step
-    hidden, inner, q, kv = 256, 256, 384, 128
-    columns = 3 * hidden + q + 2 * kv + (q + hidden) + 2 * (hidden + inner) + inner + hidden
-    assert macs[1] - macs[0] == 2 * 8 * columns * SHAPE["num_hidden_layers"]
 
 
 @pytest.mark.libraries

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.crossed import full
 from tests.llama.every import llama
 from tests.llama.test_head_sizes import Layer as Exact
 from tests.llama.test_head_sizes import assert_equal
@@ -41,10 +42,6 @@ SMOL_1_7B = Model(2048, 32, 32, 64, 8192, 49152)
 WIDE = Model(3072, 8, 8, 256, 12288, 32000)
 
 
-def full(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.full)
-
-
 @pytest.mark.parametrize(
     ("model", "degree", "phase", "sizes"),
     [
@@ -53,7 +50,7 @@ def full(*values: object) -> object:
         (Model(640, 32, 4, 128, 2560, 32000), 1, "chunk", (8, 128, 1000)),
         (LLAMA_2_7B, 2, "chunk", (1, 1, 2048)),  # 196 KiB of a sequence's keys
         (LLAMA_2_7B, 1, "chunk", (4, 1, 640)),
-        ("Llama-3.1-8B", 1, "chunk", (128, 1, 64)),  # new values in 256 KiB
+        full("Llama-3.1-8B", 1, "chunk", (128, 1, 64)),  # new values in 256 KiB
         full(Model(4096, 28, 4, 256, 11008, 32000), 1, "chunk", (128, 1, 2048)),
         full(LLAMA_2_7B, 1, "prefill", (1, 1024)),
         full(LLAMA_2_7B, 1, "prefill", (2, 640)),

@@ -45,20 +45,6 @@ class BlockCase(Case):
         return self.run(False, "attention_decode_kernel", heads_first=heads_first)
 
 
-SHAPES = [
-    (1, 1, 64, (4, 2, 64), 16),  # a decode step
-    (2, 1, 640, (9, 3, 64), 32),
-    (1, 5, 384, (4, 4, 128), 128),
-    (1, 130, 320, (4, 2, 64), 32),  # two tiles of tokens behind a prefix
-    (2, 3, 256, (10, 5, 64), 16),  # more KV heads than are read at once
-]
-
-
-@pytest.mark.parametrize(("batch", "n", "past", "heads", "block"), SHAPES)
-def test_new_tokens_over_blocks(batch, n, past, heads, block):
-    check(*BlockCase(batch, n, past, heads, block).run(n <= 128))
-
-
 STEPS = [
     (1, 64, (4, 2, 64), 16),
     (2, 640, (9, 3, 64), 32),  # a stack of one head
@@ -116,20 +102,6 @@ def test_any_step_over_blocks(batch, blocks, heads, block, heads_first):
 @example(2, 9, 1, 128)
 def test_any_table(batch, n, blocks, block):
     check(*BlockCase(batch, n, blocks * block, (2, 2, 64), block, seed=blocks).run(True))
-
-
-@pytest.mark.parametrize("shape", [(5, 16, 3, 64), (5, 4, 4, 3, 64)])
-def test_rows_are_named_whatever_the_manager_s_parts(shape):
-    """A table's blocks, cut into runs, are the keys in their order; the bias goes with them."""
-    cache = torch.arange(5 * 16 * 3 * 64, dtype=torch.float32).view(shape)
-    table, bias = torch.tensor([[4, 0, 2], [1, 1, 3]]), random(2, 48)
-    keys, _, permuted, rows = llama.blocks_in_runs(cache, cache, table, bias)
-    lanes, run = rows.shape[0], keys.shape[1]
-    wanted = cache.view(5, 16, 3, 64)[table].reshape(2, 48, 3, 64)
-    found = keys[rows.long().view(lanes, 2, -1).permute(1, 2, 0)]  # [B, parts, lanes, run, ..]
-    assert torch.equal(found.reshape(2, -1, 3, 64)[:, :48], wanted)
-    back = permuted.view(2, -1, run, lanes).transpose(2, 3).reshape(2, -1)
-    assert torch.equal(back[:, :48], bias)
 
 
 @pytest.mark.parametrize("n", [1, 5])
@@ -228,15 +200,3 @@ SHARED = [
 @pytest.mark.parametrize(("counts", "padding", "heads", "block"), SHARED)
 def test_a_chunk_that_sequences_share(counts, padding, heads, block):
     check(*SharedCase(counts, padding, heads, block).run())
-
-
-@pytest.mark.full
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 200)), min_size=1, max_size=6),
-    st.integers(0, 9),
-    st.sampled_from([(4, 2, 64), (3, 3, 64), (8, 1, 64), (2, 1, 128)]),
-    st.sampled_from([8, 16, 32, 128]),
-)
-def test_any_chunk_that_sequences_share(counts, padding, heads, block):
-    check(*SharedCase(counts, padding, heads, block, len(counts)).run(), steps=1)

@@ -12,6 +12,7 @@ from neuronx_distributed_inference.utils.hf_adapter import (
 )
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
+from tests.crossed import full
 from tests.llama.every import ALONE, llama
 
 SHAPE = dict(
@@ -114,7 +115,7 @@ def logits(model, tokens=13, steps=6):
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [
-        pytest.param(name, kernels, marks=[] if (name, kernels) in ALWAYS else pytest.mark.full)
+        (name, kernels) if (name, kernels) in ALWAYS else full(name, kernels)
         for name in FAMILY
         if name != "windows of some layers"
         for kernels in (False, True)
@@ -127,7 +128,7 @@ def test_logits_equal_hugging_face(name, kernels, checkpoint):
     torch.testing.assert_close(found, logits(model), rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [1, full(2)])
 def test_llama_py_alone_takes_a_long_cache(batch, checkpoint):
     """Beyond DECODE_KEYS, with look-ahead and without: it covers it, and its text is the same."""
     model, folder = checkpoint("long")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.crossed import full
 from tests.llama.every import llama
 from tests.llama.references import EXACT, assert_close
 
@@ -18,10 +19,6 @@ HIDDEN = 136
 @pytest.fixture(autouse=True)
 def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
-
-
-def full(*values: object) -> object:
-    return pytest.param(*values, marks=pytest.mark.full)
 
 
 class Layer:
@@ -145,19 +142,3 @@ def test_chunks(heads, batch, n, past, blocks):
         cache = llama.cache_in_runs(keys, values, bias)
     arguments = *layer.inputs, *cache, active, layer.heads, *layer.own
     assert_equal("attention_chunk_kernel", *arguments, rows_hbm=rows)
-
-
-@pytest.mark.parametrize("heads_first", [False, True])
-@pytest.mark.parametrize("heads", [(4, 2, 80), (6, 3, 48), full((8, 4, 32)), full((2, 1, 34))])
-def test_a_step_over_blocks(heads, heads_first):
-    """Two a sequence, in the order of their sequences turned round."""
-    layer = Layer(llama.HeadShape(*heads), 3, 1)
-    keys, values, bias = layer.caches(64)
-    shape = 6, 32, layer.heads.kv_heads, layer.heads.head_dim
-    table = torch.arange(6).flip(0).view(3, 2)
-    stored = [x.transpose(1, 2).reshape(shape).flip(0) for x in (keys, values)]
-    if heads_first:
-        stored = [x.transpose(1, 2).contiguous() for x in stored]
-    *cache, rows = llama.blocks_in_runs(*stored, table, bias, heads_first)
-    arguments = *layer.inputs, *cache, layer.heads, *layer.own
-    assert_equal("attention_decode_kernel", *arguments, rows_hbm=rows)

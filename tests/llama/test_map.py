@@ -163,9 +163,9 @@ def test_a_decode_step_opens_few_functions() -> None:
         cache = meta(1, 4, 640, 64), meta(1, 4, 640, 64), meta(1, 640)
         llama.attention_decode_kernel.trace(*x, *weights, *tables, *cache, heads)
         llama.swiglu_mlp_kernel.trace(
-            *x, weight(4096, hidden), weight(4096, hidden), weight(hidden, 4096)
+            *x, weight(1024, hidden), weight(1024, hidden), weight(hidden, 1024)
         )
-        llama.linear_kernel.trace(meta(hidden, 1), weight(64128, hidden), norm)
+        llama.linear_kernel.trace(meta(hidden, 1), weight(8016, hidden), norm)
 
     found = opened(step)
     properties = {

@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from models import ranks
+from tests.crossed import crossed
 from tests.llama.every import llama
 from tests.llama.references import EXACT, from_tiles, in_tiles, root_in_queries
 from tests.llama.references import check_error as check
@@ -89,24 +90,9 @@ class Case:
         return attend(self.q, keys, values, mask, dtype, self.keys.shape[2])
 
 
-SHAPES = [
-    (1, 1, 640, 4, 64, 4),
-    (2, 1, 641, 8, 128, 8),  # odd shares
-    (3, 5, 137, 4, 64, 2),
-    (1, 16, 1100, 8, 128, 3),
-    (4, 1, 5, 1, 64, 4),  # fewer keys than ranks times sequences
-]
-
-
-@pytest.mark.parametrize("sizes", SHAPES)
-def test_shares_together(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(*sizes)
-    check(case.together(monkeypatch), case.wanted(BF16), case.wanted(torch.float64))
-
-
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
-    st.integers(1, 3), st.integers(1, 9), st.integers(8, 300), st.integers(1, 14), st.integers(2, 8)
+    st.integers(1, 3), st.integers(1, 9), st.integers(8, 300), st.integers(1, 9), st.integers(2, 8)
 )
 @example(2, 9, 129, 14, 5)
 def test_shares_of_any_shape(batch: int, n: int, past: int, heads: int, ranks: int) -> None:
@@ -115,8 +101,7 @@ def test_shares_of_any_shape(batch: int, n: int, past: int, heads: int, ranks: i
         check(case.together(patch), case.wanted(BF16), case.wanted(torch.float64))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(("kind", "d"), crossed(KINDS, [64, 128]))
 def test_adversarial_shares(kind: str, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Maxima of the ranks lie far apart, or all keys of some are hidden."""
     case = Case(2, 3, 603, 4, d, 4)
@@ -138,7 +123,7 @@ def test_maxima_and_sums_in_fp32(d: int) -> None:
         torch.testing.assert_close(ours[counts].double(), theirs[counts], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("n", "past", "heads"), [(600, 700, (4, 2, 64)), (70, 130, (3, 1, 128))])
+@pytest.mark.parametrize(("n", "past", "heads"), [(520, 130, (2, 1, 64)), (70, 130, (3, 1, 128))])
 def test_part_of_a_prompt(n: int, past: int, heads: tuple[int, int, int]) -> None:
     """Tokens of a prompt over what stands before them, another part of it for each span."""
     shape, batch = llama.HeadShape(*heads), 2

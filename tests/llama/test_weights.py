@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from neuron_cpu.core.device.spec import GEN2
 from tests.llama.every import llama
 
 HEAD_DIM, GROUP, QUADRANT = 16, 3, 32
@@ -82,47 +81,6 @@ def position_in_runs(feature: int, features: int) -> int:
 def test_the_layout_holds_the_weight(n: int, k: int) -> None:
     weight = torch.randn(n, k)
     assert torch.equal(from_layout(llama.kernel_layout(weight), n, k), weight)
-
-
-@pytest.mark.parametrize("features", [1, 127, 128, 200, 576, 2048])
-def test_runs_are_a_permutation(features: int) -> None:
-    weight = torch.randn(features, 3)
-    runs = llama.in_runs(weight, 0)
-    places = [position_in_runs(feature, features) for feature in range(features)]
-    assert torch.equal(runs[places], weight)
-    rest = [place for place in range(len(runs)) if place not in set(places)]
-    assert not runs[rest].any()
-
-
-@pytest.mark.parametrize(("tiles", "k_tiles"), [(501, 16), (32, 16), (16, 8), (1, 5), (20, 24)])
-@pytest.mark.parametrize("tokens", [1, 640])
-@pytest.mark.parametrize("last", [False, True])
-def test_pieces_cover_the_weight(tiles: int, k_tiles: int, tokens: int, last: bool) -> None:
-    pieces = llama.weight_pieces(tiles, 2 * k_tiles * 128, tokens, last)
-    assert [tile for first, count in pieces for tile in range(first, first + count)] == list(
-        range(tiles)
-    )
-    limit = llama.LONG_PIECE_BYTES if tokens == 1 else llama.PIECE_BYTES
-    assert all(2 * k_tiles * 128 * count <= limit for _, count in pieces)
-    if last and len(pieces) > 1:
-        assert 2 * k_tiles * 128 * pieces[-1][1] <= max(4096, 2 * k_tiles * 128)
-
-
-@pytest.mark.parametrize(
-    ("tiles", "k_tiles", "sizes"),
-    [
-        (501, 16, [2, *[5] * 97, 4, 3, 3, 2, 1, 1]),  # steps of three quarters of a tile
-        (16, 32, [1, *[2] * 5, 1, 1, 1, 1, 1]),
-        (1, 5, [1]),
-    ],
-)
-def test_the_last_pieces_of_a_quantised_weight_shrink(
-    tiles: int, k_tiles: int, sizes: list[int]
-) -> None:
-    """1.5 KiB at a time: what converts integers keeps up with DMA until the end."""
-    pieces = llama.quantised_pieces(tiles, k_tiles, 1, True, None)
-    assert [size for _, size in pieces] == sizes
-    assert [first for first, _ in pieces] == [sum(sizes[:n]) for n in range(len(sizes))]
 
 
 def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
@@ -226,13 +184,6 @@ def test_conversion_can_be_repeated(nki_enabled: bool, tied: bool) -> None:
         assert torch.equal(first["lm_head.weight"], head)
 
 
-def test_without_kernels_parameters_keep_the_plain_layout() -> None:
-    cfg = config(1, nki_enabled=False)
-    plain = checkpoint(cfg)
-    state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
-    assert all(torch.equal(state[k], v) for k, v in plain.items())
-
-
 def test_a_degree_that_does_not_divide_is_refused() -> None:
     with pytest.raises(ValueError, match="intermediate_size 56 is not divisible .* 3"):
         llama.SharedSizes.of(config(3, nki_enabled=True))
@@ -290,22 +241,3 @@ def test_a_saved_configuration_keeps_the_kernels() -> None:
     assert not llama.NeuronConfigNKI().prompt_in_chunks
     unasked = SimpleNamespace(neuron_config=SimpleNamespace())  # NxDI's own, of another model
     assert not llama.is_nki_enabled(unasked)
-
-
-# --- sizes that only speed and memory depend on ---------------------------------------------------
-def test_what_is_kept_fits_beside_the_weights_in_flight() -> None:
-    """Two pieces that a product reads and two that arrive, beside what is kept of the tokens."""
-    left = GEN2.sbuf_usable_bytes - 4 * llama.PIECE_BYTES
-    assert left >= llama.CHUNK_BYTES and left >= llama.CACHE_BYTES
-
-
-def test_caches_of_an_awkward_length_are_padded_and_hidden_there():
-    """211 keys are prime: one lane of 211 runs, unless 45 more make them whole tiles."""
-    keys = torch.arange(2 * 211 * 64, dtype=torch.float32).view(1, 2, 211, 64)
-    bias = torch.arange(211, dtype=torch.float32).view(1, 211)
-    k, v, b = llama.cache_in_runs(keys, keys + 1, bias)
-    assert k.shape == v.shape == (1, 2, 256, 64) and torch.equal(k[:, :, :211], keys)
-    assert not k[:, :, 211:].any() and not v[:, :, 211:].any()
-    lanes, runs = llama.cache_runs(256, 128)
-    in_order = b.view(1, runs, lanes).transpose(1, 2).reshape(1, 256)
-    assert torch.equal(in_order[:, :211], bias) and (in_order[:, 211:] == llama.MASKED).all()

@@ -14,6 +14,7 @@ import models.today
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, schedule
+from tests.crossed import crossed, full
 from tests.llama.every import ALONE, llama
 from tests.llama.references import EXACT, TORCH, check_error
 
@@ -165,18 +166,14 @@ def alike(program):
     return schedule(program, DEFAULT_PROFILE, COMPILER_ORDER).total
 
 
-DEFAULT = {"prefill of 640, 1B", "decode after 640, 1B"}  # the others take seconds each
-
-
-@pytest.mark.parametrize(
-    "name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.full) for n in SIZES]
-)
+@pytest.mark.full
+@pytest.mark.parametrize("name", SIZES)
 def test_times_agree(name):
     old, new = (alike(program) for program in programs(SIZES[name]()))
     assert abs(new / old - 1) < 0.03
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", crossed(list(CASES)))
 def test_small_work_takes_no_longer(name):
     """Where every instruction counts: one that compares with '==' does what two had to, and sums
     that have a tile each leave PSUM in more than one. Many sequences of llama.py share a sum."""
@@ -185,9 +182,10 @@ def test_small_work_takes_no_longer(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_tile_has_several_sums_on_gen2(name, target):
-    """A trn1 of SDK 2.32 lost their first products."""
+def test_it_warns_of_nothing_up_to_2_32(name, target, monkeypatch):
+    """A trn1 of SDK 2.32, the last with a parser, lost first products of tiles of several sums."""
     target("trn1")
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
     kernel, _, args = CASES[name]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -197,9 +195,9 @@ def test_no_tile_has_several_sums_on_gen2(name, target):
 @pytest.mark.parametrize(
     "name",
     [
-        "prompts of two blocks",
+        full("prompts of two blocks"),
         "prompt of 128 heads",
-        "decode of 64 heads",
+        full("decode of 64 heads"),
         "MLP of half a block",
         "head of many tokens",
     ],

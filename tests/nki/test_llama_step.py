@@ -16,6 +16,7 @@ import llama
 import models.step
 import models.today
 from neuron_cpu.core import on_ranks
+from tests.crossed import full
 
 BF16 = torch.bfloat16
 EPS = 1e-5
@@ -253,16 +254,14 @@ DEFAULT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in DEFAULT else pytest.param(n, marks=pytest.mark.full) for n in CASES]
-)
+@pytest.mark.parametrize("name", [n if n in DEFAULT else full(n) for n in CASES])
 def test_a_step_is_a_plain_llamas(name):
     case = CASES[name]
     state = checkpoint(case)
     check(run(case, state), case, state)
 
 
-@pytest.mark.parametrize("cores", [2, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("cores", [2, full(1)])
 @pytest.mark.parametrize("name", ["two ranks", "odd tiles"])
 def test_later_chips_and_two_cores(name, cores, target):
     target("trn2")
@@ -277,8 +276,8 @@ def test_generated_kernels_have_names():
         models.step.decode_step_kernel_of  # noqa: B018
 
 
-@pytest.mark.parametrize("cores", [pytest.param(1, marks=pytest.mark.full), 2])
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("cores", [full(1), 2])
+@pytest.mark.parametrize("ranks", [full(1), 2])
 def test_the_greedy_token_is_the_first_of_the_largest(ranks, cores, target):
     """Rows of the head that are equal give equal logits on both ranks, both cores and in several
     partitions; the vocabulary does not fill the last tile, whose logits would be zeros."""

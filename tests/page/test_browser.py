@@ -32,22 +32,6 @@ COUNT = """(canvas, [name, left, right]) => {
   return count;
 }"""
 
-# Labels of the roofline that one of its lines crosses.
-CROSSED = """() => {
-  const drawn = document.querySelector("#roofline svg"), crossed = [];
-  const labels = [...drawn.querySelectorAll("text:not([transform])")];
-  for (const line of drawn.querySelectorAll("polyline"))
-    for (let k = 0; k <= 400; k++) {
-      const at = line.getPointAtLength(line.getTotalLength() * k / 400);
-      for (const label of labels) {
-        const box = label.getBBox();
-        if (at.x > box.x && at.x < box.x + box.width && at.y > box.y && at.y < box.y + box.height)
-          crossed.push(label.textContent);
-      }
-    }
-  return [...new Set(crossed)];
-}"""
-
 
 class Shown:
     """A page in the browser, and what it complained about or asked the network for."""
@@ -226,19 +210,6 @@ def test_heat_follows_the_choice(one, matmul):
         assert row.locator("td").first.inner_text() == str(hottest["number"]), choice
 
 
-def test_long_source_is_scrolled_to_its_hottest_line(shown, matmul, tmp_path):
-    run = data.run("matmul", matmul)
-    run["files"][0]["rows"][1:1] = [(1000 + k, "pass", -1) for k in range(200)]
-    path = tmp_path / "page.html"
-    path.write_text(page_text("matmul", [run, run]), encoding="utf-8")
-    page = shown.open(path)
-    pane = page.locator(".code").bounding_box()
-    line = page.locator('#sources td[data-heat="1.000"]').first.bounding_box()
-    assert pane["y"] + 50 < line["y"] < pane["y"] + pane["height"] - 50
-    # Two kernels of one name are told apart where one is chosen.
-    assert page.locator("#first option").all_inner_texts() == ["1. matmul", "2. matmul"]
-
-
 def test_a_line_shows_its_instructions_alone(one, matmul):
     row = one.page.locator("tr.used", has_text="nc_matmul")
     before = one.pixels("--e4")
@@ -309,26 +280,6 @@ def test_a_kernel_that_is_nowhere_legal_has_its_verdict_alone(shown, file, tmp_p
     assert page.locator("section:visible").count() == 1
 
 
-@pytest.mark.parametrize("width", [390, 800, 1280])
-def test_no_table_is_wider_than_its_panel(one, width):
-    one.page.set_viewport_size({"width": width, "height": 900})
-    wide = "p => p.scrollWidth > p.clientWidth"
-    panels = "[...document.querySelectorAll('.panel.wide')]"
-    cut = f"() => {panels}.filter({wide}).map(p => p.innerText)"
-    assert one.page.evaluate(cut) == []
-    assert one.page.locator(".panel.wide:visible").count() >= 3
-
-
-@pytest.mark.parametrize("width", [390, 800, 1280])
-def test_no_line_of_the_roofline_crosses_a_label(one, width):
-    one.page.set_viewport_size({"width": width, "height": 900})
-    one.drawn()
-    assert one.page.evaluate(CROSSED) == []
-    end = "el => el.getBBox().x + el.getBBox().width"
-    labels = one.page.locator("#roofline svg text:not([transform])").all()
-    assert len(labels) > 5 and all(label.evaluate(end) <= 620 for label in labels)
-
-
 @pytest.mark.parametrize("width", [800, 1280])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_and_follows_the_theme(one, width, scheme):
@@ -339,18 +290,6 @@ def test_it_fits_and_follows_the_theme(one, width, scheme):
     back = one.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(21, 23, 27)")
     assert one.pixels("--e0") > 20  # drawn anew in the colours of the theme
-
-
-def test_long_names_fit_a_telephone(shown, matmul, tmp_path):
-    """Two kernels whose names have no place to break a line at."""
-    names = [f"{kind}_rows_of_a_{'very_' * 20}long_name.py:kernel" for kind in ("one", "other")]
-    path = tmp_path / "long.html"
-    text = page_text(" beside ".join(names), [data.run(name, matmul) for name in names])
-    path.write_text(text, encoding="utf-8")
-    shown.open(path)
-    for width in (420, 900):
-        shown.page.set_viewport_size({"width": width, "height": 900})
-        assert shown.page.evaluate("() => document.documentElement.scrollWidth") <= width
 
 
 def long_run(run: dict, times: int) -> dict:

@@ -177,16 +177,5 @@ def test_an_adapter_is_chosen_where_there_are_some(browser, tokenizer, shown):
         made.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_overflows_a_narrow_window(shown, scheme):
-    shown.page.emulate_media(color_scheme=scheme)
-    shown.page.set_viewport_size({"width": 400, "height": 800})
-    shown.until("#state", "connected")
-    shown.ask("word " * 3 + "x" * 25)
-    shown.until("#running", "0 of 3")
-    width = shown.page.locator("html").evaluate("element => element.scrollWidth")
-    assert width == 400 and shown.page.locator("#prompt").bounding_box()["width"] > 300
-
-
 def _ids(shown: Shown, text: str) -> list[int]:
     return shown.tokenizer(text)["input_ids"]

@@ -8,13 +8,11 @@ import linecache
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from neuron_cpu.core.program import regions
 from neuron_cpu.core.report import report
-from neuron_cpu.core.time import schedule as scheduling
 from neuron_cpu.core.time.schedule import DMA, ENGINES
 from neuron_cpu.page import data, sources, write
 
@@ -22,14 +20,6 @@ from neuron_cpu.page import data, sources, write
 @pytest.fixture(scope="module")
 def run(matmul):
     return data.run("mine", matmul)
-
-
-def test_names_of_waits_are_in_the_order_of_the_schedule():
-    words = ("NOTHING", "DATA", "ENGINE", "BUFFER", "PORT", "QUEUE")
-    assert [getattr(scheduling, word) for word in words] == list(range(len(data.WAITS)))
-    assert data.WAITS[scheduling.BUFFER] == "a free buffer"
-    assert data.WAITS[scheduling.PORT] == "a shared port"
-    assert len(report.ENGINE_KEYS) == len(ENGINES)
 
 
 def test_figures_are_those_of_the_report(matmul, run):
@@ -55,12 +45,6 @@ def test_a_line_waits_for_what_the_report_calls_waiting(matmul, run):
     waiting = sum(time for kind, time in critical.items() if kind not in engines)
     assert waiting > 0
     assert sum(line["waiting"] for line in run["lines"]) == pytest.approx(waiting, abs=0.5)
-
-
-def test_an_engine_is_busy_or_idle(matmul, run):
-    busy = matmul.engine_busy()
-    for engine, times in zip(ENGINES[:DMA], run["idle"]):
-        assert sum(times) + busy[engine] == pytest.approx(matmul.total, abs=0.5)
 
 
 def test_bars_cover_what_the_engines_do(matmul, run):
@@ -175,12 +159,6 @@ def test_source_lines_of_functions_and_gaps(tmp_path):
     assert [n for n, _ in sources.shown_lines(str(path), [2])] == [1, 2, 3, 4]
 
 
-def test_a_kernel_without_a_file_has_its_figures(matmul, monkeypatch):
-    monkeypatch.setattr(linecache, "getlines", lambda file: [])
-    (file,) = data.run("typed", matmul)["files"]
-    assert len(file["rows"]) == 4 and {row[1] for row in file["rows"]} == {"(no source text)"}
-
-
 # --- the page -------------------------------------------------------------------------------------
 class Scripts(html.parser.HTMLParser):
     """The text of every script of a page, as a browser splits it."""
@@ -227,29 +205,6 @@ def test_producers_are_the_loads_and_products_before(matmul):
             assert sum(instructions[b].op.name == "dma_copy" for b in found[at]) == 2
 
 
-def test_joins_stand_for_those_that_end_last(matmul, monkeypatch):
-    count = len(matmul.program)
-
-    class Needs:
-        joins = [tuple(range(12)), (count, 13)]
-        values = [()] * (count - 1) + [(count + 1, 2)]
-
-    monkeypatch.setattr(report.depend, "dependences", lambda program: Needs)
-    latest = sorted([*range(12), 13], key=lambda at: (-matmul.end[at], at))[: report.MOST]
-    assert report.producers(matmul)[-1] == tuple(latest)
-
-
-def test_a_trace_has_as_many_arrows_as_asked_for(matmul):
-    known = [len(found) for found in report.producers(matmul)]
-    assert max(known) > report.ARROWS
-    for most in (0, report.ARROWS, 2, report.MOST):
-        events = report.perfetto([("one", matmul)], most)["traceEvents"]
-        begins = [event["ts"] for event in events if event["ph"] == "s"]
-        assert len(begins) == sum(min(most, count) for count in known)
-    bare = report.perfetto([("one", matmul)])["traceEvents"]
-    assert len(bare) == len(report.perfetto([("one", matmul)], report.ARROWS)["traceEvents"])
-
-
 def test_arrows_of_a_trace_hold_on_to_bars(matmul):
     events = report.perfetto([("one", matmul), ("two", matmul)], report.MOST)["traceEvents"]
     begins = {event["id"]: event for event in events if event["ph"] == "s"}
@@ -274,18 +229,3 @@ def test_arrows_of_a_trace_hold_on_to_bars(matmul):
     assert {("dma_copy", "nc_matmul"), ("nc_matmul", "activation"), ("activation", "dma_copy")} <= (
         pairs
     )
-
-
-def test_a_capacity_has_few_digits(monkeypatch):
-    import nki
-    import nki.isa
-    import nki.language
-
-    def moved(x):
-        out = nki.language.ndarray(x.shape, x.dtype, buffer=nki.language.shared_hbm)
-        nki.isa.dma_copy(dst=out, src=x)
-        return out
-
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
-    made = scheduling.schedule(nki.jit(moved).trace(torch.empty(8, 8, device="meta")))
-    assert data.run("mine", made)["memory"][0]["capacity"] == 240.0
