@@ -9,6 +9,7 @@ SCRIPT ARGS...`` runs any script with the stand-in's SDK names in place.
 
 import argparse
 import contextlib
+import difflib
 import importlib
 import signal
 import sys
@@ -31,6 +32,13 @@ from .sandbox import run_script  # noqa: E402
 signal.signal(signal.SIGINT, _on_interrupt)
 NAMES = "learn", "check", "profile", "compare", "sweep", "tune", "judge", "oracle"
 COMMANDS = {name: importlib.import_module(f"{__package__}.commands.{name}") for name in NAMES}
+# options by the names that other tools have for them
+MEANT = {
+    "--arg": "shape shapes input inputs tensor tensors size args",
+    "--target": "chip device platform arch instance",
+    "--ref": "reference golden expected against",
+    "--json": "output out report save",
+}
 INTERRUPTED = 130  # what a shell reports after Ctrl-C
 
 
@@ -57,6 +65,31 @@ def parser() -> argparse.ArgumentParser:
     said = f"run a script without the SDK: {run_script.USAGE}"
     commands.add_parser("run", help=said, description=said, usage="%(prog)s SCRIPT ARGS...")
     return top
+
+
+def _parsed(arguments: Sequence[str]) -> argparse.Namespace:
+    """The arguments; what a command does not take is answered with what it has instead."""
+    top = parser()
+    if arguments and arguments[0].partition(":")[0].endswith(".py"):
+        file = arguments[0]
+        top.error(f"{file} is no command; write {_name()} check {file}, or {_name()} run {file}")
+    args, unknown = top.parse_known_args(arguments)
+    if unknown:
+        choices = next(a.choices for a in top._actions if isinstance(a.choices, dict))
+        choices[args.command].error(_not_taken(choices[args.command], unknown[0]))
+    return args
+
+
+def _not_taken(command: argparse.ArgumentParser, given: str) -> str:
+    """What to write instead of an argument that a command does not take."""
+    wrong = given.partition("=")[0]
+    options = [o for a in command._actions for o in a.option_strings if o.startswith("--")]
+    if not wrong.startswith("-"):
+        value = "; tensors are given as --arg SHAPE:TYPE" if "--arg" in options else ""
+        return f"{given!r} is one argument too many{value}"
+    meant = (o for o, words in MEANT.items() if wrong.strip("-") in words.split() and o in options)
+    close = list(meant) or difflib.get_close_matches(wrong, options, 2, 0.7)
+    return f"there is no {wrong}; use {' or '.join(close or options)}"
 
 
 class _Completion(argparse.Action):
@@ -109,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
         return run(arguments[1:])  # everything after the script is the script's, options too
-    args = parser().parse_args(arguments)
+    args = _parsed(arguments)
     refusals: tuple[type[Exception], ...] = (StandInError, OSError, MemoryError)
     try:
         with streams.uninterrupted():

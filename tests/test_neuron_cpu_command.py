@@ -42,6 +42,28 @@ def told(capsys: pytest.CaptureFixture) -> str:
 
 
 @pytest.mark.parametrize(
+    ("command", "advice"),
+    [
+        ("k.py", "write neuron_cpu check k.py, or neuron_cpu run k.py"),
+        ("profile k.py:k --shape 128x64", "there is no --shape; use --arg"),
+        ("profile k.py:k --targt trn1", "there is no --targt; use --target"),
+        ("profile k.py:k 128x64", "'128x64' is one argument too many; tensors are given as --arg"),
+        ("judge k.py --refernce o.py", "there is no --refernce; use -"),
+    ],
+)
+def test_what_a_command_does_not_take(command, advice, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["neuron_cpu"])
+    with pytest.raises(SystemExit, match="2"):
+        main(command.split())
+    assert advice in told(capsys)
+
+
+def test_a_file_is_no_folder_of_answers(target, capsys) -> None:
+    assert main(["judge", target().removesuffix(":k")]) == 2
+    assert "is a file, expected a folder" in told(capsys)
+
+
+@pytest.mark.parametrize(
     ("statement", "advice"),
     [
         (

@@ -49,6 +49,11 @@ def run(args: argparse.Namespace) -> int:
     names = _names(args.only, suite.names())
     if args.template:
         return _write_template(args.folder, names)
+    if args.folder.is_file():
+        raise UsageError(
+            f"{args.folder} is a file, expected a folder with one file an operator; a kernel by "
+            f"itself is judged by neuron_cpu check {args.folder}:KERNEL --ref FILE:FUNCTION."
+        )
     if not args.folder.is_dir():
         raise UsageError(
             f"folder {args.folder} does not exist, expected one file an operator; write them with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import sys
 import textwrap
@@ -150,6 +151,20 @@ def test_the_identifier_of_a_mistake(name, tmp_path) -> None:
     else:
         with pytest.raises(Exception, match=IDENTIFIED[name]):
             called(tmp_path / "called.py", "neuronxcc", name)
+
+
+def test_a_file_that_is_read_anew_names_its_new_lines(tmp_path) -> None:
+    head, tail = HEADS["nki"]
+    for number, name in enumerate(("first", "other")):  # as a notebook's reload after an edit
+        path = tmp_path / "edited.py"
+        wrong = f"{name} = nl.ndarray((128, 32), nl.float32)\n    nisa.tensor_copy({name}, x)\n"
+        path.write_text(f"{head}    {wrong}{tail}")
+        os.utime(path, (number, number))
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        module = importlib.util.module_from_spec(spec)
+        exec(compile(path.read_text(), path, "exec"), vars(module))
+        with pytest.raises(errors.NkiError, match=rf" {name} \(128, 32\)"):
+            module.kernel(*[np.ones((128, 64), np.float32)] * 2)
 
 
 def test_pythons_own_error_in_a_kernel_shows_no_line_of_the_simulator(tmp_path) -> None:

@@ -66,7 +66,7 @@ def check_values(program: Program) -> None:
                 "sim_output_partly_written",
                 f"output {output.label()} is written in part: {int(np.count_nonzero(state))} "
                 f"elements are missing, {box_text(state != 0, output)} first, expected all of "
-                "them; store the rest or make the output smaller",
+                "them; store the rest, without a return in a loop, or make the output smaller",
                 f"{program.name} ({output.source})" if output.source else program.name,
             )
 
@@ -357,9 +357,13 @@ class _Walk:
             flags[:] = True
         elif flat is not None:
             flags |= flat == self.fresh(storage)
-        return self._refusal(store, storage, box_text(flags, storage), codes.size)
+        return self._refusal(store, storage, flags, codes.size)
 
-    def _refusal(self, store: Instruction, storage: Storage, region: str, count: int) -> NkiError:
+    def _refusal(
+        self, store: Instruction, storage: Storage, flags: np.ndarray, count: int
+    ) -> NkiError:
+        """``flags``: which elements of ``storage`` are undefined."""
+        region = box_text(flags, storage)
         where = place(self.program, store)
         writer = self.overwriter.get(storage.id)
         if writer is not None:
@@ -374,6 +378,8 @@ class _Walk:
             )
         target, source = store.dst[0].storage, storage.label()
         mend = "fill it with nisa.memset, or leave it out with a slice or mask"
+        if flags.all():
+            mend = "load or compute it first, or fill it with nisa.memset"
         if self._swapped(store, storage):
             mend = f"dst and src look swapped: write dst={storage.name}, src={target.name}"
         return refuse(

@@ -9,7 +9,16 @@ from ..device.release import REAL_AXES, nki_since
 from ..device.spec import CORE, Engine
 from ..instructions import scalar, vector
 from ..instructions.alu import ACTIVATIONS, BITWISE, REDUCTIONS, no_activation
-from ..instructions.arguments import check_reduction, column, flag, free_axes, on_bits, real, wholes
+from ..instructions.arguments import (
+    check_reduction,
+    check_second,
+    column,
+    flag,
+    free_axes,
+    on_bits,
+    real,
+    wholes,
+)
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.vector import of_bits
 from ..program.attributes import Attrs
@@ -89,6 +98,7 @@ def tensor_scalar(
     src = [source]
     first = operator(op0, what)
     steps: tuple[vector.Step, ...] = (step(f"{what} operand0", first, operand0, reverse0, src),)
+    check_second(op1, operand1, reverse1, what)
     if op1 is not None:
         second = operator(op1, what)
         steps += (step(f"{what} operand1", second, operand1, reverse1, src),)

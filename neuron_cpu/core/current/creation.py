@@ -14,7 +14,7 @@ from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse
 from ..device.spec import CORE
 from ..instructions.arguments import no_tensor, number, whole, wholes
-from ..language.creation import name_at
+from ..language.creation import name_at, no_sizes, tiled
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.index import is_integer
@@ -40,8 +40,8 @@ def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -
     if not sizes or min(sizes) < 1:
         raise refuse(
             "sim_shape",
-            f"tensor shape {shape!r}, expected positive integers known while building; compute "
-            "them from shapes of tensors, with // for a whole number",
+            f"tensor shape {shape!r}, expected positive integers known while building; "
+            + no_sizes(shape),
         )
     kind = buffer.value
     if kind in ("sbuf", "psum"):
@@ -68,7 +68,7 @@ def _check_on_chip(shape: tuple[int, ...], dt: DType, kind: str) -> None:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"{kind} tensor of shape {shape}: partition dimension {shape[0]} exceeds maximum "
-            f"{CORE.partitions}; tile the partition axis",
+            f"{CORE.partitions}; {tiled(shape, CORE.partitions)}",
         )
     size = math.prod(shape[1:]) * dt.itemsize
     if kind == "psum" and size > PSUM_BYTES:

@@ -18,6 +18,7 @@ from ..device.spec import CORE, NeuronCore, using
 from ..device.target import TARGETS, chosen, needs
 from ..instructions.ranks import COLLECTIVE
 from ..language import kernel as calling
+from ..language.creation import read_anew
 from ..language.specialisation import (
     add_output,
     adopt_results,
@@ -148,6 +149,7 @@ class Kernel(calling.Kernel):
             if machine is not None:
                 machine.open_values = True
             code = getattr(self.function, "__code__", None)
+            read_anew(code)
             with trace.Tracer(program, code, machine, NkiTensor) as tracer:
                 result = self._run(tracer, args, kwargs, machine)
                 adopt_results(program, _leaves(result))

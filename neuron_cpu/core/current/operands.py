@@ -31,6 +31,7 @@ from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
 from ..instructions.vector import Step
 from ..instructions.vector import step as any_step
+from ..language.operands import FUNCTIONS
 from ..program import trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
@@ -280,8 +281,8 @@ def token(op: Any, what: str) -> str:
             f"{what} got a {type_name(op)} as operator, expected a function of nki.language; "
             f"{mend}, the operator as op0=nl.add or op=nl.add",
         )
-    if name is None or name in ("max", "min"):
-        meant = f"{meant}imum" if meant in ("max", "min") else meant
+    if name is None or name in FUNCTIONS:
+        meant = FUNCTIONS.get(meant, meant)
         raise refuse(
             "sim_unknown_operator",
             f"{what} got operator {given}, expected a function of nki.language such as nl.add; "

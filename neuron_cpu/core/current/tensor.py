@@ -204,7 +204,12 @@ class NkiTensor(trace.Values, Foreign, View):
         stop = size if k.stop is None else int(k.stop)
         start, stop = (v + size if v < 0 else v for v in (start, stop))
         if start < 0 or stop > size:
-            raise self._outside(axis, f"index range {k.start}:{k.stop}")
+            mend = f"end it at {size}, a loop's last step at min(stop, {size})"
+            if start >= size:
+                mend = f"begin below {size}: a loop has too many steps, or an offset is too large"
+            elif stop - start > size:
+                mend = f"take at most {size} of this axis, or make it longer"
+            raise self._outside(axis, f"index range {k.start}:{k.stop}", mend)
         if step < 1 or start > stop:
             raise refuse(
                 "sim_empty_slice",
@@ -218,7 +223,7 @@ class NkiTensor(trace.Values, Foreign, View):
         strides = intern(contiguous(shape))
         return super()._with(self.offset, intern(shape), strides, (bounds,), None)
 
-    def _outside(self, axis: int, what: str, mend: str = "clamp with min()") -> Exception:
+    def _outside(self, axis: int, what: str, mend: str) -> Exception:
         return refuse(
             "err_tensor_access_out_of_bound",
             f"Out-of-bound access for tensor {self.label()} on dimension {axis}: {what} exceeds "

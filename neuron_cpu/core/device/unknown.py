@@ -79,11 +79,14 @@ def answer(name: str, current: bool, alias: str = "") -> str | None:
     return None
 
 
-def _of_first_word(name: str, current: bool, alias: str) -> str | None:
-    """The advice for what a name begins with: dot_general is a product, sort_pairs sorts."""
-    first = name.partition("_")[0]
-    found = answer(first, current, alias) or _function(first)
-    return None if found in _VAGUE else found  # tensor_..., get_...
+def _of_a_word(name: str, current: bool, alias: str) -> str | None:
+    """The advice for a word of a name: dot_general is a product, warp_reduce_sum reduces."""
+    first, *more = _HUMP.sub("_", name).lower().split("_")
+    for word in (first, *reversed(more)):
+        found = answer(word, current, alias) or _function(word)
+        if found and found not in _VAGUE:  # tensor_..., get_...
+            return found
+    return None
 
 
 def mended(error: Exception) -> Exception:
@@ -118,9 +121,8 @@ def of_module(
         if use is None:
             public = [each for each in names if not each.startswith("_")]
             close = difflib.get_close_matches(name, public, 3, _ALIKE)
-            use = " or ".join(f"{alias}.{each}" for each in close) or _of_first_word(
-                name, current, alias
-            )
+            use = " or ".join(f"{alias}.{each}" for each in close)
+            use = use or _of_a_word(name, current, alias)
         mend = f"use {use}" if use else f"dir({alias}) lists what there is"
         error = UnknownName(
             "sim_unknown_name",

@@ -42,6 +42,10 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
         mend = "give tensors one by one, to the kernel as numpy arrays or torch tensors"
     elif type(value).__name__ == "ShapeDtypeStruct":  # of JAX: no values to load
         mend = "make a tile of that shape with nl.ndarray(shape, dtype, buffer=nl.sbuf)"
+    elif held := [
+        name for name, one in getattr(value, "__dict__", {}).items() if isinstance(one, View)
+    ]:
+        mend = f"give the tile that it holds, .{' or .'.join(held)}"
     elif getattr(value, "shape", ()):
         mend = "pass it to the kernel and load it with nl.load, or make constants with nl.zeros"
     return refuse(
@@ -146,6 +150,16 @@ def check_reduction(operator: str, what: str, allowed: Iterable[str]) -> None:
         raise refuse(
             "sim_reduce_operator",
             f"{what} with reduction operator '{operator}', expected one of {', '.join(allowed)}",
+        )
+
+
+def check_second(op1: Any, operand1: Any, reverse1: Any, what: str) -> None:
+    """Refuse the operand of a second step without its operator: the step would be left out."""
+    if op1 is None and (operand1 is not None or reverse1):
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} got {'reverse1' if operand1 is None else 'operand1'}= without op1=, expected "
+            "both or neither: without an operator the second step is left out; add op1=",
         )
 
 

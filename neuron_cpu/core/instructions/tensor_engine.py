@@ -40,10 +40,8 @@ class MatmulAttrs(Attrs):
     moving_onezero: bool = False
 
 
-def _matmul_rules(i: Instruction) -> None:
-    stationary, moving = i.src
-    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max)
-    check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
+def check_contraction(stationary: View, moving: View) -> None:
+    """Refuse operands of unequal partitions."""
     if stationary.shape[0] != moving.shape[0]:
         raise refuse(
             "err_num_partition_mismatch",
@@ -51,11 +49,18 @@ def _matmul_rules(i: Instruction) -> None:
             f"partition counts, got {stationary.shape[0]} and {moving.shape[0]}; contract over "
             "partitions of both: for x @ y transpose x first (nisa.nc_transpose)",
         )
+
+
+def _matmul_rules(i: Instruction) -> None:
+    stationary, moving = i.src
+    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max)
+    check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
+    check_contraction(stationary, moving)
     if (stationary.dt.name in FOUR_BYTE_FLOATS) != (moving.dt.name in FOUR_BYTE_FLOATS):
         raise refuse(
             "sim_matmul_mixed_types",
             f"nc_matmul mixes {stationary.dt} with {moving.dt}, expected both of 4 bytes or both "
-            "narrower; cast one operand",
+            "narrower; cast one operand with nisa.tensor_copy",
         )
     for view in i.src:
         if not view.dt.is_float:

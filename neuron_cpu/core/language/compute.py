@@ -17,6 +17,7 @@ from ..instructions.alu import REDUCTIONS
 from ..instructions.arguments import (
     check_operator,
     check_reduction,
+    check_second,
     flag,
     fp32,
     free_axes,
@@ -199,6 +200,7 @@ def tensor_scalar(
     cost the same. Result has data's type unless ``dtype`` is given."""
     src = [tile(data, "tensor_scalar")]
     steps: tuple[Step, ...] = (_step("tensor_scalar operand0", op0, operand0, reverse0, src),)
+    check_second(op1, operand1, reverse1, "tensor_scalar")
     if op1 is not None:
         steps += (_step("tensor_scalar operand1", op1, operand1, reverse1, src),)
     bits = of_bits("tensor_scalar", steps, src)

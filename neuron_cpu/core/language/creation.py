@@ -29,6 +29,16 @@ _ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=;][^;]*$")  # of several, none
 _names: dict[Any, str] = {}
 
 
+def read_anew(code: Any) -> None:
+    """Forget what lines of a function's file named if it has changed: notebooks reload modules."""
+    file = code.co_filename if code is not None else ""
+    before = linecache.cache.get(file)
+    linecache.checkcache(file)
+    if linecache.cache.get(file) is not before:
+        for source in [one for one in _names if one is not None and one.file == file]:
+            del _names[source]
+
+
 def name_at(source: Any) -> str:
     """The variable that a creation is assigned to, for messages and reports."""
     if source is None:
@@ -40,19 +50,31 @@ def name_at(source: Any) -> str:
     return found
 
 
+def no_sizes(given: Any) -> str:
+    """What to write instead of a shape that is none."""
+    sizes = given if isinstance(given, (tuple, list)) else (given,)
+    if all(isinstance(one, (int, float)) for one in sizes):
+        return "compute them from shapes of tensors, with // for a whole number"
+    return "give the shape first, a tuple of whole numbers: nl.ndarray((128, 64), dtype, buffer)"
+
+
 def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
     sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
     marked = [a for a, s in enumerate(sizes) if type(s) is par_dim]
     for s in sizes:
         if not (type(s) is int or is_integer(s)) or s < 1:
-            number = isinstance(s, (int, float))
             raise refuse(
                 "sim_shape",
                 f"tensor shape {tuple(sizes)!r} has axis {s!r}, expected positive integers known "
-                "while tracing; "
-                + ("compute sizes from input shapes with //" if number else "give the shape first"),
+                f"while tracing; {no_sizes(sizes)}",
             )
     return tuple(map(int, sizes)), (marked[0] if marked else 0)
+
+
+def tiled(shape: tuple[int, ...], most: int) -> str:
+    """What to do with a tile of too many partitions: its axes may be in the wrong order."""
+    turned = ", or make it ({1}, {0}) where axis 0 is to be the free one".format(*shape[:2])
+    return "tile the partition axis" + (turned if len(shape) == 2 and shape[1] <= most else "")
 
 
 def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> None:
@@ -66,7 +88,8 @@ def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> 
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {shape[paxis]} exceeds architecture limitation of "
-            f"{GEN2.partitions} for {kind} tensor of shape {shape}; tile the partition axis",
+            f"{GEN2.partitions} for {kind} tensor of shape {shape}; "
+            f"{tiled(shape[paxis:], GEN2.partitions)}",
         )
     free = dt.itemsize * math.prod(shape[paxis + 1 :])
     # trn2's compiler lets one tile have all banks (a public kernel's [128, 4096] of fp32 ran)

@@ -46,6 +46,7 @@ from ..run.execute import Plan
 from ..run.memory import unseen
 from . import annotation, gradients, in_jax, specialisation
 from .assignment import insert_initial_fills
+from .creation import read_anew
 from .specialisation import (
     WrongArguments,
     adopt_results,
@@ -336,6 +337,7 @@ class Kernel:
         program.today = self.today
         program.returns = self.options.get("kernel_return", True)
         code = getattr(self.function, "__code__", None)
+        read_anew(code)
         with trace.Tracer(program, code, machine, Tile) as tracer:
             bound_args, bound_kwargs = _bind(tracer, args, kwargs, machine)
             result: Any = None

@@ -4,6 +4,7 @@ Names of operators: ``nl`` functions, numpy functions and strings all mean the s
 (aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst, supported math operators).
 """
 
+import difflib
 import functools
 import inspect
 import re
@@ -141,7 +142,8 @@ _NUMPY: dict[Any, str] = {getattr(np, name): name for name in _SAME} | {
 }
 
 
-_ALIASES = {
+# functions that reduce, and the operators that they reduce with
+FUNCTIONS = {
     "max": "maximum",
     "min": "minimum",
     "sum": "add",
@@ -158,13 +160,13 @@ def name_of(op: Any) -> str:
     """
     own = getattr(op, "nki_name", None)
     if own is not None:
-        return _ALIASES.get(own, own)
+        return FUNCTIONS.get(own, own)
     try:
         found = _NUMPY.get(op)
     except TypeError:
         found = None
     if found is None and isinstance(op, str):
-        found = _ALIASES.get(op, op)
+        found = FUNCTIONS.get(op, op)
     if found is None:
         raise refuse(
             "sim_unknown_operator",
@@ -225,15 +227,22 @@ def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
     meant = KEYWORDS.get(wrong[1], "").split() if wrong else []
     right = next((one for one in meant if one in names), None)
     mend = CALLS.get(wrong[1] if wrong else function.__name__, "")
-    alike = [f"{name}=" for name in names if wrong and name.startswith(f"{wrong[1]}_")]
-    if alike and not mend:
-        mend = f"say which, {' or '.join(alike)}"
+    alike = [name for name in names if wrong and re.match(rf"{wrong[1]}_|{wrong[1]}\d$", name)]
+    alike = alike or (difflib.get_close_matches(wrong[1], names, 1, 0.8) if wrong else [])
+    writes = names[:1] == ["dst"]
     if right:
         mend = f"the kernel language's keyword is {right}="
+    elif wrong and wrong[1] == "dtype" and writes:
+        mend = "leave dtype= out: the type is that of dst"
+    elif alike and not mend:
+        mend = f"say which, {' or '.join(f'{name}=' for name in alike)}"
     elif not mend and "missing" in told:
         mend = f"add {', '.join(f'{name}=' for name in _QUOTED.findall(told))}"
-        if names[:1] == ["dst"] and "dst" not in given:
-            mend += ", the tile of nl.ndarray that it writes as dst=: nothing is returned"
+        if writes and "dst" not in given:
+            called = (
+                f"{function.__name__}({', '.join(f'{name}=...' for name in _required(function))})"
+            )
+            mend += f", and write the call as {called}: dst is the tile that gets the result"
     elif not mend and "positional argument" in told:
         mend = "give no more than these, in this order, the last ones each by its name"
     return refuse(
@@ -241,6 +250,12 @@ def _misfit(function: Callable, error: TypeError, given: dict) -> NkiError:
         f"{told}, expected {function.__name__}({', '.join(names)}); "
         f"{mend or (f'leave {wrong[1]}= out' if wrong else 'give each once, and by its name')}",
     )
+
+
+def _required(function: Callable) -> list[str]:
+    """The arguments that have no default."""
+    known = inspect.signature(function).parameters.values()
+    return [one.name for one in known if one.default is one.empty]
 
 
 def exported() -> dict[str, Callable]:

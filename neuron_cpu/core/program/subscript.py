@@ -53,7 +53,7 @@ def one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
         raise refuse(
             "sim_index_rank",
             f"subscript of {view.label()} has {len(keys) - count} indices, expected at most "
-            f"{ndim}; add an axis with .reshape",
+            f"{ndim}; write a range as start:stop, and add an axis with .reshape",
         )
     fill = [slice(None)] * (ndim - len(keys) + count)
     if count:

@@ -12,6 +12,7 @@ import numpy as np
 from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.language.kernel import Kernel
 from neuron_cpu.core.language.specialisation import returns_value
+from neuron_cpu.core.language.operands import fitted as _fitted
 from neuron_cpu.core.language.runners import benchmark, profile
 from neuron_cpu.core.language.tensor import Tile as tensor
 from neuron_cpu.core.program.digest import fingerprint as _fingerprint
@@ -25,6 +26,7 @@ __all__ = [
     "simulate_kernel", "tensor", "trace", "typing",
 ]  # fmt: skip
 
+benchmark, profile = _fitted(benchmark), _fitted(profile)
 _attach(Kernel)
 __getattr__ = _unknown.of_module("nki", globals(), current=False)
 
@@ -100,11 +102,12 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
         inner = {k: v for k, v in func.options.items() if k != "mode"}
         made = jit(func.function, mode, **{**inner, **options})
         return made[func.grid] if func.grid else made
-    if mode in WITHOUT_FRAMEWORK:
+    if mode in WITHOUT_FRAMEWORK and callable(func):  # else the kernel refuses it
         options.setdefault("kernel_return", returns_value(func))
     return Kernel(func, mode=mode, **options)
 
 
+@_fitted
 def baremetal(kernel: Callable | None = None, **options: Any) -> Any:
     """Run a kernel without a framework: numpy in, numpy out. Nothing is compiled, so file names of
     compiler artifacts have no effect."""
