@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from neuronxcc import nki
@@ -14,15 +13,10 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.device.dtypes import BFLOAT16, FLOAT32, UINT8
 from neuron_cpu.core.device.spec import KIB
-from neuron_cpu.core.program.placement import Tile
 from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.program.storage import Storage
-from neuron_cpu.core.program.view import View
 from tests.peaks import psum_high_water, sbuf_high_water
 
-DTYPES = (UINT8, BFLOAT16, FLOAT32)
 BYTES = 64 * 4  # per partition of a (128, 64) fp32 tile
 
 
@@ -223,46 +217,3 @@ def test_force_auto_alloc_ignores_addresses() -> None:
 
     program = kernel.trace(torch.empty(128, 64, device="meta"))
     assert not program.direct_allocation and sbuf_high_water(program) == BYTES
-
-
-@pytest.mark.parametrize("seed", range(100))
-def test_shared_bytes_are_what_both_tiles_cover(seed: int) -> None:
-    """Against sets of (partition, byte), for two tiles of two blocks and any view of the writer."""
-    rng = np.random.default_rng(seed)
-
-    def placed(number: int) -> Tile:
-        rows, columns = int(rng.integers(1, 4)), int(rng.integers(1, 10))
-        dtype = DTYPES[int(rng.integers(len(DTYPES)))]
-        storage = Storage(number, (2, rows, columns), dtype, "sbuf")
-        storage.paxis = 1
-        return Tile(storage, int(rng.integers(2)), int(rng.integers(3)), int(rng.integers(16)))
-
-    def covered(tile: Tile) -> np.ndarray:
-        """Element number in the tile of each (partition, byte), -1 where it has none."""
-        found = np.full((16, 64), -1)
-        size, item = tile.storage.free_size, tile.storage.dtype.itemsize
-        for row, column, byte in np.ndindex(tile.partitions, size, item):
-            found[tile.partition + row, tile.start + column * item + byte] = row * size + column
-        return found
-
-    tile, writer = placed(0), placed(1)
-    mine, theirs = covered(tile), covered(writer)
-    shared = (mine >= 0) & (theirs >= 0)
-    assert tile.overlaps(writer) == writer.overlaps(tile) == shared.any()
-    shape = (writer.partitions, writer.storage.free_size)
-    start = [int(rng.integers(n)) for n in shape]
-    size = [int(rng.integers(1, n - s + 1)) for n, s in zip(shape, start)]
-    offset = writer.block * shape[0] * shape[1] + start[0] * shape[1] + start[1]
-    view = View(writer.storage, offset, tuple(size), (shape[1], 1))
-    written = np.zeros(shape, bool)
-    written[start[0] : start[0] + size[0], start[1] : start[1] + size[1]] = True
-    lost = np.unique(mine[shared & written.reshape(-1)[theirs]])
-    flags = np.zeros((2, tile.partitions, tile.storage.free_size), bool)
-    at = tile.hit_by(writer, view)
-    if at is not None:
-        flags[at] = True
-    assert not flags[1 - tile.block].any()
-    assert np.flatnonzero(flags[tile.block]).tolist() == lost.tolist()
-    tiles = shape[0] * shape[1]
-    other = View(writer.storage, (offset + tiles) % (2 * tiles), (1, 1), (1, 1))
-    assert tile.hit_by(writer, other) is None  # it lies in the writer's other block

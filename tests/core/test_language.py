@@ -16,7 +16,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import NkiError, NkiWarning
 from tests.core.test_isa import assert_close, data, run, wide
 
-few = settings(max_examples=20, deadline=None, derandomize=True)
+few = settings(max_examples=10, deadline=None, derandomize=True)
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from neuron_cpu.core.run import merge
 from neuron_cpu.core.run.execute import Plan
 
 MANY = settings(
-    max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
 RANGES = {"affine": nl.affine_range, "sequential": nl.sequential_range, "static": nl.static_range}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from neuron_cpu.core import Kernel, NkiError, NkiWarning
+from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.run.execute import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
@@ -105,24 +105,3 @@ def test_loop_reduce_adds_to_what_the_tile_holds_and_to_nothing_undefined(column
     else:
         with pytest.raises(NkiError, match="sim_undefined_data"):
             Kernel(kernel).trace(x.to("meta"))
-
-
-@MODES
-def test_windows_that_an_edge_cuts_are_reduced_box_by_box(mode):
-    def kernel(x):
-        out = nl.ndarray((128, 6), nl.float32, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        p, i, w = (
-            nl.arange(128)[:, None, None],
-            nl.arange(6)[None, :, None],
-            nl.arange(3)[None, None],
-        )
-        total = nisa.tensor_reduce(np.add, tile[p, i + w], axis=2, mask=i + w < 7)
-        nl.store(out, value=total)
-        return out
-
-    x = numbers(128, 8)
-    with pytest.warns(NkiWarning, match="sim_reduce_mask_parts"):
-        found = compute(mode, kernel, x)
-    cut = torch.nn.functional.pad(x[:, :7], (0, 1)).unfold(1, 3, 1)
-    torch.testing.assert_close(found, cut.sum(-1))

@@ -2,8 +2,8 @@
 
 Hypothesis draws an instruction, a chip, a type and sizes. The time of one is the slope between two
 kernels that repeat it, which is what each of a stream of them takes. PHYSICS_EXAMPLES says how many
-draws there are: 200 by default, 10,000 in the laboratory (`make physics`). A rule of the hardware
-that makes a time jump, or fall where a size grows, is named in `jump`.
+draws there are: 100 by default, 10,000 in the laboratory (`make physics`). A rule of the hardware
+that makes a time jump, or fall where a size grows, is named in `rule`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from neuron_cpu.core.device.spec import Engine
 from neuron_cpu.core.time.schedule import NUMBER, schedule
 from neuron_cpu.environment import variable
 
-EXAMPLES = int(os.environ.get("PHYSICS_EXAMPLES", "200"))
+EXAMPLES = int(os.environ.get("PHYSICS_EXAMPLES", "100"))
 FEW, MANY = 40, 64  # behind TensorE's start, which runs at half rate
-SMALLER, NEAR = 1.02, 1.3
+SMALLER = 1.02
 CHIPS = {"trn1": spec.GEN2, "trn2": spec.GEN3, "trn3": spec.GEN4}
 DTYPES = {"fp32": nl.float32, "bf16": nl.bfloat16}
 TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -271,24 +271,6 @@ def test_more_never_takes_less(case: Case, size: int, rows: bool) -> None:
     other = case._replace(rows=1 + size % 128) if rows else case._replace(columns=size)
     small, large = sorted(map(sized, (case, other)), key=lambda c: (c.rows, c.columns))
     assert slope(small) <= SMALLER * rule(small, large) * slope(large)
-
-
-@draws
-@given(CASES, st.booleans())
-def test_neighbours_take_about_as_long(case: Case, rows: bool) -> None:
-    case = sized(case)
-    more = (min(128, case.rows + 1), case.columns) if rows else (case.rows, case.columns + 1)
-    other = sized(case._replace(rows=more[0], columns=more[1]))
-    times = sorted((slope(case), slope(other)))
-    assert times[1] <= max(NEAR, grown(case, other)) * rule(case, other) * times[0]
-
-
-def grown(one: Case, other: Case) -> float:
-    """Rule of the hardware: a transfer takes as long as its bytes do, and the neighbour of one row
-    has twice as many (one row of 168 bytes 20 ns, two 26). No engine's instruction has that."""
-    if MAKERS[one.what][0] is not Engine.DMA:
-        return 1.0
-    return SMALLER * other.rows * other.columns / (one.rows * one.columns)
 
 
 @draws

@@ -7,7 +7,6 @@ need a whole kernel (outputs, grids, annotations) stand further down.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -509,17 +508,19 @@ def tile_of_blocks(shape, index):
 
 
 @pytest.mark.parametrize("case", WARNINGS, ids=identity)
-def test_doubtful_construct_is_a_warning(case: Case) -> None:
+def test_doubtful_construct_is_a_warning_or_an_error_or_silent(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.warns(NkiWarning, match=rf"{case.identifier}\]") as caught:
         run(kernel_of(case.breach), *case.shapes)
     assert caught[0].filename == __file__
-
-
-@pytest.mark.parametrize("case", WARNINGS, ids=identity)
-def test_warning_is_an_error_in_strict_mode(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
     expect(kernel_of(case.breach), case.identifier, *case.shapes)
     run(kernel_of(case.legal), *case.shapes)
+    monkeypatch.setenv("NKI_CPU_SILENCE", f"something_else,{case.identifier}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        run(kernel_of(case.breach), *case.shapes)
 
 
 def test_advice_is_no_error_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -551,14 +552,6 @@ def test_block_axes_are_deprecated_from_2_23_on(monkeypatch: pytest.MonkeyPatch)
 def test_release_has_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEURON_CPU_SDK", "2.2")
     expect(kernel_of(blocks_first), "sim_unknown_release", (128, 64))
-
-
-@pytest.mark.parametrize("case", WARNINGS, ids=identity)
-def test_warning_can_be_silenced(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NKI_CPU_SILENCE", f"something_else,{case.identifier}")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NkiWarning)
-        run(kernel_of(case.breach), *case.shapes)
 
 
 @pytest.mark.parametrize(
@@ -759,55 +752,7 @@ def test_direct_allocation_forbids_hidden_tensors(case: Case) -> None:
     run(kernel_of(case.legal), *case.shapes)
 
 
-# --- completeness ---------------------------------------------------------------------------------
-DOCUMENTED = frozenset(
-    {
-        "err_1d_arange_not_supported",
-        "err_activation_bias_invalid_type",
-        "err_activation_scale_invalid_type",
-        "err_activation_scale_scalar_or_vector",
-        "err_annotation_shape_mismatch",
-        "err_bias_tensor_must_be_specified_in_allocation",
-        "err_cannot_assign_to_index",
-        "err_cannot_update_immutable_parameter",
-        "err_control_flow_condition_depending_on_arange",
-        "err_dynamic_control_flow_not_supported",
-        "err_exceed_max_supported_dimension",
-        "err_failed_to_infer_tile_from_local_tensor",
-        "err_indirect_indices_free_dim",
-        "err_local_variable_used_out_of_scope",
-        "err_nested_kernel_with_spmd_grid",
-        "err_nki_api_outside_of_nki_kernel",
-        "err_num_partition_exceed_arch_limit",
-        "err_num_partition_mismatch",
-        "err_shared_hbm_must_in_kernel_level",
-        "err_size_of_dimension_exceed_arch_limit",
-        "err_store_dst_shape_smaller_than_other_shape",
-        "err_tensor_access_out_of_bound",
-        "err_tensor_creation_on_scratchpad_with_init_value_not_allowed",
-        "err_tensor_output_not_written_to",
-        "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
-        "err_unexpected_output_dependencies",
-        "err_unsupported_memory",
-        "err_unsupported_mixing_basic_advanced_tensor_indexing",
-        "err_copy_dynamic_indirect_indices_not_natively_supported",
-        "err_hbm_tensor_with_init_value_not_supported",
-        "err_leading_dimension_of_tensor_must_be_partition",
-        "err_ambiguous_tensor_truth_value",
-        "err_mutable_parameter_not_returned",
-        "err_while_loop_requires_unconditional_entry",
-        "err_indirect_indices_are_not_supported_with_nki_api",
-        "err_unsupported_expression_in_mask",
-    }
-)
-
-
-def test_every_documented_identifier_has_a_test() -> None:
-    """Rows of the tables, and identifiers that whole-kernel tests name."""
-    tabled = {case.identifier for case in (*CASES, *WARNINGS, *ALLOCATION)}
-    tests = [f for name, f in globals().items() if name.startswith("test_")]
-    named = {word for f in tests for word in DOCUMENTED if f'"{word}"' in inspect.getsource(f)}
-    assert tabled | named >= DOCUMENTED
+# --- arguments, classes of errors -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

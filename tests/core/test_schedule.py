@@ -11,7 +11,6 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2, Engine
-from neuron_cpu.core.program import regions as bx
 from neuron_cpu.core.report import report
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import (
@@ -414,10 +413,10 @@ def random_kernel(seed):
     return Kernel(kernel).trace(hbm(128, 700, dtype=F32))
 
 
-@pytest.fixture(scope="module", params=range(4))
+@pytest.fixture(scope="module", params=range(2))
 def random_schedule(request):
     program = random_kernel(request.param)
-    return simulate(program, sorted(cost.PROFILES)[request.param % len(cost.PROFILES)])
+    return simulate(program, sorted(cost.PROFILES)[2 * request.param % len(cost.PROFILES)])
 
 
 def test_no_engine_runs_two_instructions_at_once(random_schedule):
@@ -455,29 +454,6 @@ def test_instructions_that_share_elements_keep_their_order(random_schedule):
             if any(a[0] == b[0] and a[1] & b[1] for a, b in conflicts):
                 assert found.start[at] >= found.end[before] - 1e-6, (before, at)
         history.append((at, reads, writes))
-
-
-@pytest.mark.parametrize("form", ["rows", "columns", "channels", "mixed"])
-def test_a_sweep_finds_the_same_relations_as_all_pairs(form):
-    """Whichever line it sweeps along: many boxes that part on one axis, on two, or on none."""
-    rng = random.Random(form)
-    boxes = []
-    for k in range(90):
-        row, column = ((3 * k, 3 * k + 1) if form == "rows" else (0, 127)), (0, 9)
-        channel = (k // 9, k // 9) if form == "channels" else (0, 3)
-        if form in ("columns", "channels"):
-            column = (2 * k % 20, 2 * k % 20 + 2)
-        if form == "mixed":
-            row, channel, column = (
-                (lo, lo + rng.randrange(n)) for n in (8, 3, 20) for lo in (rng.randrange(n),)
-            )
-        step = rng.choice((1, 1, 2)) if form == "mixed" else 1
-        boxes.append((*((*ends, 1) for ends in (row, channel)), (*column, step)))
-    touching, inside = bx.relations(tuple(boxes))
-    for i, one in enumerate(boxes):
-        assert sorted(touching[i]) == [j for j in range(90) if bx.overlap(one, boxes[j])]
-        within = [j for j in range(90) if bx.contains(one, boxes[j])]
-        assert sorted(inside[i]) == [j for j in within if j in touching[i]]
 
 
 def test_gpsimd_builds_the_descriptors_of_rows_that_data_choose():

@@ -182,6 +182,7 @@ def test_pages_of_a_file_are_let_go_unless_somebody_wrote_them(
     assert torch.equal(weight, kept)
 
 
+@pytest.mark.full
 def test_without_the_product_of_pytorch_results_are_the_same() -> None:
     """Where PyTorch lacks the product, in a process of its own."""
     code = (

@@ -55,50 +55,60 @@ def test_every_call_of_an_answer_exists(language: str) -> None:
                 assert hasattr({"nl": nl, "nisa": nisa}[alias], used), (name, text)
 
 
+def written(text: str):
+    """A body that evaluates the text: `i` is an index grid, `m` a comparison of it."""
+
+    def body(nl, nisa, x):
+        grid = old_language.arange(128)[:, None]
+        names = {"nl": nl, "nisa": nisa, "x": x, "np": np, "torch": torch, "i": grid}
+        eval(compile(text, __file__, "eval"), names | {"m": grid < 100})
+
+    return body
+
+
 NAMES = {
-    "nl.dot": (lambda nl, nisa, x: nl.dot(x, x), "nc_matmul"),
-    "nl.clamp": (lambda nl, nisa, x: nl.clamp(x, 0, 1), "nl.minimum"),
-    "nl.value": (lambda nl, nisa, x: nl.value, "nl.device_print"),
-    "nl.float64": (lambda nl, nisa, x: nl.float64, "nl.float32"),
-    "nl.expp": (lambda nl, nisa, x: nl.expp(x), "nl.exp"),
-    "nisa.matmul": (lambda nl, nisa, x: nisa.matmul(x, x), "nisa.nc_matmul"),
-    "nisa.exp": (lambda nl, nisa, x: nisa.exp(x), "nisa.activation"),
-    "nisa.tensor_copi": (lambda nl, nisa, x: nisa.tensor_copi(x), "nisa.tensor_copy"),
-    "tile.T": (lambda nl, nisa, x: x.T, "nc_transpose"),
-    "tile.mean": (lambda nl, nisa, x: x.mean(), "nl.mean"),
-    "tile.exp": (lambda nl, nisa, x: x.exp(), "nl.exp"),
-    "tile.to": (lambda nl, nisa, x: x.to(nl.bfloat16), "copy"),
-    "tile.shap": (lambda nl, nisa, x: x.shap, ".shape"),
+    "nl.dot(x, x)": "nc_matmul",
+    "nl.clamp(x, 0, 1)": "nl.minimum",
+    "nl.value": "nl.device_print",
+    "nl.float64": "nl.float32",
+    "nl.expp(x)": "nl.exp",
+    "nisa.matmul(x, x)": "nisa.nc_matmul",
+    "nisa.exp(x)": "nisa.activation",
+    "nisa.tensor_copi(x)": "nisa.tensor_copy",
+    "x.T": "nc_transpose",
+    "x.mean()": "nl.mean",
+    "x.exp()": "nl.exp",
+    "x.to(nl.bfloat16)": "copy",
+    "x.shap": ".shape",
 }
 CALLS = {
-    "memory": (lambda nl, nisa, x: nl.sbuf((128, 64)), "buffer=nl.sbuf"),
-    "matmul": (lambda nl, nisa, x: x @ x, "nc_matmul"),
-    "array @": (lambda nl, nisa, x: np.ones((4, 128)) @ x, "nl.matmul"),
-    "//": (lambda nl, nisa, x: x // 2, "nl.floor"),
-    "%": (lambda nl, nisa, x: x % 2, "nl.mod"),
-    "divmod": (lambda nl, nisa, x: divmod(x, 2), "nl.floor"),
-    "size": (lambda nl, nisa, x: x.size(0), "tile.shape"),
-    "abs": (lambda nl, nisa, x: abs(x), "nl.abs"),
-    "len": (lambda nl, nisa, x: len(x), "shape[0]"),
-    "format": (lambda nl, nisa, x: f"{x:.2f}", "nl.device_print"),
-    "np.mean": (lambda nl, nisa, x: np.mean(x), "nl.mean"),
-    "np.exp": (lambda nl, nisa, x: np.exp(x), "nl.exp"),
-    "np.concatenate": (lambda nl, nisa, x: np.concatenate([x, x]), "joint shape"),
-    "torch.exp": (lambda nl, nisa, x: torch.exp(x), "nl.exp"),
-    "torch.cat": (lambda nl, nisa, x: torch.cat([x, x]), "joint shape"),
-    "torch.clamp": (lambda nl, nisa, x: torch.clamp(x, min=0), "nl.maximum"),
-    "softmax": (lambda nl, nisa, x: torch.nn.functional.softmax(x, dim=-1), "nl.softmax"),
+    "nl.sbuf((128, 64))": "buffer=nl.sbuf",
+    "x @ x": "nc_matmul",
+    "np.ones((4, 128)) @ x": "nl.matmul",
+    "x // 2": "nl.floor",
+    "x % 2": "nl.mod",
+    "divmod(x, 2)": "nl.floor",
+    "x.size(0)": "tile.shape",
+    "abs(x)": "nl.abs",
+    "len(x)": "shape[0]",
+    'f"{x:.2f}"': "nl.device_print",
+    "np.mean(x)": "nl.mean",
+    "np.exp(x)": "nl.exp",
+    "np.concatenate([x, x])": "joint shape",
+    "torch.exp(x)": "nl.exp",
+    "torch.cat([x, x])": "joint shape",
+    "torch.clamp(x, min=0)": "nl.maximum",
+    "torch.nn.functional.softmax(x, dim=-1)": "nl.softmax",
 }
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-@pytest.mark.parametrize("name", [*NAMES, *CALLS])
-def test_the_sentence_names_the_call_that_does_it(name: str, language: str) -> None:
-    body, expected = (NAMES | CALLS)[name]
-    message = told(language, body)
-    assert expected in message and "expected" in message and "use " in message, message
-    identifier = "sim_unknown_name" if name in NAMES else "sim_foreign_call"
-    assert f"[{identifier}]" in message and "Tensor" not in message, message
+def test_the_sentence_names_the_call_that_does_it(language: str) -> None:
+    for text, expected in (NAMES | CALLS).items():
+        message = told(language, written(text))
+        assert expected in message and "expected" in message and "use " in message, message
+        identifier = "sim_unknown_name" if text in NAMES else "sim_foreign_call"
+        assert f"[{identifier}]" in message and "Tensor" not in message, message
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -160,7 +170,7 @@ def test_a_cell_of_a_notebook_gets_the_sentence_too(language: str, cell: str) ->
 
 
 # What a language model writes that knows CUDA, Triton, PyTorch and an older SDK: for both
-# languages, for the older one, for the newer one. `i` is an index grid, `m` a comparison of it.
+# languages, for the older one, for the newer one.
 INVENTED = {
     "both": {
         "nl.outer_product(x, x)": "nisa.nc_matmul",
@@ -242,13 +252,8 @@ INVENTED = {
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("form", ["both", "own"])
 def test_inventions_of_a_language_model_are_answered(language: str, form: str) -> None:
-    def body(nl, nisa, x):
-        grid = old_language.arange(128)[:, None]
-        names = {"nl": nl, "nisa": nisa, "x": x, "np": np, "i": grid, "m": grid < 100}
-        eval(compile(text, __file__, "eval"), names)
-
     for text, expected in INVENTED[language if form == "own" else form].items():
-        message = told(language, body)
+        message = told(language, written(text))
         mend = message.partition("expected")[2].partition("; ")[2]  # not the fault's words
         assert expected in mend, (text, message)
 

@@ -34,13 +34,6 @@ def test_an_error_is_relative_to_the_element_or_its_row() -> None:
     assert (found.first, found.wrong, found.got, found.expected) == ((0, 4), 1, 6.0, 1.0)
 
 
-def test_rms_is_that_of_the_differences_over_that_of_the_expected() -> None:
-    found = measured([3.0, 4.5], [3.0, 4.0])
-    assert found.rms == pytest.approx(0.5 / 5.0)
-    found = measured([3.0, 4.5, 7.0], [3.0, 4.0, NAN])  # nothing is asked of the last one
-    assert found.rms == pytest.approx(0.5 / 5.0)
-
-
 @pytest.mark.parametrize(
     ("got", "expected", "dtype", "correct"),
     [

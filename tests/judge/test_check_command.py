@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from neuron_cpu.__main__ import main
-from neuron_cpu.judge import tables
 
 FILE = """
 import neuronxcc.nki as nki
@@ -164,20 +163,6 @@ def test_limits_are_for_judgements_only(path: Path, capsys: pytest.CaptureFixtur
     assert check("mine.py:scaled", "--ref", "mine.py:twice", *limited) == 0
     assert main(["profile", "mine.py:scaled", *limited]) == 2
     assert "limits" in capsys.readouterr().err
-
-
-def test_two_kernels_side_by_side_have_their_columns() -> None:
-    table = tables.line_table([], "old.py:kernel", "new.py:kernel")
-    assert [column.header for column in table.columns] == ["line", "before", "after", "source"]
-
-
-def test_why_a_column_is_empty_is_told(path: Path, capsys: pytest.CaptureFixture) -> None:
-    (path / "wide.py").write_text(
-        "import numpy as np\n\n\ndef twice(x, factor=2.0):\n"
-        "    assert x.dtype == np.float64\n    return np.multiply(x, factor)\n"
-    )
-    assert check("mine.py:scaled", "--ref", "wide.py:twice", "--arg", "8x8:f32") == 0
-    assert "no error in the same type: the reference does not compute" in capsys.readouterr().out
 
 
 CHOOSING = '''

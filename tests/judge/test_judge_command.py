@@ -13,8 +13,6 @@ import pytest
 from neuron_cpu import suite
 from neuron_cpu.__main__ import main
 from neuron_cpu.sandbox import limits
-from neuron_cpu.suite.score import score
-from neuron_cpu.suite.strangers import Outcome
 
 FASTER = """
 import neuronxcc.nki as nki
@@ -294,18 +292,3 @@ def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path) -> None:
     extra = ["--only", "odd"] if "odd" in sentence else []
     assert main(["judge", *arguments, *extra]) == 2
     assert sentence in capsys.readouterr().err
-
-
-def test_speed_without_correctness_is_worth_nothing() -> None:
-    outcomes = [
-        Outcome(operator="a", level=1, naive_ns=100.0, failure="odd"),
-        Outcome(operator="b", level=1, naive_ns=100.0, missing=True),
-    ]
-    assert all(one.speedup == 0 for one in outcomes)
-    assert score(outcomes)["all"] == {
-        "operators": 2,
-        "correct": 0.0,
-        "fast_1": 0.0,
-        "fast_2": 0.0,
-        "fast_4": 0.0,
-    }

@@ -65,36 +65,6 @@ def test_what_travels_between_ranks_is_rounded() -> None:
     assert torch.equal(moved, (x * y).float()) and not torch.equal(moved, wide)
 
 
-def test_parts_and_sums_keep_their_fp32_values() -> None:
-    x, y = values(4, 16), values(4, 16, seed=1)
-    with graph():
-        first, second = (x * y).split(8, dim=1)
-        joined = torch.cat([second, first], 1).sum(-1)
-        wide = joined.float()
-    product = x.float() * y.float()
-    assert torch.equal(wide, torch.cat([product[:, 8:], product[:, :8]], 1).sum(-1))
-
-
-def test_other_types_are_left_alone() -> None:
-    x = torch.randn(4, 4, dtype=torch.float32)
-    with graph():
-        assert torch.equal(x @ x + x, x @ x + x) and (torch.arange(3) + 1).dtype == torch.int64
-        assert not hasattr(x + x, "_fp32_values")
-
-
-def test_only_a_run_inside_of_the_block_rounds_so() -> None:
-    x, y = values(4, 16), values(4, 16, seed=1)
-
-    def run() -> torch.Tensor:
-        with rounding.of_graph():
-            return (x * y).float()
-
-    rounded = run()
-    with rounding.fused():
-        assert torch.equal(run(), x.float() * y.float())
-    assert torch.equal(run(), rounded) and torch.equal(rounded, (x * y).float())
-
-
 @pytest.mark.parametrize(
     ("assumed", "kept"), [("fused", (1, 1)), ("products", (1, 0)), ("elementwise", (0, 1))]
 )

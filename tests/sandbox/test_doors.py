@@ -77,9 +77,9 @@ MODES = {
     "compile": [], "chat": [*PROMPT[2:], "--seq-len", "256"], "profile": [], "perplexity": [],
     "validate": PROMPT, "evaluate": PROMPT, "diff": ["--enable-nki", *PROMPT[:2]],
 }  # fmt: skip
-# Of the full run: these start the processes that `generate` and `check` start.
+# Of the full run: these start processes that those of `generate`, `check` and `judge` start.
 OTHERS = {*MODES, "cache", "swap", "serve", "preflight", "test.py", "profile", "compare"}
-OTHERS.add("check by a reference")
+OTHERS |= {"check by a reference", "a submission beside", "learn", "pytest"}
 DOORS = {
     "judge": [*COMMAND, "judge", ".", "--only", "gelu"],
     "check": [*COMMAND, "check", "gelu.py"],
@@ -193,7 +193,9 @@ def test_no_process_of_ours_imports_what_a_stranger_has_planted(door: str, folde
 CACHES = {"unchecked": "UNCHECKED_HASH", "of its time": "TIMESTAMP"}
 
 
-@pytest.mark.parametrize("validity", CACHES)
+@pytest.mark.parametrize(
+    "validity", ["unchecked", pytest.param("of its time", marks=pytest.mark.full)]
+)
 def test_byte_code_beside_a_file_does_not_run_in_its_place(validity: str, tmp_path: Path) -> None:
     """Neither of the file that is judged, nor of a module or package that it imports."""
     source, told = suite.template("gelu"), tmp_path / "told"

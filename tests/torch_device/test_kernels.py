@@ -112,13 +112,6 @@ def test_a_kernel_is_called_on_the_device(name: str, run: Any) -> None:
 
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_results_have_the_types_that_constants_ask_for(run: Any) -> None:
-    got = run(lambda v: scaled(v, 2, kind=nl.bfloat16)[0])(on_device(3, 4))
-    assert got.dtype is torch.bfloat16
-    assert torch.equal(got.cpu(), (2 * on_device(3, 4)).cpu().bfloat16())
-
-
-@pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
 def test_an_operator_has_optional_arguments_and_several_results(run: Any) -> None:
     x, shift = on_device(4, 6), on_device(4, 1)
     for given, twice in ((None, False), (shift, True)):
@@ -332,14 +325,3 @@ def test_a_model_of_the_host_runs_on_the_device(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY", "1")
     with pytest.raises(Exception, match="Input 0 of the graph is on cpu"):
         compiled(step)(x)
-
-
-def test_the_default_backend_is_the_devices_on_the_device() -> None:
-    torch._dynamo.reset()
-    x = on_device(2, 4)
-    torch.testing.assert_close(torch.compile(lambda v: scaled(v, 3.0)[0])(x).cpu(), 3 * x.cpu())
-
-
-def test_another_mode_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    compiled(lambda x: x + 1, mode="max-autotune")(on_device(2, 2))
-    assert "mode='default'" in caplog.text

@@ -18,6 +18,7 @@ from neuron_cpu.torch_device.state import STATE
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
+@pytest.mark.full
 def test_the_talks_program_is_right_and_its_kernel_is_used(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """Tensors of the device, against the same program on the CPU."""
 
-import copy
 import io
 import logging
 import os
@@ -97,16 +96,6 @@ def test_training_follows_the_cpu(optimiser: Any, kept: bool) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4) and losses[0][0] > losses[0][-1]
 
 
-def test_parameters_stay_the_same_objects_and_tied() -> None:
-    model = small()
-    model[2].weight = model[0].weight
-    before = model[0].weight
-    model.to("neuron")
-    assert model[0].weight is before is model[2].weight and isinstance(before, nn.Parameter)
-    assert before.is_neuron and len(list(model.parameters())) == len(list(small().parameters())) - 1
-    assert not model.cpu()[0].weight.is_neuron and model[0].weight is before
-
-
 def test_data_that_is_assigned_moves_a_parameter_in_place() -> None:
     model = small()
     held, tokens = model[0].weight, ids(1, 5)
@@ -181,16 +170,6 @@ def test_a_pickled_module_is_on_the_device_again() -> None:
     tokens = ids(1, 3).to("neuron")
     assert all(isinstance(one, nn.Parameter) for one in twin.parameters())
     assert torch.equal(twin(tokens), model(tokens))
-
-
-def test_a_copied_module_is_another_one() -> None:
-    model = small().to("neuron")
-    twin = copy.deepcopy(model)
-    assert all(isinstance(one, nn.Parameter) for one in twin.parameters())
-    with torch.no_grad():
-        twin[2].bias.add_(1)
-    tokens = ids(1, 3).to("neuron")
-    torch.testing.assert_close(twin(tokens) - 1, model(tokens))
 
 
 def test_autocast_chooses_types_as_elsewhere() -> None:

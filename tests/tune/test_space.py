@@ -78,11 +78,6 @@ def test_an_object_of_the_file_is_called_by_its_place(source: space.Source) -> N
     assert source.at(point)["arguments"] == "rows=list(SPACE['rows'])[1]"
 
 
-def test_the_values_that_the_files_have(source: space.Source) -> None:
-    names = ["WIDTH", "rows", "helper_of_tuning.DEPTH", "x_hbm"]
-    assert source.current(names) == {"WIDTH": 128, "rows": 32, "helper_of_tuning.DEPTH": 8}
-
-
 @pytest.mark.parametrize("name", ["ABSENT", "TWICE", "absent_module.SIZE", "helper_of_tuning.NONE"])
 def test_names_of_nothing(name: str, source: space.Source) -> None:
     with pytest.raises(UsageError, match="--space names"):

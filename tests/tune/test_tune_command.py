@@ -73,9 +73,9 @@ def tune(folder: Path, *arguments: str) -> int:
 
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict:
-    """Twenty-four points, of which two thirds cannot be used."""
+    """Twelve points, of which two thirds cannot be used."""
     figures = folder / "figures.json"
-    space = ["WIDTH=64,128,256,512", "factor=2.0,3.0", "trick=none,illegal,raise"]
+    space = ["WIDTH=64,512", "factor=2.0,3.0", "trick=none,illegal,raise"]
     status = tune(
         folder,
         "--ref",
@@ -94,7 +94,7 @@ def found(folder: Path) -> dict:
 def test_only_legal_and_right_points_are_kept(found: dict) -> None:
     trials = found["trials"]
     points = [tuple(trial["point"].values()) for trial in trials]
-    assert len(points) == len(set(points)) == 24
+    assert len(points) == len(set(points)) == 12
     for trial in trials:
         width, factor, trick = trial["point"].values()
         if trick == "raise":
@@ -131,11 +131,6 @@ def test_points_that_others_beat() -> None:
     trials.append(Trial({}, "refused", "no"))
     assert [t.figures for t in front(trials, True)] == [(2.0, 5), (3.0, 4)]
     assert [t.figures for t in front(trials, False)] == [(1.0, 9), (2.0, 5), (3.0, 4)]
-
-
-def test_reasons_differ_by_more_than_numbers() -> None:
-    trials = [Trial({}, "refused", text) for text in ("200 rows", "300 rows", "no store")]
-    assert reasons(trials) == [("200 rows", 2), ("no store", 1)]
 
 
 def test_a_legal_point_that_warned_says_so() -> None:
@@ -214,9 +209,7 @@ def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys) -
     ("content", "arguments", "sentence"),
     [
         (None, ["--values", "ties"], "is of another task: values random,large"),
-        (None, ["--arg", "128x64:bf16"], "is of another task: arguments 128x512:bf16, expected"),
         (None, [], "is of another task: reference tuned.py:reference"),
-        ("{", [], "has no points of a search"),
         ('{"task": {}, "trials": [{"size": 3}]}', [], "has no points of a search"),
     ],
 )
@@ -260,26 +253,16 @@ def test_a_constant_of_a_module_and_an_object_of_the_space(folder: Path, capsys)
     assert content["front"][0]["answer"]["cases"][0]["estimate"]["engine_percent"]
 
 
-def test_a_space_that_is_tried_whole_needs_no_optuna(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_points_are_drawn_at_random_without_optuna(folder: Path, monkeypatch, capsys) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    figures = tmp_path / "f.json"
-    assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--json", str(figures)) == 0
-    assert len(json.loads(figures.read_text())["trials"]) == 2
     assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--points", "1") == 0
     told = capsys.readouterr()
     assert "drawn at random" in told.err and "1 points tried" in told.out
 
 
-def test_few_points_are_all_shown_and_none_twice(folder: Path, capsys) -> None:
-    assert tune(folder, "--space", "WIDTH=64,128,256", "--jobs", "1") == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    widths = [word for row in rows for word in row if word in ("64", "128", "256")]
-    assert sorted(widths) == ["128", "256", "64"], rows
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL]
+)
 def test_a_killed_search_keeps_its_points_and_leaves_nothing(
     number: int, folder: Path, tmp_path: Path
 ) -> None:
@@ -346,8 +329,7 @@ def test_a_script_that_rewrites_the_kernel(folder: Path, capsys) -> None:
     told = " ".join(capsys.readouterr().out.split())  # a terminal of 80 columns folds lines
     assert "5 points tried: 2 legal, 2 wrong, 1 refused" in told and "use nl.matmul" in told
     nested = 'input(); print("[" * 200000)', "recursion depth"
-    lines = ("input(); print({})", "expected lines"), ("print(1)", "expected lines")  # unread
-    for words, said in (*lines, ("1 / 0", "status 1"), nested):
+    for words, said in (("input(); print({})", "expected lines"), ("1 / 0", "status 1"), nested):
         assert tune(folder, "--rewrite", f"{sys.executable} -c '{words}'", *options) == 2
         assert said in capsys.readouterr().err
     assert tune(folder, "--rewrite", "true", "--space", "WIDTH=64") == 2
