@@ -57,22 +57,6 @@ def test_copies_between_equal_types_keep_every_bit(kind):
     assert np.array_equal(kernel(x), x)
 
 
-@pytest.mark.parametrize("engine", [nisa.vector_engine, nisa.gpsimd_engine])
-def test_copies_on_a_named_engine_keep_every_bit_and_round_to_other_types(engine):
-    @nki.jit
-    def kernel(x, y):
-        same = nl.ndarray(x.shape, nl.int32, buffer=nl.shared_hbm)
-        cast = nl.ndarray(y.shape, nl.int32, buffer=nl.shared_hbm)
-        nl.store(same, nisa.tensor_copy(nl.load(x), engine=engine))
-        nl.store(cast, nisa.tensor_copy(nl.load(y), dtype=nl.int32, engine=engine))
-        return same, cast
-
-    x = (np.arange(8 * 64, dtype=np.int32) * 4194301 + 1).reshape(8, 64)
-    y = np.linspace(-9, 9, 8 * 64, dtype=np.float32).reshape(8, 64)
-    same, cast = kernel(x, y)
-    assert np.array_equal(same, x) and np.array_equal(cast, np.rint(y))
-
-
 @nki.jit
 def used_twice(x, rows):
     """The result is read after it was moved and its destination was overwritten."""

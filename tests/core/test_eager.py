@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from neuronxcc import nki
-from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
-from tests.core.test_isa import data
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
 
@@ -49,27 +47,6 @@ def test_values_are_refused_without_eager_mode():
 
     with pytest.raises(NkiError, match="NKI_CPU_EAGER=1"):
         nki.jit(kernel)(X)
-
-
-def accumulate(x, w):
-    """x.T @ w in PSUM, softmax over the free axis, masked tail."""
-    out = nl.ndarray((x.shape[1], w.shape[1]), nl.float32, buffer=nl.shared_hbm)
-    total = nl.zeros((x.shape[1], w.shape[1]), nl.float32, buffer=nl.psum)
-    for k in nl.affine_range(2):
-        rows = nl.ds(k * 16, 16)
-        total[...] += nisa.nc_matmul(nl.load(x[rows, :]), nl.load(w[rows, :]))
-    i, j = nl.mgrid[0 : x.shape[1], 0 : w.shape[1]]
-    masked = nisa.affine_select(i >= j, nl.copy(total), -9984.0)
-    nl.store(out, nl.softmax(masked, axis=1))
-    return out
-
-
-def test_eager_results_equal_replayed_ones(eager, monkeypatch):
-    x, w = data(1, (32, 20), "bfloat16"), data(2, (32, 24), "bfloat16")
-    kernel = nki.jit(accumulate)
-    at_once = kernel(x, w)
-    monkeypatch.delenv("NKI_CPU_EAGER")
-    assert np.allclose(at_once, kernel(x, w), atol=1e-6)
 
 
 def test_eager_mode_verifies_too(eager):

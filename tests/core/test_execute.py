@@ -167,3 +167,20 @@ def test_sums_of_tensor_reduce_are_in_order(shape):
 
     want = np.add.accumulate(x.reshape(shape[0], -1).numpy(), axis=1)[:, -1:]
     assert np.array_equal(kernel(x).numpy(), want)
+
+
+def test_shadow_execution_rounds_nothing() -> None:
+    x = torch.full((4, 4), 1.0 + 2.0**-7, dtype=torch.bfloat16)
+
+    @nki.jit
+    def square_twice(x_hbm):
+        out_hbm = nl.ndarray(x_hbm.shape, nl.float32, buffer=nl.shared_hbm)
+        square_sb = nisa.activation(nl.square, nl.load(x_hbm))  # rounded to bf16
+        nl.store(out_hbm, nisa.activation(nl.square, square_sb, dtype=nl.float32))
+        return out_hbm
+
+    program = square_twice.trace(x)
+    (rounded,) = Plan(program).run([x])
+    (exact,) = Plan(program, shadow=True).run([x])
+    assert (exact - (1 + 2.0**-7) ** 4).abs().max() < 1e-6
+    assert (rounded - exact).abs().max() > 1e-4

@@ -106,16 +106,6 @@ def test_masks_leave_boxes_or_arrays(n, m, a, b, k):
     assert np.array_equal(kept, np.broadcast_to(reference, (n, m)))
 
 
-@some
-@given(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(0, 999))
-def test_boxes_cover_a_mask_exactly_once(a, b, c, seed):
-    keep = np.random.default_rng(seed).random((a, b, c)) < 0.6
-    count = np.zeros(keep.shape, int)
-    for box in regions.boxes(keep):
-        count[box] += 1
-    assert np.array_equal(count, keep)
-
-
 # --- subscripts -----------------------------------------------------------------------------------
 def chip(shape):
     """A tile in SBUF with the same element numbers as ``hbm`` gives."""

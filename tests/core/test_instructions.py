@@ -7,7 +7,6 @@ import warnings
 import neuronxcc.nki as nki
 import numpy as np
 import pytest
-import torch
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
@@ -210,40 +209,6 @@ def test_running_sums_outlive_the_iteration_that_began_them(loop, first):
             summing(loop, first).trace(x)
         return
     assert_close(summing(loop, first)(x), want, "float32", 64)
-
-
-@pytest.mark.parametrize("eager", ["0", "1"], ids=["replay", "eager"])
-def test_results_beside_running_sums_go_where_they_are_assigned(eager, monkeypatch):
-    """bf16 data into fp32: a tile in the data's type between them would lose bits."""
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
-        tile, made = nl.load(x), nl.ndarray((128, 64), nl.float32)
-        command, sums = nisa.reduce_cmd, nl.ndarray((128, 1), nl.float32)
-        for k, order in enumerate([command.reset_reduce, command.reduce, command.reduce]):
-            part = nl.ds(16 * k, 16 * (1 + k // 2))
-            made[:, part] = nisa.activation(
-                nl.exp, tile[:, part], reduce_op=np.add, reduce_res=sums, reduce_cmd=order
-            )
-        made[...] = nisa.activation(
-            nl.exp,
-            tile,
-            reduce_op=np.add,
-            reduce_res=sums,
-            reduce_cmd=command.reduce,
-            mask=nl.arange(64)[None, :] < 0,
-        )
-        made[...] = nisa.tensor_scalar(made, np.multiply, sums)
-        nl.store(out, made)
-        return out
-
-    monkeypatch.setenv("NKI_CPU_EAGER", eager)
-    x = torch.from_numpy(data(1, (128, 64))).to(torch.bfloat16)
-    want = np.exp(x.double().numpy())
-    assert_close(kernel(x).numpy(), want * want.sum(axis=1, keepdims=True), "float32", 64)
-    results = [i.dst[0].storage for i in kernel.trace(x) if i.op.name == "activation"]
-    assert len(results) == 3 and set(results) == {results[0]}
 
 
 def test_running_sums_of_another_grid_instance_are_not_read():

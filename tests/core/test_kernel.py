@@ -158,13 +158,6 @@ def test_threads_replay_one_program():
     assert len(kernel.programs) == 1
 
 
-def test_results_of_one_call_survive_the_next():
-    kernel = nki.jit(doubled)
-    first = kernel(torch.ones(4, 4))
-    kernel(torch.zeros(4, 4))
-    assert torch.equal(first, torch.full((4, 4), 2.0))
-
-
 # --- nesting --------------------------------------------------------------------------------------
 
 
@@ -191,19 +184,3 @@ def test_observers_see_top_level_calls_of_their_thread():
     kernel(X)
     assert [call.name for call in seen] == ["doubled"]
     assert seen[0].inputs[0] is X and np.array_equal(seen[0].outputs[0], 2 * X)
-
-
-@pytest.mark.parametrize("library", [torch, np])
-def test_an_argument_of_another_type_is_named_with_the_kernels_line(library):
-    value = library.zeros((8, 8), dtype=library.float64)
-
-    def scaled(x, others, factor=2.0):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, nl.multiply(nl.load(x), factor))
-        return out
-
-    line = scaled.__code__.co_firstlineno
-    fine = torch.zeros(8, 8)
-    for arguments, keywords in (((fine, [value]), {}), ((fine,), {"others": [value]})):
-        with pytest.raises(TypeError, match=rf"scaled \(.*:{line}\): argument others: dtype .*64"):
-            nki.jit(scaled)(*arguments, **keywords)

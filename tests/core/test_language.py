@@ -80,17 +80,6 @@ def test_functions_broadcast_like_numpy(left, right):
         assert_close(got, getattr(np, name)(wide(a), wide(b)), "float32", 2)
 
 
-@pytest.mark.parametrize("sizes", [(-1, 12), (6, -1), (6, 2, -1), (6, 1, 12), (6, -1, 1)])
-def test_reshape_takes_one_open_size(sizes):
-    a = data(1, (6, 3, 4))
-
-    def body(x):
-        assert x.reshape(sizes).shape == np.empty((6, 3, 4)).reshape(sizes).shape
-        return nl.copy(x.reshape(sizes))
-
-    assert np.array_equal(run(body, a), a.reshape(sizes))
-
-
 def test_where_takes_tiles_and_numbers():
     a, b = data(1, (5, 6)), data(2, (5, 6))
     assert np.array_equal(run(lambda x, y: nl.where(x > 0, x, y), a, b), np.where(a > 0, a, b))

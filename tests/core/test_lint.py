@@ -615,18 +615,3 @@ def test_strict_mode_lets_pass_what_a_device_ran(monkeypatch: pytest.MonkeyPatch
     x = np.arange(1024, dtype=np.float32).reshape(128, 8)
     with pytest.warns(NkiWarning, match="sim_loop_min_max"):
         assert np.array_equal(kernel(x), x)
-
-
-def test_documented_errors_go_before_findings_in_strict_mode(monkeypatch):
-    monkeypatch.setenv("NKI_CPU_STRICT", "1")
-    with pytest.raises(NkiError, match="err_local_variable_used_out_of_scope"):
-        scope_kernel(np.ones((4, 4), np.float32))
-
-
-@nki.jit
-def scope_kernel(x):
-    out = nl.ndarray((4, 4), nl.float32, buffer=nl.shared_hbm)
-    for _ in nl.affine_range(2):
-        tile = nl.load(x)
-    nl.store(out, tile)
-    return out

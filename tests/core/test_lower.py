@@ -89,20 +89,6 @@ def test_loads_and_work_that_a_loop_repeats_run_once():
     assert same_results(program, torch.randn(4, 128, 8), torch.randn(3, 128, 8))
 
 
-@pytest.mark.parametrize(("columns", "products"), [(512, 1), (4096, 3 * 8)])
-def test_products_are_shared_between_iterations_as_far_as_psum_holds_them(columns, products):
-    """Eight banks of one row's broadcast would leave none for what the loop computes."""
-
-    def kernel(x):
-        out = nl.ndarray((3, 128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-        row = nl.load(x)
-        for k in nl.affine_range(3):
-            nl.store(out[k], value=nisa.tensor_scalar(row.broadcast_to((128, columns)), nl.add, k))
-        return out
-
-    assert count(lower(trace(kernel, (1, columns))), "nc_matmul") == products
-
-
 # --- transpose ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("shape", [(128, 64), (300, 128), (5, 7)])
 def test_transposing_loads_go_through_tensor_engine(shape):
@@ -154,14 +140,6 @@ def test_an_operator_reads_its_own_broadcast_from_psum():
     assert "psum" in [v.storage.buffer for v in product.src]
     assert product.op.cycles(product) == 512  # 1024 with both operands in SBUF
     assert same_results(program, torch.randn(128, 512), torch.randn(1, 512))
-
-
-@pytest.mark.parametrize(("columns", "explicit"), [(512, True), (600, False)])
-def test_broadcasts_of_their_own_or_beyond_a_bank_are_copied(columns, explicit):
-    program = stretched(columns, explicit)
-    lowered = lower(program)
-    assert count(lowered, "tensor_copy") == count(program, "tensor_copy") == -(-columns // 512)
-    assert same_results(program, torch.randn(128, columns), torch.randn(1, columns))
 
 
 # --- join -----------------------------------------------------------------------------------------

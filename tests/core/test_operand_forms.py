@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import numpy as np
 import pytest
 import torch
 
-from neuron_cpu.core import Kernel, NkiError
+from neuron_cpu.core import Kernel
 from neuron_cpu.core.run.execute import Plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
@@ -48,25 +47,6 @@ def test_scattered_rows_leave_out_what_the_mask_does(mode):
     assert torch.equal(compute(mode, kernel, x, rows), wanted)
 
 
-# --- instructions ---------------------------------------------------------------------------------
-
-
-@MODES
-@pytest.mark.parametrize("columns", [20, 200])
-def test_gathers_in_a_loop_reach_the_last_column(mode, columns):
-    def kernel(x, index):
-        out = nl.ndarray((3, 128, 8), nl.float32, buffer=nl.shared_hbm)
-        for k in nl.affine_range(3):
-            nl.store(out[k], value=nl.gather_flattened(nl.load(x[k]), nl.load(index[k])))
-        return out
-
-    x = numbers(3, 128, columns)
-    index = torch.randint(0, columns, (3, 128, 8), generator=torch.Generator().manual_seed(2))
-    index[..., 0] = columns - 1
-    found = compute(mode, kernel, x, index.to(torch.uint32))
-    assert torch.equal(found, x.gather(-1, index))
-
-
 # --- sums over a loop -----------------------------------------------------------------------------
 REDUCED = {"add": torch.sum, "multiply": torch.prod, "maximum": torch.amax, "minimum": torch.amin}
 
@@ -86,22 +66,3 @@ def test_loop_reduce_over_a_fresh_tile_begins_with_nothing(mode, name):
 
     x = numbers(3, 128, 4)
     torch.testing.assert_close(compute(mode, kernel, x), REDUCED[name](x, dim=0))
-
-
-@pytest.mark.parametrize("columns", [4, 2])
-def test_loop_reduce_adds_to_what_the_tile_holds_and_to_nothing_undefined(columns):
-    def kernel(x):
-        out = nl.ndarray((128, 4), nl.float32, buffer=nl.shared_hbm)
-        total = nl.ndarray((128, 4), nl.float32)
-        total[:, 0:columns] = nisa.memset((128, columns), 5.0, nl.float32)
-        for k in nl.affine_range(3):
-            total[...] = nl.loop_reduce(nl.load(x[k]), op=np.add, loop_indices=[k])
-        nl.store(out, value=total)
-        return out
-
-    x = numbers(3, 128, 4)
-    if columns == 4:
-        torch.testing.assert_close(compute("single", kernel, x), 5 + x.sum(0))
-    else:
-        with pytest.raises(NkiError, match="sim_undefined_data"):
-            Kernel(kernel).trace(x.to("meta"))

@@ -236,13 +236,6 @@ def test_the_table_is_what_its_script_makes(tmp_path: Path) -> None:
     assert "its rows stay" in done.stderr
 
 
-def test_what_has_no_row_is_unproven_and_comes_first() -> None:
-    found = provenance.in_source(kernel("nl.invented(t)"))
-    first, *rest = provenance.judge(found)
-    assert (first.construct, first.status) == ("nl.invented", provenance.UNPROVEN)
-    assert all(one.status != provenance.UNPROVEN for one in rest)
-
-
 def test_one_kernel_and_what_it_reaches() -> None:
     text = kernel("helper(t)", "def helper(t):\n    nl.exp(t)\n") + "def other(x):\n    nl.sin(x)\n"
     assert "nl.exp" in provenance.in_source(text, "k")

@@ -8,18 +8,15 @@ replayed, as programs run, and in eager mode.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 
 import numpy as np
 import pytest
 import torch
 from neuronxcc import nki
-from neuronxcc.nki import compiler as ncc
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 from neuronxcc.nki import typing as nt
-from neuronxcc.nki.language import par_dim
 
 from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.errors import NkiWarning
@@ -197,58 +194,7 @@ def test_grids_that_do_not_meet_are_refused():
         kernel(normal(8, 20))
 
 
-# backwards on both sides, in matmuls and in HBM
-def test_backward_axes_of_every_operand():
-    @nki.jit
-    def kernel(a, b):
-        k, m = a.shape
-        n = b.shape[1]
-        out = nl.ndarray((m, n), nl.float32, buffer=nl.shared_hbm)
-        i_k, i_m, i_n = nl.arange(k)[:, None], nl.arange(m)[None, :], nl.arange(n)[None, :]
-        left, right = nl.load(a[i_k, m - 1 - i_m]), nl.load(b)
-        turned = nl.ndarray((k, n), b.dtype)
-        turned[i_k, n - 1 - i_n] = nl.copy(right[i_k, i_n])
-        sums = nl.zeros((m, n), nl.float32, buffer=nl.psum)
-        for _ in nl.affine_range(2):
-            sums += nisa.nc_matmul(left[i_k, m - 1 - i_m], turned)
-        total = nl.ndarray((m, 1), nl.float32)
-        i_r = nl.arange(m)[:, None]
-        both = nl.ndarray((m, n), nl.float32)
-        both[i_r, n - 1 - i_n] = nisa.activation_reduce(
-            np.copy, sums[i_r, i_n], reduce_op=np.add, reduce_res=total
-        )
-        nl.store(out[i_r, n - 1 - i_n], nl.subtract(both[i_r, n - 1 - i_n], total))
-        return out
-
-    a, b = whole(40, 20), whole(40, 30, seed=1)
-    product = 2 * a.T @ b
-    agree(kernel(a, b), product - product.sum(1, keepdims=True))
-
-
 # --- instructions and functions -------------------------------------------------------------------
-
-
-# masks of loop variables that switch instructions off; contributed/lora_bwd.py,
-# src/nki_samples/reference/attention.py
-def test_masks_that_skip_whole_instructions():
-    @nki.jit
-    def kernel(a, b, count):
-        m, n = a.shape[1], b.shape[1]
-        out = nl.ndarray((m, n), a.dtype, buffer=nl.shared_hbm)
-        left, right = nl.load(a), nl.load(b)
-        sums = nl.zeros((m, n), nl.float32, buffer=nl.psum)
-        once, turned = nl.zeros((m, n), a.dtype), nl.zeros((2, par_dim(m), 40), a.dtype)
-        for i in nl.affine_range(4):
-            sums[:, 0:n] += nisa.nc_matmul(left, right, mask=(i < count))
-            turned[1] = nisa.nc_transpose(left, engine=nisa.tensor_engine, mask=i == 1)
-        for i in nl.affine_range(4):
-            once[...] = nl.loop_reduce(nl.copy(sums), op=np.add, loop_indices=[i], mask=i == 3)
-        zero = nisa.tensor_scalar(turned[1], op0=np.multiply, operand0=0, op1=np.add, operand1=0.0)
-        nl.store(out, nl.add(once, nl.sum(zero, axis=1)))
-        return out
-
-    a, b = whole(40, 5), whole(40, 6, seed=1)
-    agree(kernel(a, b, 3), 3 * a.T @ b)
 
 
 # transposes that go straight into a product; src/.../reference/attention.py, contributed/fft1d.py
@@ -282,73 +228,6 @@ def test_masked_transpose_keeps_the_rest(rows):
 
     x = normal(rows, 100)
     agree(kernel(x), np.concatenate([x.T, np.full((28, rows), 7.0)]))
-
-
-# numbers copied where a predicate is zero; public attention kernels for SDK 2.24
-def test_numbers_copied_by_predicate():
-    @nki.jit
-    def kernel(x, keep):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        nisa.tensor_copy_predicated(src=-9984, dst=tile, predicate=nl.load(keep), reverse_pred=True)
-        nl.store(out, tile)
-        return out
-
-    x, keep = normal(4, 5), (normal(4, 5, seed=1) > 0).astype(np.uint8)
-    agree(kernel(x, keep), np.where(keep, x, -9984))
-
-
-# seeds from tensors, probabilities as a column, rate=; src/nki_samples/reference/attention.py
-def test_dropout_with_a_seed_tensor():
-    @nki.jit
-    def kernel(x, seed, rate):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        base = nl.load(seed[0])
-        rates = nl.full((16, 1), fill_value=rate, dtype=np.float32)
-        nl.random_seed(seed=nl.add(base, 3, dtype=nl.int32), mask=None)
-        nl.random_seed(seed=nl.add(base[0, 0], 3, mask=None))
-        kept = nl.dropout(nl.load(x), rate=rates[:, 0])
-        nl.store(out, nl.multiply(kept, 1 / (1 - rate)))
-        return out
-
-    x = np.ones((16, 2000), np.float32)
-    got = kernel(x, np.array([3], np.int32), 0.25)
-    assert set(np.unique(got)) == {0.0, np.float32(1 / 0.75)}
-    assert abs(got.mean() - 1) < 5 * math.sqrt(0.25 / 0.75 / x.size)  # five standard deviations
-    assert np.array_equal(got, kernel(x, np.array([3], np.int32), 0.25))
-
-
-# --- direct allocation ----------------------------------------------------------------------------
-def banks(bank_map, idx, pdim_size, fdim_size):
-    return bank_map[idx], 0, 0
-
-
-# functools.partial as address function; src/nki_samples/reference/allocated_attention.py
-def test_partial_address_functions():
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        i_p, i_f = nl.mgrid[0:128, 0:128]
-        identity = nl.ndarray(
-            (par_dim(128), 128), dtype=nl.bfloat16, buffer=ncc.sbuf.mod_alloc(base_addr=0)
-        )
-        ones = nl.shared_constant(np.identity(128, dtype=np.int8), dtype=nl.bfloat16)
-        identity[i_p, i_f] = nl.load(ones)
-        place = functools.partial(banks, bank_map={(0,): 1, (1,): 5})
-        turned = nl.ndarray((2, par_dim(128), 128), np.float32, buffer=ncc.psum.alloc(place))
-        two = {"base_addr": 256, "num_free_tiles": (2,)}
-        held = nl.ndarray((2, par_dim(128), 128), nl.bfloat16, buffer=ncc.sbuf.mod_alloc(**two))
-        two["base_addr"] = 1024
-        made = nl.ndarray((2, par_dim(128), 128), np.float32, buffer=ncc.sbuf.mod_alloc(**two))
-        for g in nl.affine_range(2):
-            held[g, i_p, i_f] = nl.load(x[g * 128 + i_p, i_f], dtype=nl.bfloat16)
-            turned[g, i_p, i_f] = nisa.nc_matmul(held[g, i_p, i_f], identity)
-            made[g, i_p, i_f] = nisa.tensor_copy(turned[g, i_p, i_f], engine=nisa.vector_engine)
-            nl.store(out[g * 128 + i_p, i_f], value=made[g])
-        return out
-
-    x = whole(256, 128)
-    agree(kernel(x), np.concatenate([x[:128].T, x[128:].T]))
 
 
 # --- what SDK 2.21 does not have ------------------------------------------------------------------
@@ -399,30 +278,8 @@ def test_forms_that_are_refused(identifier, function):
         nki.jit(kernel)(normal(4, 6))
 
 
-# vectors moved by dma_copy into columns, results in nl.hbm; vector kernels of a university course
-@pytest.mark.filterwarnings("ignore:.*sim_private_result")
-@pytest.mark.parametrize("shape", [(128,), (128, 1)])
-def test_vectors_as_columns(shape):
-    @nki.compiler.skip_middle_end_transformations
-    @nki.jit
-    def kernel(a, b):
-        out = nl.ndarray(shape=a.shape, dtype=a.dtype, buffer=nl.hbm)
-        for i in nl.affine_range(a.shape[0] // 32):
-            left = nl.ndarray((32, 1), dtype=a.dtype, buffer=nl.sbuf)
-            right = nl.ndarray((32, 1), dtype=b.dtype, buffer=nl.sbuf)
-            nisa.dma_copy(src=a[i * 32 : (i + 1) * 32], dst=left)
-            right[...] = nl.load(b[i * 32 : (i + 1) * 32])
-            nisa.dma_copy(
-                src=nisa.tensor_scalar(left, nl.subtract, right), dst=out[i * 32 : (i + 1) * 32]
-            )
-        return out
-
-    a, b = normal(*shape), normal(*shape)
-    agree(kernel(a, b), a - b)
-
-
-# the same in a grid, where each instance would have its own
-def test_results_in_private_memory_of_a_grid_are_refused():
+# results in nl.hbm, as vector kernels of a university course have them: each instance's own
+def test_results_in_private_memory_are_told_and_of_a_grid_refused():
     @nki.jit
     def kernel(x):
         out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.hbm)
@@ -431,6 +288,8 @@ def test_results_in_private_memory_of_a_grid_are_refused():
 
     with pytest.raises(NkiError, match="buffer=nl.shared_hbm.*err_unsupported_memory"):
         kernel[2](normal(2, 4, 5))
+    with pytest.warns(NkiWarning, match="sim_private_result"):
+        agree(kernel[1](normal(1, 4, 5)), normal(1, 4, 5))
 
 
 # an operand under a condition on loop variables alone

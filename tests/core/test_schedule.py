@@ -105,18 +105,6 @@ def test_two_buffers_hide_the_loads():
     assert last_reduction(streaming(TILES, COLUMNS, 1)) == pytest.approx(expected)
 
 
-def test_fresh_tiles_beyond_the_capacity_are_not_double_buffered():
-    columns = 30 * 1024  # 120 KiB a partition: two do not fit into 176 KiB
-    found = streaming(2, columns, 0)
-    loads, reductions = named(found, "dma_copy"), named(found, "tensor_reduce")
-    load, reduce = ROWS * row_ns(4 * columns), ns(Engine.VECTOR, columns)
-    second = START + load + reduce + late(Engine.VECTOR) + START + load
-    assert found.end[loads[1]] == pytest.approx(second)
-    assert found.waits[loads[1]] == (BUFFER, reductions[0])
-    assert found.high_water("sbuf") <= GEN2.sbuf_usable_bytes
-    assert found.overcommitted == (0, 0)
-
-
 def test_blocks_of_one_tensor_hold_memory_one_by_one():
     """The same tiles as blocks of a tensor that is larger than SBUF: it never lies there whole."""
     columns = 30 * 1024

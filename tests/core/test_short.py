@@ -57,16 +57,6 @@ def test_copies_fills_and_overwritten_tiles(shape: tuple[int, int], dtype: torch
     assert torch.equal(found[1, :, 0], narrow[:, 0].to(dtype))
 
 
-def test_inputs_that_are_views_of_one_tensor() -> None:
-    program = moved_about.trace(numbers(4, 6), numbers(4, 6))
-    plan = Plan(program)
-    for seed in range(4):
-        whole = numbers(2, 4, 6, seed=seed)
-        (found,) = plan.run([whole[1], whole[0]])
-        (wanted,) = Plan(program, False).run([whole[1], whole[0]])
-        assert torch.equal(found, wanted)
-
-
 # --- packed weights -------------------------------------------------------------------------------
 def spans(length: int) -> list[tuple[int, int]]:
     return [(at, min(128, length - at)) for at in range(0, length, 128)]

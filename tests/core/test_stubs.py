@@ -80,19 +80,14 @@ def test_they_are_current() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_kernels_that_run_have_no_errors(site: Path) -> None:
-    right = site / "right.py"
-    right.write_text(RIGHT)
-    operators = [site / f"{name}.py" for name in suite.names()]
-    for path in operators:
-        path.write_text(suite.template(path.stem))
-    assert not checked(site, right, *operators)
-
-
-def test_wrong_names_and_arguments_are_reported(site: Path) -> None:
+def test_kernels_that_run_have_no_errors_and_wrong_names_are_reported(site: Path) -> None:
     lines = ["import nki.isa as nisa, nki.language as nl", "import neuronxcc.nki.language as old"]
-    wrong = site / "wrong.py"
-    wrong.write_text("\n".join([*lines, "def kernel(x):", *(f"    {line}" for line in WRONG)]))
-    said = {int(re.findall(r":(\d+): ", one)[0]): one for one in checked(site, wrong)}
+    wrong = "\n".join([*lines, "def kernel(x):", *(f"    {line}" for line in WRONG)])
+    files = {"right": RIGHT, "wrong": wrong, **{n: suite.template(n) for n in suite.names()}}
+    for name, text in files.items():
+        (site / f"{name}.py").write_text(text)
+    found = checked(site, *(site / f"{name}.py" for name in files))
+    assert all("wrong.py:" in one for one in found)
+    said = {int(re.findall(r":(\d+): ", one)[0]): one for one in found}
     for number, message in enumerate(WRONG.values(), 4):
         assert (message in said[number]) if message else number not in said

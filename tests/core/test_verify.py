@@ -18,7 +18,6 @@ from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.check.races import _Access, _conflict, _Group
 from neuron_cpu.core.check.undefined import FLOW, _Walk
 from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.device.errors import only_timed
 from neuron_cpu.core.device.spec import KIB
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program.program import Program
@@ -102,15 +101,6 @@ def test_computing_on_tail_rows_is_legal(name: str) -> None:
 def test_tail_rows_that_are_stored_are_refused(name: str) -> None:
     message = refused(through(ROWS_SPREAD[name]), "sim_undefined_data", (128, 64))
     assert "tile[100:" in message  # the part nobody wrote, not the part that was stored
-
-
-@pytest.mark.parametrize("name", ROWS_SPREAD)
-def test_kernels_that_store_tail_rows_can_be_timed(name: str) -> None:
-    kernel = through(ROWS_SPREAD[name])
-    with only_timed(), pytest.warns(NkiWarning, match="sim_undefined_data"):
-        found = trace(kernel, (128, 64))
-    assert len(found) == len(trace(through(ROWS_SPREAD[name], rows=128), (128, 64)))
-    refused(through(ROWS_SPREAD[name]), "sim_undefined_data", (128, 64))
 
 
 def test_affine_select_replaces_undefined_elements() -> None:
