@@ -185,7 +185,7 @@ class StepEstimate(Several):
 # --- tracing --------------------------------------------------------------------------------------
 @dataclass
 class Event:
-    """One thing that a rank runs."""
+    """One thing that a rank runs; ``per_step``: what of a kernel's work no weight takes."""
 
     kind: str
     name: str
@@ -193,6 +193,7 @@ class Event:
     macs: int = 0
     program: Program | None = None
     work: outside.Work = outside.Work()
+    per_step: outside.Work = outside.Work()
 
 
 _KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.TORCH: TORCH}
@@ -204,6 +205,8 @@ def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
     for event in record.events:
         if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY:
             inner = outside.moved(event), event.macs, event.program, outside.work(event)
+            if event.program is not None:
+                inner += (outside.turning([one for one in event.inputs if not one.weight]),)
             found.append((event.where, Event(_KINDS[event.kind], event.name, *inner)))
     return found
 
@@ -417,9 +420,11 @@ class Estimator:
     def turning(self, event: Event, modular: bool) -> float:
         """Nanoseconds in which operands of a kernel that are no contiguous rows are copied for it.
 
-        Of a decode step there are none: the compiler turns weights when they are loaded.
+        For a decode step weights have their layout since they were loaded.
         """
-        return event.work.ns(modular) if modular and event.program is not None else 0.0
+        if event.program is None:
+            return 0.0
+        return event.work.ns(modular) if modular else event.per_step.ns(modular)
 
     def _times(self, events: Sequence[Event], dma_profile: str, submodel: str) -> list[float]:
         """Nanoseconds of each event."""
@@ -449,11 +454,13 @@ class Estimator:
             # equal layers count as one row
             place = ".".join("*" if part.isdigit() else part for part in where.split("."))
             turning = self.turning(event, submodel == PREFILL)
-            if turning:
+            if event.program is not None and any(event.work):
                 name = TURNED + event.name
-                steps.append((TORCH, name, where, turning))
+                if turning:
+                    steps.append((TORCH, name, where, turning))
+                copied = event.work if submodel == PREFILL else event.per_step
                 dma = spec.CORE.dma
-                size = round(event.work.dma * dma.engines * dma.bytes_per_ns)
+                size = round(copied.dma * dma.engines * dma.bytes_per_ns)
                 row = Operator(TORCH, name, place, 0, turning, size, 0, first=where)
                 rows.setdefault((name, place, turning), row).count += 1
                 time -= turning

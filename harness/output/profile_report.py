@@ -158,7 +158,11 @@ def _operators(graph: estimate.GraphEstimate) -> Table:
     table = terminal.table_of(f"{columns}~bound by", "\noperators of one rank")
     ordered = sorted(graph.operators, key=lambda op: -op.total_ns)
     shown = [
-        op for op in ordered if op.kind == estimate.KERNEL or op.total_ns > SMALL * graph.latency_ns
+        op
+        for op in ordered
+        if op.kind == estimate.KERNEL
+        or op.total_ns > SMALL * graph.latency_ns
+        or op.name.startswith(estimate.TURNED)
     ]
     for op in shown:
         table.add_row(_label(op, shown), *_operator_cells(op, graph.latency_ns))
@@ -179,11 +183,17 @@ def included(graph: estimate.GraphEstimate) -> str:
         f"page are of the kernel alone. nki.benchmark adds {spec.GRAPH_START_NS / 1e3:g} µs for a "
         "graph of its own."
     )
-    if any(op.name.startswith(estimate.TURNED) for op in graph.operators):
+    turned = [op for op in graph.operators if op.name.startswith(estimate.TURNED)]
+    if turned:
         said += (
             " Turned operands are views that are no contiguous rows, such as weight.transpose(0, 1)"
             ": they are copied before the kernel reads them. Give it tensors that are contiguous, "
             "or turn weights when they are loaded."
+        )
+    if not all(op.time_ns for op in turned):
+        said += (
+            " Weights take no time in token generation: NxDI lays them out for it when it loads "
+            "them. In context encoding the same views are copied."
         )
     return said
 
@@ -199,6 +209,7 @@ def _operator_cells(op: estimate.Operator, total: float) -> list[str]:
     words = op.profile.binding if op.profile is not None else ""
     if op.kind != estimate.KERNEL:
         words = "assumed" if op.kind == estimate.COLLECTIVE else "engines' work"
+        words = words if op.time_ns else "laid out when loaded"
     return [
         op.kind,
         str(op.count),

@@ -17,7 +17,7 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ from neuron_cpu.errors import CompileError
 
 from . import ranks
 from .collectives import Collective
-from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of
+from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of, storage_of
 from .refused import refusal
 from .tape import Capture, Tape, tensors_of
 
@@ -65,6 +65,7 @@ _DATA_DEPENDENT = {
     "equal": "compares tensor values in Python (torch.equal)",
 }
 
+CACHES = "past_key_values"  # in the names of parameters that are no weights, as NxD looks for them
 # NxD's and NxD Inference's own graphs have these and run on devices: routers in float64, and an
 # argsort of sequence ids.
 TAKEN = ("[NCC_ESPP004]", "[NCC_EVRF029]")
@@ -198,9 +199,13 @@ class GraphRecorder(TorchDispatchMode):
         # A constant that received a traced value is none any more, nor are its views: storages.
         self._tainted: Dict[int, torch.Tensor] = {}
         self._inside_collective = False
+        self._weights: Set[int] = set()  # their storages
 
     def watch(self, model: nn.Module) -> List[Any]:
         """Follow which module runs; returns the hook handles to remove afterwards."""
+        self._weights = {
+            storage_of(each) for name, each in model.named_parameters() if CACHES not in name
+        }
         handles = []
         for path, module in model.named_modules():
             handles.append(
@@ -222,7 +227,15 @@ class GraphRecorder(TorchDispatchMode):
         program: Any = None,
     ) -> None:
         self.record.events.append(
-            Event(self._where, kind, name, shapes_of(inputs), shapes_of(outputs), macs, program)
+            Event(
+                self._where,
+                kind,
+                name,
+                shapes_of(inputs, self._weights),
+                shapes_of(outputs),
+                macs,
+                program,
+            )
         )
 
     def __torch_dispatch__(

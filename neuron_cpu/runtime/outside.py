@@ -66,13 +66,19 @@ def work(event: Event) -> Work:
         passes = 4 if rhs.dtype.itemsize == 4 else 1
         tensor = tiles * passes * _tile(moving)
         return Work(rhs.nbytes / rate, tensor, _vector(batch * moving * wide))
-    if event.kind != TORCH:  # views of rows that are not contiguous: read, turned, written
-        turned = [tensor for tensor in event.inputs if not tensor.contiguous]
-        tiles = sum(math.ceil(math.prod(tensor.shape) / _TILE**2) for tensor in turned)
-        return Work(2 * sum(tensor.nbytes for tensor in turned) / rate, tiles * _tile(_TILE))
+    if event.kind != TORCH:
+        return turning(event.inputs)
     elements = max((math.prod(t.shape) for t in (*event.inputs, *event.outputs)), default=0)
     passes = _PASSES.get(event.name, 1) if elements > 1 else 0  # the compiler folds a number
     return Work(vector=passes * _vector(elements))
+
+
+def turning(operands: Sequence[TensorShape]) -> Work:
+    """The work of views whose rows are not contiguous: they are read, turned and written."""
+    turned = [tensor for tensor in operands if not tensor.contiguous]
+    tiles = sum(math.ceil(math.prod(tensor.shape) / _TILE**2) for tensor in turned)
+    rate = spec.CORE.dma.engines * spec.CORE.dma.bytes_per_ns
+    return Work(2 * _size(turned) / rate, tiles * _tile(_TILE))
 
 
 def _tile(rows: int) -> float:

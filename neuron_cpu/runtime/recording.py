@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
@@ -71,11 +72,12 @@ class Dot:
 
 @dataclass(frozen=True)
 class TensorShape:
-    """The known properties of a tensor while only shapes are traced."""
+    """The known properties of a tensor while only shapes are traced; `weight`: a view of one."""
 
     shape: Tuple[int, ...]
     dtype: torch.dtype
     contiguous: bool = True
+    weight: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -83,8 +85,19 @@ class TensorShape:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def shapes_of(tensors: Sequence[torch.Tensor]) -> Tuple[TensorShape, ...]:
-    return tuple(TensorShape(tuple(t.shape), t.dtype, t.is_contiguous()) for t in tensors)
+def storage_of(tensor: torch.Tensor) -> int:
+    """What a tensor and its views share."""
+    return tensor.untyped_storage()._cdata
+
+
+def shapes_of(
+    tensors: Sequence[torch.Tensor], weights: Container[int] = ()
+) -> Tuple[TensorShape, ...]:
+    """The tensors' shapes; `weights`: the storages of weights."""
+    return tuple(
+        TensorShape(tuple(t.shape), t.dtype, t.is_contiguous(), storage_of(t) in weights)
+        for t in tensors
+    )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import statistics
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -129,7 +130,7 @@ class _Hidden(torch.nn.Module):
 
 
 def test_turned_operands_have_a_row_of_their_own():
-    """Decode and prefill say the same of the kernel itself."""
+    """Decode and prefill have the same rows; the weights' part is free in a step."""
 
     def kernel(x):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -137,19 +138,50 @@ def test_turned_operands_have_a_row_of_their_own():
         return out
 
     program = Kernel(kernel).trace(torch.empty(128, 64, device="meta"))
-    event = Event("NKI kernel", "k", program=program, work=outside.Work(dma=70.0, tensor=30.0))
+    work, per_step = outside.Work(dma=70.0, tensor=30.0), outside.Work(dma=20.0, tensor=30.0)
+    event = Event("NKI kernel", "k", program=program, work=work, per_step=per_step)
+    weights = replace(event, per_step=outside.Work())
     estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 1)
-    prompt, step = (
-        estimator.graph(tag, 128, 1, [("layers.0", event), ("layers.1", event)])
-        for tag in (PREFILL, DECODE)
+    prompt, step, loaded = (
+        estimator.graph(tag, 128, 1, [("layers.0", one), ("layers.1", one)])
+        for tag, one in ((PREFILL, event), (DECODE, event), (DECODE, weights))
     )
-    (turned,) = (op for op in prompt.operators if op.name == "turned operands of k")
-    assert (turned.time_ns, turned.count, turned.where) == (100.0, 2, "layers.*")
-    assert turned.bytes == round(70 * 272) and not turned.macs
-    own, other = (next(op for op in g.operators if op.name == "k") for g in (prompt, step))
-    assert own.time_ns == other.time_ns and len(step.operators) == 1
-    assert "weight.transpose(0, 1)" in profile_report.included(prompt)
-    assert "transpose" not in profile_report.included(step)
-    assert sum(time for *_, time in prompt.steps) == pytest.approx(
-        sum(op.total_ns for op in prompt.operators)
-    )
+    for found, time, moved in ((prompt, 100.0, 70), (step, 30.0, 20), (loaded, 0.0, 0)):
+        (turned,) = (op for op in found.operators if op.name == "turned operands of k")
+        assert (turned.time_ns, turned.count, turned.where) == (time, 2, "layers.*")
+        assert turned.bytes == round(moved * 272) and not turned.macs
+        own, other = (next(op for op in g.operators if op.name == "k") for g in (prompt, found))
+        assert own.time_ns == other.time_ns and len(found.operators) == 2
+        said = profile_report.included(found)
+        assert "weight.transpose(0, 1)" in said
+        assert ("NxDI lays them out" in said) == (found is loaded)
+        assert sum(time for *_, time in found.steps) == pytest.approx(
+            sum(op.total_ns for op in found.operators)
+        )
+
+
+def test_views_of_weights_are_known_as_such():
+    """A kernel that gets a turned weight, a turned cache and a turned result."""
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(64, 128))
+            self.past_key_values = torch.nn.ParameterList([torch.ones(64, 128)])
+
+        def forward(self, x):
+            views = self.weight, self.past_key_values[0], x + 1
+            return tuple(copied(view.transpose(0, 1)) for view in views)
+
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x))
+        return out
+
+    copied = Kernel(kernel)
+    record, _ = graph.trace(Model(), [torch.ones(64, 128)], "t", 128)
+    kernels = [event for event in record.events if event.program is not None]
+    operands = [event.inputs[0] for event in kernels]
+    assert [(one.contiguous, one.weight) for one in operands] == [
+        (False, True), (False, False), (False, False),
+    ]  # fmt: skip
