@@ -205,9 +205,8 @@ def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
     for event in record.events:
         if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY:
             inner = outside.moved(event), event.macs, event.program, outside.work(event)
-            if event.program is not None:
-                inner += (outside.turning([one for one in event.inputs if not one.weight]),)
-            found.append((event.where, Event(_KINDS[event.kind], event.name, *inner)))
+            rest = outside.turning([one for one in event.inputs if not one.weight])
+            found.append((event.where, Event(_KINDS[event.kind], event.name, *inner, rest)))
     return found
 
 
