@@ -10,15 +10,18 @@ import copy
 import importlib
 import itertools
 import json
+import multiprocessing
 import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from neuronx_distributed_inference.models import config as config_module
 from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
@@ -35,6 +38,7 @@ from tests.adapters import merge_adapter, write_adapter
 from tests.tiny_model import write_tiny_model
 
 PROMPT, STEPS, LENGTH, NEW = 24, 3, 64, 12
+ENDS = range(PROMPT, PROMPT + STEPS + 1)  # of the prompt and of each step
 IN_BLOCKS = 128  # tokens of a cache of blocks, which NxDI reads in 128 parts
 
 
@@ -208,27 +212,35 @@ class Case:
     ) -> float:
         """Of the prompt's last token and of each further one, which is given."""
         application = self.application(self.neuron_config(**settings))
-        batch, found, inputs = self.ids.shape[0], [], {}
+        inputs = self.inputs(application, self.ids.shape[0])
         if adapters:
             inputs["adapter_ids"] = numbered(application, adapters).to(torch.int32)
-        else:
-            inputs = self.inputs(application, batch)
-        for end in range(PROMPT, PROMPT + STEPS + 1):
-            new = self.ids[:, :PROMPT] if end == PROMPT else self.ids[:, end - 1 : end]
-            places = torch.arange(end - new.shape[1], end).expand(batch, -1)
-            seen = max(PROMPT, end - 1)  # a decode step's mask has what is cached
-            out = application(
-                input_ids=new,
-                attention_mask=torch.ones(batch, seen, dtype=torch.int64),
-                position_ids=places.contiguous(),
-                seq_ids=torch.arange(batch),
-                **inputs,
-            )
-            found.append(out.logits[:, -1].float())
+        found = [self.call(application, end, **inputs) for end in ENDS]
         if expected is None:
-            with torch.no_grad():
-                expected = self.reference()(self.ids).logits[:, PROMPT - 1 :]
+            expected = self.expected()
         return relative(torch.stack(found, dim=1), expected)
+
+    def expected(self) -> torch.Tensor:
+        """Hugging Face's logits behind the prompt and each further token."""
+        with torch.no_grad():
+            logits: torch.Tensor = self.reference()(self.ids).logits
+        return logits[:, PROMPT - 1 :]
+
+    def call(self, application: Any, end: int, **inputs: Any) -> torch.Tensor:
+        """The logits behind token `end`: of the prompt's call, or of a step that is given one."""
+        batch = self.ids.shape[0]
+        new = self.ids[:, :PROMPT] if end == PROMPT else self.ids[:, end - 1 : end]
+        places = torch.arange(end - new.shape[1], end).expand(batch, -1)
+        seen = max(PROMPT, end - 1)  # a decode step's mask has what is cached
+        out = application(
+            input_ids=new,
+            attention_mask=torch.ones(batch, seen, dtype=torch.int64),
+            position_ids=places.contiguous(),
+            seq_ids=torch.arange(batch),
+            **inputs,
+        )
+        logits: torch.Tensor = out.logits[:, -1].float()
+        return logits
 
     def apart(self, adapter: Any, **options: Any) -> float:
         """Of the tokens that an adapter generates: how far the logit of each lies at most below
@@ -322,6 +334,40 @@ def asynchronous(case: Case) -> float:
     """The same, while the next step begins; NxDI 0.1 has the option by another name."""
     old = libraries.find().nxdi.startswith("0.1.")
     return on_device(case, **{"async" if old else "async_mode": True})
+
+
+def disaggregated(case: Case) -> float:
+    """The prompt in one process, whose caches go by gloo to another one, which decodes. The library
+    has no transport: the connector in aws-neuron/upstreaming-to-vllm calls the closed
+    torch.classes.neuron.NeuronTransferEngine with the same tensors."""
+    prefills = multiprocessing.get_context("fork").Process(target=_prefill, args=(case,))
+    prefills.start()
+    application, expected = case.application(case.neuron_config()), case.expected()
+    link, first = _link(case, 1), torch.empty_like(expected[:, 0])
+    for tensor in (first, *_caches(application)):
+        link.recv([tensor.view(torch.uint8)], 0, 0).wait()
+    prefills.join()
+    found = [first, *(case.call(application, end) for end in ENDS[1:])]
+    return relative(torch.stack(found, dim=1), expected)
+
+
+def _prefill(case: Case) -> None:
+    """The process that takes the prompt."""
+    application = case.application(case.neuron_config(), name="prefill")
+    logits, link = case.call(application, PROMPT), _link(case, 0)
+    for tensor in (logits, *_caches(application)):
+        link.send([tensor.contiguous().view(torch.uint8)], 1, 0).wait()
+
+
+def _link(case: Case, rank: int) -> Any:
+    store = dist.FileStore(str(case.folder / "meet"), 2)
+    return dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=120))
+
+
+def _caches(application: Any) -> list[torch.Tensor]:
+    """Keys and values in the memory of all ranks."""
+    ranks = application.traced_model.nxd_model.state
+    return [own[name] for own in ranks for name in sorted(own)]
 
 
 def of_one_byte(case: Case) -> dict[str, Any]:
@@ -627,6 +673,7 @@ FEATURES: dict[str, Feature] = {
     "on-device sampling": Feature(told=on_device),
     "on-device draws": Feature(told=drawn),
     "async": Feature(told=asynchronous),
+    "disaggregated": Feature(batch=2, told=disaggregated),
     "draft": Feature(extended=True, alone=True, told=guessed(Speculation("draft", 4, SOME))),
     "fused draft": Feature(
         extended=True, alone=True, told=guessed(Speculation("fused", 4, SOME, fused=True))

@@ -8,11 +8,19 @@ import neuronxcc.nki.language as nl
 import pytest
 import torch
 from google.protobuf import message_factory
+from torch_neuronx import scripting
 from torch_neuronx.pyhlo import hlo_pb2, messages
 from torch_neuronx.testing.validation import logit_validation
 from torch_neuronx.xla_impl.ops import Argmax, RmsNorm, TopK, nki_jit
 
 from neuron_cpu.core import observe_kernel_calls
+from neuron_cpu.errors import StandInError
+
+
+def test_the_closed_transport_of_caches_is_refused():
+    scripting.install()
+    with pytest.raises(StandInError, match="with torch.distributed"):
+        torch.classes.neuron.NeuronTransferEngine(64, "127.0.0.1", True, True, 0)
 
 
 @pytest.mark.parametrize("old", [False, True])

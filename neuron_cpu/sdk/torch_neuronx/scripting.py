@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from neuron_cpu.closed import Closed
+from neuron_cpu.errors import StandInError
 
 from .spmd import SPMDModel
 from .tracing import told_of
@@ -40,6 +41,15 @@ class _Runtime(SimpleNamespace):
         raise AttributeError(f"torch's namespace neuron has no {name!r}")
 
 
+def _no_transport(*_: Any) -> Any:
+    """What aws-neuron/upstreaming-to-vllm calls (01e1d7f, neuron_transfer_engine.py)."""
+    raise StandInError(
+        "NeuronTransferEngine sends caches from device to device and is closed, expected caches "
+        "to stay in a process; send the tensors of model.traced_model.nxd_model.state with "
+        "torch.distributed."
+    )
+
+
 def install() -> None:
     """Register the runtime's classes and operators, once a process."""
     if isinstance(torch.classes.__dict__.get("neuron"), SimpleNamespace):
@@ -49,6 +59,7 @@ def install() -> None:
         "CLASSES",
         SPMDModel=SPMDModel,
         LayoutTransformation=closed,
+        NeuronTransferEngine=_no_transport,
         Runtime=lambda: SimpleNamespace(unsafe_close=lambda: None),  # no device is held
     )
     operators = _Runtime("OPERATORS", _parallel_load=lambda checkpoint: checkpoint)
