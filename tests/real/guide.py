@@ -222,13 +222,13 @@ def main() -> int:
     parser.add_argument("public", type=Path, help="folder of the three clones")
     parser.add_argument("--releases", nargs="+", default=RELEASES)
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
-    parser.add_argument("--resume", action="store_true", help="leave out what is known")
+    parser.add_argument("--resume", action="store_true", help="leave out what this tree found")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
         return inside(asked.public / GUIDE, json.loads(asked.inside))
     for name in asked.releases:
-        done = json.dumps(list(page.kept(page.GUIDE).get(name, {})) if asked.resume else [])
+        done = json.dumps(list(page.done(page.GUIDE).get(name, {})) if asked.resume else [])
         command = [sys.executable, "-W", "ignore", __file__, str(asked.public), "--inside", done]
         environment = releases.environment(releases.RELEASES[name], asked.public)
         with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as run:

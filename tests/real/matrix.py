@@ -44,14 +44,14 @@ def main() -> int:
     parser.add_argument("--columns", nargs="+", default=COLUMNS)
     parser.add_argument("--crosses", action="store_true", help='pairs of features: "a, b"')
     parser.add_argument("--workers", type=int, default=1, help="cells at a time")
-    parser.add_argument("--resume", action="store_true", help="leave out what is known")
+    parser.add_argument("--resume", action="store_true", help="leave out what this tree found")
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.inside:
         return inside(json.loads(asked.inside), asked)
     table = page.CROSSES if asked.crosses else page.FEATURES
-    known = page.kept(table) if asked.resume else {}
+    known = page.done(table) if asked.resume else {}
     for release in asked.releases:
         done = [
             [row, column]

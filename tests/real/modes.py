@@ -249,11 +249,11 @@ def main() -> int:
     parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)
     parser.add_argument("--modes", nargs="+", default=list(MODES))
     parser.add_argument("--workers", type=int, default=1, help="runs at a time")
-    parser.add_argument("--resume", action="store_true", help="leave out what is known")
+    parser.add_argument("--resume", action="store_true", help="leave out what this tree found")
     parser.add_argument("--write", action="store_true", help=f"the table into {page.PAGE.name}")
     asked = parser.parse_args()
     page.keep_rows(page.MODES, list(MODES))
-    known = page.kept(page.MODES) if asked.resume else {}
+    known = page.done(page.MODES) if asked.resume else {}
     with (
         tempfile.TemporaryDirectory() as folder,
         concurrent.futures.ThreadPoolExecutor(asked.workers) as pool,

@@ -1,16 +1,20 @@
 """The tables of lab/docs/libraries_results.md, from what the runs beside this file have found.
 
 `python tests/real/page.py` writes them. Every cell is kept in the user's cache as soon as it is
-known, so a run can be taken up again, and one of some rows or releases renews these.
+known, with the state of the tree that gave it: a run that was ended goes on with `--resume`, and
+one of some rows or releases renews these.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
 import re
+import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +36,39 @@ def _file(name: str) -> Path:
 
 def kept(name: str) -> Table:
     """What is known so far."""
-    return _read(name)["cells"]
+    return _cells(name, lambda state: True)
+
+
+def done(name: str) -> Table:
+    """What this very tree has found."""
+    return _cells(name, _state().__eq__)
+
+
+def _cells(name: str, wanted: Callable[[str], bool]) -> Table:
+    found: Table = {}
+    for release, rows in _read(name)["found"].items():
+        for row, cells in rows.items():
+            if own := {column: cell for column, (cell, state) in cells.items() if wanted(state)}:
+                found.setdefault(release, {})[row] = own
+    return found
+
+
+@functools.cache
+def _state() -> str:
+    """The commit and what was changed since, but pages, which a run writes."""
+    said = b""
+    for words in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", ":(exclude)*.md"]):
+        git = ["git", "-C", str(REPOSITORY), *words]
+        said += subprocess.run(git, check=True, capture_output=True).stdout
+    return hashlib.sha256(said).hexdigest()[:12]
 
 
 def _read(name: str) -> dict[str, Any]:
     path = _file(name)
     if not path.is_file():
-        return {"rows": [], "cells": {}}
-    return json.loads(path.read_text(encoding="utf-8"))
+        return {"rows": [], "found": {}}
+    content: dict[str, Any] = {"found": {}} | json.loads(path.read_text(encoding="utf-8"))
+    return content
 
 
 def _write(name: str, content: dict[str, Any]) -> None:
@@ -55,7 +84,8 @@ def keep_rows(name: str, rows: Sequence[str]) -> None:
 def keep(name: str, release: str, row: str, column: str, cell: str) -> None:
     """A cell of a table."""
     content = _read(name)
-    content["cells"].setdefault(release, {}).setdefault(row, {})[column] = cell
+    cells = content["found"].setdefault(release, {}).setdefault(row, {})
+    cells[column] = cell, _state()
     _write(name, content)
     print(f"{release} {row}, {column}: {cell}", file=sys.stderr, flush=True)
 
