@@ -165,30 +165,6 @@ def test_every_identifier_that_a_test_expects_is_listed_and_the_reverse(identifi
     assert not untested
 
 
-SOURCES = {
-    "err_refused": 'refuse("err_refused", f"{op.name} of {view.label()} takes {a + b}; mend")',
-    "sim_told": 'warn("sim_told", f"axis {view.paxis} of " + name)',
-    "sim_one": 'refuse("sim_one" if one else "sim_other", "text", place)',
-    "sim_pair": 'found = ("sim_pair", "text")',
-}
-
-
-def test_messages_are_read_from_the_sources(identifiers, tmp_path):
-    (tmp_path / "a.py").write_text("\n".join(SOURCES.values()), encoding="utf-8")
-    (tmp_path / "b.py").write_text('warn("err_refused", "again")', encoding="utf-8")
-    found = {r.identifier: (r.message, r.kinds) for r in identifiers.rules(tmp_path)}
-    assert found == {
-        "err_refused": ("*op* of *view* takes *...*; mend", {"error", "warning"}),
-        "sim_told": ("axis *axis* of ...", {"warning"}),
-        "sim_one": ("text", {"error"}),
-        "sim_other": ("text", {"error"}),
-        "sim_pair": ("text", {"error"}),
-    }
-    (tmp_path / "b.py").write_text('refuse("sim_silent")', encoding="utf-8")
-    with pytest.raises(ValueError, match="sim_silent has no message"):
-        identifiers.rules(tmp_path)
-
-
 def test_checks_that_the_table_of_refusals_names_exist(identifiers) -> None:
     known = {rule.identifier for rule in identifiers.rules(REPOSITORY / "neuron_cpu")}
     file = REPOSITORY / "neuron_cpu" / "core" / "device" / "refusals.json"

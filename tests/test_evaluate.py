@@ -137,19 +137,6 @@ def test_validate_reports_where_a_wrong_submission_differs(
     assert done.stdout.endswith("Validation failed.\n")
 
 
-def test_tolerances_of_the_command_line_count(run: Callable, submission: Callable) -> None:
-    arguments = ("--llama", submission(WRONG), "--prompt", "hello", "--num-tokens-to-check", "2")
-    done = run(
-        *["main.py", "--mode", "validate"],
-        *arguments,
-        "--tol-map",
-        "{None: 10.0}",
-        *["--divergence-difference-tol", "1000"],
-    )
-    assert done.returncode == 0, done.stdout
-    assert "passed: 0 of 2 greedy tokens equal" in done.stdout
-
-
 def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Path) -> None:
     done = run("main.py", "--mode", "evaluate_single", "--enable-nki", "--prompt", "hello")
     assert done.returncode == 0, done.stderr
@@ -263,25 +250,6 @@ def test_a_killed_run_is_resumed_without_loss_or_repetition(
     assert (folder / "prompt-00.json").read_bytes() == before
     report = json.loads((folder / "report.json").read_text())
     assert [result["id"] for result in report["results"]] == [0, 1]
-
-
-@pytest.mark.full
-def test_a_benchmark_run_speculates(run: Callable, tmp_path: Path) -> None:
-    """The measured tokens a step stand in every report, and the estimate goes by them."""
-    done = run("test.py", "--only", "3", "--seq-len", "128", "--speculate", "lookup")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "tokens a step" in done.stdout and "whole answers" not in done.stdout
-    (folder,) = (tmp_path / "results").iterdir()
-    with open(folder / "report.csv", newline="") as file:
-        (row,) = csv.DictReader(file)
-    report = json.loads((folder / "report.json").read_text())
-    speed = report["results"][0]["speed"]
-    for found in (speed["measured"]["speculation"], speed["estimated"]["speculation"]):
-        assert found["method"] == "lookup" and found["length"] == 5
-        assert found["tokens"] / found["calls"] == pytest.approx(float(row["tokens a step"]))
-    assert speed["estimated"]["tokens_per_second"] == pytest.approx(
-        float(row["tokens/s"]), rel=1e-3
-    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import neuron_cpu
-from neuron_cpu.lessons import LESSONS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -96,15 +95,6 @@ def test_the_console_command_profiles_a_kernel_in_another_folder(installed: Path
     assert done.returncode == 0, done.stderr
     assert "double: " in done.stdout and "estimated, not measured" in done.stdout
     assert "kernels.py:double" in (work / "page.html").read_text(encoding="utf-8")
-
-
-def test_lessons_come_with_the_package(installed: Path) -> None:
-    work = installed.parents[1] / "work"
-    done = command(installed / "neuron_cpu", "learn", "12", cwd=work)
-    assert done.returncode == 1 and "1.00 times as fast" in done.stdout, done.stderr
-    assert (work / "nki_lessons" / "lesson12_decode_attention.py").is_file()
-    for lesson in LESSONS:
-        assert list(installed.parent.rglob(f"course/{lesson.name}.md"))
 
 
 def test_a_notebook_finds_the_sdk_inside_the_wheel(installed: Path) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +12,6 @@ import pytest
 import neuron_cpu
 from neuron_cpu import libraries
 from neuron_cpu.errors import UsageError
-
-TRANSFORMERS = {"0.6": "4.51.3", "0.1": "4.45.2"}
 
 
 @pytest.fixture
@@ -144,20 +140,6 @@ def test_two_checkouts_of_one_library_are_refused_by_name(fake, monkeypatch):
         libraries.find()
     monkeypatch.setenv(libraries.VARIABLE, os.pathsep.join(map(str, (one, one))))
     assert libraries.find().nxdi == "0.6.0"
-
-
-def test_a_damaged_file_of_a_checkout_does_not_end_the_server(monkeypatch):
-    """Whoever imports it is told; the server of forks has imported what it could."""
-    found = importlib.import_module
-
-    def damaged(name, package=None):
-        if name.startswith("neuronx_distributed_inference.models.llama"):
-            raise SyntaxError("invalid syntax")
-        return found(name, package)
-
-    monkeypatch.delitem(sys.modules, "harness.processes.preload", raising=False)
-    monkeypatch.setattr(importlib, "import_module", damaged)
-    runpy.run_module("harness.processes.preload")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from tests.conftest import REPOSITORY
 from tests.tiny_model import write_tiny_model
@@ -79,15 +78,6 @@ def test_compile_prints_where_each_operator_ran(
     assert "token_generation_model, bucket 64" in done.stdout
 
 
-def damaged_tensor(folder: Path) -> Path:
-    write_tiny_model(folder)
-    weights = load_file(str(folder / "model.safetensors"))
-    name = "model.layers.1.self_attn.k_proj.weight"
-    weights[name] = weights[name][:-1].clone()
-    save_file(weights, str(folder / "model.safetensors"))
-    return folder
-
-
 def written(path: Path, text: str) -> Path:
     path.write_text(text, encoding="utf-8")
     return path
@@ -95,28 +85,18 @@ def written(path: Path, text: str) -> Path:
 
 REFUSALS = {
     "no mode": lambda t, m: ([], "--mode"),
-    "unknown mode": lambda t, m: (["--mode", "nope"], "nope"),
-    "unreadable number": lambda t, m: (["--seq-len", "x"], "--seq-len"),
     "empty prompt": lambda t, m: (["--prompt", " "], "empty"),
-    "bad quoting": lambda t, m: (["--prompt", '"a" b'], "--prompt-file"),
-    "no prompt file": lambda t, m: (["--prompt-file", t / "none"], "none"),
-    "private kernel": lambda t, m: (["--attn-kernel-enabled"], "--attn-kernel-enabled"),
     "long prompt": lambda t, m: (["--prompt", "x" * 70, "--seq-len", "64"], "70 tokens"),
-    "full prompt": lambda t, m: (["--prompt", "x" * 64, "--seq-len", "64"], "64 tokens"),
     "one token": lambda t, m: (["--prompt", "x"], "1 token"),
     "beyond the model": lambda t, m: (["--seq-len", "4096"], "2048"),
     "degree": lambda t, m: (["--tp-degree", "3"], "hidden_size = 128"),
     "no folder": lambda t, m: (["--model-path", t / "nowhere"], "nowhere"),
-    "empty folder": lambda t, m: (["--model-path", t], "config.json"),
-    "wrong tensor": lambda t, m: (["--model-path", damaged_tensor(t / "m")], "layers.1"),
     "compiled path": lambda t, m: (["--compiled-model-path", written(t / "f", "")], "f is not"),
     "no submission": lambda t, m: (["--llama", t / "none.py"], "none.py"),
-    "no module": lambda t, m: (["--llama", "no_such_module"], "no_such_module"),
     "broken import": lambda t, m: (
         ["--llama", written(t / "s.py", "x = 1\nraise RuntimeError('boom')\n")],
         "line 2, raised RuntimeError: boom",
     ),
-    "broken syntax": lambda t, m: (["--llama", written(t / "s.py", "x = 1\ny = (\n")], "line 2"),
     "no draft": lambda t, m: (["--draft-model-path", t / "nowhere"], "nowhere"),
     "draft's words": lambda t, m: (
         ["--draft-model-path", write_tiny_model(t / "draft", vocab_size=330)],

@@ -154,18 +154,6 @@ def test_chips_and_places_that_are_none(target, capsys) -> None:
     assert f"Cannot use {file}: File exists; correct the path." in told(capsys)
 
 
-def test_arrows_belong_to_a_trace(target, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    profile = ["profile", target(), "--arg", "128x512:bf16"]
-    assert main([*profile, "--arrows", "3"]) == 2
-    assert "--arrows without a trace, expected --trace PATH" in told(capsys)
-    sizes = []
-    for number in ("0", "1"):
-        path = tmp_path / f"{number}.json"
-        assert main([*profile, "--trace", str(path), "--arrows", number]) == 0
-        sizes.append(path.read_text().count('"cat": "operand"'))
-    assert sizes == [0, 2]  # the store waits for the load: both ends of one arrow
-
-
 ARGS = "--arg=128x8:f32"
 JSON = ("--json", "-")
 

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -173,18 +172,6 @@ def test_closed_streams_lead_nowhere(closed: str, program: str) -> None:
     assert run.returncode == 0 and b"Traceback" not in run.stderr
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("closed", [">&-", "2>&-"])
-def test_a_whole_run_with_closed_streams(closed: str, tiny_model: Path, tmp_path: Path) -> None:
-    arguments = " ".join(map(str, on("generate", tiny_model, tmp_path)))
-    run = subprocess.run(
-        ["sh", "-c", f"{sys.executable} main.py {arguments} {closed}"],
-        cwd=REPOSITORY,
-        capture_output=True,
-    )
-    assert run.returncode == 0 and b"Traceback" not in run.stderr, run.stderr
-
-
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
@@ -198,28 +185,6 @@ def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
         )
     assert run.returncode == 2 and "Traceback" not in run.stderr
     assert "No space left on device" in run.stderr
-
-
-TUNE = ["-m", "neuron_cpu", "tune", "llama.py:kernel", "--space", "WIDTH=1"]
-
-
-@pytest.mark.skipif(not os.path.exists("/proc"), reason="looks at the process's signals")
-@pytest.mark.parametrize("seconds", [pytest.param(0, marks=pytest.mark.full), 0.5])
-def test_ctrl_c_while_the_tools_are_imported(seconds: float) -> None:
-    process = subprocess.Popen(
-        [sys.executable, *TUNE],
-        cwd=REPOSITORY,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while caught(process.pid):  # until the program's own code begins, and sets it aside
-        time.sleep(0.01)
-    assert process.poll() is None, "it has ended and never set it aside"
-    time.sleep(seconds)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
-    assert "Traceback" not in errors and "Error" not in errors, errors
 
 
 INTERRUPTED = """
@@ -257,16 +222,3 @@ def test_an_end_within_what_the_collector_calls_comes_again_without_a_word() -> 
     command = [sys.executable, "-c", COLLECTED]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stderr) == (128 + signal.SIGTERM, "")
-
-
-def caught(process: int) -> bool:
-    """Whether Python still waits for its first own code: SIGINT has no handler, or Python's."""
-    text = Path(f"/proc/{process}/status").read_text()
-    mask = int(text.partition("SigCgt:")[2].split()[0], 16)
-    begun = Path(f"/proc/{process}/cmdline").read_bytes().count(b"neuron_cpu") > 0
-    handled = bool(mask & 1 << signal.SIGINT - 1)
-    _had_handler[process] = _had_handler.get(process, False) or handled
-    return handled or not begun or not _had_handler[process]
-
-
-_had_handler: dict[int, bool] = {}

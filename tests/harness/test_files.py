@@ -18,14 +18,6 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
             files.check_writable_folder(target)
 
 
-def test_cache_folder_follows_the_environment(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert files.cache_folder() == tmp_path / "nki-llama"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert files.cache_folder() == tmp_path / "home" / ".cache" / "nki-llama"
-
-
 def test_a_lock_leaves_no_folder_that_stays_empty(tmp_path: Path) -> None:
     """Those in front of it, too, but neither what was there before nor what holds something."""
     (tmp_path / "there").mkdir()

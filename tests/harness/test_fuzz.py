@@ -11,7 +11,6 @@ import contextlib
 import copy
 import json
 import os
-import signal
 import struct
 import time
 from collections.abc import Callable
@@ -79,18 +78,6 @@ def taken_or_refused(door: Callable[[], Any]) -> None:
         assert str(error).strip()
     except SystemExit as error:
         assert error.code in (0, 2)
-
-
-def test_a_hang_is_ended(monkeypatch) -> None:
-    monkeypatch.setitem(globals(), "MOST_SECONDS", 0.2)
-    for door in (signal.pause, lambda: [None for _ in iter(int, 1)]):
-        with pytest.raises(TimeoutError):
-            taken_or_refused(door)
-
-
-def test_memory_is_bounded() -> None:
-    with pytest.raises(MemoryError):
-        taken_or_refused(lambda: bytearray(2 * MOST_BYTES))
 
 
 def replaced(document: Any, path: list[int], value: Any) -> Any:

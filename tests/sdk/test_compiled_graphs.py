@@ -122,24 +122,6 @@ def test_constants_that_are_written_are_new_in_every_call():
             assert torch.equal(made, expected)
 
 
-def test_states_are_kept_between_calls_and_updated_in_place():
-    class Cache(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.cache = nn.Parameter(torch.zeros(1, 4), requires_grad=False)
-
-        def forward(self, x, place):
-            read = self.cache[:, :2].sum()
-            updated = torch.scatter(self.cache, 1, place, x)
-            return [read, updated]
-
-    cache = Cache()
-    inputs = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64)
-    model = compiled(cache, *inputs, states={cache.cache: 1})
-    assert "aten::scatter_.src" in [node.call.name() for node in model.tape.nodes]
-    assert [float(model.forward(list(inputs))[0]) for _ in range(2)] == [0.0, 1.0]
-
-
 def test_a_state_that_a_view_reads_later_is_not_updated_in_place():
     class Reads(nn.Module):
         def __init__(self):
@@ -211,19 +193,6 @@ def test_a_value_that_the_library_asks_for_is_the_examples(package, tmp_path):
         return
     model = compiled(Asks(), x, torch.tensor([[3, 4]]))
     assert torch.equal(model.forward([x, torch.tensor([[5, 6]])])[0], x[:, 3:5] + 6)
-
-
-def test_a_value_that_weights_decide_is_nobodys(tmp_path):
-    names = {}
-    path = tmp_path / "neuronx_distributed" / "model.py"
-    exec(compile("def ask(weight): return bool(weight.sum() > 0)", str(path), "exec"), names)
-
-    class Asks(Layer):
-        def forward(self, x):
-            return [x if names["ask"](self.weight) else -x]
-
-    with pytest.raises(CompileError, match="reads a tensor's value"):
-        compiled(Asks(), torch.zeros(4, 8))
 
 
 def test_a_kernel_inside_a_function_cannot_be_written():

@@ -2,83 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 
 import pytest
-import torch
 from neuronx_distributed_inference.contract import contract
-from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig, to_dict
+from neuronx_distributed_inference.models.config import NeuronConfig, to_dict
 from neuronx_distributed_inference.models.llama.modeling_llama import LlamaInferenceConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-
-# NxDI 0.1.0 models/config.py: what a NeuronConfig with seq_len=64, batch_size=3 holds.
-DEFAULTS = {
-    "batch_size": 3,
-    "padding_side": "right",
-    "seq_len": 64,
-    "n_active_tokens": 64,
-    "n_positions": 64,
-    "on_cpu": False,
-    "output_logits": False,
-    "torch_dtype": torch.bfloat16,
-    "overrides_torch_dtype": False,
-    "rpl_reduce_dtype": torch.bfloat16,
-    "max_context_length": 64,
-    "max_new_tokens": None,
-    "max_length": 64,
-    "vocab_parallel": False,
-    "fused_qkv": False,
-    "sequence_parallel_enabled": False,
-    "attn_cls": "NeuronLlamaAttention",
-    "ctx_batch_size": 3,
-    "tkg_batch_size": 3,
-    "max_batch_size": 3,
-    "is_continuous_batching": False,
-    "on_device_sampling_config": None,
-    "async_mode": False,
-    "enable_bucketing": False,
-    "buckets": [64],
-    "bucket_n_active_tokens": False,
-    "context_encoding_buckets": None,
-    "token_generation_buckets": None,
-    "quantized": False,
-    "quantization_type": "per_tensor_symmetric",
-    "quantization_dtype": "int8",
-    "kv_cache_quant": False,
-    "trace_tokengen_model": True,
-    "speculation_length": 0,
-    "spec_batch_size": 3,
-    "is_medusa": False,
-    "num_medusa_heads": 0,
-    "is_paged_attention": False,
-    "pa_num_blocks": 3,
-    "pa_block_size": 64,
-    "lora_config": None,
-    "tp_degree": 1,
-    "pp_degree": 1,
-    "ep_degree": 1,
-    "world_size": 1,
-    "start_rank_id": 0,
-    "local_ranks_size": 1,
-    "save_sharded_checkpoint": True,
-    "qk_layernorm": False,
-    "flash_decoding_enabled": False,
-    "kv_cache_tiling": False,
-    "attn_kernel_enabled": False,
-    "qkv_kernel_enabled": False,
-    "mlp_kernel_enabled": False,
-    "quantized_kernel_lower_bound": 1200.0,
-    "logical_neuron_cores": 1,
-    "cc_pipeline_tiling_factor": 2,
-    "target": None,
-    "weights_to_skip_layout_optimization": [],
-}
-
-
-def test_defaults():
-    config = NeuronConfig(seq_len=64, batch_size=3)
-    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
 
 
 def test_a_logical_core_has_two_physical_ones_in_0_9_where_the_chip_has(monkeypatch):
@@ -173,17 +103,3 @@ def test_save_and_load(tiny_llama, tmp_path):
     assert to_dict(loaded) == to_dict(config)
     assert loaded.rope_scaling["rope_type"] == "llama3"
     assert loaded.neuron_config.on_device_sampling_config.top_k == 5
-
-
-def test_attribute_map_survives_copies():
-    def hook(config):
-        config.attribute_map = {"n_embd": "hidden_size"}
-        config.hidden_size = 8
-
-    config = InferenceConfig(NeuronConfig(), load_config=hook)
-    assert config.n_embd == 8
-    config.n_embd = 16
-    assert config.hidden_size == 16
-    duplicate = copy.deepcopy(config)
-    duplicate.n_embd = 32
-    assert (duplicate.hidden_size, config.hidden_size) == (32, 16)

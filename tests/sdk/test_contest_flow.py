@@ -1,13 +1,10 @@
-"""A contest-style model file through the steps of a contest-style driver, baseline beside it."""
+"""The submission through the steps of a contest-style driver, baseline beside it."""
 
 from __future__ import annotations
 
 import base64
-import importlib
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,37 +25,21 @@ from neuronx_distributed_inference.utils.hf_adapter import (
     load_pretrained_config,
 )
 from neuronx_distributed_inference.utils.random import set_random_seed
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch_neuronx.pyhlo.hlo_pb2 import HloModuleProto
 from torch_neuronx.testing.validation import logit_validation
-from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, GenerationConfig
 
-PROMPT = "alpha beta gamma delta"
-SEQ_LEN = 24
+import llama
+from tests.tiny_model import write_tiny_model
 
-
-@pytest.fixture(scope="module")
-def contest():
-    """The model file, imported by name as a driver does it."""
-    path = Path(__file__).with_name("contest_style_llama.py")
-    spec = importlib.util.spec_from_file_location("contest_style_llama", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+PROMPT = "alpha beta"
+SEQ_LEN = 40
 
 
 @pytest.fixture
-def model_folder(tiny_llama):
-    """A tied checkpoint with a word tokenizer."""
-    _, folder = tiny_llama(tie_word_embeddings=True)
-    words = ["<unk>", "<s>", "</s>", *PROMPT.split(), *(f"w{i}" for i in range(204))]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, "<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>"
-    ).save_pretrained(folder)
-    return folder
+def model_folder(tmp_path):
+    """A tied checkpoint with a tokenizer of bytes."""
+    return write_tiny_model(tmp_path / "model", tie_word_embeddings=True)
 
 
 def prepare(module, folder, name, **arguments):
@@ -67,7 +48,7 @@ def prepare(module, folder, name, **arguments):
         "torch_dtype": to_torch_dtype("float32"),
         "batch_size": 1,
         "seq_len": SEQ_LEN,
-        "max_context_length": 16,
+        "max_context_length": 32,
         "enable_bucketing": True,
         "tp_degree": 2,
         "model_path": str(folder),  # a command-line argument that no config knows
@@ -102,7 +83,6 @@ def nki_ratio() -> float:
                 if i.opcode == "custom-call":
                     assert i.custom_call_target == "AwsNeuronCustomNativeKernel"
                     config = json.loads(base64.b64decode(i.backend_config))
-                    assert config["func_name"] == "grid_rmsnorm"
                     nki += config["mac_count"]
                     total += config["mac_count"]
                 if i.opcode == "dot":
@@ -117,11 +97,11 @@ def nki_ratio() -> float:
 
 @pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
 @pytest.mark.filterwarnings("ignore:`do_sample` is set to `False`")  # as in the contest
-def test_contest_flow(contest, model_folder, enable_nki, monkeypatch):
+def test_contest_flow(model_folder, enable_nki, monkeypatch):
     monkeypatch.chdir(model_folder)
     set_random_seed(0)
     baseline, tokenizer, generation_config = prepare(baseline_llama, model_folder, "traced")
-    model, *_ = prepare(contest, model_folder, "traced", enable_nki=enable_nki)
+    model, *_ = prepare(llama, model_folder, "traced", enable_nki=enable_nki)
     assert model.neuron_config.nki_enabled == enable_nki
 
     options = dict(generation_config=generation_config, max_length=SEQ_LEN)
@@ -130,11 +110,7 @@ def test_contest_flow(contest, model_folder, enable_nki, monkeypatch):
     assert got.tolist() == expected.tolist()
     assert texts[0].startswith(PROMPT)
 
-    # The norm's only product is the one that copies the gain onto all partitions.
-    assert 0.0 < nki_ratio() < 0.05 if enable_nki else nki_ratio() == 0.0
-    record = json.loads((model_folder / "traced" / "operators.json").read_text())
-    kernels = [op for g in record["graphs"] for op in g["operators"] if op["ran"] == "kernel"]
-    assert len(kernels) == (2 * 5 if enable_nki else 0)
+    assert nki_ratio() == float(enable_nki)
 
     inputs = tokenizer([PROMPT], return_tensors="pt")
     steps = SEQ_LEN - inputs.input_ids.shape[1]
@@ -164,7 +140,9 @@ def test_contest_flow(contest, model_folder, enable_nki, monkeypatch):
     assert passed, status
 
     report = benchmark(model, inputs, generation_config, steps)
-    assert set(report) == {"e2e_model", "context_encoding_model", "token_generation_model"}
+    ahead = {"speculation_model"} if enable_nki else set()
+    parts = {"e2e_model", "context_encoding_model", "token_generation_model"}
+    assert set(report) == parts | ahead
     for part in report.values():
         assert part["latency_ms_p50"] <= part["latency_ms_p99"] <= part["latency_ms_p100"]
         assert part["throughput"] > 0
@@ -194,7 +172,9 @@ def benchmark(model, inputs, generation_config, steps, runs=2):
     timing.run()
     assert len(timing.latency_list) == runs
     assert len(collectors["context_encoding_model"].latency_list) == runs
-    assert len(collectors["token_generation_model"].latency_list) == runs * (steps - 1)
+    singles = len(collectors["token_generation_model"].latency_list)
+    ahead = model.neuron_config.nki_enabled  # looks ahead: several tokens a call
+    assert 0 < singles < runs * (steps - 1) if ahead else singles == runs * (steps - 1)
     report = {"e2e_model": generate_report(timing.latency_list, SEQ_LEN, 1, runs)}
     for tag, collector in collectors.items():
         report[tag] = generate_report(collector.latency_list, steps, 1, runs)

@@ -82,11 +82,3 @@ def test_processes_of_a_run_over_the_real_libraries_find_four_cores(tmp_path):
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "4"
-
-
-def test_a_placeholder_without_content_is_no_sdk(tmp_path):
-    (tmp_path / "neuronxcc").mkdir()
-    (tmp_path / "neuronxcc" / "__init__.py").write_text("")
-    line, origin = run(f"{REPOSITORY}{os.pathsep}{tmp_path}")
-    assert "CPU stand-in" in line
-    assert origin.startswith(str(REPOSITORY / "neuron_cpu" / "sdk"))

@@ -12,7 +12,6 @@ from neuronx_distributed_inference.utils.accuracy import get_generate_outputs_fr
 from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 from transformers.generation import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from harness.session.speculation import Guessing, Lookup
 from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
@@ -107,26 +106,6 @@ def test_more_rows_than_compiled_are_refused(tiny_llama, application, generate):
     app = application(folder, batch_size=2)
     with pytest.raises(ValueError, match="batch of 3 rows.*batch_size 2.*is_continuous_batching"):
         generate(app, PROMPTS, 2)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_prompt_lookup_gives_the_greedy_tokens_in_fewer_calls(
-    tiny_llama, application, generate, reference, monkeypatch, version
-):
-    """From 0.2 on every step is one of the speculation model, for want of a single-token graph."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    model, folder = tiny_llama()
-    app = application(folder, speculation_length=4, max_context_length=24)
-    prompt = [7, 3, 9, 11, 200, 7, 3, 9]
-    tokens, _ = reference(model, prompt, 30)
-    calls = []
-    app.speculation_model.register_forward_hook(lambda *_: calls.append("speculate"))
-    assert hasattr(app, "token_generation_model") == (version == "0.1")
-    unused = next(token for token in range(208) if token not in tokens)
-    guessing = Guessing(app, Lookup(3, app.neuron_config.max_length))
-    got = generate(app, [prompt], 30, adapter=guessing, eos_token_id=unused)
-    assert got[0].tolist() == tokens.tolist()
-    assert "speculate" in calls
 
 
 def test_plain_decoding_beside_a_speculation_model(
@@ -250,24 +229,6 @@ def test_eos_fills_finished_rows_with_padding(tiny_llama, application, generate)
             end = expected.index(eos) + 1
             expected = expected[:end] + [77] * (len(expected) - end)
         assert stopped[row].tolist() == expected
-
-
-def test_stopping_criteria_and_ngram_filter(tiny_llama, application, generate):
-    model, folder = tiny_llama()
-    app = application(folder)
-    options = dict(no_repeat_ngram_size=2, max_time=1e6)
-    got = generate(app, PROMPTS[:1], 20, **options)[0].tolist()
-    ids = torch.tensor(PROMPTS[:1])
-    expected = model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        max_new_tokens=20,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=0,
-        **options,
-    )[0, ids.shape[1] :]
-    assert got == expected.tolist()
 
 
 @pytest.mark.parametrize("tp_degree", [1, 2])

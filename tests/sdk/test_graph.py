@@ -11,8 +11,6 @@ from torch_neuronx.pyhlo.hlo_pb2 import HloModuleProto
 from harness.figures import graphs
 from neuron_cpu.errors import CompileError
 from neuron_cpu.runtime import graph
-from neuron_cpu.runtime.ranks import Group, rank_context
-from neuron_cpu.runtime.recording import COLLECTIVE, METADATA_ONLY, TORCH
 
 X, Y = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)
 W, BIAS = torch.zeros(7, 4), torch.zeros(7)
@@ -106,30 +104,3 @@ def test_a_constant_written_with_inputs_is_none_any_more(write):
 
     with pytest.raises(CompileError, match="reads a tensor's value"):
         graph.trace(Function(function), (X,), "tag", 1)
-
-
-def test_events_are_what_a_rank_runs_in_order():
-    """A collective is one event, whatever is computed inside; constants are events too."""
-    from neuronx_distributed.parallel_layers.layers import RowParallelLinear
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = RowParallelLinear(8, 5, bias=False, input_is_parallel=True)
-
-        def forward(self, x):
-            return self.inner(x) * torch.ones(5)
-
-    with rank_context(Group(0, 2)):
-        record, _ = graph.trace(Model(), (X,), "tag", 1)
-    moved = [(e.where, e.kind, e.name) for e in record.events if e.name not in METADATA_ONLY]
-    assert moved == [
-        ("inner", TORCH, "mm"),
-        ("inner", COLLECTIVE, "all-reduce"),
-        ("", TORCH, "ones"),
-        ("", TORCH, "mul"),
-    ]
-    reduced = next(e for e in record.events if e.kind == COLLECTIVE)
-    assert [t.shape for t in reduced.inputs + reduced.outputs] == [(2, 3, 5)] * 2
-    assert sum(t.nbytes for t in reduced.inputs) == 2 * 3 * 5 * 4
-    assert set(record.elementwise) == {""}

@@ -60,7 +60,7 @@ def test_error_of_bf16_is_no_larger_than_pytorch(qwen, generate, reference):
     """Against float64, where 1.1 times the error of Hugging Face in bf16 is allowed."""
     model, app = qwen(dtype="bfloat16", enable_nki=True, logical_nc_config=2)
     errors = {"kernels": 0.0, "PyTorch": 0.0}
-    for start in range(0, 60, 12):
+    for start in (0, 12):
         prompt = PROMPT[start : start + 9]
         output = generate(app, [prompt], 3, return_dict_in_generate=True, output_logits=True)
         ids = output.sequences[:, :-1]  # a prompt's logits, then those of two steps

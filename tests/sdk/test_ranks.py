@@ -11,7 +11,7 @@ import pytest
 import torch
 from neuronx_distributed.operators.argmax import argmax
 from neuronx_distributed.operators.topk import topk
-from neuronx_distributed.parallel_layers import mappings, parallel_state
+from neuronx_distributed.parallel_layers import mappings
 
 from neuron_cpu.errors import CollectiveError
 from neuron_cpu.runtime import collectives
@@ -255,22 +255,6 @@ def test_threads_end_with_their_pool():
     for thread in created:
         thread.join(timeout=10)
         assert not thread.is_alive()
-
-
-def test_state_belongs_to_the_thread():
-    assert not parallel_state.model_parallel_is_initialized()
-    seen = on_ranks(
-        3,
-        lambda r: (
-            parallel_state.get_tensor_model_parallel_rank(),
-            parallel_state.get_tensor_model_parallel_size(),
-            parallel_state.get_tensor_model_parallel_group(as_list=True),
-        ),
-    )
-    assert seen == [(rank, 3, [[0, 1, 2]]) for rank in range(3)]
-    assert not parallel_state.model_parallel_is_initialized()
-    with pytest.raises(AssertionError, match="No tensor-parallel group"):
-        parallel_state.get_tensor_model_parallel_group()
 
 
 def test_mocked_group_gives_shapes_and_refuses_values():

@@ -10,14 +10,6 @@ from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCac
 from transformers import PretrainedConfig
 
 
-def test_graphs_get_zeros_for_a_hidden_state_and_adapters(tiny_llama, application, monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
-    app = application(tiny_llama()[1], load=False, batch_size=2)
-    for wrapper in app.models:
-        for example in wrapper.input_generator():
-            assert [(t.dtype, tuple(t.shape)) for t in example[5:]] == [(torch.int32, (2,))] * 2
-
-
 @pytest.mark.parametrize("part", ["NeuronLlamaAttention", "NeuronLlamaMLP"])
 def test_parts_of_a_layer_get_all_that_they_get_of_the_library(
     part, tiny_llama, application, monkeypatch

@@ -10,7 +10,6 @@ import torch
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
-from neuron_cpu.runtime.ranks import Group, rank_context
 from tests.crossed import crossed
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
@@ -75,40 +74,6 @@ def test_llama_py_alone(
     got = generate(build(importlib.import_module("llama"), folder, **given), PROMPTS, 5)
     for row, prompt in enumerate(PROMPTS):
         assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
-
-
-@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 4), (2, 4), (3, 2)])
-def test_decode_over_caches_that_several_heads_share(
-    submission, tiny_llama, generate, reference, batch, kv_heads
-):
-    """KV heads share the partitions of a decode step, sequences do not."""
-    shape = {**SHAPE, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
-    model, folder = tiny_llama(**{**shape, "num_key_value_heads": kv_heads})
-    app = build(
-        submission, folder, torch_dtype="float32", tp_degree=1, enable_nki=True, batch_size=batch
-    )
-    prompts = [*PROMPTS, [1, 2]][:batch]
-    got = generate(app, prompts, 5)
-    for row, prompt in enumerate(prompts):
-        assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
-
-
-@pytest.mark.parametrize(("version", "in_chunks"), crossed(VERSIONS, [False, True]))
-def test_a_model_that_takes_prompts_in_chunks_decodes_as_well(
-    submission, tiny_llama, monkeypatch, version, in_chunks
-):
-    """Since 0.2 speculation replaces the single-token graph; a prompt in chunks needs both."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    _, folder = tiny_llama(**SHAPE)
-    more = {"speculation_length": 8, "prompt_in_chunks": in_chunks}
-    app = build(submission, folder, torch_dtype="float32", enable_nki=True, batch_size=1, **more)
-    tags = [model.tag for model in app.models]
-    assert len(tags) == len(set(tags))
-    assert ("token_generation_model" in tags) is (in_chunks or version == "0.1")
-    head = app.models[0].model.modules[0].lm_head
-    with rank_context(Group(0, 1)):
-        logits = head(torch.ones(1, 3, SHAPE["hidden_size"]))
-    assert logits.shape[:2] == (1, 1 if in_chunks else 3)
 
 
 def test_nothing_private_is_imported(submission):

@@ -19,14 +19,11 @@ from hypothesis import strategies as st
 
 from harness.serving import app, guard, schema
 from harness.serving.app import Server, application
-from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
 from tests.serving.parts import (
     CHAT_TEMPLATE,
     LENGTH,
     LINES,
-    SIZE,
-    Cache,
     Echo,
     Running,
     answer_to,
@@ -85,23 +82,6 @@ def test_a_completion_has_openai_s_form(server, tokenizer):
     }
 
 
-def test_usage_counts_the_cached_tokens_of_prompts(tokenizer) -> None:
-    """With prefix caching only; the choices of a prompt share what its first one has computed."""
-    api = echo_api(tokenizer, Cache(), blocks=BlockPool(40, SIZE, True))
-    running = Running(Server(api), on_a_free_port())
-    first, again, both = "a system prompt", "a system matter", ["a system prompt", "another"]
-    for prompt, n, cached in ((first, 1, 0), (again, 1, 8), (first, 3, 12), (both, 1, 12)):
-        status, found, _ = running.ask(COMPLETIONS, body(prompt, max_tokens=3, n=n))
-        assert status == 200
-        assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
-    events = running.events(
-        COMPLETIONS, body(first, max_tokens=3, stream=True, stream_options={"include_usage": True})
-    )
-    usage = json.loads(events[-2])["usage"]
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 12}
-    running.close()
-
-
 @pytest.mark.parametrize(
     "prompt", ["hello", [70, 71, 72], ["hello", "you all"], [[9, 8, 7], [1, 2, 3]]]
 )
@@ -132,14 +112,6 @@ def test_a_chat_goes_through_the_template_and_streams_its_pieces(server, tokeniz
     ends = [piece["choices"][0]["finish_reason"] for piece in pieces]
     assert ends == [None] * (len(ends) - 1) + ["length"]
     assert len({piece["id"] for piece in pieces}) == 1
-
-
-def test_content_in_parts_and_the_newer_name_of_a_system_message(server, tokenizer):
-    parts = [{"type": "text", "text": "o"}, {"type": "text", "text": "ne"}]
-    messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": parts}]
-    _, found, _ = server.ask(CHAT, {"model": "echo", "messages": messages, "max_tokens": 2})
-    ids = tokenizer("sbe\nuone\na")["input_ids"]
-    assert found["choices"][0]["message"]["content"] == text_of(tokenizer, ids, 2)
 
 
 def test_a_stop_string_ends_the_answer_and_frees_its_line(server, tokenizer, lines):

@@ -94,25 +94,6 @@ def test_a_block_counts_as_cached_with_its_last_key_and_not_before(most):
     run(cache, test, pool)
 
 
-def test_who_was_used_longest_ago_goes_first():
-    pool = BlockPool(4, SIZE, True)
-    leases = []
-    for start in (10, 20):
-        leases.append(pool.take([*range(start, start + SIZE), 1], 3, 0))
-        pool.fill(leases[-1], range(start, start + SIZE))
-    for lease in leases:
-        pool.give_back(lease)
-    again = pool.take([*range(10, 14), 1], 3, 0)
-    assert again is not None and again.computed == SIZE
-    pool.give_back(again)  # so 20 to 23 is the oldest
-    whole = pool.take([1, 2, 3], 9, 0)
-    assert whole is not None and pool.state()["kept"] == 1
-    assert pool.take([*range(20, 24), 1], 0, 0) is None  # that needs two
-    pool.give_back(whole)
-    assert pool.take([*range(10, 14), 1], 3, 0).computed == SIZE
-    assert pool.take([*range(20, 24), 1], 3, 0).computed == 0
-
-
 def test_adapters_share_nothing():
     pool = BlockPool(8, SIZE, True)
     lease = pool.take([1, 2, 3, 4, 5], 3, 1)

@@ -83,29 +83,6 @@ def test_a_full_queue_takes_all_of_a_request_or_nothing():
     run(lines, test, waiting=2)
 
 
-def test_who_leaves_frees_the_line_or_the_place_in_the_queue():
-    lines = Echo()
-
-    async def test(scheduler: Scheduler) -> None:
-        long = [answer(n, 9, most=10_000) for n in range(1, LINES + 1)]
-        scheduler.submit(long)
-        for one in long:
-            await one.events.get()
-        late, gone = answer(7, 7), answer(6, 6)
-        scheduler.submit([gone, late])
-        scheduler.leave(gone)
-        assert scheduler.state()["waiting"] == 1
-        scheduler.leave(long[1])
-        tokens, _ = await heard(late)
-        assert tokens == answer_to([7, 7], 4)
-        for one in long:
-            scheduler.leave(one)
-
-    run(lines, test)
-    started = [found[0] for name, found in lines.calls if name == "prefill"]
-    assert started == [0, 1, 2, 1]
-
-
 @pytest.mark.parametrize("error", [refusal("A kernel raised."), ValueError("of the harness")])
 def test_a_failed_call_ends_what_is_in_flight_only(error):
     lines = Echo()

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -241,43 +239,3 @@ def test_what_it_cannot_open_is_refused_before_anything_long(tiny_model, tmp_pat
     (tmp_path / "key").write_text("\nsecond line")
     with pytest.raises(UserError, match="must be a key"):
         opened("--port", "0", "--api-key-file", str(tmp_path / "key"))
-
-
-def start(tiny_model: Path, cache: str) -> tuple[subprocess.Popen, str]:
-    """A server as a process of its own, and its address."""
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "main.py"), "--mode", "serve", "--port", "0"]
-        + ["--model-path", str(tiny_model), "--seq-len", "256", "--batch-size", "2"],
-        env={**os.environ, "XDG_CACHE_HOME": cache},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("Serving"):
-            return process, line.split()[-1]
-    raise AssertionError(process.wait())
-
-
-@pytest.mark.full
-def test_a_signal_drains_and_a_kill_leaves_no_lock(tiny_model, cache):
-    """The second server finds the first one's compiled folder and no lock; its answer comes whole
-    though SIGTERM arrives in the middle, and it ends with status 0."""
-    first, _ = start(tiny_model, cache)
-    os.kill(first.pid, signal.SIGKILL)
-    first.wait(30)
-    first.communicate()
-    second, url = start(tiny_model, cache)
-    openai = pytest.importorskip("openai")
-    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
-        pieces = client.completions.create(
-            model="tiny", prompt="hello", max_tokens=200, stream=True, temperature=1, seed=1
-        )
-        next(iter(pieces))
-        second.terminate()
-        rest = list(pieces)
-        assert rest[-1].choices[0].finish_reason in ("length", "stop")
-        with pytest.raises(openai.APIError):
-            client.completions.create(model="tiny", prompt="hello")
-    assert second.wait(60) == 0
-    second.communicate()

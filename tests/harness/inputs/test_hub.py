@@ -118,19 +118,3 @@ def test_without_a_network_one_sentence_says_so(
     use_endpoint(monkeypatch, "http://127.0.0.1:1", tmp_path)
     with pytest.raises(UserError, match="the hub cannot be reached from here"):
         models.download("some/model")
-
-
-def test_paths_are_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models").mkdir()
-    names = [
-        "a/b",
-        "meta-llama/Llama-3.2-1B",
-        "models/typo",
-        "a",
-        "a/b/c",
-        "../x",
-        "/a/b",
-        "a/b.gguf",
-    ]
-    assert [name for name in names if models.is_model_id(Path(name))] == names[:2]

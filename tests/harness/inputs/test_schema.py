@@ -73,8 +73,8 @@ def test_generation_settings(folder: Path, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 200_000, '{"a":' * 100_000, "", "[]", "nul", '{"model_type": "llama"'],
-    ids=["deep list", "deep object", "empty", "list", "no JSON", "cut short"],
+    ["[" * 200_000, "", "[]", '{"model_type": "llama"'],
+    ids=["deep list", "empty", "list", "cut short"],
 )
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_text_that_is_no_object(folder: Path, name: str, text: str) -> None:

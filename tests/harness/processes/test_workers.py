@@ -310,18 +310,6 @@ def test_what_comes_after_the_deadline_is_late_however_fast(line) -> None:
     assert worker.receive(reader, soon()).kind == "event"
 
 
-def test_whoever_does_not_read_is_waited_for_until_the_deadline() -> None:
-    reader, writer = multiprocessing.Pipe(duplex=False)
-    alive, end = os.pipe()
-    to = Pipe(writer, alive)
-    with pytest.raises(TimeoutError):
-        to.send(bytes(1 << 22), time.monotonic() + 0.05)
-    os.write(end, b"1")  # it has ended; a child of its holds the pipe
-    with pytest.raises(EOFError):
-        to.send(b"1", soon())
-    reader.close()
-
-
 ORPHAN = """
 import os, signal, time
 from neuron_cpu.sandbox import limits

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from harness.errors import UserError
-from harness.files import locked_folder, modified
+from harness.files import locked_folder
 from harness.inputs import command_line
 from harness.modes import cache
-from harness.session.building import MANIFEST, forget_old, last_used
+from harness.session.building import MANIFEST, forget_old
 
 
 def compiled(cache: Path, name: str, used: float) -> Path:
@@ -64,21 +62,3 @@ def test_the_cache_is_listed_and_cleared(tmp_path: Path, monkeypatch, capsys) ->
     assert not kept.exists() and used.exists() and not (place / "references").exists()
     told("--clear", "compiled/used")
     assert not used.exists() and "empty" in told()
-
-
-def test_what_another_run_removes_meanwhile_is_no_error(tmp_path: Path, monkeypatch) -> None:
-    """Two runs that make room at once: the second looks at folders that the first removes."""
-    for name in ("old", "new"):
-        compiled(tmp_path, name, 1e9)
-    real = os.walk
-
-    def walk(folder: Path) -> Iterator[tuple]:
-        for step in list(real(folder)):
-            if "old" in str(folder):
-                shutil.rmtree(folder, ignore_errors=True)
-            yield step
-
-    monkeypatch.setattr(os, "walk", walk)
-    left, gone = forget_old(tmp_path, 500, tmp_path / "new")
-    assert not (tmp_path / "old").exists() and left == 1002 and gone == 1
-    assert modified(tmp_path / "old") == last_used(tmp_path / "old") == 0

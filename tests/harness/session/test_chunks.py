@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -150,11 +149,6 @@ def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeyp
         session_model.construct(host, "torch")
 
 
-def test_an_error_of_the_sdk_s_own_model_is_not_called_the_submission_s(tiny, tmp_path):
-    host = Host(Job(settings_of(tiny), tiny, 0, None, None, tmp_path, None, False), print)
-    assert host.where(IndexError("5")) == "the SDK's own model raised IndexError: 5"
-
-
 def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeypatch):
     """Limits just below what the prefill and the chunks need."""
     sizes = "--max-context-length", "32", "--prefill-chunk", "130"
@@ -198,40 +192,10 @@ def test_calls_cover_the_prompt(longest, chunk, tokens):
     assert cached >= tokens - 1
 
 
-@pytest.mark.parametrize("seq_len", [33, 96, 127, 128, 160, 2048, 2049, 131072])
-def test_buckets_of_the_cache_end_with_the_whole(seq_len):
-    buckets = chunks.cache_buckets(32, seq_len)
-    assert buckets[-1] == seq_len and buckets == sorted(set(buckets)) and len(buckets) <= 20
-    assert all(length % 128 == 0 for length in buckets[:-1])
-
-
-@pytest.mark.parametrize("name", sorted(MODEL_SHAPES))
-@pytest.mark.parametrize("seq_len", [4096, 131072])
-def test_the_default_chunk_is_no_prefill_bucket(tiny, name, seq_len):
-    asked = dataclasses.replace(settings_of(tiny, "--seq-len", str(seq_len)), tp_degree=2)
-    chosen = chunks.with_chunks(asked, MODEL_SHAPES[name])
-    assert 32 <= chosen.prefill_chunk <= 768 and chosen.prefill_chunk not in (128, 256, 512)
-
-
 def test_a_cache_without_a_size_for_chunks_is_refused(tiny):
     asked = settings_of(tiny, "--seq-len", "64", "--max-context-length", "32")
     with pytest.raises(UserError, match="--seq-len 64 leaves no size for chunks .* raise --max-"):
         chunks.with_chunks(asked, MODEL_SHAPES["llama-3.2-1b"], [list(range(40))])
-
-
-def test_chunks_only_where_prompts_may_need_them(tiny):
-    config = MODEL_SHAPES["llama-3.2-1b"]
-
-    def chunk(*more: str, prompts=()):
-        asked = settings_of(tiny, *more)
-        return chunks.with_chunks(asked, config, prompts).prefill_chunk
-
-    assert chunk("--seq-len", "2048") is None
-    assert chunk("--seq-len", "4096") is not None
-    assert chunk("--seq-len", "4096", "--max-context-length", "64") is None
-    assert chunk("--seq-len", "4096", "--max-context-length", "64", prompts=[range(65)])
-    assert chunk("--seq-len", "4096", "--padding-side", "left") is None
-    assert chunk("--seq-len", "4096", "--prefill-chunk", "33") == 33
 
 
 @pytest.mark.parametrize(

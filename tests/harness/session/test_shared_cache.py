@@ -17,7 +17,7 @@ from harness.errors import UserError
 from harness.session import building, shared_cache
 from tests.harness.session.test_building import build_into
 
-ADDRESSES = ("file://{}/shared", "memory://{}/shared", "{}/shared")
+ADDRESSES = ("memory://{}/shared", "{}/shared")
 
 
 @pytest.fixture
