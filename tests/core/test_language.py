@@ -320,11 +320,6 @@ def test_all_reduce_over_a_grid(axes, op):
     assert_close(kernel[2, 3](a), expected, "float32", 30)
 
 
-def test_all_reduce_without_a_grid_is_a_copy():
-    a = data(1, (4, 4))
-    assert np.array_equal(run(lambda x: nl.all_reduce(x, np.add, 0), a), a)
-
-
 def test_all_reduce_needs_all_instances():
     @nki.jit
     def kernel(x):

@@ -182,9 +182,3 @@ def test_constants_are_computed_once_and_mixed_tiles_every_time() -> None:
         again = torch.tril(torch.ones(9, 9))
         again[:, :3] += other[:, :3]
         assert torch.equal(plan.run([other])[0], again)
-
-
-def test_constants_beyond_the_limit_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neuron_cpu.core.run.lasting.JOINED_ELEMENTS", 100)
-    _, plan = both(masked, integers(6, 9, 9))
-    assert len(plan.steps) - len(plan._again) == 1  # 81 of 162 elements

@@ -72,21 +72,16 @@ def matmul_with(tile: Any, side: str) -> Any:
 
 ROWS_SURVIVE = {
     "activation": lambda t: (nl.exp(t)[0:100], (100, 64)),
-    "tensor_tensor": lambda t: (nl.add(t, t)[0:100], (100, 64)),
-    "tensor_scalar": lambda t: (nl.multiply(t, 2.0)[0:100], (100, 64)),
     "vector_operand": lambda t: (nisa.tensor_scalar(t, nl.add, t[:, 0:1])[0:100], (100, 64)),
     "reduce": lambda t: (nl.sum(t, axis=1)[0:100], (100, 1)),
     "transpose": lambda t: (nl.copy(nisa.nc_transpose(t))[:, 0:100], (64, 100)),
-    "chunked_copy": lambda t: (nl.copy(nl.copy(t)[0:100, 8:16]), (100, 8)),
     "select": lambda t: (nl.where(nl.greater(t, 0.0), t, 0.0)[0:100], (100, 64)),
 }
 ROWS_SPREAD = {
     "activation": lambda t: (nl.exp(t), (128, 64)),
-    "reduce": lambda t: (nl.sum(t, axis=1), (128, 1)),
     "transpose": lambda t: (nl.copy(nisa.nc_transpose(t)), (64, 128)),
     "stationary": lambda t: (matmul_with(t, "stationary")[0:1, 0:1], (1, 1)),
     "moving": lambda t: (matmul_with(t, "moving")[0:1, 0:1], (1, 1)),
-    "last_row": lambda t: (nl.copy(t)[100:101], (1, 64)),
     "vector_operand": lambda t: (nisa.tensor_scalar(t, nl.add, t[:, 0:1]), (128, 64)),
 }
 

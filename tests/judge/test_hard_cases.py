@@ -17,9 +17,6 @@ WRONG = {
     "an RMSNorm without its epsilon": (
         "rms_norm", "nl.add(mean_sb, EPSILON)", "nl.maximum(mean_sb, 1e-30)", "tiny",
     ),
-    "a LayerNorm without its epsilon": (
-        "layer_norm", "nl.add(variance_sb, EPSILON)", "nl.maximum(variance_sb, 1e-30)", "tiny",
-    ),
     "a variance that cancels": (
         "layer_norm",
         "nl.mean(nl.multiply(centred_sb, centred_sb), axis=1, keepdims=True)",
@@ -27,16 +24,9 @@ WRONG = {
         "nl.square(nl.mean(x_sb, axis=1, keepdims=True)))",
         "offset",
     ),
-    "a softmax that clamps": (
-        "softmax", "nl.subtract(x_sb, nl.max(x_sb, axis=1, keepdims=True))",
-        "nl.minimum(x_sb, 80.0)", "offset",
-    ),
     "a sum of exponentials that clamps": (
         "log_sum_exp", "nl.max(x_sb, axis=1, keepdims=True)",
         "nl.maximum(nl.minimum(nl.max(x_sb, axis=1, keepdims=True), 0.0), 0.0)", "offset",
-    ),
-    "a sum's RMSNorm without its epsilon": (
-        "residual_rms_norm", "nl.add(mean_sb, EPSILON)", "nl.maximum(mean_sb, 1e-30)", "tiny",
     ),
     "a mask that is added to what it hides": (
         "causal_softmax", "nisa.affine_select(row + i_row >= i_column, scores_sb, HIDDEN)",

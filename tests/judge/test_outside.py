@@ -66,25 +66,6 @@ def test_any_candidate_is_judged(judging: Judging, tmp_path: Path) -> None:
     assert "it has no function 'kernel'" in judged.failure
 
 
-def test_a_kernel_of_the_current_language_is_plain_data(judging: Judging, tmp_path: Path) -> None:
-    path = tmp_path / "current.py"
-    path.write_text(
-        "import nki\nimport nki.isa as nisa\nimport nki.language as nl\n\n\n@nki.jit\n"
-        "def doubled(x):\n"
-        "    tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.sbuf)\n"
-        "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n"
-        "    nisa.dma_copy(dst=tile, src=x)\n"
-        "    nisa.tensor_tensor(dst=tile, data1=tile, data2=tile, op=nl.add)\n"
-        "    nisa.dma_copy(dst=out, src=tile)\n"
-        "    return out\n"
-    )
-    judged = Judged()
-    case = suite.operator("gelu").cases[0]
-    given = Candidate(path, "doubled", [case], Settings(), Reference(lambda x: x + x))
-    judging.of(given, judged)
-    assert judged.correct, (judged.failure, judged.verdicts)
-
-
 def _products(program: Program) -> list[Instruction]:
     return [one for one in program if one.op.multiplies]
 

@@ -157,13 +157,6 @@ def test_writes_go_through_to_the_argument(run: Any, form: str) -> None:
     assert torch.equal(cache.cpu(), expected) and torch.equal(got.cpu(), expected[1:4])
 
 
-def test_a_returned_argument_is_its_memory() -> None:
-    cache = torch.zeros(3, 4, device="neuron")
-    version = cache._version
-    assert put(cache, on_device(2, 4), True) is cache and cache._version > version
-    assert put_returned(cache, on_device(2, 4)).data_ptr() == cache.data_ptr()
-
-
 def test_a_write_that_is_not_returned_is_a_warning_in_a_compiled_graph(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
