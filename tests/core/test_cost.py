@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import Kernel, NkiError
@@ -87,45 +86,6 @@ def test_a_lone_short_row_has_nothing_to_overlap_with():
     assert cost.lane_ns(LATER, two, 1) == LATER.row_ns(4)
 
 
-# --- engines --------------------------------------------------------------------------------------
-def cycles_of(function, *shapes, name):
-    args = [torch.empty(s, dtype=d, device="meta") for s, d in shapes]
-    program = Kernel(function).trace(*args)
-    return [i.op.cycles(i) for i in program.instructions if i.op.name == name]
-
-
-@pytest.mark.parametrize(("apart", "expected"), [(1, 512), (4, 512), (5, 1024), (64, 1024)])
-@pytest.mark.parametrize("trailing", [False, True])  # a last axis of one element changes nothing
-def test_strides_beyond_16_bytes_halve_the_rate(apart, expected, trailing):
-    def kernel(x):
-        out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        part = tile[:, :, 0:1] if trailing else tile[:, :, 0]
-        done = nl.ndarray((128, 512), dtype=nl.float32)
-        done[...] = nisa.activation(nl.exp, part)
-        nl.store(out, value=done)
-        return out
-
-    shape = ((128, 512, apart), torch.float32)
-    assert cycles_of(kernel, shape, name="activation") == [expected]
-
-
-@pytest.mark.parametrize(
-    ("columns", "step", "expected"), [(512, 1, 512), (16, 1, 64), (100, 1, 100), (100, 9, 200)]
-)
-def test_matmul_streams_its_moving_columns(columns, step, expected):
-    def kernel(a, b):
-        out = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-        moving = nl.load(b)[:, 0 : columns * step : step]
-        nl.store(out, value=nisa.tensor_copy(nisa.nc_matmul(nl.load(a), moving)))
-        return out
-
-    shapes = ((128, 128), torch.bfloat16), ((128, columns * step), torch.bfloat16)
-    assert cycles_of(kernel, *shapes, name="nc_matmul") == [expected]
-    wide = ((128, 128), torch.float32), ((128, columns * step), torch.float32)
-    assert cycles_of(kernel, *wide, name="nc_matmul")[0] >= 4 * min(expected, columns)
-
-
 # --- outside of kernels ---------------------------------------------------------------------------
 def test_collectives_are_free_on_one_rank_and_grow_with_their_bytes():
     costs = cost.Overheads()
@@ -138,20 +98,3 @@ def test_collectives_are_free_on_one_rank_and_grow_with_their_bytes():
         halves = [ring.collective(100, ranks, n) for n in ("all-gather", "reduce-scatter by sum")]
         assert halves[0] == halves[1] == 100 * (ranks - 1) / ranks / 50.0
         assert ring.collective(100, ranks) == sum(halves)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "transposes", "passes"),
-    [(torch.float32, False, 4), (torch.float32, True, 2), (torch.bfloat16, True, 1)],
-)
-def test_products_with_an_identity_take_half_the_passes_of_fp32(dtype, transposes, passes):
-    def kernel(x):
-        out = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        nl.store(out, value=nisa.nc_matmul(tile, tile, is_transpose=transposes))
-        return out
-
-    program = Kernel(kernel).trace(torch.empty((128, 128), dtype=dtype, device="meta"))
-    (product,) = [i for i in program.instructions if i.op.name == "nc_matmul"]
-    assert product.op.cycles(product) == passes * 128
-    assert cost.engine_ns(product, spec.Engine.TENSOR) == pytest.approx(passes * 128 * 1.125 / 2.8)

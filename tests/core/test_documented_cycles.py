@@ -175,3 +175,38 @@ def test_statistics():
 
     assert cycles(pieces, "bn_stats", ((128, 500), F32)) == 500
     assert cycles(whole, "bn_aggr", ((128, 60), F32)) == 13 * 60 / 3
+
+
+@pytest.mark.parametrize(("apart", "expected"), [(1, 512), (4, 512), (5, 1024), (64, 1024)])
+@pytest.mark.parametrize("trailing", [False, True])  # a last axis of one element changes nothing
+def test_strides_beyond_16_bytes_halve_the_rate(apart, expected, trailing):
+    def body(x):
+        nisa.activation(nl.exp, x[:, :, 0:1] if trailing else x[:, :, 0])
+
+    assert cycles(body, "activation", ((128, 512, apart), F32)) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "step", "dtype", "expected"),
+    [
+        (512, 1, BF16, 512),
+        (16, 1, BF16, 64),
+        (100, 1, BF16, 100),
+        (100, 9, BF16, 200),
+        (100, 1, F32, 400),  # four passes
+    ],
+)
+def test_products_stream_their_moving_columns(columns, step, dtype, expected):
+    def body(a, b):
+        nisa.nc_matmul(a, b[:, 0 : columns * step : step])
+
+    inputs = ((128, 128), dtype), ((128, columns * step), dtype)
+    assert cycles(body, "nc_matmul", *inputs) == expected
+
+
+@pytest.mark.parametrize(("dtype", "passes"), [(F32, 2), (BF16, 1)])
+def test_products_with_an_identity_take_half_the_passes_of_fp32(dtype, passes):
+    def body(x):
+        nisa.nc_matmul(x, x, is_transpose=True)
+
+    assert cycles(body, "nc_matmul", ((128, 128), dtype)) == passes * 128

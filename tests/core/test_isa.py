@@ -235,14 +235,6 @@ def test_nc_matmul(kind, sizes, seed):
     assert_close(got, wide(a).T @ wide(b), "float32", 8)
 
 
-@pytest.mark.parametrize("kind", [*FLOATS, "float8_e5m2"])
-@pytest.mark.parametrize("shape", [(1, 1), (32, 17), (5, 32)])
-def test_transpose_on_vector_engine(kind, shape):
-    a = data(3, shape, kind)
-    got = run(lambda x: nisa.nc_transpose(x, engine=nisa.vector_engine), a)
-    assert np.array_equal(wide(got), wide(a).T)
-
-
 # --- GpSimdE and selection ------------------------------------------------------------------------
 
 
@@ -257,19 +249,6 @@ def test_affine_select(shape, shift, seed):
 
     i, j = np.ogrid[: shape[0], : shape[1]]
     assert np.array_equal(wide(run(body, a)), np.where(i + shift >= 2 * j, wide(a), -9984.0))
-
-
-@pytest.mark.parametrize(("reverse", "kind"), [(False, "uint8"), (True, "uint8"), (False, "bool")])
-def test_copy_predicated_keeps_the_rest(reverse, kind):
-    """A bool comes in the documentation's example (aws-neuron-sdk v2.32.0, nki/test)."""
-    a, b = data(1, (6, 8), "int32"), data(2, (6, 8), "int32")
-    chosen = (np.arange(48).reshape(6, 8) % 3).astype(kind)
-
-    def body(x, y, p):
-        nisa.tensor_copy_predicated(src=x, dst=y, predicate=p, reverse_pred=reverse)
-        return y
-
-    assert np.array_equal(run(body, a, b, chosen), np.where((chosen != 0) ^ reverse, a, b))
 
 
 @few

@@ -446,24 +446,6 @@ class Cache:
         for i in nl.static_range(4):
             self.kept[i] = self.tile[i]
 
-    @property
-    def total(self):
-        rows = 0
-        for _ in range(4):
-            rows += 1
-        return rows
-
-    @classmethod
-    def of(cls, x):
-        return cls(x)
-
-    @staticmethod
-    def fill_from_nowhere():
-        rows = 0
-        for _ in nl.affine_range(4):
-            rows += 1
-        return rows
-
     def unused(self):
         self.kept = {}
         for i in nl.affine_range(4):
@@ -475,24 +457,12 @@ def filling(x):
     cache.fill()
 
 
-def filling_one_made_by_a_class_method(x):
-    Cache.of(x).fill()
-
-
 def counting(x):
     Cache(x).count()
 
 
-def filling_from_nowhere(x):
-    Cache(x).fill_from_nowhere()
-
-
 def looking_up(x):
     Cache(x).look_up()
-
-
-def totalling(x):
-    return Cache(x).total
 
 
 def right_methods(x):
@@ -507,11 +477,8 @@ def methods_of_a_parameter(cache):
     ("kernel", "method", "expected"),
     [
         (filling, Cache.fill, [("sim_loop_side_effect", 2)]),
-        (filling_one_made_by_a_class_method, Cache.fill, [("sim_loop_side_effect", 2)]),
         (counting, Cache.count, [("sim_loop_side_effect", 3), ("sim_loop_side_effect", 4)]),
-        (filling_from_nowhere, Cache.fill_from_nowhere, [("sim_loop_rebinding", 4)]),
         (looking_up, Cache.look_up, [("sim_loop_index_value", 2)]),
-        (totalling, Cache.total.fget, [("sim_loop_rebinding", 4)]),
         (right_methods, Cache.right, []),
         (methods_of_a_parameter, Cache.fill, []),
     ],

@@ -198,45 +198,6 @@ def test_wide_instructions_are_not_joined():
 
 
 # --- spill ----------------------------------------------------------------------------------------
-def kept_around(between, dirty, later):
-    """One tile that is used before and after ``between`` others; ``later`` writes it first."""
-
-    def kernel(x):
-        out = nl.ndarray((2 + between, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
-        kept = nl.ndarray((128, 8), dtype=nl.float32)
-        kept[...] = nl.load(x[0])
-        if dirty:
-            kept[...] = nisa.tensor_scalar(kept, nl.add, 1.0)
-        nl.store(out[0], value=kept)
-        for k in nl.static_range(between):
-            tile = nl.load(x[k])
-            nl.store(out[1 + k], value=nisa.tensor_tensor(tile, tile, op=nl.multiply))
-        if later:
-            kept[...] = nl.load(x[1])
-        nl.store(out[1 + between], value=kept)
-        return out
-
-    return trace(kernel, (4, 128, 8))
-
-
-@pytest.mark.parametrize(
-    ("dirty", "later", "moved"),
-    [
-        (True, False, ["spill_save", "spill_reload"]),
-        (False, False, ["spill_reload"]),  # loaded again from where it came
-        (True, True, []),  # nothing of it is needed any more
-    ],
-)
-def test_a_tile_is_away_while_others_need_its_room(dirty, later, moved):
-    """32 bytes a partition each: two fit while the others are multiplied, three do not."""
-    program = kept_around(3, dirty, later)
-    found = spill(program, sbuf_bytes=64)
-    assert [spilling(i) for i in found.instructions if spilling(i)] == moved
-    lines = {i.source.line for i in found.instructions if spilling(i)}
-    needing = {i.source.line for i in program.instructions if i.op.name == "tensor_tensor"}
-    assert lines <= needing
-    assert same_results(program, torch.randn(4, 128, 8), changed=lambda p: spill(p, 64))
-    assert spill(program, sbuf_bytes=96).instructions == program.instructions
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -20,6 +20,7 @@ from neuronxcc.nki import typing as nt
 
 from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.errors import NkiWarning
+from tests.core.test_refusals import kernel_of
 
 # block axes and in-place operators are what public kernels use; both are warnings
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
@@ -107,12 +108,7 @@ def test_nki_jit_of_torch_neuronx():
 # rows of indices broadcast over partitions; block tables of paged attention in vLLM
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int16, np.int8, np.uint8])
 def test_integer_rows_broadcast_exactly(dtype):
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((16, 600), x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, nl.load(x).broadcast_to((16, 600)))
-        return out
-
+    kernel = kernel_of(lambda x: nl.load(x).broadcast_to((16, 600)))
     bounds = np.iinfo(dtype)
     x = np.random.default_rng(0).integers(bounds.min, bounds.max, (1, 600), dtype, endpoint=True)
     x[0, :2] = bounds.min, bounds.max
@@ -199,83 +195,29 @@ def test_grids_that_do_not_meet_are_refused():
 
 # transposes that go straight into a product; src/.../reference/attention.py, contributed/fft1d.py
 def test_transposes_as_operands_of_products():
-    @nki.jit
-    def kernel(a, b):
-        out = nl.ndarray((a.shape[0], b.shape[0]), a.dtype, buffer=nl.shared_hbm)
+    def body(a, b):
         left, right = nisa.nc_transpose(nl.load(a)), nisa.nc_transpose(nl.load(b))
-        nl.store(out, nisa.nc_matmul(left, moving=right[:, 0 : b.shape[0]]))
-        return out
+        return nisa.nc_matmul(left, moving=right[:, 0 : b.shape[0]])
 
     a, b = whole(100, 64), whole(50, 64, seed=1)
     with pytest.warns(NkiWarning, match=r"TensorE reads SBUF only.*\[sim_transposed_operand\]"):
-        agree(kernel(a, b), a @ b.T)
+        agree(kernel_of(body)(a, b), a @ b.T)
 
 
 # masked transposes keep what the destination held; attention_token_gen.py
 @pytest.mark.parametrize("rows", [20, 40])
 def test_masked_transpose_keeps_the_rest(rows):
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((128, rows), x.dtype, buffer=nl.shared_hbm)
+    def body(x):
         tile, turned = nl.ndarray((rows, 128), x.dtype), nl.full((128, rows), 7, x.dtype)
         tile[:, 0 : x.shape[1]] = nl.load(x)
         i_p, i_f = nl.arange(rows)[:, None], nl.arange(128)[None, :]
         i_q, i_r = nl.arange(128)[:, None], nl.arange(rows)[None, :]
         turned[i_q, i_r] = nl.transpose(tile[i_p, i_f], mask=(i_f < x.shape[1]))
         turned[i_q, i_r] = nl.transpose(tile[i_p, i_f], mask=(rows < 0))
-        nl.store(out, turned)
-        return out
+        return turned
 
     x = normal(rows, 100)
-    agree(kernel(x), np.concatenate([x.T, np.full((28, rows), 7.0)]))
-
-
-# --- what SDK 2.21 does not have ------------------------------------------------------------------
-def refused_cases():
-    def one_axis(x):  # nl.arange of one axis; public sorting kernels
-        i = nl.arange(4)
-        return nl.load(x[0, i], mask=(i < 3))
-
-    def double_row(x):  # perf_mode of a newer core; src/.../reference/double_row_matmul.py
-        return nisa.nc_matmul(nl.load(x), nl.load(x), perf_mode="double_row_gen3")
-
-    def half_a_size(x):  # sizes divided with /
-        return nl.load(x[0 : x.shape[0] / 2])
-
-    def half_a_range(x):
-        return nl.load(x[nl.arange(x.shape[0] / 2)[:, None], nl.arange(6)[None, :]])
-
-    def wider_view(x):  # fp8 bytes of fp32 scales; contributed/neuron-team-kernels/rmsnorm_quant.py
-        return nl.load(x).view(nl.float8_e4m3)
-
-    def half_a_vector(x):
-        tile = nl.load(x)
-        return nisa.tensor_tensor(tile, tile[:, 0:2], nl.multiply)
-
-    def triangles(x):  # a mask that leaves no box of a result
-        i, j, k = nl.mgrid[0:4, 0:3, 0:2]
-        return nl.max(nl.load(x)[i, j + k], axis=[1, 2], mask=j + k < 3)
-
-    return [
-        ("sim_mask_shape", one_axis),
-        ("sim_unknown_keyword", double_row),
-        ("sim_index_type", half_a_size),
-        ("sim_index_type", half_a_range),
-        ("sim_view_dtype", wider_view),
-        ("sim_shape_mismatch", half_a_vector),
-        ("sim_reduce_mask", triangles),
-    ]
-
-
-@pytest.mark.parametrize(("identifier", "function"), refused_cases())
-def test_forms_that_are_refused(identifier, function):
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, function(x))
-        return out
-
-    with pytest.raises(NkiError, match=rf"kernel.*[;,] .*\[{identifier}\]"):
-        nki.jit(kernel)(normal(4, 6))
+    agree(kernel_of(body)(x), np.concatenate([x.T, np.full((28, rows), 7.0)]))
 
 
 # results in nl.hbm, as vector kernels of a university course have them: each instance's own
@@ -311,20 +253,17 @@ def test_conditions_on_loop_variables_select_all_or_nothing():
 
 # rows out of bounds skipped, where no row is chosen by data: an autotuner's conv1d
 def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data():
-    @nki.jit
-    def kernel(x, rows):
-        out = nl.ndarray((64, 32), nl.float32, buffer=nl.shared_hbm)
+    def body(x, rows):
         tile = nl.zeros((64, 32), nl.float32, buffer=nl.sbuf)
         p, f = nl.arange(64)[:, None], nl.arange(32)[None, :]
         index = p if rows is None else nl.load(rows)
         nisa.dma_copy(dst=tile[p, f], src=x[index, f], oob_mode=nisa.oob_mode.skip)
-        nl.store(out, tile)
-        return out
+        return tile
 
     x = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
-    assert np.array_equal(kernel(x, None), x)
+    assert np.array_equal(kernel_of(body)(x, None), x)
     with pytest.raises(NkiError, match="sim_newer_core"):
-        kernel(x, np.zeros((64, 1), np.int32))
+        kernel_of(body)(x, np.zeros((64, 1), np.int32))
 
 
 # (P, 1) beside (P, n) in tensor_tensor; AWS's double_row_matmul.py, course convolutions with
@@ -332,17 +271,14 @@ def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data():
 @pytest.mark.parametrize("shape", [(5, 1), (5, 1, 3), (5, 4, 1)])
 @pytest.mark.parametrize("first", [True, False])
 def test_size_one_axes_are_stretched_with_a_warning(shape, first):
-    @nki.jit
-    def kernel(x, y):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    def body(x, y):
         wide, narrow = nl.load(x), nl.load(y)
         operands = (wide, narrow) if first else (narrow, wide)
-        nl.store(out, nisa.tensor_tensor(*operands, op=nl.subtract))
-        return out
+        return nisa.tensor_tensor(*operands, op=nl.subtract)
 
     x, y = normal(5, 4, 3), normal(*shape, seed=1)
     with pytest.warns(NkiWarning, match="expected equal shapes.*sim_stretched_operand"):
-        got = kernel(x, y)
+        got = kernel_of(body)(x, y)
     y = y.reshape(5, 1, 1) if len(shape) == 2 else y
     agree(got, x - y if first else y - x)
 
@@ -350,9 +286,7 @@ def test_size_one_axes_are_stretched_with_a_warning(shape, first):
 # masks that leave several boxes, each a transfer or a reduction of its own
 @pytest.mark.parametrize("form", ["load", "max"])
 def test_what_a_mask_of_several_boxes_leaves_out_keeps_its_content(form):
-    @nki.jit
-    def kernel(x, before):
-        out = nl.ndarray((4, 5), x.dtype, buffer=nl.shared_hbm)
+    def body(x, before):
         i, j = nl.arange(4)[:, None], nl.arange(5)[None, :]
         tile = nl.ndarray((4, 5), x.dtype)
         tile[...] = nl.load(before)
@@ -363,11 +297,10 @@ def test_what_a_mask_of_several_boxes_leaves_out_keeps_its_content(form):
             a, b, c = nl.arange(4)[:, None, None], nl.arange(5)[None, :, None], nl.arange(2)
             pairs = nl.load(x)[a, b + 0 * c[None, None, :]]
             tile[...] = nl.max(pairs, axis=[2], mask=(a + b <= 4) & (b < 4))
-        nl.store(out, tile)
-        return out
+        return tile
 
     x, before = normal(4, 4), normal(4, 5, seed=1)
     i, j = np.mgrid[0:4, 0:5]
     want = np.where((i + j <= 4) & (j < 4), np.pad(x, ((0, 0), (0, 1))), before)
     with silence("sim_start_partition", "sim_reduce_mask_parts"):
-        agree(kernel(x, before), want)
+        agree(kernel_of(body)(x, before), want)

@@ -14,7 +14,6 @@ from neuron_cpu.core.device.spec import GEN2, Engine
 from neuron_cpu.core.report import report
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import (
-    BUFFER,
     COMPILER_ORDER,
     DMA,
     ENGINE,
@@ -225,86 +224,6 @@ def test_a_kernel_that_forbids_reordering_runs_as_it_is_written(monkeypatch):
 
 
 # --- PSUM by bytes --------------------------------------------------------------------------------
-@pytest.mark.parametrize(("columns", "together"), [(512, 8), (256, 16), (300, 8), (128, 32)])
-def test_small_psum_tiles_share_a_bank_and_none_crosses_one(columns, together):
-    tiles = together + 1
-
-    def kernel(a, b):
-        out = nl.ndarray((tiles, 128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
-        left, right = nl.load(a), nl.load(b)
-        wide = nl.ndarray((128, 8, columns), dtype=nl.bfloat16)
-        for k in nl.affine_range(8):
-            wide[:, k, :] = nisa.activation(nl.exp, right[:, 0:columns])
-        late = nisa.activation(nl.exp, wide)[:, 0, :]
-        for k in nl.affine_range(tiles):
-            product = nisa.nc_matmul(left, right[:, nl.ds(k, columns)])
-            nl.store(out[k], value=nisa.tensor_tensor(product, late, op=nl.add))
-        return out
-
-    found = run(kernel, hbm(128, 128), hbm(128, columns + together))
-    products, read = named(found, "nc_matmul"), named(found, "tensor_tensor")
-    for before, after in zip(products, products[1:together]):
-        assert found.start[after] == pytest.approx(found.end[before])
-    emptied = found.end[read[0]] + late(Engine.VECTOR)
-    assert emptied > found.end[products[together - 1]]
-    assert found.start[products[together]] == pytest.approx(emptied)
-    assert found.waits[products[together]] == (BUFFER, read[0])
-
-
-@pytest.mark.filterwarnings("ignore:.*block axes before its partition axis")
-@pytest.mark.parametrize("physical", [1, 2, 4])
-def test_placed_tiles_wait_for_the_tiles_whose_bytes_they_share(physical):
-    def kernel(x):
-        out = nl.ndarray((TILES, 128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
-        tiles = nl.ndarray(
-            (TILES, nl.par_dim(128), COLUMNS),
-            dtype=nl.float32,
-            buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(physical,)),
-        )
-        sums = nl.ndarray(
-            (TILES, nl.par_dim(128), 1),
-            dtype=nl.float32,
-            buffer=ncc.sbuf.mod_alloc(base_addr=4 * 4 * COLUMNS, num_free_tiles=(TILES,)),
-        )
-        for t in nl.affine_range(TILES):
-            tiles[t] = nl.load(x[t])
-            sums[t] = nisa.tensor_reduce(nl.add, tiles[t], axis=1)
-            nl.store(out[t], value=sums[t])
-        return out
-
-    found = run(kernel, hbm(TILES, 128, COLUMNS, dtype=F32))
-    loads = [k for k in named(found, "dma_copy") if found.transfers[k].hbm_read]
-    expected = [START + LOAD]
-    for t in range(1, TILES):
-        queue = expected[-1]
-        if t >= physical:
-            reduced = expected[t - physical] + REDUCE
-            queue = max(queue, reduced + late(Engine.VECTOR) + START)
-        expected.append(queue + LOAD)
-    slack = TILES * ROWS * row_ns(4)  # the small stores share the queues
-    assert [found.end[k] for k in loads] == pytest.approx(expected, abs=slack)
-    assert found.high_water("sbuf") == 4 * 4 * COLUMNS + 4 * TILES
-
-
-@pytest.mark.parametrize(
-    ("work", "engines"),
-    [
-        (lambda tile: nisa.tensor_scalar(tile, nl.multiply, 2.0, op1=nl.add, operand1=1.0), 2),
-        (lambda tile: nisa.tensor_scalar(tile, nl.maximum, 2.0), 1),  # no scale and bias
-        (lambda tile: nisa.tensor_scalar(tile, nl.add, 2.0, engine=nisa.vector_engine), 1),
-    ],
-)
-def test_scales_and_biases_that_name_no_engine_go_to_the_less_loaded_one(work, engines):
-    def kernel(x):
-        out = nl.ndarray((4, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
-        tile = nl.load(x)
-        for k in nl.affine_range(4):
-            nl.store(out[k], value=work(tile[:, nl.ds(k, 512)]))
-        return out
-
-    found = run(kernel, hbm(128, 515, dtype=F32))
-    used = {found.engine[k] for k in named(found, "tensor_scalar")}
-    assert len(used) == engines and VECTOR in used
 
 
 def test_a_reciprocal_that_names_no_engine_takes_the_engine_that_is_eight_times_faster():

@@ -126,38 +126,25 @@ def test_masked_elements_keep_their_old_state() -> None:
     refused(through(diagonal(False)), "sim_undefined_data", (128, 64))
 
 
-def test_rows_gathered_by_an_undefined_index_are_undefined() -> None:
+@pytest.mark.parametrize("scatters", [False, True])
+def test_rows_at_an_undefined_index_are_undefined(scatters: bool) -> None:
     def kernel_for(rows: int) -> Any:
         @nki.jit
-        def kernel(table, rows_hbm):
-            out = nl.ndarray((64, 16), nl.float32, buffer=nl.shared_hbm)
+        def kernel(x, rows_hbm):
+            size = 1000 if scatters else 64
+            out = nl.ndarray((size, 16), nl.float32, buffer=nl.shared_hbm)
             index = nl.ndarray((64, 1), nl.int32)
             index[0:rows] = nl.load(rows_hbm[0:rows], dtype=nl.int32)
             i_p, i_f = nl.arange(64)[:, None], nl.arange(16)[None, :]
-            nl.store(out, nl.load(table[index[i_p, 0], i_f]))
+            named, first = (index[i_p, 0], i_f), (i_p, i_f)
+            target, source = (named, first) if scatters else (first, named)
+            nl.store(out[target], nl.load(x[source]))
             return out
 
         return kernel
 
     accepted(kernel_for(64), (1000, 16), (64, 1))
-    refused(kernel_for(63), "sim_undefined_data", (1000, 16), (64, 1))
-
-
-def test_rows_scattered_by_an_undefined_index_are_undefined() -> None:
-    def kernel_for(rows: int) -> Any:
-        @nki.jit
-        def kernel(x, rows_hbm):
-            out = nl.ndarray((1000, 16), nl.float32, buffer=nl.shared_hbm)
-            index = nl.ndarray((64, 1), nl.int32)
-            index[0:rows] = nl.load(rows_hbm[0:rows], dtype=nl.int32)
-            i_p, i_f = nl.arange(64)[:, None], nl.arange(16)[None, :]
-            nl.store(out[index[i_p, 0], i_f], nl.load(x))
-            return out
-
-        return kernel
-
-    accepted(kernel_for(64), (64, 16), (64, 1))
-    message = refused(kernel_for(60), "sim_undefined_data", (64, 16), (64, 1))
+    message = refused(kernel_for(60), "sim_undefined_data", (1000, 16), (64, 1))
     assert "stores 64 undefined elements" in message  # 4 rows of 16
 
 
@@ -419,21 +406,6 @@ def test_grid_instances_must_write_disjoint_parts() -> None:
     accepted(kernel_for(16), (128, 64), grid=(4,))
     message = refused(kernel_for(18), "err_unexpected_output_dependencies", (128, 64), grid=(4,))
     assert "instance 0 of the launch grid" in message and "out[0:128, 16:18]" in message
-
-
-def test_scattered_rows_are_left_to_the_kernel() -> None:
-    """Which rows an index tile names is known on the device only."""
-
-    @nki.jit
-    def kernel(x, rows):
-        out = nl.ndarray((1000, 64), nl.float32, buffer=nl.shared_hbm)
-        i_p, i_f = nl.arange(128)[:, None], nl.arange(64)[None, :]
-        for i in nl.affine_range(2):
-            index = nl.load(rows[i * 128 : i * 128 + 128], dtype=nl.int32)
-            nl.store(out[index[i_p, 0], i_f], nl.load(x))
-        return out
-
-    accepted(kernel, (128, 64), (256, 1))
 
 
 # --- against a reference on random accesses -------------------------------------------------------

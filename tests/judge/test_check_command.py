@@ -111,11 +111,6 @@ def test_a_right_and_a_wrong_kernel(path: Path, capsys: pytest.CaptureFixture) -
     assert "wrong" in told and "first wrong element: (0, 0)" in told
 
 
-def test_illegal_shapes_are_an_answer(path: Path, capsys: pytest.CaptureFixture) -> None:
-    assert check("mine.py:scaled", "--ref", "mine.py:twice", "--arg", "200x8:f32") == 1
-    assert "err_num_partition_exceed_arch_limit" in capsys.readouterr().out
-
-
 def test_before_and_after(path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ["--baseline", "mine.py:detour", "--arg", "64x96:f32", "--json", "found.json"]

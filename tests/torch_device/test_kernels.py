@@ -270,28 +270,6 @@ def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend: str) -> 
     torch.testing.assert_close(layer.weight.grad.cpu(), expected)
 
 
-@pytest.mark.full
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch's tracer hides it itself
-def test_a_whole_step_of_training_is_compiled() -> None:
-    losses = []
-    for device in ("cpu", "neuron"):
-        torch.manual_seed(0)
-        model = nn.Linear(4, 4).to(device)
-        steps = torch.optim.AdamW(model.parameters(), lr=0.1)
-        x = on_device(2, 4).to(device)
-
-        def step(model: Any = model, steps: Any = steps, x: Any = x) -> torch.Tensor:
-            steps.zero_grad()
-            loss = model(x).square().sum()
-            loss.backward()
-            steps.step()
-            return loss.detach()
-
-        run = compiled(step, fullgraph=False) if device == "neuron" else step
-        losses.append([run().item() for _ in range(3)])
-    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-
-
 def test_sizes_are_constants() -> None:
     for options in ({"dynamic": True}, {}):
         run = compiled(lambda x: x * 2, **options)
