@@ -56,22 +56,6 @@ def test_times_carry_their_derivatives_by_every_constant(target, today, monkeypa
             assert np.allclose((then - at) / 1e-6, slopes[:, k], atol=1e-3), name
 
 
-def test_a_limit_that_another_one_hides_is_said_to_be_untold(monkeypatch):
-    """VectorE takes longer to start than its initiation interval: only TensorE shows that one, in
-    cycles of a clock that is not known otherwise."""
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    device = played.Device(7, target="trn2", today=True)
-    starts = device.constants["engine_start_cycles.VectorE"]
-    assert device.constants["min_ii"] < starts + 1
-    rows = {row.name: row for row in KERNELS if row.name.startswith(("vector-", "product-", "sm"))}
-    problem = fit.Problem(played.times(device, rows), today=True)
-    base = fit.Variant(problem.core, today=True)
-    start = problem.solution(base, np.zeros(len(base.names)))
-    errors, alike = fit.errors_of(problem, problem.solve(start, fit.FIRST))
-    at = [base.names.index(n) for n in ("clock_hz.TensorE", "min_ii", "tensor_pace")]
-    assert (2 * errors[at] > fit.TOLD).all() and (alike[np.ix_(at, at)] > fit.ALIKE).all()
-
-
 @pytest.mark.parametrize("mechanism", ["issue", "fixed lanes"])
 def test_what_moves_transfers_of_nki_is_named_though_the_cost_model_knows_nothing_of_it(
     mechanism, monkeypatch

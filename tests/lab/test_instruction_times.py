@@ -12,7 +12,6 @@ from pathlib import Path
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
-import pytest
 
 from neuron_cpu.core.device.spec import Engine, using
 from neuron_cpu.core.time import cost
@@ -93,9 +92,3 @@ def test_the_page_has_todays_times(monkeypatch):
         r"<!-- instructions: begin -->\n(.*?)\n<!-- instructions: end -->", PAGE.read_text(), re.S
     )
     assert block and table() in block[1], f"put this into {PAGE.name}:\n{table()}"
-
-
-@pytest.mark.parametrize("name", sorted({row[0] for row in ROWS} - set(PRODUCTS)))
-def test_a_longer_instruction_takes_longer(name, monkeypatch):
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    assert estimate(name, 512, "law") > estimate(name, 128, "law")

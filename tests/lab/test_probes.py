@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lab.device import calls, model, plan
+from lab.device import calls, model
 from lab.device.probes import PROBES, Probe
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.check import provenance
@@ -151,28 +150,3 @@ def test_a_probe_of_today_has_numpy_s_result_or_is_refused_by_a_chip_that_lacks_
         size = np.sqrt(np.mean(theirs**2)) or 1.0
         limit = EXACT if ours.dtype == torch.int32 else ROUNDED
         assert np.sqrt(np.mean((ours.double().numpy() - theirs) ** 2)) / size < limit, name
-
-
-def jitted(file: str) -> Iterator[str]:
-    """Kernels of a submission."""
-    for node in ast.parse((calls.ROOT / file).read_text()).body:
-        if "nki.jit" in map(ast.unparse, getattr(node, "decorator_list", ())):
-            yield node.name
-
-
-def test_every_kernel_of_llama_is_timed_in_every_bucket_and_its_numbers_are_compared():
-    """Graphs of a length are one bucket each; the first two are traced here."""
-    traced = {name: model.graph(name) for name in plan.FIRST}
-    asked = [call for graph in traced.values() for call in graph["kernels"]]
-    assert {call["kernel"] for call in asked} == set(jitted(calls.SUBMISSIONS[False]))
-    every = list(plan.entries(traced))
-    for kind in (plan.KERNEL, plan.NUMBERS):
-        had = [entry.call for entry in every if entry.kind == kind]
-        assert all(call in had for call in asked)
-    names = {entry.name for entry in every}
-    lengths = {
-        name: {int(g.split("-")[1]) for g in plan.GRAPHS_OF_1B if g.startswith(name)}
-        for name in ("prefill", "decode")
-    }
-    assert lengths["prefill"] >= {64, 128, 512, 640, 1024, 2048} >= lengths["decode"]
-    assert {f"whole graphs of {length}" for length in lengths["decode"]} <= names

@@ -9,7 +9,6 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
@@ -145,34 +144,3 @@ def test_a_driver_that_is_killed_leaves_the_device_free(tmp_path):
     while worker.exists() and worker.read_text().split()[2] != "Z":
         assert time.monotonic() < deadline, "the process beside the device has outlived the driver"
         time.sleep(0.05)
-
-
-def test_a_graph_of_one_core_is_compiled_by_the_pytorch_of_vllm_s_environment(monkeypatch):
-    """Its kernels are wrapped, launched on one core, and only a column comes back."""
-    grids = []
-
-    class Wrapped:
-        def __init__(self, kernel):
-            self.kernel = kernel
-
-        def __getitem__(self, grid):
-            grids.append(grid)
-            return self.kernel
-
-    hop = SimpleNamespace(wrap_nki=Wrapped)
-    monkeypatch.setitem(sys.modules, timing.INFERENCE, SimpleNamespace())
-    monkeypatch.setitem(sys.modules, f"{timing.INFERENCE}.nki.nki_hop", hop)
-    monkeypatch.setattr(timing, "CORE", "cpu")
-    compiled = mock.Mock(side_effect=lambda graph, **_: graph)
-    monkeypatch.setattr(torch, "compile", compiled)
-    call = {**plan.of_row(ROWS["launches-33"], today=True).call, "calls": 3}
-    try:
-        column = timing._of_inference(call)()
-    finally:
-        torch.distributed.destroy_process_group()
-    kernel, given, named = calls.arguments(call, calls.Seeded())
-    value = given[0]
-    for _ in range(3):
-        value = kernel(value, **named)
-    assert grids == [1] and torch.equal(column, value[:, :1])
-    assert compiled.call_args.kwargs == {"backend": "neuron_libtorch", "fullgraph": True}

@@ -12,7 +12,7 @@ import pytest
 
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.lessons import ABOUT, LESSONS, TARGETS, TODAY, WITHOUT, Lesson, pointers
+from neuron_cpu.lessons import ABOUT, LESSONS, TARGETS, TODAY, WITHOUT, Lesson
 from neuron_cpu.lessons.progress import FILE, file_name
 from tests.conftest import REPOSITORY
 from tests.crossed import crossed
@@ -263,25 +263,6 @@ def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture)
     assert pointer in words(capsys)
 
 
-def test_warnings_of_other_commands_name_the_lesson(capsys, monkeypatch) -> None:
-    Path("exercise.py").write_text(LESSONS[5].track("neuronxcc").exercise)
-    shapes = [f"--arg={shape}" for shape in ("128x60:f32", "128x32:f32", "32x1:f32")]
-    pointer = "Lesson 6 (psum accumulation) is about this: neuron_cpu learn 6 --language neuronxcc"
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", written)  # pytest would keep them
-        assert main(["profile", "exercise.py:psum_accumulation", *shapes]) == 0
-    assert pointer in words(capsys)
-    target = "exercise.py:psum_accumulation"
-    assert main(["check", target, "--ref", "exercise.py:reference", *shapes]) == 0
-    assert pointer in words(capsys)
-
-
-def written(message: Warning, category: type, filename: str, line: int, *_: object) -> None:
-    """As Python shows a warning without pytest."""
-    sys.stderr.write(warnings.formatwarning(message, category, filename, line))
-
-
 def test_scripts_are_told_behind_their_traceback(capsys, monkeypatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(sys, "argv", sys.argv)
@@ -297,24 +278,6 @@ def test_scripts_are_told_behind_their_traceback(capsys, monkeypatch) -> None:
     sys.excepthook(raised.type, raised.value, None)
     told = words(capsys)
     assert told.endswith("[sim_undefined_data] Lesson 3 (undefined data) is about this: " + LEARN_3)
-
-
-@pytest.mark.parametrize(
-    ("text", "titles"),
-    [
-        ("no callable exp method; in a kernel use nl.exp", ["vector add"]),
-        ("no attribute 'T'; in a kernel use nl.transpose, or nl.load", ["transposes"]),
-        ("dtype float64 is not an NKI type, expected one", ["vector add"]),
-        ("result 0 has shape (4,), expected the reference's (4, 1); return that shape",
-         ["vector add"]),
-        ("first instruction whose result is infinite or NaN: exp", ["running softmax"]),
-        ("first instruction that parts from the same kernel in fp32: sum", ["psum accumulation"]),
-        ("no instruction parts from the same kernel in fp32", []),
-    ],
-)  # fmt: skip
-def test_sentences_without_an_identifier_name_the_lesson(text: str, titles: list[str]) -> None:
-    named = [title for title in titles if any(f"({title})" in line for line in pointers(text))]
-    assert named == titles and len(pointers(text)) == len(titles)
 
 
 def test_the_page_lists_every_lesson() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.crossed import full
 from tests.llama.every import llama
@@ -83,26 +81,3 @@ def test_prompts_over_keys_that_come_back_from_hbm(monkeypatch):
     trace_with(monkeypatch, "SCRATCH_BYTES", 0)
     layer = Exact(llama.HeadShape(6, 6, 32), 2, 600)
     assert_equal("attention_prefill_kernel", *layer.inputs, layer.heads, 2, None, *layer.own)
-
-
-@pytest.mark.full
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    st.sampled_from([64, 576, 896, 1920, 2048, 2176, 2560, 3072, 4096]),
-    st.sampled_from([(1, 1), (2, 1), (3, 3), (4, 2), (7, 1), (8, 2), (16, 16), (32, 8), (32, 32)]),
-    st.sampled_from([16, 32, 64, 80, 96, 100, 128, 256]),
-    st.sampled_from([(1, 2), (1, 129), (2, 77), (1, 640), (3, 256), (2, 512)]),
-    st.sampled_from([1, 100, 640, 1024, 2048, 4096]),
-)
-def test_any_layer_traces(hidden, heads, head_dim, sizes, past):
-    """Within SBUF and PSUM: a prompt, the step behind it, and five tokens of a draft."""
-    layer = Layer(Model(hidden, *heads, head_dim, 2 * hidden, 1000), 1, "meta")
-    batch, length = sizes
-    step = llama.is_decode_step(batch, past, layer.heads, 2, named=False)
-    for name, args, macs in (
-        layer.prefill(batch, length),
-        layer.decode(batch, past) if step else layer.chunk(batch, 1, past),
-        layer.chunk(batch, 5, past),
-        layer.mlp(batch * length),
-    ):
-        assert getattr(llama, name).trace(*args).macs >= macs

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.llama.every import llama
 from tests.llama.references import check_error as check
 from tests.llama.test_chunk import Case
-from tests.llama.test_kernels import BF16, KINDS, attend, distort, random, split_qkv, tables
+from tests.llama.test_kernels import BF16, attend, random, split_qkv, tables
 
 
 class BlockCase(Case):
@@ -60,39 +60,6 @@ STEPS = [
 @pytest.mark.parametrize(("batch", "past", "heads", "block"), STEPS)
 def test_a_step_over_blocks(batch, past, heads, block, heads_first):
     check(*BlockCase(batch, 1, past, heads, block).step(heads_first))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_adversarial_step_over_blocks(kind):
-    case = BlockCase(3, 1, 640, (8, 2, 64), 32)
-    distort(kind, case.keys, case.values)
-    for blocks, rows in zip(case.blocks, (case.keys, case.values)):
-        rows = rows.transpose(1, 2).reshape(3, -1, 32, 2, 64)
-        live = case.live.view(3, -1, 32, 1, 1)
-        blocks[case.table] = torch.where(live, rows, blocks[case.table])
-    check(*case.step())
-
-
-def test_a_longer_cache_than_128_rows_hold():
-    """Runs of 16 tokens, as many as SBUF has room for, in parts of 128 rows and less."""
-    case = BlockCase(1, 2, 2400, (2, 1, 64), 32)
-    rows = case.cache(torch.zeros(1, 2400))[3]
-    assert rows.shape == (75, 2) and case.cache(torch.zeros(1, 2400))[0].shape[1:] == (16, 1, 64)
-    check(*case.run(True))
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    st.integers(1, 9),
-    st.integers(1, 40),
-    st.sampled_from([(3, 3, 64), (8, 2, 64), (5, 1, 128), (4, 2, 128)]),
-    st.sampled_from([1, 16, 32]),
-    st.booleans(),
-)
-def test_any_step_over_blocks(batch, blocks, heads, block, heads_first):
-    check(
-        *BlockCase(batch, 1, blocks * block, heads, block, seed=blocks).step(heads_first), steps=1
-    )
 
 
 @settings(max_examples=8, deadline=None)

@@ -144,14 +144,6 @@ def test_llama_py_alone_takes_a_long_cache(batch, checkpoint):
     torch.testing.assert_close(logits(app), logits(model), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["bias", "head norms", "window"])
-def test_hugging_face_s_model_is_of_the_checkpoint_s_type(name, checkpoint):
-    """What is quantised, and what accuracy checks compare with, keeps biases and norms."""
-    model, folder = checkpoint(name)
-    loaded = llama.NeuronLlamaForCausalLM.load_hf_model(str(folder))
-    assert type(loaded) is type(model) and loaded.state_dict().keys() == model.state_dict().keys()
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["bias", "head norms of 128", "window", "heads of 80", "heads of 96", "heads of 256"]
@@ -161,33 +153,6 @@ def test_ranks_share_the_heads(name, checkpoint):
     model, folder = checkpoint(name)
     found = logits(application(folder, enable_nki=True, tp_degree=2))
     torch.testing.assert_close(found, logits(model), rtol=0, atol=1e-4)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", ["bias", "head norms", "window"])
-def test_chunks_of_a_prompt_behind_the_cache(name, checkpoint):
-    """What `attention_chunk_kernel` projects: four tokens a call, and single ones."""
-    model, folder = checkpoint(name)
-    app = application(folder, enable_nki=True, speculation_length=4)
-    ids = torch.randint(3, 200, (1, 12), generator=torch.Generator().manual_seed(2))
-    app(input_ids=ids[:, :8], position_ids=torch.arange(8)[None])
-    chunk = app(
-        input_ids=ids[:, 8:],
-        attention_mask=torch.ones(1, 8, dtype=torch.int64),
-        position_ids=torch.arange(8, 12)[None],
-    )
-    expected = model(ids).logits[:, 8:]
-    torch.testing.assert_close(chunk.logits, expected, rtol=0, atol=1e-4)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("most", [llama.DECODE_KEYS, 8])
-def test_decode_kernels_see_a_window(most, checkpoint, monkeypatch):
-    """Also where a cache is too long for the kernel of one token, which then reads the window."""
-    monkeypatch.setattr(llama, "DECODE_KEYS", most)
-    model, folder = checkpoint("window")
-    app = application(folder, enable_nki=True, max_context_length=8)
-    torch.testing.assert_close(logits(app, 7, 12), logits(model, 7, 12), rtol=0, atol=1e-4)
 
 
 @pytest.mark.full

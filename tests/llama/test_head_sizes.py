@@ -81,15 +81,6 @@ def test_prefill(heads, batch, length, dtype):
     assert_equal("attention_prefill_kernel", *layer.inputs, layer.heads, batch, None, *layer.own)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("size", [80, 96, 48, 256])
-def test_prefill_of_keys_in_scratch(size, monkeypatch):
-    monkeypatch.setattr(llama, "RESIDENT_BYTES", 2048)
-    monkeypatch.setattr(llama.attention_prefill_kernel, "programs", {})
-    layer = Layer(llama.HeadShape(4, 2, size), 1, 600)
-    assert_equal("attention_prefill_kernel", *layer.inputs, layer.heads, 1, None, *layer.own)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     ("heads", "batch", "past"),

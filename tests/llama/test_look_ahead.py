@@ -212,16 +212,6 @@ def test_prompts_of_any_length_up_to_a_full_cache(length: int, count: int, tiny:
     assert counted(app, prompt, count)[0] == plain_text(app, prompt, count)
 
 
-def test_a_prompt_may_fill_the_cache(tiny: Any) -> None:
-    """A cache as short as the longest prompt leaves one token, or a few."""
-    _, folder, _ = tiny
-    app = application(folder, "short", seq_len=64)
-    assert app.ahead is not None
-    for length, count in ((63, 1), (57, 7), (56, 8)):
-        prompt = [3 + n % 2 for n in range(length)]
-        assert counted(app, prompt, count)[0] == plain_text(app, prompt, count)
-
-
 def test_tokens_that_the_caller_chooses_are_followed(tiny: Any) -> None:
     """Teacher forcing: a text that the model would not write, checked against Hugging Face."""
     model, _, app = tiny

@@ -301,20 +301,6 @@ def test_what_has_little_room_traces(name: str, degree: int, phase: str, sizes: 
     check_traced(*getattr(Layer(name, degree, "meta"), phase)(*sizes))
 
 
-@pytest.mark.parametrize("batch", [1, full(4)])
-def test_a_longer_cache_is_no_faster(batch: int) -> None:
-    """What a decode step reads grows with its bucket, and so does its estimate.
-
-    To 2%: from 128 keys to 256 the rows of the cache that a descriptor reads become twice as long.
-    """
-    times = []
-    for past in (128, 256, 640):
-        _, args, _ = Layer("Llama-3.2-1B", 2, "meta").decode(batch, past)
-        times.append(schedule(llama.attention_decode_kernel.trace(*args)).total)
-    assert all(0.98 * max(times[:k]) < times[k] for k in range(1, len(times))), times
-    assert times[0] < times[-1]
-
-
 @pytest.mark.full
 def test_one_token_over_a_long_cache_streams_it() -> None:
     """128K keys: at most a sixth longer than their bytes, and the weights', take DMA."""

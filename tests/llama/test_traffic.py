@@ -89,24 +89,6 @@ def test_blocks_of_tokens_in_hbm(tokens: int, length: int, features: int, sizes:
     assert torch.equal(llama.from_blocks(x, length), rows)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "last", "sizes"),
-    [
-        (1, False, [8] * 8),
-        (64, False, [8] * 8),  # few tokens: twice as long
-        (65, False, [2, *[4] * 15, 2]),
-        (1024, False, [2, *[4] * 15, 2]),
-        (1, True, [*[8] * 7, 7, 1]),
-        (1024, True, [*[4] * 15, 3, 1]),
-    ],
-)
-def test_pieces_of_a_weight(tokens: int, last: bool, sizes: list[int]) -> None:
-    """64 tiles of 4 KiB: half a piece before many tokens, and 4 KiB at the end of a kernel."""
-    pieces = llama.weight_pieces(64, 4096, tokens, last)
-    assert pieces == [(sum(sizes[:n]), size) for n, size in enumerate(sizes)]
-    assert llama.weight_pieces(1, 4096, tokens, last) == [(0, 1)]
-
-
 def test_a_sequence_of_more_tokens_than_a_pass_takes_is_refused() -> None:
     """400 of 50 * 128 features and 48 heads of 128 would keep 201,114 of 180,224 bytes."""
     most = llama.chunk_tokens(50 * 128, llama.HeadShape(48, 1, 128), 2)

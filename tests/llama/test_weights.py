@@ -131,35 +131,6 @@ def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
     assert sorted(found) == list(range(kv_heads * GROUP))
 
 
-@pytest.mark.parametrize(
-    ("kv_heads", "tp", "per_rank"),
-    [
-        (3, 1, (9, 3)),
-        (3, 2, (6, 2)),  # a fourth, zero KV head: replicas would take three a rank
-        (3, 4, (3, 1)),
-        (3, 8, (2, 1)),  # two replicas of each: three queries in parts of at most two
-        (1, 2, (2, 1)),
-        (1, 8, (1, 1)),
-        (2, 4, (2, 1)),
-    ],
-)
-def test_replicas_spread_the_work(kv_heads: int, tp: int, per_rank: tuple[int, int]) -> None:
-    """Query and KV heads of a rank: no rank waits while another computes a head's whole group."""
-    heads = llama.SharedSizes.of(config(tp, nki_enabled=True, kv_heads=kv_heads)).of_rank
-    assert heads[:2] == per_rank
-
-
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_the_mlp_of_every_rank(tp: int) -> None:
-    cfg = config(tp, nki_enabled=True)
-    plain = checkpoint(cfg)
-    state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
-    hidden = [position_in_runs(feature, 40) for feature in range(40)]
-    down = state["layers.0.mlp.down_proj.weight"].chunk(tp)
-    parts = [from_layout(share, 128, 56 // tp)[hidden] for share in down]
-    assert torch.equal(torch.cat(parts, 1), plain["layers.0.mlp.down_proj.weight"])
-
-
 @pytest.mark.parametrize("nki_enabled", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
 def test_conversion_can_be_repeated(nki_enabled: bool, tied: bool) -> None:

@@ -114,29 +114,3 @@ def test_chunks_behind_a_cache(heads, starts, n, length, window):
     )
     wanted = EXACT.attention_chunk_kernel(*layer.inputs, *whole, active, heads, window=window)
     assert_close(got, wanted, 5e-5)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("window", [100, 1024, 4096])
-def test_chunks_of_a_large_model_fit(window):
-    """Of Mistral-7B at degree 2: strict, from shapes alone."""
-    heads, n, length = llama.HeadShape(16, 4, 128), 768, 8192
-
-    def values(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device="meta")
-
-    weights = values(128, 24 * 32 * 128), values(128, 32 * 16 * 128)
-    inputs = values(4096, n), values(4096, n), llama.Norm(4096, 1e-5), *weights
-    caches = [torch.empty((1, 4, length, 128), dtype=torch.bfloat16) for _ in range(2)]
-    bias = torch.zeros((1, n, length), dtype=torch.bfloat16)
-    *cut, rows = llama.blocks_in_runs(*caches, torch.zeros(1, 1), bias, True, window)
-    tables = values(128, n), values(128, n)
-    llama.attention_chunk_kernel(
-        *inputs,
-        *tables,
-        *(x.to("meta") for x in cut),
-        None,
-        heads,
-        rows_hbm=rows.to("meta"),
-        window=window,
-    )

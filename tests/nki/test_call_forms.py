@@ -234,35 +234,6 @@ def test_every_view_is_every_operand(instruction, place):
         assert np.allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max()), name
 
 
-# --- numbers, tiles and registers -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("start", [0, 7, np.int64(7), "register", "moved register"])
-def test_offsets_of_patterns(start):
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((2, P, B), nl.float32, buffer=nl.shared_hbm)
-        offset, value = start, 7 if isinstance(start, str) else int(start)
-        if isinstance(start, str):
-            offset = nisa.register_alloc(7)
-        if start == "moved register":
-            offset = nisa.register_alloc()
-            nisa.register_move(offset, nisa.register_alloc(value))
-        number, chosen = tile(P, B), tile(P, B)
-        nisa.iota(number, [[2, B]], offset, 3)
-        nisa.affine_select(chosen, [[-1, B]], 1, number, -5.0, nl.less, offset)
-        nisa.dma_copy(out[0], number)
-        nisa.dma_copy(out[1], chosen)
-        return out
-
-    value = 7 if isinstance(start, str) else int(start)
-    rows, columns = np.mgrid[0:P, 0:B]
-    number = value + 3 * rows + 2 * columns
-    found = kernel(np.zeros((1, 1), np.float32))
-    close(found[0], number)
-    close(found[1], np.where(value + rows - columns < 0, number, -5))
-
-
 # --- kernels, arguments and results ---------------------------------------------------------------
 
 

@@ -238,38 +238,3 @@ def test_a_strangers_kernel_is_judged(tmp_path, stranger, name, words, capsys):
 def test_limits_that_nothing_draws_are_refused(stranger, capsys):
     assert stranger("profile", "written", *arguments("8x4:fp32", "1x4:fp32", "1x1:i32:0..7")) == 2
     assert "names limits" in capsys.readouterr().err
-
-
-HEADS = """
-from models.today import *
-
-HEADS, NORM = HeadShape(4, 2, 64), Norm(256, 1e-5)
-"""
-LAYER = [
-    "256x5:bf16",
-    "None",
-    "@NORM",
-    "128x1024:bf16:-0.1..0.1",
-    "128x512:bf16:-0.1..0.1",
-    "128x5:bf16:-0.7..0.7",
-    "128x5:bf16:-0.7..0.7",
-]
-
-
-@pytest.mark.parametrize(
-    ("kernel", "words"),
-    [
-        ("attention_prefill_kernel", [*LAYER, "@HEADS", "1"]),
-        ("attention_decode_kernel", [*LAYER, "5x2x60x64:bf16", "5x2x60x64:bf16",
-                                     "5x60:bf16:0..0", "@HEADS"]),
-        ("linear_kernel", [LAYER[0], LAYER[3], "@NORM"]),
-        ("swiglu_mlp_kernel", [LAYER[0], *LAYER[:2], LAYER[3], LAYER[3], LAYER[3]]),
-    ],
-)  # fmt: skip
-def test_kernels_of_llama(tmp_path, kernel, words, capsys):
-    path = tmp_path / "own.py"
-    path.write_text(HEADS)
-    shapes = [word.split("..")[0].rpartition(":")[0] if ".." in word else word for word in words]
-    assert main(["profile", f"{path}:{kernel}", *arguments(*shapes)]) == 0
-    assert "on a device" in capsys.readouterr().out
-    assert main(["compare", f"{path}:{kernel}", *arguments(*words)]) == 0, capsys.readouterr()

@@ -10,7 +10,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core import NkiError
 
 
 @pytest.fixture(autouse=True)
@@ -46,88 +46,6 @@ def test_barriers_in_a_loop_as_long_as_data_say(rounds):
     x = np.arange(16, dtype=np.float32).reshape(2, 8)
     found = relayed[2](x, np.array([[rounds]], np.int32))
     assert np.array_equal(found, (x[::-1] if rounds % 2 else x) + rounds)
-
-
-@nki.jit
-def halved(x):
-    """While their largest element is above 1, cores exchange rows and halve what they got."""
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    me = nl.program_id()
-    row, other = nl.load(x[me : me + 1, :]), nl.ndarray((1, x.shape[1]), x.dtype)
-    largest, above = nl.ndarray((1, 1), nl.float32), nl.ndarray((1, 1), nl.int32)
-
-    def goes_on(row):
-        # both cores look at the larger of both rows, so that they agree
-        both = nl.maximum(row, other)
-        nisa.tensor_reduce(largest, nl.maximum, both, 1)
-        nisa.tensor_scalar(above, largest, nl.greater, 1.0)
-        return count_of(above)
-
-    nisa.sendrecv(row, other, 1 - me, 1 - me, pipe_id=0)
-
-    def body(_):
-        nisa.tensor_scalar(row, other, nl.multiply, 0.5)
-        nisa.sendrecv(row, other, 1 - me, 1 - me, pipe_id=0)
-        return goes_on(row)
-
-    nl.while_loop(goes_on(row), body)
-    nisa.dma_copy(out[me : me + 1, :], row)
-    return out
-
-
-@pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
-def test_exchanges_under_a_condition():
-    x = np.array([[3.0, 5.0], [40.0, 0.5]], np.float32)
-    want = x.copy()
-    while want.max() > 1:
-        want = want[::-1] / 2
-    assert np.array_equal(halved[2](x), want)
-
-
-@nki.jit
-def unrolled(x):
-    """A loop of the device whose bounds are known."""
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    shared = nl.ndarray((3, *x.shape), x.dtype, buffer=nl.shared_hbm)
-    me = nl.program_id()
-    row = nl.load(x[me : me + 1, :])
-    for k in nl.dynamic_range(3):
-        nisa.dma_copy(shared.select(0, k)[me : me + 1, :], row)
-        nisa.core_barrier(shared, (0, 1))
-        other = nl.load(shared.select(0, k)[1 - me : 2 - me, :])
-        nisa.tensor_tensor(row, row, other, nl.add)
-    nisa.dma_copy(out[me : me + 1, :], row)
-    return out
-
-
-@pytest.mark.parametrize("eager", [False, True])
-def test_barriers_in_a_loop_of_known_length(eager, monkeypatch):
-    if eager:
-        monkeypatch.setenv("NKI_CPU_EAGER", "1")
-    x = np.arange(16, dtype=np.float32).reshape(2, 8)
-    assert np.array_equal(unrolled[2](x), np.broadcast_to(4 * x.sum(0), (2, 8)))
-
-
-@pytest.mark.parametrize("alike", [False, True])
-def test_what_both_cores_write_between_meetings_is_compared(alike):
-    @nki.jit
-    def kernel(x, n):
-        shared = nl.ndarray((1, 8), x.dtype, buffer=nl.shared_hbm)
-        me = nl.program_id()
-        for _ in nl.dynamic_range(count_of(n)):
-            nisa.dma_copy(shared, x[me : me + 1, :])
-        nisa.core_barrier(shared, (0, 1))
-        return shared
-
-    x = np.arange(16, dtype=np.float32).reshape(2, 8)
-    x = x[:1].repeat(2, 0) if alike else x
-    if alike:
-        with pytest.warns(NkiWarning, match="sim_cores_write_alike"):
-            found = kernel[2](x, np.array([[1]], np.int32))
-        assert np.array_equal(found, x[:1])
-    else:
-        with pytest.raises(NkiError, match="err_unexpected_output_dependencies"):
-            kernel[2](x, np.array([[1]], np.int32))
 
 
 @nki.jit

@@ -116,25 +116,6 @@ GATES = {
     "bf16 sums": (4, lambda x: product(into=nl.bfloat16)),
     "wide moving operands": (4, lambda x: product(width=1024)),
 }  # fmt: skip
-NEAR = {
-    "a vector as bias": lambda x: nisa.activation(sb(), nl.exp, sb(), bias=column()),
-    "the reciprocal without": lambda x: nisa.activation(sb(), nl.reciprocal, sb()),
-    "software descriptors": lambda x: nisa.dma_copy(sb(), x, dge_mode=D.swdge),
-    "copies on VectorE": lambda x: nisa.tensor_copy(sb(), sb(), engine=E.vector),
-    "copies on GpSimdE": lambda x: nisa.tensor_copy(sb(), sb(), engine=E.gpsimd),
-    "array tiles of 64": lambda x: product(rows=64, tile_position=(64, 0), tile_size=(64, 128)),
-    "random bits on VectorE": lambda x: nisa.rng(sb(dtype=nl.uint32)),
-    "legacy fp8": lambda x: product(nl.float8_e4m3),
-    "e5m2": lambda x: product(nl.float8_e5m2),
-    "fp32": lambda x: product(nl.float32),
-    "512 moving columns": lambda x: product(width=512),
-    "maximum": lambda x: nisa.tensor_tensor(sb(), sb(), sb(), nl.maximum),
-    "abs on VectorE": lambda x: nisa.tensor_scalar(sb(), sb(), nl.abs, None),
-    "square on ScalarE": lambda x: nisa.activation(sb(), nl.square, sb()),
-    "copied OCP's fp8": lambda x: nisa.tensor_copy(
-        sb(dtype=nl.float8_e4m3fn), sb(dtype=nl.float8_e4m3fn)
-    ),
-}
 REFUSALS = {
     "sim_newer_core", "err_activation_bias_invalid_type", "sim_array_tile",
     "err_size_of_dimension_exceed_arch_limit", "sim_matmul_output_type",
@@ -164,29 +145,6 @@ def test_gates(target, name, number):
     with pytest.raises(NkiError) as caught:
         traced(body)
     assert caught.value.identifier in REFUSALS, caught.value
-
-
-@pytest.mark.parametrize("number", TARGETS)
-@pytest.mark.parametrize("name", NEAR)
-@allows("sim_random_stream")
-def test_near_misses_pass_everywhere(target, name, number):
-    target(TARGETS[number])
-    traced(NEAR[name])
-
-
-@pytest.mark.parametrize("name", ["trn1", "inf2", "gen2", "trn2", "gen3", "trn3", "gen4", None])
-def test_names_of_targets(monkeypatch, name):
-    variable = "NEURON_PLATFORM_TARGET_OVERRIDE"
-    if name is None:  # no chip in the machine: the documented default
-        monkeypatch.delenv(variable)
-    else:
-        monkeypatch.setenv(variable, name)
-    number = {"1": 2, "2": 3, "3": 4}[name[-1]] if name and name.startswith("trn") else None
-    number = number or {"inf2": 2, "gen2": 2, "gen3": 3, "gen4": 4, None: 4}[name]
-    found = []
-    traced(lambda x: found.append((nisa.get_nc_version(), nl.tile_size.sbuf_fmax_bytes)))
-    assert nisa.get_nc_version() == found[0][0] == nisa.nc_version(number)
-    assert found[0][1] == {2: 180224, 3: 212984, 4: 245752}[number]
 
 
 def wide(engine, dtype, x):

@@ -154,33 +154,6 @@ def test_later_activations(target):
 # --- patterns and selections ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_predicated_copies_and_selections(reverse):
-    x = data(24, (4, 6))
-    p = (data(25, (4, 6)) > 0).astype(np.uint8)
-    chosen = (p != 0) != reverse
-
-    def tile(d, t, mask):
-        nisa.tensor_copy_predicated(d, t, mask, reverse_pred=reverse)
-
-    assert np.array_equal(run(tile, (4, 6), x, p), np.where(chosen, x, np.float32(FILL)))
-
-    def number(d, t, mask):
-        nisa.tensor_copy_predicated(d, 2.5, mask, reverse_pred=reverse)
-
-    want = np.where(chosen, np.float32(2.5), np.float32(FILL))
-    assert np.array_equal(run(number, (4, 6), x, p), want)
-
-    def select(d, t, mask):
-        nisa.select_reduce(
-            d[:, 0:6], mask, t, -5.0, d[:, 6:7], nisa.reduce_cmd.reset_reduce, reverse_pred=reverse
-        )
-
-    values = np.where(chosen, x, np.float32(-5.0))
-    want = np.concatenate([values, values.max(1, keepdims=True)], 1)
-    assert np.array_equal(run(select, (4, 7), x, p), want)
-
-
 def test_sequence_bounds():
     ids = np.array([[1, 1, 2, 2, 2, 0, 3]], np.int32)
     found = run(lambda d, t: nisa.sequence_bounds(d, t), (1, 2, 7), ids, dtype="int32", fill=0)

@@ -214,20 +214,6 @@ def test_creation_in_every_memory():
     assert np.array_equal(moved, x.T)
 
 
-@pytest.mark.warns("sim_dropout_probability", "sim_random_stream")
-def test_random_tiles():
-    @nki.jit
-    def kernel(x):
-        nl.random_seed(nl.load(x))
-        out = nl.ndarray((64, 32), nl.float32, buffer=nl.shared_hbm)
-        nl.store(out, nl.dropout(nl.rand((64, 32), nl.float32), 0.5))
-        return out
-
-    found = kernel(np.array([[7]], np.uint32))
-    assert 0.4 < (found == 0).mean() < 0.6 and found.min() >= 0 and found.max() < 1
-    assert np.array_equal(found, kernel(np.array([[7]], np.uint32)))
-
-
 def test_types_are_names_and_limits_follow_the_target(target):
     assert nl.bfloat16 == "bfloat16" and nl.tile_size.pmax == 128
 

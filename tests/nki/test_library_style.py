@@ -16,9 +16,7 @@ import numpy as np
 import pytest
 from nki.language import NKIObject
 
-from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.device.spec import GEN3
-from neuron_cpu.core.time.schedule import schedule
+from neuron_cpu.core import NkiWarning
 
 # what production kernels do is no occasion for a warning
 pytestmark = [
@@ -47,76 +45,6 @@ def close(found, want, tolerance=1e-4):
 
 def sb(shape, dtype=nl.float32):
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-
-
-def ps(shape, dtype=nl.float32):
-    return nl.ndarray(shape, dtype=dtype, buffer=nl.psum)
-
-
-# --- run-time offsets and loops -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [16, 128])
-def test_one_index_costs_gpsimd_once_a_transfer(target, rows):
-    """On trn2 the address is worked out once, however many rows it serves."""
-    target("trn2")
-
-    @nki.jit
-    def chosen(x, which):
-        place, tile = sb((1, 1), nl.int32), sb((rows, 64))
-        out = nl.ndarray((rows, 64), x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(place, which)
-        nisa.dma_copy(tile, x.ap([[64, rows], [1, 64]], scalar_offset=place, indirect_dim=0))
-        nisa.dma_copy(out, tile)
-        return out
-
-    x = np.zeros((4, rows, 64), np.float32)
-    found = schedule(chosen.trace(x, np.array([[2]], np.int32)), "sdk2.25")
-    built = [move.built_ns for move in found.transfers.values()]
-    assert sorted(built) == [0, 0, GEN3.dma.one_index_ns]
-
-
-# --- reductions -----------------------------------------------------------------------------------
-
-
-@nki.jit
-def largest_of_all(x):
-    """The largest element of a vector and its place: maxima of partitions turn to one row."""
-    width = x.shape[0] // P
-    out = nl.ndarray((1, 2), nl.float32, buffer=nl.shared_hbm)
-    tile = nl.load(x.reshape((P, width)))
-    eight, place = sb((P, 8)), sb((P, 8), nl.uint32)
-    nisa.max8(eight, tile)
-    nisa.nc_find_index8(place, tile, eight)
-    both, first = sb((P, 2)), sb((P, 1))
-    nisa.iota(first, [[0, 1]], channel_multiplier=width)
-    nisa.tensor_copy(both[:, 0:1], eight[:, 0:1])
-    nisa.tensor_tensor(both[:, 1:2], first, place[:, 0:1], nl.add)
-    rows = []
-    for k in range(2):
-        turned = ps((1, P))
-        eye = nl.shared_identity_matrix(P, dtype=nl.float32)
-        nisa.nc_matmul(turned, both[:, k : k + 1], eye, is_moving_onezero=True)
-        rows.append(sb((1, P)))
-        nisa.tensor_copy(rows[k], turned)
-    most, best, where = sb((1, 8)), sb((1, 8), nl.uint32), sb((1, 2))
-    nisa.max8(most, rows[0])
-    nisa.nc_find_index8(best, rows[0], most)
-    nisa.tensor_copy(where[:, 0:1], most[:, 0:1])
-    register = nisa.register_alloc()
-    nisa.register_load(register, best[:, 0:1])
-    chosen = rows[1].ap([[P, 1], [1, 1]], scalar_offset=register, indirect_dim=1)
-    nisa.tensor_copy(where[:, 1:2], chosen)
-    nisa.dma_copy(out, where)
-    return out
-
-
-@pytest.mark.usefixtures("execution")
-def test_largest_of_a_vector():
-    x = data(15, (128 * 40,))
-    for at in (0, 77, 128 * 40 - 1):
-        x[at] = 50.0 + at
-        assert largest_of_all(x)[0].tolist() == [x[at], at]
 
 
 # --- later chips ----------------------------------------------------------------------------------
@@ -177,27 +105,6 @@ def root_of_squares(x):
 def test_a_sink_for_what_is_only_summed(execution):
     x = data(81, (16, 32))
     close(root_of_squares(x), (x.astype(np.float64) ** 2).sum(1, keepdims=True))
-
-
-def test_undefined_rows_that_a_later_store_replaces():
-    """A wrapper in test_mlp_proj_mxfp4.py pads so (nki-library d2ad3a5)."""
-
-    @nki.jit
-    def kernel(x, rows: int):
-        out = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
-        tile = nl.ndarray((128, 64), x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(tile[0:96], x[0:96])
-        nisa.dma_copy(out, tile)
-        zeros = nl.zeros((rows, 64), x.dtype, buffer=nl.sbuf)
-        nisa.dma_copy(out[128 - rows : 128], zeros)
-        return out
-
-    x = np.arange(128 * 64, dtype=np.float32).reshape(128, 64)
-    with pytest.warns(NkiWarning, match="stores 2048 undefined .* later stores replace them"):
-        found = kernel(x, 32)
-    assert np.array_equal(found[0:96], x[0:96]) and not found[96:].any()
-    with pytest.raises(NkiError, match="stores 2048 undefined elements"):
-        kernel(x, 16)
 
 
 @dataclass

@@ -174,18 +174,3 @@ def test_rows_beside_the_scales_are_zeros():
     found = kernel(np.full((128, 64), 256.0, BF16))
     used = np.arange(128) % 32 < 4
     assert (found[used] == 128).all() and (found[~used] == 0).all()
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_too_large_values_saturate(monkeypatch, kind):
-    """Before 2.31 a scale left room up to twice the largest element."""
-    monkeypatch.setenv("NEURON_CPU_NKI", "2.30")
-
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray((32, 1), kind, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, packed(x, kind)[0])
-        return out
-
-    found = kernel(np.full((32, 4), -1.99, BF16))[kind].astype(np.float32)
-    assert (found == -float(ml_dtypes.finfo(TYPES[kind][0]).max)).all()

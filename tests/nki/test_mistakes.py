@@ -165,16 +165,3 @@ def test_a_file_that_is_read_anew_names_its_new_lines(tmp_path) -> None:
         exec(compile(path.read_text(), path, "exec"), vars(module))
         with pytest.raises(Exception, match=rf" {name} \(128, 32\)"):
             module.kernel(*[np.ones((128, 64), np.float32)] * 2)
-
-
-def test_pythons_own_error_in_a_kernel_shows_no_line_of_the_simulator(tmp_path) -> None:
-    path, (head, tail) = tmp_path / "own.py", HEADS["neuronxcc"]
-    path.write_text(head.replace("nl.load(x_hbm)", "x_hbm.shape(0)") + tail)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    with pytest.raises(TypeError, match="not callable") as raised:
-        module.kernel(*[np.ones((128, 64), np.float32)] * 2)
-    frames = [frame for frame, _ in traceback.walk_tb(raised.value.__traceback__)]
-    shown = [f.f_code.co_filename for f in frames if "__tracebackhide__" not in f.f_locals]
-    assert shown == [__file__, str(path)]

@@ -253,15 +253,6 @@ def scalar(p: Program) -> tuple:
     return out, a, first, second
 
 
-def scalar_tensor(p: Program) -> tuple:
-    band, count, op = p.band(), p.upto(16), p.pick(ARITHMETIC)
-    out, a, b = p.view(band, count, write=True), p.view(band, count), p.view(band, count)
-    p.one_in_psum(a, b)
-    values, first = stepped(p, p.read(a), band)
-    p.write(out, ARITHMETIC[op](values, p.read(b)))
-    return out, a, b, first, op
-
-
 def activation(p: Program) -> tuple:
     band, count, op = p.band(), p.upto(16), p.pick([*ACTIVATIONS, *INEXACT])
     a, scale = p.view(band, count), p.pick((1.0, 0.5, -2.0))
@@ -309,41 +300,6 @@ def copy(p: Program) -> tuple:
     return out, a
 
 
-def predicated(p: Program) -> tuple:
-    band, count, reverse = p.band(), p.upto(12), p.chance()
-    mask, out = p.view(band, count), p.view(band, count, write=True)
-    a = p.view(band, count, types=(p.types[out.tile],))
-    if a.tile in p.psum and mask.tile in p.psum:
-        raise Unfit
-    chosen = (p.read(mask) != 0) != reverse
-    p.write(out, np.where(chosen, p.read(a), p.read(out)))
-    return out, a, mask, reverse
-
-
-def affine(p: Program) -> tuple:
-    band, count = p.band(), p.upto(16)
-    out, a = p.view(band, count, True, psum=False), p.view(band, count, psum=False)
-    step, across, offset = p.pick((-1, 1, 2)), p.pick((1, -1, 0)), p.pick((0, 3, -5))
-    op = p.pick(("equal", "greater_equal", "less", "not_equal"))
-    index = offset + across * np.arange(band[1])[:, None] + step * np.arange(count)
-    p.write(out, np.where(ARITHMETIC[op](index, 0), p.read(a), 2.0))
-    return out, a, step, across, offset, op, count
-
-
-def iota(p: Program) -> tuple:
-    band, outer, inner = p.band(), p.upto(3), p.upto(5)
-    out = p.view(band, outer * inner, True, psum=False)
-    slow, fast, across, offset = (
-        p.pick((10, -7)),
-        p.pick((1, 2)),
-        p.pick((0, 1, 5)),
-        p.pick((0, -4)),
-    )
-    free = (slow * np.arange(outer)[:, None] + fast * np.arange(inner)).reshape(-1)
-    p.write(out, offset + across * np.arange(band[1])[:, None] + free)
-    return out, slow, fast, across, offset, outer, inner
-
-
 def transpose(p: Program) -> tuple:
     source = p.pick(p.usable(1, psum=False, types=(nl.float32, nl.bfloat16)))
     rows, columns = p.upto(len(p.tiles[source])), p.upto(p.tiles[source].shape[1])
@@ -366,31 +322,6 @@ def matmul(p: Program) -> tuple:
         total = exact(x.T @ y + (0 if flag is False or k == 0 else total))
         parts.append((a, b, flag))
     return p.new(total, nl.float32, psum=True), m, n, tuple(parts)
-
-
-def scan(p: Program) -> tuple:
-    band, count, op = p.band(), p.upto(6), p.pick(("add", "subtract", "maximum", "minimum"))
-    out, a, b = p.view(band, count, True), p.view(band, count), p.view(band, count)
-    p.one_in_psum(a, b)
-    x, y, state, values = p.read(a), p.read(b), np.full(band[1], 1.0), []
-    for i in range(count):
-        state = exact(ARITHMETIC[op](exact(x[:, i] * state), y[:, i]))
-        values.append(state)
-    p.write(out, np.stack(values, 1))
-    return out, a, b, op
-
-
-def scalar_reduce(p: Program) -> tuple:
-    band, count, join = p.band(), p.upto(12), p.pick(REDUCTIONS)
-    out, a, total = p.view(band, count, True), p.view(band, count), p.view(band, 1, True)
-    if total.tile == out.tile:
-        raise Unfit
-    op, number = p.pick(("add", "multiply", "maximum")), p.pick((0.5, -2.0, 1.0))
-    values = exact(ARITHMETIC[op](p.read(a), number))
-    sums = summed(values) if join == "add" else REDUCTIONS[join](values, axis=-1)
-    p.write(out, values)
-    p.write(total, sums[:, None])
-    return out, a, total, op, number, join
 
 
 def through_hbm(p: Program) -> tuple:
@@ -436,29 +367,11 @@ def by_data(p: Program) -> tuple:
     return out, tile, start, count, p.chance()
 
 
-def shuffle(p: Program) -> tuple:
-    source = p.pick(p.usable(32))
-    shift = p.pick((0, 1, 9, 31))
-    x = p.tiles[source][:32]
-    lanes = [(k + shift) % 32 for k in range(32)]
-    return p.new(x[lanes], p.types[source]), source, lanes
-
-
-def select(p: Program) -> tuple:
-    band, count = p.band(), p.upto(12)
-    mask, out, a = p.view(band, count), p.view(band, count, True), p.view(band, count, types=FLOATS)
-    if a.tile in p.psum:
-        raise Unfit
-    number = p.pick((0.0, -4.0))
-    p.write(out, np.where(p.read(mask) != 0, p.read(a), number))
-    return out, a, mask, number
-
-
 NODES = {
     f.__name__: f
     for f in (
-        load, memset, binary, scalar, scalar_tensor, activation, reduce, copy, predicated, affine,
-        iota, transpose, matmul, scan, scalar_reduce, through_hbm, loop, by_data, shuffle, select,
+        load, memset, binary, scalar, activation, reduce, copy, transpose, matmul, through_hbm,
+        loop, by_data,
     )
 }  # fmt: skip
 
@@ -496,13 +409,6 @@ class Recorder:
     def operand(self, step: tuple) -> Any:
         return self.at(step[1]) if isinstance(step[1], View) else step[1]
 
-    def flags(self, mask: View) -> Any:
-        """A predicate: uint8, nonzero where the view is."""
-        source = self.at(mask)
-        made = nl.ndarray((mask.rows, source.size // mask.rows), nl.uint8)
-        nisa.tensor_scalar(made, source, nl.not_equal, 0.0)
-        return made
-
     def load(self, _, rows, columns, dtype, top, left, step):
         source = self.x[top : top + rows, left : left + (columns - 1) * step + 1 : step]
         nisa.dma_copy(self.new((rows, columns), dtype), source)
@@ -526,17 +432,6 @@ class Recorder:
             self.at(out), self.at(a), token(first[0]), first_operand, reverse0=first[2], **more
         )
 
-    def scalar_tensor(self, out, a, b, first, op):
-        nisa.scalar_tensor_tensor(
-            self.at(out),
-            self.at(a),
-            token(first[0]),
-            self.operand(first),
-            token(op),
-            self.at(b),
-            reverse0=first[2],
-        )
-
     def activation(self, out, dtype, a, bias, scale, op, total):
         source = self.at(a)
         shape = (a.rows, source.size // a.rows)
@@ -557,21 +452,6 @@ class Recorder:
     def copy(self, out, a):
         nisa.tensor_copy(self.at(out), self.at(a))
 
-    def predicated(self, out, a, mask, reverse):
-        flags = self.flags(mask)
-        nisa.tensor_copy_predicated(self.at(out), self.at(a), flags, reverse_pred=reverse)
-
-    def select(self, out, a, mask, number):
-        nisa.select_reduce(self.at(out), self.flags(mask), self.at(a), number)
-
-    def affine(self, out, a, step, across, offset, op, count):
-        nisa.affine_select(
-            self.at(out), [[step, count]], across, self.at(a), 2.0, token(op), offset=offset
-        )
-
-    def iota(self, out, slow, fast, across, offset, outer, inner):
-        nisa.iota(self.at(out), [[slow, outer], [fast, inner]], offset, across)
-
     def transpose(self, _, source, rows, columns, on_vector):
         data = self.tiles[source][0:rows, 0:columns]
         made = self.new((columns, rows), data.dtype, nl.sbuf if on_vector else nl.psum)
@@ -581,16 +461,6 @@ class Recorder:
         made = self.new((m, n), nl.float32, nl.psum)
         for a, b, flag in parts:
             nisa.nc_matmul(made, self.at(a), self.at(b), accumulate=flag)
-
-    def scan(self, out, a, b, op):
-        nisa.tensor_tensor_scan(
-            self.at(out), self.at(a), self.at(b), 1.0, op0=nl.multiply, op1=token(op)
-        )
-
-    def scalar_reduce(self, out, a, total, op, number, join):
-        nisa.tensor_scalar_reduce(
-            self.at(out), self.at(a), token(op), number, token(join), self.at(total)
-        )
 
     def through_hbm(self, _, source, kind, start, shape, dtype):
         tile = self.tiles[source]
@@ -631,10 +501,6 @@ class Recorder:
             nisa.register_load(at, held)
         part = self.tiles[tile][out.row : out.row + out.rows]
         nisa.tensor_copy(self.at(out), part[:, nl.ds(at, count)])
-
-    def shuffle(self, _, source, lanes):
-        tile = self.tiles[source][0:32]
-        nisa.nc_stream_shuffle(self.new(tile.shape, tile.dtype), tile, lanes)
 
 
 def recorded(program: Program) -> Any:

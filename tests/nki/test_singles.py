@@ -226,19 +226,7 @@ CHOICES = {
 }  # fmt: skip
 
 
-# --- columns, and words of messages ---------------------------------------------------------------
-def with_column(language, kernel, name):
-    def body(out, x, column):
-        return getattr(language, name)(language.load(x), language.load(column))
-
-    return kernel(body), [X, X[:, :1]], getattr(np, name)(X, X[:, :1])
-
-
-COLUMNS = {
-    f"{kind.__name__} {name}": with_column(language, kind, name)
-    for language, kind in ((nl, today), (fl, older))
-    for name in ("add", "subtract", "multiply", "maximum", "minimum")
-}
+# --- words of messages --------------------------------------------------------------------------
 DIVIDE = {"op0": nl.divide, "operand0": 2.0}
 WORDS = {
     "function": (today(lambda out, x: nl.maximum(nl.load(x), sb(shape=(64, 3)))), [X],
@@ -252,7 +240,7 @@ WORDS = {
         [X], "division is a reciprocal and a product"),
 }  # fmt: skip
 
-TABLES = (ASSIGNMENTS, OFFSETS, INTEGERS, CHOICES, COLUMNS, WORDS)
+TABLES = (ASSIGNMENTS, OFFSETS, INTEGERS, CHOICES, WORDS)
 ROWS = [pytest.param(*row, id=name) for table in TABLES for name, row in table.items()]
 
 

@@ -116,29 +116,6 @@ def test_view_methods(name, on_chip):
     assert np.array_equal(seen(view, (4, 4, 6), on_chip), want(elements((4, 4, 6))))
 
 
-@pytest.mark.parametrize("eager", ["0", "1"])
-def test_inputs_as_types_of_other_sizes(monkeypatch, eager):
-    monkeypatch.setenv("NKI_CPU_EAGER", eager)
-
-    @nki.jit
-    def kernel(x):
-        wide = x[1:3, 4:12].view(nl.float32)
-        narrow = x.view(nl.uint8)
-        out = nl.ndarray(wide.shape, nl.float32, buffer=nl.shared_hbm)
-        bytes_out = nl.ndarray(narrow.shape, nl.uint8, buffer=nl.shared_hbm)
-        nl.store(out, nl.load(wide))
-        nl.store(bytes_out, nl.load(narrow))
-        part = nl.ndarray((4, 2), nl.int32, buffer=nl.shared_hbm)
-        nl.store(part, nl.load(x.ap([[6, 4], [1, 2]], dtype=nl.int32)))
-        return out, bytes_out, part
-
-    x = np.random.default_rng(2).integers(0, 1 << 14, (4, 12)).astype(np.int16)
-    wide, narrow, pairs = kernel(x)
-    assert np.array_equal(pairs.view(np.int16), x[:, 0:4])
-    assert np.array_equal(wide.view(np.int16), x[1:3, 4:12])
-    assert np.array_equal(narrow, x.view(np.uint8))
-
-
 MEMORIES = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.private_hbm, "output": nl.shared_hbm}
 UNSIGNED = {1: nl.uint8, 2: nl.uint16, 4: nl.uint32}
 
@@ -253,38 +230,6 @@ def tile_of(x):
     tile = nl.ndarray(x.shape, nl.int32)
     nisa.dma_copy(tile, x)
     return tile
-
-
-def test_attributes():
-    def look(x):
-        part = x[1:3, ::2, :]
-        assert (part.shape, part.strides, part.offset) == ((2, 2, 6), (24, 12, 1), 24)
-        assert part.get_pattern() == [[24, 2], [12, 2], [1, 6]] and not part.is_contiguous()
-        assert x.is_contiguous() and not x.is_indirect() and x[0].shape == (4, 6)
-        return x
-
-    assert seen(look, (4, 4, 6), False).shape == (4, 4, 6)
-
-
-@pytest.mark.parametrize("dtype", [nl.uint8, nl.uint16, nl.uint32, nl.int16, nl.bfloat16])
-@pytest.mark.parametrize("skip", [False, True])
-@pytest.mark.warns("sim_dynamic_slice")
-def test_results_at_run_time_offsets_of_every_type(dtype, skip):
-    @nki.jit
-    def kernel(x, i):
-        made = nl.ndarray(x.shape, dtype)
-        nisa.memset(made, 0)
-        nisa.tensor_copy(made[:, nl.ds(nl.load(i[0:1, :]), 3)], nl.load(x)[:, 0:3])
-        out = nl.ndarray(x.shape, dtype, buffer=nl.shared_hbm)
-        mode = nisa.oob_mode.skip if skip else nisa.oob_mode.error
-        nisa.dma_copy(out.vector_select(0, nl.load(i)), made, oob_mode=mode)
-        return out
-
-    x, rows = np.arange(40, dtype=np.float32).reshape(4, 10), np.array([[2], [0], [3], [1]])
-    want = np.zeros((4, 10))
-    want[:, 2:5] = x[:, :3]
-    found = np.asarray(kernel(x, rows.astype(np.int32))).astype(np.float64)
-    assert np.array_equal(found[rows[:, 0]], want)
 
 
 PARTS = {  # of 6 rows of 8: rows 1 to 4, columns 4 to 7

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,18 +122,6 @@ def test_every_part_is_drawn(one):
     assert "DMA" in one.text("#critical") and "TensorE" in one.text("#idle")
 
 
-def test_switches_take_parts_away(one):
-    one.page.uncheck("#showWaits")
-    assert one.pixels("--w1") == 0
-    path = one.pixels("--path")
-    one.page.uncheck("#showPath")
-    assert one.pixels("--path") < path / 4
-    before = one.page.locator("canvas").evaluate("canvas => canvas.toDataURL()")
-    one.page.check("#showArrows")
-    one.drawn()
-    assert one.page.locator("canvas").evaluate("canvas => canvas.toDataURL()") != before
-
-
 def test_zoom_and_move_by_keys_buttons_and_wheel(one, matmul):
     begin, end = one.range()
     assert begin == 0 and end == pytest.approx(1.01 * matmul.total / 1e3, rel=0.02)
@@ -194,22 +181,6 @@ def test_an_instruction_tells_what_it_waited_for(one, matmul):
     assert "Select an instruction" in one.text("#details")
 
 
-def test_heat_follows_the_choice(one, matmul):
-    lines = data.run("matmul", matmul)["lines"]
-    for choice, value in [
-        ("critical", lambda line: line["critical"]),
-        ("waiting", lambda line: line["waiting"]),
-        ("0", lambda line: line["busy"][0]),
-        ("4", lambda line: line["busy"][4]),
-        ("bytes", lambda line: line["bytes"]),
-    ]:
-        one.page.select_option("#heat", choice)
-        hottest = max(lines, key=value)
-        cell = one.page.locator('#sources td[data-heat="1.000"]').first
-        row = cell.locator("xpath=..")
-        assert row.locator("td").first.inner_text() == str(hottest["number"]), choice
-
-
 def test_a_line_shows_its_instructions_alone(one, matmul):
     row = one.page.locator("tr.used", has_text="nc_matmul")
     before = one.pixels("--e4")
@@ -219,23 +190,6 @@ def test_a_line_shows_its_instructions_alone(one, matmul):
     assert one.pixels("--e4") < before / 4 and one.pixels("--e0") > 20
     row.click()
     assert one.text("#count").startswith(f"{len(matmul.program)} of")
-
-
-def test_the_list_filters_sorts_and_selects(one, matmul):
-    one.page.fill("#filter", "scalare activation")
-    wanted = [at for at, i in enumerate(matmul.program.instructions) if i.op.name == "activation"]
-    assert one.text("#count").startswith(f"{len(wanted)} of")
-    one.page.fill("#filter", "")
-    one.page.click('button[data-sort="time"]')
-    longest = max(
-        range(len(matmul.end)), key=lambda at: round(matmul.end[at], 1) - round(matmul.start[at], 1)
-    )
-    row = one.page.locator("#list .row").first
-    duration = matmul.end[longest] - matmul.start[longest]
-    assert row.locator("span").nth(2).inner_text() == f"{duration / 1e3:.2f}"
-    row.click()
-    assert one.page.locator("#list .row.chosen").count() == 1
-    assert "Waited for" in one.text("#details")
 
 
 def test_two_profiles_side_by_side(shown, file, tmp_path, matmul, resident):
@@ -270,81 +224,3 @@ def test_the_judge_writes_its_verdicts_above_the_profiles(shown, file, tmp_path)
     assert "line by line" in shown.text("#verdicts")
     assert page.locator("canvas").count() == 2
     assert f"mine.py:resident {case}" in shown.text("#summary")
-
-
-def test_a_kernel_that_is_nowhere_legal_has_its_verdict_alone(shown, file, tmp_path):
-    command = ["check", f"{file}:matmul", "--ref", f"{file}:reference", "--html", "page.html"]
-    assert main([*command, "--case", "512x256:bf16 512x512:bf16"]) == 1
-    page = shown.open(tmp_path / "page.html")
-    assert "refused" in shown.text("#verdicts")
-    assert page.locator("section:visible").count() == 1
-
-
-@pytest.mark.parametrize("width", [800, 1280])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_and_follows_the_theme(one, width, scheme):
-    one.page.set_viewport_size({"width": width, "height": 900})
-    one.page.emulate_media(color_scheme=scheme)
-    wide = "() => document.documentElement.scrollWidth"
-    assert one.page.evaluate(wide) <= width
-    back = one.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-    assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(21, 23, 27)")
-    assert one.pixels("--e0") > 20  # drawn anew in the colours of the theme
-
-
-def long_run(run: dict, times: int) -> dict:
-    """The run, again and again: as many instructions as a long kernel has."""
-    found = copy.copy(run)
-    columns = run["instructions"]
-    count, total = len(columns["start"]), run["time_ns"]
-    parts = range(times)
-    moved = {
-        name: [value for _ in parts for value in columns[name]]
-        for name in ("opcode", "text", "engine", "line", "wait", "critical")
-    }
-    for name in ("start", "end"):
-        moved[name] = [value + k * total for k in parts for value in columns[name]]
-    moved["by"] = [at + k * count if at >= 0 else -1 for k in parts for at in columns["by"]]
-    moved["producers"] = [
-        [at + k * count for at in found] for k in parts for found in columns["producers"]
-    ]
-    found["instructions"] = columns | moved
-    found["rows"] = [
-        [
-            value
-            for k in parts
-            for begin, end, at in zip(row[0::3], row[1::3], row[2::3])
-            for value in (begin + k * total, end + k * total, at + k * count)
-        ]
-        for row in run["rows"]
-    ]
-    found["time_ns"] = times * total
-    found["band_ns"] = [times * edge for edge in run["band_ns"]]
-    return found
-
-
-def test_fifty_thousand_instructions(shown, matmul, tmp_path):
-    run = data.run("long", matmul)
-    count = len(matmul.program)
-    times = -(-50_000 // count)
-    path = tmp_path / "long.html"
-    path.write_text(page_text("long", [long_run(run, times)]), encoding="utf-8")
-    page = shown.open(path)
-    assert shown.text("#count") == f"{times * count:,} of {times * count:,} instructions"
-    assert page.locator("#list .row").count() < 100  # only those in sight
-    shown.press("w" * 3)  # many bars share a pixel of the whole run, whose colour is none of theirs
-    while shown.range()[1] < times * run["time_ns"] / 1000:
-        shown.press("d")
-    assert shown.pixels("--e4") > 0  # bars to the end
-    shown.press("f")
-    page.check("#showArrows")
-    shown.drawn()
-    assert "arrows end here; zoom in" in shown.text("#arrowNote")
-    page.locator("#list").evaluate("list => { list.scrollTop = list.scrollHeight; }")
-    last = page.locator(f'#list .row[data-at="{times * count - 1}"]')
-    last.click()
-    assert f"#{times * count - 1} " in shown.text("#details")
-    shown.press("w" * 30)
-    begin, end = shown.range()
-    assert end - begin < 1  # µs of many milliseconds
-    assert shown.text("#arrowNote") == ""

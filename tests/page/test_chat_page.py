@@ -163,19 +163,5 @@ def test_a_server_with_a_key_is_watched_once_it_is_given(browser, tokenizer):
         made.close()
 
 
-def test_an_adapter_is_chosen_where_there_are_some(browser, tokenizer, shown):
-    shown.until("#state", "connected")
-    assert not shown.page.is_visible("#name")
-    made = Shown(browser, tokenizer, Limits(waiting=4), adapters=("one", "two"))
-    try:
-        made.until("#state", "connected")
-        made.page.select_option("#name", "two")
-        with made.page.expect_request("**/v1/chat/completions") as asked:
-            made.ask("hello")
-        assert asked.value.post_data_json["model"] == "two"
-    finally:
-        made.close()
-
-
 def _ids(shown: Shown, text: str) -> list[int]:
     return shown.tokenizer(text)["input_ids"]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from neuron_cpu.core.program import regions
 from neuron_cpu.core.report import report
-from neuron_cpu.core.time.schedule import DMA, ENGINES
 from neuron_cpu.page import data, sources, write
 
 
@@ -37,23 +36,6 @@ def test_figures_are_those_of_the_report(matmul, run):
         assert mine["critical"] == pytest.approx(line.critical, abs=0.1)
         assert mine["busy"] == pytest.approx(list(line.busy.values()), abs=0.1)
         assert mine["bytes"] == line.dma_bytes
-
-
-def test_a_line_waits_for_what_the_report_calls_waiting(matmul, run):
-    engines = {engine.value for engine in ENGINES}
-    critical = report.critical_times(matmul)
-    waiting = sum(time for kind, time in critical.items() if kind not in engines)
-    assert waiting > 0
-    assert sum(line["waiting"] for line in run["lines"]) == pytest.approx(waiting, abs=0.5)
-
-
-def test_bars_cover_what_the_engines_do(matmul, run):
-    busy = matmul.engine_busy()
-    for engine, row in zip(ENGINES[:DMA], run["rows"]):
-        assert sum(row[1::3]) - sum(row[0::3]) == pytest.approx(busy[engine], abs=len(row))
-        assert set(row[2::3]) == {at for at, n in enumerate(matmul.engine) if ENGINES[n] is engine}
-    for lane, row in zip(matmul.lane_busy, run["rows"][DMA:]):
-        assert sum(row[1::3]) - sum(row[0::3]) == pytest.approx(lane, abs=len(row))
 
 
 def test_source_is_the_kernel_as_it_was_written(matmul, run):
@@ -99,38 +81,6 @@ def test_a_long_program_is_cut_with_a_sentence(matmul, run):
     for short, long in zip(cut["rows"], run["rows"]):
         assert set(short[2::3]) <= {*range(10), -1}
         assert short[:1] == long[:1] and short[-2:-1] == long[-2:-1]
-
-
-def test_crowded_dma_engines_are_merged_with_a_sentence(matmul, run, monkeypatch):
-    monkeypatch.setattr(data, "MOST_SPANS", 16)
-    crowded = data.run("mine", matmul)
-    assert "one DMA engine" in crowded["notes"][0]
-    for engine in range(DMA):
-        assert crowded["rows"][engine] == run["rows"][engine]
-    for few, many in zip(crowded["rows"][DMA:], run["rows"][DMA:]):
-        assert set(few[2::3]) == {-1} and len(few) < len(many)
-
-
-SPANS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.booleans()), max_size=30)
-
-
-@given(SPANS, st.integers(1, 12))
-def test_merging_keeps_the_outline(steps, width):
-    spans, now = [], 0.0
-    for at, (gap, time, named) in enumerate(steps):
-        spans.append((now + gap, now + gap + time, at if named else -1))
-        now += gap + time
-    merged = data.merged(spans, width)
-    assert [span for span in merged if span[2] >= 0] == [span for span in spans if span[2] >= 0]
-    edges = [edge for begin, end, _ in merged for edge in (begin, end)]
-    assert edges == sorted(edges)
-    covered = {t for b, e, _ in merged for t in range(int(b), int(e))}
-    busy = {t for b, e, _ in spans for t in range(int(b), int(e))}
-    assert busy <= covered
-    for time in covered - busy:  # only gaps that are too narrow, between bars without a number
-        before = max(span for span in spans if span[1] <= time)
-        after = min(span for span in spans if span[0] > time)
-        assert after[0] - before[1] < width and before[2] == after[2] == -1
 
 
 @given(st.lists(st.tuples(st.integers(0, 3999), st.integers(0, 50)), min_size=1, max_size=60))
@@ -191,18 +141,6 @@ def test_data_survive_source_text_that_ends_scripts(run):
 
 
 # --- arrows ---------------------------------------------------------------------------------------
-def test_producers_are_the_loads_and_products_before(matmul):
-    found = report.producers(matmul)
-    instructions = matmul.program.instructions
-    for at, instruction in enumerate(instructions):
-        read = {v.storage.id for v in instruction.src if v.storage.on_chip}
-        assert len(found[at]) == len(set(found[at])) <= report.MOST
-        for before in found[at]:
-            assert matmul.end[before] <= matmul.start[at]
-            written = {v.storage.id for v in instructions[before].dst}
-            assert written & read
-        if instruction.op.name == "nc_matmul":
-            assert sum(instructions[b].op.name == "dma_copy" for b in found[at]) == 2
 
 
 def test_arrows_of_a_trace_hold_on_to_bars(matmul):
