@@ -71,7 +71,8 @@ CONSTANTS = (
     RATES, "dma.bytes_per_ns", "dma.today_bytes_per_ns", "dma.row_ns",
     "dma.today_row_ns", "dma.start_ns", "dma.row_2_24_ns", "dma.part_word_ns", "dma.half_word_ns",
     "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns", "dma.descriptor_ns", "dma.one_index_ns",
-    "dma.transposed", "dma.transposed_on_chip", "dma.flat_bytes_per_ns", "dma.flat_row_bytes",
+    "dma.hardware_ns", "dma.transposed", "dma.transposed_on_chip", "dma.flat_bytes_per_ns",
+    "dma.flat_row_bytes",
     "dma.flat_row_most_bytes", "hbm_bytes_per_ns", "keep.LEFT", "schedule.WINDOW", "join.JOINED",
     "join.UNROLLED", "spec.GRAPH_START_NS",
 )  # fmt: skip

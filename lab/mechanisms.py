@@ -45,8 +45,12 @@ class Mechanism(NamedTuple):
 
 MECHANISMS = (
     Mechanism(
-        "serial issue, `nki`: 0.6 µs", schedule._Run._issued, ("issue_ns",),
+        "serial issue, `dge_mode` open", schedule._Run._queued, ("issue_ns",),
         "vecadd-trn2; 46 profiles have none", "DMA",
+    ),
+    Mechanism(
+        "serial issue, `hwdge`: 0.6 µs", schedule._Run._queued, ("hardware_ns",),
+        "ARCH3, nki-dge.rst",
     ),
     Mechanism(
         "rows that data choose: 13 ns on a trn2", cost._built_ns, ("descriptor_ns",),

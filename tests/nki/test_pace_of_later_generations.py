@@ -8,6 +8,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
+from neuron_cpu.core.device.spec import GEN3
 from neuron_cpu.core.time.schedule import schedule
 
 COLUMNS = {"trn1": 512 * 1.125 / 2.8, "trn2": (512 + 8) / 2.4}  # ns of a bf16 product of 512
@@ -40,3 +41,47 @@ def test_tensor_engine_ramps_up(name, rest, target):
     halves = 0 if name == "trn1" else 32 if rest else 4  # 3 us / 2 of work at half rate, rounded up
     want = [2 * COLUMNS[name]] * halves + [COLUMNS[name]] * (32 - halves)
     assert found == pytest.approx(want)
+
+
+ISSUED = {  # issuers of three transfers, in whose order their rows begin, in ns
+    "sync": (("sync",) * 3, (600, 1200, 1800)),
+    "both": (("sync", "scalar", "sync"), (600, 600, 1200)),
+    "either": (("unknown",) * 3, (600, 600, 1200)),
+    "open": ((), (0, 0, 0)),
+}
+
+
+@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("name", ISSUED)
+def test_descriptors_are_made_one_after_the_other(target, name, indexed):
+    """By hardware 600 ns each on the queue of Sync or Scalar (Trainium2's guide), by GpSimdE one
+    for each index."""
+    target("trn2")
+    issuers, after = ISSUED[name]
+
+    @nki.jit
+    def moved(x):
+        place = nl.ndarray((1, 1), nl.int32)
+        nisa.memset(place, 1)
+        out = nl.ndarray((3, 16, 64), x.dtype, buffer=nl.shared_hbm)
+        tiles = [nl.ndarray((16, 64), x.dtype) for _ in range(3)]
+        chosen = dict(scalar_offset=place, indirect_dim=0) if indexed else {}
+        for at, tile in enumerate(tiles):
+            source, made = x.ap([[64, 16], [1, 64]], **chosen), {}
+            if issuers:
+                made["dge_mode"] = nisa.dge_mode.hwdge
+                made["engine"] = getattr(nisa.engine, issuers[at])
+            nisa.dma_copy(tile, source, **made)
+        for at, tile in enumerate(tiles):
+            nisa.dma_copy(out[at], tile)
+        return out
+
+    found = schedule(moved.trace(np.zeros((4, 16, 64), nl.float32)), "sdk2.25")
+    code, begin = found.program.instructions, GEN3.dma.start_ns + found.end[0] * indexed
+    starts = sorted(
+        found.start[at] for at in found.transfers if code[at].src[0].storage.name == "x"
+    )
+    if indexed and not issuers:
+        after = [count * GEN3.dma.one_index_ns for count in (1, 2, 3)]
+    told = 200 * indexed  # that the index is there; rows behind others on an engine take 20 ns
+    assert [time - begin for time in starts] == pytest.approx(after, abs=40 + told)

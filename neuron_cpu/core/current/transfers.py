@@ -1,5 +1,6 @@
 """``nki.isa``: DMA."""
 
+from dataclasses import replace
 from typing import Any
 
 from ..device.errors import refuse, warn
@@ -32,7 +33,7 @@ from .operands import (
 )
 from .releases import isa
 
-_ISSUERS = (engine.sync, engine.scalar, engine.unknown)
+_ISSUERS = {engine.sync: "sync", engine.scalar: "scalar", engine.unknown: "any"}
 
 
 @isa(DMA_COPY, keywords={"engine": "2.29", "priority": "2.30"}, former={"unique_indices": None})
@@ -56,6 +57,8 @@ def dma_copy(
     attrs: Attrs = RAW if target.dt is source.dt else CAST
     if oob_mode is _SKIP and (target.by_data is not None or source.by_data is not None):
         attrs = Attrs(raw=attrs.raw, skip=True)
+    if dge_mode is _HWDGE:
+        attrs = replace(attrs, issuer=_ISSUERS[engine])
     if target.shape != source.shape:
         target, source = _matched("dma_copy", target, source)
     return put(DMA_COPY, (target,), (source,), attrs, name)
@@ -229,7 +232,8 @@ def dma_transpose(
             f"{what} of {source.label()} with hwdge, expected a 2-byte type; leave dge_mode open",
         )
     skips = oob_mode is _SKIP and source.by_data is not None
-    attrs = PermuteAttrs(raw=True, order=order, skip=skips)
+    issuer = "any" if dge_mode is _HWDGE else ""
+    attrs = PermuteAttrs(raw=True, order=order, skip=skips, issuer=issuer)
     return put(DMA_TRANSPOSE, (target,), (source,), attrs, name)
 
 

@@ -68,6 +68,8 @@ class Dma:
         issue_ns, issue_row_ns: of one transfer and of each of its rows on the queue that makes
             descriptors in hardware, one transfer after the other; 0 where a program brings them.
         one_index_ns: of GpSimdE, for a transfer whose rows share an index; 0 where each row costs.
+        hardware_ns: of one transfer on the queue of the sequencer that asks hardware for its
+            descriptors (``dge_mode.hwdge``), one after the other.
         today_bytes_per_ns, today_row_ns: for kernels of `nki`, rate and fixed part of rows of up to
             1 KiB; longer ones take bytes_per_ns and row_ns. 0 where they move as others do.
         today_fixed, today_issued: whether fixed places and the time to issue hold for those, too.
@@ -96,6 +98,7 @@ class Dma:
     issue_ns: float = 0.0
     issue_row_ns: float = 0.0
     one_index_ns: float = 0.0
+    hardware_ns: float = 0.0
     today_bytes_per_ns: float = 0.0
     today_row_ns: float = 0.0
     half_word_ns: float = 0.0
@@ -303,6 +306,7 @@ GEN3 = replace(
         issue_row_ns=0.75,
         # Fitted to the sealed set after it was seen: 809 transfers of an index each in 1.00 ms.
         one_index_ns=1250.0,
+        hardware_ns=600.0,  # ARCH3 and nki-dge.rst: some 600 ns each; gen4 is taken for alike
         # Documented: packet times of five public profiles of `nki` (qwen-moe): 17 ns a row of
         # 256 B, 55 to 59 of 1 KiB, 177 of 4 KiB (DMA32's 23 B/ns).
         row_ns=16.0,

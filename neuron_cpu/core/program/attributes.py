@@ -49,6 +49,8 @@ class Attrs:
         accumulate: the result is added to what the destination holds.
         skip: rows that data put out of bounds are left as they are instead of being an error.
         reduce_axes: last axes of the first result over which the second one reduces it, or 0.
+        issuer: whose queue of hardware a transfer's descriptors come from: ``sync``, ``scalar``,
+            ``any`` where the kernel leaves that open, none without that hardware.
     """
 
     engine: Engine | None = None
@@ -59,6 +61,7 @@ class Attrs:
     accumulate: bool = False
     skip: bool = False
     reduce_axes: int = 0
+    issuer: str = among(("", "any", "sync", "scalar"), "")
     _key: tuple | None = field(default=None, init=False)
     _in_group: tuple[Attrs, Attrs] | None = field(default=None, init=False)
 

@@ -287,7 +287,8 @@ class _Run:
         self.fixed = not program.today or CORE.dma.today_fixed
         issued = not program.today or CORE.dma.today_issued
         self.issues = profile.issued and issued and CORE.dma.issue_ns > 0
-        self.issue_free, self.issue_last = 0.0, -1
+        self.issue_free = dict.fromkeys(("", "sync", "scalar"), 0.0)  # by issuer
+        self.issue_last = dict.fromkeys(self.issue_free, -1)
         self.used: deque[tuple[float, float, float]] = deque()  # TensorE: start, end, share
         self.port_free = [0.0, 0.0]
         self.port_last = [-1, -1]
@@ -430,10 +431,13 @@ class _Run:
             self.end[at] = self.collective_free = now + self.times[at]
             self.collective_last = at
             return
-        if moved.built_ns:
+        issuer = self.program.instructions[at].attrs.issuer
+        if issuer:
+            now = self._queued(at, now, issuer, CORE.dma.hardware_ns)
+        elif moved.built_ns:
             now = self._describe(at, now, moved.built_ns)
         if self.issues:
-            now = self._issued(at, now, moved.rows)
+            now = self._queued(at, now, "", CORE.dma.issue_ns + moved.rows * CORE.dma.issue_row_ns)
         arrival = now + CORE.dma.start_ns
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1
@@ -483,13 +487,15 @@ class _Run:
             heappush(self.heap, (now, self.engines_at + GPSIMD))
         return now
 
-    def _issued(self, at: int, now: float, rows: int) -> float:
-        """When the queue has issued a transfer, behind those before it."""
-        if self.issue_free > now:
-            now, self.waits[at] = self.issue_free, Wait(QUEUE, self.issue_last)
-        now += CORE.dma.issue_ns + rows * CORE.dma.issue_row_ns
-        self.issue_free, self.issue_last = now, at
-        return now
+    def _queued(self, at: int, now: float, issuer: str, time: float) -> float:
+        """When a queue has issued a transfer, behind those before it; of any issuer the one that
+        is free first."""
+        free = self.issue_free
+        name = min(("sync", "scalar"), key=free.__getitem__) if issuer == "any" else issuer
+        if free[name] > now:
+            now, self.waits[at] = free[name], Wait(QUEUE, self.issue_last[name])
+        free[name], self.issue_last[name] = now + time, at
+        return now + time
 
     def _finish(self, at: int) -> None:
         """Tell the successors and give up the storages that nobody needs any more."""
