@@ -206,6 +206,12 @@ def test_objects_that_hold_tiles() -> None:
     assert "tile in an attribute of an object" not in constructs("Holder()", holder.format(other))
 
 
+def test_named_tuples_that_hold_tiles() -> None:
+    pair = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    a: object\n    b: int\n"
+    assert "tiles in a tuple" in constructs("u = nl.ndarray((8, 8), nl.float32)\nPair(u, 1)", pair)
+    assert "tiles in a tuple" not in constructs("Pair(x.shape, 1)", pair)
+
+
 def test_the_submission_uses_nothing_unproven_but_what_its_winner_had() -> None:
     """Which is no evidence: the commit that the contest scored is not known."""
     findings = provenance.judge(provenance.in_source((ROOT / "llama.py").read_text("utf-8")))
