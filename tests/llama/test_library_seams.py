@@ -9,6 +9,7 @@ from torch import nn
 
 import llama
 import models.cached
+import models.ranks
 
 
 def test_the_model_says_how_long_a_tree_is(monkeypatch):
@@ -19,6 +20,20 @@ def test_the_model_says_how_long_a_tree_is(monkeypatch):
     asked = SimpleNamespace(medusa_speculation_length=5)
     model.setup_attr_for_model(SimpleNamespace(neuron_config=asked))
     assert model.medusa_speculation_length == 5
+
+
+def test_caches_keep_all_tokens_under_a_window(monkeypatch):
+    """The base of 0.7 keeps a window's tokens where the model has `sliding_window`."""
+
+    def as_in_llama(self, config):
+        self.sliding_window = config.sliding_window
+
+    monkeypatch.setattr(llama.NeuronLlamaModel, "setup_attr_for_model", as_in_llama)
+    monkeypatch.setattr(models.ranks, "parts_of_prompt", lambda config: 2)
+    model = models.ranks.SharedModel.__new__(models.ranks.SharedModel)
+    nn.Module.__init__(model)
+    model.setup_attr_for_model(SimpleNamespace(sliding_window=16))
+    assert model.sliding_window is None
 
 
 @pytest.mark.parametrize("later", [True, False])
