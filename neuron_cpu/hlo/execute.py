@@ -23,19 +23,26 @@ from ..errors import CompileError
 from . import calls
 
 MAGIC = b"neuron_cpu hlo 1\n"
+_BELOW = (0, 8)  # jaxlib, whose later clients take other arguments
 _ALIGNMENT = 64  # bytes, of what XLA reads without a copy
 
 
+@functools.cache
 def xla_client() -> Any:
     """jaxlib's module, or the sentence that says how to get it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")  # no lines about devices
     try:
-        from jaxlib import xla_client
+        from jaxlib import __version__, xla_client
     except ImportError:
         raise ImportError(
             "jaxlib is not installed, and XLA's compiler for CPUs in it runs graphs of PyHLO; "
             "pip install -r requirements-hlo.txt."
         ) from None
+    if tuple(map(int, __version__.split(".")[:2])) >= _BELOW:
+        raise ImportError(
+            f"jaxlib {__version__} is installed, expected 0.7.2, as later clients of XLA take no "
+            "graphs of PyHLO; pip install -r requirements-hlo.txt."
+        )
     return xla_client
 
 

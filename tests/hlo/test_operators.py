@@ -5,6 +5,7 @@ import pytest
 import torch
 
 pytest.importorskip("jaxlib", reason="XLA's compiler is in jaxlib: make transformers-neuronx")
+import jaxlib
 from neuronxcc.nki import FrameworkKernel
 from scipy import special
 from torch_neuronx.pyhlo.scribe import HloScribe
@@ -259,6 +260,12 @@ def test_a_graph_is_refused_in_one_sentence(write, said):
     with pytest.raises(CompileError, match=said) as refused:
         built(write, A)
     assert "\n" not in str(refused.value)
+
+
+def test_a_jaxlib_of_another_interface_is_refused(monkeypatch):
+    monkeypatch.setattr(jaxlib, "__version__", "0.10.2")
+    with pytest.raises(ImportError, match=r"jaxlib 0.10.2 is installed, expected 0.7.2"):
+        execute.xla_client.__wrapped__()
 
 
 def test_a_file_from_elsewhere_is_refused():
