@@ -173,12 +173,13 @@ class Table:
         self.sources[told] = source
         return told
 
-    def keep(self) -> None:
-        """Let the marks stand that checkouts show which are not there."""
+    def keep(self, public: Path) -> None:
+        """Let the marks stand that files show which are not there."""
         kept = {
             key: told
             for key, told in self.before["sources"].items()
-            if told[0].partition(",")[0] in self.missing
+            for place, _, file in [told[0].partition(", ")]
+            if place in self.missing and not (public / place.replace(" ", "@") / file).is_file()
         }
         self.sources |= {key: told for key, told in kept.items() if key not in self.sources}
         for construct, row in self.before["constructs"].items():
@@ -325,7 +326,7 @@ def main() -> int:
     table = Table(before)
     for row in cited():
         table.add(row, args.public)
-    table.keep()
+    table.keep(args.public)
     made = table.made()
     for part in ("constructs", "uses"):
         for name in sorted({*made[part], *before[part]}):
