@@ -130,14 +130,6 @@ def test_prompts_leave_room_for_an_answer() -> None:
         talk.ask("x" * 30)
 
 
-def test_the_system_prompt_is_never_forgotten() -> None:
-    talk = conversation(system="0123456789")
-    for _ in range(5):
-        ids, _ = talk.ask("123456789")
-        talk.remember("123456789", "12345")
-        assert bytes(ids).startswith(b"s0123456789u")
-
-
 @pytest.mark.parametrize("changes", [{"new": 40}, {"new": 38}, {"system": "x" * 27}])
 def test_a_cache_without_room_is_refused_before_anything_compiles(changes: dict) -> None:
     with pytest.raises(UserError, match="--seq-len 40 is too short to chat"):

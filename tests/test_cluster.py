@@ -21,7 +21,6 @@ from lab.cluster_speed import Started, candidate, started
 from neuron_cpu import cluster
 from neuron_cpu.__main__ import main
 from neuron_cpu.core.run import execute
-from neuron_cpu.errors import UsageError
 from neuron_cpu.oracle import forms
 from neuron_cpu.oracle.serve import Oracle
 from tests.conftest import REPOSITORY
@@ -47,7 +46,6 @@ def reference(x):
 """
 BESIDE = "FACTOR = 2.0\n\ndef twice(x):\n    return x * 2\n"
 WIDE = "128x128:fp32"
-KILLS = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
 OF_A_RUN = "seconds", "spent_ms", "cached"
 
 
@@ -127,30 +125,6 @@ def test_a_search_finds_the_same(workers: Started, kernel: Path, tmp_path: Path)
     assert kinds.count("wrong") == 3 and kinds.count("legal") == 3
 
 
-def test_prompts_are_evaluated_as_here(
-    workers: Started, run_script: Any, tiny_model: Path, tmp_path: Path
-) -> None:
-    """Two submissions, one of which cannot be built."""
-    shutil.copy(REPOSITORY / "llama.py", tmp_path / "mine.py")
-    (tmp_path / "broken.py").write_text("raise ValueError('broken')")
-    words = ["--model-path", tiny_model, "--max-new-tokens", "2", "--limit", "2"]
-    words += ["--llama", "mine.py", "broken.py", "--no-isolate"]
-    found = []
-    for more in ([], ["--scheduler", workers.address]):
-        folder = tmp_path / f"results{len(more)}"
-        cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-        done = run_script("test.py", *words, "--results-path", folder, *more, cwd=tmp_path, **cache)
-        assert done.returncode == 1 and "raised ValueError: broken" in done.stdout + done.stderr
-        files = sorted(folder.glob("*/*/prompt-*.json"))
-        found.append([(file.parts[-3], json.loads(file.read_text())) for file in files])
-    assert len(found[0]) == 4
-    for (name, here), (other, there) in zip(*found, strict=True):
-        assert name == other and here["accurate"] == there["accurate"]
-        assert here["error"] == there["error"]
-        for key in ("rows", "nki_share"):
-            assert here.get(key) == there.get(key)
-
-
 def test_a_piece_of_a_worker_that_dies_is_done_elsewhere(tmp_path: Path) -> None:
     has_dask()
     asked = [candidate(number, 0.5) for number in range(8)]
@@ -181,31 +155,6 @@ def candidates_of(session: int) -> list[int]:
             if parent in depth:
                 depth.setdefault(pid, depth[parent] + 1)
     return [pid for pid, level in depth.items() if level >= 3]
-
-
-def test_an_end_waits_for_no_piece(workers: Started) -> None:
-    """As Ctrl-C asks for: threads that wait end, and with them the program."""
-    with cluster.joined(workers.address) as joined:
-        assert joined is not None
-        oracle, told = Oracle(1, cluster=joined), list[Any]()
-        for number in (1, 2):
-            oracle.submit(candidate(number, 50.0), told.append)
-        threading.Timer(1.0, oracle.close).start()
-        while len(told) < 1:  # the second one has not begun
-            time.sleep(0.1)
-    assert "gives no answer" in told[0]["sentence"]
-
-
-def test_a_piece_that_ends_every_worker_is_told(tmp_path: Path, monkeypatch: Any) -> None:
-    has_dask()
-    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
-    with started(tmp_path, 1) as made, cluster.joined(made.address) as joined:
-        assert joined is not None
-        with pytest.raises(cluster.WorkersLostError, match="^the workers that did it have died"):
-            joined.call(cluster.command, words=["-c", KILLS], cwd="/")
-        made.kill(made.processes[0])
-        with pytest.raises(UsageError, match="gives no answer"):
-            joined.call(cluster.command, words=["x"], cwd="/")
 
 
 @pytest.mark.parametrize("other", ["changed", "none"])

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import signal
 import subprocess
-import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
-
-from tests.conftest import REPOSITORY
 
 BASELINE = (
     "from neuronx_distributed_inference.models.llama.modeling_llama import *\n"
@@ -211,45 +205,6 @@ def test_one_failing_prompt_does_not_end_the_run(
     assert done.returncode == 1, done.stderr
     report = json.loads((results_folder(tmp_path) / "report.json").read_text())
     assert report["totals"]["failed"] == 2 and report["totals"]["total_score"] is None
-
-
-@pytest.mark.full  # tests/harness/modes/test_evaluate_all.py resumes an interrupted one
-def test_a_killed_run_is_resumed_without_loss_or_repetition(
-    run: Callable, tiny_model: Path, cache: str, tmp_path: Path
-) -> None:
-    arguments = (
-        "--limit",
-        "2",
-        "--seq-len",
-        "128",
-        "--model-path",
-        str(tiny_model),
-        "--max-new-tokens",
-        "4",
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "test.py"), *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "XDG_CACHE_HOME": cache},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        while process.poll() is None and not list(tmp_path.glob("results/*/prompt-00.json")):
-            time.sleep(0.01)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    folder = results_folder(tmp_path)
-    before = (folder / "prompt-00.json").read_bytes()
-    refused = run("test.py", "--resume", "--limit", "1", "--seq-len", "128")
-    assert refused.returncode == 2 and "prompts" in refused.stderr
-    done = run("test.py", "--resume", "--limit", "2", "--seq-len", "128")
-    assert done.returncode == 0, done.stderr
-    assert "Resuming the run" in done.stderr and results_folder(tmp_path) == folder
-    assert (folder / "prompt-00.json").read_bytes() == before
-    report = json.loads((folder / "report.json").read_text())
-    assert [result["id"] for result in report["results"]] == [0, 1]
 
 
 @pytest.mark.parametrize(

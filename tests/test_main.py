@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -131,57 +130,6 @@ def test_refusals_are_one_sentence_and_leave_nothing(
     assert len(refusal) == 1 and done.stderr.endswith(refusal[0] + "\n")
     assert told in refusal[0]
     assert not cache.exists() or not list(cache.rglob("*"))
-
-
-def wait_for(process: subprocess.Popen, said: str) -> None:
-    """Read a process's standard error up to a line that its submission prints."""
-    assert process.stderr is not None
-    assert any(line == f"{said}\n" for line in process.stderr)
-
-
-@pytest.mark.full  # tests/sdk/test_compile.py has an interrupted one
-def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
-    tiny_model: Path, tmp_path: Path, run_main: Callable
-) -> None:
-    slow = written(
-        tmp_path / "slow.py",
-        "import time\n"
-        "from neuronx_distributed_inference.models.llama.modeling_llama import *\n"
-        "from neuronx_distributed_inference.models.llama import modeling_llama\n"
-        "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
-        "    @classmethod\n"
-        "    def get_state_dict(cls, *arguments):\n"
-        "        print('sharding', flush=True)\n"
-        "        time.sleep(60)\n",
-    )
-    arguments = (
-        "--mode",
-        "generate",
-        "--model-path",
-        tiny_model,
-        "--llama",
-        slow,
-        "--prompt",
-        "abcd",
-        "--compiled-model-path",
-        tmp_path / "compiled",
-    )
-    process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "main.py"), *map(str, arguments)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(process, "sharding")
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "compiled" / "torch").exists()
-    slow.write_text(
-        slow.read_text().replace("time.sleep(60)", "return super().get_state_dict(*arguments)")
-    )
-    done = run_main(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert [path.name for path in (tmp_path / "compiled").iterdir()] == ["torch"]
 
 
 def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:

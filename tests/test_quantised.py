@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,17 +36,6 @@ def test_the_checkpoint_is_made_once_and_scores_name_what_a_contest_says(run: Ca
     assert " of 1 prompts fail" in scored.stderr
     checked = run("validate", "--quantize", "int8", *PROMPT)
     assert checked.returncode == 0, checked.stdout + checked.stderr  # both sides quantised
-
-
-def test_a_plain_checkpoint_is_refused_and_stays(run: Callable, tiny_model: Path, tmp_path) -> None:
-    plain = tmp_path / "plain"
-    shutil.copytree(tiny_model, plain)
-    before = sorted(path.name for path in tmp_path.rglob("*"))
-    done = run("generate", "--quantized", "--quantized-checkpoints-path", plain, *PROMPT)
-    assert done.returncode == 2
-    assert "holds a plain checkpoint without scales" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
 @pytest.mark.full

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
-
-import neuronx_distributed_inference
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS, contract
@@ -15,8 +11,6 @@ from neuronx_distributed_inference.modules.kvcache.cache_lines import CacheLines
 
 from neuron_cpu.errors import StandInError
 from tests.crossed import crossed
-
-PACKAGE = Path(neuronx_distributed_inference.__file__).parent
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 
@@ -51,20 +45,6 @@ def test_unknown_version_is_refused(monkeypatch):
         StandInError, match="NEURON_CPU_NXDI names NxDI '0.3', .* of 0.1, 0.6, 0.9; .* --libraries"
     ):
         contract()
-
-
-def test_only_the_contract_compares_versions():
-    """Everywhere else a difference has a name; the environment is asked by constructors only."""
-    for path in PACKAGE.parent.rglob("*.py"):
-        if path == PACKAGE / "contract.py":
-            continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
-        inside = [n for f in functions if f.name == "__init__" for n in ast.walk(f)]
-        for node in ast.walk(tree):
-            place = f"{path.name}:{getattr(node, 'lineno', 0)}"
-            asks = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "contract"
-            assert not asks or node in inside, place
 
 
 def test_a_layer_with_the_other_number_of_results_is_refused(

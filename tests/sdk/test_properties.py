@@ -89,19 +89,3 @@ def test_logits_agree(tiny_llama, application, generate, reference, drawn, run, 
         error = float((got - logits).abs().max() / logits.abs().max())
         assert error < 1e-4
         assert output.sequences[row, -STEPS:].tolist() == tokens.tolist()
-
-
-def test_every_padding_and_bucket_of_one_prompt(tiny_llama, application, generate, reference):
-    """All prompt lengths around the edges of the buckets 8, 16 and 24, on one application."""
-    model, folder = tiny_llama()
-    app = application(
-        folder,
-        max_context_length=24,
-        enable_bucketing=True,
-        context_encoding_buckets=[8, 16, 24],
-        token_generation_buckets=[9, 17, 48],
-    )
-    for length in (2, 3, 7, 8, 9, 15, 16, 17, 23, 24):
-        prompt = list(range(3, 3 + length))
-        tokens, _ = reference(model, prompt, 3)
-        assert generate(app, [prompt], 3)[0].tolist() == tokens.tolist()

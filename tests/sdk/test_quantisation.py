@@ -378,21 +378,3 @@ def test_submission_refuses_what_its_kernels_cannot_multiply(tiny_llama, monkeyp
 
 CACHES = [(v, d) for v in VERSIONS for d in (1, 2)]
 CACHES = [pytest.param(*c, marks=[] if c == ("0.6", 1) else pytest.mark.full) for c in CACHES]
-
-
-@pytest.mark.parametrize(("version", "degree"), CACHES)
-def test_submission_with_a_cache_in_fp8(tiny_llama, monkeypatch, version, degree):
-    """Kernels read it as it is stored: logits of prompt and step as on the path without them."""
-    monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    model, folder = tiny_llama(**SUBMISSION)
-    model.to(torch.bfloat16).save_pretrained(folder)
-    found = []
-    for enable_nki, quant in ((True, True), (False, True), (False, False)):
-        app = submitted(folder, None, enable_nki, degree, quantized=False, kv_cache_quant=quant)
-        found.append(prompt_and_step(app))
-        caches = app.models[-1].model.modules[0].kv_mgr
-        assert caches.past_key_values[0].dtype is (FP8 if quant else torch.bfloat16)
-        assert (caches.dequant_dtype is FP8) == (enable_nki and quant)
-    kernels, plain, exact = found
-    assert float(F.cosine_similarity(kernels, plain).min()) > 0.999
-    assert torch.equal(plain[0], exact[0]) and not torch.equal(plain[1], exact[1])

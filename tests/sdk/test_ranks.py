@@ -177,20 +177,6 @@ def test_a_rank_that_leaves_while_the_others_wait_is_named(watched):
         watched.run([lambda rank=rank: run(rank) for rank in range(3)])
 
 
-def test_a_rank_that_left_before_the_others_came_is_named(watched):
-    """Nobody will leave any more: the ones that arrive have to look for who is gone."""
-    rendezvous = watched._meeting
-
-    def run(rank):
-        if rank == 1:
-            return None
-        until(lambda: 1 in rendezvous._left or rendezvous.failure)
-        return mappings.reduce_from_tensor_model_parallel_region(torch.ones(1))
-
-    with pytest.raises(CollectiveError, match="wait in all-reduce.*for rank 1"):
-        watched.run([lambda rank=rank: run(rank) for rank in range(3)])
-
-
 def test_except_exception_does_not_swallow_the_end():
     """A rank that catches every Exception still stops when its group has broken."""
 

@@ -52,20 +52,6 @@ def test_four_ranks_of_two_cores(step, tiny_llama, generate, reference, monkeypa
     equal(app, model, generate, reference)
 
 
-@pytest.mark.parametrize("tp_degree", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_the_device_takes_greedy_tokens(step, tiny_llama, generate, reference, tp_degree):
-    model, folder = tiny_llama(**SHAPE)
-    app = build(
-        step,
-        folder,
-        torch_dtype="float32",
-        tp_degree=tp_degree,
-        enable_nki=True,
-        on_device_sampling_config={"top_k": 1},
-    )
-    equal(app, model, generate, reference)
-
-
 def test_several_tokens_are_those_of_one_after_another(step, tiny_llama, reference):
     model, folder = tiny_llama(**SHAPE)
     app = build(

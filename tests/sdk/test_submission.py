@@ -6,7 +6,6 @@ import importlib
 from pathlib import Path
 
 import pytest
-import torch
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
@@ -85,43 +84,6 @@ def test_nothing_private_is_imported(submission):
             assert f"import {name}" not in source, path
             assert f"from {name}" not in source, path
             assert f".{name}" not in source, path
-
-
-@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
-def test_vocabulary_parallel_embedding(submission, tiny_llama, generate, reference, enable_nki):
-    """Every rank finds its part of the table by the rank tensor: one graph serves all ranks."""
-    model, folder = tiny_llama(**SHAPE)
-    app = build(
-        submission,
-        folder,
-        torch_dtype="float32",
-        tp_degree=2,
-        enable_nki=enable_nki,
-        vocab_parallel=True,
-    )
-    got = generate(app, PROMPTS, 4)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
-def test_more_ranks_than_kv_heads(
-    submission, tiny_llama, generate, reference, kv_heads, enable_nki
-):
-    """Four ranks share the queries of one or two KV heads; biases travel with their heads."""
-    shape = {**SHAPE, "num_attention_heads": 6, "head_dim": 64, "num_key_value_heads": kv_heads}
-    model, folder = tiny_llama(**shape, attention_bias=not enable_nki)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                parameter.normal_()
-    model.save_pretrained(folder)
-    app = build(submission, folder, torch_dtype="float32", tp_degree=4, enable_nki=enable_nki)
-    assert app.models[0].model.modules[0].kv_mgr.k_shape[1] == 1
-    got = generate(app, PROMPTS, 5)
-    for row, prompt in enumerate(PROMPTS):
-        assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
 
 
 def test_float16_with_left_padding(submission, tiny_llama, generate, reference):

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import neuronxcc.nki.language as nl
 import pytest
 import torch
-from google.protobuf import message_factory
 from torch_neuronx import scripting
-from torch_neuronx.pyhlo import hlo_pb2, messages
+from torch_neuronx.pyhlo import hlo_pb2
 from torch_neuronx.testing.validation import logit_validation
-from torch_neuronx.xla_impl.ops import Argmax, RmsNorm, TopK, nki_jit
+from torch_neuronx.xla_impl.ops import RmsNorm, nki_jit
 
 from neuron_cpu.core import observe_kernel_calls
 from neuron_cpu.errors import StandInError
@@ -23,17 +20,6 @@ def test_the_closed_transport_of_caches_is_refused():
         torch.classes.neuron.NeuronTransferEngine(64, "127.0.0.1", True, True, 0)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_messages_are_made_by_protobuf_of_any_sdk(old, monkeypatch):
-    """Before 4.22 classes came from a factory; the SDK had such a version until 2025."""
-    if old:
-        made = SimpleNamespace(GetPrototype=message_factory.GetMessageClass)
-        older = SimpleNamespace(MessageFactory=lambda pool: made)
-        monkeypatch.setattr(messages, "message_factory", older)
-    found = messages.Messages("test", {"One": [("size", 1, "int64", True)]})["One"](size=[2, 3])
-    assert type(found).FromString(found.SerializeToString()).size == [2, 3]
-
-
 def test_rms_norm():
     torch.manual_seed(0)
     x, weight = torch.randn(2, 3, 5), torch.randn(5)
@@ -41,14 +27,6 @@ def test_rms_norm():
     got = RmsNorm.apply(x, torch.ones(5), 0.5, 1)
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(RmsNorm.apply(x, weight, 0.5, 1), got * weight)
-
-
-def test_argmax_and_topk():
-    x = torch.tensor([[1.0, 7.0, 7.0], [3.0, 2.0, 1.0]])
-    assert Argmax.apply(x, 1).tolist() == [1, 0]
-    values, indices = TopK.apply(x, 2, -1)
-    assert values.tolist() == [[7, 7], [3, 2]]
-    assert indices[1].tolist() == [0, 1]
 
 
 def test_graph_messages_have_the_public_field_numbers():

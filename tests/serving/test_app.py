@@ -368,25 +368,6 @@ def test_a_failure_is_told_with_its_reason_and_the_server_goes_on(server, lines)
     assert server.ask(COMPLETIONS, body(max_tokens=1))[0] == 200
 
 
-def test_a_failure_in_the_middle_of_a_stream_ends_it_with_the_reason(server, lines, monkeypatch):
-    decode = lines.decode
-
-    def fails_the_second_time(rows):
-        if "decode" in [name for name, _ in lines.calls]:
-            lines.fail = refusal("It ended.")
-        return decode(rows)
-
-    monkeypatch.setattr(lines, "decode", fails_the_second_time)
-    lines.calls.clear()
-    with server.connection() as client:
-        asked = json.dumps(body(max_tokens=50, stream=True))
-        client.request("POST", COMPLETIONS, asked, {"Content-Type": "application/json"})
-        text = client.getresponse().read().decode()
-        events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
-        assert len(events) > 1 and "choices" in events[0]
-        assert events[-1]["error"]["message"] == "It ended."
-
-
 def test_logs_have_no_text_of_clients(server):
     server.ask("/secret/path?token=1", Authorization="Bearer mine")
     server.ask(COMPLETIONS, body("hello secret", user="secret"))

@@ -75,25 +75,6 @@ def test_a_prefix_that_others_have_cached_is_not_computed_again(prompt, found):
     run(cache, test, pool)
 
 
-@pytest.mark.parametrize("most", [3, 4])
-def test_a_block_counts_as_cached_with_its_last_key_and_not_before(most):
-    """The newest token of an answer has no key yet: 9 + 3 tokens fill three blocks but for one."""
-    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
-
-    async def test(scheduler: Scheduler) -> None:
-        first = answer(*SYSTEM, most=most)
-        scheduler.submit([first])
-        said, _ = await heard(first)
-        again = answer(*SYSTEM, *said, 50, most=2)
-        before = pool.found
-        scheduler.submit([again])
-        assert await heard(again) == (answer_to(again.ids, 2), End("length"))
-        assert pool.found - before == (8 if most == 3 else 12)
-
-    assert len(SYSTEM) == 9
-    run(cache, test, pool)
-
-
 def test_adapters_share_nothing():
     pool = BlockPool(8, SIZE, True)
     lease = pool.take([1, 2, 3, 4, 5], 3, 1)

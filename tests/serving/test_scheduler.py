@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.serving.scheduler import Answer, End, QueueFull, Scheduler
+from harness.serving.scheduler import Answer, End, Scheduler
 from tests.serving.parts import LINES, Echo, answer_to, refusal
 
 
@@ -64,23 +64,6 @@ def test_an_end_token_ends_an_answer_and_is_not_handed_out():
         assert await heard(asked) == (answer_to([9, 8, 7], 2), End("stop"))
 
     run(Echo(), test, stop=answer_to([9, 8, 7], 3)[2:])
-
-
-def test_a_full_queue_takes_all_of_a_request_or_nothing():
-    lines = Echo()
-    lines.go.clear()
-
-    async def test(scheduler: Scheduler) -> None:
-        scheduler.submit([answer(1, 2) for _ in range(LINES + 1)])
-        with pytest.raises(QueueFull, match="at most 2"):
-            scheduler.submit([answer(1, 2), answer(1, 2)])
-        last = answer(3, 4)
-        scheduler.submit([last])
-        assert scheduler.state()["waiting"] == LINES + 2
-        lines.go.set()
-        assert (await heard(last))[0] == answer_to([3, 4], 4)
-
-    run(lines, test, waiting=2)
 
 
 @pytest.mark.parametrize("error", [refusal("A kernel raised."), ValueError("of the harness")])

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UserError
-from harness.figures import accuracy
 from harness.figures.reference import PROMPTS_FILE
 from harness.inputs import command_line, options
 
@@ -281,14 +280,12 @@ def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments) -> N
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
-        *((flag, value) for flag in ("--kernel-launch-us", "--graph-launch-us", "--collective-us",
-                                     "--collective-gb-per-s", "--divergence-difference-tol",
-                                     "--top-p", "--temperature", "--base-latency")
-          for value in ("nan", "inf", "1e400", "x")),
-        ("--tol-map", "{5: float('nan')}"), ("--tol-map", "{5: 1e400}"), ("--tol-map", "{5: -1}"),
+        *((flag, value) for flag in ("--collective-us", "--top-p", "--base-latency")
+          for value in ("nan", "1e400", "x")),
+        ("--tol-map", "{5: 1e400}"), ("--tol-map", "{5: -1}"),
         ("--tol-map", "[" * 5000), ("--tol-map", "{True: 0.1}"),
         ("--seed", "18446744073709551616"), ("--seed", "-1"), ("--seed", "1.5"),
-        ("--seq-len", "9" * 30), ("--model-path", ""), ("--model-path", "~nosuchuser"),
+        ("--seq-len", "9" * 30), ("--model-path", "~nosuchuser"),
         ("--prompt-file", "a\0b"), ("--memory-limit", "0"), ("--time-limit", "nan"),
     ],
 )  # fmt: skip
@@ -354,15 +351,3 @@ def test_examples_of_the_help_are_accepted() -> None:
 def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments) -> None:
     with pytest.raises(UserError, match=f"leave {arguments[0]} out"):
         command_line.parse(["--mode", "evaluate_all", "--record-baseline", *arguments])
-
-
-def test_the_command_that_finds_a_cause_is_taken_with_its_options() -> None:
-    given = ["--llama", "mine.py", "--prompt", 'Say "hi", all', "--tp-degree", "2", "--runs=3"]
-    given += ["--quantize", "int8", "--max-new-tokens", "4", "--judge", "ties"]
-    evaluated = command_line.parse(["--mode", "evaluate", "--enable-nki", *given])
-    said = accuracy.cause(evaluated).partition("python main.py ")[2]
-    compared = command_line.parse(shlex.split(said))
-    assert compared.mode == "diff" and compared.enable_nki
-    for name in ("llama", "prompts", "tp_degree", "quantized", "quantization_type"):
-        assert getattr(compared, name) == getattr(evaluated, name)
-    assert "--runs" not in said and "--judge" not in said

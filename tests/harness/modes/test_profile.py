@@ -137,29 +137,6 @@ def test_folder_without_a_config_is_refused(tmp_path, capsys):
 
 
 # --- parts ----------------------------------------------------------------------------------------
-@pytest.mark.full
-def test_a_long_prompt_is_priced_call_by_call(shapes_folder, tmp_path, capsys):
-    """1280 tokens behind the first 2048, in chunks of 384, over buckets in steps of 256."""
-    content = run(shapes_folder, tmp_path, "--seq-len", "3328")
-    prompt = content["prompt"]
-    assert (prompt["tokens"], prompt["chunk"]) == (3328, 384)
-    calls = [(c["submodel"].split("_")[0], c["bucket"], c["times"]) for c in prompt["calls"]]
-    assert calls == [
-        ("context", 2048, 1),
-        ("speculation", 2560, 1),
-        ("speculation", 2816, 1),
-        ("speculation", 3328, 2),
-        ("token", 3328, 1),
-    ]
-    total = sum(c["times"] * c["latency_ns"] for c in prompt["calls"])
-    assert prompt["latency_ns"] == pytest.approx(total)
-    known = {(g["submodel"], g["bucket"]): g["latency_ns"] for g in content["graphs"]}
-    assert all(
-        known.get((c["submodel"], c["bucket"]), c["latency_ns"]) == c["latency_ns"]
-        for c in prompt["calls"]
-    )
-    printed = " ".join(capsys.readouterr().out.split())  # the terminal's width breaks lines
-    assert "prompt of 3,328 tokens in chunks of 384: TTFT" in printed
 
 
 def test_a_step_of_speculation_is_priced_whatever_is_accepted(shapes_folder, tmp_path, capsys):

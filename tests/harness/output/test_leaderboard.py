@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from harness.figures.benchmark import SpeedReport
 from harness.figures.evaluation import Evaluation, Figures, Score, Speed, Speeds
 from harness.figures.graphs import NkiShare
@@ -44,15 +42,3 @@ def test_points_are_normalised_against_the_best_of_each_prompt():
 def test_a_prompt_that_nobody_gets_right_gives_nobody_points():
     wrong = [result(0, 0.0, accurate=False)]
     assert [one.normalised for one in report.standings({"a": wrong, "b": wrong})] == [0, 0]
-
-
-def test_names_tell_submissions_apart():
-    paths = ["/one/llama.py", "/two/llama.py", "/two/other.py", "/two/other.py", "/x/two/llama.py"]
-    assert report.submission_names([Path(path) for path in paths]) == [
-        "one-llama",
-        "two-llama",
-        "two-other",
-        "two-other-2",
-        "two-llama-2",
-    ]
-    assert report.submission_names([Path("/one/a.py"), Path("/one/b.py")]) == ["a", "b"]

@@ -16,8 +16,6 @@ import pytest
 from harness.errors import UserError
 from harness.files import locked_folder
 from harness.inputs import command_line
-from harness.processes.worker import Draw
-from harness.serving.scheduler import LoadedLines
 from harness.session import building
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens
@@ -208,9 +206,7 @@ def test_what_a_submission_changes_behind_the_look_is_seen(
         compiled()
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["--on-device-sampling"], ["--speculate", "lookup"], ["serve"]]
-)
+@pytest.mark.parametrize("options", [[], ["--on-device-sampling"], ["--speculate", "lookup"]])
 def test_a_checkpoint_of_nan_is_no_answer(options: list[str], tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -219,16 +215,9 @@ def test_a_checkpoint_of_nan_is_no_answer(options: list[str], tmp_path: Path) ->
     weights["model.norm.weight"][:] = float("nan")
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     told = pytest.raises(UserError, match="logits .*are NaN, (so it has no answer|expected)")
-    if options != ["serve"]:
-        loaded = build_into(tmp_path / "c", model, *options)
-        with told:
-            generate_tokens(loaded, loaded.session.prompt_ids, new_tokens=4)
-        return
-    asked = ["--mode", "serve", "--model-path", str(model), "--seq-len", "64"]
-    asked += ["--compiled-model-path", str(tmp_path / "c"), "--batch-size", "2"]
-    loaded = build(open_session(command_line.parse(asked), ()))
+    loaded = build_into(tmp_path / "c", model, *options)
     with told:
-        LoadedLines(loaded).prefill(0, [3, 4, 5], Draw(0.0, 1, 1.0, 0, 0), 0)
+        generate_tokens(loaded, loaded.session.prompt_ids, new_tokens=4)
 
 
 def test_a_home_that_cannot_be_written_names_a_way_out(
