@@ -75,7 +75,7 @@ def tune(folder: Path, *arguments: str) -> int:
 def found(folder: Path) -> dict:
     """Twelve points, of which two thirds cannot be used."""
     figures = folder / "figures.json"
-    space = ["WIDTH=64,512", "factor=2.0,3.0", "trick=none,illegal,raise"]
+    space = ["WIDTH=256,512", "factor=2.0,3.0", "trick=none,illegal,raise"]
     status = tune(
         folder,
         "--ref",
@@ -176,7 +176,7 @@ def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys) -
     figures = tmp_path / "figures.json"
     figures.write_text(json.dumps(found))
     again = ["--ref", f"{folder / 'tuned.py'}:reference", "--resume", str(figures)]
-    space = ["--space", "WIDTH=64,512", "factor=2.0", "trick=none,illegal,raise"]
+    space = ["--space", "WIDTH=256,512", "factor=2.0", "trick=none,illegal,raise"]
     plot = tmp_path / "front.png"
     assert tune(folder, *again, *space, "--plot", str(plot)) == 0
     assert tried == [6] and plot.read_bytes().startswith(b"\x89PNG")
