@@ -19,7 +19,7 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 # The folder of the checkouts that some targets read; without it nothing of a recipe runs.
 CHECKOUTS = $(or $(PUBLIC),$(error PUBLIC is not given, expected the folder of the checkouts: make $@ PUBLIC=DIR))
 
-.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-dask test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+.PHONY: evidence physics compare-runs lock setup-tests mutants records test-lab replay contest real browser calibrate-sample fuzz generate library samples suites test test-browser test-dask test-editors test-jax transformers-neuronx torch-programs test-mcp test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -80,6 +80,11 @@ test-mcp: setup-tests
 test-jax: setup-tests
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-jax.txt
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/nki/test_jax.py
+
+# The checker of VS Code over the lessons, by the stubs.
+test-editors: setup-tests
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-editors.txt
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -rs tests/core/test_stubs.py
 
 # Pieces on a Dask cluster, whose scheduler and workers are processes of this machine.
 test-dask: setup-tests

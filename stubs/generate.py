@@ -34,13 +34,24 @@ ROOTS = ("nki", "neuronxcc")
 HEAD = '"""{doc}"""\n\n# Written by stubs/generate.py.\nfrom typing import Any\n\n'
 ANNOTATIONS = ("nki.typing", "neuronxcc.nki.typing")  # of shapes that no checker knows
 # mypy takes MYPY for true and refuses sizes of a class; pyright refuses those of anything else.
-SIZED = """MYPY = False
+SIZED = """from typing import Protocol
+
+MYPY = False
 if MYPY:
     def __getattr__(name: str) -> Any: ...
 else:
 """
-TYPE = "    class {name}(Any):\n        def __class_getitem__(cls, sizes: Any) -> Any: ...\n"
-MAKERS = ("ndarray",)  # functions that public kernels write as the type of what they return
+TYPE = """    class {name}(Any, Protocol):
+        def __class_getitem__(cls, sizes: Any) -> Any: ...
+        def __getattr__(self, name: str) -> Any: ...
+        def __getitem__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __setitem__(self, *args: Any, **kwargs: Any) -> Any: ...
+"""
+# Functions that public kernels write as the type of what they return, and its class. A class of
+# unknown base would have pyright take an element of list[nl.ndarray] for a list.
+MAKERS = {"nki.language": {"ndarray": "NkiTensor"}, "neuronxcc.nki.language": {"ndarray": "tensor"}}
+BASES = ("NKIObject",)  # fields need no annotation, and what dataclass asks for may be missing
+TYPES = ("dtype",)  # modules that public kernels write as a type
 LABELLED = ("neuronxcc.nki.isa", "neuronxcc.nki.language")  # each function takes name=
 UNLISTED = {"nki.language": ("bool", "range"), "neuronxcc.nki.compiler": ("no_reorder",)}
 SIMPLE = (type(None), bool, int, float, str)
@@ -92,15 +103,23 @@ def documented(value: Any, before: str) -> str:
     return "\n" + textwrap.indent(f'"""{quoted}"""', before)
 
 
-def function(name: str, value: Any, method: bool = False, former: Iterable[str] = ()) -> str:
+def function(
+    name: str,
+    value: Any,
+    method: bool = False,
+    former: Iterable[str] = (),
+    module: ModuleType | None = None,
+) -> str:
     """A definition; ``former`` are spellings of earlier releases, taken with a warning."""
     before = "    " if method else ""
     told, given = documented(value, before + "    "), parameters(value, method)
     for word in former if "**" not in given else ():
         star = [] if "*" in given else ["*"]
         given = ", ".join(filter(None, (given, *star, f"{word}: Any = ...")))
-    if name in MAKERS:
-        return f"class {name}(Any):{told}\n    def __init__(self, {given}) -> None: ...\n"
+    made = MAKERS.get(getattr(module, "__name__", ""), {}).get(name)
+    if made:  # what a kernel annotates so may be a class of its own
+        inner = "    def __getattr__(self, name: str) -> Any: ...\n"
+        return f"class {name}({made}):{told}\n    def __init__(self, {given}) -> None: ...\n{inner}"
     return f"{before}def {name}({given}) -> Any:{told}\n"
 
 
@@ -125,7 +144,8 @@ def made_class(name: str, value: type) -> str:
         else:
             parts.append(f"    {member}: Any\n")
     told = documented(value, "    ").removesuffix(" ...")
-    return f"class {name}:{told}\n{''.join(parts) or '    ...'}\n"
+    base = "(Any)" if name in BASES else ""
+    return f"class {name}{base}:{told}\n{''.join(parts) or '    ...'}\n"
 
 
 def stub(module: ModuleType) -> str:
@@ -140,7 +160,10 @@ def stub(module: ModuleType) -> str:
     for name in dict.fromkeys(shown):
         value = getattr(module, name)
         if isinstance(value, ModuleType):
-            if value.__name__.startswith(module.__name__):
+            if name in TYPES:
+                members = "".join(f"    {one}: Any\n" for one in vars(value)["__all__"])
+                others.append(f"class {name}:{documented(value, '    ')}\n{members}\n")
+            elif value.__name__.startswith(module.__name__):
                 others.append(f"from . import {name} as {name}\n")
         elif isinstance(value, type):
             classes.append((not isinstance(value, EnumMeta), name, value))
@@ -149,9 +172,14 @@ def stub(module: ModuleType) -> str:
             more = [*(form.former if form else ())]
             if module.__name__ in LABELLED and "name" not in inspect.signature(value).parameters:
                 more.append("name")
-            functions.append(function(name, value, former=more))
+            functions.append(function(name, value, former=more, module=module))
         else:
             others.append(f"{name}: Any\n")
+    others += [
+        f"from .. import {one}\n"
+        for one in MAKERS.get(module.__name__, {}).values()
+        if one not in shown
+    ]
     made = [made_class(name, value) for _, name, value in sorted(classes, key=lambda c: c[:2])]
     doc = (inspect.getdoc(module) or module.__name__).split("\n\n")[0]
     enums = "from enum import Enum, IntEnum\n" if any(not plain for plain, *_ in classes) else ""

@@ -36,7 +36,7 @@ class MemoryRegion(Enum):
     psum = 'psum'
     private_hbm = 'hbm'
     shared_hbm = 'shared_hbm'
-class NKIObject:
+class NKIObject(Any):
     """Base of a kernel's own classes: fields by position or keyword, missing ones are None.
 
     Class attributes without annotation are fields, too, and ``@dataclass`` makes no difference
@@ -236,9 +236,10 @@ class NkiTileGrid:
     is_remainder: Any
     shape: Any
 
-class ndarray(Any):
+class ndarray(NkiTensor):
     """An uninitialised tensor; ``address`` (partition, byte) fixes its place on chip."""
     def __init__(self, shape: Any, dtype: Any, buffer: Any = MemoryRegion.sbuf, name: Any = '', address: Any = None) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 def abs(x: Any, dtype: Any = None) -> Any:
     """Magnitudes."""
 def abs_max(x: Any, y: Any, dtype: Any = None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from neuron_cpu import suite
+from neuron_cpu.lessons import LESSONS
 
 ROOT = Path(__file__).resolve().parents[2]
 RIGHT = """
@@ -33,6 +35,24 @@ def kernel(x: nt.tensor[128, 64], w: nl.ndarray) -> nl.ndarray:
         nl.store(out, nl.exp(tile.permute((0, 1))))
     return out
 """
+# A kernel's own classes, as nki-library writes them.
+OWN = """
+from dataclasses import dataclass
+from typing import Any
+
+@dataclass
+class Buffers(nl.NKIObject):
+    tile = None
+    kind: nki.dtype
+
+def filled(tiles: list[nl.ndarray], number: Any, out: nt.mutable_tensor) -> nl.ndarray:
+    held = Buffers(tile=tiles[0], kind=nki.dtype.bfloat16)
+    nisa.tensor_copy(dst=tiles[number][0:128, 0:64], src=held.tile)
+    return tiles[number]
+
+def both(tile: nl.ndarray):
+    return filled([tile], 0, tile)
+"""
 WRONG = {  # line, and what is said of it
     "nl.expp(x)": 'Module has no attribute "expp"',
     "nisa.activation(x, op=nl.exp, data=x, scal=2.0)": 'Unexpected keyword argument "scal"',
@@ -51,6 +71,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("nki", "neuronxcc"):
         shutil.copytree(ROOT / "stubs" / f"{name}-stubs", folder / name)
     return folder
+
+
+def wrong() -> str:
+    """A file of the wrong lines."""
+    lines = ["import nki.isa as nisa, nki.language as nl", "import neuronxcc.nki.language as old"]
+    return "\n".join([*lines, "def kernel(x):", *(f"    {line}" for line in WRONG)])
 
 
 def checked(site: Path, *files: Path) -> list[str]:
@@ -73,6 +99,31 @@ def checked(site: Path, *files: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if ": error: " in line]
 
 
+def test_pyright_reports_wrong_names_and_nothing_else(site: Path) -> None:
+    """`make test-editors`: the lessons, and fields and lists of a kernel's own classes."""
+    pytest.importorskip("pyright", reason="requirements-editors.txt is not installed")
+    files = {
+        f"{lesson.name}_{language}_{kind}": getattr(lesson.track(language), kind)
+        for lesson in LESSONS
+        for language in ("nki", "neuronxcc")
+        for kind in ("exercise", "solution")
+    }
+    for name, text in (files | {"right": RIGHT + OWN, "wrong": wrong()}).items():
+        (site / f"{name}.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "."],
+        cwd=site,
+        capture_output=True,
+        text=True,
+    )
+    told = json.loads(done.stdout)["generalDiagnostics"]
+    told = [one for one in told if one["file"].endswith(".py")]  # a package's stubs are not checked
+    reported = [one for one in told if one["severity"] == "error"]
+    assert {Path(one["file"]).name for one in reported} == {"wrong.py"}
+    lines = {one["range"]["start"]["line"] for one in reported}
+    assert lines == {number for number, said in enumerate(WRONG.values(), 3) if said}
+
+
 def test_they_are_current() -> None:
     done = subprocess.run(
         [sys.executable, "stubs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True
@@ -81,9 +132,11 @@ def test_they_are_current() -> None:
 
 
 def test_kernels_that_run_have_no_errors_and_wrong_names_are_reported(site: Path) -> None:
-    lines = ["import nki.isa as nisa, nki.language as nl", "import neuronxcc.nki.language as old"]
-    wrong = "\n".join([*lines, "def kernel(x):", *(f"    {line}" for line in WRONG)])
-    files = {"right": RIGHT, "wrong": wrong, **{n: suite.template(n) for n in suite.names()}}
+    files = {
+        "right": RIGHT + OWN,
+        "wrong": wrong(),
+        **{n: suite.template(n) for n in suite.names()},
+    }
     for name, text in files.items():
         (site / f"{name}.py").write_text(text)
     found = checked(site, *(site / f"{name}.py" for name in files))

@@ -12,6 +12,7 @@ psum: Any
 sbuf: Any
 shared_hbm: Any
 mgrid: Any
+from .. import tensor
 
 class bool_:
     """Boolean type (True or False), stored as a byte.
@@ -1073,9 +1074,10 @@ class uint8:
     var: Any
     view: Any
 
-class ndarray(Any):
+class ndarray(tensor):
     """An uninitialised tensor in ``buffer`` (default SBUF)."""
     def __init__(self, shape: Any, dtype: Any, *, buffer: Any = None, name: Any = '', **other: Any) -> None: ...
+    def __getattr__(self, name: str) -> Any: ...
 def abs(x: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
     """``|x|`` on VectorE."""
 def add(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, name: Any = ...) -> Any:
