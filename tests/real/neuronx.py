@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import functools
+import json
 import multiprocessing
 import operator
 import os
@@ -62,9 +63,11 @@ FAMILIES = {
     "GPTJ": ("GPTJConfig", GPT | {"rotary_dim": 8}, "GPTJForSampling"),
     "GPTNeoX": ("GPTNeoXConfig", NEOX, "GPTNeoXForSampling"),
 }
+SETTINGS: dict[str, Any] = {"batch_size": 1, "tp_degree": 2}
+SETTINGS |= {"n_positions": POSITIONS, "amp": "f32"}
 VERSION = "__version__ = '0.13.x'"  # of 1ade6d7
 LIMIT_SECONDS = 600  # of one row
-RIGHT, OWN, WRONG = "right", "the package's own", "wrong"
+RIGHT, OWN, CLOSED, WRONG = "right", "the package's own", "closed", "wrong"
 ROWS: dict[str, tuple[str, Callable[[], str]]] = {}
 
 
@@ -73,7 +76,7 @@ def row(name: str, outcome: str = RIGHT) -> Callable[[Callable[[], str]], Callab
 
     Args:
         outcome: what it means that nothing is raised; OWN where the function shows that the package
-            itself computes something else than Hugging Face.
+            itself computes something else than Hugging Face, CLOSED that it calls a closed kernel.
     """
 
     def add(function: Callable[[], str]) -> Callable[[], str]:
@@ -106,7 +109,7 @@ def neuron(family: str, ready: bool = True, changes: dict | None = None, **optio
     import transformers_neuronx
 
     folder = hugging_face(family, **(changes or {}))[1]
-    settings = {"batch_size": 1, "tp_degree": 2, "n_positions": POSITIONS, "amp": "f32"} | options
+    settings = SETTINGS | options
     kind = operator.attrgetter(FAMILIES[family][2])(transformers_neuronx)
     made = kind.from_pretrained(folder, **settings)
     if ready:
@@ -433,25 +436,73 @@ def _stopping() -> str:
 
 @row("Speculative sampling")
 def _speculative() -> str:
-    import torch
-    from transformers_neuronx import GenerationConfig
     from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 
-    want = greedy(hugging_face("Llama")[0], prompt())
-    options = {
+    options = _fused_options()
+    draft = neuron("Llama", changes={"num_hidden_layers": 1}, neuron_config=config(**options))
+    target = neuron("Llama", neuron_config=config(**options))
+    return f"fused: {_guessed(FusedSpeculativeDecoder(draft, target, 4))}"
+
+
+def _fused_options() -> dict[str, Any]:
+    """What both models of a fused graph need."""
+    from transformers_neuronx import GenerationConfig
+
+    return {
         "padding_side": "right",
         "attention_layout": "BSH",
         "collectives_layout": "BSH",
         "on_device_embedding": True,
         "on_device_generation": GenerationConfig(top_k=1, do_sample=False),
     }
-    draft = neuron("Llama", changes={"num_hidden_layers": 1}, neuron_config=config(**options))
-    target = neuron("Llama", neuron_config=config(**options))
-    fused = FusedSpeculativeDecoder(draft, target, 4)
-    fused.to_neuron()
+
+
+def _guessed(decoder: Any) -> str:
+    """The target's greedy text, several tokens a step."""
+    import torch
+
+    decoder.to_neuron()
     mask = torch.ones_like(prompt())
-    got, *_ = fused.sample(input_ids=prompt(), attention_mask=mask, sequence_length=LENGTH)
-    return f"fused: {same(got, want)}"
+    got, *_ = decoder.sample(input_ids=prompt(), attention_mask=mask, sequence_length=LENGTH)
+    return same(got, greedy(hugging_face("Llama")[0], prompt()))
+
+
+@row("EAGLE speculation")
+def _eagle() -> str:
+    import transformers_neuronx
+    from transformers_neuronx.eagle_speculation import EagleSpeculativeDecoder
+
+    head = _eagle_head(Path(hugging_face("Llama", num_hidden_layers=1)[1]))
+    found = []
+    for name, tree in {
+        "chain": {0: [1], 1: [2], 2: [3]},
+        "tree": {0: [1, 2], 1: [3], 2: [4]},
+    }.items():
+        draft = transformers_neuronx.LlamaForSampling.from_pretrained(
+            head, **SETTINGS, neuron_config=config(is_eagle_draft=True, **_fused_options())
+        )
+        draft.to_neuron()
+        options = config(is_eagle_target=True, **_fused_options())
+        target = neuron("Llama", neuron_config=options)
+        decoder = EagleSpeculativeDecoder(draft, target, token_tree=tree, greedy=True)
+        found.append(f"{name}: {_guessed(decoder)}")
+    return "; ".join(found)
+
+
+def _eagle_head(model: Path) -> str:
+    """The folder of a seeded head: one layer, behind a layer that joins token and hidden state."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder = Path(tempfile.mkdtemp())
+    read = json.loads((model / "config.json").read_text(encoding="utf-8"))
+    content = json.dumps(read | {"is_eagle": True, "bias": False})
+    (folder / "config.json").write_text(content, encoding="utf-8")
+    weights = load_file(model / "model.safetensors")
+    size = read["hidden_size"]
+    weights["model.fc.weight"] = 0.15 * torch.randn(size, 2 * size)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
 
 
 @row("Fused weights of Q, K and V")
@@ -486,6 +537,35 @@ def _flash() -> str:
     return "; ".join(found)
 
 
+@row("Weight tiling")
+def _tiling() -> str:
+    import numpy
+
+    numpy.product = numpy.prod  # type: ignore[attr-defined]  # the package calls numpy 1's name
+    tiles = {
+        "Llama": {"hidden_size": 256, "intermediate_size": 512},
+        "GPT2": {"n_embd": 256},
+        "OPT": {"hidden_size": 256, "ffn_dim": 512, "word_embed_proj_dim": 256},
+    }
+    found = [
+        f"{family}: {text(family, sizes, neuron_config=config(weight_tiling=True))}"
+        for family, sizes in tiles.items()
+    ]
+    return f"with numpy 1's `product`; {'; '.join(found)}"
+
+
+@row("Flash attention", CLOSED)
+def _flash_attention() -> str:
+    changes = {"num_hidden_layers": 1, "max_position_embeddings": 8192}
+    try:
+        neuron("Llama", changes=changes, n_positions=[4096], context_length_estimate=[4096])
+    except NotImplementedError as error:
+        if "attention_isa_kernel is a closed kernel" in str(error):
+            return "prompts of 4,096 tokens call attention_isa_kernel, which is refused by name"
+        raise
+    raise AssertionError("a prompt of 4,096 tokens runs, expected a closed kernel")
+
+
 @row("Continuous batching")
 def _continuous() -> str:
     import torch
@@ -517,7 +597,6 @@ def _continuous() -> str:
 # Features that have no meaning here, or are not of Transformers NeuronX's own program.
 WITHOUT = {
     "Persistent cache": "nothing is kept: a graph compiles for a CPU in seconds",
-    "Flash attention": "not tried: it begins at 8,192 tokens and calls a closed kernel",
     "Several instances (TP, PP)": "no meaning: all ranks are in one process",
 }
 
@@ -547,7 +626,7 @@ def _inside(public: Path, name: str, answer: Any) -> None:
 
 
 def measure(public: Path, name: str) -> tuple[str, str]:
-    """(RIGHT, OWN or WRONG; what was found)."""
+    """(an outcome; what was found)."""
     context = multiprocessing.get_context("fork")  # the package compiles in forks, too
     mine, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_inside, args=(public, name, theirs))
