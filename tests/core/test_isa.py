@@ -163,6 +163,52 @@ def test_tensor_reduce(op, shape, axes, negate, seed):
     assert_close(got, reference, "float32", math.prod(shape[1:]))
 
 
+# --- scans and statistics -------------------------------------------------------------------------
+@pytest.mark.parametrize("reverse", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("ops", [(nl.multiply, nl.add), (nl.subtract, nl.maximum)])
+@pytest.mark.parametrize("vector", [False, True])
+def test_scan_carries_the_previous_result(ops, reverse, vector):
+    a, b, column = data(3, (7, 33), low=-0.9, high=0.9), data(4, (7, 33)), data(5, (7, 1))
+
+    def body(x, y, first):
+        turned = {"reverse0": reverse[0], "reverse1": reverse[1]}
+        return nisa.tensor_tensor_scan(x, y, first if vector else 0.25, *ops, **turned)
+
+    found = run(body, a, b, column)
+    state = wide(column)[:, 0] if vector else np.full(7, 0.25)
+    one, other = (getattr(np, op.__name__) for op in ops)
+    for i in range(33):
+        step = one(*((state, a[:, i]) if reverse[0] else (a[:, i], state)))
+        state = other(*((b[:, i], step) if reverse[1] else (step, b[:, i])))
+        np.testing.assert_allclose(found[:, i], state, rtol=1e-4, atol=1e-5)
+
+
+def test_scan_refuses_bitwise_operators():
+    a = np.zeros((4, 8), np.float32)
+    with pytest.raises(NkiError, match="bitwise_and"):
+        run(lambda x: nisa.tensor_tensor_scan(x, x, 0.0, nl.bitwise_and, nl.add), a)
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 512, 1000, 1337])
+def test_statistics_of_pieces_aggregate_to_mean_and_variance(columns):
+    def body(tile):
+        starts = range(0, columns, 512)
+        parts = nl.ndarray((50, 6 * len(starts)), dtype=nl.float32)
+        for k, at in enumerate(starts):
+            parts[:, 6 * k : 6 * k + 6] = nisa.bn_stats(tile[:, at : min(at + 512, columns)])
+        return nisa.bn_aggr(parts)
+
+    x = (np.random.default_rng(0).standard_normal((50, columns)) * 5 + 100).astype(np.float32)
+    found = run(body, x)
+    np.testing.assert_allclose(found[:, 0], wide(x).mean(1), rtol=1e-6)
+    np.testing.assert_allclose(found[:, 1], wide(x).var(1), rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_keep_even_and_odd_positions_apart():
+    found = run(nisa.bn_stats, np.array([[1, 10, 3, 20, 5]], np.float32))
+    np.testing.assert_allclose(found, [[3, 3, 8, 2, 15, 50]])
+
+
 # --- ScalarE --------------------------------------------------------------------------------------
 def gelu(x):
     return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))

@@ -361,6 +361,9 @@ CASES += [
     keeping("err_size_of_dimension_exceed_arch_limit",
             lambda x: nl.add(tile(64, 4097), psum(64, 1).broadcast_to((64, 4097))),
             lambda x: nl.add(tile(64, 4096), psum(64, 1).broadcast_to((64, 4096))), name="psum"),
+    keeping("err_size_of_dimension_exceed_arch_limit",
+            lambda x: nisa.bn_stats(tile(128, 513)), lambda x: nisa.bn_stats(tile(128, 512)),
+            name="statistics"),
     keeping("sim_undefined_data", half_written(127), half_written(128)),
 ]  # fmt: skip
 
