@@ -18,6 +18,7 @@ from neuron_cpu.core.device import dtypes
 from neuron_cpu.core.instructions.alu import ACTIVATIONS
 from neuron_cpu.core.run import memory, products
 from neuron_cpu.core.run.execute import Plan
+from tests.core.test_refusals import kernel_of
 
 BOTH = pytest.mark.parametrize("merge", [True, False])
 
@@ -77,14 +78,12 @@ def test_a_function_gives_the_same_bits_wherever_its_input_lies(op):
 
 
 # --- data-dependent rows --------------------------------------------------------------------------
-@nki.jit
+@kernel_of
 def gather(table, index):
-    out = nl.ndarray((index.shape[0], table.shape[1]), dtype=table.dtype, buffer=nl.shared_hbm)
     chosen = nl.load(index)
     columns = nl.arange(table.shape[1])[None, :]
     rows = nl.load(table[chosen[nl.arange(index.shape[0])[:, None], 0], columns])
-    nl.store(out, value=rows)
-    return out
+    return rows
 
 
 @BOTH
@@ -158,12 +157,10 @@ def test_sums_of_tensor_reduce_are_in_order(shape):
     x = torch.rand(shape, generator=torch.Generator().manual_seed(1)) * 3 - 1
     axes = tuple(range(1, len(shape)))
 
-    @nki.jit
+    @kernel_of
     def kernel(x):
-        out = nl.ndarray((shape[0], 1), nl.float32, buffer=nl.shared_hbm)
         total = nisa.tensor_reduce(np.add, nl.load(x), axis=axes, keepdims=True)
-        nl.store(out, total.reshape((shape[0], 1)))
-        return out
+        return total.reshape((shape[0], 1))
 
     want = np.add.accumulate(x.reshape(shape[0], -1).numpy(), axis=1)[:, -1:]
     assert np.array_equal(kernel(x).numpy(), want)

@@ -15,7 +15,6 @@ from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program import regions, trace
 from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.program.view import reshaped_strides
 from neuron_cpu.core.run.execute import Plan
 
 some = settings(max_examples=40, deadline=None, derandomize=True)
@@ -289,31 +288,6 @@ def test_operand_mask_after_other_indices():
     assert np.array_equal(numbers(tensor[(i < 2) & (j >= 7)]), reference[:2, 7:])
     with pytest.raises(NkiError, match="sim_operand_mask"):
         tensor[i < j]
-
-
-# --- views ----------------------------------------------------------------------------------------
-@some
-@given(data=st.data())
-def test_reshape_is_a_view_exactly_where_numpy_makes_one(data):
-    shape = tuple(data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
-    whole = np.zeros(tuple(2 * s for s in shape), np.int8)
-    view = whole[tuple(slice(0, s) for s in shape)]
-    if data.draw(st.booleans()):
-        view = np.zeros(shape, np.int8)
-    total = view.size
-    new = []
-    while total > 1:
-        factor = data.draw(st.sampled_from([d for d in range(2, total + 1) if total % d == 0]))
-        new.append(factor)
-        total //= factor
-    new = tuple(new) or (1,)
-    found = reshaped_strides(view.shape, view.strides, new)
-    copied = view.reshape(new)
-    is_view = np.shares_memory(copied, view)
-    assert (found is not None) == is_view
-    if is_view:
-        kept = [(s, t) for s, t in zip(new, copied.strides) if s > 1]
-        assert [(s, t) for s, t in zip(new, found) if s > 1] == kept
 
 
 # --- programs -------------------------------------------------------------------------------------

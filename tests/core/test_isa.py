@@ -20,6 +20,7 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
+from tests.core.test_refusals import kernel_of
 
 ULP = {
     "float32": 2e-6,
@@ -107,25 +108,6 @@ def test_tensor_scalar_with_vector_and_constant(shape, kind, reverse, seed):
 
     difference = wide(column) - wide(a) if reverse else wide(a) - wide(column)
     assert_close(run(body, a, column), difference * 0.375, "float32", 2)
-
-
-@few
-@given(shape=shapes, kind=st.sampled_from(FLOATS), seed=st.integers(0, 99))
-def test_scalar_tensor_tensor(shape, kind, seed):
-    a, b, column = data(seed, shape, kind), data(seed + 1, shape, kind), data(9, (shape[0], 1))
-
-    def body(x, y, v):
-        return nisa.scalar_tensor_tensor(
-            data=x,
-            op0=np.subtract,
-            operand0=v,
-            op1=nl.subtract,
-            operand1=y,
-            reverse1=True,
-            dtype=nl.float32,
-        )
-
-    assert_close(run(body, a, b, column), wide(b) - (wide(a) - wide(column)), "float32", 2)
 
 
 @pytest.mark.parametrize("kind", ["int32", "uint16", "int8"])
@@ -399,11 +381,9 @@ def test_transfers_that_a_devices_compiler_refused_are_refused():
         nl.store(out, tile)
         return out
 
-    @nki.jit
+    @kernel_of
     def turned(x):
-        out = nl.ndarray(x.shape[::-1], x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, nisa.dma_transpose(x))
-        return out
+        return nisa.dma_transpose(x)
 
     for kernel, said in (
         (repeated, "IBCG901.*sim_refused_on_device"),

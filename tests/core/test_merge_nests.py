@@ -16,6 +16,7 @@ from neuronxcc import nki
 
 from neuron_cpu.core.run import merge
 from neuron_cpu.core.run.execute import Plan
+from tests.core.test_refusals import kernel_of
 
 MANY = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -251,12 +252,10 @@ def test_a_tiled_product_becomes_one_operation_and_its_copies():
 def test_reshaped_tiles_are_read_in_place_only_where_the_source_has_such_rows():
     """Two rows of 3 cut from rows of 10, joined to one of 6 and read across their joint."""
 
-    @nki.jit
+    @kernel_of
     def kernel(a):
-        out = nl.ndarray((4, 4), dtype=a.dtype, buffer=nl.shared_hbm)
         joined = nl.load(a[:, :, 2:5]).reshape((4, 6))
-        nl.store(out, value=nisa.tensor_scalar(joined[:, 1:5], nl.add, 1.0))
-        return out
+        return nisa.tensor_scalar(joined[:, 1:5], nl.add, 1.0)
 
     a = integers(15, 4, 2, 10)
     assert torch.equal(check_equal(kernel, a), a[:, :, 2:5].reshape(4, 6)[:, 1:5] + 1)
@@ -266,15 +265,13 @@ def test_reshaped_tiles_are_read_in_place_only_where_the_source_has_such_rows():
 def test_overlapping_accumulations_add_up():
     """Accumulation is no race, so windows of one PSUM tile may overlap from turn to turn."""
 
-    @nki.jit
+    @kernel_of
     def kernel(a, b):
-        out = nl.ndarray((4, 10), dtype=nl.float32, buffer=nl.shared_hbm)
         acc = nl.ndarray((4, 10), dtype=nl.float32, buffer=nl.psum)
         acc[...] = nisa.memset((4, 10), 0.0, nl.float32)
         for i in nl.affine_range(4):
             acc[:, nl.ds(i * 2, 4)] += nisa.nc_matmul(nl.load(a), nl.load(b[:, nl.ds(i * 4, 4)]))
-        nl.store(out, value=nisa.tensor_copy(acc))
-        return out
+        return nisa.tensor_copy(acc)
 
     a, b = integers(23, 8, 4), integers(24, 8, 16)
     expected = torch.zeros(4, 10)
