@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from glob import escape, glob
@@ -83,6 +84,22 @@ class Libraries:
                 state = path.stat()
                 digest.update(f"{path}:{state.st_size}:{state.st_mtime_ns};".encode())
         return f"nxdi {self.nxdi} nxd {self.nxd} {digest.hexdigest()[:16]}"
+
+
+def lacking(error: BaseException) -> str:
+    """Which package a file of the libraries imports that this Python lacks, and the mend; empty for
+    other errors. Models of images and utils/accuracy.py import torchvision, and no others do."""
+    if not isinstance(error, ModuleNotFoundError) or not error.name:
+        return ""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    importing = Path([file for file in files if not file.startswith("<frozen")][-1])
+    package, name = error.name.partition(".")[0], {NXD, NXDI}.intersection(importing.parts)
+    if not name or package in (NXD, NXDI):
+        return ""
+    return (
+        f"{importing.name} of {name.pop()} imports {package}, which this Python lacks; pip install "
+        f"{package}"
+    )
 
 
 def find(stand_in: Sequence[str] = ()) -> Optional[Libraries]:

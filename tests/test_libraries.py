@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 
 import neuron_cpu
+from harness.inputs import submission
 from neuron_cpu import libraries
 from neuron_cpu.errors import UsageError
+from neuron_cpu.sandbox import run_script
 
 
 @pytest.fixture
@@ -90,6 +92,23 @@ def test_transformers_and_what_is_lacking_are_named(fake, monkeypatch):
     fake.transformers, fake.lacking = "4.51.3", ("boto3", "tenacity")
     with pytest.raises(UsageError, match="pip install boto3 tenacity"):
         libraries.find()
+
+
+@pytest.mark.parametrize("place", [libraries.NXDI, "mine"])
+def test_a_package_that_a_file_of_theirs_imports_is_named(tmp_path, monkeypatch, place):
+    """As torchvision, which utils/accuracy.py imports, in a script and in a submission."""
+    folder = tmp_path / place
+    folder.mkdir()
+    (folder / "accuracy.py").write_text("import nowhere.transforms\n")
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "accuracy", raising=False)
+    with pytest.raises(ModuleNotFoundError) as raised:
+        import accuracy  # noqa: F401
+    said = f"accuracy.py of {libraries.NXDI} imports nowhere, which this Python lacks; pip install"
+    told = [submission.raised(raised.value), *run_script.missing(raised.value)]
+    assert [said in words for words in told] == (
+        [True, True] if place == libraries.NXDI else [False]
+    )
 
 
 def test_a_folder_that_is_no_checkout_ends_a_run_with_status_2(run_main, tmp_path):

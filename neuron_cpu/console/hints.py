@@ -4,6 +4,8 @@ import difflib
 import types
 from collections.abc import Iterable
 
+from .. import libraries
+
 
 def hint(error: BaseException) -> str:
     """`did you mean ...` or `use ...`; empty where nothing is known to help."""
@@ -11,6 +13,8 @@ def hint(error: BaseException) -> str:
         return _attribute(error)
     if isinstance(error, NameError):
         return _name(error)
+    if told := libraries.lacking(error):
+        return told
     if isinstance(error, SystemExit):
         return "take out what ends the program; a kernel ends by returning its results"
     return "look for a function that calls itself" if isinstance(error, RecursionError) else ""

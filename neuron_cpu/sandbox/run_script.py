@@ -17,7 +17,7 @@ from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
-from .. import ROOTS, announce, install
+from .. import ROOTS, announce, install, libraries
 from ..errors import UsageError
 
 USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
@@ -27,7 +27,10 @@ OPTIONS = ("--report", "--without")
 
 
 def missing(error: Exception) -> list[str]:
-    """A sentence about a file that the 2026 contest's test.py reads and its repository lacks."""
+    """A sentence about a package that the real libraries import and this Python lacks, or a file
+    that the 2026 contest's test.py reads and its repository lacks."""
+    if told := libraries.lacking(error):
+        return [f"{told}."]
     if not isinstance(error, FileNotFoundError) or error.filename != "prompt_data.txt":
         return []
     return [
