@@ -279,3 +279,14 @@ def test_a_prefix_hit_and_a_step_over_blocks_have_prices(shapes_folder):
         assert {name for name in kernels if name.startswith("attention_")} == {own}
         read = [op.bytes for op in found.operators if op.kind == estimate.TORCH]
         assert max(read) < 1 << 20  # a layer's blocks of four sequences are 1 MiB
+
+
+@pytest.mark.parametrize(
+    ("batch", "samples", "rows"), [(1, False, 1), (8, False, 8), (1, True, 0), (8, True, 0)]
+)
+def test_each_row_pays_for_its_logits_and_none_where_the_device_samples(batch, samples, rows):
+    """345 us a row (a test of NxDI: two rows 0.69 ms), and the host's arg-maximum of each."""
+    costs = estimate.cost.Overheads()
+    estimator = estimate.Estimator("hbm-peak", costs, 1, samples=samples)
+    found = estimator.graph(estimate.DECODE, 64, batch, [])
+    assert found.latency_ns == costs.graph_ns + costs.host_ns + rows * 545_000

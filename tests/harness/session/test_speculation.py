@@ -12,11 +12,14 @@ from neuronx_distributed_inference.contract import VERSIONS
 
 from harness.errors import UserError
 from harness.figures import benchmark
+from harness.figures.estimated_speed import SpeedEstimates
+from harness.figures.estimated_speed import _Times as Times
 from harness.inputs import command_line, submission
 from harness.processes.worker import Host, Job
 from harness.processes.workers import SubmissionFailed
 from harness.session import adapters, speculation
 from harness.session import model as session_model
+from harness.settings import Speculation
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 64
@@ -226,3 +229,36 @@ def test_a_draft_has_no_adapter(tmp_path) -> None:
     for way in (["--speculate", "draft", "--draft-model-path", "d"], ["--is-medusa"]):
         with pytest.raises(UserError, match="got --lora-ckpt-path"):
             command_line.parse([*given, *way])
+
+
+def test_acceptance_is_counted_by_position():
+    found = benchmark.summed(
+        "lookup", 4, [([[3, 3, 0], [0, 0, 0], [2, 1, 0]], 8), ([[3, 0, 0]], 2)]
+    )
+    assert (found.calls, found.unguessed, found.tokens) == (4, 1, 8)
+    assert (found.offered, found.accepted) == ([3, 3, 2], [2, 1, 1])
+    assert found.tokens_per_call == 2.0
+    assert "67% of 3, 33% of 3, 50% of 2" in found.describe()
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_token_costs_its_share_of_a_step(alone):
+    """Ten calls, four of them without a guess, give 25 tokens; the draft ran 20 steps."""
+    asked = Speculation("draft", 5, Path("draft"))
+    tags = [asked.submodel, *(["token_generation_model"] if alone else [])]
+    costs = {asked.submodel: 10.0, "token_generation_model": 5.0}
+    estimates, draft = (object.__new__(SpeedEstimates) for _ in range(2))
+    session = SimpleNamespace(settings=SimpleNamespace(speculation=asked))
+    estimates._loaded = SimpleNamespace(session=session, buckets=dict.fromkeys(tags))
+    asked_for = []
+
+    def graph(submodel, length):
+        asked_for.append((submodel, length))
+        return Times(*[costs[submodel]] * 3)
+
+    estimates._graph, estimates._draft = graph, draft
+    draft._graph = lambda submodel, length: Times(1.0, 1.0, 1.0)
+    measured = benchmark.Acceptance("draft", 5, 10, 4, 25, [6] * 4, [5, 4, 3, 3], 20)
+    several = 0.6 * 10 + 0.4 * 5 if alone else 10.0
+    assert estimates._token(100, measured).ms == pytest.approx((several + 2 * 1.0) / 2.5)
+    assert asked_for[0] == (asked.submodel, 104)
