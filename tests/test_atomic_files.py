@@ -58,22 +58,6 @@ def test_full_disk_is_one_sentence(error: Exception, tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    finished = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    dead = tmp_path / f".t.{finished.stdout.strip()}.abc"
-    alive = tmp_path / f".t.{os.getpid()}.abc"
-    dead.mkdir()
-    alive.mkdir()
-    with files.atomic_folder(tmp_path / "t"):
-        pass
-    assert not dead.exists() and alive.exists()
-
-
 def test_the_old_folder_comes_back_where_the_rename_fails(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "old").write_text("1")
@@ -242,13 +226,6 @@ def test_one_file_is_whole_or_not_there(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(target)
     files.write_text_atomically(tmp_path / "link", "2")
     assert target.read_text() == "2" and (tmp_path / "link").is_symlink()
-
-
-def test_a_file_that_cannot_be_put_in_its_place_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UnwritableError, match="folder: Is a directory"):
-        files.write_text_atomically(tmp_path / "folder", "1")
-    assert names(tmp_path) == ["folder"]
 
 
 def dead_process() -> int:

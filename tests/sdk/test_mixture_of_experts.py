@@ -10,51 +10,9 @@ import transformers
 from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
 from neuronx_distributed.modules.moe.model import MoE
 from neuronx_distributed.modules.moe.routing import RouterTopK
-from neuronx_distributed_inference.models.qwen3_moe import modeling_qwen3_moe
 from torch.utils.flop_counter import FlopCounterMode
 
 from neuron_cpu.runtime.ranks import Group, rank_context
-
-MODELS = modeling_qwen3_moe
-SHAPE = dict(
-    hidden_size=48,
-    head_dim=8,
-    moe_intermediate_size=52,
-    num_hidden_layers=2,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    vocab_size=208,
-    max_position_embeddings=512,
-    num_experts=4,
-    norm_topk_prob=True,
-    num_experts_per_tok=2,
-    initializer_range=0.2,
-    tie_word_embeddings=False,
-)
-
-
-PROMPT = [5, 17, 101, 3, 44, 9]
-BLOCKS = {"blockwise_matmul_config": {"block_size": 4}}
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, marks=pytest.mark.full),
-        {"tp_degree": 2},
-        {"tp_degree": 2, "batch_size": 2, **BLOCKS},
-    ],
-)
-def test_logits_equal_hugging_face(options, qwen, generate, reference):
-    model, app = qwen(**options)
-    prompts = [PROMPT, PROMPT[3:]][: options.get("batch_size", 1)]
-    output = generate(app, prompts, 5, return_dict_in_generate=True, output_logits=True)
-    for row, prompt in enumerate(prompts):
-        tokens, logits = reference(model, prompt, 5)
-        assert torch.equal(output.sequences[row, -5:], tokens)
-        made = torch.stack([step[row] for step in output.logits])
-        torch.testing.assert_close(made, logits, rtol=0, atol=1e-4)
-
 
 # experts, best of each token, block, batch, tokens of a row, where the router sends the tokens,
 # and the rows that experts compute
@@ -142,7 +100,7 @@ def experts(capacity_factor=None, glu_mlp=True, **options):
         return ExpertMLPs(4, 2, 8, 6, "silu", glu_mlp, capacity_factor, **options).eval()
 
 
-def test_refusals(qwen):
+def test_refusals():
     with pytest.raises(ValueError, match="needs a top_k above 1"), rank_context(Group(0, 1)):
         ExpertMLPs(4, 1, 8, 6, "silu", True, None, normalize_top_k_affinities=True)
     with pytest.raises(NotImplementedError, match="Experts got glu_mlp=False"):
@@ -155,5 +113,3 @@ def test_refusals(qwen):
         RouterTopK(4, 2, 3, act_fn="sigmoid")
     with pytest.raises(TypeError, match=r"unexpected keyword arguments \['topk'\]"):
         experts(topk=2)
-    with pytest.raises(NotImplementedError, match="NeuronConfig.quantized is not supported"):
-        qwen(load=False, quantized=True, quantized_checkpoints_path="somewhere")

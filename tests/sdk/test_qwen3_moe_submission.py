@@ -38,7 +38,7 @@ LONG = dict(seq_len=256, max_context_length=224, logical_nc_config=2)
 @pytest.mark.parametrize(
     ("length", "options"),
     [
-        (7, dict(tp_degree=4)),
+        pytest.param(7, dict(tp_degree=4), marks=pytest.mark.full),
         (7, dict(enable_nki=True, logical_nc_config=1)),
         # two cores by themselves, for which a rank's 127 logits are padded to two tiles
         (7, dict(enable_nki=True, tp_degree=4, shape={"vocab_size": 508})),

@@ -77,7 +77,14 @@ def test_attention_that_is_traced_as_two_linear_kernels_fails_by_name(evaluate: 
     assert "the kernel linear_kernel of " in told and "as it was traced" in told, told
 
 
-@pytest.mark.parametrize("act", ACTS)
+@pytest.mark.parametrize(
+    "act",
+    ["by an operator", "in numpy"]
+    + [
+        pytest.param(act, marks=pytest.mark.full)
+        for act in ("by a larger product", "from a call on")
+    ],
+)
 def test_work_that_was_not_traced_fails_by_name(act: str, evaluate: Callable) -> None:
     source, name = ACTS[act]
     told = evaluate(AFTER.replace("{act}", source))

@@ -103,13 +103,13 @@ FIND = (
 
 @pytest.mark.parametrize("said", [HALF, FLOOD])
 def test_half_a_message_and_a_flood_end_at_the_time_limit(said: str, imported: Callable) -> None:
-    with pytest.raises(SubmissionFailed, match="no answer within 2 s; --time-limit"):
-        imported(f"{FIND}{said}\n{WELL}", "--time-limit", "2")
+    with pytest.raises(SubmissionFailed, match="no answer within 1 s; --time-limit"):
+        imported(f"{FIND}{said}\n{WELL}", "--time-limit", "1")
 
 
 def test_processor_time_is_limited(imported: Callable) -> None:
     with pytest.raises(SubmissionFailed, match="processor time that it may use; --cpu-limit"):
-        imported(f"while True: pass\n{WELL}", "--cpu-limit", "2")
+        imported(f"while True: pass\n{WELL}", "--cpu-limit", "1")
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,7 @@ def test_what_a_submission_leaves_is_plain_or_refused(
         assert (loaded.folder / "tokenizer.json").stat().st_size > 100
         return
     with pytest.raises(UserError, match=told):
-        compiled("--llama", entry, *(["--time-limit", "5"] if "longer than" in told else []))
+        compiled("--llama", entry, *(["--time-limit", "2"] if "longer than" in told else []))
     assert mine.read_text() == "precious"
     assert not any(path.name.startswith(".") for path in (tmp_path / "c").glob("*"))
 
