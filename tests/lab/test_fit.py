@@ -22,7 +22,7 @@ FEW = {
 }
 
 
-def recovered(device: played.Device, found: dict) -> list[str]:
+def recovered(device, found):
     """Constants that the fit says it can tell, and that are farther off than it may be."""
     return [
         f"{name}: {one['value']:g}, expected {device.constants[name]:g}"

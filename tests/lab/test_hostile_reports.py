@@ -7,7 +7,6 @@ import json
 import os
 import random
 import sys
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -38,25 +37,25 @@ REPORT = {
 }  # fmt: skip
 
 
-def read(report: object, path: Path) -> dict:
+def read(report, path):
     path.write_text(report if isinstance(report, str) else json.dumps(report))
     return results.read(path)
 
 
-def test_an_honest_report_is_read(tmp_path: Path) -> None:
+def test_an_honest_report_is_read(tmp_path):
     found = read(REPORT, tmp_path / "r.json")
     assert "refuses 1 of 1 probes of constructs (nl.silu)" in page.page(found)
 
 
 @pytest.mark.parametrize("module", ["os", "subprocess", "/tmp/mine.py", "../mine.py", 7, None])
-def test_a_report_names_no_module_that_is_not_the_projects(module: object, tmp_path: Path) -> None:
+def test_a_report_names_no_module_that_is_not_the_projects(module, tmp_path):
     graphs = {"decode-640": {"kernels": [CALL | {"module": module}], "us": 1.0}}
     with pytest.raises(UserError, match="kernels of other modules|no report"):
         read(REPORT | {"graphs": graphs}, tmp_path / "r.json")
 
 
 @pytest.mark.parametrize("kind", ["Path", "module", "run", "Seeded", "submission"])
-def test_an_argument_is_made_by_no_function(kind: str) -> None:
+def test_an_argument_is_made_by_no_function(kind):
     with pytest.raises(UserError, match="expected a tuple's class"):
         calls.read({"type": kind, "values": ["os"]}, calls, calls.shapes)
 
@@ -74,7 +73,7 @@ def test_an_argument_is_made_by_no_function(kind: str) -> None:
         {"fit": {"constants": 3}}, {"fit": [1]}, {"machine": []}, {"begun": None},
     ],
 )  # fmt: skip
-def test_a_report_of_another_form_is_refused(changed: dict, tmp_path: Path) -> None:
+def test_a_report_of_another_form_is_refused(changed, tmp_path):
     with pytest.raises(UserError, match="is no report of lab.device_report"):
         read(REPORT | changed, tmp_path / "r.json")
 
@@ -82,12 +81,12 @@ def test_a_report_of_another_form_is_refused(changed: dict, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "[" * 99_999, "null", "7", '{"format": 1}', "\x00", '"' + "x" * 99]
 )
-def test_bytes_that_are_no_report_get_a_sentence(text: str, tmp_path: Path) -> None:
+def test_bytes_that_are_no_report_get_a_sentence(text, tmp_path):
     with pytest.raises(UserError):
         read(text, tmp_path / "r.json")
 
 
-def test_a_file_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_file_that_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UserError, match="not a regular file"):
         results.read(tmp_path / "fifo")
@@ -97,7 +96,7 @@ def test_a_file_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         results.read(tmp_path / "huge")
 
 
-def mutated(chosen: random.Random) -> dict:
+def mutated(chosen):
     """A report of which one place holds something else."""
     made = copy.deepcopy(REPORT)
     place, way = made, None
@@ -109,9 +108,7 @@ def mutated(chosen: random.Random) -> dict:
     return made
 
 
-def test_a_stranger_s_report_ends_calibration_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stranger_s_report_ends_calibration_with_a_sentence(tmp_path, monkeypatch, capsys):
     """Whatever it holds: status 2 and a sentence, or what it says; no file beside the named one."""
     found = {"constants": {}, "mechanisms": [], "profile": "sdk2.25", "order": None}
     monkeypatch.setattr(device.fit, "fit", lambda times: found)
@@ -128,9 +125,7 @@ def test_a_stranger_s_report_ends_calibration_with_a_sentence(
         assert [one.name for one in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_names_that_this_project_does_not_measure_are_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_that_this_project_does_not_measure_are_told(tmp_path, capsys):
     (tmp_path / "r.json").write_text(json.dumps(REPORT | {"entries": {"mine": TIMED}}))
     argv = mock.patch.object(sys, "argv", ["device.py", str(tmp_path / "r.json")])
     with argv, pytest.raises(SystemExit):

@@ -57,7 +57,7 @@ def one(a, name):
     return out
 
 
-def estimate(name: str, width: int, kind: str) -> float:
+def estimate(name, width, kind):
     """Nanoseconds of the instruction that ``name`` stands for."""
     rows = PRODUCTS.get(name, 64 if name.startswith("psum") else 128)
     import torch
@@ -70,7 +70,7 @@ def estimate(name: str, width: int, kind: str) -> float:
         return found if kind == "to the next one" else found + cost.result_ns(made, engine)
 
 
-def table() -> str:
+def table():
     """Markdown: every time, its estimate and their ratio, and how many are near."""
     lines, ratios = ["| Instruction | elements | measured ns | estimated ns | ratio |"], []
     lines.append("|---|---:|---:|---:|---:|")

@@ -13,7 +13,7 @@ from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 TIME = "estimate, ms"
 
 
-def check_published(name: str, table: str) -> None:
+def check_published(name, table):
     said, found = (
         kernel_docs.column(t, TIME) for t in (pages.published(kernel_docs.PAGE, name), table)
     )
@@ -25,13 +25,13 @@ def check_published(name: str, table: str) -> None:
 
 
 @pytest.mark.speed
-def test_no_graph_has_become_slower() -> None:
+def test_no_graph_has_become_slower():
     """By more than 2 %, a prefill's and a decode step's of Llama-3.2-1B; nor faster unnoticed."""
     check_published("graphs", kernel_docs.graphs())
 
 
 @pytest.mark.speed
-def test_short_prompts_of_a_batch_share_their_weights() -> None:
+def test_short_prompts_of_a_batch_share_their_weights():
     """Four of 64 tokens take at most 1.15 times as long as one of 256."""
     shape = roofline.MODEL_SHAPES[roofline.DEFAULT_MODEL]
     four, one = (
@@ -43,14 +43,14 @@ def test_short_prompts_of_a_batch_share_their_weights() -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", kernel_docs.LARGER)
-def test_no_larger_graph_has_become_slower(name: str) -> None:
+def test_no_larger_graph_has_become_slower(name):
     """The same of larger models, and of a prompt in chunks (kernel_docs.py --larger)."""
     check_published(name, kernel_docs.graphs(*kernel_docs.LARGER[name]))
 
 
 @pytest.mark.speed
 @pytest.mark.parametrize("name", porting_docs.SIZES)
-def test_times_of_both_languages_are_those_of_the_page(name: str) -> None:
+def test_times_of_both_languages_are_those_of_the_page(name):
     """Within 2 %; on trn1 those of models/today.py are within 3 % of those of llama.py."""
     said, found = porting_docs.published("times"), porting_docs.times(name)
     for kernel, times in found.items():
@@ -61,7 +61,7 @@ def test_times_of_both_languages_are_those_of_the_page(name: str) -> None:
 @pytest.mark.speed
 @pytest.mark.parametrize("length", porting_docs.LENGTHS)
 @pytest.mark.parametrize("name", porting_docs.SIZES)
-def test_both_languages_take_as_long_at_every_length(name: str, length: int) -> None:
+def test_both_languages_take_as_long_at_every_length(name, length):
     """Within 3 %; and the page has it, within 2 points."""
     said, at = porting_docs.published("differences"), porting_docs.LENGTHS.index(length)
     for kernel, more in porting_docs.differences(name, length).items():

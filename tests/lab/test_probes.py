@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 import torch
 
 from lab.device import calls, model
-from lab.device.probes import PROBES, Probe
+from lab.device.probes import PROBES
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.check import provenance
 
@@ -54,7 +51,7 @@ CHIPS = {"trn1": 2, "trn2": 3, "trn3": 4}  # and their generations
 EXACT, ROUNDED = 1e-6, 5e-3  # relative to the values' size: results in bf16 have eight bits
 
 
-def scanned(step: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def scanned(step, x, y):
     """A scan along rows, from 0 on."""
     columns = [np.zeros(len(x))]
     for a, b in zip(x.T, y.T):
@@ -62,7 +59,7 @@ def scanned(step: Callable[..., Any], x: np.ndarray, y: np.ndarray) -> np.ndarra
     return np.stack(columns[1:], 1)
 
 
-def counted(mask: np.ndarray, offset: int, padding: int) -> np.ndarray:
+def counted(mask, offset, padding):
     """Places of what is true in each 16th row, and how many there are."""
     found = np.zeros((mask.shape[0], mask.shape[1] + 1))
     for row in range(0, mask.shape[0], 16):
@@ -78,7 +75,7 @@ KNOWN = {
 }  # fmt: skip
 
 
-def unseen(today: bool) -> set[str]:
+def unseen(today):
     """Constructs of a language that a table calls documented or unproven."""
     rows = provenance.table().items()
     return {
@@ -90,14 +87,14 @@ def unseen(today: bool) -> set[str]:
     }
 
 
-def without(construct: str, today: bool) -> bool:
+def without(construct, today):
     """Whether a construct has no probe, or belongs to one that has none."""
     owner = construct.partition("(")[0]
     owners = {owner, owner.removesuffix("_prepare"), owner.removesuffix("_trigger"), construct}
     return not owners.isdisjoint(NO_PROBE[today])
 
 
-def written(probe: Probe, folder: Path) -> dict[str, Any]:
+def written(probe, folder):
     """The call of a probe whose file stands in a folder."""
     file = folder / f"probe_{len(list(folder.iterdir()))}.py"
     file.write_text(probe.text)

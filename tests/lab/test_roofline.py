@@ -16,9 +16,7 @@ from lab import roofline
         (["--all", "--rows", "decode-128"], "not allowed with argument"),
     ],
 )
-def test_bad_arguments_are_one_sentence(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_arguments_are_one_sentence(arguments, told, capsys):
     with pytest.raises(SystemExit) as ended:
         roofline.main(arguments)
     error = capsys.readouterr().err
@@ -26,9 +24,7 @@ def test_bad_arguments_are_one_sentence(
 
 
 @pytest.mark.parametrize(("target", "status"), [(99.0, 0), (1.0, 1)])
-def test_a_row_beyond_its_target_ends_with_1(
-    target: float, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_row_beyond_its_target_ends_with_1(target, status, monkeypatch, capsys):
     row = roofline.Row("decode", 1, 128, target)
     monkeypatch.setattr(roofline, "ROWS", [row])
     assert roofline.main(["--rows", row.name, "--model", "smollm2-135m"]) == status

@@ -95,13 +95,13 @@ def test_what_becomes_of_a_compiler_or_a_profiler_is_one_result(tmp_path, monkey
         '{"total_time": 0.017}',
     ],
 )
-def test_a_profilers_summary_may_nest_its_time_in_any_way(summary: str) -> None:
+def test_a_profilers_summary_may_nest_its_time_in_any_way(summary):
     assert timing.seconds_of(summary) == 0.017
 
 
 @pytest.mark.parametrize(
     "summary", ["", "{", "no profile", '{"n0": {"time": 1}}', '{"total_time": "x"}']
 )
-def test_a_summary_without_a_time_is_told(summary: str) -> None:
+def test_a_summary_without_a_time_is_told(summary):
     with pytest.raises(ValueError, match="has no total_time"):
         timing.seconds_of(summary)

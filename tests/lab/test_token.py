@@ -12,7 +12,7 @@ from lab import ROOT, pages, token
 COSTS = token.published()
 
 
-def test_calls_are_those_of_a_loop_that_knows_the_text() -> None:
+def test_calls_are_those_of_a_loop_that_knows_the_text():
     """A text that repeats itself: eight tokens a call once the guesser has seen a period."""
     text = token.Text("prompt", 0, 4, [5, 6, 7, 8] * 40)
     found = token.calls(text, 8)
@@ -22,7 +22,7 @@ def test_calls_are_those_of_a_loop_that_knows_the_text() -> None:
     assert (alone.single, alone.several, alone.tokens) == (58, 0, 58)
 
 
-def test_the_pages_have_the_ratios_of_the_recorded_texts() -> None:
+def test_the_pages_have_the_ratios_of_the_recorded_texts():
     known = token.texts()
     prompts = [text for text in known if text.kind == "prompt"]
     found = [
@@ -42,7 +42,7 @@ def test_the_pages_have_the_ratios_of_the_recorded_texts() -> None:
         assert float(ratio) == pytest.approx(float(told_ratio), abs=0.02)
 
 
-def test_a_step_has_its_band_and_both_readings_of_calls_that_are_short(tmp_path) -> None:
+def test_a_step_has_its_band_and_both_readings_of_calls_that_are_short(tmp_path):
     """Calls 0.5 and 1 ms short: 10 over 8 is 11 over 9, or 10.5 to 11 over 8."""
     model = tmp_path / "model.md"
     model.write_text(
@@ -62,13 +62,13 @@ def test_a_step_has_its_band_and_both_readings_of_calls_that_are_short(tmp_path)
 
 
 @pytest.mark.full
-def test_costs_are_those_of_the_page() -> None:
+def test_costs_are_those_of_the_page():
     """Every estimate and the band of our step, which bands of a new set move."""
     told = token.of_costs({640: token.estimated(640)}).splitlines()[2]
     assert told in pages.published(token.PAGE, "costs"), "python -m lab.token --write"
 
 
-def test_the_host_s_loop_writes_the_text_with_look_ahead_and_without() -> None:
+def test_the_host_s_loop_writes_the_text_with_look_ahead_and_without():
     text = next(text for text in token.texts() if text.number == 2)
     short = text._replace(tokens=text.tokens[: text.prompt + 40])
     for ahead in (False, True):

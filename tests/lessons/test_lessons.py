@@ -12,7 +12,7 @@ import pytest
 
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.lessons import ABOUT, LESSONS, TARGETS, TODAY, WITHOUT, Lesson
+from neuron_cpu.lessons import ABOUT, LESSONS, TARGETS, TODAY, WITHOUT
 from neuron_cpu.lessons.progress import FILE, file_name
 from tests.conftest import REPOSITORY
 from tests.crossed import crossed
@@ -49,18 +49,18 @@ LEARN_3 = "neuron_cpu learn 3"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The working folder of a learner with a narrow terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     return tmp_path
 
 
-def learn(*arguments: object) -> int:
+def learn(*arguments):
     return main(["learn", *map(str, arguments)])
 
 
-def words(capsys: pytest.CaptureFixture) -> str:
+def words(capsys):
     """What was printed, however its lines were broken; none was too long for the terminal.
 
     The line that says which SDK is in use comes from the package, for programs, and is left out.
@@ -71,11 +71,11 @@ def words(capsys: pytest.CaptureFixture) -> str:
     return " ".join((" ".join(lines) + told.err).split())
 
 
-def copy_of(lesson: Lesson, language: str = TODAY) -> Path:
+def copy_of(lesson, language=TODAY):
     return Path(f"{language}_lessons", file_name(lesson))
 
 
-def edit(lesson: Lesson, text: str) -> None:
+def edit(lesson, text):
     copy_of(lesson).parent.mkdir(exist_ok=True)
     copy_of(lesson).write_text(text)
 
@@ -86,8 +86,8 @@ def edit(lesson: Lesson, text: str) -> None:
     ids=lambda one: getattr(one, "name", one),
 )
 def test_the_exercise_fails_for_its_reason_and_the_solution_passes(
-    lesson: Lesson, language: str, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    lesson, language, capsys, monkeypatch
+):
     asked, copy = ("--language", language), copy_of(lesson, language)
     reason = {**REASONS, **(IN_NEURONXCC if language != TODAY else {})}[lesson.name]
     assert learn(lesson.number, *asked) == 1
@@ -109,13 +109,13 @@ def test_the_exercise_fails_for_its_reason_and_the_solution_passes(
     assert " 0 unproven" in words(capsys)
 
 
-def test_a_copy_in_the_other_language_is_told(capsys: pytest.CaptureFixture) -> None:
+def test_a_copy_in_the_other_language_is_told(capsys):
     edit(FIRST, FIRST.track("neuronxcc").exercise)
     assert learn(1) == 2
     assert "is a kernel of neuronxcc, expected one of nki; run neuron_cpu learn 1 " in words(capsys)
 
 
-def test_progress(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress(capsys, monkeypatch):
     assert learn() == 0
     told = words(capsys)
     assert "0 of 12 lessons passed" in told and "Next: neuron_cpu learn 1 (vector add)" in told
@@ -134,7 +134,7 @@ def test_progress(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
     assert not Path("nki_lessons").exists()
 
 
-def test_json(capsys: pytest.CaptureFixture) -> None:
+def test_json(capsys):
     """On standard output alone, with the tables beside it; --quiet leaves them out."""
     lesson = LESSONS[0]
     assert learn(lesson.number, "--json", "-") == 1
@@ -150,14 +150,14 @@ def test_json(capsys: pytest.CaptureFixture) -> None:
     assert states[0]["state"] == "begun" and states[1]["state"] == "not begun"
 
 
-def test_a_copy_is_never_overwritten(capsys: pytest.CaptureFixture) -> None:
+def test_a_copy_is_never_overwritten(capsys):
     edit(FIRST, "mine = 1\n")
     assert learn(1) == 2
     assert "has no kernel 'vector_add'" in words(capsys)
     assert copy_of(FIRST).read_text() == "mine = 1\n"
 
 
-def test_hints_come_one_by_one(capsys: pytest.CaptureFixture) -> None:
+def test_hints_come_one_by_one(capsys):
     for shown in (1, 2, 3, 3):
         assert learn(1, "--hint", "--folder", "elsewhere") == 0
         told = words(capsys)
@@ -165,7 +165,7 @@ def test_hints_come_one_by_one(capsys: pytest.CaptureFixture) -> None:
     assert not Path("nki_lessons").exists()
 
 
-def test_the_solution_is_shown_and_nothing_is_run(capsys: pytest.CaptureFixture) -> None:
+def test_the_solution_is_shown_and_nothing_is_run(capsys):
     assert learn(12, "--solution") == 0
     told = words(capsys)
     assert " ".join(LESSONS[-1].track(TODAY).solution.split()) in told
@@ -182,7 +182,7 @@ def test_the_solution_is_shown_and_nothing_is_run(capsys: pytest.CaptureFixture)
         (["--solution"], "--solution without a lesson"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, sentence, capsys: pytest.CaptureFixture) -> None:
+def test_mistakes_are_one_sentence(arguments, sentence, capsys):
     assert learn(*arguments) == 2
     assert sentence in words(capsys)
 
@@ -198,7 +198,7 @@ def test_mistakes_are_one_sentence(arguments, sentence, capsys: pytest.CaptureFi
         ("vector_add = 3\n", "has no kernel 'vector_add'"),
     ],
 )  # fmt: skip
-def test_answers_that_do_not_run(content: str, sentence: str, capsys) -> None:
+def test_answers_that_do_not_run(content, sentence, capsys):
     edit(FIRST, content)
     assert learn(1, "--time-limit", 1) == 2
     assert sentence in words(capsys)
@@ -206,23 +206,23 @@ def test_answers_that_do_not_run(content: str, sentence: str, capsys) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"races": 3}', '{"races": {"hints": "x"}}'])
-def test_damaged_progress_is_told(content: str, capsys: pytest.CaptureFixture) -> None:
+def test_damaged_progress_is_told(content, capsys):
     Path("nki_lessons").mkdir()
     Path("nki_lessons", FILE).write_text(content)
     assert learn() == 2
     assert "is damaged, expected the progress" in words(capsys)
 
 
-def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written(capsys):
     Path("file").write_text("")
     assert learn(1, "--folder", "file") == 2
     assert "Cannot write file/lesson01_vector_add.py" in words(capsys)
 
 
-def test_an_interrupt_ends_the_check_alone(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_ends_the_check_alone(capsys, monkeypatch):
     from neuron_cpu.judge import exercises
 
-    def interrupt(*_: object) -> None:
+    def interrupt(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(exercises, "check", interrupt)
@@ -231,7 +231,7 @@ def test_an_interrupt_ends_the_check_alone(capsys, monkeypatch: pytest.MonkeyPat
 
 
 # --- messages name lessons ------------------------------------------------------------------------
-def test_every_message_of_a_lesson_exists_and_has_one_lesson() -> None:
+def test_every_message_of_a_lesson_exists_and_has_one_lesson():
     page = (REPOSITORY / "docs" / "messages.md").read_text(encoding="utf-8")
     identifiers = page.partition("## All identifiers")[2]
     listed = set(re.findall(r"`((?:err|sim)_\w{2,})`", identifiers))
@@ -243,7 +243,7 @@ def test_every_message_of_a_lesson_exists_and_has_one_lesson() -> None:
 @pytest.mark.parametrize(
     "line", ["nl.store(out, x_sv)", "nl.store(out, nl.laod(x))", "nl.store(out, 'x' + 1)"]
 )
-def test_what_python_says_names_a_lesson_where_a_name_is_wrong(line: str, capsys) -> None:
+def test_what_python_says_names_a_lesson_where_a_name_is_wrong(line, capsys):
     Path("mine.py").write_text(KERNEL.format(line))
     assert main(["profile", "mine.py:mine", "--arg", "128x64:f32"]) == 2
     said = words(capsys)
@@ -251,7 +251,7 @@ def test_what_python_says_names_a_lesson_where_a_name_is_wrong(line: str, capsys
     assert ("Lesson 1 (vector add) is about this" in said) == ("TypeError" not in said)
 
 
-def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture) -> None:
+def test_errors_of_other_commands_name_the_lesson(capsys):
     target, shapes = "exercise.py:undefined_data", ["--arg", "128x64:f32"]
     Path("exercise.py").write_text(LESSONS[2].track(TODAY).exercise)
     pointer = "Lesson 3 (undefined data) is about this: " + LEARN_3
@@ -263,7 +263,7 @@ def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture)
     assert pointer in words(capsys)
 
 
-def test_scripts_are_told_behind_their_traceback(capsys, monkeypatch) -> None:
+def test_scripts_are_told_behind_their_traceback(capsys, monkeypatch):
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -280,7 +280,7 @@ def test_scripts_are_told_behind_their_traceback(capsys, monkeypatch) -> None:
     assert told.endswith("[sim_undefined_data] Lesson 3 (undefined data) is about this: " + LEARN_3)
 
 
-def test_the_page_lists_every_lesson() -> None:
+def test_the_page_lists_every_lesson():
     page = (REPOSITORY / "docs" / "learn" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| \[([^]]+)\] \| ([^|]+) \|$", page, re.MULTILINE)
     assert rows == [(str(one.number), one.title, one.teaches) for one in LESSONS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +44,7 @@ PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77]]
 STEPS = 4
 
 
-def adapted(model: LlamaForCausalLM, folder: Path, seed: int, **config) -> Path:
+def adapted(model, folder, seed, **config):
     """An adapter that peft has made and saved, its B not zero."""
     torch.manual_seed(seed)
     options = {"r": 4, "lora_alpha": 8, "target_modules": ALL, "init_lora_weights": False, **config}
@@ -54,7 +53,7 @@ def adapted(model: LlamaForCausalLM, folder: Path, seed: int, **config) -> Path:
     return folder
 
 
-def reference(checkpoint: Path, adapter: Path | None, tokens: list[int]) -> torch.Tensor:
+def reference(checkpoint, adapter, tokens):
     """Logits behind each token, by transformers and peft."""
     model = LlamaForCausalLM.from_pretrained(checkpoint)
     if adapter is not None:

@@ -14,7 +14,7 @@ from tests.llama.test_shapes import Layer, Model
 
 
 @pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def strict(monkeypatch):
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
 
 

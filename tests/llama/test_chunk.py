@@ -30,7 +30,7 @@ from tests.llama.test_kernels import (
 class Case:
     """New tokens [B * n], a cache of ``past`` keys, of which a sequence's first ``live`` count."""
 
-    def __init__(self, batch: int, n: int, past: int, heads: tuple[int, int, int], seed: int = 0):
+    def __init__(self, batch, n, past, heads, seed=0):
         q, kv, d = self.sizes = heads
         self.batch, self.n, self.plain = batch, n, Plain(q, kv, d)
         self.qkv = random(batch * n, (q + 2 * kv) * d, seed=seed)
@@ -39,13 +39,11 @@ class Case:
         self.live = torch.arange(past)[None] < lengths
         self.active = torch.ones(n, n, dtype=torch.bool).tril().expand(batch, n, n)
 
-    def cache(self, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def cache(self, bias):
         """Keys, values and bias as the kernel takes them, and rows where they are in blocks."""
         return llama.cache_in_runs(self.keys, self.values, bias)
 
-    def run(
-        self, given_mask: bool, kernel: str = "attention_chunk_kernel", **cached: bool
-    ) -> tuple[torch.Tensor, ...]:
+    def run(self, given_mask, kernel="attention_chunk_kernel", **cached):
         """(contexts of the kernel, of PyTorch in bf16, in float64)."""
         positions = self.live.sum(1)[:, None] + torch.arange(self.n)
         cos, sin = tables(positions, self.sizes[2])
@@ -83,13 +81,13 @@ class Case:
         (1, 4, 3500, (2, 2, 128)),
     ],
 )
-def test_chunk(batch: int, n: int, past: int, heads: tuple[int, int, int]) -> None:
+def test_chunk(batch, n, past, heads):
     check(*Case(batch, n, past, heads).run(given_mask=n < 128))
 
 
 @pytest.mark.parametrize("d", LARGEST_SCORES)
 @pytest.mark.parametrize(("n", "past"), [(130, 300), (7, 300), (1, 3000)])
-def test_chunk_of_the_largest_scores(n: int, past: int, d: int) -> None:
+def test_chunk_of_the_largest_scores(n, past, d):
     """The maximum of up to 128 queries is that of the numbers that it is subtracted from."""
     case = Case(1, n, past, (2, 1, d))
     case.keys *= raised(case.qkv, 2, 1, d, 0.9 * LARGEST_SCORES[d] if n > 128 else 1e30)
@@ -106,9 +104,7 @@ def test_chunk_of_the_largest_scores(n: int, past: int, d: int) -> None:
     ],
 )
 @pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 128)])
-def test_keys_behind_those_of_the_bias_are_not_read(
-    n: int, past: int, seen: int, heads: tuple[int, int, int]
-) -> None:
+def test_keys_behind_those_of_the_bias_are_not_read(n, past, seen, heads):
     """A bucket has room for the chunk itself: what lies there is not cached yet."""
     case = Case(1, n, past, heads)
     case.live = torch.arange(past)[None] < seen  # the last one that is read counts
@@ -124,9 +120,7 @@ def test_keys_behind_those_of_the_bias_are_not_read(
         (1, 130, 3328, (4, 2, 128)),  # marks in rows of their own
     ],
 )
-def test_a_long_cache_comes_twice(
-    monkeypatch: pytest.MonkeyPatch, batch: int, n: int, past: int, heads: tuple[int, int, int]
-) -> None:
+def test_a_long_cache_comes_twice(monkeypatch, batch, n, past, heads):
     """For the maxima as it is, then with the keys that were turned for these."""
     monkeypatch.setattr(llama, "RESIDENT_BYTES", 0)
     check(*Case(batch, n, past, heads).run(given_mask=False))
@@ -142,15 +136,13 @@ def test_a_long_cache_comes_twice(
     st.sampled_from([(1, 1, 64), (6, 2, 64), (7, 7, 64), (5, 1, 128), (4, 4, 128)]),
     st.integers(0, 5),
 )
-def test_chunk_of_any_shape(
-    batch: int, n: int, past: int, heads: tuple[int, int, int], seed: int
-) -> None:
+def test_chunk_of_any_shape(batch, n, past, heads, seed):
     check(*Case(batch, n, past, heads, seed).run(given_mask=True), steps=1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("heads", [(4, 1, 64), (2, 1, 128)])
-def test_adversarial_chunk(kind: str, heads: tuple[int, int, int]) -> None:
+def test_adversarial_chunk(kind, heads):
     case = Case(1, 130, 900, heads)
     distort(kind, case.keys, case.values)
     check(*case.run(given_mask=False))
@@ -158,7 +150,7 @@ def test_adversarial_chunk(kind: str, heads: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 @pytest.mark.parametrize("tokens", [5, 130])  # one pass over the cache, and two
-def test_keys_that_are_hidden_do_not_move_the_maximum(sign: float, tokens: int) -> None:
+def test_keys_that_are_hidden_do_not_move_the_maximum(sign, tokens):
     """Stale cache lines, orders of magnitude above the scores that count or below."""
     case = Case(2, tokens, 640, (4, 1, 64))
     case.live = case.live & (torch.arange(640) < 300)
@@ -167,7 +159,7 @@ def test_keys_that_are_hidden_do_not_move_the_maximum(sign: float, tokens: int) 
     check(*case.run(given_mask=tokens < 128))
 
 
-def test_a_tree_of_tokens() -> None:
+def test_a_tree_of_tokens():
     """Two branches that do not see each other, as a token tree has them."""
     case = Case(2, 6, 130, (4, 2, 64))
     case.active = torch.eye(6, dtype=torch.bool).repeat(2, 1, 1)

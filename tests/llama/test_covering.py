@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -70,12 +67,12 @@ CASES = {
 
 
 @pytest.fixture
-def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def asked(tmp_path, monkeypatch):
     """The file that runs, for settings and a model's config.json."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
     workers = Workers()
 
-    def source(settings: Any, config: dict[str, Any], path: Path = OWN) -> Path:
+    def source(settings, config, path=OWN):
         (tmp_path / "config.json").write_text(json.dumps(config))
         settings = replace(settings, isolate=False, tp_degree=settings.tp_degree or 2)
         if settings.quantized:
@@ -88,19 +85,19 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_llama_does_not_cover_the_extended_file_gets(name: str, asked: Any) -> None:
+def test_what_llama_does_not_cover_the_extended_file_gets(name, asked):
     more, changes, alone = CASES[name]
     arguments = ["--mode", "generate", *([] if more is None else ["--enable-nki", *more])]
     found = asked(command_line.parse(arguments), ONE_B | changes)
     assert found == (OWN if alone else OWN.parent / "models" / "extended.py")
 
 
-def test_a_file_of_somebody_else_is_taken_as_it_is(tmp_path: Path, asked: Any) -> None:
+def test_a_file_of_somebody_else_is_taken_as_it_is(tmp_path, asked):
     settings = command_line.parse(["--mode", "generate", "--seq-len", "4096", "--enable-nki"])
     assert asked(settings, ONE_B, tmp_path / "llama.py") == tmp_path / "llama.py"
 
 
-def shapes(count: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def shapes(count):
     """Models and settings around the limits of SBUF, seeded."""
     draw, found = random.Random(50), []
     while len(found) < count:
@@ -133,7 +130,7 @@ BRIEF = (1, 2, 8, 11)
 @pytest.mark.parametrize(
     "number", [pytest.param(n, marks=[] if n in BRIEF else [pytest.mark.full]) for n in range(12)]
 )
-def test_the_kernels_agree_with_what_llama_says(number: int, tmp_path: Path, monkeypatch) -> None:
+def test_the_kernels_agree_with_what_llama_says(number, tmp_path, monkeypatch):
     """Whatever it says that it covers is traced and fits SBUF; what it leaves, the other takes."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
     config, asked = shapes(12)[number]

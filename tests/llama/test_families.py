@@ -106,7 +106,7 @@ WHOLE = [
 
 
 @functools.cache
-def checkpoint(name: str) -> tuple[Any, Path]:
+def checkpoint(name):
     """A seeded model of transformers in fp32 with gains of its own, and its folder, in bf16."""
     folder = Path(tempfile.mkdtemp())
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def checkpoint(name: str) -> tuple[Any, Path]:
     return model, folder
 
 
-def application(case: Case, **neuron: Any) -> Any:
+def application(case, **neuron):
     _, folder = checkpoint(case.name)
     given = dict(
         enable_nki=case.kernels,
@@ -135,14 +135,14 @@ def application(case: Case, **neuron: Any) -> Any:
     return llama.NeuronLlamaForCausalLM(str(folder), config)
 
 
-def check_config_of(folder: Path) -> ModelFolder:
+def check_config_of(folder):
     """The folder, its config.json checked as the driver checks it."""
     config = json.loads((folder / "config.json").read_text())
     check_config(folder, config)
     return ModelFolder(folder, folder.name, config)
 
 
-def answer(model: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def answer(model):
     """Greedy tokens [2, STEPS] behind two seeded prompts, and their logits [2, STEPS, V]."""
     generator = model if hasattr(model, "generate") else HuggingFaceGenerationAdapter(model)
     with warnings.catch_warnings():
@@ -170,7 +170,7 @@ class Expected(NamedTuple):
 
 
 @functools.cache
-def expected(name: str) -> Expected:
+def expected(name):
     model, folder = checkpoint(name)
     text, logits = answer(model)
     rounded = AutoModelForCausalLM.from_pretrained(
@@ -186,7 +186,7 @@ def expected(name: str) -> Expected:
     [*BRIEF, *(pytest.param(case, marks=pytest.mark.full) for case in WHOLE if case not in BRIEF)],
     ids=lambda case: "-".join(map(str, case)),
 )
-def test_text_and_logits_are_those_of_transformers(case: Case, tmp_path: Path, monkeypatch) -> None:
+def test_text_and_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
     """In bf16 the text parts where two tokens are as good to within the error, and nowhere else."""
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work"))
     app = application(case)
@@ -205,7 +205,7 @@ def test_text_and_logits_are_those_of_transformers(case: Case, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_driver_knows_the_checkpoint_s_tensors(name: str) -> None:
+def test_the_driver_knows_the_checkpoint_s_tensors(name):
     model, folder = checkpoint(name)
     found = expected_shapes(check_config_of(folder))
     theirs = {key: list(value.shape) for key, value in model.state_dict().items()}
@@ -227,12 +227,12 @@ def test_the_driver_knows_the_checkpoint_s_tensors(name: str) -> None:
         ("phi3, in part, long", {"seq_len": 300}, "changes a text's angles beyond"),
     ],
 )
-def test_what_stays_outside_is_refused(name: str, neuron: dict[str, Any], told: str) -> None:
+def test_what_stays_outside_is_refused(name, neuron, told):
     with pytest.raises(ValueError, match=told):
         application(Case(name), **neuron)
 
 
-def test_what_no_kernel_computes_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_no_kernel_computes_is_told(caplog):
     for name in ("gemma2", "gemma3 with heads of 256", "olmo2", "granite"):
         application(Case(name))
     told = [r.getMessage() for r in caplog.records if "outside of NKI" in r.getMessage()]

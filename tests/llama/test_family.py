@@ -155,31 +155,6 @@ def test_ranks_share_the_heads(name, checkpoint):
     torch.testing.assert_close(found, logits(model), rtol=0, atol=1e-4)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("degree", [1, 2])
-@pytest.mark.parametrize("kernels", [False, True])
-def test_windows_of_prompts_of_different_lengths(kernels, degree, checkpoint):
-    model, folder = checkpoint("window")
-    app = application(folder, enable_nki=kernels, batch_size=2, tp_degree=degree)
-    ids = torch.randint(3, 200, (2, 16), generator=torch.Generator().manual_seed(3))
-    lengths = torch.tensor([16, 5])
-    mask = (torch.arange(16) < lengths[:, None]).long()
-    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
-    steps = [app(input_ids=ids * mask, attention_mask=mask, position_ids=positions).logits[:, -1]]
-    rows = [ids[row, :length].tolist() for row, length in enumerate(lengths)]
-    for step in range(4):
-        for row in rows:
-            row.append(20 + step)
-        mask = (torch.arange(17 + step) < lengths[:, None] + step).long()
-        given = {"attention_mask": mask, "position_ids": (lengths + step)[:, None]}
-        steps.append(app(input_ids=torch.full((2, 1), 20 + step), **given).logits[:, -1])
-    for at, row in enumerate(rows):
-        with torch.no_grad():
-            wanted = model(torch.tensor([row])).logits[0, -5:]
-        found = torch.stack([step[at] for step in steps])
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("name", "neuron", "told"),
     [

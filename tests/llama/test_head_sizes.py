@@ -17,16 +17,14 @@ HIDDEN = 136
 
 
 @pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def strict(monkeypatch):
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
 
 
 class Layer:
     """Seeded arguments of an attention kernel, with bias and norms of heads, in ``dtype``."""
 
-    def __init__(
-        self, heads: llama.HeadShape, batch: int, length: int, dtype=torch.float32
-    ) -> None:
+    def __init__(self, heads, batch, length, dtype=torch.float32):
         torch.manual_seed(heads.head_dim)
         tokens, d = batch * length, heads.head_dim
         q, k, v = (torch.randn(n * d, HIDDEN) / 12 for n in (heads.q_heads, *[heads.kv_heads] * 2))
@@ -47,7 +45,7 @@ class Layer:
         self.own = llama.pad_tiles(bias, 0).t().to(dtype), gains
         self.heads, self.batch, self.dtype = heads, batch, dtype
 
-    def caches(self, past: int) -> tuple[torch.Tensor, ...]:
+    def caches(self, past):
         """Keys, values and bias [B, past]; what is hidden would show."""
         shape = self.batch, self.heads.kv_heads, past, self.heads.head_dim
         live = torch.arange(past) < past - 3 * torch.arange(1, self.batch + 1)[:, None]
@@ -55,7 +53,7 @@ class Layer:
         return *(cache.to(self.dtype) for cache in caches), llama._mask_bias(live, self.dtype)
 
 
-def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
+def assert_equal(kernel, *arguments, **more):
     got, wanted = (getattr(of, kernel)(*arguments, **more) for of in (llama, EXACT))
     assert_close(got, wanted, 3e-5 if arguments[0].dtype is torch.float32 else 3e-2)
 

@@ -8,7 +8,6 @@ the right way, are allowed one bf16 step of the largest result more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +26,7 @@ LARGEST = 3.3895314e38  # the largest finite bf16
 HUGE = 2.9e38  # near it; a weight times LARGEST, 2^128 less one bit, hardly rounds in PyTorch
 
 
-def random(*shape: int, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
+def random(*shape, scale=1.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(*shape, generator=generator) * scale).to(BF16)
 
@@ -35,18 +34,16 @@ def random(*shape: int, scale: float = 1.0, seed: int = 0) -> torch.Tensor:
 # --- normalisation and products -------------------------------------------------------------------
 
 
-def norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
+def norm(x, gain, eps):
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gain
 
 
-def columns(rows: torch.Tensor, length: int | None = None) -> torch.Tensor:
+def columns(rows, length=None):
     """[T, H] of sequences of ``length`` tokens -> the kernels' [H, T], H in whole tiles."""
     return llama.in_blocks(rows, length or len(rows))
 
 
-def linear(
-    x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor | None = None, eps: float = 1e-5
-) -> torch.Tensor:
+def linear(x, weight, gain=None, eps=1e-5):
     """linear_kernel on rows [T, K] and a weight [N, K] as they come; with a gain, after a norm."""
     norm = None if gain is None else llama.Norm(x.shape[1], eps)
     behind = weight if gain is None else llama.times_gain(weight, gain[0])
@@ -56,7 +53,7 @@ def linear(
 
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e15])
 @allows("sim_activation_range")
-def test_rmsnorm_of_extreme_rows(scale: float) -> None:
+def test_rmsnorm_of_extreme_rows(scale):
     x, gain = random(5, 96, scale=scale), random(1, 96, seed=1)
     weight = random(200, 96, seed=2)
     reference = norm(x.float(), gain.float(), 1e-5).to(BF16) @ weight.t()
@@ -65,7 +62,7 @@ def test_rmsnorm_of_extreme_rows(scale: float) -> None:
 
 
 @pytest.mark.warns("sim_activation_range")
-def test_rmsnorm_of_the_largest_finite_bf16() -> None:
+def test_rmsnorm_of_the_largest_finite_bf16():
     """Squares overflow fp32 here and in PyTorch alike: the row becomes zeros, never NaN."""
     x, gain = random(3, 96), random(1, 96, seed=1)
     x[1, 5], gain[0, 5] = LARGEST, 0.5
@@ -79,7 +76,7 @@ def swiglu(x, gate, up, down):
     return (inner * torch.sigmoid(inner) * (x @ up.t())) @ down.t()
 
 
-def mlp(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+def mlp(x, *weights):
     """swiglu_mlp_kernel without norm and residual on rows [T, H] and plain weights."""
     gate, up, down = weights
     blocked = [llama.kernel_layout(llama.in_runs(w, 1)) for w in (gate, up)]
@@ -88,7 +85,7 @@ def mlp(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     return llama.from_blocks(partial, len(x))[:, : x.shape[1]]
 
 
-def test_swiglu_of_the_largest_finite_bf16() -> None:
+def test_swiglu_of_the_largest_finite_bf16():
     """SiLU keeps it, and gives zero for its negative."""
     x, gate = torch.zeros(2, 128, dtype=BF16), torch.zeros(128, 128, dtype=BF16)
     x[0, 3], x[1, 3], x[:, 7] = LARGEST, -LARGEST, 0.5
@@ -103,7 +100,7 @@ def test_swiglu_of_the_largest_finite_bf16() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(1, 140), st.integers(1, 300), st.integers(1, 600), st.integers(0, 5))
-def test_linear_of_any_shape(tokens: int, k: int, n: int, seed: int) -> None:
+def test_linear_of_any_shape(tokens, k, n, seed):
     x, weight = random(tokens, k, seed=seed), random(n, k, seed=seed + 1)
     check(linear(x, weight), x @ weight.t(), x.double() @ weight.double().t(), steps=1)
 
@@ -111,14 +108,14 @@ def test_linear_of_any_shape(tokens: int, k: int, n: int, seed: int) -> None:
 # --- rotary embedding -----------------------------------------------------------------------------
 
 
-def tables(positions: torch.Tensor, d: int) -> tuple[torch.Tensor, ...]:
+def tables(positions, d):
     """cos and sin [T, D / 2] in bf16."""
     frequencies = torch.tensor([500000.0 ** (-2 * i / d) for i in range(d // 2)])
     angles = positions.float().reshape(-1, 1) * frequencies
     return angles.cos().to(BF16), angles.sin().to(BF16)
 
 
-def lanes(pair: tuple[torch.Tensor, ...], d: int) -> list[torch.Tensor]:
+def lanes(pair, d):
     """The same in the kernels' layout, [128, T]: once more for each half, the sine negated."""
     cos, sin = pair
     halves = torch.cat((cos, cos), 1), torch.cat((sin, -sin), 1)
@@ -134,7 +131,7 @@ class Plain:
     qkv are rows [T, (q_heads + 2 * kv_heads) * D]; contexts come back as rows [T, q_heads * D].
     """
 
-    def __init__(self, q: int, kv: int, d: int) -> None:
+    def __init__(self, q, kv, d):
         self.heads, self.width = llama.HeadShape(q, kv, d), q * d
         parts = torch.eye((q + 2 * kv) * d, dtype=BF16).split([q * d, kv * d, kv * d])
         order = self.heads.order
@@ -171,7 +168,7 @@ class Plain:
         return self.call(ALONE.attention_decode_kernel, qkv, 1, pair, *cache, self.heads)
 
 
-def heads_of(rows: torch.Tensor, batch: int, d: int) -> torch.Tensor:
+def heads_of(rows, batch, d):
     return rows.reshape(batch, -1, rows.shape[-1] // d, d).transpose(1, 2)
 
 
@@ -194,7 +191,7 @@ def attend(q, k, v, mask, dtype, cached=0):
     return out.transpose(1, 2).reshape(out.shape[0] * out.shape[2], -1)
 
 
-def split_qkv(qkv: torch.Tensor, batch: int, q: int, kv: int, d: int):
+def split_qkv(qkv, batch, q, kv, d):
     parts = torch.split(qkv, [q * d, kv * d, kv * d], dim=1)
     return [heads_of(part, batch, d) for part in parts]
 
@@ -202,9 +199,7 @@ def split_qkv(qkv: torch.Tensor, batch: int, q: int, kv: int, d: int):
 PREFILLS = ALONE.attention_prefill_kernel, llama.attention_prefill_kernel
 
 
-def prefill_case(
-    qkv: torch.Tensor, batch: int, q: int, kv: int, d: int, kernels: Sequence[Kernel] = PREFILLS
-) -> None:
+def prefill_case(qkv, batch, q, kv, d, kernels=PREFILLS):
     """The kernel of llama.py, and that of heads and lengths of any size."""
     length = qkv.shape[0] // batch
     cos, sin = tables(torch.arange(length).repeat(batch), d)
@@ -231,14 +226,14 @@ def prefill_case(
         full(1, 1100, 10, 10, 64),  # too many keys and values for SBUF: they come back from HBM
     ],
 )
-def test_prefill(batch: int, length: int, q: int, kv: int, d: int) -> None:
+def test_prefill(batch, length, q, kv, d):
     prefill_case(random(batch * length, (q + 2 * kv) * d), batch, q, kv, d)
 
 
 KINDS = ["rising maxima", "one dominant key", "equal scores", "zeros", "largest value"]
 
 
-def distort(kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
+def distort(kind, keys, values):
     """Make keys and values [.., length, D] adversarial in place; key 530 is in no first block."""
     length = keys.shape[-2]
     if kind == "rising maxima":
@@ -253,7 +248,7 @@ def distort(kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
         keys[:], values[:] = 0, 0
 
 
-def trace_with(monkeypatch: pytest.MonkeyPatch, constant: str, value: int) -> None:
+def trace_with(monkeypatch, constant, value):
     """Another value for a constant of the module, in programs that this test alone sees."""
     monkeypatch.setattr(llama, constant, value)
     for kernel in llama.values:
@@ -262,9 +257,7 @@ def trace_with(monkeypatch: pytest.MonkeyPatch, constant: str, value: int) -> No
 
 
 @pytest.mark.parametrize(("kind", "size"), crossed(KINDS, [(1099, True), (1100, False)]))
-def test_prefill_of_adversarial_scores(
-    kind: str, size: tuple[int, bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill_of_adversarial_scores(kind, size, monkeypatch):
     """Maxima that grow from key block to key block do not survive a softmax that forgets them."""
     length, running = size
     if running:
@@ -275,7 +268,7 @@ def test_prefill_of_adversarial_scores(
     prefill_case(qkv, 1, q, kv, d)
 
 
-def raised(qkv: torch.Tensor, q: int, kv: int, d: int, top: float) -> float:
+def raised(qkv, q, kv, d, top):
     """What queries and keys, raised here in place, are multiplied by so that the largest score, of
     any two tokens before their rotation, is ``top``."""
     query, key, _ = split_qkv(qkv.double(), 1, q, kv, d)
@@ -292,9 +285,7 @@ LARGEST_SCORES = {64: 2.0**15, 128: 2.0**18 / math.sqrt(128)}
 
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize("d", LARGEST_SCORES)
-def test_prefill_of_the_largest_scores(
-    d: int, resident: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill_of_the_largest_scores(d, resident, monkeypatch):
     if not resident:
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)
     q, kv = 2, 1
@@ -303,7 +294,7 @@ def test_prefill_of_the_largest_scores(
     prefill_case(qkv, 1, q, kv, d)
 
 
-def test_keys_behind_a_query_do_not_count_however_large() -> None:
+def test_keys_behind_a_query_do_not_count_however_large():
     """Their exponentials overflow; GpSimdE selects them away, a product with zero would not."""
     q, kv, d = 2, 1, 64
     qkv = random(130, (q + 2 * kv) * d)
@@ -313,9 +304,7 @@ def test_keys_behind_a_query_do_not_count_however_large() -> None:
 
 @pytest.mark.parametrize("resident", [True, False])
 @pytest.mark.parametrize(("q", "kv", "d"), [(4, 2, 64), (3, 1, 128)])
-def test_prefill_of_one_block_after_another(
-    q: int, kv: int, d: int, resident: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefill_of_one_block_after_another(q, kv, d, resident, monkeypatch):
     """Where no room is for three on their way; contexts then replace queries of the same block."""
     if not resident:
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)
@@ -323,13 +312,6 @@ def test_prefill_of_one_block_after_another(
     monkeypatch.setattr(
         ALONE.PromptPlan, "fitting", classmethod(lambda _, *sizes: [fitting(*sizes)[number]])
     )
-    prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
-
-
-def test_heads_of_a_stack_read_their_own_keys_from_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of three queries: each of two KV heads of a tile has banks of its own."""
-    trace_with(monkeypatch, "RESIDENT_BYTES", 0)
-    q, kv, d = 6, 2, 64
     prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
 
 
@@ -343,7 +325,7 @@ def test_heads_of_a_stack_read_their_own_keys_from_hbm(monkeypatch: pytest.Monke
         (8, 1, 4, 1, 64),
     ],
 )
-def test_decode(batch: int, past: int, q: int, kv: int, d: int) -> None:
+def test_decode(batch, past, q, kv, d):
     cached = [random(batch, kv, past, d, seed=s) for s in (1, 2)]
     decode_case(cached, batch, past, q, kv, d)
 
@@ -355,7 +337,7 @@ def test_decode(batch: int, past: int, q: int, kv: int, d: int) -> None:
         *(full(kind, 4609) for kind in KINDS if kind != "zeros"),
     ],
 )
-def test_decode_of_adversarial_scores(kind: str, past: int) -> None:
+def test_decode_of_adversarial_scores(kind, past):
     """As for prefill: complete rows, and blocks relative to maxima of their own."""
     cached = [random(8, 2, past, 64, seed=s) for s in (1, 2)]
     distort(kind, *cached)
@@ -372,7 +354,7 @@ def test_decode_of_adversarial_scores(kind: str, past: int) -> None:
         (8, 2048, 16, 4, 64, None),  # each sequence is one chunk
     ],
 )
-def test_decode_over_a_cache_in_chunks(batch, past, q, kv, d, room, monkeypatch) -> None:
+def test_decode_over_a_cache_in_chunks(batch, past, q, kv, d, room, monkeypatch):
     """By the kernel of llama.py alone; chunks whose keys are all hidden are among them."""
     if room is not None:
         trace_with(monkeypatch, "CHUNK_CACHE_BYTES", room)
@@ -384,18 +366,14 @@ def test_decode_over_a_cache_in_chunks(batch, past, q, kv, d, room, monkeypatch)
 
 
 @pytest.mark.parametrize("d", [64, 128])
-def test_decode_over_keys_that_have_no_room_at_once(
-    d: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decode_over_keys_that_have_no_room_at_once(d, monkeypatch):
     """They come a few heads at a time."""
     trace_with(monkeypatch, "KEY_BYTES", 0)
     cached = [random(3, 4, 200, d, seed=s) for s in (1, 2)]
     decode_case(cached, 3, 200, 8, 4, d)
 
 
-def decode_case(
-    cached: list[torch.Tensor], batch: int, past: int, q: int, kv: int, d: int, times: float = 1.1
-) -> None:
+def decode_case(cached, batch, past, q, kv, d, times=1.1):
     """Two steps over the same cache, every row relative to its size: of all rows' roundings, not of
     the few that happen to be largest."""
     live = torch.arange(past)[None] < torch.arange(batch)[:, None] * past // batch + past // 2
@@ -421,7 +399,7 @@ def decode_case(
 
 
 @pytest.mark.parametrize(("last", "sequences"), [(0, 1), (512, 2)])
-def test_overlapping_blocks_keep_two_hidden_states_and_three_queries(last, sequences) -> None:
+def test_overlapping_blocks_keep_two_hidden_states_and_three_queries(last, sequences):
     """Of a hidden size of 2048, 4 tiles of queries, one stack of keys and a KV head of 64."""
     blocks = [SimpleNamespace(start=at, count=256, length=512) for at in (0, last)]
     heads = SimpleNamespace(q_tiles=4, stacks=1, kv_features=64, kv_heads=1, head_dim=64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ from tests.llama.test_kernels import BF16, Plain, attend, check, heads_of, rando
         (3, 77, 3, 3, 64, 76),
     ],
 )
-def test_several_tokens_see_the_cache_and_those_before(each, past, q, kv, d, live) -> None:
+def test_several_tokens_see_the_cache_and_those_before(each, past, q, kv, d, live):
     """What stands behind the mask, as wrong guesses leave it, must not count."""
     cached = [random(1, kv, past, d, seed=s) for s in (1, 2)]
     cached[0][:, :, live:], cached[1][:, :, live:] = 1e4, -1e4
@@ -57,7 +56,7 @@ def test_several_tokens_see_the_cache_and_those_before(each, past, q, kv, d, liv
     check(got.double() / size, rounded.double() / size, exact / size, times=1.15)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def rotate(x, cos, sin):
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
@@ -80,7 +79,7 @@ SHAPE = dict(
 )
 
 
-def application(folder: Any, traced: str = "traced", **neuron: Any) -> Any:
+def application(folder, traced="traced", **neuron):
     """The submission, compiled and loaded."""
     options = dict(seq_len=128, max_context_length=64, torch_dtype=torch.float32, batch_size=1)
     neuron_config = llama.NeuronConfigNKI(**{**options, "enable_nki": True, **neuron})
@@ -94,7 +93,7 @@ def application(folder: Any, traced: str = "traced", **neuron: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, Any, Any]:
+def tiny(tmp_path_factory):
     """(Hugging Face model, its folder, the submission)."""
     folder = tmp_path_factory.mktemp("tiny")
     torch.manual_seed(0)
@@ -103,7 +102,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[LlamaForCausalLM, An
     return model, folder, application(folder)
 
 
-def generated(app: Any, prompt: list[int], count: int, **options: Any) -> tuple[list[int], Any]:
+def generated(app, prompt, count, **options):
     """Tokens behind a prompt, and their logits [count, V]."""
     ids = torch.tensor([prompt])
     given = dict(
@@ -120,7 +119,7 @@ def generated(app: Any, prompt: list[int], count: int, **options: Any) -> tuple[
     return found.sequences[0, len(prompt) :].tolist(), torch.cat(found.scores)
 
 
-def test_text_and_logits_are_those_of_the_plain_step(tiny: Any) -> None:
+def test_text_and_logits_are_those_of_the_plain_step(tiny):
     model, _, app = tiny
     prompt = [5, 6, 7, 8, 9] * 4
     text, logits = generated(app, prompt, 100)
@@ -132,13 +131,13 @@ def test_text_and_logits_are_those_of_the_plain_step(tiny: Any) -> None:
     assert sum(calls) + kept == 99 and kept > 0
 
 
-def counted(app: Any, prompt: list[int], count: int = 60) -> tuple[list[int], list[int]]:
+def counted(app, prompt, count=60):
     """The text, and the calls that it took."""
     text, _ = generated(app, prompt, count)
     return text, [*app.ahead.calls, app.ahead.kept_rows]
 
 
-def plain_text(app: Any, prompt: list[int], count: int = 60) -> list[int]:
+def plain_text(app, prompt, count=60):
     with app.plain_steps():
         return generated(app, prompt, count)[0]
 
@@ -146,7 +145,7 @@ def plain_text(app: Any, prompt: list[int], count: int = 60) -> list[int]:
 class Wrong(llama.Guesser):
     """Guesses another token of the vocabulary each time, never the right one on purpose."""
 
-    def guess(self, most: int) -> list[int]:
+    def guess(self, most):
         return [(7 * len(self.text) + 31 * n) % 320 for n in range(most)]
 
 
@@ -155,19 +154,19 @@ class Perfect(llama.Guesser):
 
     known: list[int] = []
 
-    def guess(self, most: int) -> list[int]:
+    def guess(self, most):
         return self.known[len(self.text) : len(self.text) + most]
 
 
 class Half(Perfect):
     """The first guesses are right, later ones are not."""
 
-    def guess(self, most: int) -> list[int]:
+    def guess(self, most):
         return [x if n < 3 else (x + 1) % 320 for n, x in enumerate(super().guess(most))]
 
 
 @pytest.mark.parametrize("kind", [Wrong, Perfect, Half])
-def test_no_guess_changes_the_text(kind: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_guess_changes_the_text(kind, tiny, monkeypatch):
     """Cache rows of wrong guesses are never seen; right ones save calls."""
     _, _, app = tiny
     prompt = [5, 9, 5, 9, 30, 31]
@@ -180,10 +179,10 @@ def test_no_guess_changes_the_text(kind: Any, tiny: Any, monkeypatch: pytest.Mon
     assert kept >= {Wrong: 0, Perfect: 50, Half: 40}[kind]
 
 
-def test_a_guesser_that_raises_is_left_out(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_guesser_that_raises_is_left_out(tiny, monkeypatch):
     _, _, app = tiny
 
-    def guess(self: Any, most: int) -> list[int]:
+    def guess(self, most):
         raise KeyError("no such context")
 
     wanted = plain_text(app, [5, 6, 7])
@@ -192,7 +191,7 @@ def test_a_guesser_that_raises_is_left_out(tiny: Any, monkeypatch: pytest.Monkey
     assert text == wanted and (several, kept) == (0, 0) and single == 59
 
 
-def test_sampling_draws_what_the_plain_step_draws(tiny: Any) -> None:
+def test_sampling_draws_what_the_plain_step_draws(tiny):
     """A row answers only the token that it was computed for."""
     _, _, app = tiny
     runs = []
@@ -206,13 +205,13 @@ def test_sampling_draws_what_the_plain_step_draws(tiny: Any) -> None:
 
 @pytest.mark.parametrize("length", [2, 8, 63, 64])
 @pytest.mark.parametrize("count", [1, 64])
-def test_prompts_of_any_length_up_to_a_full_cache(length: int, count: int, tiny: Any) -> None:
+def test_prompts_of_any_length_up_to_a_full_cache(length, count, tiny):
     _, _, app = tiny
     prompt = [3 + n % 5 for n in range(length)]
     assert counted(app, prompt, count)[0] == plain_text(app, prompt, count)
 
 
-def test_tokens_that_the_caller_chooses_are_followed(tiny: Any) -> None:
+def test_tokens_that_the_caller_chooses_are_followed(tiny):
     """Teacher forcing: a text that the model would not write, checked against Hugging Face."""
     model, _, app = tiny
     text = torch.tensor([[5, 6, 5, 6, 5, 6, 99, 5, 6, 5, 6, 5, 6, 99, 5, 6, 5, 7, 8, 9, 10, 99]])
@@ -241,9 +240,7 @@ def test_tokens_that_the_caller_chooses_are_followed(tiny: Any) -> None:
     ],
     ids=lambda given: "-".join(given) if isinstance(given, dict) else "",
 )
-def test_it_steps_aside_and_says_so(
-    asked: dict[str, Any], told: str, tiny: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_it_steps_aside_and_says_so(asked, told, tiny, caplog):
     _, folder, _ = tiny
     options = dict(seq_len=128, max_context_length=64, torch_dtype=torch.float32, batch_size=1)
     neuron_config = llama.NeuronConfigNKI(**{**options, "enable_nki": True, **asked})
@@ -261,7 +258,7 @@ def test_it_steps_aside_and_says_so(
     )
 
 
-def test_a_compiled_folder_knows_that_it_looks_ahead(tiny: Any) -> None:
+def test_a_compiled_folder_knows_that_it_looks_ahead(tiny):
     _, folder, app = tiny
     read = llama.LlamaInferenceConfig.load(str(folder / "traced"))
     assert read.neuron_config.looks_ahead and read.uncovered() is None
@@ -272,7 +269,7 @@ def test_a_compiled_folder_knows_that_it_looks_ahead(tiny: Any) -> None:
 
 
 @pytest.mark.parametrize(("version", "degree"), [full("0.1", 2), full("0.6", 1), ("0.6", 2)])
-def test_versions_and_degrees(version: str, degree: int, tmp_path: Any, monkeypatch: Any) -> None:
+def test_versions_and_degrees(version, degree, tmp_path, monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     torch.manual_seed(1)
     model = LlamaForCausalLM(LlamaConfig(**SHAPE | {"num_key_value_heads": 2})).eval()

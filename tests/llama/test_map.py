@@ -7,9 +7,8 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType
 
 import pytest
 import torch
@@ -21,7 +20,7 @@ from harness.model_shapes import MODEL_SHAPES
 from neuron_cpu.core import Kernel
 
 
-def told() -> dict[str, list[str]]:
+def told():
     """What each function of the map calls; a line without a function goes on with the last."""
     text = llama.__doc__.partition("phase by phase:\n\n")[2].partition("\n\nAxis letters")[0]
     found: dict[str, list[str]] = {}
@@ -34,7 +33,7 @@ def told() -> dict[str, list[str]]:
     return found
 
 
-def called(tree: ast.Module, name: str) -> set[str]:
+def called(tree, name):
     """Names that the body of a function or method has."""
     body: list[ast.AST] = [tree]
     for part in name.split("."):
@@ -43,7 +42,7 @@ def called(tree: ast.Module, name: str) -> set[str]:
     return names | {node.attr for node in ast.walk(body[0]) if isinstance(node, ast.Attribute)}
 
 
-def test_the_map_is_true() -> None:
+def test_the_map_is_true():
     kernels = {name for name, value in vars(llama).items() if isinstance(value, Kernel)}
     assert kernels <= set(told())
     tree = ast.parse(Path(llama.__file__).read_text(encoding="utf-8"))
@@ -57,7 +56,7 @@ def test_the_map_is_true() -> None:
 
 
 @pytest.mark.parametrize("module", [llama, models.today, models.step])
-def test_what_comments_name_is_in_the_code(module) -> None:
+def test_what_comments_name_is_in_the_code(module):
     """The buffers and functions of examples, tables and docstrings are those of the code."""
     text, code, told = Path(module.__file__).read_text(encoding="utf-8"), set(), ""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
@@ -86,7 +85,7 @@ TWICE = {
 }
 
 
-def defined(path: Path) -> dict[str, ast.AST]:
+def defined(path):
     """The functions, classes and constants at the top of a file."""
     found: dict[str, ast.AST] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -98,7 +97,7 @@ def defined(path: Path) -> dict[str, ast.AST]:
     return found
 
 
-def test_a_name_stands_in_one_file() -> None:
+def test_a_name_stands_in_one_file():
     """What stands in two has a reason: one above, or the language. Such twins of llama.py and
     models/today.py hold tensors or call the language; functions on numbers are shared."""
     every = {name: defined(path) for name, path in FILES.items()}
@@ -120,12 +119,12 @@ def test_a_name_stands_in_one_file() -> None:
 # --- How much one opens to understand a decode step -----------------------------------------------
 
 
-def opened(run: Callable[[], object]) -> dict[str, int]:
+def opened(run):
     """Functions of llama.py that run, each with how deep."""
     stack: list[CodeType] = []
     found: dict[str, int] = {}
 
-    def hook(frame: FrameType, event: str, _: object) -> None:
+    def hook(frame, event, _):
         code = frame.f_code
         if code.co_filename != llama.__file__ or code.co_name.startswith("<"):
             return
@@ -145,19 +144,19 @@ def opened(run: Callable[[], object]) -> dict[str, int]:
     return found
 
 
-def test_a_decode_step_opens_few_functions() -> None:
+def test_a_decode_step_opens_few_functions():
     """A property that names one number is no function to open; all are counted, too."""
     shape = MODEL_SHAPES["llama-3.2-1b"]
     heads, hidden = llama.HeadShape(16, 4, shape["head_dim"]), shape["hidden_size"]
     norm = llama.Norm(hidden, 1e-5)
 
-    def meta(*sizes: int) -> torch.Tensor:
+    def meta(*sizes):
         return torch.empty(sizes, dtype=torch.bfloat16, device="meta")
 
-    def weight(n: int, k: int) -> torch.Tensor:
+    def weight(n, k):
         return meta(128, -(-n // 128) * -(-k // 128) * 128)
 
-    def step() -> None:
+    def step():
         x, tables = (meta(hidden, 1), meta(hidden, 1), norm), (meta(128, 1), meta(128, 1))
         weights = weight(24 * 64, hidden), weight(hidden, 16 * 64)
         cache = meta(1, 4, 640, 64), meta(1, 4, 640, 64), meta(1, 640)

@@ -29,7 +29,7 @@ NARROW = ("kv_cache_quant", "is_block_kv_layout")
         (("async_mode",), {}, False),
     ],
 )
-def test_options_are_refused_where_the_release_ends_in_an_error(options, release, refused) -> None:
+def test_options_are_refused_where_the_release_ends_in_an_error(options, release, refused):
     config = SimpleNamespace(**dict.fromkeys(options, True), **release)
     if not refused:
         extended.check_pairs(config)

@@ -17,14 +17,14 @@ WEIGHTS = ("weight_hbm", "gate_hbm", "up_hbm", "down_hbm", "qkv_w_hbm", "out_w_h
 LONG = ("linear_kernel", "swiglu_mlp_kernel")  # every token for itself: any number of them
 
 
-def quantised(weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def quantised(weight, dtype):
     """As large as the type allows, so that no product is scaled but by its scale."""
     most = 127 if dtype is torch.int8 else 240
     steps = weight / weight.abs().max() * most
     return steps.round().to(dtype) if dtype is torch.int8 else steps.to(dtype)
 
 
-def case(name: str, dtype: torch.dtype, tokens: int) -> list[object]:
+def case(name, dtype, tokens):
     """Arguments of a kernel in bf16, in its order; scales bring weights to about their size."""
     values = fp32.arguments(tokens, fp32.PAST if "decode" in name else fp32.LENGTH)
     for key, value in values.items():
@@ -51,7 +51,7 @@ def case(name: str, dtype: torch.dtype, tokens: int) -> list[object]:
         ("attention_chunk_kernel", fp32.BATCH * fp32.LENGTH, False),
     ],
 )
-def test_kernels(name: str, tokens: int, padded: bool, dtype: torch.dtype) -> None:
+def test_kernels(name, tokens, padded, dtype):
     """Hidden and inner sizes that are no tiles, three KV heads in tiles of two."""
     given = case(name, dtype, tokens)
     if "prefill" in name and not padded:
@@ -65,7 +65,7 @@ def test_kernels(name: str, tokens: int, padded: bool, dtype: torch.dtype) -> No
         check_error(ours, theirs, true)
 
 
-def test_weights_stay_narrow_in_hbm_and_fp8_needs_no_engine() -> None:
+def test_weights_stay_narrow_in_hbm_and_fp8_needs_no_engine():
     """int8 is copied into bf16 once an element, on ScalarE and GpSimdE; fp8 nowhere."""
     for dtype, copied in ((torch.int8, 1), (FP8, 0)):
         given = [
@@ -82,7 +82,7 @@ def test_weights_stay_narrow_in_hbm_and_fp8_needs_no_engine() -> None:
     ("name", "tokens", "past"),
     [("decode", 1, 150), ("chunk", 1, 150), ("chunk", 70, 150), ("chunk", 1, 5000)],
 )
-def test_cached_keys_and_values_in_fp8(name: str, tokens: int, past: int, monkeypatch) -> None:
+def test_cached_keys_and_values_in_fp8(name, tokens, past, monkeypatch):
     """What is cached is rounded, what is new is not; in one block and in several."""
     monkeypatch.setattr(fp32, "PAST", past)
     kernel = f"attention_{name}_kernel"
@@ -102,7 +102,7 @@ def test_cached_keys_and_values_in_fp8(name: str, tokens: int, past: int, monkey
     assert {s.dtype.itemsize for s in read} == {1}
 
 
-def _meta(given: list[object]) -> list[object]:
+def _meta(given):
     return [x.to("meta") if isinstance(x, torch.Tensor) else x for x in given]
 
 

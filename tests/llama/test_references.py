@@ -16,22 +16,22 @@ HIDDEN, F, D, BATCH, LENGTH, PAST = 200, 300, 64, 2, 70, 150
 HEADS = llama.HeadShape(6, 3, D)  # three KV heads: one tile of two, and one half empty
 
 
-def biases() -> torch.Tensor:
+def biases():
     """Of Q, K and V in the order of tiles [rows, 1], zeros where no head is."""
     q, k, v = (torch.randn(n * D, 1) for n in (HEADS.q_heads, HEADS.kv_heads, HEADS.kv_heads))
     return torch.cat((HEADS.order(q, HEADS.group), HEADS.order(k, 1), v))
 
 
-def arguments(tokens: int, keys: int) -> dict[str, object]:
+def arguments(tokens, keys):
     """Seeded fp32 arguments of the kernels, by parameter name."""
     torch.manual_seed(tokens)
 
-    def random(*shape: int) -> torch.Tensor:
+    def random(*shape):
         return torch.randn(*shape) * 0.1
 
     length = keys if tokens > keys else 1  # of a sequence: of PAST keys, tokens are decode steps
 
-    def columns() -> torch.Tensor:
+    def columns():
         return llama.in_blocks(torch.randn(tokens, HIDDEN), length)
 
     q, k, v = (random(n * D, HIDDEN) for n in (HEADS.q_heads, HEADS.kv_heads, HEADS.kv_heads))
@@ -84,7 +84,7 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
     }
 
 
-def scales(name: str) -> torch.Tensor:
+def scales(name):
     """What a kernel's quantised weights would bring, in its order."""
     hidden = llama.whole_tiles(HIDDEN)
     turned, width = HEADS.stacks * (HEADS.group + 1), HEADS.kv_heads * D
@@ -100,7 +100,7 @@ def scales(name: str) -> torch.Tensor:
 RANKS = 150  # more than a tile of partitions
 
 
-def adapters(name: str, tokens: int) -> dict[str, torch.Tensor]:
+def adapters(name, tokens):
     """A, B and each token's ranks: none, or a run of them."""
     hidden, own = llama.whole_tiles(HIDDEN), HEADS.q_tiles + 2 * HEADS.stacks
     tiles = llama.whole_tiles(F)
@@ -125,7 +125,7 @@ LEFT_OUT = "nothing", "delta_hbm", "norm", "scales_hbm", "a_hbm"
         ("swiglu_mlp_kernel", "act"),
     ],
 )
-def test_kernel_equals_its_reference(name: str, left_out: str) -> None:
+def test_kernel_equals_its_reference(name, left_out):
     """In fp32 nothing is rounded on the way, so only the order of sums differs."""
     decode = "decode" in name
     kernel, reference = getattr(llama, name), getattr(EXACT, name)

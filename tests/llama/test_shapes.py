@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from harness.inputs.chunks import default_chunk
-from neuron_cpu.core import Program
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE, dma_profile
 from neuron_cpu.core.time.schedule import schedule
@@ -48,14 +47,14 @@ DEGREES = (1, 2, 4, 8)
 
 
 @pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def strict(monkeypatch):
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
 
 
 class Layer:
     """Arguments of one layer's kernels for one rank: seeded, or without data on ``meta``."""
 
-    def __init__(self, name: str | Model, degree: int, device: str = "cpu") -> None:
+    def __init__(self, name, degree, device="cpu"):
         self.model, self.degree = MODELS[name] if isinstance(name, str) else name, degree
         model = self.model
         self.device, self.seed = device, 0
@@ -65,7 +64,7 @@ class Layer:
         self.heads = llama.HeadShape(kv * group, kv, model.head_dim)
         self.f, self.vocabulary = model.intermediate // degree, model.vocabulary // degree
 
-    def values(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+    def values(self, *shape, scale=1.0):
         """Normal bf16 numbers; large tensors repeat a pool of prime length, no two rows alike."""
         if self.device == "meta":
             return torch.empty(shape, dtype=BF16, device="meta")
@@ -74,23 +73,23 @@ class Layer:
         pool = (torch.randn(min(size, 4194301), generator=generator) * scale).to(BF16)
         return pool.repeat(math.ceil(size / pool.numel()))[:size].reshape(shape)
 
-    def weight(self, n: int, k: int) -> torch.Tensor:
+    def weight(self, n, k):
         """A kernel weight, the padding of its inputs not zero: it meets zeros."""
         n_tiles, k_tiles = llama.whole_tiles(n), llama.whole_tiles(k)
         return self.values(128, n_tiles * k_tiles * 128, scale=k**-0.5)
 
-    def columns(self, tokens: int, length: int) -> torch.Tensor:
+    def columns(self, tokens, length):
         """Hidden states [H, T] of sequences of ``length``, zero behind the features that count."""
         return llama.in_blocks(self.values(tokens, self.model.hidden), length)
 
-    def norm(self) -> llama.Norm:
+    def norm(self):
         return llama.Norm(self.model.hidden, 1e-5)
 
-    def inputs(self, tokens: int, length: int) -> tuple[Any, ...]:
+    def inputs(self, tokens, length):
         """x, delta and norm."""
         return self.columns(tokens, length), self.columns(tokens, length), self.norm()
 
-    def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def projections(self):
         heads, hidden = self.heads, self.model.hidden
         tiles = heads.stacks * heads.group
         values = heads.kv_heads * heads.head_dim
@@ -99,7 +98,7 @@ class Layer:
             self.weight(hidden, tiles * 128),
         )
 
-    def tables(self, positions: torch.Tensor) -> list[torch.Tensor]:
+    def tables(self, positions):
         """cos and sin [128, T] in bf16."""
         if self.device == "meta":
             return [self.values(128, len(positions))] * 2
@@ -109,7 +108,7 @@ class Layer:
         angles = lanes[:, None] * positions
         return [angles.cos().to(BF16), angles.sin().to(BF16)]
 
-    def prefill(self, batch: int, length: int) -> tuple[str, tuple[Any, ...], int]:
+    def prefill(self, batch, length):
         """Name, arguments and multiplications of the attention block for new sequences."""
         tokens, q, kv, d = batch * length, *self.heads
         tables = self.tables(torch.arange(length).repeat(batch))
@@ -118,7 +117,7 @@ class Layer:
         attention = batch * q * d * length * (length + 1)  # half of the square, twice
         return "attention_prefill_kernel", args, linear + attention
 
-    def decode(self, batch: int, past: int) -> tuple[str, tuple[Any, ...], int]:
+    def decode(self, batch, past):
         """The same for one new token per sequence; each has another number of live keys."""
         q, kv, d = self.heads
         if past > llama.DECODE_KEYS:
@@ -133,7 +132,7 @@ class Layer:
         macs = batch * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + 1))
         return "attention_decode_kernel", args, macs
 
-    def cache(self, batch: int, past: int, lanes: int) -> tuple[torch.Tensor, ...]:
+    def cache(self, batch, past, lanes):
         """Keys, values and bias, in runs; each sequence has another number of live keys."""
         _, kv, d = self.heads
         bias = torch.zeros(batch, past, device=self.device, dtype=BF16)
@@ -143,7 +142,7 @@ class Layer:
         keys, values = self.values(batch, kv, past, d), self.values(batch, kv, past, d)
         return llama.cache_in_runs(keys, values, bias, lanes)
 
-    def chunk(self, batch: int, n: int | None, past: int) -> tuple[str, tuple[Any, ...], int]:
+    def chunk(self, batch, n, past):
         """The same for several new tokens per sequence; None: a chunk as the driver feeds it."""
         q, kv, d = self.heads
         if n is None:
@@ -174,7 +173,7 @@ class Layer:
         macs = batch * n * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + n / 2))
         return "attention_chunk_kernel", args, int(macs)
 
-    def mlp(self, tokens: int) -> tuple[str, tuple[Any, ...], int]:
+    def mlp(self, tokens):
         hidden, f = self.model.hidden, self.f
         weights = self.weight(f, hidden), self.weight(f, hidden), self.weight(hidden, f)
         return (
@@ -183,13 +182,13 @@ class Layer:
             3 * tokens * hidden * f,
         )
 
-    def head(self, rows: int = 1) -> tuple[str, tuple[Any, ...], int]:
+    def head(self, rows=1):
         n, hidden = self.vocabulary, self.model.hidden
         args = self.columns(rows, 1), self.weight(n, hidden), self.norm()
         return "linear_kernel", args, rows * n * hidden
 
 
-def check_program(program: Program, macs: int) -> None:
+def check_program(program, macs):
     """Within SBUF and PSUM with the streams buffered twice, and no product left out."""
     high_water = peaks.sbuf_high_water(program)
     assert high_water + llama.PIECE_BYTES <= GEN2.sbuf_usable_bytes
@@ -197,12 +196,12 @@ def check_program(program: Program, macs: int) -> None:
     assert program.macs >= macs
 
 
-def check_traced(name: str, args: tuple[Any, ...], macs: int) -> None:
+def check_traced(name, args, macs):
     meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
     check_program(kernel_of(name, args).trace(*meta), macs)
 
 
-def check(name: str, args: tuple[Any, ...], macs: int) -> None:
+def check(name, args, macs):
     """Run a kernel and compare each of its results."""
     check_traced(name, args, macs)
     kernels = kernel_of(name, args), *(getattr(side, name) for side in (TORCH, EXACT))
@@ -222,7 +221,7 @@ ATTENTION = {
 }
 
 
-def rest_in_full(chosen: set[tuple[str, int]]) -> list[Any]:
+def rest_in_full(chosen):
     """All models and degrees; those that are not chosen are left to the full run."""
     return [row if row in chosen else full(*row) for row in product(MODELS, DEGREES)]
 
@@ -231,12 +230,12 @@ class TestOneLayer:
     """Prefill of 64 tokens and a decode step, with the heads, features and rows of one rank."""
 
     @pytest.mark.parametrize(("name", "degree"), rest_in_full(ATTENTION))
-    def test_attention(self, name: str, degree: int) -> None:
+    def test_attention(self, name, degree):
         check(*Layer(name, degree).prefill(1, 64))
         check(*Layer(name, degree).decode(1, 128))
 
     @pytest.mark.parametrize(("name", "degree"), rest_in_full(MLPS))
-    def test_mlp_and_head(self, name: str, degree: int) -> None:
+    def test_mlp_and_head(self, name, degree):
         check(*Layer(name, degree).mlp(16))  # errors of one token alone vary by a seventh
         check(*Layer(name, degree).mlp(64))
         check(*Layer(name, degree).head())
@@ -252,7 +251,7 @@ class TestOneLayer:
         full("Llama-3.2-1B", 1, 8192),
     ],
 )
-def test_prefill_lengths_and_batches(name: str, batch: int, length: int) -> None:
+def test_prefill_lengths_and_batches(name, batch, length):
     """One KV head's share of a model with heads of 64 and of one with heads of 128."""
     check(*Layer(name, 8).prefill(batch, length))
 
@@ -268,7 +267,7 @@ def test_prefill_lengths_and_batches(name: str, batch: int, length: int) -> None
         full("Llama-3.1-8B", (1, 131072)),
     ],
 )
-def test_decode_caches_and_batches(name: str, sizes: tuple[int, int]) -> None:
+def test_decode_caches_and_batches(name, sizes):
     check(*Layer(name, 8).decode(*sizes))
 
 
@@ -279,7 +278,7 @@ def test_decode_caches_and_batches(name: str, sizes: tuple[int, int]) -> None:
         [(1, 320, 2048), (3, 5, 640), (1, 200, 8192), (2, 64, 333)],
     ),
 )
-def test_chunks_over_a_cache(name: str, sizes: tuple[int, int, int]) -> None:
+def test_chunks_over_a_cache(name, sizes):
     batch, n, past = sizes
     check(*Layer(name, 8).chunk(batch, n, past))
 
@@ -297,12 +296,12 @@ FEW_ROOM = [
 
 
 @pytest.mark.parametrize(("name", "degree", "phase", "sizes"), FEW_ROOM)
-def test_what_has_little_room_traces(name: str, degree: int, phase: str, sizes: tuple) -> None:
+def test_what_has_little_room_traces(name, degree, phase, sizes):
     check_traced(*getattr(Layer(name, degree, "meta"), phase)(*sizes))
 
 
 @pytest.mark.full
-def test_one_token_over_a_long_cache_streams_it() -> None:
+def test_one_token_over_a_long_cache_streams_it():
     """128K keys: at most a sixth longer than their bytes, and the weights', take DMA."""
     layer = Layer("Llama-3.2-1B", 2, "meta")
     name, args, _ = layer.decode(1, 131072)

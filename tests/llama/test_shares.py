@@ -28,7 +28,7 @@ class Case:
     its position names.
     """
 
-    def __init__(self, batch: int, n: int, past: int, heads: int, d: int, ranks: int) -> None:
+    def __init__(self, batch, n, past, heads, d, ranks):
         self.ranks, self.heads = ranks, llama.HeadShape(heads, 1, d)
         self.q, self.k, self.v = random(3, batch, heads, n, d).unbind()
         self.k, self.v = self.k[:, :1], self.v[:, :1]
@@ -37,7 +37,7 @@ class Case:
         self.seen = torch.arange(past) < self.live
         self.active = torch.ones(n, n, dtype=torch.bool).tril()
 
-    def share(self, rank: int, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, ...]:
+    def share(self, rank, dtype=BF16):
         """Cached keys, values and bias of a rank, and the mask of the new tokens."""
         keys, values, seen = (t[..., rank :: self.ranks] for t in self.turned())
         keys, values = keys.transpose(2, 3).contiguous(), values.transpose(2, 3).contiguous()
@@ -48,20 +48,18 @@ class Case:
         )
         return *cache, llama._mask_bias(active, dtype)
 
-    def turned(self) -> tuple[torch.Tensor, ...]:
+    def turned(self):
         """Keys, values and what counts, positions last."""
         return self.keys.transpose(2, 3), self.values.transpose(2, 3), self.seen[:, None]
 
-    def new(self, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, ...]:
+    def new(self, dtype=BF16):
         """Queries and keys in tiles, and rows of values, as the kernel takes them."""
         q, k, v = (t.transpose(1, 2).flatten(0, 1).to(dtype) for t in (self.q, self.k, self.v))
         q = in_tiles(q / root_in_queries(self.heads), self.heads, self.heads.group)
         k = in_tiles(k, self.heads, 1)
         return q.transpose(0, 1).contiguous(), k.transpose(0, 1).contiguous(), v.flatten(1)
 
-    def of_ranks(
-        self, kernels: object, dtype: torch.dtype = BF16
-    ) -> list[tuple[torch.Tensor, ...]]:
+    def of_ranks(self, kernels, dtype=BF16):
         return [
             kernels.attention_share_kernel(
                 *self.new(dtype), *self.share(rank, dtype), self.heads, len(self.q)
@@ -69,7 +67,7 @@ class Case:
             for rank in range(self.ranks)
         ]
 
-    def together(self, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    def together(self, monkeypatch):
         """Contexts [B * n, heads * D] of all ranks."""
         found = self.of_ranks(llama)
         every = torch.stack([weights[:, 0] for _, weights in found])
@@ -82,7 +80,7 @@ class Case:
         )
         return total.to(BF16).permute(2, 1, 0)[..., : self.heads.head_dim].flatten(1)
 
-    def wanted(self, dtype: torch.dtype) -> torch.Tensor:
+    def wanted(self, dtype):
         seen = self.seen[:, None, None].expand(-1, 1, self.q.shape[2], -1)
         active = self.active.expand(len(self.q), 1, -1, -1)
         keys, values = torch.cat((self.keys, self.k), 2), torch.cat((self.values, self.v), 2)
@@ -95,14 +93,14 @@ class Case:
     st.integers(1, 3), st.integers(1, 9), st.integers(8, 300), st.integers(1, 9), st.integers(2, 8)
 )
 @example(2, 9, 129, 14, 5)
-def test_shares_of_any_shape(batch: int, n: int, past: int, heads: int, ranks: int) -> None:
+def test_shares_of_any_shape(batch, n, past, heads, ranks):
     case = Case(batch, n, past, heads, 64, ranks)
     with pytest.MonkeyPatch.context() as patch:
         check(case.together(patch), case.wanted(BF16), case.wanted(torch.float64))
 
 
 @pytest.mark.parametrize(("kind", "d"), crossed(KINDS, [64, 128]))
-def test_adversarial_shares(kind: str, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adversarial_shares(kind, d, monkeypatch):
     """Maxima of the ranks lie far apart, or all keys of some are hidden."""
     case = Case(2, 3, 603, 4, d, 4)
     distort(kind, case.keys, case.values)
@@ -110,7 +108,7 @@ def test_adversarial_shares(kind: str, d: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(("n", "past", "heads"), [(520, 130, (2, 1, 64)), (70, 130, (3, 1, 128))])
-def test_part_of_a_prompt(n: int, past: int, heads: tuple[int, int, int]) -> None:
+def test_part_of_a_prompt(n, past, heads):
     """Tokens of a prompt over what stands before them, another part of it for each span."""
     shape, batch = llama.HeadShape(*heads), 2
     spans = llama.query_spans(n)
@@ -134,7 +132,7 @@ def test_part_of_a_prompt(n: int, past: int, heads: tuple[int, int, int]) -> Non
     check(rows, attend(q, *both, mask, BF16, past), attend(q, *both, mask, torch.float64))
 
 
-def test_parts_of_a_prompt_over_blocks_are_refused() -> None:
+def test_parts_of_a_prompt_over_blocks_are_refused():
     """NxDI 0.6 answers wrongly there with its own layers, too, by half of the largest logit."""
     asked = dict.fromkeys(
         ("flash_decoding_enabled", "sequence_parallel_enabled", "quantized"), False

@@ -9,7 +9,6 @@ in fp32 (at the 64 tokens of prompt 11 they differ by 0.22, of 29.2).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
@@ -42,7 +41,7 @@ class Paths(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paths]:
+def paths(tmp_path_factory):
     """Both paths for all prompts."""
     folder = os.fspath(tmp_path_factory.mktemp("compiled"))
     sizes = ["--seq-len", LENGTH, "--max-context-length", LENGTH]
@@ -54,13 +53,13 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paths]:
     session.workers.close()
 
 
-def greedy(loaded: Loaded, ids: list[int], count: int) -> list[int]:
+def greedy(loaded, ids, count):
     """``count`` greedy tokens after a prompt."""
     return [step[0] for step in greedy_scores(loaded, [ids], count)[0]]
 
 
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
-def test_text_of_the_benchmark(paths: Paths, index: int) -> None:
+def test_text_of_the_benchmark(paths, index):
     """As many tokens as `python test.py` evaluates."""
     ids = paths.prompt_ids[index]
     ours, theirs = (greedy(side, ids, STAND_IN.new_tokens) for side in (paths.nki, paths.torch))
@@ -68,7 +67,7 @@ def test_text_of_the_benchmark(paths: Paths, index: int) -> None:
 
 
 @pytest.mark.parametrize("index", range(25))
-def test_long_texts_part_at_ties_only(paths: Paths, index: int) -> None:
+def test_long_texts_part_at_ties_only(paths, index):
     """Prompt 7 meets a tie at its tenth token."""
     ids = paths.prompt_ids[index]
     ours, theirs = (greedy(side, ids, LONG) for side in (paths.nki, paths.torch))

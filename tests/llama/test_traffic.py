@@ -7,13 +7,12 @@ import math
 import pytest
 import torch
 
-from neuron_cpu.core import Program
 from tests.crossed import full
 from tests.llama.every import llama
 from tests.llama.test_kernels import BF16, Plain, columns, lanes
 
 
-def chunk(q: int, d: int, past: int, tokens: int) -> Program:
+def chunk(q, d, past, tokens):
     """Trace of new tokens of one KV head over ``past`` keys."""
     with torch.device("meta"):
         plain = Plain(q, 1, d)
@@ -27,7 +26,7 @@ def chunk(q: int, d: int, past: int, tokens: int) -> Program:
     return llama.attention_chunk_kernel.trace(x, None, None, *others, active, plain.heads)
 
 
-def times_read(program: Program, past: int, d: int) -> list[float]:
+def times_read(program, past, d):
     """How often each of the cached keys and values is loaded."""
     caches = [s for s in program.inputs if s.shape == (1, 1, past, d)]
     moved = dict.fromkeys((s.id for s in caches), 0)
@@ -39,7 +38,7 @@ def times_read(program: Program, past: int, d: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("q", "d"), [(2, 64), full(1, 128)])
-def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q: int, d: int) -> None:
+def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q, d):
     """Per tile of 128 keys: keys and marks [128, slots, 128], values and ones [128, D + 1]."""
     slots = math.ceil((d + llama.AUGMENTED) / 128)
     tiles = llama.RESIDENT_BYTES // (2 * (128 * slots + d + 1))
@@ -50,7 +49,7 @@ def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q: int, d: int
 
 
 @pytest.mark.parametrize("tokens", [2048, full(8192)])  # 16 and 64 tiles of keys
-def test_a_prompt_reads_its_weights_once_and_long_ones_their_keys_again(tokens: int) -> None:
+def test_a_prompt_reads_its_weights_once_and_long_ones_their_keys_again(tokens):
     """One KV head of 64: what stays is 386 bytes a tile and partition."""
     plain = Plain(4, 1, 64)
     x = columns(torch.zeros(tokens, 6 * 64, dtype=BF16))
@@ -74,7 +73,7 @@ def test_a_prompt_reads_its_weights_once_and_long_ones_their_keys_again(tokens: 
         (300, 1, 128, [256, 44]),
     ],
 )
-def test_blocks_of_tokens_in_hbm(tokens: int, length: int, features: int, sizes: list[int]) -> None:
+def test_blocks_of_tokens_in_hbm(tokens, length, features, sizes):
     """Whole sequences, or whole tiles of one; a partition's features of a block are contiguous."""
     blocks = llama.token_blocks(features, tokens, length)
     assert [block.count for block in blocks] == sizes
@@ -89,7 +88,7 @@ def test_blocks_of_tokens_in_hbm(tokens: int, length: int, features: int, sizes:
     assert torch.equal(llama.from_blocks(x, length), rows)
 
 
-def test_a_sequence_of_more_tokens_than_a_pass_takes_is_refused() -> None:
+def test_a_sequence_of_more_tokens_than_a_pass_takes_is_refused():
     """400 of 50 * 128 features and 48 heads of 128 would keep 201,114 of 180,224 bytes."""
     most = llama.chunk_tokens(50 * 128, llama.HeadShape(48, 1, 128), 2)
     with pytest.raises(AssertionError, match=f"400 new tokens .* at most {most}"):

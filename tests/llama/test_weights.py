@@ -12,7 +12,7 @@ from tests.llama.every import llama
 HEAD_DIM, GROUP, QUADRANT = 16, 3, 32
 
 
-def config(tp_degree: int, nki_enabled: bool, kv_heads: int = 3, **more: object) -> SimpleNamespace:
+def config(tp_degree, nki_enabled, kv_heads=3, **more):
     return SimpleNamespace(
         neuron_config=SimpleNamespace(
             tp_degree=tp_degree,
@@ -33,7 +33,7 @@ def config(tp_degree: int, nki_enabled: bool, kv_heads: int = 3, **more: object)
     )
 
 
-def checkpoint(cfg: SimpleNamespace, tied: bool = False) -> dict[str, torch.Tensor]:
+def checkpoint(cfg, tied=False):
     torch.manual_seed(0)
     hidden, q = cfg.hidden_size, cfg.num_attention_heads * HEAD_DIM
     kv, f = cfg.num_key_value_heads * HEAD_DIM, cfg.intermediate_size
@@ -60,7 +60,7 @@ def checkpoint(cfg: SimpleNamespace, tied: bool = False) -> dict[str, torch.Tens
     return state
 
 
-def from_layout(weight_hbm: torch.Tensor, n: int, k: int) -> torch.Tensor:
+def from_layout(weight_hbm, n, k):
     """The [n, k] weight in kernel layout, by the layout's definition, element by element."""
     tiles = weight_hbm.reshape(128, -1, -(-k // 128), 128)
     weight = torch.empty(n, k)
@@ -70,7 +70,7 @@ def from_layout(weight_hbm: torch.Tensor, n: int, k: int) -> torch.Tensor:
     return weight
 
 
-def position_in_runs(feature: int, features: int) -> int:
+def position_in_runs(feature, features):
     """Where the order of tiles has a feature: partition p of the tiles holds the p-th run."""
     tiles = -(-features // 128)
     partition, tile = divmod(feature, tiles)
@@ -78,12 +78,12 @@ def position_in_runs(feature: int, features: int) -> int:
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (960, 576), (515, 200), (49, 130), (512, 4096)])
-def test_the_layout_holds_the_weight(n: int, k: int) -> None:
+def test_the_layout_holds_the_weight(n, k):
     weight = torch.randn(n, k)
     assert torch.equal(from_layout(llama.kernel_layout(weight), n, k), weight)
 
 
-def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
+def heads_of(plain, name):
     """The heads of one projection of layer 1, [D, hidden] each, times the gain before them."""
     weight = plain[f"layers.1.self_attn.{name}_proj.weight"]
     if name == "o":
@@ -94,7 +94,7 @@ def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("kv_heads", "tp"), [(3, 1), (3, 2), (3, 4), (3, 8), (1, 2), (1, 8), (2, 4)]
 )
-def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
+def test_every_rank_gets_its_share(kv_heads, tp):
     """By definition, head by head: on each rank every query head stands beside its KV head.
 
     Lane by lane, of 32 partitions each, of a tile of KV heads: a KV head and zeros behind it, or
@@ -133,7 +133,7 @@ def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
 
 @pytest.mark.parametrize("nki_enabled", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_conversion_can_be_repeated(nki_enabled: bool, tied: bool) -> None:
+def test_conversion_can_be_repeated(nki_enabled, tied):
     cfg = config(2, nki_enabled)
     plain = checkpoint(cfg, tied)
     before = {k: v.clone() for k, v in plain.items()}
@@ -155,7 +155,7 @@ def test_conversion_can_be_repeated(nki_enabled: bool, tied: bool) -> None:
         assert torch.equal(first["lm_head.weight"], head)
 
 
-def test_a_degree_that_does_not_divide_is_refused() -> None:
+def test_a_degree_that_does_not_divide_is_refused():
     with pytest.raises(ValueError, match="intermediate_size 56 is not divisible .* 3"):
         llama.SharedSizes.of(config(3, nki_enabled=True))
 
@@ -178,7 +178,7 @@ def test_a_degree_that_does_not_divide_is_refused() -> None:
         ),
     ],
 )
-def test_rope_scaling(scaling: dict | None, unchanged: int, divided: int) -> None:
+def test_rope_scaling(scaling, unchanged, divided):
     """Llama-3.2-1B's frequencies: 0 to 14 as they are, 18 to 31 divided, three in between."""
     positions = dict(max_position_embeddings=131072, neuron_config=SimpleNamespace(seq_len=128))
     cfg = SimpleNamespace(rope_theta=500000.0, rope_scaling=scaling, **positions)
@@ -192,7 +192,7 @@ def test_rope_scaling(scaling: dict | None, unchanged: int, divided: int) -> Non
     assert divided == 0 or less[-divided:] == [True] * divided
 
 
-def test_unknown_rope_scaling_is_refused() -> None:
+def test_unknown_rope_scaling_is_refused():
     scaling = {"rope_type": "longrope", "factor": 2.0}
     neuron_config = SimpleNamespace(seq_len=128)
     cfg = SimpleNamespace(
@@ -204,7 +204,7 @@ def test_unknown_rope_scaling_is_refused() -> None:
         llama.rope_frequencies(cfg, 64)
 
 
-def test_a_saved_configuration_keeps_the_kernels() -> None:
+def test_a_saved_configuration_keeps_the_kernels():
     made = llama.NeuronConfigNKI(enable_nki=True)
     again = llama.NeuronConfigNKI(nki_enabled=made.nki_enabled)
     assert made.nki_enabled and again.nki_enabled

@@ -12,7 +12,7 @@ from tests.llama.references import EXACT, assert_close
 
 
 @pytest.fixture(autouse=True)
-def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+def strict(monkeypatch):
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
 
 
@@ -20,7 +20,7 @@ class Layer(test_head_sizes.Layer):
     """The same without a norm: every seventh token is six times as large, so that keys which a
     window hides would have the largest scores."""
 
-    def __init__(self, heads: llama.HeadShape, batch: int, length: int) -> None:
+    def __init__(self, heads, batch, length):
         super().__init__(heads, batch, length)
         x, _, _, *others = self.inputs
         rows = llama.from_blocks(x, length)
@@ -28,7 +28,7 @@ class Layer(test_head_sizes.Layer):
         self.inputs = llama.in_blocks(rows, length), None, None, *others
 
 
-def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
+def assert_equal(kernel, *arguments, **more):
     got, wanted = (getattr(of, kernel)(*arguments, **more) for of in (llama, EXACT))
     assert_close(got, wanted, 5e-5)
 
@@ -49,19 +49,6 @@ def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
 )
 def test_prefill(heads, batch, length, window):
     layer = Layer(llama.HeadShape(*heads), batch, length)
-    arguments = *layer.inputs, layer.heads, layer.batch
-    assert_equal("attention_prefill_kernel", *arguments, window=window)
-
-
-@pytest.mark.parametrize(
-    ("heads", "window"), [((2, 1, 64), 200), full((2, 1, 128), 385), full((2, 2, 64), 5)]
-)
-def test_prefill_of_keys_in_scratch(heads, window, monkeypatch):
-    """Keys do not fit SBUF: they come back from HBM, two tiles at a time."""
-    monkeypatch.setattr(llama, "RESIDENT_BYTES", 2048)
-    monkeypatch.setattr(llama, "SCRATCH_TILES", 2)
-    monkeypatch.setattr(llama.attention_prefill_kernel, "programs", {})
-    layer = Layer(llama.HeadShape(*heads), 1, 900)
     arguments = *layer.inputs, layer.heads, layer.batch
     assert_equal("attention_prefill_kernel", *arguments, window=window)
 

@@ -31,7 +31,7 @@ def two_chains(x, beside: bool):
     return out
 
 
-def test_writing_two_chains_side_by_side_pays() -> None:
+def test_writing_two_chains_side_by_side_pays():
     x = np.zeros((128, 64), np.float32)
     programs = {beside: two_chains.trace(x, beside) for beside in (True, False)}
     times = {beside: schedule(program) for beside, program in programs.items()}
@@ -44,7 +44,7 @@ def test_writing_two_chains_side_by_side_pays() -> None:
 
 
 @pytest.mark.parametrize("read_between", [False, True])
-def test_zeros_that_a_product_replaces_are_no_instruction(read_between: bool) -> None:
+def test_zeros_that_a_product_replaces_are_no_instruction(read_between):
     @nki.jit
     def kernel(a, b):
         out = nl.ndarray((2, 128, 64), nl.float32, buffer=nl.shared_hbm)

@@ -42,7 +42,7 @@ HEADS = {
 _MEND = re.compile(r"mend: `(.*?)`(?:, in nki `(.*)`)?")
 
 
-def parts(text: str) -> dict[str, dict[str, tuple[str, str, str]]]:
+def parts(text):
     """The sections of mistakes.md by part: name -> lines, and the mend in each language."""
     found: dict[str, dict[str, tuple[str, str, str]]] = {}
     for part in text.split("\n# ")[1:]:
@@ -72,7 +72,7 @@ BOTH = [
 ]
 
 
-def told(language: str, name: str, folder: Path) -> tuple[str, str]:
+def told(language, name, folder):
     """What a mistake is told with, warnings included, and the last file of its traceback."""
     lines, _ = TABLES[language][name]
     head, tail = HEADS[language]
@@ -100,7 +100,7 @@ def told(language: str, name: str, folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("language", "name"), BOTH)
-def test_the_message_mends_and_the_last_entry_is_the_users(language, name, tmp_path) -> None:
+def test_the_message_mends_and_the_last_entry_is_the_users(language, name, tmp_path):
     if name.startswith("jnp."):
         pytest.importorskip("jax", reason="requirements-jax.txt is not installed")
     said, last = told(language, name, tmp_path)
@@ -111,7 +111,7 @@ def test_the_message_mends_and_the_last_entry_is_the_users(language, name, tmp_p
     assert any(re.search(words, one) for one in clauses), said
 
 
-def called(path: Path, language: str, name: str) -> None:
+def called(path, language, name):
     """Call a right kernel of the file ``path`` as the mistake ``name`` does."""
     head, tail = HEADS[language]
     path.write_text(head + tail.replace("r)", "x)").replace("=r)", "=x)"))
@@ -123,7 +123,7 @@ def called(path: Path, language: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("language", "name"), crossed(list(HEADS), list(CALLS)))
-def test_a_wrong_call_ends_at_lines_of_the_users(language, name, tmp_path) -> None:
+def test_a_wrong_call_ends_at_lines_of_the_users(language, name, tmp_path):
     path = tmp_path / "called.py"
     with pytest.raises(Exception, match=CALLS[name][1]) as raised:
         called(path, language, name)
@@ -145,7 +145,7 @@ IDENTIFIED = {
 
 
 @pytest.mark.parametrize("name", IDENTIFIED)
-def test_the_identifier_of_a_mistake(name, tmp_path) -> None:
+def test_the_identifier_of_a_mistake(name, tmp_path):
     if name in TABLES["neuronxcc"]:
         assert IDENTIFIED[name] in told("neuronxcc", name, tmp_path)[0]
     else:
@@ -153,7 +153,7 @@ def test_the_identifier_of_a_mistake(name, tmp_path) -> None:
             called(tmp_path / "called.py", "neuronxcc", name)
 
 
-def test_a_file_that_is_read_anew_names_its_new_lines(tmp_path) -> None:
+def test_a_file_that_is_read_anew_names_its_new_lines(tmp_path):
     head, tail = HEADS["nki"]
     for number, name in enumerate(("first", "other")):  # as a notebook's reload after an edit
         path = tmp_path / "edited.py"

@@ -3,7 +3,7 @@
 A program is a list of small nodes over a pool of tiles. The interpreter computes in float64, rounds
 where a destination is narrower (to nearest even; integers saturate), and takes only nodes whose
 intermediate values fp32 holds exactly, sums in any order included: so results are compared to the
-bit. Functions that are not exact are compared within 2 ulp of their destination and not used again.
+bit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ TYPES = {
     nl.int32: np.dtype(np.int32),
 }
 FLOATS = (nl.float32, nl.bfloat16, nl.float16)
-ULP = {nl.float32: 2.0**-23, nl.bfloat16: 2.0**-7, nl.float16: 2.0**-10}
 MOST = 30_000.0  # magnitudes, so that fp16 holds them
 GRAIN = 256  # values are whole numbers of 1 / GRAIN: 15 + 8 bits are exact in fp32
 INPUT = (np.random.default_rng(7).integers(-16, 17, (128, 96)) / 4).astype(np.float32)
@@ -45,8 +44,6 @@ ACTIVATIONS = {
     "copy": lambda x: x, "relu": lambda x: np.maximum(x, 0), "square": np.square, "abs": np.abs,
     "sign": np.sign,
 }  # fmt: skip
-INEXACT = {"exp": np.exp, "tanh": np.tanh, "sigmoid": lambda x: 1 / (1 + np.exp(-x))}
-REDUCTIONS = {"add": np.sum, "maximum": np.max, "minimum": np.min}
 
 
 class Unfit(Exception):
@@ -64,7 +61,7 @@ class View:
     form: str
     at: tuple[int, ...]
 
-    def of_numpy(self, tiles: list[np.ndarray]) -> np.ndarray:
+    def of_numpy(self, tiles):
         part = tiles[self.tile][self.row : self.row + self.rows]
         if self.form in ("slice", "ds", "ap"):
             start, count, step = self.at
@@ -74,7 +71,7 @@ class View:
             return np.broadcast_to(part[:, column : column + 1], (self.rows, count))
         return part.reshape(self.rows, *self.at).transpose(0, 2, 1)
 
-    def of_nki(self, tiles: list[Any]) -> Any:
+    def of_nki(self, tiles):
         if self.form == "ap":
             start, count, step = self.at
             tile = tiles[self.tile]
@@ -100,52 +97,43 @@ class Program:
     tiles: list[np.ndarray] = field(default_factory=list)
     types: list[Any] = field(default_factory=list)
     psum: set[int] = field(default_factory=set)
-    inexact: set[int] = field(default_factory=set)
 
-    def pick(self, options: Any) -> Any:
+    def pick(self, options):
         if not options:
             raise Unfit
         return list(options)[self.ints.pop() % len(options)] if self.ints else list(options)[0]
 
-    def upto(self, most: int) -> int:
+    def upto(self, most):
         return self.pick(range(1, most + 1))
 
-    def chance(self) -> bool:
+    def chance(self):
         return self.pick((True, False))
 
     # --- tiles and views --------------------------------------------------------------------------
-    def new(self, values: np.ndarray, dtype: Any, psum: bool = False) -> int:
+    def new(self, values, dtype, psum=False):
         self.tiles.append(rounded(values, dtype))
         self.types.append(dtype)
         if psum:
             self.psum.add(len(self.tiles) - 1)
         return len(self.tiles) - 1
 
-    def usable(self, rows: int, psum: bool = True, types: Any = None) -> list[int]:
+    def usable(self, rows, psum=True, types=None):
         return [
             t
             for t, tile in enumerate(self.tiles)
             if len(tile) >= rows
-            and t not in self.inexact
             and (psum or t not in self.psum)
             and (types is None or self.types[t] in types)
         ]
 
-    def band(self) -> tuple[int, int]:
+    def band(self):
         """A first partition and a number of them that engines take."""
         tile = self.tiles[self.pick(self.usable(1))]
         row = self.pick([r for r in (0, 32, 64, 96) if r < len(tile)])
         room = min(len(tile) - row, 128 if row == 0 else 64 if row == 64 else 32)
         return row, self.upto(room)
 
-    def view(
-        self,
-        band: tuple[int, int],
-        count: int,
-        write: bool = False,
-        psum: bool = True,
-        types: Any = None,
-    ) -> View:
+    def view(self, band, count, write=False, psum=True, types=None):
         row, rows = band
         tile = self.pick(
             [
@@ -170,19 +158,19 @@ class Program:
         start = self.pick(range(columns - (count - 1) * step))
         return View(tile, row, rows, form, (start, count, step))
 
-    def read(self, view: View) -> np.ndarray:
+    def read(self, view):
         return view.of_numpy(self.tiles).astype(np.float64).reshape(view.rows, -1)
 
-    def write(self, view: View, values: np.ndarray) -> None:
+    def write(self, view, values):
         target = view.of_numpy(self.tiles)
         target[...] = rounded(exact(values), self.types[view.tile]).reshape(target.shape)
 
-    def one_in_psum(self, *views: View) -> None:
+    def one_in_psum(self, *views):
         if sum(v.tile in self.psum for v in views) > 1:
             raise Unfit
 
 
-def exact(values: np.ndarray) -> np.ndarray:
+def exact(values):
     """The values, where they are numbers that everything here holds exactly."""
     values = np.asarray(values, np.float64)
     if values.size and (np.abs(values).max() > MOST or ((values * GRAIN) % 1).any()):
@@ -190,19 +178,19 @@ def exact(values: np.ndarray) -> np.ndarray:
     return values
 
 
-def rounded(values: np.ndarray, dtype: Any) -> np.ndarray:
+def rounded(values, dtype):
     if dtype == nl.int32:
         return np.rint(values).clip(-(2**31), 2**31 - 1).astype(np.int32)
     return np.asarray(values, np.float64).astype(np.float32).astype(TYPES[dtype])
 
 
-def summed(values: np.ndarray, axis: int = -1) -> np.ndarray:
+def summed(values, axis=-1):
     exact(np.abs(values).sum(axis))
     return values.sum(axis)
 
 
 # --- what each node does: the interpreter ---------------------------------------------------------
-def load(p: Program) -> tuple:
+def load(p):
     rows, columns, dtype = p.pick((128, 64, 33, 5, 1)), p.pick((16, 24, 8)), p.pick(TYPES)
     top, left, step = p.pick((0, 7)), p.pick((0, 3)), p.pick((1, 2))
     top = min(top, 128 - rows)
@@ -210,16 +198,7 @@ def load(p: Program) -> tuple:
     return made, rows, columns, dtype, top, left, step
 
 
-def memset(p: Program) -> tuple:
-    dtype, value, shape = (
-        p.pick(TYPES),
-        p.pick((0, 2, -3)),
-        (p.pick((128, 40, 1)), p.pick((16, 12))),
-    )
-    return p.new(np.full(shape, value), dtype), shape, dtype, value
-
-
-def binary(p: Program) -> tuple:
+def binary(p):
     band, count, op = p.band(), p.upto(16), p.pick(ARITHMETIC)
     out, a, b = p.view(band, count, write=True), p.view(band, count), p.view(band, count)
     p.one_in_psum(a, b)
@@ -229,7 +208,7 @@ def binary(p: Program) -> tuple:
     return out, a, b, op
 
 
-def stepped(p: Program, x: np.ndarray, band: tuple[int, int]) -> tuple[np.ndarray, tuple]:
+def stepped(p, x, band):
     """One step of the ALU with a number or a column of fp32."""
     op, reverse = p.pick(ARITHMETIC), p.chance()
     if p.chance():
@@ -242,7 +221,7 @@ def stepped(p: Program, x: np.ndarray, band: tuple[int, int]) -> tuple[np.ndarra
     return exact(np.broadcast_to(value, x.shape)), (op, operand, reverse)
 
 
-def scalar(p: Program) -> tuple:
+def scalar(p):
     band, count = p.band(), p.upto(16)
     out, a = p.view(band, count, write=True), p.view(band, count)
     values, first = stepped(p, p.read(a), band)
@@ -253,18 +232,11 @@ def scalar(p: Program) -> tuple:
     return out, a, first, second
 
 
-def activation(p: Program) -> tuple:
-    band, count, op = p.band(), p.upto(16), p.pick([*ACTIVATIONS, *INEXACT])
+def activation(p):
+    band, count, op = p.band(), p.upto(16), p.pick(ACTIVATIONS)
     a, scale = p.view(band, count), p.pick((1.0, 0.5, -2.0))
     bias = p.view(band, 1, types=FLOATS)
     x = exact(p.read(a) * scale) + p.read(bias)
-    if op in INEXACT:
-        dtype = p.pick(FLOATS)
-        if np.abs(x).max() > 8:
-            raise Unfit
-        made = p.new(INEXACT[op](x), dtype)
-        p.inexact.add(made)
-        return made, dtype, a, bias, scale, op, None
     out = p.view(band, count, write=True)
     y = ACTIVATIONS[op](exact(x))
     total = None
@@ -277,30 +249,17 @@ def activation(p: Program) -> tuple:
         p.write(total, sums)
     else:
         p.write(out, y)
-    return out, None, a, bias, scale, op, total
+    return out, a, bias, scale, op, total
 
 
-def reduce(p: Program) -> tuple:
-    band, op, negate = p.band(), p.pick(REDUCTIONS), p.chance()
-    outer, inner = p.upto(3), p.upto(6)
-    source = p.view(band, outer * inner)
-    if source.form != "slice" or source.at[2] != 1:
-        outer, inner = 1, outer * inner
-    out = p.view(band, outer, write=True)
-    x = p.read(source).reshape(band[1], outer, inner)
-    values = summed(x) if op == "add" else REDUCTIONS[op](x, axis=-1)
-    p.write(out, -values if negate else values)
-    return out, source, op, negate, outer, inner
-
-
-def copy(p: Program) -> tuple:
+def copy(p):
     band, count = p.band(), p.upto(24)
     out, a = p.view(band, count, write=True), p.view(band, count)
     p.write(out, p.read(a))
     return out, a
 
 
-def transpose(p: Program) -> tuple:
+def transpose(p):
     source = p.pick(p.usable(1, psum=False, types=(nl.float32, nl.bfloat16)))
     rows, columns = p.upto(len(p.tiles[source])), p.upto(p.tiles[source].shape[1])
     x = p.tiles[source][:rows, :columns].astype(np.float64)
@@ -309,7 +268,7 @@ def transpose(p: Program) -> tuple:
     return made, source, rows, columns, on_vector
 
 
-def matmul(p: Program) -> tuple:
+def matmul(p):
     pair = (nl.float32,) if p.chance() else (nl.bfloat16, nl.float16)
     band, m, n = p.band(), p.upto(16), p.upto(16)
     total, parts = np.zeros((m, n)), []
@@ -324,7 +283,7 @@ def matmul(p: Program) -> tuple:
     return p.new(total, nl.float32, psum=True), m, n, tuple(parts)
 
 
-def through_hbm(p: Program) -> tuple:
+def through_hbm(p):
     source = p.pick(p.usable(1, psum=False))
     rows, columns = p.tiles[source].shape
     kind, start = p.pick(("reshape", "rows", "flip")), p.pick((0, 1))
@@ -342,7 +301,7 @@ def through_hbm(p: Program) -> tuple:
     return p.new(values, dtype), source, kind, start, values.shape, dtype
 
 
-def loop(p: Program) -> tuple:
+def loop(p):
     band, count = p.band(), p.upto(5)
     out, a = p.view(band, count, True), p.view(band, count)
     if {out.form, a.form} - {"slice", "ds"} or out.at[2] > 1 or a.at[2] > 1 or out.tile == a.tile:
@@ -355,36 +314,23 @@ def loop(p: Program) -> tuple:
     return out, a, op, number, count, p.pick(("dynamic", "fori", "data"))
 
 
-def by_data(p: Program) -> tuple:
-    band, count = p.band(), p.upto(6)
-    out, tile = p.view(band, count, True), p.pick(p.usable(sum(band), psum=False))
-    room = p.tiles[tile].shape[1] - count
-    if room < 0 or out.tile == tile:
-        raise Unfit
-    start = p.pick(range(room + 1))
-    row, rows = band
-    p.write(out, p.tiles[tile][row : row + rows, start : start + count].astype(np.float64))
-    return out, tile, start, count, p.chance()
-
-
 NODES = {
     f.__name__: f
     for f in (
-        load, memset, binary, scalar, activation, reduce, copy, transpose, matmul, through_hbm,
-        loop, by_data,
+        load, binary, scalar, activation, copy, transpose, matmul, through_hbm, loop,
     )
 }  # fmt: skip
 
 
-def interpreted(steps: list[tuple[str, list[int]]]) -> Program:
+def interpreted(steps):
     p = Program([])
     for name, ints in [("load", [0]), ("load", [1, 1]), *steps]:
         p.ints = list(ints)
-        before = [tile.copy() for tile in p.tiles], list(p.types), set(p.psum), set(p.inexact)
+        before = [tile.copy() for tile in p.tiles], list(p.types), set(p.psum)
         try:
             p.nodes.append((name, NODES[name](p)))
         except Unfit:
-            p.tiles, p.types, p.psum, p.inexact = before
+            p.tiles, p.types, p.psum = before
     return p
 
 
@@ -396,25 +342,22 @@ def token(name):
 class Recorder:
     """Writes a program's nodes with ``nisa``; tiles are made in the interpreter's order."""
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x):
         self.x, self.tiles = x, []
 
-    def new(self, shape: Any, dtype: Any, buffer: Any = None) -> Any:
+    def new(self, shape, dtype, buffer=None):
         self.tiles.append(nl.ndarray(shape, dtype, buffer=buffer or nl.sbuf))
         return self.tiles[-1]
 
-    def at(self, view: View) -> Any:
+    def at(self, view):
         return view.of_nki(self.tiles)
 
-    def operand(self, step: tuple) -> Any:
+    def operand(self, step):
         return self.at(step[1]) if isinstance(step[1], View) else step[1]
 
     def load(self, _, rows, columns, dtype, top, left, step):
         source = self.x[top : top + rows, left : left + (columns - 1) * step + 1 : step]
         nisa.dma_copy(self.new((rows, columns), dtype), source)
-
-    def memset(self, _, shape, dtype, value):
-        nisa.memset(self.new(shape, dtype), value)
 
     def binary(self, out, a, b, op):
         nisa.tensor_tensor(self.at(out), self.at(a), self.at(b), token(op))
@@ -432,22 +375,14 @@ class Recorder:
             self.at(out), self.at(a), token(first[0]), first_operand, reverse0=first[2], **more
         )
 
-    def activation(self, out, dtype, a, bias, scale, op, total):
-        source = self.at(a)
-        shape = (a.rows, source.size // a.rows)
-        target = self.at(out) if dtype is None else self.new(shape, dtype)
+    def activation(self, out, a, bias, scale, op, total):
         sums = {}
         if total is not None:
             command = nisa.reduce_cmd.reset_reduce
             sums = {"reduce_op": nl.add, "reduce_res": self.at(total), "reduce_cmd": command}
-        nisa.activation(target, token(op), source, bias=self.at(bias), scale=scale, **sums)
-
-    def reduce(self, out, source, op, negate, outer, inner):
-        data, rank = self.at(source), 1
-        if outer > 1:
-            data, rank = data.reshape((source.rows, outer, inner)), 2
-        axes = rank if data.ndim == rank + 1 else (1, 2)
-        nisa.tensor_reduce(self.at(out), token(op), data, axes, negate=negate)
+        nisa.activation(
+            self.at(out), token(op), self.at(a), bias=self.at(bias), scale=scale, **sums
+        )
 
     def copy(self, out, a):
         nisa.tensor_copy(self.at(out), self.at(a))
@@ -492,18 +427,8 @@ class Recorder:
             for i in nl.dynamic_range(1, end):
                 body(i)
 
-    def by_data(self, out, tile, start, count, register):
-        held = nl.ndarray((1, 1), nl.int32)
-        nisa.memset(held, start)
-        at = held
-        if register:
-            at = nisa.register_alloc()
-            nisa.register_load(at, held)
-        part = self.tiles[tile][out.row : out.row + out.rows]
-        nisa.tensor_copy(self.at(out), part[:, nl.ds(at, count)])
 
-
-def recorded(program: Program) -> Any:
+def recorded(program):
     @nki.jit
     def kernel(x):
         recorder, outs = Recorder(x), []
@@ -522,18 +447,15 @@ def recorded(program: Program) -> Any:
     return kernel
 
 
-def agree(steps: list[tuple[str, list[int]]]) -> None:
+def agree(steps):
     program = interpreted(steps)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = recorded(program)(INPUT)
-    for k, (got, want, dtype) in enumerate(zip(found, program.tiles, program.types)):
+    for k, (got, want) in enumerate(zip(found, program.tiles)):
         a, b = np.asarray(got).astype(np.float64), want.astype(np.float64)
         assert a.shape == b.shape
-        if k in program.inexact:
-            assert (np.abs(a - b) <= 2 * ULP[dtype] * np.abs(b) + 1e-7).all(), program.nodes
-        else:
-            assert np.array_equal(a, b), (k, program.nodes)
+        assert np.array_equal(a, b), (k, program.nodes)
 
 
 STEP = st.tuples(

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from neuron_cpu.core import Kernel
-from neuron_cpu.core.time.schedule import Schedule, schedule
+from neuron_cpu.core.time.schedule import schedule
 from neuron_cpu.judge import cases
 from tests.page import kernels
 
@@ -27,24 +23,24 @@ QUIET = (
 )
 
 
-def scheduled(kernel: Kernel) -> Schedule:
+def scheduled(kernel):
     """The schedule of a kernel of this folder."""
     positional, named = cases.parse_case(SHAPES).meta()
     return schedule(kernel.trace(*positional, **named))
 
 
 @pytest.fixture(scope="session")
-def matmul() -> Schedule:
+def matmul():
     return scheduled(kernels.matmul)
 
 
 @pytest.fixture(scope="session")
-def resident() -> Schedule:
+def resident():
     return scheduled(kernels.resident)
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def file(tmp_path, monkeypatch):
     """A copy of the kernels, as a user names it: in the current folder."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(kernels.__file__, tmp_path / "mine.py")
@@ -52,7 +48,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser():
     """Chromium without a window; a new profile of its own, which goes with it.
 
     It ends with the module: while playwright is open, its event loop counts as the one that is

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,7 +32,7 @@ COUNT = """(canvas, [name, left, right]) => {
 class Shown:
     """A page in the browser, and what it complained about or asked the network for."""
 
-    def __init__(self, page: Any) -> None:
+    def __init__(self, page):
         self.page = page
         self.troubles: list[str] = []
         self.requests: list[str] = []
@@ -44,38 +41,38 @@ class Shown:
         page.on("dialog", lambda dialog: self.troubles.append(dialog.message))
         page.on("request", lambda request: self.requests.append(request.url))
 
-    def open(self, path: Path) -> Any:
+    def open(self, path):
         self.page.goto(path.resolve().as_uri())
         self.drawn()
         return self.page
 
-    def drawn(self) -> None:
+    def drawn(self):
         """Wait for the drawing that is under way."""
         self.page.evaluate(
             "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
         )
 
-    def text(self, selector: str) -> str:
+    def text(self, selector):
         return self.page.locator(selector).inner_text()
 
-    def pixels(self, name: str, left: float = 0.0, right: float = 1.0, canvas: int = 0) -> int:
+    def pixels(self, name, left=0.0, right=1.0, canvas=0):
         self.drawn()
         return self.page.locator("canvas").nth(canvas).evaluate(COUNT, [name, left, right])
 
-    def range(self) -> tuple[float, float]:
+    def range(self):
         """What the timelines show, in µs."""
         self.drawn()
         begin, end = re.findall(r"[\d.,]+", self.text("#range"))
         return float(begin.replace(",", "")), float(end.replace(",", ""))
 
-    def press(self, keys: str) -> None:
+    def press(self, keys):
         self.page.locator("canvas").first.focus()
         for key in keys:
             self.page.keyboard.press(key)
 
 
 @pytest.fixture
-def shown(browser: Any) -> Iterator[Shown]:
+def shown(browser):
     found = browser.new_page(viewport={"width": 1280, "height": 900})
     made = Shown(found)
     yield made
@@ -85,7 +82,7 @@ def shown(browser: Any) -> Iterator[Shown]:
 
 
 @pytest.fixture
-def one(shown: Shown, matmul: Any, tmp_path: Path) -> Shown:
+def one(shown, matmul, tmp_path):
     """The page of one profile."""
     path = tmp_path / "one.html"
     path.write_text(page_text("matmul", [data.run("matmul", matmul)]), encoding="utf-8")

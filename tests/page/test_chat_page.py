@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, Optional
 
 import pytest
 from transformers import AutoTokenizer
@@ -31,14 +29,7 @@ pytestmark = pytest.mark.browser
 class Shown:
     """The page of a server whose lines the test holds, and what it complained about or fetched."""
 
-    def __init__(
-        self,
-        browser: Any,
-        tokenizer: Any,
-        limits: Limits,
-        adapters: tuple[str, ...] = (),
-        blocks: Optional[BlockPool] = None,
-    ) -> None:
+    def __init__(self, browser, tokenizer, limits, adapters=(), blocks=None):
         self.tokenizer = tokenizer
         self.lines = Echo() if blocks is None else Cache()
         api = echo_api(tokenizer, self.lines, limits, blocks)
@@ -52,34 +43,34 @@ class Shown:
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(self.server.url)
 
-    def close(self) -> None:
+    def close(self):
         self.lines.go.set()
         self.page.close()
         self.server.close()
         own = (self.server.url, "data:")
         assert all(address.startswith(own) for address in self.requests)
 
-    def until(self, selector: str, text: str) -> None:
+    def until(self, selector, text):
         found = self.page.locator(selector, has_text=text).first
         found.wait_for(timeout=20_000)
 
-    def ask(self, text: str) -> None:
+    def ask(self, text):
         self.page.fill("#prompt", text)
         self.page.press("#prompt", "Enter")
 
-    def text(self, selector: str) -> str:
+    def text(self, selector):
         return self.page.locator(selector).inner_text()
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model: Any) -> Any:
+def tokenizer(tiny_model):
     found = AutoTokenizer.from_pretrained(tiny_model)
     found.chat_template = CHAT_TEMPLATE
     return found
 
 
 @pytest.fixture
-def shown(browser: Any, tokenizer: Any) -> Iterator[Shown]:
+def shown(browser, tokenizer):
     made = Shown(browser, tokenizer, Limits(waiting=4))
     yield made
     made.close()
@@ -163,5 +154,5 @@ def test_a_server_with_a_key_is_watched_once_it_is_given(browser, tokenizer):
         made.close()
 
 
-def _ids(shown: Shown, text: str) -> list[int]:
+def _ids(shown, text):
     return shown.tokenizer(text)["input_ids"]

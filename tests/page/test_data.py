@@ -113,7 +113,7 @@ def test_source_lines_of_functions_and_gaps(tmp_path):
 class Scripts(html.parser.HTMLParser):
     """The text of every script of a page, as a browser splits it."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
         self.texts: list[str] = []
         self.addresses: list[str] = []
