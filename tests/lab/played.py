@@ -11,10 +11,10 @@ import importlib
 import itertools
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 from unittest import mock
 
 import numpy as np
@@ -48,20 +48,20 @@ class Device:
     target: str = "trn1"
     today: bool = False
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.random = np.random.default_rng(self.seed)
         base = fit.Variant(target.TARGETS[self.target], self.today)
         self.variant = fit.switched(base, self.mechanism) if self.mechanism else base
         self.constants = {name: self._drawn(name) for name in self.variant.names}
 
-    def _drawn(self, name: str) -> float:
+    def _drawn(self, name):
         prior = fit.value_of(self.variant.core, name)
         if not prior:
             return float(self.random.uniform(*ZERO))
         return prior * float(np.exp(self.random.uniform(-SPREAD, SPREAD)))
 
     @contextlib.contextmanager
-    def plays(self) -> Iterator[None]:
+    def plays(self):
         """Whoever asks the stand-in for a time meanwhile is told the device's."""
         own = {name: v for name, v in self.constants.items() if name not in model.OVERHEADS}
         core = cost.with_constants(self.variant.core, own)
@@ -82,12 +82,12 @@ class Device:
             yield
         model._traced.cache_clear()
 
-    def noisy(self, us: float) -> float:
+    def noisy(self, us):
         return us * (1 + NOISE * self.random.standard_normal()) + (
             NOISE_US * self.random.standard_normal()
         )
 
-    def fault(self, call: Mapping[str, Any]) -> str:
+    def fault(self, call):
         """What becomes of a call, or nothing."""
         return self.faults.get(call.get("name", ""), self.faults.get(call.get("kernel", ""), ""))
 
@@ -97,16 +97,16 @@ class Workers:
 
     device = Device(0)
 
-    def __init__(self, scratch: Path, target: str, *_: Any) -> None:
+    def __init__(self, scratch, target, *_):
         self.asked: list[str] = []
 
-    def __enter__(self) -> Workers:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         return None
 
-    def ask(self, role: str, do: str, given: Mapping[str, Any], limit: float) -> Any:
+    def ask(self, role, do, given, limit):
         module, _, name = do.partition(":")
         function = getattr(importlib.import_module(module), name)
         if role == SIMULATOR:
@@ -138,7 +138,7 @@ capture) for n in 11 22 33 44 55; do echo > "profile_exec_$n.ntff"; done ;;
 esac"""
 
 
-def sdk_of_today(folder: Path, compiler: Mapping[str, str], profiler: Mapping[str, str]) -> None:
+def sdk_of_today(folder, compiler, profiler):
     """Write both as programs. A row's name has what happens to it instead, in words of bash."""
     for name, given, faults, usual in (
         ("python", '"$5"', compiler, COMPILES),
@@ -156,7 +156,7 @@ class WithTools(running.Workers):
     tools = Path()
     patience = 300.0
 
-    def ask(self, role: str, do: str, given: Mapping[str, Any], limit: float) -> Any:
+    def ask(self, role, do, given, limit):
         if role == SIMULATOR:
             return super().ask(role, do, given, limit)
         name = given["call"]["name"]
@@ -168,7 +168,7 @@ class WithTools(running.Workers):
 HANGS = "vector-stream-64-512"
 
 
-def beside_tools(do: str, given: Mapping[str, Any], tools: str) -> Any:
+def beside_tools(do, given, tools):
     """In a process of its own: what a worker does on a device of today's SDK."""
     module, _, name = do.partition(":")
     sys.executable, timing.TOOLS = f"{tools}/python", tools
@@ -177,19 +177,19 @@ def beside_tools(do: str, given: Mapping[str, Any], tools: str) -> Any:
         return getattr(importlib.import_module(module), name)(**given)
 
 
-def spoil(results: str) -> None:
+def spoil(results):
     """Other numbers in the place of a kernel's results."""
     import torch
 
     torch.save([-one for one in torch.load(results)], results)
 
 
-def times(device: Device, rows: Mapping[str, Any]) -> dict[str, float]:
+def times(device, rows):
     """Microseconds of the rows as the device shows them."""
     return of_calls(device, {n: plan.of_row(row, device.today).call for n, row in rows.items()})
 
 
-def of_calls(device: Device, every: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
+def of_calls(device, every):
     """Microseconds of calls as the device shows them."""
     with device.plays():
         return {name: device.noisy(model.graph_ns(call) / 1e3) for name, call in every.items()}

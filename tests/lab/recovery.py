@@ -35,7 +35,7 @@ MECHANISMS = (None, *fit.MECHANISMS)
 GRAPHS = ("decode-640",)
 
 
-def kernels(today: bool) -> dict[str, dict]:
+def kernels(today):
     """Calls of the kernels of a graph of Llama-3.2-1B."""
     return {
         f"{name} {number}": call
@@ -46,7 +46,7 @@ def kernels(today: bool) -> dict[str, dict]:
     }
 
 
-def one(seed: int, target: str, today: bool, large: dict[str, dict]) -> dict:
+def one(seed, target, today, large):
     """Measure a device twice: constants from the first run, times of both under them."""
     device = played.Device(seed, MECHANISMS[seed % len(MECHANISMS)], target=target, today=today)
     begun = time.process_time()
@@ -85,7 +85,7 @@ def one(seed: int, target: str, today: bool, large: dict[str, dict]) -> dict:
     }
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--first", type=int, default=0, help="of the seeds")

@@ -45,11 +45,3 @@ def test_groups_of_few_or_of_other_arguments_are_no_search():
     assert replay.searches(few) == []
     other = calibrate.Outcome(dataclasses.replace(row, arguments=()), 1.0)
     assert replay.searches([*few, other]) == []
-
-
-def test_the_worst_search_stands_first():
-    lines = replay.table([search(*[(n, n) for n in range(1, 8)])]).splitlines()
-    assert lines[2].split("|")[3:6] == [" 7 ", " 7 ", " 0.0% "]
-    # of seven different times five at random hold the best with 5/7, one with 1/7
-    assert lines[-1].startswith("chosen at random five would be in 0.7 and one in 0.1.")
-    assert lines[-1].endswith("2 of 7 device runs are spared.")

@@ -12,9 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -23,23 +21,23 @@ from tests.llama.every import llama
 QUERIES = 512  # rows of scores at a time
 
 
-def from_runs(rows: torch.Tensor) -> torch.Tensor:
+def from_runs(rows):
     """Features on axis 0 in the order of tiles -> as they were: partition p has the p-th run."""
     return rows.unflatten(0, (-1, 128)).transpose(0, 1).flatten(0, 1)
 
 
-def plain_weight(weight_hbm: torch.Tensor, k: int) -> torch.Tensor:
+def plain_weight(weight_hbm, k):
     """Kernel weight -> [N, k], both sides in the order of tiles, k whole tiles of 128."""
     tiles = weight_hbm.reshape(128, -1, k // 128, 128)
     return tiles.permute(1, 3, 2, 0).reshape(-1, k)
 
 
-def of_runs(columns: torch.Tensor) -> torch.Tensor:
+def of_runs(columns):
     """Scales [128, tiles] of features in runs -> one a feature."""
     return columns.reshape(-1)
 
 
-def of_tiles(columns: torch.Tensor) -> torch.Tensor:
+def of_tiles(columns):
     """The same in the order of tiles."""
     return columns.t().reshape(-1)
 
@@ -94,17 +92,17 @@ ACTIVATIONS = {
 class Reference:
     """The kernels' operators in ``dtype``; normalisation and softmax in ``wide``."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype):
         self.dtype = dtype
         self.wide = torch.float64 if dtype is torch.float64 else torch.float32
 
-    def __getattr__(self, name: str) -> Callable[..., Any]:
+    def __getattr__(self, name):
         """The reference of a kernel, that is ``of_`` its name: it gets the arguments by name."""
         if not name.endswith("_kernel"):
             raise AttributeError(name)
         signature, own = inspect.signature(getattr(llama, name).function), f"of_{name}"
 
-        def called(*args: Any, **given: Any) -> Any:
+        def called(*args, **given):
             bound = signature.bind(*args, **given)
             bound.apply_defaults()
             return getattr(type(self), own)(self, SimpleNamespace(**bound.arguments))
@@ -370,20 +368,14 @@ class Reference:
 LARGEST_BY_CHANCE = 1.5
 
 
-def assert_close(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], bound: float) -> None:
+def assert_close(got, exact, bound):
     """Assert that all results are finite, and differ by at most ``bound`` times the largest."""
     for ours, theirs in zip(got, exact, strict=True):
         assert torch.isfinite(ours).all()
         assert (ours.double() - theirs.double()).abs().max() <= bound * theirs.abs().max()
 
 
-def check_error(
-    got: torch.Tensor,
-    torch_bf16: torch.Tensor,
-    exact: torch.Tensor,
-    steps: int = 0,
-    times: float = 1.1,
-) -> None:
+def check_error(got, torch_bf16, exact, steps=0, times=1.1):
     """Assert that errors against float64 are at most ``times`` those of PyTorch in bf16.
 
     That is their root mean square; of fewer than 2000 results two samples of equally many roundings

@@ -34,10 +34,8 @@ FAMILY = {
     "head norms": Qwen3Config(**SHAPE | {"tie_word_embeddings": True}),
     "head norms of 128": Qwen3Config(**SHAPE | {"head_dim": 128, "num_key_value_heads": 3}),
     "window": MistralConfig(**SHAPE, sliding_window=8),
-    "window over heads of 80": MistralConfig(**SHAPE | {"head_dim": 80}, sliding_window=5),
     "window over heads of 256": MistralConfig(**SHAPE | {"head_dim": 256}, sliding_window=5),
     "yarn": LlamaConfig(**SHAPE, rope_scaling=YARN),
-    "yarn over heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}, rope_scaling=YARN),
     "yarn by other names": LlamaConfig(
         **SHAPE,
         rope_scaling=dict(
@@ -52,11 +50,9 @@ FAMILY = {
     "long": LlamaConfig(**SHAPE | {"max_position_embeddings": 4096}),
     "heads of 80": LlamaConfig(**SHAPE | {"head_dim": 80}),
     "heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}),
-    "head norms of 80": Qwen3Config(**SHAPE | {"head_dim": 80}),
     "bias of 48": Qwen2Config(**SHAPE | {"head_dim": 48, "num_key_value_heads": 3}),
     "heads of 256": LlamaConfig(**SHAPE | {"head_dim": 256}),
     "head norms of 256": Qwen3Config(**SHAPE | {"head_dim": 256}),
-    "bias of 256": Qwen2Config(**SHAPE | {"head_dim": 256, "num_key_value_heads": 3}),
 }
 OUTSIDE = {"heads of 160": LlamaConfig(**SHAPE | {"head_dim": 160})}
 ALWAYS = {("bias", True), ("head norms", True), ("window", True)}

@@ -32,25 +32,6 @@ def run(body, release, monkeypatch):
     return kernel(X)
 
 
-def filled_in_a_loop(tile):
-    def body(_):
-        nisa.memset(tile, 0.0)
-
-    nl.fori_loop(0, 2, body)
-
-
-CAME = {
-    "2.29": lambda t: nl.exp(t),
-    "2.30": lambda t: nisa.tensor_scalar_reduce(
-        t, t, nl.add, 1.0, nl.add, nl.ndarray((4, 1), nl.float32), reduce_cmd=nisa.reduce_cmd.reset
-    ),
-    "2.32": filled_in_a_loop,
-    "2.33": lambda t: nisa.scalar_tensor_tensor(
-        t, t, nl.add, 1.0, nl.add, t, reduce_op=nl.add, reduce_res=nl.ndarray((4, 1), nl.float32)
-    ),
-}
-
-
 # Names and keywords by the release notes of each (nki 0.3.0 to 0.7.0).
 NOTES = {
     "2.29": "load store exp mean softmax rms_norm isa.dropout nc_matmul(accumulate) "
@@ -81,17 +62,6 @@ def test_every_name_is_refused_until_the_release_that_brought_it(release, told, 
         except Exception as error:  # other arguments are missing
             said = str(error)
         assert (f"is there from SDK {release} on" in said) is refused, said
-
-
-@pytest.mark.parametrize("release", CAME)
-def test_what_came_is_refused_before(release, monkeypatch):
-    known = list(("2.27", "2.28", "2.29", "2.30", "2.31", "2.32", "2.33"))
-    before = known[known.index(release) - 1]
-    with pytest.raises(NkiError, match=f"from SDK {release} on, expected what {before} has"):
-        run(CAME[release], before, monkeypatch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run(CAME[release], release, monkeypatch)
 
 
 FORMER = {

@@ -226,21 +226,7 @@ CHOICES = {
 }  # fmt: skip
 
 
-# --- words of messages --------------------------------------------------------------------------
-DIVIDE = {"op0": nl.divide, "operand0": 2.0}
-WORDS = {
-    "function": (today(lambda out, x: nl.maximum(nl.load(x), sb(shape=(64, 3)))), [X],
-                 r"nl\.maximum\(x, y\): tensor_tensor"),
-    "assignment": (today(lambda out, x: put(sb(), sb(shape=(64, 16)))), [X],
-                   r"tensor\[\.\.\.\] = value: tensor_copy"),
-    "unary": (today(lambda out, x: nl.sqrt(x)), [X], r"nl\.sqrt\(x\): nl function of given"),
-    "divide": (today(filled(nisa.tensor_scalar, **DIVIDE)), [X], "take nisa.reciprocal"),
-    "older divide": (
-        older(lambda out, x: fisa.tensor_scalar(fl.load(x), op0=fl.divide, operand0=2.0)),
-        [X], "division is a reciprocal and a product"),
-}  # fmt: skip
-
-TABLES = (ASSIGNMENTS, OFFSETS, INTEGERS, CHOICES, WORDS)
+TABLES = (ASSIGNMENTS, OFFSETS, INTEGERS, CHOICES)
 ROWS = [pytest.param(*row, id=name) for table in TABLES for name, row in table.items()]
 
 

@@ -34,11 +34,6 @@ def matmul():
     return scheduled(kernels.matmul)
 
 
-@pytest.fixture(scope="session")
-def resident():
-    return scheduled(kernels.resident)
-
-
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     """A copy of the kernels, as a user names it: in the current folder."""

@@ -189,28 +189,6 @@ def test_a_line_shows_its_instructions_alone(one, matmul):
     assert one.text("#count").startswith(f"{len(matmul.program)} of")
 
 
-def test_two_profiles_side_by_side(shown, file, tmp_path, matmul, resident):
-    arguments = [part for shape in SHAPES for part in ("--arg", shape)]
-    command = ["profile", f"{file}:matmul", *arguments, "--baseline", f"{file}:resident"]
-    assert main([*command, "--html", "page.html"]) == 0
-    page = shown.open(tmp_path / "page.html")
-    assert page.locator("canvas").count() == page.locator(".code").count() == 2
-    ratio = matmul.total / resident.total
-    assert f"{ratio:.2f} times as fast as mine.py:matmul" in shown.text("#summary")
-    # One time axis: the shorter run ends earlier.
-    assert min(shown.pixels("--e4", canvas=0), shown.pixels("--e4", canvas=1)) > 20
-    boxes = [page.locator(".code").nth(k).bounding_box() for k in range(2)]
-    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
-    assert page.locator("#roofline circle.point").count() == 2
-    row = page.locator("#figures tr", has_text="total_time").inner_text().split()
-    assert float(row[-1]) == pytest.approx(resident.total / matmul.total, abs=0.006)
-    shown.press("w")
-    page.select_option("#second", "-1")
-    assert page.locator("canvas").count() == 1
-    page.select_option("#first", "1")
-    assert "resident" in shown.text("#summary") and "matmul" not in shown.text("#summary")
-
-
 def test_the_judge_writes_its_verdicts_above_the_profiles(shown, file, tmp_path):
     case = " ".join(SHAPES)
     command = ["check", f"{file}:matmul", "--ref", f"{file}:reference", "--case", case]
