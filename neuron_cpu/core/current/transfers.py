@@ -160,13 +160,22 @@ def _reaches_next_row(view: View) -> bool:
     return last >= row
 
 
+def _to_all_partitions(src: View, dst: View) -> str:
+    """What a row of HBM is copied to every partition with, if that is meant."""
+    if not dst.on_chip or src.on_chip or src.size != dst.free_size:
+        return ""
+    row = "x_hbm" if src.ndim > 1 and src.shape[0] == 1 else f"x_hbm.reshape((1, {src.size}))"
+    return f"a row goes to all partitions from {row}.broadcast(0, {dst.shape[0]})"
+
+
 def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
     """Bring both sides into one shape; the order of elements is row-major on either."""
     if dst.size != src.size:
         raise refuse(
             "err_store_dst_shape_smaller_than_other_shape",
             f"{what} of {src.label()} to {dst.label()}, expected equal element counts, got "
-            f"{src.size} and {dst.size}; slice both sides alike",
+            f"{src.size} and {dst.size}; "
+            + (_to_all_partitions(src, dst) or "slice both sides alike"),
         )
     chip = dst if dst.on_chip else src
     lead: tuple[int, ...] = ()

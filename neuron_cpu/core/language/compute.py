@@ -517,7 +517,8 @@ def _running_sums(
             raise refuse(
                 "sim_reduce_registers",
                 "activation reads sums into reduce_res that no instruction made, expected "
-                "reduce_cmd.reset_reduce before; start the reduction with it",
+                "reduce_cmd.reset_reduce before; start with "
+                "reduce_cmd=nisa.reduce_cmd.reset_reduce",
             )
         copy_into(tile(reduce_res, "activation reduce_res"), tracer.sums)
     result.storage.followers = len(tracer.program.instructions) - recorded
