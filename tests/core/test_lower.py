@@ -216,15 +216,15 @@ def test_a_spilled_program_computes_the_same_bits(seed):
 
 # --- laws -----------------------------------------------------------------------------------------
 def random_kernel(seed):
-    """Loops of all kinds around reused buffers, invariant loads and partial writes."""
+    """Loops of all kinds around reused buffers, invariant loads, partial writes, all engines."""
     rng = random.Random(seed)
-    plan = [[rng.randrange(7) for _ in range(6)] for _ in range(3)]
+    plan = [[rng.randrange(10) for _ in range(9)] for _ in range(3)]
     picks = [rng.randrange(1 << 30) for _ in range(200)]
 
     def kernel(x):
         out = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.shared_hbm)
         kept = [nl.zeros((128, 16), dtype=nl.float32) for _ in range(3)]
-        at = iter(picks * 20)
+        at = iter(picks * 30)
 
         def part():
             low = next(at) % 12
@@ -247,8 +247,15 @@ def random_kernel(seed):
             elif kind == 5:
                 cut = part()
                 a[:, cut] = nisa.tensor_copy(b[:, cut])
-            else:
+            elif kind == 6:
                 b[...] = nisa.memset((128, 16), 1.0, nl.float32)
+            elif kind == 7:
+                a[...] = nisa.activation(nl.tanh, b)
+            elif kind == 8:
+                cut = part()
+                b[:, cut] = nisa.tensor_copy(a[:, cut], engine=nisa.gpsimd_engine)
+            else:
+                a[0:16] = nisa.activation(nl.tanh, nisa.nc_matmul(a, b))
 
         for number, loop in enumerate((nl.static_range, nl.sequential_range, nl.static_range)):
             for k in loop(3):

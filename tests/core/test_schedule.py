@@ -28,6 +28,7 @@ from neuron_cpu.core.time.schedule import (
     VECTOR,
 )
 from neuron_cpu.core.time.schedule import schedule as simulate
+from tests.core.test_lower import random_kernel
 from tests.warned import allows
 
 ROWS = 8  # partitions, hence rows of a full tile, per DMA engine
@@ -291,40 +292,6 @@ def test_a_tile_that_does_not_fit_beside_another_goes_and_comes_back(columns):
 
 
 # --- laws -----------------------------------------------------------------------------------------
-def random_kernel(seed):
-    """A kernel of seeded random tiles, engines, slices and accumulations."""
-    rng = random.Random(seed)
-
-    def kernel(x):
-        out = nl.ndarray((128, 600), dtype=nl.float32, buffer=nl.shared_hbm)
-        tiles = [nl.load(x[:, nl.ds(40 * k, 600)]) for k in range(3)]
-        for _ in nl.static_range(60):
-            size = rng.choice((1, 7, 64, 300))
-            a, b = rng.randrange(300), rng.randrange(300)
-            source, target = rng.choice(tiles), rng.choice(tiles)
-            data = source[:, nl.ds(a, size)]
-            kind = rng.randrange(6)
-            if kind == 0:
-                result = nisa.activation(nl.exp, data)
-            elif kind == 1:
-                result = nisa.tensor_scalar(data, op0=nl.add, operand0=1.0)
-            elif kind == 2:
-                result = nisa.tensor_copy(data, engine=nisa.gpsimd_engine)
-            elif kind == 3:
-                left = nisa.tensor_copy(source[:, 0:128], dtype=nl.bfloat16)
-                result = nisa.nc_matmul(left, nisa.tensor_copy(data, dtype=nl.bfloat16))
-            elif kind == 4:
-                result = nl.load(x[:, nl.ds(a, size)])
-            else:
-                tiles[rng.randrange(3)] = nisa.tensor_scalar(source, op0=nl.add, operand0=1.0)
-                continue
-            target[:, nl.ds(b, size)] = result
-        nl.store(out, value=tiles[0])
-        return out
-
-    return Kernel(kernel).trace(hbm(128, 700, dtype=F32))
-
-
 @pytest.fixture(scope="module", params=range(2))
 def random_schedule(request):
     program = random_kernel(request.param)
