@@ -14,7 +14,7 @@ import pytest
 
 from neuron_cpu.__main__ import main
 from neuron_cpu.sandbox import limits
-from neuron_cpu.tune.search import Search, Trial
+from neuron_cpu.tune.search import Search, Trial, beaten
 from neuron_cpu.tune.tables import reasons
 from tests.conftest import REPOSITORY
 
@@ -113,6 +113,11 @@ def test_the_front_is_time_against_sbuf(found: dict) -> None:
     assert times == sorted(times) and sizes == sorted(sizes, reverse=True)
     assert found["front"][0]["point"]["WIDTH"] > 64 and times[0] < found["now"]["time_ns"]
     assert found["now"]["point"] == {"WIDTH": 64, "factor": 2.0, "trick": "none"}
+
+
+def test_points_that_others_beat() -> None:
+    assert beaten((2.0, 5), [(1.0, 5)]) and beaten((2.0, 5), [(2.0, 4), (2.0, 5)])
+    assert not beaten((2.0, 5), [(2.0, 5), (1.0, 6), (3.0, 4)])
 
 
 def test_a_legal_point_that_warned_says_so() -> None:
