@@ -57,6 +57,74 @@ def test_copies_fills_and_overwritten_tiles(shape: tuple[int, int], dtype: torch
     assert torch.equal(found[1, :, 0], narrow[:, 0].to(dtype))
 
 
+@nki.jit
+def cleared(x_hbm):
+    """The lower triangle of x, zeros above it."""
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    row, column = nl.mgrid[0 : x_hbm.shape[0], 0 : x_hbm.shape[1]]
+    kept_sb = nisa.affine_select(row >= column, nl.load(x_hbm), 0.0)
+    nl.store(out_hbm, nisa.tensor_scalar(kept_sb, nl.multiply, 1.0))
+    return out_hbm
+
+
+@pytest.mark.parametrize("special", [float("inf"), float("nan"), -0.0])
+def test_choices_of_zeros_clear_whatever_lies_there(special: float) -> None:
+    x = numbers(8, 12, dtype=torch.float32)
+    x[2, 1] = x[3, 9] = special
+    found, wanted = cleared(x), x.where(torch.ones(8, 12).tril().bool(), 0.0)
+    assert torch.equal(found.view(torch.int32), wanted.view(torch.int32))
+
+
+# --- products with constants ----------------------------------------------------------------------
+MATRICES = {  # [K 24, N 20], stationary
+    "identity": np.eye(24, 20),
+    "permutation with signs and factors": np.eye(24)[::-1, 2:22] * np.linspace(-3, 4, 20).round(),
+    "rows chosen twice, and none": np.eye(24)[:, [5] * 7 + [23] * 6] @ np.eye(13, 20),
+    "ones": np.ones((24, 20)),
+    "equal columns": np.linspace(-2, 1, 24).round(1)[:, None] * np.ones((24, 20)),
+    "zeros": np.zeros((24, 20)),
+    "two numbers in a column": np.eye(24, 20) + np.eye(24, 20, k=-1),
+    "one column": np.eye(24, 1),
+}
+SPECIAL = [1.0, -0.0, float("inf"), float("nan"), 3e38]
+
+
+@nki.jit
+def by_a_constant(x_hbm, name):
+    """x [K, 2, 4], but for its last column, and one of MATRICES [K, N]: as stationary operand, as
+    moving one, and summed over two steps."""
+    k, n = MATRICES[name].shape
+    first_hbm = nl.ndarray((n, 6), nl.float32, buffer=nl.shared_hbm)
+    second_hbm = nl.ndarray((6, n), nl.float32, buffer=nl.shared_hbm)
+    both_hbm = nl.ndarray((n, 6), nl.float32, buffer=nl.shared_hbm)
+    matrix_hbm = nl.shared_constant(MATRICES[name].astype(np.float32), x_hbm.dtype)
+    matrix_sb, whole_sb, x_sb = nl.load(matrix_hbm), nl.load(x_hbm), nl.load(x_hbm[:, :, 0:3])
+    part_sb = whole_sb[:, :, 0:3]
+    nl.store(first_hbm, nisa.tensor_copy(nisa.nc_matmul(matrix_sb, part_sb)))
+    nl.store(second_hbm, nisa.tensor_copy(nisa.nc_matmul(x_sb.reshape((k, 6)), matrix_sb)))
+    both_psum = nl.zeros((n, 6), nl.float32, buffer=nl.psum)
+    for _ in nl.affine_range(2):
+        both_psum[...] += nisa.nc_matmul(matrix_sb, part_sb)
+    nl.store(both_hbm, nisa.tensor_copy(both_psum))
+    return first_hbm, second_hbm, both_hbm
+
+
+@pytest.mark.parametrize("special", SPECIAL)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", MATRICES)
+def test_products_with_constants(name: str, dtype: torch.dtype, special: float) -> None:
+    x = numbers(24, 2, 4, dtype=dtype)
+    x[7, 1, 2] = special
+    found = by_a_constant(x, name)
+    exact = torch.from_numpy(MATRICES[name].copy()).to(dtype).double().t() @ x[
+        :, :, :3
+    ].double().reshape(24, 6)
+    for one, wanted in zip(found, (exact, exact.t(), 2 * exact)):
+        wanted = wanted.float()
+        assert torch.allclose(one, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+        assert not ((one == 0) & one.signbit()).any()
+
+
 # --- packed weights -------------------------------------------------------------------------------
 def spans(length: int) -> list[tuple[int, int]]:
     return [(at, min(128, length - at)) for at in range(0, length, 128)]

@@ -57,7 +57,8 @@ class Call(NamedTuple):
     """One call; without a function a step as it was, or a look at values.
 
     Attributes:
-        func: PyTorch's operator, or a Packable that multiplies (packing.py).
+        func: PyTorch's operator, or a Packable (packing.py) or Selection (selections.py) that
+            multiplies.
         touches: memories that a step may read and write.
     """
 

@@ -23,7 +23,7 @@ from . import merge
 from .doubts import watched
 from .flow import LARGEST
 from .instances import WrittenByBoth, instance_rows
-from .lasting import lasting
+from .lasting import constants, lasting
 from .memory import (
     DIRECT,
     TWINS,
@@ -261,6 +261,7 @@ FEW = 1 << 12
 # for its layers.
 RECORDED, LARGE_RECORDED = 4, 64
 LONGEST = 1 << 13  # operations of a large plan that is recorded
+SHORT = 128  # operations of a large plan that is recorded like a small one (0.3 s)
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -310,9 +311,12 @@ class Plan:
         results = [math.prod(ref.shape) for op in self.ops for ref in op.dst]
         self._small = self._records and sum(results) <= SMALL * len(results)
         self._records = self._small or self._records and len(self.ops) <= LONGEST
+        self._soon = self._small or len(self.ops) <= SHORT
         once, kept = lasting(self.ops)
         self._share_memory(kept)
         self.arena.moving = {id(m) for m in self.external.values()}
+        if merging:
+            self.arena.lasting = kept | constants(self.ops)
         self.steps = [self._step(op) for op in self.ops]
         self._again = [at for at in range(len(self.ops)) if at not in once]
         self._runs = 0
@@ -397,7 +401,7 @@ class Plan:
             if self.rows is not None:
                 for k in range(len(self.ops)):
                     self.step(k)
-            elif self._records and self._runs == (RECORDED if self._small else LARGE_RECORDED):
+            elif self._records and self._runs == (RECORDED if self._soon else LARGE_RECORDED):
                 self._short = self._recorded()
             elif self._short is not None and self._short.bind():
                 for line in self._short.lines:

@@ -7,6 +7,12 @@ their own, and from the second run on the operations that made them are left out
 from .merge import JOINED_ELEMENTS, Memory, Op
 
 
+def constants(ops: list[Op]) -> set[int]:
+    """Ids of the memories that hold what tracing knew, and that nobody writes."""
+    known = {id(ref.memory) for op in ops for ref in op.src if ref.memory.storage.data is not None}
+    return known - {id(ref.memory) for op in ops for ref in op.dst}
+
+
 def lasting(ops: list[Op]) -> tuple[set[int], set[int]]:
     """(places of the operations, ids of the memories) that one run settles for all later ones.
 

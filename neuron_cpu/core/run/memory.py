@@ -22,6 +22,7 @@ from .merge import Memory, Ref
 
 TWINS = 1 << 16  # elements of the largest tile of bf16 that is kept as the upper halves of fp32
 UNWRITTEN_INT = 77  # what an integer tile holds before anything is written
+Multiply = Callable[[torch.Tensor, torch.Tensor], None]  # operand, result
 DIRECT = (FLOAT32, BFLOAT16, FLOAT16)  # torch rounds these to nearest even when it copies
 
 
@@ -141,7 +142,8 @@ class Arena:
         wide: storages whose floats are kept in fp32.
         moving: the memories, by id, that every run binds anew: views of them are made when a step
             runs, all others once.
-        product: what makes products of packed matrices while a run is recorded (short.py).
+        lasting: the memories, by id, that one run settles for all later ones (lasting.py).
+        recorded: what makes products by ``product`` while a run is recorded (short.py).
         packs: packed matrices (packing.py) of what this run has bound, by id of the memory.
     """
 
@@ -150,7 +152,8 @@ class Arena:
         self.flat: dict[int, torch.Tensor] = {}
         self.moving: set[int] = set()
         self.packs: dict[int, dict] = {}
-        self.product: Callable[..., torch.Tensor] | None = None
+        self.lasting: set[int] = set()
+        self.recorded: Callable[..., torch.Tensor] | None = None
         self._scratch: dict[int, torch.Tensor] = {}
 
     def scratch(self, slot: int, size: int) -> torch.Tensor:
@@ -165,6 +168,16 @@ class Arena:
 
     def scratches(self) -> list[torch.Tensor]:
         return list(self._scratch.values())
+
+    def product(
+        self, of: Any, values: torch.Tensor, shape: tuple[int, int], multiply: Multiply
+    ) -> torch.Tensor:
+        """What ``multiply`` makes of fp32 values: one call of a record, named by ``of``."""
+        if self.recorded is not None:
+            return self.recorded(of, values, shape, multiply)
+        made = torch.empty(shape)
+        multiply(values, made)
+        return made
 
     def dtype(self, storage: Storage) -> DType:
         """The torch type of a storage's elements; a storage of several types keeps its bytes."""
@@ -220,9 +233,11 @@ class Arena:
         return torch.as_strided(flat, ref.shape, strides, offset)
 
     def fp32(self, ref: Ref) -> torch.Tensor | None:
-        """The elements of ``ref`` as fp32, where they lie in memory as such."""
+        """The elements of ``ref`` as fp32, where they lie in memory as such in every run."""
+        if id(ref.memory) in self.moving:
+            return None
         flat = self.of(ref.memory)
-        if is_twin(flat) and id(ref.memory) not in self.moving:
+        if is_twin(flat):
             wide = widened(flat)
             return wide.as_strided(ref.shape, ref.strides, wide.storage_offset() + ref.offset)
         return self.view(ref) if flat.dtype is torch.float32 is self.kept(ref).torch else None
@@ -377,7 +392,7 @@ def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], tor
             return widen(raw, dt, bits) if values else raw
 
         return gather
-    if values and not bits and id(ref.memory) not in arena.moving:
+    if values and not bits:
         wide = arena.fp32(ref)
         if wide is not None:
             return lambda: wide

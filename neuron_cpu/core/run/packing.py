@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from .memory import Arena, unseen, widen
-from .merge import Op, Ref
+from .merge import Op, Ref, contiguous
 
 VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
 _MIB = 4096
@@ -83,10 +83,11 @@ class Packable:
 
     Args:
         weight: which operand, 0 or 1.
+        out: the result, with an axis for each free axis of the operands.
     """
 
-    def __init__(self, op: Op, weight: int) -> None:
-        b, out = op.batch, op.dst[0]
+    def __init__(self, op: Op, weight: int, out: Ref) -> None:
+        b = op.batch
         w, x = op.src[weight], op.src[1 - weight]
         rows, columns, depth = [], [], []  # (size, stride of the operand, stride of the result)
         for axis in range(b):
@@ -109,18 +110,19 @@ class Packable:
         self.weight = _view(w, [*(a[:2] for a in columns), *(a[:2] for a in depth)])
         self.rows = _view(x, [*(a[:2] for a in rows), *((n, s) for n, _, s in depth)])
         self.out = _view(out, [(n, s) for n, _, s in (*rows, *columns)])
+        self.turned_rows = _view(x, [*((n, s) for n, _, s in depth), *(a[:2] for a in rows)])
+        self.turned_out = _view(out, [(n, s) for n, _, s in (*columns, *rows)])
         self.sizes = tuple(math.prod(a[0] for a in axes) for axes in (rows, columns, depth))
 
     @staticmethod
-    def of(op: Op, moving: set[int]) -> Packable | None:
-        """The form of a product with an operand that the caller gives; None of other products."""
+    def of(op: Op, memories: set[int]) -> Packable | None:
+        """The form of a product with an operand in these memories; None of other products."""
+        out = _by_free_axes(op)
+        if out is None:
+            return None
         for at, other in ((0, 1), (1, 0)):
             w, x = op.src[at], op.src[other]
-            if (
-                len(op.src) != 2
-                or id(w.memory) not in moving
-                or len(op.src[0].shape) != op.batch + 2
-            ):
+            if id(w.memory) not in memories:
                 continue
             shared = any(
                 s and t
@@ -128,7 +130,7 @@ class Packable:
                 if axis not in op.contract
             )
             if not shared and w.by_data is None and x.by_data is None and x.memory is not w.memory:
-                return Packable(op, at)
+                return Packable(op, at, out)
         return None
 
     def packed(self, arena: Arena) -> Pack | None:
@@ -200,6 +202,20 @@ def _let_go(weight: torch.Tensor) -> None:
     if len(pages) and (pages[held] & _OF_A_FILE != 0).all():  # nobody wrote any of them
         start, length = ctypes.c_void_p(first * mmap.PAGESIZE), count * mmap.PAGESIZE
         _LIBC.madvise(start, ctypes.c_size_t(length), _DONTNEED)
+
+
+def _by_free_axes(op: Op) -> Ref | None:
+    """The result of a product with an axis for each free axis of its operands."""
+    b, out = op.batch, op.dst[0]
+    if len(op.src) != 2 or len(op.src[0].shape) != b + 2:
+        return None
+    free = op.src[1].shape[b + 1 :]
+    if out.shape[b + 1 :] == free:
+        return out
+    if len(out.shape) != b + 2 or out.shape[-1] != math.prod(free):
+        return None
+    steps = tuple(out.strides[-1] * step for step in contiguous(free))
+    return Ref(out.memory, out.offset, out.shape[:-1] + free, out.strides[:-1] + steps, out.dt)
 
 
 def _view(ref: Ref, axes: Iterable[Any]) -> Ref:

@@ -15,6 +15,7 @@ from ..device.errors import refuse
 from .memory import DIRECT, TWINS, Arena, widen
 from .merge import Op, Ref
 from .packing import FACTOR, Packable, multiply
+from .selections import constant_product
 
 Step = Callable[[], None]
 CHUNK = 1 << 19  # widened weight elements per matmul call: 2 MiB of fp32, about one L2 cache
@@ -84,7 +85,7 @@ class _Operand:
     """One side of a product: a view (batch..., K..., free...) that becomes fp32 matrices."""
 
     def __init__(self, arena: Arena, ref: Ref, batch: int, k: int, slot: int) -> None:
-        wide = None if id(ref.memory) in arena.moving else arena.fp32(ref)
+        wide = arena.fp32(ref)
         self.view = arena.viewer(ref) if wide is None else lambda: wide
         self.shape, self.strides = ref.shape, ref.strides
         self.dt, self.arena, self.slot = arena.kept(ref) if wide is None else FLOAT32, arena, slot
@@ -225,6 +226,9 @@ def matmul_step(op: Op, arena: Arena) -> Step:
     """One torch matmul, or a loop over batches and parts of K whose operands fit the cache; a
     refusal of other operands than the kernel has promised, for which fewer passes count."""
     step, attrs = _packed_or(_step(op, arena), op, arena), op.instruction.attrs
+    constant = constant_product(op, arena)
+    if constant is not None:
+        step = _first_of(constant, step)
     words = ("stationary_onezero", 0), ("moving_onezero", 1), ("is_transpose", 1)
     promised = [op.src[at] for word, at in words if getattr(attrs, word, False)]
     if not promised:
@@ -241,6 +245,14 @@ def matmul_step(op: Op, arena: Arena) -> Step:
                     "expected nothing else in it; leave out the hint",
                 )
         step()
+
+    return run
+
+
+def _first_of(way: Callable[[], bool], step: Step) -> Step:
+    def run() -> None:
+        if not way():
+            step()
 
     return run
 
@@ -263,11 +275,7 @@ def _packed_or(step: Step, op: Op, arena: Arena) -> Step:
         values = rows()
         wide = values if values.dtype is torch.float32 else widen(values, dt, False)
         scaled = wide.reshape(m, k).contiguous() * FACTOR
-        if arena.product is not None:  # somebody records
-            made = arena.product(found, scaled, pack)
-        else:
-            made = torch.empty(m, n)
-            multiply(scaled, pack, made)
+        made = arena.product(found, scaled, (m, n), lambda given, made: multiply(given, pack, made))
         target = out()
         values = made.reshape(target.shape)
         target.add_(values) if adds else target.copy_(values)
