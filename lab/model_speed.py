@@ -112,6 +112,7 @@ def simulated(prompt: str, tokens: int, more: Sequence[str], profiles: list[Any]
                 "generate",
                 "--enable-nki",
                 "--no-isolate",
+                "--raw",
                 "--prompt",
                 prompt,
                 "--max-new-tokens",
@@ -200,7 +201,7 @@ def main() -> int:
             folder = Path(scratch)
             seeded(args.layers, folder)
             more += ["--model-path", str(folder), "--tp-degree", "1"]
-        prompt = " the" * (args.prompt_tokens - 1)
+        prompt = " the" * args.prompt_tokens  # a token each, without a template
         ours = simulated(prompt, args.tokens, more, profiles)
         theirs = hugging_face(folder, args.prompt_tokens, args.tokens)
     load = " ".join(f"{x:.1f}" for x in os.getloadavg())

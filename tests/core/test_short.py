@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from neuron_cpu.core import keep_packed
-from neuron_cpu.core.run import packing
+from neuron_cpu.core.run import packing, selections
 from neuron_cpu.core.run.execute import Plan
 from tests.repeated import in_all_forms  # noqa: F401 - runs every kernel below in all forms
 
@@ -112,7 +112,10 @@ def by_a_constant(x_hbm, name):
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", MATRICES)
-def test_products_with_constants(name: str, dtype: torch.dtype, special: float) -> None:
+def test_products_with_constants(
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, special: float
+) -> None:
+    monkeypatch.setattr(selections, "LEAST", 0)
     x = numbers(24, 2, 4, dtype=dtype)
     x[7, 1, 2] = special
     found = by_a_constant(x, name)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 import torch
 
 from .memory import Arena, widen
-from .merge import Op, Ref
+from .merge import Op
 from .packing import Packable
+
+LEAST = 1 << 18  # multiplications from which to choose rows is faster than to multiply
 
 
 class Selection:
@@ -54,7 +56,7 @@ def constant_product(op: Op, arena: Arena) -> Callable[[], bool] | None:
 
     def run() -> bool:
         if not found:  # what lasts has been written by now
-            found.append(_way(form.weight, (n, k), arena))
+            found.append(_way(form, arena))
         way = found[0]
         if way is None:
             return False
@@ -68,18 +70,19 @@ def constant_product(op: Op, arena: Arena) -> Callable[[], bool] | None:
     return run
 
 
-def _way(weight: Ref, shape: tuple[int, int], arena: Arena) -> Way | None:
-    matrix = widen(arena.view(weight), arena.kept(weight), False).reshape(shape)
+def _way(form: Packable, arena: Arena) -> Way | None:
+    m, n, k = form.sizes
+    matrix = widen(arena.view(form.weight), arena.kept(form.weight), False).reshape(n, k)
     if not bool(matrix.isfinite().all()):
         return None
     if bool((matrix == matrix[:1]).all()):
         row = matrix[:1].clone()
         return lambda values: torch.mm(row, values)
-    if int((matrix != 0).sum(1).max()) > 1:
+    if m * n * k <= LEAST or int((matrix != 0).sum(1).max()) > 1:
         return None
     selection = Selection(matrix.clone())
 
     def chosen(values: torch.Tensor) -> torch.Tensor:
-        return arena.product(selection, values, (shape[0], values.shape[1]), selection.multiply)
+        return arena.product(selection, values, (n, m), selection.multiply)
 
     return chosen
