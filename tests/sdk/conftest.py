@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -84,15 +83,6 @@ def application() -> Callable[..., Any]:
         return app
 
     return make
-
-
-@pytest.fixture(params=["the SDK's file", "llama.py"])
-def module(request: pytest.FixtureRequest) -> Any:
-    """A file with the classes of a Llama."""
-    from neuronx_distributed_inference.models.llama import modeling_llama
-
-    own = "models.extended"
-    return modeling_llama if request.param != "llama.py" else importlib.import_module(own)
 
 
 @pytest.fixture

@@ -70,37 +70,6 @@ def test_grouped_heads_that_do_not_divide(
     assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=5)
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"tie_word_embeddings": True},
-        {"attention_bias": True, "mlp_bias": True},
-        {"hidden_size": 128, "num_attention_heads": 1, "num_key_value_heads": 1},
-        {
-            "rope_theta": 500000.0,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 4.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 16,
-            },
-        },
-    ],
-    ids=lambda shape: "-".join(shape),
-)
-def test_model_variants(tiny_llama, application, generate, reference, shape):
-    model, folder = tiny_llama(**shape)
-    torch.manual_seed(3)
-    if shape.get("attention_bias"):
-        for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
-                torch.nn.init.normal_(parameter)
-        model.save_pretrained(folder)
-    app = application(folder, batch_size=3, tp_degree=2)
-    assert_same_as_reference(model, app, generate, reference)
-
-
 def test_more_rows_than_compiled_are_refused(tiny_llama, application, generate):
     _, folder = tiny_llama()
     app = application(folder, batch_size=2)

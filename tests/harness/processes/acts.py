@@ -80,11 +80,6 @@ def _pipe(act: Callable[[int], object]) -> Callable[[Reach], object]:
     return made
 
 
-def _map_zero(_: Reach) -> None:
-    handle = os.open("/dev/zero", os.O_RDWR)
-    mmap.mmap(handle, 1 << 20, mmap.MAP_SHARED)
-
-
 def _fork(_: Reach) -> None:
     if os.fork() == 0:
         os._exit(0)
