@@ -18,8 +18,6 @@ from models import adapters, extended, ranks, weights
 from models.quantised import check_quantised
 from tests.adapters import continued
 from tests.llama.every import llama
-from tests.llama.references import EXACT, TORCH, check_error
-from tests.llama.test_shapes import Layer
 
 # peft, which makes the adapters from a model without a folder
 pytestmark = pytest.mark.filterwarnings(
@@ -171,28 +169,6 @@ def test_layers_get_numbers_where_a_release_hands_them_rows():
     model = type("Model", (), {"lora_weight_manager": manager})()
     llama.keep_numbers(model)
     assert manager.update_lora_adapter_ids([2, 0], [0, 1]) == [2, 0]
-
-
-@pytest.mark.parametrize("call", [("prefill", 1, 70), ("decode", 5, 128), ("mlp", 16)])
-def test_adapters_round_as_pytorch_does(call):
-    """bf16 beside PyTorch's, against float64, with ranks of 40 in all of which a token has 8."""
-    layer = Layer("SmolLM2-135M", 1)
-    name, args, _ = getattr(layer, call[0])(*call[1:])
-    hidden, heads, inner = 5, layer.heads, llama.whole_tiles(layer.f)
-    tiles = heads.q_tiles, heads.stacks, llama.whole_tiles(heads.kv_heads * heads.head_dim), hidden
-    k_tiles, n_tiles = 3 * hidden + heads.q_tiles, sum(tiles)
-    if call[0] == "mlp":
-        k_tiles, n_tiles = 2 * hidden + inner, 2 * inner + hidden
-    tokens = args[0].shape[1]
-    own = torch.arange(tokens) % 6 == torch.arange(40)[:, None] // 8
-    more = {
-        "a_hbm": layer.values(128, k_tiles * 40, scale=0.04),
-        "b_hbm": layer.values(40, n_tiles * 128, scale=0.2),
-        "chosen_hbm": own.to(torch.bfloat16),
-    }
-    results = [getattr(side, name)(*args, **more) for side in (llama, TORCH, EXACT)]
-    for got, bf16, exact in zip(*results):
-        check_error(got, bf16, exact.double())
 
 
 @pytest.mark.libraries

@@ -43,7 +43,6 @@ WIDE = Model(3072, 8, 8, 256, 12288, 32000)
 @pytest.mark.parametrize(
     ("model", "degree", "phase", "sizes"),
     [
-        full(Model(2048, 32, 8, 64, 8192, 128256), 1, "head", (64,)),
         full(Model(128, 32, 8, 64, 8192, 128256), 1, "head", (128,)),  # rows would take 250 KiB
         (Model(640, 32, 4, 128, 2560, 32000), 1, "chunk", (8, 128, 1000)),
         (LLAMA_2_7B, 2, "chunk", (1, 1, 2048)),  # 196 KiB of a sequence's keys
@@ -51,9 +50,7 @@ WIDE = Model(3072, 8, 8, 256, 12288, 32000)
         full("Llama-3.1-8B", 1, "chunk", (128, 1, 64)),  # new values in 256 KiB
         full(Model(4096, 28, 4, 256, 11008, 32000), 1, "chunk", (128, 1, 2048)),
         full(LLAMA_2_7B, 1, "prefill", (1, 1024)),
-        full(LLAMA_2_7B, 1, "prefill", (2, 640)),
         full(Model(3200, 32, 32, 100, 8640, 32000), 1, "prefill", (2, 1024)),  # OpenLlama-3B
-        full(SMOL_1_7B, 1, "prefill", (2, 1024)),
         full(WIDE, 1, "prefill", (1, 1536)),
         *(full(model, 1, "chunk", (1, 0, 1024)) for model in (LLAMA_2_7B, SMOL_1_7B, WIDE)),
     ],
