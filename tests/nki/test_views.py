@@ -190,6 +190,17 @@ def test_bits_of_other_sizes_are_followed():
         seen(lambda x: x.permute((1, 0)).view(nl.int8), (2, 3), False)
 
 
+def test_attributes():
+    def look(x):
+        part = x[1:3, ::2, :]
+        assert (part.shape, part.strides, part.offset) == ((2, 2, 6), (24, 12, 1), 24)
+        assert part.get_pattern() == [[24, 2], [12, 2], [1, 6]] and not part.is_contiguous()
+        assert x.is_contiguous() and not x.is_indirect() and x[0].shape == (4, 6)
+        return x
+
+    assert seen(look, (4, 4, 6), False).shape == (4, 4, 6)
+
+
 PARTS = {  # of 6 rows of 8: rows 1 to 4, columns 4 to 7
     "2.29": lambda part: part.ap([[4, 3], [1, 2]], offset=1),
     "2.33": lambda part: part.ap([[8, 3], [1, 2]], offset=13),
