@@ -235,9 +235,17 @@ def _fault(message: str) -> str:
 
 # --- refusals -------------------------------------------------------------------------------------
 def refusal_list() -> str:
-    """What public compilers and devices refuse, kernels first, and where it is recognised."""
-    ordered = sorted(refusals.refusals(), key=lambda one: (one.language == "graph", one.code))
-    return "".join(item(f"{one.code}: {one.rule}{_told(one)}") for one in ordered)
+    """What public compilers and devices refuse, kernels first, and where it is recognised.
+
+    Rules of one code that one check knows stand together.
+    """
+    joined: dict[tuple[bool, str, str], list[str]] = {}
+    for one in sorted(refusals.refusals(), key=lambda one: (one.language == "graph", one.code)):
+        key = one.language == "graph", one.code, _told(one)
+        joined.setdefault(key, []).append(one.rule)
+    return "".join(
+        item(f"{code}: {'; '.join(rules)}{told}") for (_, code, told), rules in joined.items()
+    )
 
 
 def defect_list() -> str:
@@ -251,7 +259,7 @@ def defect_list() -> str:
 def _told(one: refusals.Refusal | refusals.Defect) -> str:
     """The chips, unless it is all of them, and the check or why there is none."""
     chips = "" if len(one.chips.split()) > 2 else f" ({one.chips.replace(' ', ', ')})"
-    return f"{chips}: `{one.by}`" if one.by else f"{chips}. No check: {one.why}"
+    return f"{chips}: `{one.by}`" if one.by else f"{chips}: *{one.why}*"
 
 
 # --- releases -------------------------------------------------------------------------------------

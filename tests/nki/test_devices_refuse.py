@@ -54,6 +54,20 @@ def skipping(x, inside):
         move(0)
 
 
+def summed(dtype=nl.float32):
+    nisa.tensor_scalar_reduce(sb(), sb(), nl.add, 0.0, nl.add, sb((64, 1), dtype))
+
+
+def scratch(x, memory):
+    made_hbm = nl.ndarray(x.shape, x.dtype, buffer=memory)
+    nisa.dma_copy(made_hbm, x)
+    nisa.dma_copy(sb(), made_hbm)
+
+
+def zeros():
+    return nl.zeros((64, 32), nl.float32, buffer=nl.psum)
+
+
 # check: chip, release, a kernel's body that it refuses, and the nearest legal one
 REFUSED = {
     "sim_divide": ("trn2", "2.32", lambda x: nl.divide(sb(), sb()),
@@ -93,6 +107,15 @@ REFUSED = {
         "trn2", "2.32",
         lambda x: nisa.tensor_scalar(sb(), sb(), nl.multiply, sb((64, 1), BF16)),
         lambda x: nisa.tensor_scalar(sb(), sb(), nl.multiply, sb((64, 1)))),
+    "sim_copy_bias": (
+        "trn1", "2.32", lambda x: nisa.activation(sb(), nl.copy, sb(), bias=sb((64, 1))),
+        lambda x: nisa.activation(sb(), nl.copy, sb(), bias=1.0)),
+    "sim_reduced_integers": ("trn2", "2.32", lambda x: summed(nl.int32), lambda x: summed()),
+    "sim_shared_scratch": ("trn1", "2.32", lambda x: scratch(x, nl.shared_hbm),
+                           lambda x: scratch(x, nl.private_hbm)),
+    "sim_two_psum_operands": (
+        "trn2", "2.32", lambda x: nisa.tensor_tensor(sb(), zeros(), zeros(), nl.add),
+        lambda x: nisa.tensor_tensor(sb(), zeros(), sb(), nl.add)),
     "err_num_partition_mismatch": ("trn2", "2.32", lambda x: nl.add(sb((1, 32)), sb()),
                                    lambda x: nl.add(nl.broadcast_to(sb((1, 32)), (64, 32)), sb())),
 }  # fmt: skip
@@ -134,7 +157,7 @@ def test_refused_and_its_legal_neighbour(check, chosen):
 @pytest.mark.parametrize(
     ("check", "chip", "release"),
     [("sim_placed_operand", "trn2", "2.32"), ("sim_nested_device_loops", "trn2", "2.32"),
-     ("sim_partition_reduce", "trn2", "2.32")],
+     ("sim_partition_reduce", "trn2", "2.32"), ("sim_shared_scratch", "trn2", "2.32")],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
 def test_what_another_chip_or_release_takes_passes_there(check, chip, release, chosen):
@@ -155,6 +178,14 @@ def test_a_device_loop_needs_both_cores_of_a_logical_core(target, monkeypatch):
 
 # --- defects --------------------------------------------------------------------------------------
 @nki.jit
+def shifted(x):
+    out, made_sb = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), sb()
+    nisa.activation(made_sb, nl.copy, nl.load(x), bias=3.0)
+    nl.store(out, made_sb)
+    return out
+
+
+@nki.jit
 def copied(x, b):
     out, made_sb = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm), sb()
     nisa.activation(made_sb, nl.copy, nl.load(x), bias=nl.load(b))
@@ -162,12 +193,14 @@ def copied(x, b):
     return out
 
 
-@pytest.mark.parametrize(("chip", "adds"), [("trn1", 0), ("trn2", 1)])
-def test_a_copy_leaves_its_bias_out_on_a_trn1(chip, adds, target):
-    target(chip)
+def test_a_copy_takes_a_constant_bias_on_a_trn1_and_a_tile_on_a_trn2(target):
     bias = np.full((64, 1), 3, np.float32)
+    with pytest.raises(NkiError, match="NCC_IBVF043.*sim_copy_bias"):
+        copied(X, bias)
+    assert np.array_equal(shifted(X), X + 3)
+    target("trn2")
     with pytest.warns(NkiWarning, match="1296.*sim_copy_bias"):
-        assert np.array_equal(copied(X, bias), X + 3 * adds)
+        assert np.array_equal(copied(X, bias), X + 3)
 
 
 def test_a_known_defect_warns_where_it_holds(chosen):

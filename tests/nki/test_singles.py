@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import runpy
+import types
 
 import neuronxcc.nki as first
 import neuronxcc.nki.isa as fisa
@@ -351,8 +352,33 @@ def decorated(x):
     sizes(3)
 
 
+def made_set(x):
+    assert x.shape[0] in frozenset((64, 128))
+
+
+def set_of_the_module(x):
+    assert x.shape[0] in ROWS
+
+
+def represented(x):
+    return repr(3)
+
+
+def ranged(x):
+    return list(range(3))
+
+
+def around(number=3):
+    def body(x):
+        return number
+
+    return body
+
+
+called, ROWS = parts, frozenset((64, 128))
 SOURCES = {
-    parts: "unpacking into", attributes: "unpacking into",
+    made_set: "a set", set_of_the_module: "the set 'ROWS'", represented: "repr",
+    ranged: "list.range", parts: "unpacking into", attributes: "unpacking into",
     swapped: "unpacking into", counted: "several names", chained: "two parts at once",
     a_set: "a set", decorated: "the decorator cache", raising: "raise", catching: "try",
     formatted: "format", inner: "function in a function", starred: "star",
@@ -360,17 +386,19 @@ SOURCES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("body", SOURCES, ids=lambda body: body.__name__)
-def test_the_parser_refuses_it_up_to_2_32(body, monkeypatch):
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nisa.dma_copy(out, x)
-        body(x)
-        return out
+def calling(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, x)
+    called(x)
+    return out
 
+
+@pytest.mark.parametrize("body", [*SOURCES, around], ids=lambda body: body.__name__)
+def test_the_parser_refuses_it_up_to_2_32(body, monkeypatch):
+    names = {**globals(), "called": around() if body is around else body}
+    kernel = nki.jit(types.FunctionType(calling.__code__, names, "kernel"))
     monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
-    with pytest.raises(NkiError, match=rf"{SOURCES[body]}.*sim_parser_subset"):
+    with pytest.raises(NkiError, match=rf"{SOURCES.get(body, 'number')}.*sim_parser_subset"):
         kernel.trace(X)
     monkeypatch.setenv("NEURON_CPU_NKI", "2.33")
     kernel.trace(X)

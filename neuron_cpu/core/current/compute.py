@@ -217,6 +217,13 @@ def tensor_scalar_reduce(
             f"{what} with reverse0=True, expected False; "
             "use nisa.tensor_scalar with it, then nisa.tensor_reduce",
         )
+    sums = [] if reduce_res is None else [tensor(reduce_res, what)]
+    for view in [one for one in (source, *sums) if not one.dt.is_float][:1]:
+        warn(
+            "sim_reduced_integers",
+            f"{what} got {view.label()}, expected floats as data and reduce_res; "
+            "copy to float32 with nisa.tensor_copy",
+        )
     src = [source]
     steps = (step(f"{what} operand0", operator(op0, what), operand0, False, src),)
     initial = 0.0 if reduce_init is None else real(reduce_init, f"{what} reduce_init")
@@ -414,7 +421,7 @@ def activation(
     what = "activation"
     target, source = alike(what, tensor(dst, what), tensor(data, what))
     code = token(op, what)
-    constants = CORE.number >= 3
+    constants = CORE.number >= 3 or code == "copy"
     src, attrs = scalar.activation_operands(code, source, bias, scale, constants)
     if code == "reciprocal" and bias is not None and not constants:
         raise refuse(

@@ -364,6 +364,7 @@ def _collect(program: Program, result: Any) -> None:
     for storage in program.inputs:
         storage.mutable = storage in written or storage in program.outputs
     _check_exchanged(program)
+    _check_scratch(program)
 
 
 def _check_exchanged(program: Program) -> None:
@@ -380,6 +381,22 @@ def _check_exchanged(program: Program) -> None:
                 "refused that, expected tensors made in the kernel; copy with nisa.dma_copy before "
                 "and behind",
                 place(program, one),
+            )
+
+
+def _check_scratch(program: Program) -> None:
+    """Warn of scratch that cores could share, on a chip whose cores share nothing."""
+    if CORE.number > 2:
+        return
+    read = {view.storage for one in program.instructions for view in one.src}
+    for found in program.storages:
+        scratch = found.buffer == "shared_hbm" and found.role == "output"
+        if scratch and found in read and found not in program.outputs:
+            warn(
+                "sim_shared_scratch",
+                f"{found.label()} is scratch in shared memory, which a trn1 has not, expected "
+                "buffer=nl.private_hbm, or a result",
+                program.place,
             )
 
 

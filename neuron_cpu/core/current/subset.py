@@ -42,8 +42,7 @@ REFUSED: dict[type[ast.AST], tuple[str, str]] = {
     ast.Set: ("a set", "use a list"),
     **{kind: ("a comprehension", "use a loop and append") for kind in COMPREHENSIONS},
 }
-
-
+CALLS = {"repr": ("repr()", "use str(x)"), **dict.fromkeys(("set", "frozenset"), REFUSED[ast.Set])}
 PARTS = (ast.Subscript, ast.Attribute)
 INNER_BODY, NEGATIVE_DIVISOR = "the body of a device loop", "a negative divisor"
 
@@ -65,7 +64,7 @@ def lint(function: Callable | None) -> None:
         tree = tree_of(one)
         # of a kernel the framework's decorators, of classes properties have run on devices
         around = _decorators(tree) if owner is None and one.__name__ != name else ()
-        for finding in [*_of_function(one.__code__, tree), *around]:
+        for finding in [*_of_function(one.__code__, tree), *around, *_of_names(one, tree)]:
             place = f"{name} ({one.__code__.co_filename}:{finding.line})"
             if finding.what in OPEN:
                 OPEN[finding.what](place)
@@ -145,6 +144,22 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "a dictionary with other keys than strings", "use a list")
         elif isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords):
             yield Finding(line, "**keywords in a call", "write the keywords out")
+        elif isinstance(node, ast.Call) and _calls(node) in CALLS:
+            yield Finding(line, *CALLS[_calls(node)])
+        elif isinstance(node, ast.Call) and _calls(node) == "list":
+            if any(_calls(given) == "range" for given in node.args):
+                yield Finding(line, "list(range())", "use a loop and append")
+
+
+def _of_names(function: Callable, tree: ast.FunctionDef | None) -> Iterator[Finding]:
+    """Names that the parser does not resolve: it knows those of the module, but no sets."""
+    for name in function.__code__.co_freevars:
+        line = function.__code__.co_firstlineno
+        yield Finding(line, f"'{name}', a name of the function around,", "move it to the module")
+    known = {name for name, one in function.__globals__.items() if isinstance(one, set | frozenset)}
+    for node in ast.walk(tree) if tree is not None else ():
+        if isinstance(node, ast.Name) and node.id in known - {*function.__code__.co_varnames}:
+            yield Finding(node.lineno, f"the set '{node.id}'", "make it a tuple")
 
 
 def _decorators(tree: ast.FunctionDef | None) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ import torch
 
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..device.errors import refuse, type_name, warn
-from ..device.refusals import defect
+from ..device.refusals import defect, language
 from ..device.spec import CORE, Engine
 from ..program import trace
 from ..program.attributes import Attrs, among, constants
@@ -47,10 +47,14 @@ class ActivationAttrs(Attrs):
 def without_copied_bias(
     src: Sequence[View], attrs: ActivationAttrs
 ) -> tuple[tuple[View, ...], ActivationAttrs]:
-    """The operands without a bias that nl.copy leaves out on gen2, with a warning everywhere."""
-    if attrs.op != "copy" or (attrs.bias_at is None and not attrs.bias):
+    """The operands without a tile that nl.copy leaves out on gen2, with a warning everywhere.
+
+    The compiler of SDK 2.32 refuses such a tile there, zeros too, and adds a constant.
+    """
+    if attrs.op != "copy" or attrs.bias_at is None:
         return tuple(src), attrs
-    if attrs.bias_at is not None and trace.current("activation").is_zero(src[attrs.bias_at]):
+    refused = CORE.number == 2 and language() == "nki"
+    if not refused and trace.current("activation").is_zero(src[attrs.bias_at]):
         return tuple(src), attrs
     known = defect("1296")
     told = known.told() if known else "a trn1 left it out (aws-neuron-sdk 1296)"
