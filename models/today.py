@@ -523,8 +523,7 @@ class Projection(nl.NKIObject):
         nisa.nc_matmul(dst=rotated_psum, stationary=layer.identity_sb, moving=terms_sb[:, 0, :])
         nisa.nc_matmul(dst=rotated_psum, stationary=layer.swap_sb, moving=terms_sb[:, 1, :])
         scale = score_scales(layer.heads.head_dim)[0] if at < layer.heads.q_tiles else 1.0
-        out_sb, zero_sb = qk_sb[:, at, :], layer.zero_sb
-        nisa.activation(dst=out_sb, op=nl.copy, data=rotated_psum, bias=zero_sb, scale=scale)
+        nisa.activation(dst=qk_sb[:, at, :], op=nl.copy, data=rotated_psum, scale=scale)
 
     def project_values(self, piece, tile, start, v_sb):
         """A tile of features of V of every tile of tokens into the columns from ``start`` on.
@@ -696,8 +695,7 @@ class GroupAttention(nl.NKIObject):
             eye_sb, triangle_sb = layer.identity_sb, self.triangle_sb[0:tokens, 0:tokens]
             eye_sb = eye_sb[0:tokens, 0:tokens]
             nisa.nc_matmul(dst=diagonal_psum, stationary=eye_sb, moving=triangle_sb)
-        zero_sb = layer.zero_sb[0:tokens, :]
-        nisa.activation(dst=scores_sb, op=nl.copy, data=scores_psum, bias=zero_sb)
+        nisa.activation(dst=scores_sb, op=nl.copy, data=scores_psum)
         maximum_sb = self.maxima_sb[:, at, nl.ds(n, 1)]
         nisa.tensor_reduce(dst=maximum_sb, op=nl.maximum, data=scores_sb, axis=1)
         if last and at + 1 == self.count:

@@ -153,7 +153,7 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
 
 def _of_names(function: Callable, tree: ast.FunctionDef | None) -> Iterator[Finding]:
     """Names that the parser does not resolve: it knows those of the module, but no sets."""
-    for name in function.__code__.co_freevars:
+    for name in {*function.__code__.co_freevars} - {"__class__"}:
         line = function.__code__.co_firstlineno
         yield Finding(line, f"'{name}', a name of the function around,", "move it to the module")
     known = {name for name, one in function.__globals__.items() if isinstance(one, set | frozenset)}
