@@ -108,3 +108,20 @@ def test_the_first_product_into_an_element_overwrites(target, generation, buffer
         else:
             assert np.array_equal(kernel(x), want), (seed, steps)
     assert min(outcomes.values()) > 2
+
+
+def test_a_region_that_products_covered_in_part():
+    """The second product covers what the first began and 16 columns more."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((64, 64), nl.float32, buffer=nl.shared_hbm)
+        tile, sums = nl.load(x), nl.ndarray((64, 64), nl.float32, buffer=nl.psum)
+        for columns in (slice(0, 48), slice(32, 64)):
+            nisa.nc_matmul(sums[:, columns], tile, tile[:, columns])
+        nisa.dma_copy(out, nl.copy(sums))
+        return out
+
+    x = np.random.default_rng(0).integers(-3, 4, (DEPTH, 64)).astype(np.float32)
+    times = np.repeat([1, 2, 1], [32, 16, 16])
+    assert np.array_equal(kernel(x), times * (x.T @ x))

@@ -178,6 +178,29 @@ def test_gen2_has_no_barriers(target):
         rotated(True)[2](np.zeros((2, 8), np.float32))
 
 
+@nki.jit
+def named(x):
+    """Instructions with names, on each core its own."""
+    me = nl.program_id()
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile, other = nl.load(x[me : me + 1, :]), nl.ndarray((1, x.shape[1]), x.dtype)
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0, name="doubled")
+    nisa.memset(other, 1.0, name="ones")
+    nisa.tensor_tensor(tile, tile, other, nl.add, name="sum")
+    nl.store(out[me : me + 1, :], tile)
+    return out
+
+
+def test_names_are_those_of_a_core():
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    ordered = named.with_schedule([("ones", "doubled")])
+    assert np.array_equal(ordered[2](x), 2 * x + 1)
+    edges = ordered[2].trace(x).edges
+    assert [(a.op.name, b.op.name, a.frame.i == b.frame.i) for a, b in edges] == [
+        ("tensor_scalar", "memset", True)
+    ] * 2
+
+
 @pytest.mark.parametrize("cores", [0, (0,)])
 def test_a_core_alone_waits_for_nobody(cores):
     @nki.jit

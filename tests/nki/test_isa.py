@@ -154,6 +154,15 @@ def test_later_activations(target):
 # --- patterns and selections ----------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_numbers_where_a_predicate_is_nonzero(reverse):
+    mask = (data(25, (4, 6)) > 0).astype(np.uint8)
+    found = run(
+        lambda d, p: nisa.tensor_copy_predicated(d, 2.5, p, reverse_pred=reverse), (4, 6), mask
+    )
+    assert np.array_equal(found, np.where((mask != 0) != reverse, 2.5, FILL))
+
+
 def test_sequence_bounds():
     ids = np.array([[1, 1, 2, 2, 2, 0, 3]], np.int32)
     found = run(lambda d, t: nisa.sequence_bounds(d, t), (1, 2, 7), ids, dtype="int32", fill=0)

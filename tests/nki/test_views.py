@@ -114,6 +114,17 @@ def test_view_methods(name, on_chip):
     assert np.array_equal(seen(view, (4, 4, 6), on_chip), want(elements((4, 4, 6))))
 
 
+def test_the_same_bits_as_another_type():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x.view(nl.float32))
+        return out
+
+    bits = np.array([[0x3F800000, 0x7FC00001]], np.int32)
+    assert np.array_equal(kernel(bits).view(np.int32), bits)
+
+
 MEMORIES = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.private_hbm, "output": nl.shared_hbm}
 UNSIGNED = {1: nl.uint8, 2: nl.uint16, 4: nl.uint32}
 
