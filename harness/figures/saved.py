@@ -39,6 +39,11 @@ def estimates(settings: Settings, folder: Path, dma_profile: str, order: str) ->
                 graph = _estimate(settings, read_plain(file, MOST_BYTES), dma_profile, order)
             except (CompileError, ValueError, OSError) as error:
                 raise UserError(f"{file.name}: {error}") from error
+            except (LookupError, StopIteration) as error:
+                raise UserError(
+                    f"{file.name}: the parts of the graph do not fit each other, expected what "
+                    "`save` wrote; save the model again."
+                ) from error
             known = found.setdefault(graph.submodel, graph)
             if graph.bucket + graph.prior >= known.bucket + known.prior:
                 found[graph.submodel] = graph

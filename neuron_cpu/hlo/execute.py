@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import math
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from google.protobuf.message import DecodeError
 from torch_neuronx.pyhlo import hlo_pb2
 from torch_neuronx.pyhlo.scribe import TORCH
 from torch_neuronx.pyhlo.xla_data_pb2 import PrimitiveType
@@ -22,8 +22,9 @@ from torch_neuronx.pyhlo.xla_data_pb2 import PrimitiveType
 from ..errors import CompileError
 from . import calls
 
-MAGIC = b"neuron_cpu hlo 1\n"
+MAGIC = b"neuron_cpu hlo 2\n"
 _BELOW = (0, 8)  # jaxlib, whose later clients take other arguments
+_SUM = 4  # bytes of a checksum
 _ALIGNMENT = 64  # bytes, of what XLA reads without a copy
 
 
@@ -58,38 +59,41 @@ def to_neff(module_bytes: bytes) -> bytes:
     Raises:
         CompileError: a custom call that nobody knows, or a graph that XLA refuses.
     """
-    module = module_of(MAGIC + module_bytes)
+    module = hlo_pb2.HloModuleProto.FromString(module_bytes)
     calls.put_kernels(module)
-    file: bytes = MAGIC + module.SerializeToString()
+    file = packed(module)
     _stablehlo(module)
     return file
+
+
+def packed(module: Any) -> bytes:
+    """A module with a sum of its bytes, so that one that was damaged does not run."""
+    content: bytes = module.SerializeToString()
+    return MAGIC + zlib.crc32(content).to_bytes(_SUM, "big") + content
 
 
 def module_of(neff: bytes) -> Any:
     """The HloModuleProto in the file of a compiled graph.
 
     Raises:
-        CompileError: the file is none of ours, or is cut short.
+        CompileError: the file is none of ours, is damaged or cut short.
     """
-    module = hlo_pb2.HloModuleProto()
-    try:
-        if not neff.startswith(MAGIC):
-            raise DecodeError
-        module.ParseFromString(neff[len(MAGIC) :])
-    except DecodeError:
+    begin = len(MAGIC) + _SUM
+    content = neff[begin:]
+    if neff[:begin] != MAGIC + zlib.crc32(content).to_bytes(_SUM, "big") or not content:
         raise CompileError(
-            f"A compiled graph of {len(neff)} bytes is not one of neuron_cpu or is cut short, "
-            "expected what `compile` or `save` wrote on this machine; compile the model again."
-        ) from None
-    return module
+            f"A compiled graph of {len(neff)} bytes is not one of this neuron_cpu, is damaged or "
+            "cut short, expected what `compile` or `save` wrote here; compile the model again."
+        )
+    return hlo_pb2.HloModuleProto.FromString(content)
 
 
 def _stablehlo(module: Any) -> tuple[str, list[Any]]:
     """A graph in MLIR, and what it calls back. The module is changed."""
-    callbacks = calls.expand(module)
-    module.ClearField("input_output_alias")  # the caller writes outputs where they belong
     client = xla_client()
     with _refusals(module.name):
+        callbacks = calls.expand(module)
+        module.ClearField("input_output_alias")  # the caller writes outputs where they belong
         computation = client.XlaComputation(module.SerializeToString())
         return client._xla.mlir.xla_computation_to_mlir_module(computation), callbacks
 
@@ -103,6 +107,11 @@ def _refusals(name: str) -> Iterator[None]:
         raise CompileError(
             f"XLA's compiler for CPUs refuses the graph {name}: {str(error).splitlines()[0]}; "
             "write it with operators that XLA has on CPUs."
+        ) from None
+    except (LookupError, ValueError) as error:
+        raise CompileError(
+            f"The graph {name} has an operand or a configuration that says nothing "
+            f"({type(error).__name__}: {error}), expected what PyHLO writes; write it anew."
         ) from None
 
 

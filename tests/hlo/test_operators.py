@@ -252,6 +252,7 @@ def test_random_numbers_are_the_same_on_every_rank():
     ("write", "said"),
     [
         (custom("AwsNeuronFlash", b""), "calls AwsNeuronFlash, expected one of AwsNeuronSoftmax"),
+        (custom("AwsNeuronSoftmax", b"last"), r"says nothing \(ValueError: invalid literal"),
         (elementwise("Whatever"), "refuses the graph entry.*whatever.*; write it with operators"),
         (lambda s, a: s.f32[3, 4].Add(a, a), "refuses the graph entry"),
     ],
@@ -271,5 +272,5 @@ def test_a_jaxlib_of_another_interface_is_refused(monkeypatch):
 def test_a_file_from_elsewhere_is_refused():
     neff = execute.MAGIC + b"\x0a\xff"
     for file in (b"", b"NEFF of a device", neff):
-        with pytest.raises(CompileError, match="is not one of neuron_cpu or is cut short"):
+        with pytest.raises(CompileError, match="is not one of this neuron_cpu, is damaged"):
             execute.Executable(file, 1)

@@ -45,7 +45,18 @@ def decoder(name="fully_unrolled", tokens=1, kernel=False, rank=3):
     entry.__name__ = name
     module = HloScribe(None)(entry).module_proto
     calls.put_kernels(module)
-    return execute.MAGIC + module.SerializeToString()
+    return execute.packed(module)
+
+
+def call_of(module):
+    return next(i for c in module.computations for i in c.instructions if i.backend_config)
+
+
+def other(change):
+    """A graph with a kernel of which somebody has changed a part."""
+    module = execute.module_of(decoder(kernel=True))
+    change(module)
+    return execute.packed(module)
 
 
 @pytest.fixture
@@ -110,11 +121,17 @@ def test_the_driver_prints_and_writes_the_profile(folder, capsys):
     ("content", "said"),
     [
         (None, "has no .neff file, expected a folder that model.save"),
-        (b"", "one.neff: A compiled graph of 0 bytes is not one of neuron_cpu or is cut short"),
+        (b"", "one.neff: A compiled graph of 0 bytes is not one of this neuron_cpu, is damaged"),
         (decoder()[:-9], "one.neff: .*cut short"),
-        (decoder(kernel=True).replace(b"dma_copy", b"dma_cope"), "kernel of NKI whose program"),
+        (decoder().replace(b"dot", b"dog"), "one.neff: .*is damaged"),
+        (other(lambda m: setattr(m, "entry_computation_id", 999)), "do not fit each other"),
+        (other(lambda m: call_of(m).operand_ids.append(999)), "do not fit each other"),
+        (
+            other(lambda m: setattr(call_of(m), "backend_config", b"{}")),
+            "kernel of NKI whose program",
+        ),
     ],
-    ids=["none", "empty", "cut", "kernel"],
+    ids=["none", "empty", "cut", "damaged", "entry", "operand", "kernel"],
 )
 def test_another_folder_is_refused_in_a_sentence(tmp_path, content, said):
     if content is not None:
