@@ -13,16 +13,31 @@ import shutil
 import stat
 import subprocess
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
 from .errors import UnwritableError
 
+_SUM = 4  # bytes of a checksum
 MOST_FILES = 10_000  # of a folder that a stranger leaves; each is checked, synced and removed
 _ODD = stat.S_ISUID | stat.S_ISGID | stat.S_IRUSR  # of a plain file the last is set alone
 # A disk that is full or may not be written; every other OSError is somebody's mistake.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
+
+
+def sealed(kind: bytes, content: bytes) -> bytes:
+    """What a file of a kind holds: its first line, a checksum and the content."""
+    return kind + zlib.crc32(content).to_bytes(_SUM, "big") + content
+
+
+def unsealed(kind: bytes, held: bytes) -> bytes:
+    """The content of what `sealed` made; a ValueError for another kind or a damaged one."""
+    content = held[len(kind) + _SUM :]
+    if not content or held != sealed(kind, content):
+        raise ValueError("it is of another kind, damaged or cut short")
+    return content
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,12 +18,12 @@ from torch_neuronx.pyhlo import hlo_pb2
 from torch_neuronx.pyhlo.scribe import TORCH
 from torch_neuronx.pyhlo.xla_data_pb2 import PrimitiveType
 
+from .. import files
 from ..errors import CompileError
 from . import calls
 
 MAGIC = b"neuron_cpu hlo 2\n"
 _BELOW = (0, 8)  # jaxlib, whose later clients take other arguments
-_SUM = 4  # bytes of a checksum
 _ALIGNMENT = 64  # bytes, of what XLA reads without a copy
 
 
@@ -67,9 +66,8 @@ def to_neff(module_bytes: bytes) -> bytes:
 
 
 def packed(module: Any) -> bytes:
-    """A module with a sum of its bytes, so that one that was damaged does not run."""
-    content: bytes = module.SerializeToString()
-    return MAGIC + zlib.crc32(content).to_bytes(_SUM, "big") + content
+    """The file of a module."""
+    return files.sealed(MAGIC, module.SerializeToString())
 
 
 def module_of(neff: bytes) -> Any:
@@ -78,14 +76,13 @@ def module_of(neff: bytes) -> Any:
     Raises:
         CompileError: the file is none of ours, is damaged or cut short.
     """
-    begin = len(MAGIC) + _SUM
-    content = neff[begin:]
-    if neff[:begin] != MAGIC + zlib.crc32(content).to_bytes(_SUM, "big") or not content:
+    try:
+        return hlo_pb2.HloModuleProto.FromString(files.unsealed(MAGIC, neff))
+    except ValueError:
         raise CompileError(
             f"A compiled graph of {len(neff)} bytes is not one of this neuron_cpu, is damaged or "
             "cut short, expected what `compile` or `save` wrote here; compile the model again."
-        )
-    return hlo_pb2.HloModuleProto.FromString(content)
+        ) from None
 
 
 def _stablehlo(module: Any) -> tuple[str, list[Any]]:

@@ -17,6 +17,7 @@ import torch_neuronx
 from torch import nn
 from torch_neuronx import scripting
 
+from neuron_cpu import files
 from neuron_cpu.errors import StandInError
 
 scripting.install()  # as NxD's model builder does
@@ -122,7 +123,7 @@ def cut(content: bytes, kept: float) -> bytes:
 def test_a_file_that_is_cut_short_is_told(traced, tmp_path, kind, kept):
     path = tmp_path / "model.pt"
     if kind == "NxD's":
-        path.write_bytes(scripting._MAGIC + pickle.dumps([*range(1000)]))
+        path.write_bytes(files.sealed(scripting._MAGIC, pickle.dumps([*range(1000)])))
     else:
         torch.jit.save(traced[1] if kind == "traced" else torch.jit.script(traced[0].conv), path)
     path.write_bytes(cut(path.read_bytes(), kept))
@@ -130,9 +131,19 @@ def test_a_file_that_is_cut_short_is_told(traced, tmp_path, kind, kept):
         torch.jit.load(path)
 
 
+def test_a_file_with_a_flipped_bit_is_told(traced, tmp_path):
+    path = tmp_path / "model.pt"
+    torch.jit.save(traced[1], path)
+    content = path.read_bytes()
+    for place in range(len(content) // 7, len(content), len(content) // 7):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        with pytest.raises(StandInError, match="damaged or cut short.*save it again"):
+            torch.jit.load(path)
+
+
 def test_files_from_elsewhere_are_told(tmp_path):
     path = tmp_path / "model.pt"
-    unknown = scripting._MAGIC + b"cneuronx_of_another_release\nModel\n."
+    unknown = files.sealed(scripting._MAGIC, b"cneuronx_of_another_release\nModel\n.")
     for content in (of_a_device(), unknown, b"NEFF" * 50):
         path.write_bytes(content)
         with pytest.raises(StandInError, match=r"cannot be read \(.*\), expected a whole file of"):

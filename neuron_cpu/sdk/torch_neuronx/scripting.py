@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from neuron_cpu import files
 from neuron_cpu.closed import Closed
 from neuron_cpu.errors import StandInError
 
 from .spmd import SPMDModel
 from .tracing import told_of
 
-_MAGIC = b"neuron_cpu model 1\n"
+_MAGIC = b"neuron_cpu model 2\n"
 _HOST = "privateuseone"  # the runtime's device: memory of a rank
 
 
@@ -77,13 +78,14 @@ def install() -> None:
             model = model.executor
         if not _is_nxds(model):
             return originals["save"](model, file, *args, **kwargs)
-        content = io.BytesIO()
-        _Pickler(content).dump(model)
+        pickled = io.BytesIO()
+        _Pickler(pickled).dump(model)
+        content = files.sealed(_MAGIC, pickled.getvalue())
         if hasattr(file, "write"):
-            file.write(_MAGIC + content.getvalue())
+            file.write(content)
         else:
             with open(file, "wb") as opened:
-                opened.write(_MAGIC + content.getvalue())
+                opened.write(content)
         return None
 
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -91,7 +93,8 @@ def install() -> None:
             with open(file, "rb") as opened:
                 if opened.read(len(_MAGIC)) == _MAGIC:
                     with told_of(file):
-                        return Loaded(pickle.load(opened))
+                        content = files.unsealed(_MAGIC, _MAGIC + opened.read())
+                        return Loaded(pickle.loads(content))
         return originals["load"](file, *args, **kwargs)
 
     for own in (script, trace, save, load):

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree
 
-from neuron_cpu import announce
+from neuron_cpu import announce, files
 from neuron_cpu.core.device.target import DEFAULT_BEFORE, chosen, named_cores
 from neuron_cpu.errors import CompileError, StandInError
 from neuron_cpu.runtime import refused
@@ -29,7 +29,7 @@ from neuron_cpu.runtime import refused
 FP8_FLAG = "--experimental-unsafe-fp8e4m3fn-as-fp8e4m3"
 Inputs = Union[torch.Tensor, Tuple[torch.Tensor, ...]]
 Form = List[Tuple[Tuple[int, ...], torch.dtype]]
-_MAGIC = b"neuron_cpu trace 1\n"
+_MAGIC = b"neuron_cpu trace 2\n"
 _OF_PICKLE = (
     *(RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError, ImportError),
     pickle.UnpicklingError,
@@ -150,7 +150,7 @@ class NeuronModule(nn.Module):
         """The content of such a file."""
         buffer = io.BytesIO()
         torch.save(self._content() | {"extra": dict(_extra_files or {})}, buffer)
-        return _MAGIC + buffer.getvalue()
+        return files.sealed(_MAGIC, buffer.getvalue())
 
 
 def _reads_no_fp8(inputs: Sequence[torch.Tensor], given: Union[str, Sequence[str], None]) -> bool:
@@ -241,20 +241,26 @@ def told_of(file: Any, kinds: Tuple[Type[Exception], ...] = _OF_PICKLE) -> Itera
         ) from error
 
 
+def _of_a_trace(opened: Any) -> Optional[bytes]:
+    """What an open file holds; None where it is of another kind."""
+    return _MAGIC + opened.read() if opened.read(len(_MAGIC)) == _MAGIC else None
+
+
 def _load(original: Callable[..., Any], file: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.jit.load`, of a traced module's file too. StandInError for one that is cut short."""
     if isinstance(file, (str, os.PathLike)):
         with open(file, "rb") as opened:
-            content = opened.read() if opened.read(len(_MAGIC)) == _MAGIC else None
+            content = _of_a_trace(opened)
     else:
         start = file.tell()
-        content = file.read() if file.read(len(_MAGIC)) == _MAGIC else None
+        content = _of_a_trace(file)
         file.seek(start)
     if content is None:
         with told_of(file, (RuntimeError,)):
             return original(file, *args, **kwargs)
     with told_of(file):
-        found = torch.load(io.BytesIO(content), weights_only=False)
+        held = io.BytesIO(files.unsealed(_MAGIC, content))
+        found = torch.load(held, weights_only=False)
         loaded = _Loaded(found, os.path.basename(str(getattr(file, "name", file))))
     extra = kwargs.get("_extra_files")
     if extra is not None:
