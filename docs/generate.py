@@ -237,14 +237,15 @@ def _fault(message: str) -> str:
 def refusal_list() -> str:
     """What public compilers and devices refuse, kernels first, and where it is recognised.
 
-    Rules of one code that one check knows stand together.
+    Rules of one code that one check knows stand together, and all that graphs are refused for.
     """
     joined: dict[tuple[bool, str, str], list[str]] = {}
     for one in sorted(refusals.refusals(), key=lambda one: (one.language == "graph", one.code)):
-        key = one.language == "graph", one.code, _told(one)
-        joined.setdefault(key, []).append(one.rule)
+        graph, told = one.language == "graph", _told(one)
+        key = graph, "" if graph and one.by else f"{one.code}: ", told
+        joined.setdefault(key, []).append(one.rule if key[1] else f"{one.code} {one.rule}")
     return "".join(
-        item(f"{code}: {'; '.join(rules)}{told}") for (_, code, told), rules in joined.items()
+        item(f"{code}{'; '.join(rules)}{told}") for (_, code, told), rules in joined.items()
     )
 
 
