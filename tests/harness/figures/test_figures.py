@@ -100,17 +100,6 @@ def test_comparison_leaves_masked_entries_out_and_finds_divergences() -> None:
     assert divergence.actual[0].text == "b"
 
 
-@pytest.mark.parametrize(
-    ("value", "spacing"),
-    [(1.0, 2**-7), (1.99, 2**-7), (2.0, 2**-6), (-30.0, 2**-3), (0.75, 2**-8), (0.0, 0.0)],
-)
-def test_bf16_spacing_is_that_of_the_type(value: float, spacing: float) -> None:
-    assert accuracy.bf16_spacing(value) == spacing
-    if value:
-        near = torch.tensor(value).bfloat16()
-        assert float((near.abs() + spacing).bfloat16() - near.abs()) == spacing
-
-
 @pytest.mark.parametrize(("second", "is_tie"), [(29.875, True), (29.75, False)])
 def test_ties_are_within_one_spacing(second: float, is_tie: bool) -> None:
     expected, actual = torch.tensor([[30.0, second, 1.0]]), torch.tensor([[29.0, 30.0, 1.0]])

@@ -22,17 +22,6 @@ from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
 from tests.tiny_model import write_tiny_model
 
-LATE = (
-    "from neuronx_distributed_inference.models.llama import modeling_llama\n"
-    "class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):\n"
-    "    def forward(self, input_ids, *arguments, **settings):\n"
-    "        if not input_ids.is_meta:\n"
-    "            {}\n"
-    "        return super().forward(input_ids, *arguments, **settings)\n"
-    "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
-    "    _model_cls = NeuronLlamaModel\n"
-)
-
 
 def build_into(folder: Path, model: Path, *arguments: object) -> Loaded:
     args = command_line.parse(
@@ -106,17 +95,6 @@ def test_a_damaged_compiled_folder_is_built_anew(
     assert "(compiled files damaged)" in capsys.readouterr().err
     compiled()
     assert "Reusing the compiled" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("statement", ["raise IndexError('boom')", "open('/no/such/file')"])
-def test_a_submission_that_fails_on_data_is_told_with_its_line(
-    statement: str, compiled: Callable, tmp_path: Path
-) -> None:
-    entry = tmp_path / "late.py"
-    entry.write_text(LATE.format(statement))
-    loaded = compiled("--llama", entry)
-    with pytest.raises(UserError, match="fails while it generates: .*late.py, line 5, raised"):
-        generate_tokens(loaded, [[5, 6, 7]], 2)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

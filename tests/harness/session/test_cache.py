@@ -31,15 +31,6 @@ def test_the_longest_unused_go_first(tmp_path: Path) -> None:
     assert [root.exists() for root in roots] == [False, True, True]
 
 
-def test_what_another_run_has_locked_stays(tmp_path: Path) -> None:
-    used, kept = compiled(tmp_path, "used", 1), compiled(tmp_path, "kept", 2)
-    with locked_folder(used, lambda: None):
-        forget_old(tmp_path, 10, kept)
-    assert used.exists() and kept.exists()
-    forget_old(tmp_path, 10, kept)
-    assert not used.exists() and kept.exists()
-
-
 def test_the_cache_is_listed_and_cleared(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = tmp_path / "nki-llama"
