@@ -13,7 +13,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tile as Tensor
-from neuron_cpu.core.program import regions, trace
+from neuron_cpu.core.program import trace
 from neuron_cpu.core.program.program import Program
 from neuron_cpu.core.run.execute import Plan
 
@@ -79,30 +79,6 @@ def test_quotients_and_remainders_of_one_piece_are_affine(n, start, step, diviso
         return
     assert np.array_equal((index // divisor).values(), values // divisor)
     assert np.array_equal((index % divisor).values(), values % divisor)
-
-
-# --- masks ----------------------------------------------------------------------------------------
-@some
-@given(
-    n=st.integers(1, 8),
-    m=st.integers(1, 8),
-    a=st.integers(-3, 9),
-    b=st.integers(-3, 9),
-    k=st.integers(-2, 2),
-)
-def test_masks_leave_boxes_or_arrays(n, m, a, b, k):
-    i, j = nl.mgrid[0:n, 0:m]
-    x, y = np.ogrid[:n, :m]
-    mask, reference = (i + k * j < a) & (j >= b - 4), (x + k * y < a) & (y >= b - 4)
-    cut = regions.region(mask, (n, m))
-    kept = np.zeros((n, m), bool)
-    if cut is None:
-        kept[...] = True
-    elif isinstance(cut, tuple):
-        kept[cut] = True
-    elif cut is not regions.EMPTY:
-        kept |= cut
-    assert np.array_equal(kept, np.broadcast_to(reference, (n, m)))
 
 
 # --- subscripts -----------------------------------------------------------------------------------
