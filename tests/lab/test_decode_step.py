@@ -52,9 +52,3 @@ def test_the_stream_of_a_layer(small):
     assert arrives.startswith("arrives") and collective.startswith("collective")
     assert collective.count("=") >= 2 * 26 / 4 - 2
     assert tensor.startswith("TensorE") and set(tensor[11:]) <= set(decode_step.SHADES)
-
-
-def test_bad_rows_are_refused(capsys):
-    with pytest.raises(SystemExit) as ended:
-        decode_step.main(["--rows", "trn9"])
-    assert ended.value.code == 2 and "invalid choice" in capsys.readouterr().err

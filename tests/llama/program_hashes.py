@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_confi
 from harness.figures import tracing  # noqa: E402
 from harness.figures.estimate import events_of  # noqa: E402
 from harness.model_shapes import MODEL_SHAPES  # noqa: E402
-from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.program.digest import Digest, hashed  # noqa: E402
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE  # noqa: E402
 from neuron_cpu.core.time.schedule import schedule  # noqa: E402
@@ -70,12 +68,12 @@ BLOCKS = dict(
 ADAPTERS = dict(version="0.6", lora=2)
 
 
-def of_small(**changes: Any) -> dict[str, Any]:
+def of_small(**changes):
     """The small model with other attributes of config.json."""
     return SMALL | changes
 
 
-def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+def cases():
     """Name -> (config.json, NeuronConfig and version)."""
     found: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
     for name, shape in SHAPES.items():
@@ -132,7 +130,7 @@ def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
     return found
 
 
-def application(module: Any, folder: Path, config: dict[str, Any], asked: dict[str, Any]) -> Any:
+def application(module, folder, config, asked):
     """The model of a case on the meta device."""
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
     asked = {"tp_degree": 2, "batch_size": 1, **asked}
@@ -164,7 +162,7 @@ def application(module: Any, folder: Path, config: dict[str, Any], asked: dict[s
     return cls(str(folder), config_cls(neuron_config, load_config=loader))
 
 
-def of_program(program: Program) -> list[Any]:
+def of_program(program):
     """[hash of the instructions, hash of the schedule, its microseconds, instructions]."""
     own, timed = Digest(), Digest()
     for each in program:
@@ -175,7 +173,7 @@ def of_program(program: Program) -> list[Any]:
     return [*hashes, round(found.total / 1e3, 2), len(program)]
 
 
-def of_case(module: Any, config: dict[str, Any], asked: dict[str, Any]) -> Iterator[Any]:
+def of_case(module, config, asked):
     """(name of a graph, its programs, hash of what else runs) of a case's graphs."""
     with tempfile.TemporaryDirectory() as folder:
         model = application(module, Path(folder), config, asked)
@@ -194,7 +192,7 @@ def of_case(module: Any, config: dict[str, Any], asked: dict[str, Any]) -> Itera
                 yield f"{wrapper.tag} {bucket}", programs, hashed(repr(others).encode())
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--module", default="llama")
     parser.add_argument("--cases", nargs="+")

@@ -63,15 +63,6 @@ def test_what_has_no_room_at_once_traces(model, degree, phase, sizes):
     assert getattr(llama, name).trace(*args).macs >= macs
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_step_of_many_kv_heads_takes_the_kernel_of_blocks(named):
-    """Of Llama-2-7B at degree 1 beyond 512 keys, of Llama-3.2-1B at degree 2 never."""
-    many, few = llama.HeadShape(32, 32, 128), llama.HeadShape(16, 4, 64)
-    assert not llama.is_decode_step(1, 2048, many, 2, named)
-    assert llama.is_decode_step(1, 2048, few, 2, named)
-    assert not llama.is_decode_step(1, 2049, few, 2, named)
-
-
 def test_prompts_over_keys_that_come_back_from_hbm(monkeypatch):
     """A block at a time, one set of heads after another, a tile of keys at a time."""
     monkeypatch.setattr(llama, "RESIDENT_BYTES", 0)

@@ -271,18 +271,6 @@ def test_decode_caches_and_batches(name, sizes):
     check(*Layer(name, 8).decode(*sizes))
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes"),
-    crossed(
-        ["Llama-3.2-1B", "Llama-3.1-8B"],
-        [(1, 320, 2048), (3, 5, 640), (1, 200, 8192), (2, 64, 333)],
-    ),
-)
-def test_chunks_over_a_cache(name, sizes):
-    batch, n, past = sizes
-    check(*Layer(name, 8).chunk(batch, n, past))
-
-
 FEW_ROOM = [
     full("Llama-3.2-3B", 1, "prefill", (1, 1024)),  # three blocks: 161 of 160 KiB beside weights
     full("Llama-3.2-1B", 2, "prefill", (2, 2048)),  # 177 of 176

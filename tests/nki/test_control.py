@@ -52,20 +52,6 @@ def test_registers_are_no_numbers():
         kernel(lambda r: nl.fori_loop(0, 1, lambda i: None, step=r))()
 
 
-@pytest.mark.parametrize("axis", [np.zeros((2, 2)), "x", 1])
-def test_an_axis_of_a_launch_is_the_number_0(axis):
-    def kernel(ask):
-        def body(x):
-            ask(axis)
-            return x
-
-        return nki.jit(body)
-
-    for ask in (nl.program_id, nl.num_programs, lambda axis: nl.num_programs((0, axis))):
-        with pytest.raises(NkiError, match="expected (axis 0|an integer)"):
-            kernel(ask).trace(X)
-
-
 def test_ranges_are_python_s():
     assert list(nl.affine_range(3)) == list(range(3)) == list(nl.static_range(0, 3))
     assert list(nl.sequential_range(1, 9, 4)) == [1, 5]

@@ -94,9 +94,3 @@ WRONG = {
 def test_what_the_sources_leave_out_is_refused(name):
     with pytest.raises(NkiError, match="sim_tensor_indirection"):
         kernel_of(WRONG[name], (128, 64))(X, np.zeros((128, 1), np.int32))
-
-
-def test_an_offset_beyond_the_row_is_told():
-    kernel = kernel_of(lambda o, x, i: nisa.tensor_copy(o, x.indirect(i, 16)), (128, 16))
-    with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
-        kernel(X, np.full((128, 1), 64, np.int32))

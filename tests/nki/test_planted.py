@@ -196,23 +196,11 @@ def statistics_of_too_many(x, out):
     nisa.bn_stats(sb((128, 6)), filled((128, 600)))  # here
 
 
-@planted("sim_bn_aggr_size")
-def statistics_that_are_no_triples(x, out):
-    nisa.bn_aggr(sb((128, 2)), filled((128, 7)))  # here
-
-
 @planted("sim_shape_mismatch")
 def sums_on_into_a_part(x, out):
     total, tile = ps((64, 64)), loaded(x)
     nisa.nc_matmul(total, tile, tile)
     nisa.nc_matmul(total[:, 0:32], tile, tile)  # here
-
-
-@planted("sim_undefined_data")
-def psum_that_no_product_wrote(x, out):
-    tile = sb((64, 64))
-    nisa.tensor_copy(tile, ps((64, 64)))
-    nisa.dma_copy(out[0:64, :], tile)  # here
 
 
 @planted("sim_psum_capacity")
@@ -227,13 +215,6 @@ def nine_banks(x, out):
 @planted("sim_activation_range")
 def logarithm_of_negatives(x, out):
     nisa.activation(sb((128, 64)), op=nl.log, data=loaded(x))  # here
-
-
-@planted("sim_undefined_data")
-def half_of_hbm_unwritten(x, out):
-    half = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
-    nisa.dma_copy(half[0:64], x[0:64])
-    nisa.dma_copy(out, loaded(half))  # here
 
 
 @planted("err_tensor_access_out_of_bound")

@@ -178,17 +178,6 @@ def test_an_instruction_tells_what_it_waited_for(one, matmul):
     assert "Select an instruction" in one.text("#details")
 
 
-def test_a_line_shows_its_instructions_alone(one, matmul):
-    row = one.page.locator("tr.used", has_text="nc_matmul")
-    before = one.pixels("--e4")
-    row.click()
-    mine = sum(i.op.name == "nc_matmul" for i in matmul.program.instructions)
-    assert one.text("#count").startswith(f"{mine} of {len(matmul.program)} instructions")
-    assert one.pixels("--e4") < before / 4 and one.pixels("--e0") > 20
-    row.click()
-    assert one.text("#count").startswith(f"{len(matmul.program)} of")
-
-
 def test_the_judge_writes_its_verdicts_above_the_profiles(shown, file, tmp_path):
     case = " ".join(SHAPES)
     command = ["check", f"{file}:matmul", "--ref", f"{file}:reference", "--case", case]
