@@ -2615,8 +2615,10 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
             return super().forward(**whole)
         seen = int(attention_mask.sum())
         if input_ids.shape[1] > 1:
-            ahead.begin(input_ids[0, :seen].tolist())
-            return super().forward(**whole)
+            text = input_ids[0, :seen].tolist()
+            ahead.begin(text)
+            long = seen > self.neuron_config.max_context_length
+            return self.long_prompt(text, position_ids, given) if long else super().forward(**whole)
         token, position = int(input_ids), int(position_ids)
         row = ahead.kept(token, position)
         if row is not None:
@@ -2625,13 +2627,31 @@ class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
         if not guesses:
             return super().forward(**whole)
         tokens = [token, *guesses]
-        numbers = torch.arange(position, position + self.neuron_config.speculation_length)
-        padded = tokens + [0] * (len(numbers) - len(tokens))
-        ids = torch.tensor([padded], dtype=input_ids.dtype)
-        output = super().forward(
-            **given, input_ids=ids, position_ids=numbers[None].to(position_ids.dtype)
-        )
+        output = self.call(tokens, position, position_ids, given)
         return self._construct_output(ahead.keep(tokens, position, output.logits))
+
+    def call(self, tokens: List[int], position: int, like: torch.Tensor, given: Dict[str, Any]):
+        """NxDI's forward of up to ``speculation_length`` tokens behind so many in the cache; ids
+        and positions are of the type of ``like``."""
+        size = self.neuron_config.speculation_length
+        numbers = torch.arange(position, position + size)[None]
+        ids = torch.tensor([tokens + [0] * (size - len(tokens))])
+        known = dict(given, attention_mask=given["attention_mask"][:, :position])
+        return super().forward(
+            **known, input_ids=ids.to(like.dtype), position_ids=numbers.to(like.dtype)
+        )
+
+    def long_prompt(self, text: List[int], positions: torch.Tensor, given: Dict[str, Any]) -> Any:
+        """Take a prompt that no graph holds: its first tokens as a prompt, the others as calls of
+        several. The last call may begin earlier, where the cache ends, and repeat some."""
+        first, size = self.neuron_config.max_context_length, self.neuron_config.speculation_length
+        beginning = dict(given, attention_mask=given["attention_mask"][:, :first])
+        ids = torch.tensor([text[:first]], dtype=positions.dtype)
+        super().forward(**beginning, input_ids=ids, position_ids=positions[:, :first])
+        for at in range(first, len(text), size):
+            begin = min(at, self.ahead.room - size)
+            output = self.call(text[begin : begin + size], begin, positions, given)
+        return self._construct_output(output.logits[:, len(text) - begin - 1 :][:, :1])
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

@@ -131,6 +131,18 @@ def test_text_and_logits_are_those_of_the_plain_step(tiny):
     assert sum(calls) + kept == 99 and kept > 0
 
 
+@pytest.mark.parametrize("length", [65, 72, 100, 125, 127])
+def test_a_prompt_longer_than_its_graph_passes_in_calls(tiny, length):
+    """63 tokens more than a prompt's graph has, and up to the end of the cache."""
+    model, _, app = tiny
+    ids = torch.randint(3, 320, (1, length), generator=torch.Generator().manual_seed(length))
+    text, logits = generated(app, ids[0].tolist(), 128 - length)
+    with torch.no_grad():
+        wanted = model(torch.cat((ids, torch.tensor([text])), 1)).logits[0, length - 1 : -1]
+    assert text == wanted.argmax(-1).tolist()
+    torch.testing.assert_close(logits.amax(-1), wanted.amax(-1), rtol=1e-4, atol=1e-4)
+
+
 def counted(app, prompt, count=60):
     """The text, and the calls that it took."""
     text, _ = generated(app, prompt, count)
