@@ -43,7 +43,7 @@ if __name__ in ("__main__", "__mp_main__"):  # pages are written whole
 from neuron_cpu import ensure_sdk
 
 ensure_sdk()
-from lab import NOTES, ROOT, calibration_votes, pages  # noqa: E402
+from lab import NOTES, ROOT, calibration_votes, pages, trust  # noqa: E402
 from lab import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
 from neuron_cpu.core import NkiError, Program  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
@@ -61,6 +61,7 @@ APART = 1.05  # measured times of two variants that differ by less have no order
 OUTLIER = (0.6, 1.7)
 SIDES = ("hbm_read", "hbm_written")
 GEN2_CHIPS = ("", "trn1", "inf2")
+MARK = "not estimated"  # a row whose text the folder lacks
 MOVED = 0.01  # a published estimate that moves by more has to be made anew
 SCALE = (0.8, 1.2)  # of a constant that is varied
 MOST_VARIED = 4_000  # instructions of a program that is priced anew for each
@@ -78,9 +79,7 @@ CONSTANTS = (
 )  # fmt: skip
 MODULES = {"spec": spec, "cost": cost, "keep": keep, "schedule": schedule, "join": join}
 DOCUMENT, MODEL = NOTES / "calibration.md", NOTES / "cost_model.md"
-TRUST = ROOT / "docs" / "trust.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
-UNMET = re.compile(r"^\| [\w.-]+ \| sealed \|.*\| ([\d.]+) \| (\w+)[^|]*\| [^|]+ \|$", re.M)
 CYCLES = re.compile(r"^def \w*cycles\(.*?(?=^\S)", re.M | re.S)  # of an instruction: no recording's
 WIDTH = 120  # of a page's lines
 LONGEST_ERROR = 60  # characters of an exception's message in a table
@@ -171,8 +170,8 @@ def run(
         found = schedule.schedule(program, profile_for(row))
         few = cases if len(program) <= MOST_VARIED else ()
         varied = tuple(ratio_under(row, program, found.total, *case) for case in few)
-    except public_rows.Missing as absent:
-        return Outcome(row, problem=str(absent), missing=True)
+    except public_rows.Missing:
+        return Outcome(row, problem=MARK, missing=True)
     except NkiError as refusal:
         place = PLACE.search(str(refusal))
         where = f" at {place[0]}" if place else ""
@@ -294,14 +293,19 @@ def sources_list(chosen: Iterable[public_rows.Row]) -> str:
 def pairs(outcomes: Sequence[Outcome]) -> list[tuple[str, bool]]:
     """Variants of one group whose measured times differ: the group, and whether the estimates, to
     0.1 µs as on the page, are tied or in the wrong order."""
+    return [(group, wrong) for group, wrong, _ in compared(outcomes)]
+
+
+def compared(outcomes: Sequence[Outcome]) -> list[tuple[str, bool, float]]:
+    """`pairs`, each with the ratio of its measured times."""
     done = [(o, o.estimated_us) for o in outcomes if o.estimated_us is not None]
     found = []
     for pair in combinations(done, 2):
         (fast, least), (slow, most) = sorted(pair, key=lambda each: each[0].row.measured_us)
-        apart = slow.row.measured_us > APART * fast.row.measured_us
-        if apart and slow.row.group == fast.row.group:
+        apart = slow.row.measured_us / fast.row.measured_us
+        if apart > APART and slow.row.group == fast.row.group:
             wrong = round(least, 1) >= round(most, 1)
-            found.append((slow.row.group, wrong))
+            found.append((slow.row.group, wrong, apart))
     return found
 
 
@@ -377,31 +381,10 @@ def engines_table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def unmet() -> dict[str, list[float]]:
-    """Estimated over measured time, by class, of the rows of the page when they were sealed."""
-    rows = [(float(ratio), kind) for ratio, kind in UNMET.findall(DOCUMENT.read_text())]
-    members = {bands.ALL: [ratio for ratio, _ in rows]}
-    return members | {k: [r for r, other in rows if other == k] for k in bands.CLASSES}
-
-
-def trust_table() -> str:
-    """Markdown: how near estimates of kernels came that the model had not met, by class."""
-    lines = ["| Bound by | times | within ±15 % | within ±25 % | median ratio | band |"]
-    lines.append("|---|---:|---:|---:|---:|---:|")
-    for kind, found in unmet().items():
-        near = [sum(abs(r - 1) <= far for r in found) / len(found) for far in (LIMIT, 0.25)]
-        tenths = statistics.quantiles(found, n=10, method="inclusive")
-        lines.append(
-            f"| {kind} | {len(found)} | {near[0]:.0%} | {near[1]:.0%} | "
-            f"{statistics.median(found):.2f} | {tenths[0]:.2f} to {tenths[8]:.2f} |"
-        )
-    return "\n".join([*lines[:2], *(line.replace("%", " %") for line in lines[2:])])
-
-
-def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+def band_data(outcomes: Sequence[Outcome], commit: str = "") -> dict[str, Any]:
     """What bands.json holds: percentiles by class of the ratios that the page has of rows when they
-    were sealed, and every ratio of today."""
-    members, found = unmet(), {}
+    were sealed, and the ratio of every row that ran at this commit."""
+    members, found = trust.unmet(DOCUMENT), {}
     for kind, values in members.items():
         if len(values) > 1:
             tenths = statistics.quantiles(values, n=10, method="inclusive")
@@ -417,6 +400,7 @@ def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "high are the 10th and 90th percentile of those that the model had not met (sealed), the "
         "class is what bounds the estimate",
         "rows": len(members[bands.ALL]),
+        "commit": commit,
         "bands": found,
         "ratios": {o.row.id: round(o.ratio, 3) for o in outcomes if o.ratio is not None},
     }
@@ -439,8 +423,10 @@ def calibrate_public(
     print("\n\n".join([*parts, engines_table(outcomes)]))
     if args.verify:
         return verify(outcomes)
-    if args.write and every[0].set in APART_SETS:
-        head = subprocess.getoutput(f"git -C {ROOT} rev-parse --short HEAD")
+    if not args.write:
+        return 0
+    head = subprocess.getoutput(f"git -C {ROOT} rev-parse --short HEAD")
+    if every[0].set in APART_SETS:
         once = every[0].set == public_rows.SEALED
         told = f"{'Evaluated once' if once else 'Estimated again'}, at commit {head}."
         ordered = [not wrong for _, wrong in pairs(outcomes)]
@@ -449,15 +435,18 @@ def calibrate_public(
         told = "\n\n".join(part for part in (told, aimed, voted) if part)
         rest = [*parts[2:], sources_list(every)] if once else [engines_table(outcomes)]
         pages.publish(DOCUMENT, every[0].set, "\n\n".join([told, *parts[:2], *rest]))
-    elif args.write:
-        if not args.rows and all(o.engines for o in outcomes if o.row.engines):
-            pages.publish(DOCUMENT, "engines", engines_table(outcomes))
-        by_id = {o.row.id: o for o in outcomes if not o.missing}
-        outcomes = [by_id.get(row.id) or on_page(row) for row in every]
-        parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
-        pages.publish(DOCUMENT, "public", "\n\n".join([*parts, sources_list(every)]))
-        write_text_atomically(bands.DATA, json.dumps(band_data(outcomes), indent=1) + "\n")
-        pages.publish(TRUST, "trust", trust_table())
+        return 0
+    lacking = sum(o.missing for o in outcomes)
+    told = (
+        f"Estimated at commit {head}, by its constants alone; {lacking} of {len(outcomes)} rows "
+        f"are {MARK}: their texts are in no checkout, so neither this page nor the bands has a "
+        "ratio."
+    )
+    pages.publish(DOCUMENT, "engines", engines_table(outcomes))
+    parts = [textwrap.fill(told, WIDTH), *parts, sources_list(every)]
+    pages.publish(DOCUMENT, "public", "\n\n".join(parts))
+    write_text_atomically(bands.DATA, json.dumps(band_data(outcomes, head), indent=1) + "\n")
+    trust.publish()
     return 0
 
 
@@ -466,7 +455,7 @@ def verify(outcomes: Sequence[Outcome]) -> int:
     shipped, moved = bands.ratios(), []
     for one in outcomes:
         if one.missing:
-            print(f"not compared: {one.problem}", file=sys.stderr)
+            print(f"not compared: {one.row.id} has no text", file=sys.stderr)
         elif apart(one.ratio, shipped.get(one.row.id)):
             ratio = None if one.ratio is None else round(one.ratio, 3)
             moved.append(f"{one.row.id} {shipped.get(one.row.id)} to {ratio}")
@@ -512,7 +501,7 @@ def main() -> int:
     how = parser.add_mutually_exclusive_group().add_argument
     how("--verify", action="store_true", help=f"fail where one moved by more than {MOVED:.0%}%")
     how("--vary", nargs="*", help="what constants change in fitted rows, 20 %% off: these, or all")
-    option("--write", action="store_true", help="update the page; rows not run stay")
+    option("--write", action="store_true", help="update the page and the bands, by all rows")
     option("--jobs", type=int, default=2, help="processes for the public rows")
     args = parser.parse_args()
     if not args.public.is_dir():
@@ -529,12 +518,12 @@ def main() -> int:
     if not chosen:
         words, names = " or ".join(args.rows or ["fitted"]), [row.id for row in every]
         parser.error(f"no row has {words} in its name or set, expected one of {names}")
+    if args.write and args.rows and args.vary is None:
+        parser.error("--write needs all rows, which have one law then; leave out --rows")
     sets = sorted({row.set for row in every})
     for alone in set(APART_SETS).intersection(sets):
         if len(sets) > 1:
             parser.error(f"{args.data} has {alone} rows beside others; give them their own file")
-        if args.write and args.rows:
-            parser.error(f"--write of the {alone} set needs all of its rows; leave out --rows")
         if alone == public_rows.SEALED and not args.write:
             parser.error("sealed rows are evaluated once, with --write, after constants are frozen")
         if alone == public_rows.SEALED and "Evaluated once" in DOCUMENT.read_text():

@@ -22,6 +22,7 @@ from neuron_cpu.core.time import cost, schedule
 from neuron_cpu.core.time.passes import join
 
 NOT_EXPLAINED = "not explained"
+FAR = (1.1, 1.2, 1.5, float("inf"))  # measured times of a pair, one over the other
 DATA = ("calibration.json", "calibration_opened.json", "calibration_sealed.json")
 
 
@@ -126,8 +127,27 @@ def outcomes() -> list[calibrate.Outcome]:
     return [calibrate.on_page(row) for row in every]
 
 
+def distances() -> str:
+    """Markdown: pairs of variants in order, by how far their measured times are apart: of the rows
+    that the model was made on, and of sealed sets as they were sealed."""
+    lines = ["| Measured times differ by | 5 to 10 % | 10 to 20 % | 20 to 50 % | more |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    made = (calibration_rows.FITTED, calibration_rows.CHECKED)
+    for name, own in (("rows that the model was made on", True), ("sealed sets", False)):
+        some = [one for one in outcomes() if (one.row.set in made) is own]
+        bins = [[0, 0] for _ in FAR]
+        for _, wrong, apart in calibrate.compared(some):
+            counts = bins[sum(apart > far for far in FAR[:-1])]
+            counts[0] += not wrong
+            counts[1] += 1
+        told = " | ".join(f"{right} of {every}" for right, every in bins)
+        lines.append(f"| {name}: pairs in order | {told} |")
+    return "\n".join(lines)
+
+
 def main() -> int:
     pages.publish(calibrate.MODEL, "mechanisms", table())
+    pages.publish(calibrate.MODEL, "distances", distances())
     pages.publish(calibrate.DOCUMENT, "left out", calibration_votes.left_out(outcomes()))
     return 0
 

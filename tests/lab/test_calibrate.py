@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab import calibrate
+from lab import calibrate, trust
 from lab import calibration_rows as rows
 
 
@@ -158,14 +158,50 @@ def test_shipped_bands_and_table_agree():
     assert {"all"} <= set(shipped) <= {"all", *bands.CLASSES}
     for band in shipped.values():
         assert 0 < band.low <= band.median <= band.high and band.rows > 1
-    assert shipped["all"].rows == len(calibrate.UNMET.findall(calibrate.DOCUMENT.read_text()))
-    known = {r.id: r for r in rows.rows()}
     document = calibrate.DOCUMENT.read_text()
+    assert shipped["all"].rows == len(trust.UNMET.findall(document))
+    known = {r.id: r for r in rows.rows()}
     for name, value in bands.ratios().items():
         line = next(x for x in document.splitlines() if x.startswith(f"| {name} |"))
         cells = [cell.strip() for cell in line.split("|")]
         assert float(cells[3]) == known[name].measured_us
         assert abs(float(cells[6]) - value) <= 0.006, "run make calibrate PUBLIC=DIR"
+
+
+def test_the_page_s_rows_and_the_bands_are_of_one_run():
+    """Rows whose text no checkout has are marked on the page and in neither."""
+    shipped = json.loads(calibrate.bands.DATA.read_text())
+    block = calibrate.pages.published(calibrate.DOCUMENT, "public")
+    assert block.startswith(f"Estimated at commit {shipped['commit']}, by its constants alone; ")
+    lines = {
+        r.id: next(x for x in block.splitlines() if x.startswith(f"| {r.id} |"))
+        for r in rows.rows()
+    }
+    without = {name for name, line in lines.items() if name not in shipped["ratios"]}
+    assert without == {name for name, line in lines.items() if line.split("|")[5].strip() == ""}
+    marked = [name for name in without if f"| {calibrate.MARK} |" in lines[name]]
+    assert f"; {len(marked)} of {len(lines)} rows are {calibrate.MARK}:" in " ".join(block.split())
+
+
+def test_a_run_marks_rows_without_a_text_and_forgets_their_former_estimates(tmp_path, monkeypatch):
+    page, data, published = tmp_path / "page.md", tmp_path / "bands.json", []
+    line = "| r1 | checked | 20 | p99 | 21.0 | 1.05 | DMA | DMA 9% |"
+    blocks = "".join(
+        f"<!-- {n}: begin -->\n{line}\n<!-- {n}: end -->\n" for n in ("public", "engines")
+    )
+    page.write_text(blocks)
+    monkeypatch.setattr(calibrate, "DOCUMENT", page)
+    monkeypatch.setattr(calibrate.bands, "DATA", data)
+    monkeypatch.setattr(trust, "publish", lambda: published.append(page))
+    path = entries(tmp_path, "fitted", "checked")
+    made = json.loads(path.read_text())
+    made["sources"]["s1"]["file"] = "gone.py"
+    path.write_text(json.dumps(made))
+    assert run(monkeypatch, tmp_path, "--data", str(path), "--write") == 0
+    found, text = json.loads(data.read_text()), page.read_text()
+    assert list(found["ratios"]) == ["r0"] and found["commit"] in text and published
+    assert "1 of 2 rows are not estimated" in " ".join(text.split()) and line not in text
+    assert "| r1 | checked | 20 | p99 | | | | not estimated |" in text
 
 
 @pytest.mark.parametrize(
@@ -221,7 +257,8 @@ def run(monkeypatch, tmp_path, *arguments):
      (("sealed",), ["--vary"], "no row has fitted in its name or set"),
      (("fitted", "sealed"), [], "sealed rows beside others"),
      (("sealed",), [], "sealed rows are evaluated once, with --write"),
-     (("sealed", "sealed"), ["--write", "--rows", "r0"], "needs all of its rows")],
+     (("sealed", "sealed"), ["--write", "--rows", "r0"], "--write needs all rows"),
+     (("fitted", "checked"), ["--write", "--rows", "r0"], "--write needs all rows")],
 )  # fmt: skip
 def test_sets_stay_apart(tmp_path, monkeypatch, capsys, sets, arguments, said):
     path = entries(tmp_path, *sets)
@@ -320,7 +357,29 @@ def test_estimates_of_the_sample_are_the_page_s(name, tmp_path, monkeypatch):
     assert not calibrate.apart(found.ratio, calibrate.bands.ratios()[name]), "make calibrate"
 
 
-def test_the_page_of_what_to_trust_has_the_shares_of_the_rows():
-    table = calibrate.trust_table()
-    assert calibrate.pages.published(calibrate.TRUST, "trust") == table
-    assert table.count("\n") == 2 + len(calibrate.bands.CLASSES)
+@pytest.mark.parametrize(
+    ("page", "name", "made"),
+    [(trust.TRUST, "trust", trust.trust_table), (trust.TRUST, "newest", trust.newest),
+     (trust.README, "sets", trust.sets_table)],
+    ids=["classes", "newest", "sets"],
+)  # fmt: skip
+def test_pages_for_users_have_the_shares_of_the_rows(page, name, made):
+    assert calibrate.pages.published(page, name) == made(trust.DOCUMENT), "python -m lab.trust"
+
+
+def test_what_the_newest_set_had_is_read_from_its_tables(tmp_path):
+    page, text = tmp_path / "page.md", trust.DOCUMENT.read_text()
+    changed = {
+        "| 73 | 65 | 40% |": "| 80 | 70 | 44% |",
+        "ithin ±15% | 70% | 32%": "ithin ±15% | 70% | 71%",
+        "| 65 | 17 | 40% | 32% |": "| 70 | 18 | 44% | 71% |",
+    }
+    for old, new in changed.items():
+        assert old in text
+        text = text.replace(old, new)
+    page.write_text(text)
+    told = " ".join(trust.newest(page).split())
+    assert "80 times of" in told and "70 ran. With one vote a kernel 71 % lie" in told
+    assert "by times 44 and" in told and "| 70 times, the newest set | 44 % |" in trust.sets_table(
+        page
+    )

@@ -53,6 +53,7 @@ def test_a_source_is_held_against_the_others():
 
 def test_tables_are_those_of_the_pages():
     assert calibrate.pages.published(calibrate.MODEL, "mechanisms") == mechanisms.table()
+    assert calibrate.pages.published(calibrate.MODEL, "distances") == mechanisms.distances()
     made = calibration_votes.left_out(mechanisms.outcomes())
     assert calibrate.pages.published(calibrate.DOCUMENT, "left out") == made
 
