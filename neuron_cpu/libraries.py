@@ -53,6 +53,8 @@ RELEASES = (
 )
 # What NxD imports and does not name among its requirements.
 BESIDE = ("boto3", "scipy", "tenacity")
+# The plain package's operators are for PyTorch with CUDA, and its import fails beside another one.
+_BUILDS = {"torchvision": "uv pip install --torch-backend cpu torchvision"}
 
 
 @dataclass(frozen=True)
@@ -96,10 +98,8 @@ def lacking(error: BaseException) -> str:
     package, name = error.name.partition(".")[0], {NXD, NXDI}.intersection(importing.parts)
     if not name or package in (NXD, NXDI):
         return ""
-    return (
-        f"{importing.name} of {name.pop()} imports {package}, which this Python lacks; pip install "
-        f"{package}"
-    )
+    mend = _BUILDS.get(package, f"pip install {package}")
+    return f"{importing.name} of {name.pop()} imports {package}, which this Python lacks; {mend}"
 
 
 def find(stand_in: Sequence[str] = ()) -> Optional[Libraries]:

@@ -109,6 +109,8 @@ def test_a_package_that_a_file_of_theirs_imports_is_named(tmp_path, monkeypatch,
     assert [said in words for words in told] == (
         [True, True] if place == libraries.NXDI else [False]
     )
+    raised.value.name = "torchvision.transforms"  # whose plain package does not fit the CPU's torch
+    assert ("--torch-backend cpu" in libraries.lacking(raised.value)) == (place == libraries.NXDI)
 
 
 def test_a_folder_that_is_no_checkout_ends_a_run_with_status_2(run_main, tmp_path):
