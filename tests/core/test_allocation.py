@@ -126,8 +126,6 @@ def test_psum_is_placed_by_bank_only(address: tuple[int, ...], legal: bool) -> N
 
 
 # --- sharing memory -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("shift", [0, 4, BYTES - 4, BYTES])
 def test_reading_what_another_tile_overwrote(shift: int) -> None:
     def body(x: Any, out: Any) -> None:

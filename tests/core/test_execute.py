@@ -49,8 +49,6 @@ def blocked_products(x, w):
 
 
 # --- memory ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 def test_fresh_memory_shows(dtype):
     fresh = memory.allocate(7, dtype)
@@ -62,8 +60,6 @@ def test_fresh_memory_shows(dtype):
 
 
 # --- rounding and writing -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("op", sorted(ACTIVATIONS))
 def test_a_function_gives_the_same_bits_wherever_its_input_lies(op):
     """Merged iterations change strides and lengths; vector lanes and scalar tails must agree."""
@@ -98,8 +94,6 @@ def test_rows_out_of_bounds_are_refused_when_they_are_used(merge, wrong):
 
 
 # --- eager mode and threads -----------------------------------------------------------------------
-
-
 @pytest.mark.skipif(products._LINEAR is None, reason="PyTorch without oneDNN multiplies with BLAS")
 @pytest.mark.parametrize(("tiles", "n"), [(21, 34), (12, 64), (9, 100)])
 def test_large_products_take_some_columns_after_others(monkeypatch, tiles, n):

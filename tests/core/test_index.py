@@ -267,8 +267,6 @@ def test_operand_mask_after_other_indices():
 
 
 # --- programs -------------------------------------------------------------------------------------
-
-
 @st.composite
 def transfers(draw, shape, tile):
     """A region of a tensor in HBM that may reach outside, and the mask that brings it back."""

@@ -24,8 +24,6 @@ def quiet():
 
 
 # --- attributes -----------------------------------------------------------------------------------
-
-
 @pytest.mark.warns("sim_loop_condition")
 def test_iterations_that_differ_in_the_sign_of_zero_are_not_merged_into_one():
     @nki.jit

@@ -1,4 +1,6 @@
-"""Every instruction against an independent float64 reference, over its types and odd shapes.
+"""Instructions against independent float64 references, over their types and odd shapes.
+
+Both languages record the same instructions: what is not here is in tests/nki.
 
 Tolerances, relative to the largest magnitude of the reference: one unit in the last place of the
 result type (results are computed in fp32 and rounded once), and for fp32 results 2e-6 for single
@@ -264,8 +266,6 @@ def test_nc_matmul(kind, sizes, seed):
 
 
 # --- GpSimdE and selection ------------------------------------------------------------------------
-
-
 @few
 @given(shape=shapes, shift=st.integers(-20, 20), seed=st.integers(0, 99))
 def test_affine_select(shape, shift, seed):

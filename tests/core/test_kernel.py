@@ -135,8 +135,6 @@ def test_several_results_and_nested_arguments():
 
 
 # --- specialisation -------------------------------------------------------------------------------
-
-
 def test_threads_replay_one_program():
     kernel = nki.jit(doubled)
     inputs = [torch.full((128, 64), float(k)) for k in range(8)]
@@ -155,8 +153,6 @@ def test_threads_replay_one_program():
 
 
 # --- nesting --------------------------------------------------------------------------------------
-
-
 def test_nested_kernel_with_old_convention_writes_its_parameter():
     inner = nki.trace(doubled_into)
 

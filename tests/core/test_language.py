@@ -206,8 +206,6 @@ def test_grid_axes_of_cores():
 
 
 # --- indirect rows --------------------------------------------------------------------------------
-
-
 def test_atomic_rmw_adds_duplicates():
     a, index = data(1, (8, 4)), np.array([[0], [2], [2], [2], [5], [5], [7], [0]], np.int32)
 
@@ -240,8 +238,6 @@ def test_atomic_rmw_needs_what_it_adds_to():
 
 
 # --- constants, types, printing -------------------------------------------------------------------
-
-
 def test_identity_defaults_to_bytes():
     got = run(lambda _: nl.load(nl.shared_identity_matrix(5)), np.zeros((1, 1), "f4"))
     assert got.dtype == np.uint8 and np.array_equal(got, np.eye(5))
@@ -266,8 +262,6 @@ def test_device_print_outside_of_eager_mode_says_so():
 
 
 # --- views ----------------------------------------------------------------------------------------
-
-
 def test_strided_five_dimensional_view_pools():
     a = data(1, (4, 6, 8))
 

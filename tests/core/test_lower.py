@@ -202,8 +202,6 @@ def test_wide_instructions_are_not_joined():
 
 
 # --- spill ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("seed", range(6))
 def test_a_spilled_program_computes_the_same_bits(seed):
     program = random_kernel(seed)

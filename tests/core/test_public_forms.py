@@ -151,8 +151,6 @@ def test_reshaped_output():
 
 
 # --- subscripts -----------------------------------------------------------------------------------
-
-
 # the first axis of another mgrid as a column index; src/nki_samples/tutorials/layernorm
 def test_first_axis_of_another_grid_indexes_columns():
     @nki.jit
@@ -191,8 +189,6 @@ def test_grids_that_do_not_meet_are_refused():
 
 
 # --- instructions and functions -------------------------------------------------------------------
-
-
 # transposes that go straight into a product; src/.../reference/attention.py, contributed/fft1d.py
 def test_transposes_as_operands_of_products():
     def body(a, b):

@@ -1,4 +1,4 @@
-"""Every documented error has a kernel that raises it and a near miss that passes.
+"""Every documented error has a kernel that raises it; near a limit another one just passes.
 
 Identifiers: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki.errors.rst. Most rows are a pair
 of kernel bodies: they take HBM tensors and return the tile that the kernel stores. Breaches that
@@ -684,8 +684,6 @@ def test_direct_allocation_forbids_hidden_tensors(case: Case) -> None:
 
 
 # --- arguments, classes of errors -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "call",
     [

@@ -49,8 +49,6 @@ def summary(found):
 
 
 # --- figures --------------------------------------------------------------------------------------
-
-
 def test_lines_add_up_to_the_whole(found, summary):
     busy = found.engine_busy()
     for key, engine in list(zip(report.ENGINE_KEYS, ENGINES))[:DMA]:
@@ -132,8 +130,6 @@ def test_words_name_instructions_whose_cycles_nobody_publishes():
 
 
 # --- tables, trace --------------------------------------------------------------------------------
-
-
 def test_trace_is_what_perfetto_opens(found):
     trace = json.loads(json.dumps(report.perfetto([("product", found)])))
     events = trace["traceEvents"]

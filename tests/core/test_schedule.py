@@ -67,51 +67,8 @@ def row_ns(size, profile="row-rule"):
 
 
 # --- by hand --------------------------------------------------------------------------------------
-
-
-def streaming(tiles, columns, buffers, order=COMPILER_ORDER):
-    """A kernel that loads ``tiles`` tiles and sums up each; ``buffers`` tiles are reused."""
-
-    def kernel(x):
-        out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
-        total = nl.ndarray((128, tiles), dtype=nl.float32)
-        kept = [nl.ndarray((128, columns), dtype=nl.float32) for _ in range(buffers)]
-        for t in nl.static_range(tiles):
-            tile = kept[t % buffers] if buffers else nl.ndarray((128, columns), dtype=nl.float32)
-            tile[...] = nl.load(x[t])
-            total[:, t : t + 1] = nisa.tensor_reduce(nl.add, tile, axis=1)
-        nl.store(out, value=nisa.tensor_reduce(nl.add, total, axis=1))
-        return out
-
-    return run(kernel, hbm(tiles, 128, columns, dtype=F32), order=order)
-
-
-TILES, COLUMNS = 4, 8192
-LOAD = ROWS * row_ns(4 * COLUMNS)
-REDUCE = ns(Engine.VECTOR, COLUMNS)
-HANDOVER = REDUCE + late(Engine.VECTOR) + START + LOAD  # reduce, tell the DMA, load the next tile
-
-
-def last_reduction(found):
-    return found.end[named(found, "tensor_reduce")[TILES - 1]]
-
-
-def test_one_buffer_serves_loads_one_after_another():
-    expected = START + LOAD + (TILES - 1) * HANDOVER + REDUCE
-    found = streaming(TILES, COLUMNS, 1, PROGRAM_ORDER)
-    assert last_reduction(found) == pytest.approx(expected)
-
-
-def test_two_buffers_hide_the_loads():
-    assert REDUCE + late(Engine.VECTOR) + START < LOAD  # a buffer is free before its turn comes
-    expected = START + TILES * LOAD + REDUCE
-    assert last_reduction(streaming(TILES, COLUMNS, 2, PROGRAM_ORDER)) == pytest.approx(expected)
-    # the compiler gives a buffer that is overwritten as a whole a twin
-    assert last_reduction(streaming(TILES, COLUMNS, 1)) == pytest.approx(expected)
-
-
 def test_blocks_of_one_tensor_hold_memory_one_by_one():
-    """The same tiles as blocks of a tensor that is larger than SBUF: it never lies there whole."""
+    """Blocks of a tensor that is larger than SBUF: it never lies there whole."""
     columns = 30 * 1024
 
     def kernel(x):
@@ -230,8 +187,6 @@ def test_a_kernel_that_forbids_reordering_runs_as_it_is_written(monkeypatch):
 
 
 # --- PSUM by bytes --------------------------------------------------------------------------------
-
-
 def test_a_reciprocal_that_names_no_engine_takes_the_engine_that_is_eight_times_faster():
     def kernel(x):
         out = nl.ndarray((2, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -414,8 +369,6 @@ def test_placed_tiles_that_share_their_last_byte_wait(start):
 
 
 # --- waits ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tiles", [8, 10])
 @allows("sim_psum_capacity")
 def test_psum_beyond_its_banks_is_copied_out_and_nothing_lacks(tiles):

@@ -260,8 +260,6 @@ def test_undefined_flow_agrees_with_nan_arithmetic() -> None:
 
 
 # --- outputs --------------------------------------------------------------------------------------
-
-
 def test_partly_written_output_is_a_warning_with_the_first_gap() -> None:
     @nki.jit
     def kernel(x):
