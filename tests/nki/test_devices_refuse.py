@@ -58,6 +58,10 @@ def summed(dtype=nl.float32):
     nisa.tensor_scalar_reduce(sb(), sb(), nl.add, 0.0, nl.add, sb((64, 1), dtype))
 
 
+def conjunction(dtype):
+    nisa.tensor_tensor(sb(dtype=dtype), sb(dtype=nl.int32), sb(dtype=nl.int32), nl.bitwise_and)
+
+
 def scratch(x, memory):
     made_hbm = nl.ndarray(x.shape, x.dtype, buffer=memory)
     nisa.dma_copy(made_hbm, x)
@@ -110,6 +114,8 @@ REFUSED = {
     "sim_copy_bias": (
         "trn1", "2.32", lambda x: nisa.activation(sb(), nl.copy, sb(), bias=sb((64, 1))),
         lambda x: nisa.activation(sb(), nl.copy, sb(), bias=1.0)),
+    "sim_bitwise_on_float": (  # "the input/output data types must be integer types"
+        "trn2", "2.32", lambda x: conjunction(BF16), lambda x: conjunction(nl.int32)),
     "sim_reduced_integers": ("trn2", "2.32", lambda x: summed(nl.int32), lambda x: summed()),
     "sim_shared_scratch": ("trn1", "2.32", lambda x: scratch(x, nl.shared_hbm),
                            lambda x: scratch(x, nl.private_hbm)),

@@ -72,7 +72,7 @@ def tensor_tensor(
             f"tensor_tensor with {code} on {choice.value} of {CORE.name}: the compiler of SDK 2.32 "
             "refused fp32 operands there, expected VectorE; leave the engine open",
         )
-    bits = exact or on_bits(code, (a, b))
+    bits = exact or on_bits(code, (a, b, target))
     sign = vector.SIGN if exact and a.dt is INT32 else 0
     attrs = vector.binary_attrs(code, choice, bits, sign)
     return put(vector.TENSOR_TENSOR, (target,), (a, b), attrs, name)
@@ -106,7 +106,8 @@ def tensor_scalar(
     if first == "rsqrt" and choice is None:
         choice = Engine.GPSIMD
     _warn_of_engine(choice, [s.op for s in steps])
-    attrs = vector.StepsAttrs(engine=choice, bits=of_bits(what, steps, src), steps=steps)
+    bits = of_bits(what, steps, [*src, target])
+    attrs = vector.StepsAttrs(engine=choice, bits=bits, steps=steps)
     if source.dt.is_int and not attrs.bits:
         _warn_of_unary(source, first)
     return put(vector.TENSOR_SCALAR, (target,), tuple(src), attrs, name)
@@ -175,7 +176,8 @@ def scalar_tensor_tensor(
                 "sim_reduce_operator",
                 f"{what} got reduce_res without reduce_op, expected both; name the operator",
             )
-        attrs = vector.StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
+        bits = of_bits(what, steps, [*src, target])
+        attrs = vector.StepsAttrs(bits=bits, steps=steps)
         return put(vector.SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
     how = Reduction(VECTOR, operator(reduce_op, what), a.shape[0], what)
     done = vector.SCALAR_TENSOR_TENSOR, target, tuple(src), _reduced_steps(how, steps, src), name
@@ -335,7 +337,7 @@ def tensor_reduce(
     kept = source.shape[: source.ndim - len(axes)]
     shape = kept if len(kept) > 1 else (*kept, 1)
     target = _shaped(what, target, source, shape)
-    bits = on_bits(code, (source,))
+    bits = on_bits(code, (source, target))
     attrs = vector.ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=flag(negate, "negate"))
     return put(vector.TENSOR_REDUCE, (target,), (source,), attrs, name)
 
@@ -377,7 +379,7 @@ def tensor_partition_reduce(
         )
     target = _shaped(what, target, source, (1, *source.shape[1:]))
     attrs = PartitionReduceAttrs(
-        bits=code in BITWISE and on_bits(code, (source,)), op=code, ndim=source.ndim
+        bits=code in BITWISE and on_bits(code, (source, target)), op=code, ndim=source.ndim
     )
     return put(PARTITION_REDUCE, (target,), (source,), attrs, name)
 

@@ -71,8 +71,8 @@ def memset(
     if target.storage.buffer == "psum" and target.dt.is_float and target.dt.itemsize == 2:
         warn(
             "sim_psum_fill",
-            f"memset of {target.label()}, expected float32 in PSUM; leave the fill out where a "
-            "transpose writes the whole tile, and sum in float32",
+            f"memset of {target.label()}, expected 4 bytes an element in PSUM; leave the "
+            "fill out where a transpose writes the whole tile, and sum in float32",
         )
     return put(copies.MEMSET, (target,), (), copies.FillAttrs(engine=choice, value=constant), name)
 
