@@ -192,6 +192,11 @@ def eight_largest_of_four(x, out):
 
 
 @planted("err_size_of_dimension_exceed_arch_limit")
+def stationary_of_too_many(x, out):  # no dst has 160 partitions
+    nisa.nc_matmul(ps((128, 64)), filled((128, 160)), filled((128, 64)))  # here
+
+
+@planted("err_size_of_dimension_exceed_arch_limit")
 def statistics_of_too_many(x, out):
     nisa.bn_stats(sb((128, 6)), filled((128, 600)))  # here
 

@@ -40,8 +40,10 @@ class MatmulAttrs(Attrs):
     moving_onezero: bool = False
 
 
-def check_contraction(stationary: View, moving: View) -> None:
-    """Refuse operands of unequal partitions."""
+def check_operands(stationary: View, moving: View) -> None:
+    """Refuse sizes that TensorE does not take, and operands that share no contraction."""
+    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max)
+    check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
     if stationary.shape[0] != moving.shape[0]:
         raise refuse(
             "err_num_partition_mismatch",
@@ -53,9 +55,7 @@ def check_contraction(stationary: View, moving: View) -> None:
 
 def _matmul_rules(i: Instruction) -> None:
     stationary, moving = i.src
-    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max)
-    check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
-    check_contraction(stationary, moving)
+    check_operands(stationary, moving)
     if (stationary.dt.name in FOUR_BYTE_FLOATS) != (moving.dt.name in FOUR_BYTE_FLOATS):
         raise refuse(
             "sim_matmul_mixed_types",
