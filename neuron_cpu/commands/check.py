@@ -4,6 +4,7 @@ With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged 
 """
 
 import argparse
+import difflib
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,9 +81,11 @@ def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
         raise UsageError(
             f"kernel file {path} is no Python ({said}), expected a Python file; mend it first."
         ) from error
-    except LookupError:
+    except LookupError as error:
+        known = difflib.get_close_matches(kernel, error.args[1:], 3, 0) or ["none"]
         raise UsageError(
-            f"{path} has no function '{kernel}', expected one that it defines; correct the name."
+            f"{path} has no function '{kernel}', expected one that it defines: "
+            f"{', '.join(known)}; correct the name."
         ) from None
 
 

@@ -174,7 +174,7 @@ def in_source(text: str, kernel: str | None = None) -> dict[str, list[int]]:
     tree = ast.parse(text)
     module = _Module(tree)
     if kernel is not None and kernel not in module.functions:
-        raise LookupError(kernel)
+        raise LookupError(kernel, *module.functions)
     found: dict[str, set[int]] = {}
     inside = module.reached(module.functions[kernel] if kernel else module.kernel_code())
     names = (_names(module, root) for root in (inside if kernel else [tree]))

@@ -351,7 +351,7 @@ def _shaped(what: str, target: View, source: View, shape: tuple[int, ...]) -> Vi
         raise refuse(
             "sim_shape_mismatch",
             f"{what} of {source.label()} into {target.label()}, expected a dst of {shape[0]} "
-            f"partitions with {count} elements each",
+            f"partitions with {count} elements each; make it of shape {(shape[0], count)}",
         )
     return target.reshape(shape)
 

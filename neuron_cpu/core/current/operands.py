@@ -211,6 +211,10 @@ def _stretching(like: View, other: View) -> str:
             f"a row goes to all partitions with {spread(other, like)}, or where it is loaded, from "
             f"row_hbm.broadcast(0, {rows})"
         )
+    if (rows, columns) == (other.free_size, other.shape[0]):
+        return (
+            "turn one of them first: nisa.nc_transpose into PSUM, and nisa.tensor_copy from there"
+        )
     if other.ndim > 2 and other.shape[0] == 1 and other.shape[1] == rows:
         return f"axis 0 of a tile is its partitions: make it ({rows}, n, ...), and take tile[:, i]"
     return "slice both alike, nothing is broadcast"
@@ -332,7 +336,8 @@ def same_types(what: str, dst: View, *views: View) -> None:
         if view.dt is not dst.dt:
             raise refuse(
                 "sim_types_differ",
-                f"{what} got {view.label()} for {dst.label()}, expected equal types; cast first",
+                f"{what} got {view.label()} for {dst.label()}, expected equal types; "
+                "cast with nisa.tensor_copy",
             )
 
 

@@ -32,6 +32,8 @@ def no_tensor(value: Any, what: str, expected: str) -> Exception:
         mend = "index a tensor, tensor[rows, columns], or make a tile of numbers with nisa.iota"
     elif hasattr(value, "shape") and name == "store":
         mend = "make results with nl.ndarray(shape, dtype, buffer=nl.shared_hbm)"
+    elif hasattr(value, "__self__"):
+        mend = f"call it, .{value.__name__}(...)"
     elif callable(value):
         mend = "name its arguments, as op=nl.exp and data=tile"
     elif value is None:
@@ -95,7 +97,8 @@ def column(value: Any, data: View, what: str, exact: bool = True) -> View:
     if exact and value.dt is not FLOAT32:
         raise refuse(
             "sim_vector_type",
-            f"{what} {value.label()} is {value.dt}, expected float32; cast it first",
+            f"{what} {value.label()} is {value.dt}, expected float32; cast it with "
+            "nisa.tensor_copy",
         )
     return stretched(value, data, what)
 

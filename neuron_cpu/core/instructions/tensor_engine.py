@@ -66,7 +66,8 @@ def _matmul_rules(i: Instruction) -> None:
         if not view.dt.is_float:
             raise refuse(
                 "sim_matmul_type",
-                f"nc_matmul got {view.label()}, expected a floating-point type; cast it first",
+                f"nc_matmul got {view.label()}, expected a floating-point type; cast it with "
+                "nisa.tensor_copy",
             )
     attrs, narrow = MatmulAttrs.of(i), stationary.dt.itemsize == moving.dt.itemsize == 1
     if attrs.double_row and not (narrow and CORE.number >= 3):
