@@ -21,6 +21,7 @@ from lab.cluster_speed import Started, candidate, started
 from neuron_cpu import cluster
 from neuron_cpu.__main__ import main
 from neuron_cpu.core.run import execute
+from neuron_cpu.errors import UsageError
 from neuron_cpu.oracle import forms
 from neuron_cpu.oracle.serve import Oracle
 from tests.conftest import REPOSITORY
@@ -46,6 +47,7 @@ def reference(x):
 """
 BESIDE = "FACTOR = 2.0\n\ndef twice(x):\n    return x * 2\n"
 WIDE = "128x128:fp32"
+KILLS = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
 OF_A_RUN = "seconds", "spent_ms", "cached"
 
 
@@ -125,6 +127,52 @@ def test_a_search_finds_the_same(workers: Started, kernel: Path, tmp_path: Path)
     assert kinds.count("wrong") == 3 and kinds.count("legal") == 3
 
 
+def test_judged_answers_are_the_same(workers: Started, tmp_path: Path, monkeypatch: Any) -> None:
+    """Right, missing and broken; sums are those of one thread, as workers have."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    some = ["--only", "gelu,softmax,rms_norm"]
+    folder = tmp_path / "answers"
+    assert main(["judge", str(folder), "--template", *some]) == 0
+    (folder / "softmax.py").unlink()
+    (folder / "rms_norm.py").write_text("raise ValueError(__file__)")
+    found = []
+    for more in ([], ["--scheduler", workers.address]):
+        file = tmp_path / f"{len(more)}.json"
+        assert main(["judge", str(folder), *some, "--seed", "3", "--json", str(file), *more]) == 1
+        found.append(json.loads(file.read_text()))
+    assert [one["outcome"] for one in found[0]["answers"]] == ["correct", "missing", "failed"]
+    for one, other in zip(found[0]["answers"], found[1]["answers"], strict=True):
+        assert one["failure"] == other["failure"]
+        for mine, theirs in zip(one["cases"], other["cases"], strict=True):
+            assert mine["speed"] == theirs["speed"]
+            for a, b in zip(mine["results"], theirs["results"], strict=True):
+                assert a["accuracy"]["rms"] == pytest.approx(b["accuracy"]["rms"], rel=1e-9)
+
+
+def test_prompts_are_evaluated_as_here(
+    workers: Started, run_script: Any, tiny_model: Path, tmp_path: Path
+) -> None:
+    """Two submissions, one of which cannot be built."""
+    shutil.copy(REPOSITORY / "llama.py", tmp_path / "mine.py")
+    (tmp_path / "broken.py").write_text("raise ValueError('broken')")
+    words = ["--model-path", tiny_model, "--max-new-tokens", "2", "--limit", "2"]
+    words += ["--llama", "mine.py", "broken.py", "--no-isolate"]
+    found = []
+    for more in ([], ["--scheduler", workers.address]):
+        folder = tmp_path / f"results{len(more)}"
+        cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        done = run_script("test.py", *words, "--results-path", folder, *more, cwd=tmp_path, **cache)
+        assert done.returncode == 1 and "raised ValueError: broken" in done.stdout + done.stderr
+        files = sorted(folder.glob("*/*/prompt-*.json"))
+        found.append([(file.parts[-3], json.loads(file.read_text())) for file in files])
+    assert len(found[0]) == 4
+    for (name, here), (other, there) in zip(*found, strict=True):
+        assert name == other and here["accurate"] == there["accurate"]
+        assert here["error"] == there["error"]
+        for key in ("rows", "nki_share"):
+            assert here.get(key) == there.get(key)
+
+
 def test_a_piece_of_a_worker_that_dies_is_done_elsewhere(tmp_path: Path) -> None:
     has_dask()
     asked = [candidate(number, 0.5) for number in range(8)]
@@ -157,6 +205,31 @@ def candidates_of(session: int) -> list[int]:
     return [pid for pid, level in depth.items() if level >= 3]
 
 
+def test_an_end_waits_for_no_piece(workers: Started) -> None:
+    """As Ctrl-C asks for: threads that wait end, and with them the program."""
+    with cluster.joined(workers.address) as joined:
+        assert joined is not None
+        oracle, told = Oracle(1, cluster=joined), list[Any]()
+        for number in (1, 2):
+            oracle.submit(candidate(number, 50.0), told.append)
+        threading.Timer(1.0, oracle.close).start()
+        while len(told) < 1:  # the second one has not begun
+            time.sleep(0.1)
+    assert "gives no answer" in told[0]["sentence"]
+
+
+def test_a_piece_that_ends_every_worker_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+    has_dask()
+    monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
+    with started(tmp_path, 1) as made, cluster.joined(made.address) as joined:
+        assert joined is not None
+        with pytest.raises(cluster.WorkersLostError, match="^the workers that did it have died"):
+            joined.call(cluster.command, words=["-c", KILLS], cwd="/")
+        made.kill(made.processes[0])
+        with pytest.raises(UsageError, match="gives no answer"):
+            joined.call(cluster.command, words=["x"], cwd="/")
+
+
 @pytest.mark.parametrize("other", ["changed", "none"])
 def test_a_worker_of_another_version_is_refused(other: str, tmp_path: Path, capsys: Any) -> None:
     """With a changed file, and without the project."""
@@ -179,6 +252,18 @@ def test_a_worker_of_another_version_is_refused(other: str, tmp_path: Path, caps
     assert "has another version of this project" in told and "from one checkout" in told
 
 
+def test_what_changes_between_two_workers_is_their_version(monkeypatch: Any) -> None:
+    """Files and the variables of releases and chips, and nothing else."""
+    cluster.version.cache_clear()
+    plain = cluster.version(("neuron_cpu/quoting.py",))
+    assert plain == cluster.version(("neuron_cpu/quoting.py",))
+    assert plain != cluster.version(("neuron_cpu/errors.py",))
+    cluster.version.cache_clear()
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.27")
+    assert cluster.version(("neuron_cpu/quoting.py",)) == f"{plain}, NEURON_CPU_NKI=2.27"
+    cluster.version.cache_clear()
+
+
 def test_a_damaged_piece_is_refused() -> None:
     assert "damaged" in cluster.carried_out("0" * 64, b"{}")["refused"]
 
@@ -191,10 +276,8 @@ def test_make_library_s_own_memory_takes_what_execute_gives() -> None:
     assert [a.arg for a in zeros.args.args] == list(inspect.signature(execute.allocate).parameters)
 
 
-@pytest.mark.parametrize(
-    ("command", "address"),
-    [("oracle", "nonsense"), ("judge .", "http://a:1"), ("tune x.py:k", "tcp://a:x")],
-)
+@pytest.mark.parametrize("command", ["oracle", "judge .", "tune x.py:k"])
+@pytest.mark.parametrize("address", ["nonsense", "http://a:1", "tcp://a", "tcp://a:x"])
 def test_an_address_that_is_none(
     command: str, address: str, capsys: Any, monkeypatch: Any, tmp_path: Path
 ) -> None:
@@ -209,6 +292,12 @@ def test_no_scheduler_there(monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
     assert main(["oracle", "--scheduler", "tcp://127.0.0.1:1"]) == 2
     assert "has no scheduler of Dask" in capsys.readouterr().err
+
+
+def test_the_driver_refuses_an_address_likewise(run_script: Any, tmp_path: Path) -> None:
+    done = run_script("test.py", "--scheduler", "nonsense", "--results-path", tmp_path)
+    told = "main.py: --scheduler nonsense is no address of a scheduler"
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
 
 
 def test_distributed_is_missing(monkeypatch: Any, capsys: Any) -> None:
