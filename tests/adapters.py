@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,14 +13,8 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 
 def write_adapter(
-    folder: Path,
-    model: Any,
-    targets: Sequence[str] = (*ATTENTION, *MLP),
-    rank: int = 4,
-    seed: int = 1,
-    strength: float = 0.5,
-    **config: Any,
-) -> Path:
+    folder, model, targets=(*ATTENTION, *MLP), rank=4, seed=1, strength=0.5, **config
+):
     """An adapter of a Hugging Face model; `strength` scales what it adds."""
     folder.mkdir(parents=True, exist_ok=True)
     generator, tensors = torch.Generator().manual_seed(seed), {}
@@ -43,7 +34,7 @@ def write_adapter(
     return folder
 
 
-def merge_adapter(model: Any, folder: Path) -> None:
+def merge_adapter(model, folder):
     """Add what an adapter adds to the weights of a Hugging Face model."""
     content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     tensors = load_file(str(folder / "adapter_model.safetensors"))
@@ -54,16 +45,14 @@ def merge_adapter(model: Any, folder: Path) -> None:
             weight.data += content["lora_alpha"] / content["r"] * product
 
 
-def as_peft(model: Any, folder: Path) -> Any:
+def as_peft(model, folder):
     """A copy of a Hugging Face model with the adapter, as peft loads it."""
     from peft import PeftModel
 
     return PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()
 
 
-def continued(
-    app: Any, names: Mapping[int, str], prompts: Sequence[Sequence[int]], steps: int
-) -> Iterator[tuple[int, list[int], torch.Tensor]]:
+def continued(app, names, prompts, steps):
     """Greedy answers by continuous batching: prompts one by one, then all of them in each step.
 
     Args:
@@ -83,7 +72,7 @@ def continued(
 
     from harness.session.adapters import named
 
-    def call(lines: list[int], ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def call(lines, ids, positions):
         adapters = named(app, [names[line] for line in lines])
         return app(
             input_ids=ids,
@@ -93,7 +82,7 @@ def continued(
             adapter_ids=adapters,
         ).logits[:, -1]
 
-    def told(lines: list[int], logits: torch.Tensor) -> Iterator[Any]:
+    def told(lines, logits):
         for line, row in zip(lines, logits):
             yield line, list(tokens[line]), row
             tokens[line].append(int(row.argmax()))

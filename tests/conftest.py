@@ -10,9 +10,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import hypothesis
@@ -50,7 +48,7 @@ from tests.tiny_model import write_tiny_model  # noqa: E402
 from tests.warned import pytest_pyfunc_call  # noqa: E402, F401 - a hook
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Tests of what only the real libraries have are left out where there is the imitation."""
     found = libraries.find(neuron_cpu.ROOTS)
     reason = f"needs the real libraries; {libraries.real_ones()}, or run make real."
@@ -59,19 +57,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
-def target_of_one_test(monkeypatch: pytest.MonkeyPatch) -> None:
+def target_of_one_test(monkeypatch):
     """A program that a test calls may choose a chip in the environment, as it does for itself."""
     monkeypatch.delenv(target.ENVIRONMENT_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def programs_of_one_module() -> Iterator[None]:
+def programs_of_one_module():
     """The submissions' kernels keep the programs of all shapes that they have met.
 
     Over a whole run these are gigabytes, through which the garbage collector looks again and again.
@@ -85,13 +83,13 @@ def programs_of_one_module() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tmp_path_factory):
     """The folder of a seeded two-layer Llama."""
     return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture(scope="session")
-def embedded_model() -> Path:
+def embedded_model():
     """The folder of SmolLM2-135M-Instruct, converted into the user's cache where it is not yet."""
     from harness.inputs.models import embedded_model as convert_once
 
@@ -99,12 +97,10 @@ def embedded_model() -> Path:
 
 
 @pytest.fixture(scope="session")
-def run_script() -> Callable[..., subprocess.CompletedProcess]:
+def run_script():
     """Runs a script of the repository as a user would; environment additions by keyword."""
 
-    def run(
-        script: str, *arguments: Any, cwd: Path = REPOSITORY, **environment: str
-    ) -> subprocess.CompletedProcess:
+    def run(script, *arguments, cwd=REPOSITORY, **environment):
         return subprocess.run(
             [sys.executable, str(REPOSITORY / script), *map(str, arguments)],
             cwd=cwd,
@@ -119,7 +115,7 @@ def run_script() -> Callable[..., subprocess.CompletedProcess]:
 
 
 @pytest.fixture(scope="session")
-def run_main() -> Callable[..., subprocess.CompletedProcess]:
+def run_main():
     """Runs the driver with the given arguments, in this process.
 
     Submissions have processes of their own all the same, which the fork server of this one makes:
@@ -131,9 +127,7 @@ def run_main() -> Callable[..., subprocess.CompletedProcess]:
 
     Workers().prepare()  # in this folder: those of the tests go
 
-    def run(
-        *arguments: Any, cwd: Path = REPOSITORY, **environment: str
-    ) -> subprocess.CompletedProcess:
+    def run(*arguments, cwd=REPOSITORY, **environment):
         out, errors, before = io.StringIO(), io.StringIO(), Path.cwd()
         gc.freeze()  # what there is now is not looked through below: seconds of a long run's heap
         os.chdir(cwd)
@@ -153,7 +147,7 @@ def run_main() -> Callable[..., subprocess.CompletedProcess]:
     return run
 
 
-def _status(call: Callable[[], int]) -> int:
+def _status(call):
     """What a process that ends with a call would have for its exit status."""
     try:
         return call()

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
 
-def full(*values: Any) -> Any:
+def full(*values):
     """A row of the full run alone."""
     return pytest.param(*values, marks=pytest.mark.full)
 
 
-def crossed(*columns: Sequence[Any]) -> list[Any]:
+def crossed(*columns):
     """Rows of all combinations; those of odd places are marked ``full``.
 
     Every value stays in the default run; of three columns or more, so does every pair of values

@@ -21,7 +21,7 @@ from tests.harness.processes import acts  # noqa: E402
 FILES = "tests/judge/test_hostile.py", "tests/harness/processes/test_hostile_submissions.py"
 
 
-def main(how: str = "here", *arguments: str) -> None:
+def main(how="here", *arguments):
     os.chdir(REPOSITORY)
     place = tempfile.mkdtemp()
     os.chmod(place, 0o777)

@@ -55,7 +55,7 @@ def kernel(x_hbm, width=64, wait=0):
 """
 
 
-def commands() -> dict[str, list[object]]:
+def commands():
     """What is killed; each runs in a folder of its own, where `prepared` has put what it needs."""
     shape = ["--seq-len", "64", "--tp-degree", "1", "--compiled-model-path", "compiled"]
     driver = [REPOSITORY / "main.py", "--model-path", "tiny", *shape]
@@ -80,7 +80,7 @@ def commands() -> dict[str, list[object]]:
     # fmt: on
 
 
-def prepared(name: str, folder: Path) -> Path:
+def prepared(name, folder):
     """The folder, with what the command needs in it."""
     if folder.exists():
         return folder
@@ -99,7 +99,7 @@ def prepared(name: str, folder: Path) -> Path:
     return folder
 
 
-def _calibrated(folder: Path) -> None:
+def _calibrated(folder):
     """A checkout to write into, and one public kernel with twelve published times."""
     kept = shutil.ignore_patterns(".*", "__pycache__", "tests")
     shutil.copytree(REPOSITORY, folder / "checkout", ignore=kept)
@@ -127,13 +127,13 @@ def _calibrated(folder: Path) -> None:
 class Killed:
     """One command in its folder."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name, folder):
         self.name, self.folder = name, prepared(name, folder)
         self.command, self.mark = commands()[name], f"{name} {folder}"
         self.temporary = folder / "tmp"
         self.temporary.mkdir(exist_ok=True)
 
-    def begun(self) -> subprocess.Popen:
+    def begun(self):
         place = self.folder / "checkout" if self.name == "calibrate" else self.folder
         environment = {
             "PYTHONPATH": str(REPOSITORY),
@@ -152,7 +152,7 @@ class Killed:
                 env={**os.environ, **environment},
             )
 
-    def whole(self) -> tuple[float, Any]:
+    def whole(self):
         """Seconds of a run to its end, and what it says and leaves, without times."""
         started, said = time.monotonic(), ""
         process = self.begun()
@@ -167,7 +167,7 @@ class Killed:
         self._all_ended()
         return took, self._result() | {"said": said}
 
-    def _answered(self, process: subprocess.Popen) -> str:
+    def _answered(self, process):
         """The text that a server gives to one client."""
         port = None
         while port is None:
@@ -183,7 +183,7 @@ class Killed:
         with urllib.request.urlopen(request, timeout=300) as reply:
             return json.load(reply)["choices"][0]["text"]
 
-    def _result(self) -> dict[str, Any]:
+    def _result(self):
         if self.name == "conversion":
             return {"text": (self.folder / "said").read_text()} | _digests(self.folder / "cache")
         if self.name == "judge":
@@ -200,7 +200,7 @@ class Killed:
             return {"passed": [row["accurate"] for row in rows]}
         return _digests(self.folder / "compiled")
 
-    def fresh(self) -> None:
+    def fresh(self):
         """Remove what runs have completed, and leave what killed ones have left."""
         for place in (
             "compiled",
@@ -215,7 +215,7 @@ class Killed:
             page = Path("lab") / "docs" / "calibration.md"
             shutil.copy(REPOSITORY / page, self.folder / "checkout" / page)
 
-    def kill(self, how: signal.Signals, moment: float) -> dict[str, Any]:
+    def kill(self, how, moment):
         """Kill a run after so many seconds; what became of it."""
         known = _points(self.folder / "f.json") if self.name == "tune" else 0
         process = self.begun()
@@ -248,18 +248,18 @@ class Killed:
             "temporary": len(os.listdir(self.temporary)),
         }
 
-    def _all_ended(self) -> None:
+    def _all_ended(self):
         deadline = time.monotonic() + ORDERLY_SECONDS
         while left := [p for p in Path("/proc").glob("[0-9]*/environ") if self._is_of(p)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
 
-    def _is_of(self, environment: Path) -> bool:
+    def _is_of(self, environment):
         with contextlib.suppress(OSError):
             return f"{MARK}={self.mark}\0".encode() in environment.read_bytes()
         return False
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self):
         """What writers put beside their targets, and what is in the folder for temporary files."""
         beside = [path for path in self.folder.rglob(".*") if path.name.count(".") > 2]
         return sorted(str(path.relative_to(self.folder)) for path in beside) + [
@@ -267,11 +267,11 @@ class Killed:
         ]
 
 
-def _points(path: Path) -> int:
+def _points(path):
     return len(json.loads(path.read_text())["trials"]) if path.exists() else 0
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _digests(folder):
     """Of the files below a folder that hold no times."""
     names = ("*.safetensors", "config.json", "tokenizer.json")
     return {
@@ -281,7 +281,7 @@ def _digests(folder: Path) -> dict[str, str]:
     }
 
 
-def block(name: str, folder: Path, number: int, done: dict[str, Any]) -> list[dict[str, Any]]:
+def block(name, folder, number, done):
     """BLOCK kills and a run to the end; a failure is an AssertionError."""
     killed, chosen = Killed(name, folder), random.Random(f"{name} {number}")
     if "right" not in done:
@@ -301,7 +301,7 @@ def block(name: str, folder: Path, number: int, done: dict[str, Any]) -> list[di
     return found
 
 
-def table(kept: dict[str, Any]) -> str:
+def table(kept):
     """Markdown: kills by command."""
     heads = ("Command", "kills", "SIGKILL, SIGTERM, SIGINT", "in its run", "all ended after")
     lines = [f"| {' | '.join((*heads, 'next starts right'))} |", "|---|---|---|---|---|---|"]
@@ -318,7 +318,7 @@ def table(kept: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--times", type=int, default=20)

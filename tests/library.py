@@ -31,7 +31,7 @@ import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT)  # not this folder, which has a package of the name nki
@@ -62,15 +62,15 @@ PIECE = 8  # cases of a file that a worker of a cluster does at once, as it coll
 class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Modules that only the way to hosts needs: every name in them is an empty class."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name, path=None, target=None):
         wanted = any(part in HOSTS for part in name.split("."))
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
 
-    def create_module(self, spec: Any) -> types.ModuleType:
+    def create_module(self, spec):
         made = types.ModuleType(spec.name)
         made.__path__ = []  # type: ignore[attr-defined]
 
-        def missing(name: str) -> Any:
+        def missing(name):
             if name.startswith("__"):
                 raise AttributeError(name)
             return type(name, (Exception,), {})
@@ -78,10 +78,10 @@ class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         made.__getattr__ = missing  # type: ignore[attr-defined]
         return made
 
-    def exec_module(self, module: types.ModuleType) -> None: ...
+    def exec_module(self, module): ...
 
 
-def neuron_dtypes() -> types.ModuleType:
+def neuron_dtypes():
     """numpy types of the compiler's package of that name, and its casts."""
     from neuron_cpu.core.instructions import tensor_engine
 
@@ -89,7 +89,7 @@ def neuron_dtypes() -> types.ModuleType:
     for one in (*dtypes.ALL, *dtypes.LATER):
         setattr(made, one.name, one.numpy)
 
-    def static_cast(values: Any, dtype: Any) -> Any:
+    def static_cast(values, dtype):
         to, of = np.dtype(dtype), np.asarray(values)
         packed = {one.numpy: one for one in dtypes.PACKED}
         if of.dtype == to:
@@ -103,7 +103,7 @@ def neuron_dtypes() -> types.ModuleType:
             return tensor_engine.packed(wide, packed[to]).numpy().view(to)
         return of.astype(to)
 
-    def is_float_type(dtype: Any) -> bool:
+    def is_float_type(dtype):
         return dtypes.to_dtype(dtype).is_float if np.dtype(dtype).itemsize < 8 else True
 
     made.static_cast, made.is_float_type = static_cast, is_float_type
@@ -118,7 +118,7 @@ class Mended(importlib.machinery.SourceFileLoader):
     mlp.py of d2ad3a5 has the last lines of its docstring twice.
     """
 
-    def source_to_code(self, data: Any, path: Any, **options: Any) -> Any:  # type: ignore[override]
+    def source_to_code(self, data, path, **options):  # type: ignore[override]
         try:
             return super().source_to_code(data, path, **options)
         except IndentationError as error:
@@ -133,7 +133,7 @@ class Mended(importlib.machinery.SourceFileLoader):
 class Aliased(dict):
     """Inputs by name; test_gen_mask_tkg.py names an updated one without its suffix."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, name):
         return self[f"{name}.must_alias_input"] if "." not in name else dict.__getitem__(self, name)
 
 
@@ -144,7 +144,7 @@ class Unreferenced(Exception):
 compared: list[str] = []  # kernels of this process that were held against a reference
 
 
-def execute(harness: Any, args: Any) -> None:
+def execute(harness, args):
     """What ``Orchestrator.execute`` does, on the simulator."""
     import nki
     from test.utils.common_dataclasses import PerRankLazyInputGenerator, normalize_golden_output
@@ -156,7 +156,7 @@ def execute(harness: Any, args: Any) -> None:
     given, checked = args.kernel_input or {}, args.validation_args
     ranks = args.inference_args.collective_ranks
 
-    def call(rank: int) -> list[Any]:
+    def call(rank):
         values = given.for_rank(rank) if isinstance(given, PerRankLazyInputGenerator) else given
         values = {k.removesuffix(".must_alias_input"): v for k, v in values.items()}
         result = nki.simulate(args.kernel_func)[cores](**values)
@@ -189,19 +189,19 @@ def execute(harness: Any, args: Any) -> None:
     compared.append(args.kernel_func.__name__)
 
 
-def unpacked(values: Any) -> Any:
+def unpacked(values):
     """Packed microscaled elements as numbers; anything else as it is."""
     if "x4" not in str(getattr(values, "dtype", "")):
         return values
     return sys.modules["neuron_dtypes"].static_cast(values, np.float32)
 
 
-def zeros(size: int, dtype: Any, whole: bool = False) -> torch.Tensor:
+def zeros(size, dtype, whole=False):
     """Memory of an output before a kernel, in the place of `execute.allocate`."""
     return torch.zeros(size * dtype.itemsize, dtype=torch.uint8).view(dtype.torch)
 
 
-def as_golden(found: Any, want: Any, like: Any) -> np.ndarray:
+def as_golden(found, want, like):
     """A result in the form that the validator reads: flat bytes, or the type of the reference."""
     host = np.ascontiguousarray(found)
     if not isinstance(want, np.ndarray):
@@ -215,9 +215,7 @@ def as_golden(found: Any, want: Any, like: Any) -> np.ndarray:
 class Cases:
     """A plugin of pytest: which cases run, each in a process, and what became of them."""
 
-    def __init__(
-        self, chosen: argparse.Namespace, folder: Path, workers: Optional[cluster.Cluster]
-    ) -> None:
+    def __init__(self, chosen, folder, workers):
         self.chosen, self.folder, self.began = chosen, folder, time.time()
         self.workers = workers
         self.known: tuple[set[str], set[str]] = (set(), set())  # small and large cases
@@ -227,14 +225,14 @@ class Cases:
         )
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_generate_tests(self, metafunc: Any) -> None:
+    def pytest_generate_tests(self, metafunc):
         """Sweeps without the mark are not drawn: that alone takes a minute of processor time."""
         test = metafunc.definition
         if self.chosen.marks == "fast" and not test.get_closest_marker("fast"):
             test.own_markers[:] = [m for m in test.own_markers if m.name != "coverage_parametrize"]
 
     @pytest.hookimpl(trylast=True)  # behind the marks
-    def pytest_collection_modifyitems(self, items: list) -> None:
+    def pytest_collection_modifyitems(self, items):
         words, chosen = self.chosen.k, random.Random(0)
         kept = [i for i in items if not words or any(w in i.nodeid for w in words)]
         small = sorted((i for i in kept if not large(i)), key=lambda i: i.nodeid)
@@ -259,7 +257,7 @@ class Cases:
         print(f"{len(items)} cases of {len(small)} and {len(big)} large ones", flush=True)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtestloop(self, session: Any) -> bool:
+    def pytest_runtestloop(self, session):
         if session.config.option.collectonly:
             return False
         if self.workers is not None:
@@ -290,7 +288,7 @@ class Cases:
             self.await_one(running)
         return True
 
-    def run_elsewhere(self, workers: cluster.Cluster, cases: list[str]) -> None:
+    def run_elsewhere(self, workers, cases):
         """Some cases of a file are a piece: this script as a command of a worker."""
         pieces = [
             found[first : first + PIECE]
@@ -299,7 +297,7 @@ class Cases:
             for first in range(0, len(found), PIECE)
         ]
 
-        def piece(names: list[str]) -> dict[str, Any]:
+        def piece(names):
             chosen = self.chosen
             words = [f"{cluster.PROJECT}/tests/library.py", str(chosen.folder.resolve())]
             words += ["--files", file_of(names[0]).rpartition("/")[2], "--cases", *names]
@@ -319,7 +317,7 @@ class Cases:
                 for name, one in found.items():
                     self.keep(name, one)
 
-    def await_one(self, running: dict[int, Any]) -> None:
+    def await_one(self, running):
         child, status, used = os.wait4(-1, 0)
         item, file = running.pop(child)
         file.seek(0)
@@ -328,7 +326,7 @@ class Cases:
         found = json.loads(said) if said else {"kind": "limit", "what": f"status {status}"}
         self.keep(item.nodeid, {**found, "seconds": seconds})
 
-    def keep(self, case: str, found: dict[str, Any]) -> None:
+    def keep(self, case, found):
         self.outcomes[case] = found
         if self.chosen.json:
             self.chosen.json.write_text(json.dumps(self.outcomes, indent=1))
@@ -340,26 +338,26 @@ class Cases:
         )
 
 
-def file_of(case: str) -> str:
+def file_of(case):
     return case.partition("::")[0]
 
 
-def large(item: Any) -> bool:
+def large(item):
     return bool(item.get_closest_marker("slow_simulation") or LARGE.search(item.name))
 
 
 class Watcher:
     """A plugin of pytest that keeps the exceptions of a case."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.caught: list[Any] = []
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+    def pytest_runtest_makereport(self, item, call):
         self.caught.append(call.excinfo)
 
 
-def run_case(item: Any, folder: Path, seconds: int) -> dict:
+def run_case(item, folder, seconds):
     """What becomes of the case in this process, which ends with it."""
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_DATA, (GIGABYTES << 30, GIGABYTES << 30))
@@ -384,7 +382,7 @@ def run_case(item: Any, folder: Path, seconds: int) -> dict:
     return {**outcome(item, error, trace), "warned": warned}
 
 
-def outcome(item: Any, error: BaseException | None, trace: Any) -> dict:
+def outcome(item, error, trace):
     what = "" if error is None else " ".join(str(error).split())
     rule = getattr(error, "identifier", None)
     if isinstance(error, Unreferenced):
@@ -407,7 +405,7 @@ def outcome(item: Any, error: BaseException | None, trace: Any) -> dict:
     return {"kind": kind, "what": what[:600], "rule": rule or ""}
 
 
-def unknown(path: str) -> Any:
+def unknown(path):
     raise ImportError(path)
 
 
@@ -418,9 +416,7 @@ KINDS = (
 )  # fmt: skip
 
 
-def table(
-    outcomes: dict[str, dict], commit: str, target: str, known: tuple[set[str], set[str]]
-) -> str:
+def table(outcomes, commit, target, known):
     """What became of the cases of each test, why those that are not right are not, and warnings."""
     by_test: dict[str, collections.Counter] = {}
     others: collections.Counter = collections.Counter()
@@ -457,7 +453,7 @@ def table(
     return "\n".join(lines) + "\n"
 
 
-def commit_of(library: Path) -> str:
+def commit_of(library):
     """The commit of a checkout; of a plain folder its name."""
     said = subprocess.run(
         ["git", "-C", str(library), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
@@ -467,7 +463,7 @@ def commit_of(library: Path) -> str:
 
 
 # --- all of it ------------------------------------------------------------------------------------
-def checkout(folder: Path) -> Path:
+def checkout(folder):
     """The checkout below a folder."""
     found = sorted(folder.glob("**/src/nkilib_src/nkilib/__init__.py"), key=lambda p: len(p.parts))
     if not found:
@@ -475,7 +471,7 @@ def checkout(folder: Path) -> Path:
     return found[0].parents[3]
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--target", default="trn2")
@@ -502,7 +498,7 @@ def main() -> int:
         return 2
 
 
-def run(chosen: argparse.Namespace, workers: Optional[cluster.Cluster]) -> int:
+def run(chosen, workers):
     """The cases that are chosen, here or on the workers."""
     library = checkout(chosen.folder.resolve())
     if chosen.commit not in ("", commit_of(library)):
@@ -528,7 +524,7 @@ def run(chosen: argparse.Namespace, workers: Optional[cluster.Cluster]) -> int:
     plans.allocate = zeros  # on its hosts what a kernel leaves of an output is zero
     made = UnitTestFramework.__init__
 
-    def framed(self: Any, *args: Any, **named: Any) -> None:
+    def framed(self, *args, **named):
         made(self, *args, **named)
         inputs = self.kernel_input_generator
         self.kernel_input_generator = lambda config: Aliased(inputs(config))

@@ -43,11 +43,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
-from typing import Any
+from types import CodeType, FunctionType
 
 import coverage
 import hypothesis
@@ -142,7 +140,7 @@ class Test:
     lines: dict[str, int]
     started: dict[str, int] = field(default_factory=dict)
 
-    def share(self, path: str) -> float:
+    def share(self, path):
         """How much of what it executed lies in one file."""
         total = sum(bits.bit_count() for bits in self.lines.values())
         return self.lines.get(path, 0).bit_count() / max(total, 1)
@@ -152,7 +150,7 @@ Changes = list[tuple[CodeType, CodeType]]
 
 
 # --- mutants --------------------------------------------------------------------------------------
-def sources(root: Path) -> list[Path]:
+def sources(root):
     """Every file of the parts; a part is a folder or a file."""
     found: list[Path] = []
     for start in PARTS:
@@ -160,7 +158,7 @@ def sources(root: Path) -> list[Path]:
     return found
 
 
-def places(root: Path, only: Sequence[str]) -> dict[tuple[str, int, int], list[Mutant]]:
+def places(root, only):
     """All mutants of files whose path contains one of ``only``, by the place that they change."""
     found: dict[tuple[str, int, int], list[Mutant]] = {}
     for path in sources(root):
@@ -180,7 +178,7 @@ def places(root: Path, only: Sequence[str]) -> dict[tuple[str, int, int], list[M
     return found
 
 
-def _annotations(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+def _annotations(tree):
     """Spans that nothing evaluates: annotations, and imports for the type checker only."""
     for node in ast.walk(tree):
         parts: list[ast.AST | None] = []
@@ -194,7 +192,7 @@ def _annotations(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int,
             yield (part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)
 
 
-def sample(root: Path, count: int, seed: int, only: Sequence[str]) -> list[Mutant]:
+def sample(root, count, seed, only):
     """One mutant at each of ``count`` places, chosen by ``seed`` from files that match ``only``."""
     chosen = list(places(root, only).values())
     generator = random.Random(seed)
@@ -207,7 +205,7 @@ def sample(root: Path, count: int, seed: int, only: Sequence[str]) -> list[Mutan
     return found
 
 
-def _compiles(root: Path, mutant: Mutant) -> bool:
+def _compiles(root, mutant):
     """Whether the change is Python at all: the star of keyword-only parameters is no product."""
     try:
         ast.parse(mutated((root / mutant.path).read_text(encoding="utf-8"), mutant))
@@ -217,7 +215,7 @@ def _compiles(root: Path, mutant: Mutant) -> bool:
 
 
 @functools.cache  # parsing a large file takes a second, and three phases ask
-def mutated(text: str, mutant: Mutant) -> str:
+def mutated(text, mutant):
     after = mutate_code(text, get_operator(mutant.operator)(), mutant.occurrence)
     assert after is not None and after != text, mutant
     return after
@@ -227,13 +225,13 @@ def mutated(text: str, mutant: Mutant) -> str:
 class Tests:
     """Which test executes which lines; kept between runs for test files that did not change."""
 
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree):
         self.tree = tree
         self.known: dict[str, Test] = {}
         helpers = [p for p in (tree / "tests").rglob("*.py") if not p.name.startswith("test_")]
         self.sources = _digest([*sources(tree), *sorted(helpers)])
 
-    def observe(self, session: pytest.Session) -> None:
+    def observe(self, session):
         """Run each test that is not known yet in a fork of its own, where no cache is filled."""
         kept = json.loads(MAP.read_text(encoding="utf-8")) if MAP.exists() else {}
         if kept.get("sources") != self.sources:
@@ -257,7 +255,7 @@ class Tests:
             for node, test in kept["files"][name]["tests"].items():
                 self.known[node] = Test(**test)
 
-    def _observe(self, item: pytest.Item, session: pytest.Session, answer: Path) -> bool:
+    def _observe(self, item, session, answer):
         include = [str(path) for path in sources(self.tree)]
         watch = coverage.Coverage(data_file=None, include=include, config_file=False)
         below = self._watch_started_programs()
@@ -278,7 +276,7 @@ class Tests:
         answer.write_text(json.dumps(asdict(test)), encoding="utf-8")
         return passed
 
-    def _watch_started_programs(self) -> Path:
+    def _watch_started_programs(self):
         """Have every Python that this process starts say which lines it executes, in a folder."""
         folder = Path(tempfile.mkdtemp(dir=self.tree))
         (folder / "sitecustomize.py").write_text(
@@ -294,25 +292,25 @@ class Tests:
         os.environ["PYTHONPATH"] = os.pathsep.join(path)
         return folder
 
-    def _lines(self, data: coverage.CoverageData) -> dict[str, int]:
+    def _lines(self, data):
         return {
             str(Path(name).relative_to(self.tree)): sum(1 << n for n in data.lines(name) or ())
             for name in data.measured_files()
         }
 
-    def executing(self, path: str, lines: Sequence[int]) -> list[str]:
+    def executing(self, path, lines):
         """Tests that execute one of the lines; short ones that do little else come first."""
         wanted = sum(1 << n for n in lines)
         found = [n for n, test in self.known.items() if test.lines.get(path, 0) & wanted]
         return self._ordered(found, path)
 
-    def starting(self, path: str, lines: Sequence[int]) -> list[str]:
+    def starting(self, path, lines):
         """Tests that start a program that executes one of the lines, short ones first."""
         wanted = sum(1 << n for n in lines)
         found = [n for n, test in self.known.items() if test.started.get(path, 0) & wanted]
         return sorted(found, key=lambda name: self.known[name].seconds)
 
-    def around(self, path: str, lines: Sequence[int]) -> list[str]:
+    def around(self, path, lines):
         """Tests for what importing executes: of its function or class, else its file, else all."""
         return (
             self.executing(path, lines)
@@ -320,15 +318,15 @@ class Tests:
             or self._ordered(list(self.known), path)
         )
 
-    def _ordered(self, names: list[str], path: str) -> list[str]:
-        def worth(name: str) -> float:
+    def _ordered(self, names, path):
+        def worth(name):
             test = self.known[name]
             return (test.share(path) + 0.001) / (test.seconds + 0.02)
 
         return sorted(names, key=worth, reverse=True)
 
 
-def _digest(paths: list[Path]) -> str:
+def _digest(paths):
     return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
@@ -339,17 +337,17 @@ class Live:
     Mutants of what importing executes are left over, with the tests that they need.
     """
 
-    def __init__(self, mutants: list[Mutant], tree: Path, limit: float) -> None:
+    def __init__(self, mutants, tree, limit):
         self.mutants, self.tree, self.limit = mutants, tree, limit
         self.early: set[str] = set()
         self.tests = Tests(tree)
         sys.setprofile(self._note_import)
 
-    def _note_import(self, frame: FrameType, event: str, argument: Any) -> None:
+    def _note_import(self, frame, event, argument):
         if event == "call":
             self.early.add(key_of(frame.f_code))
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+    def pytest_runtestloop(self, session):
         """Take the place of pytest's own loop."""
         sys.setprofile(None)
         session.items[:] = [item for item in session.items if item.path.stem not in SLOW]
@@ -381,19 +379,13 @@ class Live:
         (self.tree / "left.json").write_text(json.dumps(left), encoding="utf-8")
         return True
 
-    def _run(
-        self,
-        changed: Changes,
-        names: list[str],
-        functions: dict[str, list[FunctionType]],
-        session: pytest.Session,
-    ) -> tuple[bool, str]:
+    def _run(self, changed, names, functions, session):
         """Replace the code of the live functions and run the tests."""
         by_name = {item.nodeid: item for item in session.items}
         items = [by_name[name] for name in names]
         usual = {name: self.tests.known[name].seconds for name in names}
 
-        def work() -> bool:
+        def work():
             for old, new in changed:
                 for function in functions.get(key_of(old), ()):
                     if function.__code__ == old:
@@ -406,10 +398,10 @@ class Live:
 class Chosen:
     """A pytest plugin that runs the named tests in that order, within the limits."""
 
-    def __init__(self, names: list[str], usual: dict[str, float], limit: float) -> None:
+    def __init__(self, names, usual, limit):
         self.names, self.usual, self.limit = names, usual, limit
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+    def pytest_runtestloop(self, session):
         """Take the place of pytest's own loop."""
         by_name = {item.nodeid: item for item in session.items}
         items = [by_name[name] for name in self.names if name in by_name]
@@ -417,9 +409,7 @@ class Chosen:
         return True
 
 
-def run_in_file(
-    tree: Path, mutant: Mutant, names: list[str], usual: dict[str, float], limit: float
-) -> Result:
+def run_in_file(tree, mutant, names, usual, limit):
     """Write the mutant to its file, run its tests in a fork that imports it, restore the file."""
     path = tree / mutant.path
     text = path.read_text(encoding="utf-8")
@@ -439,7 +429,7 @@ def run_in_file(
     return result_of(mutant, text, (survived, last_test(tree)))
 
 
-def in_fork(tree: Path, work: Callable[[], bool]) -> bool:
+def in_fork(tree, work):
     """Whether ``work`` is true in a fork, within the limits; what it prints goes to a file."""
     child = os.fork()
     if not child:
@@ -466,9 +456,7 @@ def in_fork(tree: Path, work: Callable[[], bool]) -> bool:
     return False
 
 
-def run_items(
-    items: list[pytest.Item], session: pytest.Session, usual: dict[str, float], limit: float
-) -> bool:
+def run_items(items, session, usual, limit):
     """Run tests until one fails or the time is over; one that takes far too long ends the fork."""
     started = spent()
     for item, following in zip(items, [*items[1:], None]):
@@ -484,17 +472,17 @@ def run_items(
     return True
 
 
-def spent() -> float:
+def spent():
     """Processor time of this process and of those that it started and that ended."""
     below = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + below.ru_utime + below.ru_stime
 
 
-def last_test(tree: Path) -> str:
+def last_test(tree):
     return (tree / "test").read_text(encoding="utf-8")
 
 
-def result_of(mutant: Mutant, text: str, found: tuple[bool, str]) -> Result:
+def result_of(mutant, text, found):
     survived, test = found
     lines = difflib.unified_diff(
         text.splitlines(), mutated(text, mutant).splitlines(), lineterm="", n=0
@@ -503,14 +491,14 @@ def result_of(mutant: Mutant, text: str, found: tuple[bool, str]) -> Result:
     return Result(mutant, outcome, function_at(text, mutant.line), difference, test)
 
 
-def keep(result: Result) -> None:
+def keep(result):
     """Note what became of a mutant, where a further run finds it."""
     with KEPT.open("a", encoding="utf-8") as log:
         log.write(json.dumps(asdict(result)) + "\n")
     show(result)
 
 
-def options(tree: Path) -> list[str]:
+def options(tree):
     basetemp = f"--basetemp={tree}/temporary"
     # what this program has imported is said again, and that a test executes nothing of the sources
     calm = ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-W", "ignore:No data was collected"]
@@ -518,7 +506,7 @@ def options(tree: Path) -> list[str]:
 
 
 # --- code -----------------------------------------------------------------------------------------
-def live_functions() -> dict[str, list[FunctionType]]:
+def live_functions():
     """All functions of this process by `key_of`; what is frozen (tests/conftest.py) is listed only
     once it is thawed."""
     gc.unfreeze()
@@ -529,15 +517,15 @@ def live_functions() -> dict[str, list[FunctionType]]:
     return functions
 
 
-def key_of(code: CodeType) -> str:
+def key_of(code):
     return f"{code.co_filename}:{code.co_firstlineno}:{code.co_name}"
 
 
-def compiled(text: str, path: Path) -> CodeType:
+def compiled(text, path):
     return compile(text, str(path), "exec", dont_inherit=True)
 
 
-def changes(old: CodeType, new: CodeType) -> Changes | None:
+def changes(old, new):
     """Functions that differ, inner ones last; None where a module's or class's own code does."""
     if not old.co_flags & inspect.CO_OPTIMIZED:
         if (old.co_code, own_constants(old)) != (new.co_code, own_constants(new)):
@@ -556,11 +544,11 @@ def changes(old: CodeType, new: CodeType) -> Changes | None:
     return found
 
 
-def own_constants(code: CodeType) -> list[str]:
+def own_constants(code):
     return [repr(c) for c in code.co_consts if not isinstance(c, CodeType)]
 
 
-def statement_at(text: str, line: int) -> range:
+def statement_at(text, line):
     """Lines of the innermost statement around a line; of a compound one its head."""
     spans = []
     for node in ast.walk(ast.parse(text)):
@@ -572,7 +560,7 @@ def statement_at(text: str, line: int) -> range:
     return min((span for span in spans if line in span), key=len)
 
 
-def definition_at(text: str, line: int) -> range:
+def definition_at(text, line):
     """Lines of the innermost function or class around a line, its decorators included."""
     spans = [range(0)]
     for node in ast.walk(ast.parse(text)):
@@ -582,7 +570,7 @@ def definition_at(text: str, line: int) -> range:
     return min((span for span in spans if line in span), key=len, default=range(0))
 
 
-def function_at(text: str, line: int) -> str:
+def function_at(text, line):
     """Name of the innermost function or class around a line, with those around it."""
     names = []
     for node in ast.walk(ast.parse(text)):  # outer definitions come before inner ones
@@ -593,7 +581,7 @@ def function_at(text: str, line: int) -> str:
     return ".".join(names)
 
 
-def copy_of_tree(folder: Path, tests: Sequence[str]) -> Path:
+def copy_of_tree(folder, tests):
     """Tracked and new files of the repository, without git, so that nothing is written there;
     ``tests`` are compiled."""
     listed = subprocess.run(
@@ -616,7 +604,7 @@ def copy_of_tree(folder: Path, tests: Sequence[str]) -> Path:
     return folder
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sample", type=int, default=300, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0)
@@ -660,7 +648,7 @@ def main() -> int:
     return 0
 
 
-def run_part(tree: Path, tests: list[str], mutants: list[Mutant], limit: float) -> None:
+def run_part(tree, tests, mutants, limit):
     """Run the mutants of one part of the project on its tests."""
     child = os.fork()
     if not child:  # imports the project and collects; what is left of the mutants comes back
@@ -670,27 +658,27 @@ def run_part(tree: Path, tests: list[str], mutants: list[Mutant], limit: float) 
         keep(run_in_file(tree, Mutant(**fields), names, usual, limit))
 
 
-def show(result: Result) -> None:
+def show(result):
     mutant = result.mutant
     print(f"{result.outcome} {mutant.path}:{mutant.line} {result.function}", flush=True)
     if result.outcome == "survived":
         print(result.difference, flush=True)
 
 
-def kept(mutants: list[Mutant], again: bool = False) -> dict[Mutant, Result]:
+def kept(mutants, again=False):
     """Results of earlier runs, the last of each mutant; without survivors if they run ``again``."""
     found = {result.mutant: result for result in log() if result.mutant in mutants}
     return {m: r for m, r in found.items() if r.outcome == "killed" or not again}
 
 
-def log() -> Iterator[Result]:
+def log():
     """All results of earlier runs, the first ones first."""
     for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else ():
         fields = json.loads(line)
         yield Result(Mutant(**fields.pop("mutant")), **fields)
 
 
-def record(results: list[Result], seed: int) -> None:
+def record(results, seed):
     """Write the sample of each part that it has: its figures and its survivors.
 
     Survivors keep the reasons that the record gives them, and parts that are not sampled stay.
@@ -716,7 +704,7 @@ def record(results: list[Result], seed: int) -> None:
     RECORD.write_text(f"{text}\n", encoding="utf-8")
 
 
-def figures(results: list[Result], reasons: dict[tuple[str, str], str]) -> dict[str, Any]:
+def figures(results, reasons):
     """Mutants and killed ones by room, and who survived for which reason."""
     rooms: dict[str, list[int]] = {}
     survivors = []

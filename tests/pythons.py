@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -44,7 +43,7 @@ class Environment(NamedTuple):
     trouble: str = ""
 
 
-def interpreter(version: str) -> str | None:
+def interpreter(version):
     """A Python of that version, also of pyenv's or uv's, whose names are not on PATH."""
     name = f"python{version}"
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -58,7 +57,7 @@ def interpreter(version: str) -> str | None:
     return None
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments=None):
     """Set up what is missing, side by side; then test one Python after the other."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("versions", nargs="*", default=SUPPORTED, help="such as 3.10 3.13")
@@ -77,13 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return max(map(_test, environments), default=0)
 
 
-def _present(found: dict[str, str | None]) -> Iterator[tuple[str, str]]:
+def _present(found):
     for version, path in found.items():
         if path is not None:
             yield version, path
 
 
-def _wheel() -> Path:
+def _wheel():
     """The package as users install it."""
     with tempfile.TemporaryDirectory() as copy:
         source = Path(copy) / "source"  # a build leaves its own files beside its sources
@@ -100,7 +99,7 @@ def _wheel() -> Path:
     return made
 
 
-def _set_up(version: str, path: str, wheel: Path) -> Environment:
+def _set_up(version, path, wheel):
     """An environment with the wheel and what its tests need; an earlier one is taken up again."""
     folder = REPOSITORY / f".venv-{version}"
     python, stamp = folder / "bin" / "python", folder / ".pinned"
@@ -125,7 +124,7 @@ def _set_up(version: str, path: str, wheel: Path) -> Environment:
     return Environment(version, python, has_torch)
 
 
-def _install_torch(python: Path, pip: Sequence[str | Path]) -> bool:
+def _install_torch(python, pip):
     """PyTorch without CUDA, alone; whether there is one."""
     torch = re.findall(r"^torch==[0-9.]+", REQUIREMENTS[2].read_text(), re.MULTILINE)[0]
     alone, index = ["--no-deps", torch], os.environ.get("TORCH_INDEX")
@@ -145,11 +144,11 @@ def _install_torch(python: Path, pip: Sequence[str | Path]) -> bool:
     return False
 
 
-def _run(*command: str | Path) -> None:
+def _run(*command):
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
-def _test(one: Environment) -> int:
+def _test(one):
     """Run the tests in an environment; their exit status."""
     if one.trouble:
         print(f"Python {one.version}: its environment fails.\n{one.trouble}", flush=True)

@@ -6,8 +6,6 @@ Each call of a plan is made one by one, merged, recorded and in its short form, 
 inputs. Results are equal to the last bit; where a kernel multiplies, within the order of fp32 sums.
 """
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -17,13 +15,13 @@ LARGEST = 1 << 22  # elements of the inputs of a kernel that is run again and ag
 _RANDOM = ("rand", "dropout", "rng")
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
+def _copy(tensor):
     copied = tensor.clone()
     copied.__dict__.update(tensor.__dict__)  # with promises about weights
     return copied
 
 
-def _close(found: torch.Tensor, wanted: torch.Tensor, exact: bool) -> bool:
+def _close(found, wanted, exact):
     if exact or not wanted.is_floating_point() or wanted.element_size() == 1:
         same = (found == wanted) | ((found != found) & (wanted != wanted))
         return bool(same.all())
@@ -33,11 +31,11 @@ def _close(found: torch.Tensor, wanted: torch.Tensor, exact: bool) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def in_all_forms(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_all_forms(monkeypatch):
     """Runs of plans, four times each."""
     once = execute.Plan.run
 
-    def run(plan: execute.Plan, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    def run(plan, inputs):
         specs = {op.spec.name for op in plan.ops}
         random = any(word in name for name in specs for word in _RANDOM)
         large = sum(tensor.numel() for tensor in inputs) > LARGEST

@@ -45,16 +45,16 @@ SETS = {
 }
 
 
-def runs(path: Path) -> bool:
+def runs(path):
     """Whether a file is more than definitions."""
     text = path.read_text(encoding="utf-8")
     return path.name.startswith("test_") or "__main__" in text or "layout-" in path.name
 
 
-def run(path: Path, top: Path, seconds: int) -> dict:
+def run(path, top, seconds):
     """How a file of the checkout ``top`` ends, and the last line that it or pytest says."""
 
-    def limits() -> None:
+    def limits():
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
 
     text = path.read_text(encoding="utf-8")
@@ -95,7 +95,7 @@ def run(path: Path, top: Path, seconds: int) -> dict:
     }
 
 
-def why(one: dict) -> str:
+def why(one):
     """The error that ended a file, without the places of this machine."""
     told = re.compile(r"(?:E +)?(?:[\w.]+\.)?(\w*(?:Error|Exception|UnknownName)): (.*)")
     found = [m for m in map(told.match, one["log"]) if m]
@@ -104,7 +104,7 @@ def why(one: dict) -> str:
     return re.sub(r"/\S*/(\w+\.py)", r"\1", text)[:220]
 
 
-def table(found: dict[str, dict]) -> str:
+def table(found):
     """Files by folder, and what ended those that did not run."""
     folders: dict[str, list[bool]] = {}
     lines = ["| Folder | files | run to their end |", "|---|--:|--:|"]
@@ -119,7 +119,7 @@ def table(found: dict[str, dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("-k", nargs="*", default=[], help="only files with one of these words")

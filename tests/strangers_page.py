@@ -30,7 +30,7 @@ USERS = {
 }
 
 
-def outcomes() -> dict[str, list[str]]:
+def outcomes():
     """Of every act how it ends for each user: done, refused, or not tried."""
     found: dict[str, list[str]] = {name: [] for name in (*acts.ALLOWED, *acts.CALLS, *acts.FILES)}
     for how in USERS.values():
@@ -50,7 +50,7 @@ def outcomes() -> dict[str, list[str]]:
     return found
 
 
-def lists() -> str:
+def lists():
     rows: dict[tuple[str, ...], list[str]] = {}
     for name, ends in outcomes().items():
         rows.setdefault(tuple(ends), []).append(name)
@@ -64,7 +64,7 @@ def lists() -> str:
     return "".join(textwrap.fill(item, 120, subsequent_indent="  ") + "\n" for item in items)
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="into the page")
     told = lists()

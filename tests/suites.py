@@ -25,7 +25,7 @@ KINDS = ("right", "refused", "wrong", "expected failures and skips")
 REFUSAL = re.compile(r"\[((?:err|sim)_\w+)\]")
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true", help="into docs/simulator.md")
@@ -59,7 +59,7 @@ def main() -> int:
     return 1 if wrong else 0
 
 
-def _run(folder: Path, name: str, limit: float) -> tuple[Counter[str], list[str]]:
+def _run(folder, name, limit):
     """Counts of one suite by kind, and the identifiers that refused."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "neuron_cpu" / "sdk", folder)))
     own = {f"{name.upper()}_USE_SIMULATOR": "1", f"{name.upper()}_REQUIRE_NKI": "1"}
@@ -82,7 +82,7 @@ def _run(folder: Path, name: str, limit: float) -> tuple[Counter[str], list[str]
     return Counter(kind for kind, _ in kinds), by
 
 
-def _kind(case: ElementTree.Element) -> tuple[str, str]:
+def _kind(case):
     """How a test ended, and the identifier of the refusal that ended it."""
     if case.find("skipped") is not None:
         return KINDS[3], ""

@@ -18,11 +18,11 @@ from neuron_cpu.errors import UnwritableError
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def names(folder: Path) -> list[str]:
+def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_folder_appears_only_when_finished(tmp_path: Path) -> None:
+def test_folder_appears_only_when_finished(tmp_path):
     target = tmp_path / "a" / "target"
     with files.atomic_folder(target) as unfinished:
         (unfinished / "x").write_text("1")
@@ -34,7 +34,7 @@ def test_folder_appears_only_when_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt()])
-def test_interrupted_folder_keeps_the_old_one(tmp_path: Path, error: BaseException) -> None:
+def test_interrupted_folder_keeps_the_old_one(tmp_path, error):
     target = tmp_path / "target"
     target.mkdir()
     (target / "old").write_text("1")
@@ -52,13 +52,13 @@ def test_interrupted_folder_keeps_the_old_one(tmp_path: Path, error: BaseExcepti
         ValueError('I/O error: IoError(Os { code: 28, kind: StorageFull, message: "No space" })'),
     ],
 )
-def test_full_disk_is_one_sentence(error: Exception, tmp_path: Path) -> None:
+def test_full_disk_is_one_sentence(error, tmp_path):
     with pytest.raises(UnwritableError, match="No space left"), files.atomic_folder(tmp_path / "t"):
         raise error
     assert names(tmp_path) == []
 
 
-def test_the_old_folder_comes_back_where_the_rename_fails(tmp_path: Path, monkeypatch) -> None:
+def test_the_old_folder_comes_back_where_the_rename_fails(tmp_path, monkeypatch):
     (tmp_path / "t").mkdir()
     (tmp_path / "t" / "old").write_text("1")
     rename = os.rename
@@ -75,7 +75,7 @@ def test_the_old_folder_comes_back_where_the_rename_fails(tmp_path: Path, monkey
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def disk(monkeypatch):
     """(what, inode) of every fsync and every rename, in order."""
     events: list[tuple[str, int]] = []
     fsync = os.fsync
@@ -97,7 +97,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return events
 
 
-def test_a_folder_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
+def test_a_folder_is_on_the_disk_before_its_name(tmp_path, disk):
     with files.atomic_folder(tmp_path / "t") as folder:
         (folder / "a").mkdir()
         (folder / "a" / "b").write_text("1")
@@ -108,7 +108,7 @@ def test_a_folder_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
     assert disk[at + 1 :] == [("sync", inodes["."])]
 
 
-def test_a_file_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
+def test_a_file_is_on_the_disk_before_its_name(tmp_path, disk):
     files.write_bytes_atomically(tmp_path / "f", b"1")
     file, folder = os.stat(tmp_path / "f").st_ino, os.stat(tmp_path).st_ino
     assert disk == [("sync", file), ("rename", file), ("sync", folder)]
@@ -122,7 +122,7 @@ def test_a_file_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
         *("runs as its owner", "runs as its group", "closed to its owner"),
     ],
 )
-def test_only_plain_files_are_taken(kind: str, tmp_path: Path) -> None:
+def test_only_plain_files_are_taken(kind, tmp_path):
     folder = tmp_path / "folder"
     (folder / "below").mkdir(parents=True)
     (folder / "below" / "file").write_text("1")
@@ -146,9 +146,7 @@ def test_only_plain_files_are_taken(kind: str, tmp_path: Path) -> None:
         files.check_plain(folder)
 
 
-def test_what_is_too_deep_or_too_much_is_not_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_too_deep_or_too_much_is_not_taken(tmp_path, monkeypatch):
     """Four thousand letters of a path are more than the system takes at once."""
     monkeypatch.chdir(tmp_path)
     os.mkdir("deep")
@@ -168,7 +166,7 @@ def test_what_is_too_deep_or_too_much_is_not_taken(
         files.check_plain(tmp_path / "many")
 
 
-def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path):
     """To open one waits for whoever writes to it."""
     made = "from neuron_cpu import files\nwith files.atomic_folder(files.Path('t')) as unfinished:"
     made += "\n    files.os.mkfifo(unfinished / 'fifo')"
@@ -177,7 +175,7 @@ def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(os.stat(tmp_path / "t" / "fifo").st_mode)
 
 
-def test_a_strangers_file_is_read_as_it_is(tmp_path: Path) -> None:
+def test_a_strangers_file_is_read_as_it_is(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"123")
     assert files.read_plain(path, 3) == b"123"
@@ -191,7 +189,7 @@ def test_a_strangers_file_is_read_as_it_is(tmp_path: Path) -> None:
         files.read_plain(tmp_path / "fifo", 3)
 
 
-def test_closed_and_deep_folders_are_removed(tmp_path: Path) -> None:
+def test_closed_and_deep_folders_are_removed(tmp_path):
     made = """
 import os, sys
 from neuron_cpu import files
@@ -217,7 +215,7 @@ assert os.listdir(sys.argv[1]) == [], os.listdir(sys.argv[1])
         place.rmdir()
 
 
-def test_one_file_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_one_file_is_whole_or_not_there(tmp_path):
     target = tmp_path / "x"
     abandoned = tmp_path / f".x.{dead_process()}.00000000"
     abandoned.write_text("half")
@@ -228,13 +226,13 @@ def test_one_file_is_whole_or_not_there(tmp_path: Path) -> None:
     assert target.read_text() == "2" and (tmp_path / "link").is_symlink()
 
 
-def dead_process() -> int:
+def dead_process():
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
 
 
-def test_devices_and_pipes_are_written_to() -> None:
+def test_devices_and_pipes_are_written_to():
     files.write_text_atomically(Path(os.devnull), "1")
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
     reader, writer = os.pipe()

@@ -11,7 +11,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +30,7 @@ TEMPLATE = (
 )
 
 
-def write_chat_model(folder: Path, template: str = TEMPLATE) -> Path:
+def write_chat_model(folder, template=TEMPLATE):
     """The tiny model, which never ends a text by itself, with a chat template."""
     write_tiny_model(folder, eos_token_id=None)
     path = folder / "tokenizer_config.json"
@@ -40,16 +39,16 @@ def write_chat_model(folder: Path, template: str = TEMPLATE) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat_model(tmp_path_factory):
     return write_chat_model(tmp_path_factory.mktemp("models") / "chatty")
 
 
 @pytest.fixture(scope="module")
-def chat(run_main: Callable, chat_model: Path, tmp_path_factory: pytest.TempPathFactory):
+def chat(run_main, chat_model, tmp_path_factory):
     """`main.py --mode chat` with lines from a pipe."""
     cache = str(tmp_path_factory.mktemp("cache"))
 
-    def run(said: bytes, *arguments: object, mode: str = "chat", model: Path = chat_model):
+    def run(said, *arguments, mode="chat", model=chat_model):
         before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(said))
         try:
             return run_main(
@@ -66,7 +65,7 @@ def chat(run_main: Callable, chat_model: Path, tmp_path_factory: pytest.TempPath
 @pytest.mark.parametrize(
     "nki", [pytest.param("--enable-nki", marks=pytest.mark.full), "--no-enable-nki"]
 )
-def test_each_turn_sees_what_was_said(chat: Callable, tmp_path: Path, nki: str) -> None:
+def test_each_turn_sees_what_was_said(chat, tmp_path, nki):
     lengths = ("--seq-len", "64", "--max-new-tokens", "6", nki)
     done = chat(b"one two\n\n three \n", *lengths, "--system", "be")
     assert done.returncode == 0, done.stderr
@@ -82,7 +81,7 @@ def test_each_turn_sees_what_was_said(chat: Callable, tmp_path: Path, nki: str) 
     assert done.stderr.count("The answer is cut short by --max-new-tokens.") == 2
 
 
-def test_refused_lines_leave_the_others_and_show_in_the_status(chat: Callable) -> None:
+def test_refused_lines_leave_the_others_and_show_in_the_status(chat):
     lengths = ("--seq-len", "64", "--max-new-tokens", "6")
     said = b"/nope\n\xff\n" + b"x" * 80 + b"\n/reset\n/help me\none\n/exit\nnever\n"
     done = chat(said, *lengths)
@@ -93,7 +92,7 @@ def test_refused_lines_leave_the_others_and_show_in_the_status(chat: Callable) -
     assert done.stdout == chat(b"one", *lengths).stdout  # no last newline, one answer
 
 
-def conversation(seq_len: int = 40, new: int | None = None, **changes: object) -> Conversation:
+def conversation(seq_len=40, new=None, **changes):
     words = SimpleNamespace(
         chat_template="x",
         apply_chat_template=lambda messages, add_generation_prompt: [
@@ -115,7 +114,7 @@ def conversation(seq_len: int = 40, new: int | None = None, **changes: object) -
     return Conversation(session, system)  # type: ignore[arg-type]
 
 
-def test_prompts_leave_room_for_an_answer() -> None:
+def test_prompts_leave_room_for_an_answer():
     talk = conversation(seq_len=40)  # a quarter for the answer: prompts of at most 30
     for _ in range(2):
         ids, forgotten = talk.ask("123456789")
@@ -131,7 +130,7 @@ def test_prompts_leave_room_for_an_answer() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"new": 40}, {"new": 38}, {"system": "x" * 27}])
-def test_a_cache_without_room_is_refused_before_anything_compiles(changes: dict) -> None:
+def test_a_cache_without_room_is_refused_before_anything_compiles(changes):
     with pytest.raises(UserError, match="--seq-len 40 is too short to chat"):
         conversation(**changes)
 
@@ -146,7 +145,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refusals(case: str, chat: Callable, tiny_model: Path, tmp_path: Path) -> None:
+def test_refusals(case, chat, tiny_model, tmp_path):
     arguments, told = REFUSALS[case]
     folders = {"TINY": tiny_model}
     if "STRICT" in arguments:
@@ -163,7 +162,7 @@ class TypedChat:
     SECONDS = 90.0  # for one wait: on a busy machine PyTorch takes 20 s to be imported
     AGAIN = 5.0  # a signal between Python's prompt and its wait for input is seen with the next key
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder, *arguments):
         self.process, self._terminal = pty.fork()
         if self.process == 0:
             try:
@@ -173,19 +172,19 @@ class TypedChat:
             finally:
                 os._exit(127)
 
-    def __enter__(self) -> TypedChat:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         if self.process:
             os.kill(self.process, signal.SIGKILL)
             os.waitpid(self.process, 0)
         os.close(self._terminal)
 
-    def type(self, keys: bytes) -> None:
+    def type(self, keys):
         os.write(self._terminal, keys)
 
-    def read(self, again: bytes = b"") -> bytes:
+    def read(self, again=b""):
         """The next byte that is shown; `again` is typed once more while nothing comes."""
         ends = time.monotonic() + self.SECONDS
         while time.monotonic() < ends:
@@ -197,7 +196,7 @@ class TypedChat:
             self.type(again)
         raise AssertionError("the chat shows nothing more")
 
-    def until(self, text: bytes, again: bytes = b"") -> bytes:
+    def until(self, text, again=b""):
         """What is shown up to `text`."""
         shown, ends = b"", time.monotonic() + self.SECONDS
         while text not in shown:
@@ -205,7 +204,7 @@ class TypedChat:
             shown += self.read(again)
         return shown
 
-    def status(self) -> int:
+    def status(self):
         """The exit status of a chat that ends by itself."""
         ends = time.monotonic() + self.SECONDS
         while time.monotonic() < ends:
@@ -219,9 +218,7 @@ class TypedChat:
         raise AssertionError("the chat does not end")
 
 
-def test_at_a_terminal_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(
-    chat_model: Path, tmp_path: Path
-) -> None:
+def test_at_a_terminal_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(chat_model, tmp_path):
     lengths = ["--seq-len", "2048", "--enable-bucketing", "false", "--tp-degree", "1"]
     with TypedChat(tmp_path, "--model-path", str(chat_model), *lengths) as chat:
         chat.until(b"\n> ")

@@ -10,7 +10,6 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,13 @@ KILLS = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
 OF_A_RUN = "seconds", "spent_ms", "cached"
 
 
-def has_dask() -> None:
+def has_dask():
     reason = "distributed is not installed; make test-dask installs it"
     pytest.importorskip("distributed", reason=reason)
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+def workers(tmp_path_factory):
     """A scheduler and two workers."""
     has_dask()
     with started(tmp_path_factory.mktemp("dask"), 2) as made:
@@ -65,27 +64,27 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Path:
+def kernel(tmp_path):
     """A kernel's file, which imports another one beside it."""
     (tmp_path / "beside.py").write_text(BESIDE)
     (tmp_path / "kernel.py").write_text(KERNEL)
     return tmp_path / "kernel.py"
 
 
-def without_times(found: Any) -> Any:
+def without_times(found):
     """An answer without what differs from run to run."""
     if isinstance(found, dict):
         return {k: without_times(v) for k, v in found.items() if k not in OF_A_RUN}
     return [without_times(one) for one in found] if isinstance(found, list) else found
 
 
-def answers(requests: list[forms.Request], joined: Any = None) -> list[dict[str, Any]]:
+def answers(requests, joined=None):
     """Those of an oracle, in the order of the requests."""
     with contextlib.closing(Oracle(2, cluster=joined)) as oracle, ThreadPoolExecutor(2) as pool:
         return [without_times(one) for one in pool.map(oracle.one, requests)]
 
 
-def test_the_oracle_s_answers_are_those_of_one_machine(workers: Started, kernel: Path) -> None:
+def test_the_oracle_s_answers_are_those_of_one_machine(workers, kernel):
     """Right, wrong, refused, failing, invalid, and a file that imports its neighbour."""
     plain = KERNEL.replace("import beside", "").replace("beside.FACTOR", "2.0")
     plain = plain.replace("beside.twice(x)", "x * 2")
@@ -115,7 +114,7 @@ def test_the_oracle_s_answers_are_those_of_one_machine(workers: Started, kernel:
         assert answers(asked, joined) == here
 
 
-def test_a_search_finds_the_same(workers: Started, kernel: Path, tmp_path: Path) -> None:
+def test_a_search_finds_the_same(workers, kernel, tmp_path):
     words = ["tune", f"{kernel}:kernel", "--arg", WIDE, "--ref", f"{kernel}:reference"]
     found = []
     for more in ([], ["--scheduler", workers.address]):
@@ -127,7 +126,7 @@ def test_a_search_finds_the_same(workers: Started, kernel: Path, tmp_path: Path)
     assert kinds.count("wrong") == 3 and kinds.count("legal") == 3
 
 
-def test_judged_answers_are_the_same(workers: Started, tmp_path: Path, monkeypatch: Any) -> None:
+def test_judged_answers_are_the_same(workers, tmp_path, monkeypatch):
     """Right, missing and broken; sums are those of one thread, as workers have."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     some = ["--only", "gelu,softmax,rms_norm"]
@@ -149,9 +148,7 @@ def test_judged_answers_are_the_same(workers: Started, tmp_path: Path, monkeypat
                 assert a["accuracy"]["rms"] == pytest.approx(b["accuracy"]["rms"], rel=1e-9)
 
 
-def test_prompts_are_evaluated_as_here(
-    workers: Started, run_script: Any, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_prompts_are_evaluated_as_here(workers, run_script, tiny_model, tmp_path):
     """Two submissions, one of which cannot be built."""
     shutil.copy(REPOSITORY / "llama.py", tmp_path / "mine.py")
     (tmp_path / "broken.py").write_text("raise ValueError('broken')")
@@ -173,7 +170,7 @@ def test_prompts_are_evaluated_as_here(
             assert here.get(key) == there.get(key)
 
 
-def test_a_piece_of_a_worker_that_dies_is_done_elsewhere(tmp_path: Path) -> None:
+def test_a_piece_of_a_worker_that_dies_is_done_elsewhere(tmp_path):
     has_dask()
     asked = [candidate(number, 0.5) for number in range(8)]
     with started(tmp_path, 2) as made, cluster.joined(made.address) as joined:
@@ -190,7 +187,7 @@ def test_a_piece_of_a_worker_that_dies_is_done_elsewhere(tmp_path: Path) -> None
     assert found == answers(asked)
 
 
-def candidates_of(session: int) -> list[int]:
+def candidates_of(session):
     """Processes of a worker's session below its fork server, which are those of candidates."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
@@ -205,7 +202,7 @@ def candidates_of(session: int) -> list[int]:
     return [pid for pid, level in depth.items() if level >= 3]
 
 
-def test_an_end_waits_for_no_piece(workers: Started) -> None:
+def test_an_end_waits_for_no_piece(workers):
     """As Ctrl-C asks for: threads that wait end, and with them the program."""
     with cluster.joined(workers.address) as joined:
         assert joined is not None
@@ -218,7 +215,7 @@ def test_an_end_waits_for_no_piece(workers: Started) -> None:
     assert "gives no answer" in told[0]["sentence"]
 
 
-def test_a_piece_that_ends_every_worker_is_told(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_piece_that_ends_every_worker_is_told(tmp_path, monkeypatch):
     has_dask()
     monkeypatch.setenv("DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES", "0")
     with started(tmp_path, 1) as made, cluster.joined(made.address) as joined:
@@ -231,7 +228,7 @@ def test_a_piece_that_ends_every_worker_is_told(tmp_path: Path, monkeypatch: Any
 
 
 @pytest.mark.parametrize("other", ["changed", "none"])
-def test_a_worker_of_another_version_is_refused(other: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_worker_of_another_version_is_refused(other, tmp_path, capsys):
     """With a changed file, and without the project."""
     has_dask()
     project = tmp_path / "project"
@@ -252,7 +249,7 @@ def test_a_worker_of_another_version_is_refused(other: str, tmp_path: Path, caps
     assert "has another version of this project" in told and "from one checkout" in told
 
 
-def test_what_changes_between_two_workers_is_their_version(monkeypatch: Any) -> None:
+def test_what_changes_between_two_workers_is_their_version(monkeypatch):
     """Files and the variables of releases and chips, and nothing else."""
     cluster.version.cache_clear()
     plain = cluster.version(("neuron_cpu/quoting.py",))
@@ -264,11 +261,11 @@ def test_what_changes_between_two_workers_is_their_version(monkeypatch: Any) -> 
     cluster.version.cache_clear()
 
 
-def test_a_damaged_piece_is_refused() -> None:
+def test_a_damaged_piece_is_refused():
     assert "damaged" in cluster.carried_out("0" * 64, b"{}")["refused"]
 
 
-def test_make_library_s_own_memory_takes_what_execute_gives() -> None:
+def test_make_library_s_own_memory_takes_what_execute_gives():
     """Its file changes the interpreter that imports it, so the test reads it."""
     tree = ast.parse((REPOSITORY / "tests" / "library.py").read_text(encoding="utf-8"))
     zeros = next(node for node in tree.body if getattr(node, "name", "") == "zeros")
@@ -278,29 +275,27 @@ def test_make_library_s_own_memory_takes_what_execute_gives() -> None:
 
 @pytest.mark.parametrize("command", ["oracle", "judge .", "tune x.py:k"])
 @pytest.mark.parametrize("address", ["nonsense", "http://a:1", "tcp://a", "tcp://a:x"])
-def test_an_address_that_is_none(
-    command: str, address: str, capsys: Any, monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_an_address_that_is_none(command, address, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     assert main([*command.split(), "--scheduler", address]) == 2
     told = capsys.readouterr().err.strip().splitlines()[-1]
     assert told.startswith(f"--scheduler {address} is no address of a scheduler, expected ")
 
 
-def test_no_scheduler_there(monkeypatch: Any, capsys: Any) -> None:
+def test_no_scheduler_there(monkeypatch, capsys):
     has_dask()
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1)
     assert main(["oracle", "--scheduler", "tcp://127.0.0.1:1"]) == 2
     assert "has no scheduler of Dask" in capsys.readouterr().err
 
 
-def test_the_driver_refuses_an_address_likewise(run_script: Any, tmp_path: Path) -> None:
+def test_the_driver_refuses_an_address_likewise(run_script, tmp_path):
     done = run_script("test.py", "--scheduler", "nonsense", "--results-path", tmp_path)
     told = "main.py: --scheduler nonsense is no address of a scheduler"
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
 
 
-def test_distributed_is_missing(monkeypatch: Any, capsys: Any) -> None:
+def test_distributed_is_missing(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert main(["oracle", "--scheduler", "tcp://127.0.0.1:1"]) == 2
     assert "pip install distributed" in capsys.readouterr().err

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -68,8 +65,8 @@ LOOPED = SCALED.replace("FACTOR", "1.0").replace(
 
 
 @pytest.fixture
-def run(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
-    def call(mode: str, text: str = "", *arguments: object) -> subprocess.CompletedProcess:
+def run(run_main, tiny_model, tmp_path):
+    def call(mode, text="", *arguments):
         chosen: tuple = ()
         if text:
             path = tmp_path / "entry.py"
@@ -92,7 +89,7 @@ def run(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
 
 
 @pytest.mark.full  # 7 s
-def test_diff_clears_the_submission_on_two_ranks(run: Callable) -> None:
+def test_diff_clears_the_submission_on_two_ranks(run):
     """Of two prompts, the second one behind a chunk, whose kernel is compared, too."""
     long = "--prompt", "hello there once again and again"
     sizes = "--max-context-length", "16", "--prefill-chunk", "8"
@@ -105,7 +102,7 @@ def test_diff_clears_the_submission_on_two_ranks(run: Callable) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("quantised", [("--kv-cache-quant",), ("--quantize", "int8")])
-def test_diff_clears_what_is_quantised(run: Callable, quantised: tuple[str, ...]) -> None:
+def test_diff_clears_what_is_quantised(run, quantised):
     """The kernels' fp8 cache stands for the other path's, too."""
     done = run("diff", "", *quantised)
     assert done.returncode == 0, done.stderr
@@ -119,7 +116,7 @@ def test_diff_clears_what_is_quantised(run: Callable, quantised: tuple[str, ...]
         ("float('inf')", "not finite comes out of layers.0.mlp (prefill) first, at element"),
     ],
 )
-def test_diff_names_the_wrong_kernel_and_its_line(factor: str, told: str, run: Callable) -> None:
+def test_diff_names_the_wrong_kernel_and_its_line(factor, told, run):
     done = run("diff", SCALED.replace("FACTOR", factor))
     assert done.returncode == 1, done.stderr
     line = SCALED[: SCALED.index("def scale_kernel")].count("\n") + 1
@@ -127,9 +124,7 @@ def test_diff_names_the_wrong_kernel_and_its_line(factor: str, told: str, run: C
     assert f"scale_kernel (entry.py:{line})" in " ".join(done.stdout.split())
 
 
-def test_diff_of_a_checkpoint_with_nan_says_so(
-    run_main: Callable, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_diff_of_a_checkpoint_with_nan_says_so(run_main, tiny_model, tmp_path):
     from safetensors.torch import load_file, save_file
 
     model = shutil.copytree(tiny_model, tmp_path / "model")
@@ -154,7 +149,7 @@ def test_diff_of_a_checkpoint_with_nan_says_so(
     assert told in done.stdout
 
 
-def test_preflight_passes_the_submission(run: Callable) -> None:
+def test_preflight_passes_the_submission(run):
     done = run("preflight")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("[ok]") == 4 and done.stdout.endswith("Ready for the upload.\n")
@@ -180,7 +175,7 @@ def test_preflight_passes_the_submission(run: Callable) -> None:
     ],
     ids=["inaccurate", "no product in a kernel", "does not trace", "refused", "unproven"],
 )
-def test_preflight_fails_what_must_not_be_uploaded(run: Callable, text: str, failed: str) -> None:
+def test_preflight_fails_what_must_not_be_uploaded(run, text, failed):
     done = run("preflight", text)
     assert done.returncode == 1, done.stdout + done.stderr
     assert failed in done.stdout and "Not ready" in done.stdout and "Traceback" not in done.stderr
@@ -197,7 +192,7 @@ def test_preflight_fails_what_must_not_be_uploaded(run: Callable, text: str, fai
         ("import neuronx_distributed.trace, torch.nn\nfrom neuronxcc import nki", None),
     ],
 )
-def test_stands_alone(tmp_path: Path, text: str, told: str) -> None:
+def test_stands_alone(tmp_path, text, told):
     path = tmp_path / "entry.py"
     path.write_text(text)
     if told is None:

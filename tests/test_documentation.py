@@ -45,7 +45,7 @@ def test_lines_of_prose_and_tables_fit():
         assert [line for line in text.splitlines() if len(line) > 120] == [], page.name
 
 
-def sentences(page: str) -> list[str]:
+def sentences(page):
     """Sentences of a page's own prose: without tables, headings, quotations and what is made."""
     begin = r"<!-- (?:generated|make real|trn\d|samples|[\w ]+: begin)"
     made = rf"^```.*?^```|^{begin}.*?<!-- [\w ]*:? ?end|^\[[^]]+\]: .*?$"
@@ -74,7 +74,7 @@ def test_sentences_are_short_and_no_page_begins_with_a_table():
     assert sum(len(one.split()) > 40 for one in notes) <= len(notes) / 100
 
 
-def anchor(heading: str) -> str:
+def anchor(heading):
     """What GitHub makes of a heading: lower case, words joined by hyphens, no other signs."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
 
@@ -165,7 +165,7 @@ def test_every_identifier_that_a_test_expects_is_listed_and_the_reverse(identifi
     assert not untested
 
 
-def test_checks_that_the_table_of_refusals_names_exist(identifiers) -> None:
+def test_checks_that_the_table_of_refusals_names_exist(identifiers):
     known = {rule.identifier for rule in identifiers.rules(REPOSITORY / "neuron_cpu")}
     file = REPOSITORY / "neuron_cpu" / "core" / "device" / "refusals.json"
     table = json.loads(file.read_text(encoding="utf-8"))
@@ -174,7 +174,7 @@ def test_checks_that_the_table_of_refusals_names_exist(identifiers) -> None:
         assert set(named) <= known and (one.get("by") or one["why"]), one
 
 
-def test_every_section_of_the_readme_with_estimates_leads_to_the_hour_on_a_device() -> None:
+def test_every_section_of_the_readme_with_estimates_leads_to_the_hour_on_a_device():
     """A picture of a kernel's time, and every time or share."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     sections = re.split(r"^## ", re.sub(r"```.*?```", "", text, flags=re.DOTALL), flags=re.M)

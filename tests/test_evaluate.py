@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import textwrap
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -76,7 +73,7 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("cache"))
 
 
@@ -85,10 +82,10 @@ SCRIPTS = {"main.py": (), "test.py": ("--mode", "evaluate_all", "--enable-nki")}
 
 
 @pytest.fixture
-def run(run_main: Callable, tiny_model: Path, cache: str, tmp_path: Path) -> Callable:
+def run(run_main, tiny_model, cache, tmp_path):
     """A script on the tiny model in a folder of its own; four new tokens."""
 
-    def call(script: str, *arguments: object) -> subprocess.CompletedProcess:
+    def call(script, *arguments):
         return run_main(
             *SCRIPTS[script],
             "--model-path",
@@ -103,8 +100,8 @@ def run(run_main: Callable, tiny_model: Path, cache: str, tmp_path: Path) -> Cal
 
 
 @pytest.fixture
-def submission(tmp_path: Path) -> Callable[[str], Path]:
-    def write(text: str) -> Path:
+def submission(tmp_path):
+    def write(text):
         path = tmp_path / "elsewhere" / "entry.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -113,16 +110,14 @@ def submission(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_validate_passes_with_nki(run: Callable) -> None:
+def test_validate_passes_with_nki(run):
     done = run("main.py", "--mode", "validate", "--enable-nki", "--prompt", "hello,what is this")
     assert done.returncode == 0, done.stderr + done.stdout
     assert done.stdout.count("passed: 4 of 4 greedy tokens equal") == 2
     assert done.stdout.endswith("Validation passed.\n")
 
 
-def test_validate_reports_where_a_wrong_submission_differs(
-    run: Callable, submission: Callable
-) -> None:
+def test_validate_reports_where_a_wrong_submission_differs(run, submission):
     done = run("main.py", "--mode", "validate", "--llama", submission(WRONG), "--prompt", "hello")
     assert done.returncode == 1, done.stderr
     assert "FAILED: 0 of 4 greedy tokens equal" in done.stdout
@@ -131,7 +126,7 @@ def test_validate_reports_where_a_wrong_submission_differs(
     assert done.stdout.endswith("Validation failed.\n")
 
 
-def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Path) -> None:
+def test_evaluate_prints_the_score_with_its_sources(run, tmp_path):
     done = run("main.py", "--mode", "evaluate_single", "--enable-nki", "--prompt", "hello")
     assert done.returncode == 0, done.stderr
     assert "Final Score: " in done.stdout and "(figures: cost model; " in done.stdout
@@ -145,9 +140,7 @@ def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Pat
 
 
 @pytest.mark.full
-def test_the_estimate_of_look_ahead_counts_the_calls_of_a_whole_run(
-    run: Callable, tmp_path: Path
-) -> None:
+def test_the_estimate_of_look_ahead_counts_the_calls_of_a_whole_run(run, tmp_path):
     """The compared tokens are the first ones, and say nothing about the rest."""
     asked = ("--mode", "evaluate", "--enable-nki", "--prompt", "hello", "--seq-len", "64")
     reports = []
@@ -163,19 +156,17 @@ def test_the_estimate_of_look_ahead_counts_the_calls_of_a_whole_run(
     assert reports[0]["plain_ms"] > 0
 
 
-def test_on_device_sampling_has_no_logits_to_check(run: Callable) -> None:
+def test_on_device_sampling_has_no_logits_to_check(run):
     done = run("main.py", "--mode", "validate", "--on-device-sampling", "--prompt", "hello")
     assert done.returncode == 2 and "--on-device-sampling" in done.stderr
 
 
-def results_folder(tmp_path: Path) -> Path:
+def results_folder(tmp_path):
     (folder,) = (tmp_path / "results").iterdir()
     return folder
 
 
-def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(
-    run: Callable, tmp_path: Path
-) -> None:
+def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(run, tmp_path):
     done = run("test.py", "--only", "0", "3", "24", "--seq-len", "128")
     assert done.returncode == 0, done.stderr
     folder = results_folder(tmp_path)
@@ -194,9 +185,7 @@ def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(
     assert "| 3 |" in (folder / "report.md").read_text()
 
 
-def test_one_failing_prompt_does_not_end_the_run(
-    run: Callable, submission: Callable, tmp_path: Path
-) -> None:
+def test_one_failing_prompt_does_not_end_the_run(run, submission, tmp_path):
     done = run(
         *["test.py", "--no-enable-nki", "--llama"],
         submission(RAISES),
@@ -215,7 +204,7 @@ def test_one_failing_prompt_does_not_end_the_run(
         (("--only", "24", "--seq-len", "128"), "None of the chosen prompts fits"),
     ],
 )
-def test_benchmark_refusals(run: Callable, tmp_path: Path, arguments, told: str) -> None:
+def test_benchmark_refusals(run, tmp_path, arguments, told):
     (tmp_path / "file").write_text("")
     done = run("test.py", *arguments)
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
@@ -233,7 +222,7 @@ NOT_FINITE = BASELINE + (
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "preflight"])
-def test_nan_in_a_submission_is_a_finding(mode: str, run: Callable, submission: Callable) -> None:
+def test_nan_in_a_submission_is_a_finding(mode, run, submission):
     nki = ["--enable-nki"] if mode == "preflight" else []
     entry = submission(NOT_FINITE)
     done = run("main.py", "--mode", mode, "--llama", entry, "--prompt", "hello", *nki)
@@ -268,9 +257,7 @@ FORGES_LATE = FORWARD.format(
 )
 
 
-def test_what_runs_while_it_generates_does_not_reach_the_estimates(
-    run: Callable, submission: Callable
-) -> None:
+def test_what_runs_while_it_generates_does_not_reach_the_estimates(run, submission):
     entry = submission(FORGES_LATE)
     done = run("main.py", "--mode", "evaluate", "--llama", entry, "--prompt", "hello")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -285,18 +272,14 @@ def test_what_runs_while_it_generates_does_not_reach_the_estimates(
         (FORGES, "its process estimates 1e-06 ms, expected at least 2."),
     ],
 )
-def test_no_submission_decides_its_own_verdict(
-    text: str, told: str, run: Callable, submission: Callable
-) -> None:
+def test_no_submission_decides_its_own_verdict(text, told, run, submission):
     done = run("main.py", "--mode", "evaluate", "--llama", submission(text), "--prompt", "hello")
     assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
     assert "Accuracy: True" not in done.stdout and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_row_position_and_bucket_counts(
-    fault: str, run: Callable, submission: Callable, tiny_model: Path
-) -> None:
+def test_every_row_position_and_bucket_counts(fault, run, submission, tiny_model):
     lines, asked = FAULTS[fault]
     room = ["--seq-len", "128", "--mode", "evaluate"]
     tokenizer = PreTrainedTokenizerFast.from_pretrained(tiny_model)

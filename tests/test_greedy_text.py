@@ -6,9 +6,6 @@ bf16 spacing at their magnitude (16 to 32), so another CPU's order of additions 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 PROMPTS = ("Name the capital of Japan.", "Count from 1 to 10.")
@@ -24,9 +21,7 @@ Output 1: 1. 1
 @pytest.mark.parametrize(
     "kernels", ["--enable-nki", pytest.param("--no-enable-nki", marks=pytest.mark.full)]
 )
-def test_greedy_text_is_the_stored_one(
-    kernels: str, run_main: Callable, embedded_model: Path, tmp_path: Path
-) -> None:
+def test_greedy_text_is_the_stored_one(kernels, run_main, embedded_model, tmp_path):
     done = run_main(
         *["--mode", "generate"],
         kernels,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-from pathlib import Path
 
 import neuronxcc.nki as old_nki
 import neuronxcc.nki.language as old_nl
@@ -47,7 +46,7 @@ def reference(x, factor=2.0):
 @pytest.mark.parametrize(
     "x", [torch.ones(64, 8), np.ones((64, 8), np.float32), "64x8:f32"], ids=["torch", "numpy", "t"]
 )
-def test_a_call_is_judged_and_timed_by_its_shapes(kernel, x, tmp_path: Path) -> None:
+def test_a_call_is_judged_and_timed_by_its_shapes(kernel, x, tmp_path):
     judged = kernel.check(reference, x, factor=3.0)
     assert "64x8:f32 factor=3.0" in str(judged) and "correct" in str(judged)
     timed = kernel.profile(x)
@@ -59,13 +58,13 @@ def test_a_call_is_judged_and_timed_by_its_shapes(kernel, x, tmp_path: Path) -> 
         assert html.escape(page) in shown._repr_html_() and kernel.name in page
 
 
-def test_a_notebook_shows_the_result_alone(monkeypatch) -> None:
+def test_a_notebook_shows_the_result_alone(monkeypatch):
     monkeypatch.setattr(rich.console, "_is_jupyter", lambda: True)
     monkeypatch.setattr(rich.jupyter, "display", lambda *_: pytest.fail("shown below the cell"))
     assert "µs" in str(doubled.profile("64x8:f32"))
 
 
-def test_what_is_wrong_is_told(monkeypatch) -> None:
+def test_what_is_wrong_is_told(monkeypatch):
     wrong = doubled.check(lambda x: x + 1, "64x8:f32")
     assert "first wrong element" in str(wrong)
     refused = doubled.check(reference, "200x8:f32")

@@ -39,7 +39,7 @@ print(double(numpy.ones((2, 3), numpy.float32)).sum())
 """
 
 
-def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+def command(*arguments, cwd):
     """Run it as a user without this checkout would: nothing of it is on the path."""
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "NEURON_CPU")}
     return subprocess.run(
@@ -53,7 +53,7 @@ def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(tmp_path_factory):
     """The programs of an environment in which only the wheel is new; its parent is a work folder.
 
     The dependencies are those of the running environment, so nothing is fetched.
@@ -86,7 +86,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs
 
 
-def test_the_console_command_profiles_a_kernel_in_another_folder(installed: Path) -> None:
+def test_the_console_command_profiles_a_kernel_in_another_folder(installed):
     work = installed.parents[1] / "work"
     version = command(installed / "neuron_cpu", "--version", cwd=work)
     assert version.stdout.split() == ["neuron_cpu", neuron_cpu.__version__]
@@ -97,7 +97,7 @@ def test_the_console_command_profiles_a_kernel_in_another_folder(installed: Path
     assert "kernels.py:double" in (work / "page.html").read_text(encoding="utf-8")
 
 
-def test_a_notebook_finds_the_sdk_inside_the_wheel(installed: Path) -> None:
+def test_a_notebook_finds_the_sdk_inside_the_wheel(installed):
     done = command(installed / "python", "-c", NOTEBOOK, cwd=installed.parents[1] / "work")
     assert done.returncode == 0, done.stderr
     line, place, total = done.stdout.splitlines()
@@ -105,7 +105,7 @@ def test_a_notebook_finds_the_sdk_inside_the_wheel(installed: Path) -> None:
     assert Path(place).is_relative_to(installed.parent)
 
 
-def test_a_type_checker_finds_the_stubs_inside_the_wheel(installed: Path) -> None:
+def test_a_type_checker_finds_the_stubs_inside_the_wheel(installed):
     work = installed.parents[1] / "work"
     (work / "typed.py").write_text("import nki.language as nl\n\nnl.exp\nnl.expp\n")
     options = ["--config-file=", "--no-incremental", "--python-executable", installed / "python"]
@@ -114,7 +114,7 @@ def test_a_type_checker_finds_the_stubs_inside_the_wheel(installed: Path) -> Non
     assert error.startswith('typed.py:4: error: Module has no attribute "expp"')
 
 
-def test_pytest_finds_the_plugin(installed: Path) -> None:
+def test_pytest_finds_the_plugin(installed):
     work = installed.parents[1] / "work"
     (work / "test_double.py").write_text(
         "import numpy\nfrom kernels import double\n\n\ndef test_double(assert_kernel):\n"
@@ -128,7 +128,7 @@ def test_pytest_finds_the_plugin(installed: Path) -> None:
     assert "the CPU stand-in" in done.stdout and "first wrong element: (0, 0)" in done.stdout
 
 
-def test_install_after_another_sdk_is_refused() -> None:
+def test_install_after_another_sdk_is_refused():
     code = (
         "import sys, types; sys.modules['neuronxcc'] = m = types.ModuleType('neuronxcc');"
         "m.__file__ = '/opt/real/neuronxcc/__init__.py'; import neuron_cpu; neuron_cpu.install()"
@@ -139,7 +139,7 @@ def test_install_after_another_sdk_is_refused() -> None:
     assert done.returncode == 1 and "came after neuronxcc was imported" in done.stderr
 
 
-def interpreters() -> list[str]:
+def interpreters():
     """Pythons that the project supports and this machine has, this one apart."""
     names = [f"python3.{minor}" for minor in range(10, 15) if minor != sys.version_info.minor]
     managed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
@@ -148,13 +148,13 @@ def interpreters() -> list[str]:
     return [path for path in found if path is not None and _starts(path)]
 
 
-def _starts(path: str) -> bool:
+def _starts(path):
     """A version manager's placeholder is found, too, and fails."""
     return not subprocess.run([path, "-V"], capture_output=True).returncode
 
 
 @pytest.mark.skipif(not interpreters(), reason="no other supported Python here")
-def test_other_pythons_compile_every_source_without_a_warning() -> None:
+def test_other_pythons_compile_every_source_without_a_warning():
     code = (
         "import sys, pathlib, warnings; warnings.simplefilter('error')\n"
         "for path in pathlib.Path(sys.argv[1]).rglob('*.py'):\n"
@@ -167,7 +167,7 @@ def test_other_pythons_compile_every_source_without_a_warning() -> None:
         assert done.returncode == 0, f"{python}: {done.stderr}"
 
 
-def test_kernels_are_traced_and_timed_without_pytorch() -> None:
+def test_kernels_are_traced_and_timed_without_pytorch():
     """As `make test-pythons` does where a Python has no CPU build of PyTorch."""
     names = ["-p", "tests.without_torch", "--confcutdir", "tests/core"]
     files = [f"tests/core/test_{name}.py" for name in ("allocation", "kernel", "lower")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ TIMES = int(os.environ.get("KILLS", str(kills.BLOCK)))  # of each command; docs/
 
 
 @pytest.mark.parametrize("name", kills.commands())
-def test_a_kill_loses_and_leaves_nothing(name: str, tmp_path: Path) -> None:
+def test_a_kill_loses_and_leaves_nothing(name, tmp_path):
     done: dict[str, Any] = {}
     for number in range(-(-TIMES // kills.BLOCK)):
         assert len(kills.block(name, tmp_path / "place", number, done)) == kills.BLOCK

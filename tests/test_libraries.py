@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +19,7 @@ from neuron_cpu.sandbox import run_script
 def fake(tmp_path, monkeypatch):
     """Makes checkouts of given versions; transformers and the packages beside it fit 0.6."""
 
-    def make(nxdi: str | None = "0.6.0", nxd: str | None = "0.15.0", name: str = "clones") -> Path:
+    def make(nxdi="0.6.0", nxd="0.15.0", name="clones"):
         for package, version in ((libraries.NXDI, nxdi), (libraries.NXD, nxd)):
             if version is not None:
                 folder = tmp_path / name / package.replace("_", "-") / "src" / package

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,16 +16,16 @@ LENGTHS = ("--seq-len", "64", "--max-new-tokens", "6")
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+def cache(tmp_path_factory):
     """One cache for the module, so that runs of one shape reuse their compiled folder."""
     return str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
-def generate(run_main: Callable, tiny_model: Path, cache: str) -> Callable:
+def generate(run_main, tiny_model, cache):
     """`main.py --mode generate` on the tiny model; the result must be a success."""
 
-    def run(*arguments: str) -> subprocess.CompletedProcess:
+    def run(*arguments):
         done = run_main(
             *["--mode", "generate", "--model-path"],
             tiny_model,
@@ -41,7 +39,7 @@ def generate(run_main: Callable, tiny_model: Path, cache: str) -> Callable:
     return run
 
 
-def test_nki_and_torch_print_the_same_and_the_second_run_reuses(generate: Callable) -> None:
+def test_nki_and_torch_print_the_same_and_the_second_run_reuses(generate):
     arguments = ("--prompt", "hello, world", "--tp-degree", "1")
     with_nki = generate("--enable-nki", *arguments)
     plain = generate(*arguments)
@@ -55,7 +53,7 @@ def test_nki_and_torch_print_the_same_and_the_second_run_reuses(generate: Callab
     assert "Reusing the compiled" in again.stderr and "Compiling" not in again.stderr
 
 
-def test_prompt_file_is_verbatim(generate: Callable, tmp_path: Path) -> None:
+def test_prompt_file_is_verbatim(generate, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text('one, "two" $HOME\nthree\n\nfour \\n five\n', encoding="utf-8")
     done = generate("--prompt-file", str(prompts), "--batch-size", "1")
@@ -63,9 +61,7 @@ def test_prompt_file_is_verbatim(generate: Callable, tmp_path: Path) -> None:
     assert "Output 1: four \\n five" in done.stdout
 
 
-def test_compile_prints_where_each_operator_ran(
-    run_main: Callable, tiny_model: Path, cache: str
-) -> None:
+def test_compile_prints_where_each_operator_ran(run_main, tiny_model, cache):
     done = run_main(
         *["--mode", "compile", "--enable-nki", "--model-path"],
         tiny_model,
@@ -77,7 +73,7 @@ def test_compile_prints_where_each_operator_ran(
     assert "token_generation_model, bucket 64" in done.stdout
 
 
-def written(path: Path, text: str) -> Path:
+def written(path, text):
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -116,9 +112,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_refusals_are_one_sentence_and_leave_nothing(
-    case: str, run_main: Callable, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_refusals_are_one_sentence_and_leave_nothing(case, run_main, tiny_model, tmp_path):
     arguments, told = REFUSALS[case](tmp_path, tiny_model)
     defaults = [] if case == "no mode" else ["--mode", "generate"]
     model = [] if "--model-path" in arguments else ["--model-path", tiny_model]
@@ -132,13 +126,13 @@ def test_refusals_are_one_sentence_and_leave_nothing(
     assert not cache.exists() or not list(cache.rglob("*"))
 
 
-def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
+def test_what_changed_is_named(run_main, tmp_path):
     model = write_tiny_model(tmp_path / "model")
     own = "from neuronx_distributed_inference.models.llama.modeling_llama import *\n"
     part = written(tmp_path / "part_of_mine.py", own)
     submission = written(tmp_path / "mine.py", "from part_of_mine import *\n")
 
-    def run(*more: str) -> str:
+    def run(*more):
         done = run_main(
             *["--mode", "generate", "--model-path"],
             model,
@@ -161,9 +155,7 @@ def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
     assert "(settings changed, checkpoint changed)" in run("--seq-len", "100")
 
 
-def test_torchrun_is_told_that_one_process_runs_all_ranks(
-    run_main: Callable, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchrun_is_told_that_one_process_runs_all_ranks(run_main, tiny_model, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "run")
     monkeypatch.setenv("WORLD_SIZE", "2")
     result = run_main("--mode", "generate", "--model-path", tiny_model)
@@ -174,7 +166,7 @@ def test_torchrun_is_told_that_one_process_runs_all_ranks(
     )
 
 
-def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path: Path) -> None:
+def test_a_package_that_is_missing_is_named_without_a_traceback(tmp_path):
     told = "raise ModuleNotFoundError(\"No module named 'pydantic'\", name='pydantic')\n"
     (tmp_path / "pydantic.py").write_text(told)
     done = subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -28,8 +27,8 @@ def k(x):
 
 
 @pytest.fixture
-def target(tmp_path: Path):
-    def write(statement: str = "pass", text: str = KERNEL) -> str:
+def target(tmp_path):
+    def write(statement="pass", text=KERNEL):
         path = tmp_path / "kernels.py"
         path.write_text(text.format(statement))
         return f"{path}:k"
@@ -37,7 +36,7 @@ def target(tmp_path: Path):
     return write
 
 
-def told(capsys: pytest.CaptureFixture) -> str:
+def told(capsys):
     return capsys.readouterr().err
 
 
@@ -51,14 +50,14 @@ def told(capsys: pytest.CaptureFixture) -> str:
         ("judge k.py --refernce o.py", "there is no --refernce; use -"),
     ],
 )
-def test_what_a_command_does_not_take(command, advice, capsys, monkeypatch) -> None:
+def test_what_a_command_does_not_take(command, advice, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["neuron_cpu"])
     with pytest.raises(SystemExit, match="2"):
         main(command.split())
     assert advice in told(capsys)
 
 
-def test_a_file_is_no_folder_of_answers(target, capsys) -> None:
+def test_a_file_is_no_folder_of_answers(target, capsys):
     assert main(["judge", target().removesuffix(":k")]) == 2
     assert "is a file, expected a folder" in told(capsys)
 
@@ -81,13 +80,13 @@ def test_a_file_is_no_folder_of_answers(target, capsys) -> None:
         ("t = t * int(t[0, 0])", "as a Python number"),
     ],
 )
-def test_errors_inside_a_kernel_have_their_line(statement, advice, target, capsys) -> None:
+def test_errors_inside_a_kernel_have_their_line(statement, advice, target, capsys):
     assert main(["profile", target(statement), "--arg", "128x64:bf16"]) == 2
     error = told(capsys)
     assert advice in error and "kernels.py:11" in error and "with these arguments" not in error
 
 
-def test_a_kernel_without_an_end_is_ended(target, capsys) -> None:
+def test_a_kernel_without_an_end_is_ended(target, capsys):
     endless = target("while True: pass")
     for command in (["profile"], ["check", "--ref", endless]):
         arguments = [*command, endless, "--arg", "128x64:bf16", "--time-limit", "1"]
@@ -97,10 +96,10 @@ def test_a_kernel_without_an_end_is_ended(target, capsys) -> None:
         assert "kernels.py:11" in error
 
 
-def test_time_outside_of_the_kernel_is_bounded_too(target, monkeypatch, capsys) -> None:
+def test_time_outside_of_the_kernel_is_bounded_too(target, monkeypatch, capsys):
     from neuron_cpu.judge import verdict
 
-    def endless(*_: object) -> None:
+    def endless(*_):
         while True:
             pass
 
@@ -111,7 +110,7 @@ def test_time_outside_of_the_kernel_is_bounded_too(target, monkeypatch, capsys) 
     assert "it takes longer than 1 s" in (error := told(capsys)) and "--time-limit" in error
 
 
-def test_an_interrupt_says_where_the_kernel_was(target, capsys) -> None:
+def test_an_interrupt_says_where_the_kernel_was(target, capsys):
     stop = "import signal; signal.raise_signal(signal.SIGINT)"
     assert main(["profile", target(stop), "--arg", "128x64:bf16"]) == 130
     assert "interrupted in " in (error := told(capsys)) and "kernels.py:11." in error
@@ -119,7 +118,7 @@ def test_an_interrupt_says_where_the_kernel_was(target, capsys) -> None:
     assert "kernels.py:1." in told(capsys)
 
 
-def test_wrong_arguments_are_told_as_such(target, capsys) -> None:
+def test_wrong_arguments_are_told_as_such(target, capsys):
     assert main(["profile", target(), "--arg", "128x64:bf16", "--arg", "3"]) == 2
     said = told(capsys)
     assert "a call does not fit the parameters" in said and "give each as --arg" in said
@@ -127,25 +126,25 @@ def test_wrong_arguments_are_told_as_such(target, capsys) -> None:
     assert "a tensor names its type, too: 128x64:bf16" in told(capsys)
 
 
-def test_a_file_that_exits_is_refused(target, capsys) -> None:
+def test_a_file_that_exits_is_refused(target, capsys):
     assert main(["profile", target(text="import sys\nsys.exit(0)\n")]) == 2
     assert "cannot be imported (SystemExit" in told(capsys)
 
 
 @pytest.mark.parametrize("value", ["9" * 30 + "x4:bf16", "[" * 10_000, "f("])
-def test_values_that_are_none(value: str, target, capsys) -> None:
+def test_values_that_are_none(value, target, capsys):
     assert main(["profile", target(), "--arg", value]) == 2
     assert "--arg" in told(capsys)
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--tolerance", "nan"), ("--seed", "-1")])
-def test_numbers_that_mean_nothing(flag: str, value: str, target, capsys) -> None:
+def test_numbers_that_mean_nothing(flag, value, target, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["compare", target(), "--arg", "128x64:bf16", flag, value])
     assert ended.value.code == 2 and flag in told(capsys)
 
 
-def test_chips_and_places_that_are_none(target, capsys) -> None:
+def test_chips_and_places_that_are_none(target, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["profile", target(), "--arg", "128x64:bf16", "--target", "trn4"])
     assert ended.value.code == 2 and "choose from 'trn1', 'inf2'" in told(capsys)
@@ -169,7 +168,7 @@ JSON = ("--json", "-")
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_figures_go_to_standard_output(arguments, key, target, capsys) -> None:
+def test_figures_go_to_standard_output(arguments, key, target, capsys):
     command, *options = [str(word).replace("BASE", target()) for word in arguments]
     assert main([command, target(), *options, *JSON]) == 0
     shown = capsys.readouterr()
@@ -178,7 +177,7 @@ def test_figures_go_to_standard_output(arguments, key, target, capsys) -> None:
     assert capsys.readouterr().out == ""
 
 
-def test_completion_needs_its_library(monkeypatch, capsys) -> None:
+def test_completion_needs_its_library(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "shtab", None)
     with pytest.raises(SystemExit, match="2"):
         main(["--print-completion", "bash"])

@@ -17,13 +17,13 @@ from tests.conftest import REPOSITORY
 
 
 @pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def elsewhere(monkeypatch):
     """No Linux: neither its files nor its system calls."""
 
-    def refused(*_: object, **__: object) -> None:
+    def refused(*_, **__):
         raise AssertionError("this is Linux's")
 
-    def absent(path: Path, *_: object, **__: object) -> str:
+    def absent(path, *_, **__):
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(limits, "_LINUX", False)
@@ -33,7 +33,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits.os, "O_PATH", None)
 
 
-def test_time_is_bounded_without_linux(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_bounded_without_linux(elsewhere, monkeypatch):
     monkeypatch.setattr(resource, "setrlimit", lambda *_: pytest.fail("memory is not bounded"))
     before = signal.getsignal(signal.SIGALRM)
     with pytest.raises(TimeoutError), limits.bounded(0.01, 1 << 30):
@@ -42,7 +42,7 @@ def test_time_is_bounded_without_linux(elsewhere: None, monkeypatch: pytest.Monk
     assert signal.getsignal(signal.SIGALRM) is before
 
 
-def test_nothing_is_confined_or_adopted_without_linux(elsewhere: None, tmp_path: Path) -> None:
+def test_nothing_is_confined_or_adopted_without_linux(elsewhere, tmp_path):
     limits.adopt_orphans()
     limits.confine([tmp_path])
     assert "no Landlock" in limits.missing() and "no libseccomp" in limits.missing()
@@ -86,7 +86,7 @@ if __name__ == "__main__":
 """
 
 
-def run_elsewhere(folder: Path, *lines: str) -> str:
+def run_elsewhere(folder, *lines):
     """What commands print, one after the other in a process that has what macOS has."""
     (folder / "k.py").write_text(KERNEL)
     (folder / "commands.py").write_text(COMMANDS)
@@ -103,7 +103,7 @@ def run_elsewhere(folder: Path, *lines: str) -> str:
     return done.stdout
 
 
-def test_commands_run_with_what_macos_has(tmp_path: Path) -> None:
+def test_commands_run_with_what_macos_has(tmp_path):
     kernel = "k.py:double --arg 128x512:bf16"
     told = run_elsewhere(
         tmp_path,
@@ -120,7 +120,7 @@ def test_commands_run_with_what_macos_has(tmp_path: Path) -> None:
 
 
 @pytest.mark.full  # as the judge's processes above; 6 s
-def test_tune_runs_with_what_macos_has(tmp_path: Path) -> None:
+def test_tune_runs_with_what_macos_has(tmp_path):
     arguments = "--ref k.py:reference --arg 128x512:bf16 --space tile=128,512 --jobs 2"
     told = run_elsewhere(tmp_path, f"tune k.py:double {arguments}")
     assert "2 points tried: 2 legal" in told and told.endswith("tune 0\n")

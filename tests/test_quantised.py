@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +11,10 @@ PROMPT = ("--prompt", "hello")
 
 
 @pytest.fixture(scope="module")
-def run(run_main: Callable, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+def run(run_main, tiny_model, tmp_path_factory):
     cache = str(tmp_path_factory.mktemp("cache"))
 
-    def main(mode: str, *arguments: object):
+    def main(mode, *arguments):
         lengths = LENGTHS if mode != "perplexity" else LENGTHS[:2]
         model = ("--mode", mode, "--model-path", tiny_model)
         return run_main(*model, *lengths, *arguments, XDG_CACHE_HOME=cache)
@@ -25,7 +23,7 @@ def run(run_main: Callable, tiny_model: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.full
-def test_the_checkpoint_is_made_once_and_scores_name_what_a_contest_says(run: Callable) -> None:
+def test_the_checkpoint_is_made_once_and_scores_name_what_a_contest_says(run):
     first = run("generate", "--quantize", "int8", *PROMPT)
     assert first.returncode == 0, first.stderr
     assert "(int8 weights, one scale a channel; once)" in first.stderr
@@ -39,7 +37,7 @@ def test_the_checkpoint_is_made_once_and_scores_name_what_a_contest_says(run: Ca
 
 
 @pytest.mark.full
-def test_perplexity_of_a_float_and_a_quantised_model(run: Callable, tiny_model: Path) -> None:
+def test_perplexity_of_a_float_and_a_quantised_model(run, tiny_model):
     """The first against transformers' Llama on the same runs of the text."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM

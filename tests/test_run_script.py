@@ -48,7 +48,7 @@ if __name__ == "__main__":
 """
 
 
-def python(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+def python(*arguments, cwd, **environment):
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
         cwd=cwd,
@@ -59,12 +59,12 @@ def python(*arguments: object, cwd: Path, **environment: str) -> subprocess.Comp
     )
 
 
-def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+def run(*arguments, cwd):
     return python("-m", "neuron_cpu", "run", *arguments, cwd=cwd, PYTHONPATH=str(REPOSITORY))
 
 
 @pytest.fixture
-def scripts(tmp_path: Path) -> Path:
+def scripts(tmp_path):
     folder = tmp_path / "contest"
     folder.mkdir()
     (folder / "main.py").write_text(SCRIPT)

@@ -38,7 +38,7 @@ READERS = (
 )
 
 
-def _harmless(name: str, call: ast.Call) -> bool:
+def _harmless(name, call):
     """Tensors and arrays alone: PyTorch has to be asked for that, numpy has to be asked not to."""
     named = {word.arg: getattr(word.value, "value", None) for word in call.keywords}
     if name == "torch.load":
@@ -46,11 +46,11 @@ def _harmless(name: str, call: ast.Call) -> bool:
     return name in ("np.load", "numpy.load") and not named.get("allow_pickle")
 
 
-def readers(source: str, file: str) -> list[str]:
+def readers(source, file):
     """Calls of a source that run what they read: file:function and what is called."""
     found = []
 
-    def look(node: ast.AST, function: str) -> None:
+    def look(node, function):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             function = node.name
         if isinstance(node, ast.Call):
@@ -68,7 +68,7 @@ def readers(source: str, file: str) -> list[str]:
     return found
 
 
-def test_nothing_that_others_can_write_is_unpickled_or_run() -> None:
+def test_nothing_that_others_can_write_is_unpickled_or_run():
     found = [
         one
         for file in SOURCES
@@ -87,7 +87,7 @@ def test_nothing_that_others_can_write_is_unpickled_or_run() -> None:
         "from pickle import *", "marshal.loads(x)", "yaml.load(x)",
     ],
 )  # fmt: skip
-def test_a_reader_that_runs_what_it_reads_is_found(source: str) -> None:
+def test_a_reader_that_runs_what_it_reads_is_found(source):
     assert len(readers(source, "f")) == 1
 
 
@@ -96,7 +96,7 @@ PROPOSED = re.compile(NAMES).fullmatch
 
 
 @pytest.mark.parametrize("suffix", ["py", "md", "txt", "Makefile"])
-def test_no_package_is_proposed_that_a_stranger_could_publish(suffix: str) -> None:
+def test_no_package_is_proposed_that_a_stranger_could_publish(suffix):
     """This project is installed from its checkout only."""
     listed = subprocess.run(
         ["git", "ls-files", f"*{suffix}"], cwd=REPOSITORY, capture_output=True, text=True
@@ -110,7 +110,7 @@ def test_no_package_is_proposed_that_a_stranger_could_publish(suffix: str) -> No
     assert files and [one for one in commands if any(map(PROPOSED, one[1].split()))] == []
 
 
-def test_each_test_that_the_page_names_is_there() -> None:
+def test_each_test_that_the_page_names_is_there():
     page = (REPOSITORY / "docs" / "strangers.md").read_text(encoding="utf-8")
     tests = "".join(file.read_text(encoding="utf-8") for file in REPOSITORY.glob("tests/**/*.py"))
     named = set(re.findall(r"`(test_\w+)`", page))
@@ -118,7 +118,7 @@ def test_each_test_that_the_page_names_is_there() -> None:
     assert [name for name in sorted(named) if f"def {name}(" not in tests] == []
 
 
-def test_the_page_has_every_act() -> None:
+def test_the_page_has_every_act():
     page = (REPOSITORY / "docs" / "strangers.md").read_text(encoding="utf-8")
     lists = page.partition("<!-- acts: begin -->")[2].partition("<!-- acts: end -->")[0]
     listed = " ".join(lists.split())

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +17,12 @@ from tests.crossed import crossed
 from tests.harness.processes.test_workers import FIND, FLOOD
 
 
-def start(*arguments: object, **options) -> subprocess.Popen:
+def start(*arguments, **options):
     command = [sys.executable, str(REPOSITORY / "main.py"), *map(str, arguments)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
 
 
-def on(mode: str, model: Path, folder: Path) -> list[object]:
+def on(mode, model, folder):
     """Arguments of a short run of ``mode`` that compiles into ``folder``."""
     settings = ["--seq-len", "64", "--compiled-model-path", folder / "compiled"]
     return ["--mode", mode, "--model-path", model, *settings]
@@ -31,7 +30,7 @@ def on(mode: str, model: Path, folder: Path) -> list[object]:
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("mode", ["profile", pytest.param("generate", marks=pytest.mark.full)])
-def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_full_output_is_one_sentence(mode, tiny_model, tmp_path):
     with open("/dev/full", "w") as full:
         process = start(
             *on(mode, tiny_model, tmp_path), stdout=full, stderr=subprocess.PIPE, text=True
@@ -45,9 +44,7 @@ def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Pa
     ("mode", "streams"),
     [("profile", "both"), pytest.param("generate", "stdout", marks=pytest.mark.full)],
 )
-def test_a_reader_that_leaves_is_no_error(
-    mode: str, streams: str, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_reader_that_leaves_is_no_error(mode, streams, tiny_model, tmp_path):
     together = subprocess.STDOUT if streams == "both" else subprocess.DEVNULL
     process = start(*on(mode, tiny_model, tmp_path), stdout=subprocess.PIPE, stderr=together)
     assert process.stdout is not None
@@ -57,9 +54,7 @@ def test_a_reader_that_leaves_is_no_error(
     assert process.wait(300) == 141
 
 
-def test_an_encoding_without_the_characters_escapes_them(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encoding_without_the_characters_escapes_them(tiny_model, tmp_path, monkeypatch):
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
     monkeypatch.chdir(tmp_path)
@@ -71,9 +66,7 @@ def test_an_encoding_without_the_characters_escapes_them(
     ("number", "status"),
     [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.full)],
 )
-def test_signals_give_the_terminal_back(
-    number: signal.Signals, status: int, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_signals_give_the_terminal_back(number, status, tiny_model, tmp_path):
     waiting = tmp_path / "waiting.py"
     waiting.write_text("import time\nprint('here', flush=True)\ntime.sleep(300)\n")
     ours, theirs = pty.openpty()
@@ -108,7 +101,7 @@ def test_signals_give_the_terminal_back(
 
 
 @pytest.mark.full  # test_workers.py has its end by the time limit
-def test_a_flood_of_progress_does_not_hold_the_end_off(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_flood_of_progress_does_not_hold_the_end_off(tiny_model, tmp_path):
     flood = tmp_path / "flood.py"
     flood.write_text(FIND + "print('here', flush=True)\n" + FLOOD)
     asked = [*on("generate", tiny_model, tmp_path), "--prompt", "abcd", "--llama", flood]
@@ -126,9 +119,7 @@ def test_a_flood_of_progress_does_not_hold_the_end_off(tiny_model: Path, tmp_pat
     [(signal.SIGINT, 130, "Interrupted\n"), (signal.SIGTERM, 143, "")],
     ids=["INT", "TERM"],
 )
-def test_an_end_that_somebody_swallows_comes_again(
-    number: signal.Signals, status: int, last: str, tmp_path: Path
-) -> None:
+def test_an_end_that_somebody_swallows_comes_again(number, status, last, tmp_path):
     """And it does not come into what is put in order."""
     (tmp_path / "swallows.py").write_text(
         "import main, sys, time\n"
@@ -165,7 +156,7 @@ def test_an_end_that_somebody_swallows_comes_again(
         ["main.py --help", "-m neuron_cpu judge --help"], ["<&-", ">&-", "<&- >&- 2>&-", "2>&-"]
     ),
 )
-def test_closed_streams_lead_nowhere(closed: str, program: str) -> None:
+def test_closed_streams_lead_nowhere(closed, program):
     run = subprocess.run(
         ["sh", "-c", f"{sys.executable} {program} {closed}"], cwd=REPOSITORY, capture_output=True
     )
@@ -173,7 +164,7 @@ def test_closed_streams_lead_nowhere(closed: str, program: str) -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_output_of_the_tools_is_one_sentence(tmp_path: Path) -> None:
+def test_a_full_output_of_the_tools_is_one_sentence(tmp_path):
     with open("/dev/full", "w") as full:
         run = subprocess.run(
             [sys.executable, "-m", "neuron_cpu", "learn"],
@@ -198,7 +189,7 @@ runpy.run_path("main.py", run_name="__main__")
 """
 
 
-def test_ctrl_c_while_the_driver_is_imported() -> None:
+def test_ctrl_c_while_the_driver_is_imported():
     command = [sys.executable, "-c", INTERRUPTED]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (-signal.SIGINT, "")
@@ -218,7 +209,7 @@ raise SystemExit(main.script([]))
 """
 
 
-def test_an_end_within_what_the_collector_calls_comes_again_without_a_word() -> None:
+def test_an_end_within_what_the_collector_calls_comes_again_without_a_word():
     command = [sys.executable, "-c", COLLECTED]
     run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stderr) == (128 + signal.SIGTERM, "")

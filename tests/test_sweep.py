@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -13,17 +12,17 @@ from tests.judge.test_check_command import FILE
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
     return tmp_path
 
 
-def sweep(*arguments: str) -> int:
+def sweep(*arguments):
     return main(["sweep", "mine.py:scaled", *arguments])
 
 
-def test_sizes_are_doubled_timed_and_drawn(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_sizes_are_doubled_timed_and_drawn(folder, capsys):
     files = ["--json", "found.json", "--plot", "found.png"]
     assert sweep("--arg", "128xN:bf16", "--range", "N=128..2048", *files) == 0
     rows = json.loads((folder / "found.json").read_text())["N"]
@@ -33,7 +32,7 @@ def test_sizes_are_doubled_timed_and_drawn(folder: Path, capsys: pytest.CaptureF
     assert min(Image.open(folder / "found.png").size) > 400
 
 
-def test_an_illegal_size_is_told_among_the_others(capsys: pytest.CaptureFixture) -> None:
+def test_an_illegal_size_is_told_among_the_others(capsys):
     assert sweep("--arg", "Nx64:f32", "--range", "N=64..256:64") == 1
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("refused") == 2 and "exceeds architecture limitation of 128" in said
@@ -43,12 +42,12 @@ def test_an_illegal_size_is_told_among_the_others(capsys: pytest.CaptureFixture)
     ("size", "told"),
     [("M=1..4", "no --arg has"), ("N=4..1", "expected"), ("N=a,b", "expected sizes"), ("N", "N")],
 )
-def test_a_range_that_means_nothing_is_refused(size: str, told: str, capsys) -> None:
+def test_a_range_that_means_nothing_is_refused(size, told, capsys):
     assert sweep("--arg", "128xN:bf16", "--range", size) == 2
     assert told in capsys.readouterr().err
 
 
-def test_a_plot_is_a_whole_picture_or_nothing(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_plot_is_a_whole_picture_or_nothing(folder, capsys):
     sizes = ["--arg", "128xN:bf16", "--range", "N=128..256"]
     assert sweep(*sizes, "--plot", "sizes") == 0
     assert Image.open(folder / "sizes").format == "PNG"

@@ -23,7 +23,7 @@ ROWS = [
 ]
 
 
-def printed(width: int, expendable: tuple[str, ...] = ()) -> list[str]:
+def printed(width, expendable=()):
     table = Table(title="T", title_justify="left")
     for name in HEADERS:
         table.add_column(name)
@@ -35,7 +35,7 @@ def printed(width: int, expendable: tuple[str, ...] = ()) -> list[str]:
 
 
 @pytest.mark.parametrize("width", range(60, 140, 5))
-def test_no_word_is_broken_once_its_columns_fit(width: int) -> None:
+def test_no_word_is_broken_once_its_columns_fit(width):
     """At every width: a column that is left out must not make the others narrower."""
     lines = printed(width, ("times", "latency ms", "source of it"))
     words = {word for line in lines for word in line.split()}
@@ -46,7 +46,7 @@ def test_no_word_is_broken_once_its_columns_fit(width: int) -> None:
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 5, 200])
-def test_running_text_breaks_between_words(pieces: int, monkeypatch) -> None:
+def test_running_text_breaks_between_words(pieces, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     text = "The capital of Japan is Tokyo, extraordinarily-large-and-old.\n\n"
     text += "Yes:\n    indented 東京都東京都東京都\n\x1b[2J"
@@ -66,7 +66,7 @@ def test_running_text_breaks_between_words(pieces: int, monkeypatch) -> None:
     assert "".join(screen.getvalue().split()) == "".join([*text.split()[:-1], "\\x1b[2J"])
 
 
-def test_running_text_stays_as_it_is_where_programs_read_it(monkeypatch) -> None:
+def test_running_text_stays_as_it_is_where_programs_read_it(monkeypatch):
     monkeypatch.setenv("COLUMNS", "10")
     pipe = io.StringIO()
     running = terminal.Running(pipe)
@@ -78,7 +78,7 @@ def test_running_text_stays_as_it_is_where_programs_read_it(monkeypatch) -> None
     assert terminal.folded("a rather long line of text", pipe) == "a rather long line of text"
 
 
-def test_folded_lines_keep_their_indent(monkeypatch) -> None:
+def test_folded_lines_keep_their_indent(monkeypatch):
     monkeypatch.setenv("COLUMNS", "24")
     screen = io.StringIO()
     screen.isatty = lambda: True  # type: ignore[method-assign]
@@ -91,7 +91,7 @@ def test_folded_lines_keep_their_indent(monkeypatch) -> None:
     ]
 
 
-def test_brackets_are_no_markup(capsys: pytest.CaptureFixture) -> None:
+def test_brackets_are_no_markup(capsys):
     out = terminal.output(60)
     out.print("wrote [/red] and [bold]")
     table = Table(title="a title wider than [/red]")

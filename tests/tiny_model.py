@@ -32,7 +32,7 @@ TINY_CONFIG: dict[str, Any] = {
 }
 
 
-def write_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+def write_tiny_model(folder, seed=0, **changes):
     """A seeded random Llama checkpoint with a byte-level tokenizer (ids 3 to 258 are the bytes).
 
     Two query and two key/value heads of 64, so that degrees 1 and 2 both work.
@@ -58,7 +58,7 @@ def write_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
     return folder
 
 
-def _random_weight(name: str, shape: list[int], generator: Any) -> Any:
+def _random_weight(name, shape, generator):
     """bf16; the head is large, so that the two best logits rarely stand close together."""
     import torch
 
@@ -69,13 +69,13 @@ def _random_weight(name: str, shape: list[int], generator: Any) -> Any:
     return (scale * values).to(torch.bfloat16)
 
 
-def _tiny_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
+def _tiny_shapes(config):
     from harness.inputs.models import ModelFolder, expected_shapes
 
     return expected_shapes(ModelFolder(Path("tiny"), "tiny", config))
 
 
-def _write_byte_tokenizer(folder: Path) -> None:
+def _write_byte_tokenizer(folder):
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
     from tokenizers.models import BPE
     from transformers import PreTrainedTokenizerFast

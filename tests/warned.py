@@ -6,19 +6,17 @@ A test that is about one expects it: ``@pytest.mark.warns("sim_sbuf_capacity")``
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 
-def allows(*identifiers: str) -> pytest.MarkDecorator:
+def allows(*identifiers):
     """The mark of a test, or of a module (`pytestmark`), whose kernels may give these warnings."""
     return pytest.mark.filterwarnings(*(f"ignore:.*{name}\\]" for name in identifiers))
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
+def pytest_pyfunc_call(pyfuncitem):
     """`@pytest.mark.warns(identifier, ...)`: the test fails where one of them is not given."""
     with contextlib.ExitStack() as stack:
         for mark in pyfuncitem.iter_markers("warns"):

@@ -13,8 +13,6 @@ import math
 import subprocess
 import sys
 import types
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 import pytest
 
@@ -32,11 +30,11 @@ SIZES = {
 class DType:
     """A type: its name and how large an element is."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name, self.itemsize = name, SIZES[name]
         self.is_floating_point = "float" in name
 
-    def __repr__(self) -> str:
+    def __repr__(self):
         return f"torch.{self.name}"
 
 
@@ -48,30 +46,30 @@ DTYPES = {name: DType(name) for name in SIZES}
 class Tensor:
     """A tensor of the device "meta"."""
 
-    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+    def __init__(self, shape, dtype):
         self.shape, self.dtype = shape, dtype
         self.device = types.SimpleNamespace(type="meta")
         self.is_meta, self.requires_grad, self.ndim = True, False, len(shape)
 
-    def numel(self) -> int:
+    def numel(self):
         return math.prod(self.shape)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return _compute() if not name.startswith("__") else _missing(name)
 
 
 class Name:
     """A function or class of PyTorch that a table may hold; a call of it skips the test."""
 
-    def __init__(self, path: str, *bases_and_names: Any) -> None:
+    def __init__(self, path, *bases_and_names):
         if bases_and_names:  # a class is derived from it
             _compute()
         self.__name__ = self.__qualname__ = path
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return _missing(name) if name.startswith("__") else Name(f"{self.__name__}.{name}")
 
-    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+    def __call__(self, *_, **__):
         _compute()
 
 
@@ -80,7 +78,7 @@ class Module(types.ModuleType):
 
     __path__: list[str] = []
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("__"):
             _missing(name)
         made = Name(f"{self.__name__}.{name}")
@@ -88,17 +86,17 @@ class Module(types.ModuleType):
         return made
 
 
-def _compute() -> NoReturn:
+def _compute():
     if not _imported:
         raise ImportError("The simulator asks PyTorch while it is imported; answer it here.")
     pytest.skip(REASON)  # of a test: where a file of tests computes while it is imported it fails
 
 
-def _missing(name: str) -> NoReturn:
+def _missing(name):
     raise AttributeError(name)
 
 
-def empty(*shape: Any, dtype: Any = DTYPES["float32"], device: str = "cpu") -> Tensor:
+def empty(*shape, dtype=DTYPES["float32"], device="cpu"):
     """The one thing that is made here: a shape and a type."""
     if device != "meta":
         _compute()
@@ -106,7 +104,7 @@ def empty(*shape: Any, dtype: Any = DTYPES["float32"], device: str = "cpu") -> T
     return Tensor(tuple(sizes), dtype)
 
 
-def inference_mode(_: bool) -> Callable:
+def inference_mode(_):
     """A decorator: called, as what follows is, while the simulator is imported."""
     return lambda function: function
 
@@ -117,14 +115,14 @@ BACKENDS = types.SimpleNamespace(
 )
 
 
-def run(command: Any, *rest: Any, **named: Any) -> subprocess.CompletedProcess:
+def run(command, *rest, **named):
     """`subprocess.run`: a Python that a test starts has none of these names, and skips it."""
     if not isinstance(command, str) and command[0] == sys.executable:
         _compute()
     return run_any(command, *rest, **named)
 
 
-def _install() -> None:
+def _install():
     subprocess.run = run
     torch = Module("torch")
     vars(torch).update(DTYPES, dtype=DType, Tensor=Tensor)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from harness import console
 
 
-def test_without_a_terminal_lines_tell_the_progress(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_without_a_terminal_lines_tell_the_progress(monkeypatch, capsys):
     monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
     with console.step("Working", total=4) as step:
         step.advance()
@@ -20,7 +16,7 @@ def test_without_a_terminal_lines_tell_the_progress(
     assert len(lines) == 3 and lines[2].startswith("Working harder: ") and lines[2].endswith(" s")
 
 
-def test_a_step_in_which_nothing_ends_says_that_it_goes_on(capsys) -> None:
+def test_a_step_in_which_nothing_ends_says_that_it_goes_on(capsys):
     with console.step("Working", total=4) as step:
         step.still()  # a moment ago it began
         step._said -= console.STILL_SECONDS
@@ -29,6 +25,6 @@ def test_a_step_in_which_nothing_ends_says_that_it_goes_on(capsys) -> None:
     assert capsys.readouterr().err.splitlines()[0] == "Working: 0 %, 0 s so far"
 
 
-def test_status_lines_move_no_cursor(capsys: pytest.CaptureFixture) -> None:
+def test_status_lines_move_no_cursor(capsys):
     console.say("boom \x1b[2J\rbang\u202e")
     assert capsys.readouterr().err == "boom \\x1b[2J\\rbang\\u202e\n"

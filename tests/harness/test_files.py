@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,14 @@ from harness import files
 from harness.errors import UserError
 
 
-def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     for target in (tmp_path / "file" / "t", tmp_path / "file"):
         with pytest.raises(UserError, match="not a folder"):
             files.check_writable_folder(target)
 
 
-def test_a_lock_leaves_no_folder_that_stays_empty(tmp_path: Path) -> None:
+def test_a_lock_leaves_no_folder_that_stays_empty(tmp_path):
     """Those in front of it, too, but neither what was there before nor what holds something."""
     (tmp_path / "there").mkdir()
     for folder in (tmp_path / "a" / "b" / "c", tmp_path / "there"):
@@ -30,13 +29,13 @@ def test_a_lock_leaves_no_folder_that_stays_empty(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "kept", "there"]
 
 
-def test_a_lock_is_of_the_folder_that_is_there(tmp_path: Path) -> None:
+def test_a_lock_is_of_the_folder_that_is_there(tmp_path):
     """Who waits for a folder that the other one removes makes it anew, and has that one locked."""
     folder, handles = tmp_path / "folder", []
     folder.mkdir()
     first = files._locked(folder, lambda: None)
 
-    def give_up() -> None:
+    def give_up():
         folder.rmdir()
         os.close(first)
         handles.append(1)

@@ -13,9 +13,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Callable
 from multiprocessing import Pipe
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,12 +61,12 @@ VALUES = st.recursive(
 )
 
 
-def bounded() -> contextlib.AbstractContextManager[None]:
+def bounded():
     """End the body with an error where it takes too long or too much memory."""
     return limits.bounded(MOST_SECONDS, MOST_BYTES)
 
 
-def taken_or_refused(door: Callable[[], Any]) -> None:
+def taken_or_refused(door):
     """Nothing but a refusal of one sentence, or argparse's exit with status 2."""
     try:
         with bounded():
@@ -80,7 +78,7 @@ def taken_or_refused(door: Callable[[], Any]) -> None:
         assert error.code in (0, 2)
 
 
-def replaced(document: Any, path: list[int], value: Any) -> Any:
+def replaced(document, path, value):
     """A copy of a JSON document with `value` in one place, found by going down `path`."""
     whole = place = {"": copy.deepcopy(document)}
     key: Any = ""
@@ -95,7 +93,7 @@ def replaced(document: Any, path: list[int], value: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return write_tiny_model(tmp_path_factory.mktemp("fuzz") / "model")
 
 
@@ -112,27 +110,27 @@ WORDS = st.sampled_from(
     st.sampled_from(list(options.MODES)),
     st.lists(st.sampled_from(FLAGS) | WORDS | st.text(max_size=8), max_size=8),
 )
-def test_command_lines(mode: str, arguments: list[str]) -> None:
+def test_command_lines(mode, arguments):
     kept = [word for word in arguments if word not in ("-h", "--help")]
     taken_or_refused(lambda: command_line.parse(["--mode", mode, *kept]))
 
 
 @fuzzed
 @given(st.text(max_size=20) | st.sampled_from(["", ".", "a..b", "~x/y.py", "/", ".py", "~", "\0"]))
-def test_names_of_submissions(name: str) -> None:
+def test_names_of_submissions(name):
     taken_or_refused(lambda: submission.find(name))
 
 
 @fuzzed
 @given(st.dictionaries(st.sampled_from([*TINY_CONFIG, "head_dim", "rope_scaling"]), VALUES))
-def test_configurations(model: Path, changes: dict[str, Any]) -> None:
+def test_configurations(model, changes):
     (model / "config.json").write_text(json.dumps(TINY_CONFIG | changes))
     taken_or_refused(lambda: models.check_folder(model))
 
 
 @fuzzed
 @given(VALUES)
-def test_generation_settings(model: Path, value: Any) -> None:
+def test_generation_settings(model, value):
     names = ("temperature", "top_k", "eos_token_id", "max_length")
     content = value if isinstance(value, dict) else dict.fromkeys(names, value)
     (model / "config.json").write_text(json.dumps(TINY_CONFIG))
@@ -143,7 +141,7 @@ def test_generation_settings(model: Path, value: Any) -> None:
 
 @fuzzed
 @given(VALUES | st.dictionaries(st.text(max_size=6), VALUES), st.binary(max_size=40))
-def test_safetensors(tmp_path: Path, header: Any, rest: bytes) -> None:
+def test_safetensors(tmp_path, header, rest):
     text = json.dumps(header).encode()
     path = tmp_path / "model.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + rest)
@@ -154,7 +152,7 @@ def test_safetensors(tmp_path: Path, header: Any, rest: bytes) -> None:
 
 @fuzzed
 @given(st.binary(max_size=200), st.text(max_size=60))
-def test_prompts(tmp_path: Path, content: bytes, value: str) -> None:
+def test_prompts(tmp_path, content, value):
     path = tmp_path / "prompts.txt"
     path.write_bytes(content)
     taken_or_refused(lambda: prompts.read_prompt_file(path))
@@ -163,7 +161,7 @@ def test_prompts(tmp_path: Path, content: bytes, value: str) -> None:
 
 @fuzzed
 @given(VALUES | st.fixed_dictionaries({"graphs": VALUES}), st.text(max_size=60))
-def test_records(tmp_path: Path, content: Any, text: str) -> None:
+def test_records(tmp_path, content, text):
     (tmp_path / graphs.RECORD).write_text(json.dumps(content))
     taken_or_refused(lambda: graphs.read(tmp_path))
     (tmp_path / "data.txt").write_bytes(text.encode(errors="replace"))
@@ -177,14 +175,14 @@ PATHS = st.lists(st.integers(0, 400), min_size=1, max_size=5)
 
 @fuzzed
 @given(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]), PATHS, VALUES)
-def test_tokenizers(model: Path, name: str, path: list[int], value: Any) -> None:
+def test_tokenizers(model, name, path, value):
     (model / "config.json").write_text(json.dumps(TINY_CONFIG))
     original = (model / name).read_text()
     (model / name).write_text(json.dumps(replaced(json.loads(original), path, value)))
     asked = command_line.parse(["--mode", "generate"])
     folder = models.ModelFolder(model, "tiny", TINY_CONFIG)
 
-    def door() -> None:
+    def door():
         tokenizer, _ = opening._open_tokenizer(asked, folder)
         (ids,) = prompts.encode(tokenizer, ["some words"], raw=False)
         text = streaming.RowText(tokenizer)
@@ -204,13 +202,13 @@ WORDS_OF_TEMPLATES = st.sampled_from(
 
 @fuzzed
 @given(st.lists(WORDS_OF_TEMPLATES | st.text(max_size=4), max_size=12))
-def test_chat_templates(tokenizer: Any, words: list[str]) -> None:
+def test_chat_templates(tokenizer, words):
     tokenizer.chat_template = "".join(words)
     taken_or_refused(lambda: prompts.encode(tokenizer, ["some words"], raw=False))
 
 
 @pytest.fixture(scope="module")
-def tokenizer(model: Path) -> Any:
+def tokenizer(model):
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(str(model))
@@ -218,7 +216,7 @@ def tokenizer(model: Path) -> Any:
 
 @fuzzed
 @given(st.lists(st.binary(max_size=60), max_size=4), VALUES)
-def test_messages_of_a_submission(parts: list[bytes], body: Any) -> None:
+def test_messages_of_a_submission(parts, body):
     head = {"request": 1, "kind": "event", "body": body, "shapes": body}
     for sent in (parts, [json.dumps(head).encode(), *parts]):
         near, far = Pipe()
@@ -235,7 +233,7 @@ def test_messages_of_a_submission(parts: list[bytes], body: Any) -> None:
 
 @fuzzed
 @given(VALUES | st.fixed_dictionaries({"text": VALUES, "files": VALUES}))
-def test_answers_of_a_submission(tmp_path: Path, body: Any) -> None:
+def test_answers_of_a_submission(tmp_path, body):
     """What its process may send for each request, arrays aside."""
     session = SimpleNamespace(vocabulary=320)
     loaded: Any = SimpleNamespace(
@@ -250,7 +248,7 @@ def test_answers_of_a_submission(tmp_path: Path, body: Any) -> None:
     estimates._counting = loaded
     taken_or_refused(lambda: estimates._estimate("context_encoding_model", 128))
 
-    def profiled() -> None:
+    def profiled():
         _, names = profile._checked(body)
         profile._copy_files(tmp_path, names, tmp_path / "copies")
 
@@ -265,14 +263,14 @@ SIZES = st.sampled_from(["128x512:bf16", "0x1:f32", "9x:f32", "2:nan", "x=1", "1
 
 @fuzzed
 @given(st.text(max_size=20) | SIZES, st.text(max_size=8))
-def test_arguments_of_one_kernel(value: str, grid: str) -> None:
+def test_arguments_of_one_kernel(value, grid):
     taken_or_refused(lambda: cases.parse_case([value]).resolved({}).meta())
     taken_or_refused(lambda: kernels.parse_grid(grid))
 
 
 @fuzzed
 @given(st.text(max_size=80) | st.binary(max_size=60))
-def test_kernel_files(tmp_path: Path, content: str | bytes) -> None:
+def test_kernel_files(tmp_path, content):
     path = tmp_path / "kernels.py"
     path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
     taken_or_refused(lambda: check._constructs(path, ""))

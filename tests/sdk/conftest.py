@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,7 +36,7 @@ DEFAULT_SHAPE = dict(
 
 
 @pytest.fixture(autouse=True)
-def private_work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def private_work_dir(tmp_path, monkeypatch):
     """Each test traces into a compiler folder of its own, and rank threads stay single."""
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "nxd_model"))
     monkeypatch.delenv("NEURON_CPU_NXDI", raising=False)
@@ -46,11 +44,11 @@ def private_work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def tiny_llama(tmp_path: Path) -> Callable[..., tuple[LlamaForCausalLM, Path]]:
+def tiny_llama(tmp_path):
     """Factory of (Hugging Face model in fp32, its folder) for a changed DEFAULT_SHAPE."""
     counter = iter(range(1000))
 
-    def make(seed: int = 0, **shape: Any) -> tuple[LlamaForCausalLM, Path]:
+    def make(seed=0, **shape):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(LlamaConfig(**{**DEFAULT_SHAPE, **shape})).eval()
         folder = tmp_path / f"checkpoint{next(counter)}"
@@ -61,10 +59,10 @@ def tiny_llama(tmp_path: Path) -> Callable[..., tuple[LlamaForCausalLM, Path]]:
 
 
 @pytest.fixture
-def application() -> Callable[..., Any]:
+def application():
     """Factory of a compiled and loaded baseline application for a checkpoint folder."""
 
-    def make(folder: Path, load: bool = True, model_cls: Any = None, **neuron: Any) -> Any:
+    def make(folder, load=True, model_cls=None, **neuron):
         from neuronx_distributed_inference.models.config import NeuronConfig
         from neuronx_distributed_inference.models.llama.modeling_llama import (
             LlamaInferenceConfig,
@@ -86,10 +84,10 @@ def application() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def generate() -> Callable[..., torch.Tensor]:
+def generate():
     """Greedy new tokens (B, n) of an application for prompts of unequal lengths."""
 
-    def run(app: Any, prompts: list[list[int]], steps: int, adapter=None, **kwargs: Any) -> Any:
+    def run(app, prompts, steps, adapter=None, **kwargs):
         from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 
         adapter = adapter or HuggingFaceGenerationAdapter(app)
@@ -121,10 +119,10 @@ def generate() -> Callable[..., torch.Tensor]:
 
 
 @pytest.fixture
-def reference() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+def reference():
     """Greedy tokens (n,) and logits (n, V) of the Hugging Face model for one prompt."""
 
-    def run(model: LlamaForCausalLM, prompt: list[int], steps: int) -> Any:
+    def run(model, prompt, steps):
         ids = torch.tensor([prompt])
         output = model.generate(
             ids,

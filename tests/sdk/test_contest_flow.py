@@ -70,7 +70,7 @@ def prepare(module, folder, name, **arguments):
     return model, tokenizer, generation_config
 
 
-def nki_ratio() -> float:
+def nki_ratio():
     """The driver's count over the two first buckets, from the compiler's work folder."""
     total = nki = 0
     for tag in ("context_encoding_model", "token_generation_model"):

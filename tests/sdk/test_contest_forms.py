@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
@@ -77,7 +76,7 @@ def multiply(lhs_t_hbm, rhs_hbm):
 multiply_kernel = nki.jit(multiply)
 
 
-def kernel_linear(x: torch.Tensor, weight_t: torch.Tensor) -> torch.Tensor:
+def kernel_linear(x, weight_t):
     """x (..., K) @ weight_t (K, N) in the kernel."""
     rows = x.reshape(-1, x.shape[-1])
     return multiply_kernel(rows.t(), weight_t).reshape(*x.shape[:-1], weight_t.shape[1])
@@ -294,7 +293,7 @@ class NeuronLlamaMLP(nn.Module):
 
     product = nki.jit(multiply)
 
-    def __init__(self, config: Any, form: str) -> None:
+    def __init__(self, config, form):
         super().__init__()
         self.form, self.config = form, config
         self.act_fn = ACT2FN[config.hidden_act]
@@ -327,7 +326,7 @@ class NeuronLlamaMLP(nn.Module):
             return self._in_place(x), None
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), None
 
-    def _in_place(self, x: torch.Tensor) -> torch.Tensor:
+    def _in_place(self, x):
         """Row by row of the batch into a tensor made before, through the class's kernel."""
         if not hasattr(self, "_gate_t"):
             self._gate_t = self.gate_proj.weight.permute(1, 0).contiguous()
@@ -526,7 +525,7 @@ class ThirdAttention(baseline.NeuronLlamaAttention):
 class NeuronLlamaDecoderLayer(nn.Module):
     """Four results up to NxDI 0.2; five later, the last one a residual already added."""
 
-    def __init__(self, config: Any, attention: type, mlp_form: str) -> None:
+    def __init__(self, config, attention, mlp_form):
         super().__init__()
         self.fused_norm = config.neuron_config.qkv_kernel_enabled
         self.self_attn = attention(config, tensor_model_parallel_group=get_tp_group(config))
@@ -564,10 +563,8 @@ class DeferringLayer(NeuronLlamaDecoderLayer):
 
 
 def model_class(
-    attention: type = baseline.NeuronLlamaAttention,
-    mlp: str = "plain",
-    layer: type = NeuronLlamaDecoderLayer,
-) -> type:
+    attention=baseline.NeuronLlamaAttention, mlp="plain", layer=NeuronLlamaDecoderLayer
+):
     """The baseline with layers of the given forms; its own switches for closed kernels allowed."""
 
     class Model(baseline.NeuronLlamaModel):
@@ -591,7 +588,7 @@ def model_class(
 def agrees(tiny_llama, application, generate, reference):
     """Compiles a model class and compares its greedy tokens with Hugging Face's."""
 
-    def check(model_cls: type, shape: dict[str, Any] | None = None, **neuron: Any) -> Any:
+    def check(model_cls, shape=None, **neuron):
         model, folder = tiny_llama(**(shape or {}))
         app = application(folder, model_cls=model_cls, **BATCH, **neuron)
         got = generate(app, PROMPTS, 5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,11 +15,11 @@ PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77], [12, 100]]
 class Requests:
     """Greedy requests on an application, each on a cache line: what a scheduler would hold."""
 
-    def __init__(self, app) -> None:
+    def __init__(self, app):
         self.app = app
         self.tokens: dict[int, list[int]] = {}  # line -> prompt and answer
 
-    def start(self, line: int, prompt: list[int]) -> None:
+    def start(self, line, prompt):
         output = self.app(
             input_ids=torch.tensor([prompt]),
             position_ids=torch.arange(len(prompt))[None],
@@ -30,7 +28,7 @@ class Requests:
         )
         self.tokens[line] = [*prompt, int(output.logits[0, -1].argmax())]
 
-    def step(self, *lines: int) -> None:
+    def step(self, *lines):
         output = self.app(
             input_ids=torch.tensor([self.tokens[line][-1:] for line in lines]),
             position_ids=torch.tensor([[len(self.tokens[line]) - 1] for line in lines]),
@@ -44,7 +42,7 @@ class Requests:
 def requests(tiny_llama, application, monkeypatch):
     """Factory of (reference model, requests) on three cache lines under a version."""
 
-    def make(version: str, **options):
+    def make(version, **options):
         monkeypatch.setenv("NEURON_CPU_NXDI", version)
         model, folder = tiny_llama()
         options = {"batch_size": 3, "ctx_batch_size": 1, "is_continuous_batching": True, **options}
@@ -53,7 +51,7 @@ def requests(tiny_llama, application, monkeypatch):
     return make
 
 
-def alone(reference, model, prompt: list[int], got: list[int]) -> list[int]:
+def alone(reference, model, prompt, got):
     return [*prompt, *reference(model, prompt, len(got) - len(prompt))[0].tolist()]
 
 
@@ -77,7 +75,7 @@ def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, reference, ve
 
     @settings(max_examples=10, deadline=None)
     @given(visits, st.randoms(use_true_random=False))
-    def comes_and_goes(visits: list, chosen: random.Random) -> None:
+    def comes_and_goes(visits, chosen):
         live.tokens.clear()
         waiting = sorted(visits, key=lambda visit: visit[2])
         running: dict[int, tuple[list[int], int]] = {}

@@ -21,7 +21,7 @@ print(neuronxcc.__file__)
 """
 
 
-def run(path: str, **environment: str) -> list[str]:
+def run(path, **environment):
     result = subprocess.run(
         [sys.executable, "-c", SCRIPT],
         env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environment},
@@ -33,7 +33,7 @@ def run(path: str, **environment: str) -> list[str]:
 
 
 @pytest.fixture
-def installed_sdk(tmp_path: Path) -> Path:
+def installed_sdk(tmp_path):
     """A folder with a package that looks like the real compiler."""
     package = tmp_path / "site" / "neuronxcc" / "nki"
     package.mkdir(parents=True)

@@ -27,7 +27,7 @@ BLOCKWISE: list[Any] = [
 ]
 
 
-def theirs(family: str, experts: int, best: int) -> torch.nn.Module:
+def theirs(family, experts, best):
     """The block of transformers, with seeded weights."""
     sizes: dict[str, Any] = {"hidden_size": 12, "num_experts_per_tok": best}
     if family == "mixtral":
@@ -46,7 +46,7 @@ def theirs(family: str, experts: int, best: int) -> torch.nn.Module:
     return made.eval()
 
 
-def ours(model: torch.nn.Module, experts: int, best: int, block: int) -> MoE:
+def ours(model, experts, best, block):
     """The stand-in's, with the same weights."""
     with rank_context(Group(0, 1)):
         mlps = ExpertMLPs(

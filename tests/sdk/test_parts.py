@@ -171,7 +171,7 @@ def test_small_helpers():
     assert not math.isnan(first)
 
 
-def test_what_rounding_leaves_of_a_distribution_is_its_last_index() -> None:
+def test_what_rounding_leaves_of_a_distribution_is_its_last_index():
     """Where the sum stays below the point, no index beyond the last is drawn."""
     sampler = SimpleNamespace(deterministic=True)
     assert Sampler.draw(sampler, torch.full((3, 4), 0.1)).flatten().tolist() == [3, 3, 3]

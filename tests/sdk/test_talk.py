@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
-from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
@@ -50,7 +48,7 @@ def without_mask(q, k, v, scale):
     return out
 
 
-def adapter(kernel: Any) -> Any:
+def adapter(kernel):
     """transformers' signature around a kernel: heads before tokens in, tokens before heads out."""
 
     def attention(module, query, key, value, attention_mask, scaling, dropout=0.0, **_):
@@ -64,7 +62,7 @@ def adapter(kernel: Any) -> Any:
 
 
 class Embedding(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         config = Qwen3Config(
@@ -80,27 +78,25 @@ class Embedding(nn.Module):
         )
         self.model = Qwen3Model(config).eval()
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids):
         return self.model(ids).last_hidden_state
 
 
-def apart(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+def apart(got, reference):
     """The mean squared error, and the least cosine of a token."""
     cosine = torch.cosine_similarity(got, reference, -1).min()
     return float((got - reference).square().mean()), float(cosine)
 
 
 @pytest.fixture
-def reference() -> tuple[Embedding, torch.Tensor, torch.Tensor]:
+def reference():
     model = Embedding()
     ids = torch.randint(256, (BATCH, TOKENS), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         return model, ids, model(ids)
 
 
-def test_the_talk_from_eager_to_its_profile(
-    reference: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_talk_from_eager_to_its_profile(reference, tmp_path, monkeypatch):
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
     model, ids, expected = reference
     AttentionInterface.register("causal of the talk", adapter(causal))
@@ -127,7 +123,7 @@ def test_the_talk_from_eager_to_its_profile(
     check_profile(swapped, RUNS + 2, kernel=True)
 
 
-def check_profile(part: dict[str, Any], calls: int, kernel: bool) -> None:
+def check_profile(part, calls, kernel):
     """Multiplications by hand; the kernel's time by its own schedule."""
     rows = BATCH * TOKENS
     projections = rows * HIDDEN * WIDTH * (2 * HEADS + 2 * KV_HEADS) + 3 * rows * HIDDEN * FEED
@@ -148,7 +144,7 @@ def check_profile(part: dict[str, Any], calls: int, kernel: bool) -> None:
         assert own[0]["time_ns"] == pytest.approx(calls * LAYERS * alone)
 
 
-def test_a_kernel_without_its_mask_is_far_off(reference: Any) -> None:
+def test_a_kernel_without_its_mask_is_far_off(reference):
     model, ids, expected = reference
     AttentionInterface.register("without mask of the talk", adapter(without_mask))
     model.model.config._attn_implementation = "without mask of the talk"
@@ -156,7 +152,7 @@ def test_a_kernel_without_its_mask_is_far_off(reference: Any) -> None:
     assert mse > 1e-4 and cosine < 0.999
 
 
-def test_a_report_of_a_trace_that_reads_values_names_them(tmp_path: Path) -> None:
+def test_a_report_of_a_trace_that_reads_values_names_them(tmp_path):
     traced = torch_neuronx.trace(lambda x: x + 1 if x.sum() > 0 else x, torch.ones(2, 3))
     with recorded([str(tmp_path / "run.json")]), pytest.warns(UserWarning, match="value"):
         assert torch.equal(traced(torch.ones(2, 3)), torch.full((2, 3), 2.0))

@@ -99,7 +99,7 @@ def test_what_reads_values_is_no_graph(tmp_path):
     assert not (tmp_path / "model.pt").exists()
 
 
-def of_a_device() -> bytes:
+def of_a_device():
     """TorchScript that names a class of the device's runtime."""
     whole, changed = io.BytesIO(), io.BytesIO()
     torch.jit.save(torch.jit.script(nn.Linear(2, 3)), whole)
@@ -114,7 +114,7 @@ def of_a_device() -> bytes:
     return changed.getvalue()
 
 
-def cut(content: bytes, kept: float) -> bytes:
+def cut(content, kept):
     return content[: int(kept * len(content)) if kept < 1 else int(kept)]
 
 

@@ -8,15 +8,12 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any, Optional
 from unittest import mock
 
 from harness.errors import UserError
-from harness.processes.worker import Draw, Part, Row
-from harness.serving.app import Api, Served, Server
-from harness.serving.blocks import BlockPool
+from harness.serving.app import Api, Served
 from harness.serving.guard import Limits
 from harness.serving.metrics import Metrics
 from harness.serving.scheduler import Scheduler
@@ -30,7 +27,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def answer_to(ids: Sequence[int], tokens: int) -> list[int]:
+def answer_to(ids, tokens):
     """What `Echo` answers a prompt: tokens that depend on all that came before."""
     seen = list(ids)
     for _ in range(tokens):
@@ -44,7 +41,7 @@ class Echo:
     `go` holds every call while it is clear; the next call raises `fail`.
     """
 
-    def __init__(self, lines: int = LINES) -> None:
+    def __init__(self, lines=LINES):
         self.lines: list[list[int]] = [[] for _ in range(lines)]
         self.calls: list[tuple[str, list[int]]] = []
         self.fail: Optional[Exception] = None
@@ -52,13 +49,13 @@ class Echo:
         self.go = threading.Event()
         self.go.set()
 
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int) -> int:
+    def prefill(self, line, ids, draw, adapter):
         assert draw.number == 0 and adapter == 0
         self._begin("prefill", [line])
         self.lines[line] = list(ids)
         return answer_to(ids, 1)[0]
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows):
         assert [row.line for row in rows] == sorted({row.line for row in rows})
         self._begin("decode", [row.line for row in rows])
         for row in rows:
@@ -66,13 +63,13 @@ class Echo:
             self.lines[row.line].append(row.token)
         return [answer_to(self.lines[row.line], 1)[0] for row in rows]
 
-    def recover(self) -> None:
+    def recover(self):
         self.calls.append(("recover", []))
         if self.fail_recovery is not None:
             error, self.fail_recovery = self.fail_recovery, None
             raise error
 
-    def _begin(self, name: str, lines: list[int]) -> None:
+    def _begin(self, name, lines):
         self.calls.append((name, lines))
         assert self.go.wait(30)
         if self.fail is not None:
@@ -87,7 +84,7 @@ class Cache:
     written. `go` and `fail` are Echo's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.slots: dict[int, int] = {}
         self.computed = 0
         self.calls: list[tuple[str, int]] = []
@@ -95,7 +92,7 @@ class Cache:
         self.go = threading.Event()
         self.go.set()
 
-    def _write(self, blocks: Sequence[int], start: int, tokens: Sequence[int]) -> list[int]:
+    def _write(self, blocks, start, tokens):
         """All tokens up to the end, as the blocks have them."""
         assert self.go.wait(30)
         if self.fail is not None:
@@ -107,7 +104,7 @@ class Cache:
         end = start + len(tokens)
         return [self.slots[blocks[p // SIZE] * SIZE + p % SIZE] for p in range(end)]
 
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
+    def prefill(self, line, ids, draw, adapter, **where):
         blocks, computed = where["blocks"], where["computed"]
         self.calls.append(("prefill", len(ids) - computed))
         assert 0 <= computed < len(ids) and computed % SIZE == 0
@@ -115,26 +112,26 @@ class Cache:
         assert seen == list(ids)  # what was found is what the prompt says
         return answer_to(seen, 1)[0]
 
-    def decode(self, rows: Sequence[Row]) -> list[int]:
+    def decode(self, rows):
         self.calls.append(("decode", len(rows)))
         return [answer_to(self._write(row.blocks, row.position, [row.token]), 1)[0] for row in rows]
 
-    def chunk(self, parts: Sequence[Part]) -> list[int]:
+    def chunk(self, parts):
         self.calls.append(("chunk", sum(len(part.tokens) for part in parts)))
         return [
             answer_to(self._write(part.blocks, part.start, part.tokens), 1)[0] for part in parts
         ]
 
-    def recover(self) -> None:
+    def recover(self):
         self.slots.clear()
 
 
 def echo_api(
-    tokenizer: Any,
-    lines: Any,
-    limits: Limits = Limits(waiting=4),  # noqa: B008
-    blocks: Optional[BlockPool] = None,
-) -> Api:
+    tokenizer,
+    lines,
+    limits=Limits(waiting=4),  # noqa: B008
+    blocks=None,
+):
     """The application over such lines, or such a cache."""
     served = Served(
         name="echo",
@@ -154,18 +151,18 @@ def echo_api(
 class Address:
     """Where a server listens on this machine; `ask` sends one request."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port):
         self.port, self.url = port, f"http://127.0.0.1:{port}"
 
     @contextlib.contextmanager
-    def connection(self) -> Iterator[http.client.HTTPConnection]:
+    def connection(self):
         found = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             yield found
         finally:
             found.close()
 
-    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+    def ask(self, path, body=None, **headers):
         """(status, body, headers); JSON where the body is."""
         with self.connection() as to:
             if body is not None:
@@ -180,7 +177,7 @@ class Address:
             found: Any = json.loads(content) if kind == "application/json" else content.decode()
             return answer.status, found, answer.headers
 
-    def events(self, path: str, body: Any) -> list[str]:
+    def events(self, path, body):
         """The events of a stream."""
         status, text, headers = self.ask(path, body)
         assert status == 200 and headers["content-type"].startswith("text/event-stream"), text
@@ -190,7 +187,7 @@ class Address:
 class Running(Address):
     """A server in a thread of this process; `said` has its log, which pytest's captures miss."""
 
-    def __init__(self, server: Server, listening: socket.socket) -> None:
+    def __init__(self, server, listening):
         self.said: list[str] = []
         log = SimpleNamespace(say=self.said.append)
         self._quiet = mock.patch("harness.serving.app.console", log)
@@ -201,14 +198,14 @@ class Running(Address):
         self._thread.start()
         self.until(lambda: server.started)
 
-    def close(self) -> None:
+    def close(self):
         self.server.should_exit = True
         self._thread.join(30)
         assert not self._thread.is_alive()
         self._quiet.stop()
 
     @staticmethod
-    def until(true: Any, seconds: float = 30) -> None:
+    def until(true, seconds=30):
         """Wait for something that is about to happen."""
         end = time.monotonic() + seconds
         while not true():
@@ -216,11 +213,11 @@ class Running(Address):
             time.sleep(0.005)
 
 
-def on_a_free_port() -> socket.socket:
+def on_a_free_port():
     listening = socket.socket()
     listening.bind(("127.0.0.1", 0))
     return listening
 
 
-def refusal(text: str) -> UserError:
+def refusal(text):
     return UserError(text)

@@ -10,8 +10,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -36,7 +34,7 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model) -> Any:
+def tokenizer(tiny_model):
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(tiny_model)
@@ -45,27 +43,27 @@ def tokenizer(tiny_model) -> Any:
 
 
 @pytest.fixture(scope="module")
-def lines() -> Echo:
+def lines():
     return Echo()
 
 
 @pytest.fixture(scope="module")
-def server(tokenizer, lines) -> Iterator[Running]:
+def server(tokenizer, lines):
     running = Running(Server(echo_api(tokenizer, lines)), on_a_free_port())
     yield running
     running.close()
 
 
-def body(prompt: Any = "hello", **more: Any) -> dict[str, Any]:
+def body(prompt="hello", **more):
     return {"model": "echo", "prompt": prompt, **more}
 
 
-def chat(*contents: str, **more: Any) -> dict[str, Any]:
+def chat(*contents, **more):
     messages = [{"role": "user", "content": content} for content in contents]
     return {"model": "echo", "messages": messages, **more}
 
 
-def text_of(tokenizer: Any, ids: list[int], tokens: int) -> str:
+def text_of(tokenizer, ids, tokens):
     return tokenizer.decode(answer_to(ids, tokens))
 
 
@@ -200,7 +198,7 @@ def test_a_body_without_an_end_is_cut_off_at_the_limit(server):
         assert b" 413 " in raw.recv(200)
 
 
-def raw(server: Running, request: bytes) -> bytes:
+def raw(server, request):
     """Whatever comes back until the server closes the connection."""
     found = b""
     with socket.create_connection(("127.0.0.1", server.port), 30) as to:
@@ -260,7 +258,7 @@ SMUGGLED = {
 
 
 @pytest.mark.parametrize("name", SMUGGLED)
-def test_a_head_of_two_meanings_has_one_answer(name: str, server: Running) -> None:
+def test_a_head_of_two_meanings_has_one_answer(name, server):
     """What follows it is not read as another request."""
     lines, status = SMUGGLED[name]
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n%s\r\n\r\n" % lines
@@ -269,12 +267,12 @@ def test_a_head_of_two_meanings_has_one_answer(name: str, server: Running) -> No
 
 
 @pytest.mark.parametrize("url", [b"http://evil.example/v1/models", b"evil.example:80", b"*"])
-def test_a_whole_address_is_no_path(url: str, server: Running) -> None:
+def test_a_whole_address_is_no_path(url, server):
     head = b"GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % url
     assert raw(server, head).startswith(b"HTTP/1.1 404 ")
 
 
-def test_floods_hold_nobody_off(server: Running) -> None:
+def test_floods_hold_nobody_off(server):
     """Requests in a row, readers that do not read, and streams whose clients are gone at once."""
     text = json.dumps(body("hello", max_tokens=50, stream=True)).encode()
     sent = b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -399,13 +397,13 @@ bodies = st.one_of(
 
 
 @pytest.fixture(scope="module")
-def in_process(tokenizer) -> Iterator[Any]:
+def in_process(tokenizer):
     """`send(path, body)` -> status, without a socket in between."""
     api = echo_api(tokenizer, Echo(), Limits(waiting=64))
     app, loop = application(api), asyncio.new_event_loop()
     running = loop.create_task(api.scheduler.run())
 
-    async def one(path: str, content: bytes) -> int:
+    async def one(path, content):
         scope = {
             "type": "http",
             "method": "POST",
@@ -416,14 +414,14 @@ def in_process(tokenizer) -> Iterator[Any]:
         }
         statuses, sent = [], False
 
-        async def receive() -> dict[str, Any]:
+        async def receive():
             nonlocal sent
             if sent:
                 await asyncio.Event().wait()
             sent = True
             return {"type": "http.request", "body": content, "more_body": False}
 
-        async def send(message: Any) -> None:
+        async def send(message):
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
 
@@ -443,7 +441,7 @@ def test_no_body_gives_a_500(in_process, path, content):
 
 
 @pytest.mark.parametrize("patience", [30, 0])
-def test_a_server_that_drains_says_so_and_cuts_answers_with_an_event(tokenizer, patience) -> None:
+def test_a_server_that_drains_says_so_and_cuts_answers_with_an_event(tokenizer, patience):
     """Its listener stays open; what runs ends whole, or with an error event in its stream."""
     lines = Echo()
     limits = Limits(waiting=4, drain_seconds=patience)
@@ -472,6 +470,6 @@ def test_a_server_that_drains_says_so_and_cuts_answers_with_an_event(tokenizer, 
     running.close()
 
 
-def test_choices_of_neighbouring_seeds_have_nothing_in_common() -> None:
+def test_choices_of_neighbouring_seeds_have_nothing_in_common():
     found = {app._seed(seed, number) for seed in range(20) for number in range(20)}
     assert len(found) == 400 and app._seed(7, 0) == 7

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import random
-from collections.abc import Callable, Coroutine, Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,14 +20,8 @@ from tests.serving.test_serve import Served, asked, text
 BLOCKS = 12
 
 
-def run(
-    cache: Cache,
-    test: Callable[[Scheduler], Coroutine[Any, Any, None]],
-    pool: BlockPool,
-    chunk: int | None = None,
-    waiting: int = 8,
-) -> None:
-    async def both() -> None:
+def run(cache, test, pool, chunk=None, waiting=8):
+    async def both():
         scheduler = Scheduler(cache, LINES, waiting, [2], None, pool, chunk)
         running = asyncio.create_task(scheduler.run())
         await test(scheduler)
@@ -60,7 +51,7 @@ SYSTEM = [*range(100, 109)]  # two blocks and one token more
 def test_a_prefix_that_others_have_cached_is_not_computed_again(prompt, found):
     cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         first, second = answer(*SYSTEM, 5, most=3), answer(*prompt, most=3)
         scheduler.submit([first])
         assert await heard(first) == (answer_to(first.ids, 3), End("length"))
@@ -85,7 +76,7 @@ def test_adapters_share_nothing():
 def test_behind_a_failure_nothing_is_believed_of_the_cache():
     cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         first, second, third = (answer(*SYSTEM, n, most=3) for n in (5, 6, 7))
         scheduler.submit([first])
         await heard(first)
@@ -103,7 +94,7 @@ def test_behind_a_failure_nothing_is_believed_of_the_cache():
 def test_chunks_take_prompts_in_parts_beside_the_steps_of_others(chunk):
     cache, pool = Cache(), BlockPool(3 * BLOCKS, SIZE, False)
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         asked_ = [answer(*range(n, n + 3 * n), most=2 + n) for n in (3, 9, 5, 4, 8)]
         scheduler.submit(asked_)
         for one in asked_:
@@ -128,7 +119,7 @@ def test_any_answers_over_few_blocks_are_right(asked_of, leaves):
     """Few tokens, so that many prompts begin alike, and 6 blocks, so that many are evicted."""
     cache, pool = Cache(), BlockPool(6, SIZE, True)
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         answers = [answer(*ids, most=most) for ids, most in asked_of]
         scheduler.submit(answers)
         if leaves:
@@ -142,7 +133,7 @@ def test_any_answers_over_few_blocks_are_right(asked_of, leaves):
 # --- the model ------------------------------------------------------------------------------------
 
 
-def options_of(model: Path, *more: str) -> list[str]:
+def options_of(model, *more):
     """fp32, so that equal texts are no chance."""
     return [
         *["--model-path", str(model), "--seq-len", "128", "--batch-size", "3", "--torch-dtype"],
@@ -150,7 +141,7 @@ def options_of(model: Path, *more: str) -> list[str]:
     ]
 
 
-def prompts_behind_a_system_prompt() -> list[dict[str, Any]]:
+def prompts_behind_a_system_prompt():
     """Of lengths around a block's end; some are the system prompt itself or part of it."""
     random_, system = random.Random(1), "you are a helpful simulator, be brief. "  # 39 tokens
     rests = ["".join(random_.choices("abcdefg ", k=n)) for n in (1, 9, 8)]
@@ -158,12 +149,12 @@ def prompts_behind_a_system_prompt() -> list[dict[str, Any]]:
     return [asked(prompt, 3 + n, seed=n) for n, prompt in enumerate(prompts)]
 
 
-def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[str]:
+def together(served, bodies):
     with concurrent.futures.ThreadPoolExecutor(4) as clients:
         return list(clients.map(lambda body: text(served, body), bodies))
 
 
-def number(served: Served, name: str) -> int:
+def number(served, name):
     """What /metrics says."""
     lines = served.ask("/metrics")[1].splitlines()
     return int(float(next(line for line in lines if line.startswith(name)).split()[-1]))

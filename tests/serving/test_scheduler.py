@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,11 +12,11 @@ from harness.serving.scheduler import Answer, End, Scheduler
 from tests.serving.parts import LINES, Echo, answer_to, refusal
 
 
-def answer(*ids: int, most: int = 4) -> Answer:
+def answer(*ids, most=4):
     return Answer(list(ids), most, temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
-async def heard(asked: Answer) -> tuple[list[int], End]:
+async def heard(asked):
     """The tokens and the end."""
     tokens: list[int] = []
     while not isinstance(event := await asyncio.wait_for(asked.events.get(), 30), End):
@@ -26,10 +24,10 @@ async def heard(asked: Answer) -> tuple[list[int], End]:
     return tokens, event
 
 
-def run(lines: Echo, test: Callable[[Scheduler], Coroutine[Any, Any, None]], waiting=8, stop=()):
+def run(lines, test, waiting=8, stop=()):
     """A test beside a scheduler that runs; it must come to its end when drained."""
 
-    async def both() -> None:
+    async def both():
         scheduler = Scheduler(lines, LINES, waiting, stop)
         running = asyncio.create_task(scheduler.run())
         await test(scheduler)
@@ -42,7 +40,7 @@ def run(lines: Echo, test: Callable[[Scheduler], Coroutine[Any, Any, None]], wai
 def test_more_answers_than_lines_come_in_order_and_none_starves():
     lines = Echo()
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         asked = [answer(5, n, most=3 + n % 4) for n in range(1, 9)]
         scheduler.submit(asked)
         for one in asked:
@@ -58,7 +56,7 @@ def test_more_answers_than_lines_come_in_order_and_none_starves():
 
 
 def test_an_end_token_ends_an_answer_and_is_not_handed_out():
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         asked = answer(9, 8, 7, most=6)
         scheduler.submit([asked])
         assert await heard(asked) == (answer_to([9, 8, 7], 2), End("stop"))
@@ -70,7 +68,7 @@ def test_an_end_token_ends_an_answer_and_is_not_handed_out():
 def test_a_failed_call_ends_what_is_in_flight_only(error):
     lines = Echo()
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         asked = [answer(n, 5, most=50) for n in range(1, LINES + 3)]
         scheduler.submit(asked)
         await asked[LINES - 1].events.get()
@@ -90,7 +88,7 @@ def test_a_recovery_that_fails_costs_the_next_answer():
     lines = Echo()
     lines.fail, lines.fail_recovery = refusal("It ended."), refusal("It does not start.")
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         asked = [answer(n, 5) for n in range(1, 4)]
         scheduler.submit(asked)
         assert (await heard(asked[0]))[1].failure == "It ended."
@@ -110,7 +108,7 @@ def test_a_recovery_that_fails_costs_the_next_answer():
 def test_whoever_comes_and_goes_each_gets_its_own_answer(visits):
     """(prompt, length, rounds before it comes, whether it leaves after its first token)."""
 
-    async def visit(scheduler: Scheduler, first: int, most: int, after: int, leaves: bool) -> None:
+    async def visit(scheduler, first, most, after, leaves):
         for _ in range(after):
             await asyncio.sleep(0)
         asked = answer(first, 3, most=most)
@@ -121,7 +119,7 @@ def test_whoever_comes_and_goes_each_gets_its_own_answer(visits):
         else:
             assert await heard(asked) == (answer_to(asked.ids, most), End("length"))
 
-    async def test(scheduler: Scheduler) -> None:
+    async def test(scheduler):
         await asyncio.gather(*(visit(scheduler, *one) for one in visits))
 
     run(Echo(), test, waiting=12)

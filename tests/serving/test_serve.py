@@ -7,9 +7,6 @@ import json
 import os
 import random
 import signal
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,35 +15,35 @@ from harness.inputs import command_line
 from harness.modes import serve
 from tests.adapters import ATTENTION, as_peft, write_adapter
 from tests.conftest import REPOSITORY
-from tests.serving.parts import Address, Running
+from tests.serving.parts import Running
 
 
 class Served(Running):
     """What the mode makes of a command line, in a thread of this process."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments):
         settings = command_line.parse(["--mode", "serve", "--port", "0", *arguments])
         self.opened, self.listening, self.session = serve.opened(settings)
         super().__init__(self.opened, self.listening)
 
     @property
-    def process(self) -> Any:
+    def process(self):
         """The submission's process."""
         ((_, worker),) = [one for one in self.session.workers._open if not one[1].ended]
         return worker._process
 
-    def close(self) -> None:
+    def close(self):
         super().close()
         self.session.workers.close()
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+def cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model: Path, cache: str) -> Iterator[Served]:
+def served(tiny_model, cache):
     """Three slots, kernels, no end token within reach of short answers; llama.py's own text."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", cache)
@@ -58,11 +55,11 @@ def served(tiny_model: Path, cache: str) -> Iterator[Served]:
         running.close()
 
 
-def asked(prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
+def asked(prompt, tokens, **more):
     return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, **more}
 
 
-def text(served: Address, body: dict[str, Any]) -> str:
+def text(served, body):
     status, found, _ = served.ask("/v1/completions", body)
     assert status == 200, found
     return found["choices"][0]["text"]
@@ -228,7 +225,7 @@ def test_arguments_that_a_server_would_ignore_are_refused(arguments):
 
 
 def test_what_it_cannot_open_is_refused_before_anything_long(tiny_model, tmp_path, served):
-    def opened(*arguments: str) -> None:
+    def opened(*arguments):
         options = ["--mode", "serve", "--model-path", str(tiny_model), *arguments]
         serve.opened(command_line.parse(options))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ PROMPTS = ([9, 40, 77, 12, 90, 31, 8], [100, 101, 102], [7, 7, 200, 33], [250, 3
 TOKENS = 4
 
 
-def load(folder: Path, device_samples: bool) -> Any:
+def load(folder, device_samples):
     """As `load_weights` does it: the class by the checkpoint's architecture, a folder by a hash."""
     import models.extended as llama
 
@@ -67,11 +66,11 @@ def load(folder: Path, device_samples: bool) -> Any:
 class Runner:
     """The runner's calls: prompts one by one, then all that live, its rows sorted by slot."""
 
-    def __init__(self, model: Any, device_samples: bool) -> None:
+    def __init__(self, model, device_samples):
         self.model, self.device_samples = model, device_samples
         self.tokens: dict[int, list[int]] = {}
 
-    def call(self, ids: list[list[int]], positions: list[list[int]], slots: list[int]) -> list[int]:
+    def call(self, ids, positions, slots):
         blocks, order = torch.sort(torch.tensor(slots))
         output = self.model(
             torch.tensor(ids)[order],
@@ -91,13 +90,13 @@ class Runner:
             found = found[torch.argsort(order)]
         return found.tolist()
 
-    def prefill(self, slot: int, prompt: list[int]) -> None:
+    def prefill(self, slot, prompt):
         """Right-padded with zeros, positions too: the mask is inferred from them."""
         padding = [0] * (len(prompt) % 3)
         ids, positions = [*prompt, *padding], [*range(len(prompt)), *padding]
         self.tokens[slot] = [*prompt, *self.call([ids], [positions], [slot])]
 
-    def step(self) -> None:
+    def step(self):
         slots = list(self.tokens)  # in the order in which they came
         rows = [self.tokens[slot] for slot in slots]
         found = self.call([row[-1:] for row in rows], [[len(row) - 1] for row in rows], slots)
@@ -106,13 +105,13 @@ class Runner:
 
 
 @pytest.fixture(scope="module")
-def reference(tiny_model) -> Any:
+def reference(tiny_model):
     """Greedy tokens of Hugging Face's Llama in fp32."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(tiny_model, torch_dtype=torch.float32).eval()
 
-    def answer(prompt: list[int], tokens: int) -> list[int]:
+    def answer(prompt, tokens):
         ids = torch.tensor([prompt])
         with torch.no_grad():
             for _ in range(tokens):
@@ -123,7 +122,7 @@ def reference(tiny_model) -> Any:
 
 
 @pytest.fixture
-def folder(tiny_model, monkeypatch, tmp_path) -> Path:
+def folder(tiny_model, monkeypatch, tmp_path):
     """A folder of the model that compiled folders may be put into."""
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work") + "/")
     folder = tmp_path / "model"

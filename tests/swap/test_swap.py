@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,11 +66,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="session")
-def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def family(tmp_path_factory):
     """Seeded tiny models, made when they are asked for."""
     root = tmp_path_factory.mktemp("families")
 
-    def make(name: str) -> Path:
+    def make(name):
         if not (root / name).is_dir():
             model, config, sizes = FAMILIES[name]
             torch.manual_seed(0)
@@ -82,7 +81,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return make
 
 
-def host_of(folder: Path, kernel: str, at: str, *more: str) -> Host:
+def host_of(folder, kernel, at, *more):
     """What the kernel's process has, in this one."""
     source = kernel if ":" in kernel else f"{KERNELS}:{kernel}"
     settings = command_line.parse(
@@ -93,7 +92,7 @@ def host_of(folder: Path, kernel: str, at: str, *more: str) -> Host:
     return Host(job, [].append)
 
 
-def tried(host: Host, lengths: list[int], length: int = LENGTH, estimate: bool = False):
+def tried(host, lengths, length=LENGTH, estimate=False):
     """Agreement of the kernel with the reference, and what the calls of attention hide."""
     rows = np.random.default_rng(1).integers(1, 300, (len(lengths), length))
     ids = [[*row[:own].tolist(), *[0] * (length - own)] for row, own in zip(rows, lengths)]
@@ -132,9 +131,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "kernel", "at", "lengths", "hides"), CASES)
-def test_kernels_fit_models(
-    name: str, kernel: str, at: str, lengths: list[int], hides: list[str], family: Callable
-) -> None:
+def test_kernels_fit_models(name, kernel, at, lengths, hides, family):
     host = host_of(family(name), kernel, at)
     close, found = tried(host, lengths, estimate=min(lengths) < LENGTH)
     assert found == hides
@@ -142,7 +139,7 @@ def test_kernels_fit_models(
     assert close.argmax is None or close.argmax > 0.95
 
 
-def test_the_model_is_as_before_when_the_kernel_is_gone(family: Callable) -> None:
+def test_the_model_is_as_before_when_the_kernel_is_gone(family):
     host = host_of(family("qwen3"), "rms_norm", "rmsnorm")
     ids = [[5] * 128]
     before = running.measure(host, ids, [128], [], False, 1).arrays[0]
@@ -150,7 +147,7 @@ def test_the_model_is_as_before_when_the_kernel_is_gone(family: Callable) -> Non
     assert np.array_equal(before, running.measure(host, ids, [128], [], False, 1).arrays[0])
 
 
-def reads_a_value(self: Any, x: torch.Tensor) -> torch.Tensor:
+def reads_a_value(self, x):
     """An MLP of Llama that takes another branch where all is zero, which no graph can."""
     gate = self.act_fn(self.gate_proj(x))
     return self.down_proj(gate * self.up_proj(x)) if x.abs().max() > 0 else x
@@ -161,14 +158,8 @@ def reads_a_value(self: Any, x: torch.Tensor) -> torch.Tensor:
     [(reads_a_value, "plain_attention", "value"), (reads_a_value, "forgets_its_mask", "value")],
 )
 def test_the_device_runs_what_tracing_refuses(
-    forward: Callable,
-    kernel: str,
-    told: str,
-    family: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
-) -> None:
+    forward, kernel, told, family, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaMLP, "forward", forward)
     job = host_of(family("llama"), kernel, "attention", "--layers", "1", "--runs", "1").job
     rows = np.random.default_rng(1).integers(1, 300, (1, LENGTH)).tolist()
@@ -208,32 +199,30 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("name", "kernel", "at", "told"), REFUSALS)
-def test_what_does_not_fit_is_refused(
-    name: str, kernel: str, at: str, told: str, family: Callable
-) -> None:
+def test_what_does_not_fit_is_refused(name, kernel, at, told, family):
     with pytest.raises(UserError, match=told):
         tried(host_of(family(name), kernel, at), [128, 40], length=128)
 
 
-def test_a_cap_of_scores_that_a_kernel_leaves_out_is_told_once(family: Callable, caplog) -> None:
+def test_a_cap_of_scores_that_a_kernel_leaves_out_is_told_once(family, caplog):
     running._tell_cap.cache_clear()
     tried(host_of(family("gemma2"), "flash_fwd", "attention", "--layers", "1"), [512])
     assert caplog.text.count("caps its scores at 50 and the kernel does not") == 1
 
 
-def test_lengths_without_a_tile_are_refused(family: Callable) -> None:
+def test_lengths_without_a_tile_are_refused(family):
     with pytest.raises(UserError, match="2048 or 1024 or 512, got 640"):
         tried(host_of(family("llama"), "flash_fwd", "attention"), [640], length=640)
 
 
-def test_a_model_is_cut_to_layers(family: Callable) -> None:
+def test_a_model_is_cut_to_layers(family):
     host = host_of(family("llama"), "rms_norm", "rmsnorm", "--layers", "1")
     assert len(running.prepared(host, False, 1).model.layers) == 1
     with pytest.raises(UserError, match="--layers must be at most 2 for llama, got 3"):
         running.prepared(host_of(family("llama"), "x", "mlp", "--layers", "3"), False, 1)
 
 
-def masks(*rows: list[list[float]]) -> torch.Tensor:
+def masks(*rows):
     return torch.tensor([[row] for row in rows])
 
 
@@ -253,13 +242,11 @@ SEEN, NOT = 0.0, torch.finfo(torch.float32).min
         (masks([[SEEN] * 3] * 3, [[SEEN, SEEN, NOT]] * 3), False, [3, 3], "bias"),
     ],
 )
-def test_what_a_mask_hides(
-    mask: torch.Tensor | None, causal: bool, lengths: list[int], hides: str
-) -> None:
+def test_what_a_mask_hides(mask, causal, lengths, hides):
     assert running.hidden_keys(mask, causal, lengths, 3) == hides
 
 
-def test_agreement_by_its_definitions() -> None:
+def test_agreement_by_its_definitions():
     a, b = (
         np.array([[[3.0, 4.0], [1.0, 0.0], [9.0, 9.0]]]),
         np.array([[[4.0, 3.0], [1.0, 0.0], [0, 1]]]),
@@ -272,9 +259,7 @@ def test_agreement_by_its_definitions() -> None:
     assert not agreement([a], [b], [2]).least_cosine >= -1
 
 
-def test_references_are_kept_and_damaged_ones_computed_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_references_are_kept_and_damaged_ones_computed_anew(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = files.reference_file({"a": 1})
     assert path != files.reference_file({"a": 2}) and files.read_reference(path) is None
@@ -290,8 +275,8 @@ def test_references_are_kept_and_damaged_ones_computed_anew(
     ("kernel", "status"), [pytest.param("flash_fwd", 0, marks=later), ("forgets_its_mask", 1)]
 )
 def test_the_command_reports_and_fails_beyond_its_threshold(
-    kernel: str, status: int, run_main: Callable, family: Callable, tmp_path: Path
-) -> None:
+    kernel, status, run_main, family, tmp_path
+):
     arguments = ["--mode", "swap", "--model-path", family("llama"), "--at", "attention"]
     arguments += ["--kernel", f"{KERNELS}:{kernel}", "--batch-size", "2", "--layers", "1"]
     done = run_main(*arguments, XDG_CACHE_HOME=str(tmp_path), COLUMNS="200")
@@ -319,7 +304,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_bad_arguments_are_one_sentence(case: str) -> None:
+def test_bad_arguments_are_one_sentence(case):
     arguments, told = WRONG[case]
     with pytest.raises(UserError, match=told):
         command_line.parse(["--mode", "swap", *arguments])
@@ -336,7 +321,7 @@ BAD_INPUTS = [
 
 
 @pytest.mark.parametrize(("more", "told"), BAD_INPUTS)
-def test_inputs_that_do_not_fit_are_refused(more: list[str], told: str, tiny_model: Path) -> None:
+def test_inputs_that_do_not_fit_are_refused(more, told, tiny_model):
     settings = host_of(tiny_model, "flash_fwd", "attention", *more).job.settings
     with pytest.raises(UserError, match=told):
         mode._inputs(settings, tiny_model)

@@ -19,11 +19,11 @@ VOCABULARY, TOKENS = 8, 4
 class Letters:
     """Token n is the n-th letter."""
 
-    def decode(self, tokens) -> str:
+    def decode(self, tokens):
         return "".join(chr(97 + token) for token in tokens)
 
 
-def logits(best: int, second: int, gap: float) -> torch.Tensor:
+def logits(best, second, gap):
     """[TOKENS, 1, V] with the same two best tokens at every position."""
     scores = torch.linspace(1, 2, VOCABULARY).repeat(TOKENS, 1, 1)
     scores[..., best], scores[..., second] = 16.0, 16.0 - gap
@@ -34,7 +34,7 @@ def logits(best: int, second: int, gap: float) -> torch.Tensor:
 def check(monkeypatch):
     """check_row on given logits of both sides."""
 
-    def call(expected: torch.Tensor, actual: torch.Tensor, *arguments: str):
+    def call(expected, actual, *arguments):
         sides = {"baseline": expected, "candidate": actual}
 
         def scores(loaded, ids, count, on_step, place=None):
@@ -53,20 +53,20 @@ def check(monkeypatch):
 TIE = 0.0625  # half the bf16 spacing at 16
 
 
-def test_a_tie_passes_and_the_contests_judgement_stands_beside_it(check) -> None:
+def test_a_tie_passes_and_the_contests_judgement_stands_beside_it(check):
     result = check(logits(3, 5, TIE), logits(5, 3, TIE))
     assert result.passed and result.contest_passed is False and len(result.divergences) == TOKENS
     assert "--judge contest): 4 greedy tokens differ" in result.lines()[-1]
     assert not check(logits(3, 5, TIE), logits(5, 3, TIE), "--judge", "contest").passed
 
 
-def test_a_tie_excuses_no_other_difference(check) -> None:
+def test_a_tie_excuses_no_other_difference(check):
     wrong = logits(5, 3, TIE)
     wrong[..., 0] = -16.0
     assert not check(logits(3, 5, TIE), wrong).passed
 
 
-def test_an_error_far_from_rounding_is_not_excused_by_equal_tokens(check) -> None:
+def test_an_error_far_from_rounding_is_not_excused_by_equal_tokens(check):
     wrong = logits(3, 5, 1.0)
     wrong[..., 0] = -16.0
     result = check(logits(3, 5, 1.0), wrong)
@@ -77,7 +77,7 @@ def test_an_error_far_from_rounding_is_not_excused_by_equal_tokens(check) -> Non
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize(("side", "told"), [(0, "the baseline's"), (1, "the submission's")])
-def test_logits_that_are_not_finite_are_a_finding(value, side: int, told: str, check) -> None:
+def test_logits_that_are_not_finite_are_a_finding(value, side, told, check):
     sides = [logits(3, 5, 0.5), logits(3, 5, 0.5)]
     sides[side][2, 0, 6] = value
     result = check(*sides)
@@ -85,14 +85,14 @@ def test_logits_that_are_not_finite_are_a_finding(value, side: int, told: str, c
     assert result.summary().startswith(f"FAILED: {told} logits at position 2, token 6 are {value}")
 
 
-def test_end_tokens_that_are_masked_are_no_finding(check) -> None:
+def test_end_tokens_that_are_masked_are_no_finding(check):
     sides = [logits(3, 5, 0.5), logits(3, 5, 0.5)]
     for scores in sides:
         scores[..., 0] = -math.inf
     assert check(*sides).passed
 
 
-def test_the_baselines_logits_are_kept_until_what_made_them_changes(monkeypatch, tmp_path) -> None:
+def test_the_baselines_logits_are_kept_until_what_made_them_changes(monkeypatch, tmp_path):
     """The second call reads them; other tokens, a changed model and damage do not."""
     calls = []
 

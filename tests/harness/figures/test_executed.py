@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 # Attention is two linear layers where it is traced, and itself where it runs.
@@ -55,8 +52,8 @@ ACTS = {
 
 
 @pytest.fixture
-def evaluate(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
-    def run(text: str, *arguments: str, seq_len: str = "64", prompt: str = "hello") -> str:
+def evaluate(run_main, tiny_model, tmp_path):
+    def run(text, *arguments, seq_len="64", prompt="hello"):
         (tmp_path / "entry.py").write_text(text)
         done = run_main(
             *["--mode", "evaluate", "--llama", "entry.py", "--prompt", prompt],
@@ -72,7 +69,7 @@ def evaluate(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
     return run
 
 
-def test_attention_that_is_traced_as_two_linear_kernels_fails_by_name(evaluate: Callable) -> None:
+def test_attention_that_is_traced_as_two_linear_kernels_fails_by_name(evaluate):
     told = evaluate(TWO_LINEAR, "--enable-nki")
     assert "the kernel linear_kernel of " in told and "as it was traced" in told, told
 
@@ -85,7 +82,7 @@ def test_attention_that_is_traced_as_two_linear_kernels_fails_by_name(evaluate: 
         for act in ("by a larger product", "from a call on")
     ],
 )
-def test_work_that_was_not_traced_fails_by_name(act: str, evaluate: Callable) -> None:
+def test_work_that_was_not_traced_fails_by_name(act, evaluate):
     source, name = ACTS[act]
     told = evaluate(AFTER.replace("{act}", source))
     assert name in told and "as it was traced" in told, told
@@ -119,15 +116,13 @@ FEWER = {
 
 
 @pytest.mark.parametrize("where", FEWER)
-def test_a_kernel_that_does_less_where_it_is_timed_fails_by_name(
-    where: str, evaluate: Callable
-) -> None:
+def test_a_kernel_that_does_less_where_it_is_timed_fails_by_name(where, evaluate):
     fewer, name = FEWER[where]
     told = evaluate(COPIES.replace("{act}", f"copies(x[0], {fewer})"))
     assert name in told, told
 
 
-def test_a_kernel_that_is_the_same_everywhere_has_a_score(evaluate: Callable) -> None:
+def test_a_kernel_that_is_the_same_everywhere_has_a_score(evaluate):
     told = evaluate(COPIES.replace("{act}", "copies(x[0], False)"), "--tp-degree", "2")
     assert "Final Score" in told, told
 
@@ -154,7 +149,7 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
 )
 
 
-def test_an_answer_of_the_host_fails_by_name(evaluate: Callable) -> None:
+def test_an_answer_of_the_host_fails_by_name(evaluate):
     told = evaluate(ON_THE_HOST, "--enable-nki")
     assert "the logits of a step are computed on the host" in told, told
 
@@ -163,7 +158,7 @@ SMALL_ONLY = ACTS["by an operator"][0].replace("x.is_meta", "(x.is_meta or x.sha
 
 
 @pytest.mark.parametrize(("act", "told"), [("pass", "Final Score"), (SMALL_ONLY, "PyTorch's mul")])
-def test_graphs_that_no_prompt_reaches_are_run_too(act: str, told: str, evaluate: Callable) -> None:
+def test_graphs_that_no_prompt_reaches_are_run_too(act, told, evaluate):
     asked = ["--enable-bucketing", "--tp-degree", "1"]
     settings = {"seq_len": "256", "prompt": "word " * 28}  # beyond the first bucket of 128
     found = evaluate(AFTER.replace("{act}", act), *asked, **settings)
@@ -176,7 +171,7 @@ ON_RANK_1 = (
 )
 
 
-def test_work_of_another_rank_than_the_traced_one_fails_by_name(evaluate: Callable) -> None:
+def test_work_of_another_rank_than_the_traced_one_fails_by_name(evaluate):
     told = evaluate(AFTER.replace("{act}", ON_RANK_1), "--tp-degree", "2")
     assert "PyTorch's mul" in told, told
 
@@ -196,5 +191,5 @@ modeling_llama.NeuronLlamaMLP.forward = forward
 
 
 @pytest.mark.parametrize("degree", [pytest.param("1", marks=pytest.mark.full), "2"])
-def test_attention_of_pytorchs_own_is_what_was_traced(degree: str, evaluate: Callable) -> None:
+def test_attention_of_pytorchs_own_is_what_was_traced(degree, evaluate):
     assert "Final Score" in evaluate(FUSED, "--tp-degree", degree)

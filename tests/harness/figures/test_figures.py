@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Optional
 
 import pytest
 import torch
@@ -27,18 +25,18 @@ FAST, BASE = (
 class Letters:
     """Token n is the n-th letter."""
 
-    def decode(self, tokens) -> str:
+    def decode(self, tokens):
         return "".join(chr(97 + token) for token in tokens)
 
 
-def test_score_is_the_product_of_its_factors() -> None:
+def test_score_is_the_product_of_its_factors():
     result = evaluation.score(True, 0.5, FAST, BASE)
     assert result.value == pytest.approx(2.0 * 2.0 * 1.5)
     assert result.ttft_value == pytest.approx(4.0 * 2.0 * 1.5)
     assert result.source == "device" and result.reason is None
 
 
-def test_bands_of_estimated_times_count_twice_in_the_score() -> None:
+def test_bands_of_estimated_times_count_twice_in_the_score():
     assert evaluation.score(True, 0.0, FAST, BASE).band is None
     speed = replace(
         FAST, source=Source.COST_MODEL, band_ms=(0.8 * FAST.latency_ms, 2 * FAST.latency_ms)
@@ -50,19 +48,19 @@ def test_bands_of_estimated_times_count_twice_in_the_score() -> None:
     assert both.band == pytest.approx((found.value / 16, found.value / 0.64))
 
 
-def test_an_inaccurate_submission_scores_zero() -> None:
+def test_an_inaccurate_submission_scores_zero():
     assert evaluation.score(False, 1.0, FAST, BASE).value == 0
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_simulator_times_never_make_a_score(side: int) -> None:
+def test_simulator_times_never_make_a_score(side):
     speeds = [FAST, BASE]
     speeds[side] = evaluation.Speed(1.0, 1.0, Source.SIMULATOR)
     result = evaluation.score(True, 1.0, *speeds)
     assert result.value is None and "not device times" in str(result.reason)
 
 
-def graph(submodel: str, bucket: int, inside: int, outside: int) -> Graph:
+def graph(submodel, bucket, inside, outside):
     operators = (Operator("a", True, "k", inside), Operator("b", False, "mm", outside))
     return Graph(submodel, bucket, operators)
 
@@ -75,11 +73,11 @@ GRAPHS = [
 ]
 
 
-def test_contest_share_counts_the_smallest_buckets_once() -> None:
+def test_contest_share_counts_the_smallest_buckets_once():
     assert graphs.nki_share(GRAPHS, 100, 20).contest == pytest.approx(91 / 102)
 
 
-def test_weighted_share_counts_each_graph_as_often_as_it_runs() -> None:
+def test_weighted_share_counts_each_graph_as_often_as_it_runs():
     # prompt of 62: prefill 64; three decode steps at lengths 63, 64 (bucket 64) and 65 (128)
     share = graphs.nki_share(GRAPHS, 62, 4)
     assert share.weighted == pytest.approx((90 + 1 + 1 + 3) / (100 + 2 + 2 + 3))
@@ -87,7 +85,7 @@ def test_weighted_share_counts_each_graph_as_often_as_it_runs() -> None:
     assert share.outside == [f"{name}: b ({percent}% of its MACs)" for name, percent in told]
 
 
-def test_comparison_leaves_masked_entries_out_and_finds_divergences() -> None:
+def test_comparison_leaves_masked_entries_out_and_finds_divergences():
     expected = torch.tensor([[8.0, 7.0, -math.inf, 0.0], [1.0, 2.0, -math.inf, 3.0]])
     actual = torch.tensor([[8.0, 7.0, -math.inf, 0.0], [1.0, 3.5, -math.inf, 3.0]])
     result = accuracy.compare(expected, actual, False, "m", Letters())
@@ -101,13 +99,13 @@ def test_comparison_leaves_masked_entries_out_and_finds_divergences() -> None:
 
 
 @pytest.mark.parametrize(("second", "is_tie"), [(29.875, True), (29.75, False)])
-def test_ties_are_within_one_spacing(second: float, is_tie: bool) -> None:
+def test_ties_are_within_one_spacing(second, is_tie):
     expected, actual = torch.tensor([[30.0, second, 1.0]]), torch.tensor([[29.0, 30.0, 1.0]])
     result = accuracy.compare(expected, actual, False, "", Letters())
     assert [divergence.is_tie for divergence in result.divergences] == [is_tie]
 
 
-def test_rows_of_the_contest_are_read(tmp_path: Path) -> None:
+def test_rows_of_the_contest_are_read(tmp_path):
     path = tmp_path / "data.txt"
     path.write_text("0,18,64,6697.38,101.53\n")
     (row,) = reference.read_rows(path)
@@ -117,7 +115,7 @@ def test_rows_of_the_contest_are_read(tmp_path: Path) -> None:
         reference.read_rows(path)
 
 
-def test_a_clone_of_a_contest_has_base_times_for_its_platforms(tmp_path: Path, monkeypatch) -> None:
+def test_a_clone_of_a_contest_has_base_times_for_its_platforms(tmp_path, monkeypatch):
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
     assert reference.files_of(tmp_path) == (tmp_path / "prompts.txt", tmp_path / "prompt_data.txt")
     path = tmp_path / "prompt_data_trn2.csv"
@@ -130,7 +128,7 @@ def test_a_clone_of_a_contest_has_base_times_for_its_platforms(tmp_path: Path, m
         reference.read_rows(reference.files_of(tmp_path)[1])
 
 
-def test_baseline_figures_only_where_they_apply() -> None:
+def test_baseline_figures_only_where_they_apply():
     nothing = command_line.parse(["--mode", "evaluate"])
     given = replace(nothing, base_latency=1.0, base_throughput=2.0)
     row = reference.Row(3, 10, 256, 700.0, 400.0, "llama-3.2-1b", "cost model")
@@ -147,7 +145,7 @@ def test_baseline_figures_only_where_they_apply() -> None:
 
 
 @pytest.mark.parametrize("decode", [None, {"latency_ms_avg": 1.0, "throughput": 2.0}])
-def test_speed_reports_are_read_back_whole(decode: Optional[dict[str, float]]) -> None:
+def test_speed_reports_are_read_back_whole(decode):
     """With one new token there is no decode step, and the file says nothing of it."""
     made = benchmark.SpeedReport(
         {"throughput": 1.0},

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +12,15 @@ from harness.inputs import command_line
 from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed
 from harness.session.building import construct
-from harness.session.opening import Session, open_session
+from harness.session.opening import open_session
 from tests.conftest import REPOSITORY
 
 ESTIMATE = "harness.figures.estimate:graph_milliseconds"
 
 
 @pytest.fixture
-def opened(tiny_model: Path, tmp_path: Path) -> Callable[..., Session]:
-    def call(*arguments: object) -> Session:
+def opened(tiny_model, tmp_path):
+    def call(*arguments):
         return open_session(
             command_line.parse(
                 [
@@ -55,7 +53,7 @@ def opened(tiny_model: Path, tmp_path: Path) -> Callable[..., Session]:
         pytest.param(Role.NKI, ("--tp-degree", 1), marks=pytest.mark.full),
     ],
 )
-def test_honest_counts_lie_above(role: Role, arguments: tuple, opened: Callable) -> None:
+def test_honest_counts_lie_above(role, arguments, opened):
     session = opened(*arguments)
     loaded = construct(session, role)
     for submodel in (PREFILL, DECODE):
@@ -66,7 +64,7 @@ def test_honest_counts_lie_above(role: Role, arguments: tuple, opened: Callable)
         graphs.check_time(session, submodel, 64, found["ms"][0])
 
 
-def test_what_cannot_be_is_refused(opened: Callable) -> None:
+def test_what_cannot_be_is_refused(opened):
     session = opened("--tp-degree", 1)
     least = graphs.floor(session, DECODE, 64).macs
     for macs, refused in ((least, False), (least - 1, True)):

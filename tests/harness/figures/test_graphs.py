@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 
 import pytest
 from torch_neuronx.pyhlo import hlo_pb2
@@ -12,7 +11,7 @@ from torch_neuronx.pyhlo import hlo_pb2
 from harness.figures import graphs
 
 
-def write_hlo(folder: Path, submodel: str, kernel_config: bytes) -> None:
+def write_hlo(folder, submodel, kernel_config):
     """One dot of (4, 2, 3) x (4, 3, 5), batched over the 4, and one kernel call."""
     module = hlo_pb2.HloModuleProto(name="m")
     computation = module.computations.add(name="main", id=1)
@@ -35,11 +34,11 @@ def write_hlo(folder: Path, submodel: str, kernel_config: bytes) -> None:
     path.write_bytes(module.SerializeToString())
 
 
-def kernel_config(**values) -> bytes:
+def kernel_config(**values):
     return base64.b64encode(json.dumps(values).encode())
 
 
-def test_device_graphs_count_dots_and_kernels(tmp_path: Path) -> None:
+def test_device_graphs_count_dots_and_kernels(tmp_path):
     write_hlo(tmp_path, "token_generation_model", kernel_config(func_name="mlp", mac_count="80"))
     (graph,) = graphs.read(tmp_path)
     assert graph.macs == 4 * 2 * 3 * 5 + 80
@@ -48,7 +47,7 @@ def test_device_graphs_count_dots_and_kernels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [kernel_config(func_name="mlp"), b"not base64 json"])
-def test_kernels_without_a_count_are_told_not_taken_for_zero(tmp_path: Path, config) -> None:
+def test_kernels_without_a_count_are_told_not_taken_for_zero(tmp_path, config):
     write_hlo(tmp_path, "context_encoding_model", config)
     (graph,) = graphs.read(tmp_path)
     assert graph.macs == 120 and len(graph.uncounted_kernels) == 1

@@ -26,7 +26,7 @@ from neuron_cpu.runtime import graph, outside, recording
 HOST = cost.Overheads(graph_ns=0.0, logits_ns=0.0).step_ns()
 
 
-def near(estimated: float, *published: float) -> bool:
+def near(estimated, *published):
     """Whether an estimate lies within ±15 % of a published range."""
     return 0.85 * min(published) <= estimated <= 1.15 * max(published)
 
@@ -42,7 +42,7 @@ def contest():
         )
         wrappers = {wrapper.tag: wrapper for wrapper in model.models}
 
-        def milliseconds(tag: str, bucket: int) -> float:
+        def milliseconds(tag, bucket):
             events = events_of(tracing.record(model, wrappers[tag], bucket, Path(folder)))
             estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), 2)
             return estimator.graph(tag, bucket, 1, events).latency_ns / 1e6
@@ -121,11 +121,11 @@ def test_encoders_on_one_core(name, batch, published):
 
 
 class _Hidden(torch.nn.Module):
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids, mask):
         return self.model(input_ids=ids, attention_mask=mask, return_dict=False)[0]
 
 

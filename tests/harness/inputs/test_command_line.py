@@ -16,12 +16,12 @@ PROMPTS = str(PROMPTS_FILE)
 ONLY_IN = {flag: option.modes for flag, option in options.OPTIONS.items() if option.modes}
 
 
-def parse(*arguments: str):
+def parse(*arguments):
     return command_line.parse(["--mode", "generate", *arguments])
 
 
 @pytest.mark.parametrize("flag", options.REFUSED)
-def test_refused_flags_name_their_reason(flag: str) -> None:
+def test_refused_flags_name_their_reason(flag):
     with pytest.raises(UserError, match=flag):
         parse(flag)
 
@@ -41,7 +41,7 @@ def test_refused_flags_name_their_reason(flag: str) -> None:
         ("--mode", "serve", "--port", "\u0663"),  # a digit that int() reads
     ],
 )
-def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
+def test_argument_errors_are_one_line_and_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as exit_info:
         parse(*arguments)
     captured = capsys.readouterr()
@@ -53,7 +53,7 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
 @pytest.mark.parametrize(
     ("given", "meant"), [("--enable_nki", "--enable-nki"), ("--max-tokens", "--max-new-tokens")]
 )
-def test_an_argument_with_a_typo_is_told_what_is_close(given, meant, capsys) -> None:
+def test_an_argument_with_a_typo_is_told_what_is_close(given, meant, capsys):
     with pytest.raises(SystemExit):
         parse(given)
     assert f"Unrecognized arguments: {given}, {meant} is close; see" in capsys.readouterr().err
@@ -123,7 +123,7 @@ IMPOSSIBLE = """
 
 
 @pytest.mark.parametrize("line", [*IMPOSSIBLE.split("\n")[1:-1], "--prompt '  \n '"])
-def test_impossible_combinations_are_refused(line: str) -> None:
+def test_impossible_combinations_are_refused(line):
     with pytest.raises(UserError):
         parse(*shlex.split(line))
 
@@ -141,7 +141,7 @@ TREES = {
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_trees_are_read_whole(tmp_path, name) -> None:
+def test_trees_are_read_whole(tmp_path, name):
     path = tmp_path / "tree.json"
     path.write_text(TREES[name])
     heads = "1" if name == "deep" else "2"
@@ -165,7 +165,7 @@ TOKEN_TREES = {
 
 
 @pytest.mark.parametrize("name", sorted(TOKEN_TREES))
-def test_token_trees_are_read_whole(tmp_path, name) -> None:
+def test_token_trees_are_read_whole(tmp_path, name):
     path = tmp_path / "tree.json"
     path.write_text(TOKEN_TREES[name])
     arguments = "--speculate", "eagle", "--draft-model-path", "d", "--token-tree-json", str(path)
@@ -189,7 +189,7 @@ NEED_FILES = {
 
 
 @pytest.mark.parametrize("flag", sorted(set(ONLY_IN) - NEED_FILES))
-def test_arguments_of_other_modes_are_refused(flag: str) -> None:
+def test_arguments_of_other_modes_are_refused(flag):
     bare = flag in ("--resume", "--record-baseline", "--raw", "--benchmark")
     value = {
         "--profile-model": "llama-3.2-1b",
@@ -237,7 +237,7 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
             command_line.parse(["--mode", mode, *arguments])
 
 
-def test_adapters_are_numbered_as_they_are_named(tmp_path) -> None:
+def test_adapters_are_numbered_as_they_are_named(tmp_path):
     """In the modes that run a model; a server's clients name one themselves."""
     (tmp_path / "adapter_config.json").write_text("{}")
     given = [
@@ -255,7 +255,7 @@ def test_adapters_are_numbered_as_they_are_named(tmp_path) -> None:
         parse(*given, "--adapter-id", "three")
 
 
-def test_sampling_is_hugging_faces() -> None:
+def test_sampling_is_hugging_faces():
     """Greedy unless asked; --do-sample alone is among the 50 best, as GenerationConfig has it."""
     assert not parse().samples and not parse("--do-sample", "--top-k", "1").samples
     assert parse("--top-k", "5").samples and parse("--top-k", "5").top_k == 5
@@ -272,7 +272,7 @@ def test_sampling_is_hugging_faces() -> None:
         ("--do-sample", "false", "--temperature", "0.5"),
     ],
 )
-def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments) -> None:
+def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments):
     with pytest.raises(UserError, match="every token is the best one"):
         parse(*arguments)
 
@@ -289,7 +289,7 @@ def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments) -> N
         ("--prompt-file", "a\0b"), ("--memory-limit", "0"), ("--time-limit", "nan"),
     ],
 )  # fmt: skip
-def test_values_that_mean_nothing_are_refused(flag: str, value: str, capsys) -> None:
+def test_values_that_mean_nothing_are_refused(flag, value, capsys):
     modes = ONLY_IN.get(flag, ("generate",))
     with pytest.raises(SystemExit) as exit_info:
         command_line.parse(["--mode", modes[0], flag, value])
@@ -297,32 +297,32 @@ def test_values_that_mean_nothing_are_refused(flag: str, value: str, capsys) -> 
 
 
 @pytest.mark.parametrize("argument", ["\udcff", "--llama=\udc80.py"])
-def test_arguments_must_be_text(argument: str) -> None:
+def test_arguments_must_be_text(argument):
     with pytest.raises(UserError, match="not UTF-8"):
         command_line.parse(["--mode", "generate", "--prompt", argument])
 
 
-def test_tolerance_map_takes_both_forms() -> None:
+def test_tolerance_map_takes_both_forms():
     asked = ["--mode", "validate", "--tol-map", "{None: 0.05, 5: (1e-4, 0.03)}"]
     given = command_line.parse(asked).tol_map
     assert given == {None: (1e-5, 0.05), 5: (1e-4, 0.03)}
 
 
-def test_batch_size_defaults_to_the_number_of_prompts() -> None:
+def test_batch_size_defaults_to_the_number_of_prompts():
     args = parse("--prompt", "a,b", "--prompt", '"c, d"')
     assert args.prompts == ("a", "b", "c, d")
     assert args.batch_size == 3
     assert len(args.prompt_notes) == 1 and "2 prompts" in args.prompt_notes[0]
 
 
-def told(capsys: pytest.CaptureFixture, *arguments: str) -> str:
+def told(capsys, *arguments):
     with pytest.raises(SystemExit) as exit_info:
         command_line.parse(arguments)
     assert exit_info.value.code == 0
     return capsys.readouterr().out
 
 
-def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys) -> None:
+def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     text = told(capsys, "--help")
     lines = text.splitlines()
@@ -337,7 +337,7 @@ def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys) 
     assert all(flag in contest for flag in options.REFUSED)
 
 
-def test_examples_of_the_help_are_accepted() -> None:
+def test_examples_of_the_help_are_accepted():
     examples = [line for line in options.EXAMPLES.splitlines() if line.startswith("  main.py ")]
     for line in examples:
         command_line.parse(shlex.split(line)[1:])
@@ -348,6 +348,6 @@ def test_examples_of_the_help_are_accepted() -> None:
     "arguments",
     [("--limit", "1"), ("--only", "3"), ("--prompt", "abc"), ("--prompt-file", PROMPTS)],
 )
-def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments) -> None:
+def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments):
     with pytest.raises(UserError, match=f"leave {arguments[0]} out"):
         command_line.parse(["--mode", "evaluate_all", "--record-baseline", *arguments])

@@ -6,7 +6,6 @@ import itertools
 import json
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ SIZES = {
 }
 
 
-def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
+def interleave(weight, heads):
     """llama.cpp's row order from Hugging Face's, written out row by row."""
     rows = weight.shape[0] // heads
     result = np.empty_like(weight)
@@ -48,9 +47,7 @@ def interleave(weight: np.ndarray, heads: int) -> np.ndarray:
 class Writer:
     """The tiny model's folder as a GGUF file, one tensor of it in bytes."""
 
-    def __init__(
-        self, path: Path, folder: Path, architecture: str = "llama", in_bytes: str = ""
-    ) -> None:
+    def __init__(self, path, folder, architecture="llama", in_bytes=""):
         self.path, self.out = path, GGUFWriter(str(path), architecture)
         config = json.loads((folder / "config.json").read_text())
         out = self.out
@@ -80,20 +77,20 @@ class Writer:
             else:
                 out.add_tensor(stored, values)
 
-    def bytes_as_tokens(self, folder: Path, pre: str = "gpt-2") -> None:
+    def bytes_as_tokens(self, folder, pre="gpt-2"):
         vocabulary = AutoTokenizer.from_pretrained(str(folder)).get_vocab()
         tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
         tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
         self.byte_level(tokens, [], pre)
 
-    def byte_level(self, tokens: list[str], merges: list[str], pre: str) -> None:
+    def byte_level(self, tokens, merges, pre):
         self.out.add_tokenizer_model("gpt2")
         self.out.add_tokenizer_pre(pre)
         self.out.add_token_list(tokens)
         self.out.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
         self.out.add_token_merges(merges)
 
-    def close(self) -> Path:
+    def close(self):
         self.out.write_header_to_file()
         self.out.write_kv_data_to_file()
         self.out.write_tensors_to_file()
@@ -102,18 +99,18 @@ class Writer:
 
 
 @pytest.fixture
-def write(tiny_model: Path, tmp_path: Path) -> Callable[..., Writer]:
+def write(tiny_model, tmp_path):
     return lambda *more: Writer(tmp_path / "tiny.gguf", tiny_model, *more)
 
 
-def converted(path: Path) -> Path:
+def converted(path):
     folder = path.parent / "hf"
     folder.mkdir()
     gguf_import.convert(path, folder, lambda done, total: None)
     return folder
 
 
-def test_a_gguf_file_gives_its_folder_back(write: Callable, tiny_model: Path) -> None:
+def test_a_gguf_file_gives_its_folder_back(write, tiny_model):
     writer = write()
     writer.bytes_as_tokens(tiny_model)
     folder = converted(writer.close())
@@ -129,9 +126,7 @@ def test_a_gguf_file_gives_its_folder_back(write: Callable, tiny_model: Path) ->
     assert texts[0] == texts[1]
 
 
-def test_bytes_with_scales_and_a_tokenizer_that_splits_digits(
-    write: Callable, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_bytes_with_scales_and_a_tokenizer_that_splits_digits(write, tiny_model, tmp_path):
     name, kind = "model.embed_tokens.weight", GGMLQuantizationType.Q8_0
     writer = write("llama", name)
     tokens = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -157,9 +152,7 @@ def test_bytes_with_scales_and_a_tokenizer_that_splits_digits(
     assert (chat[0], chat[-1], len(chat)) == (1, 2, 3)
 
 
-def test_a_changed_file_is_converted_anew(
-    write: Callable, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_changed_file_is_converted_anew(write, tiny_model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     writer = write()
     writer.bytes_as_tokens(tiny_model)
@@ -170,7 +163,7 @@ def test_a_changed_file_is_converted_anew(
     assert models.located(path)[0] != first[0]
 
 
-def test_config_says_how_frequencies_are_scaled(write: Callable, tiny_model: Path) -> None:
+def test_config_says_how_frequencies_are_scaled(write, tiny_model):
     writer = write()
     writer.bytes_as_tokens(tiny_model, "llama-bpe")
     divisors = np.array(gguf_import._llama_3_divisors(8.0, 64, 10000.0), dtype=np.float32)
@@ -189,7 +182,7 @@ def test_config_says_how_frequencies_are_scaled(write: Callable, tiny_model: Pat
     assert model.generation["eos_token_id"] == [2, 5]
 
 
-def merged(piece: list[str], ranks: dict[tuple[str, str], float]) -> list[str]:
+def merged(piece, ranks):
     """Byte-pair merging, by definition: the pair of least rank first, the leftmost of them."""
     while True:
         pairs = [
@@ -210,7 +203,7 @@ TEXTS = (
 )
 
 
-def test_llama_3_cuts_text_as_it_was_published(write: Callable) -> None:
+def test_llama_3_cuts_text_as_it_was_published(write):
     from tokenizers import pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -233,7 +226,7 @@ def test_llama_3_cuts_text_as_it_was_published(write: Callable) -> None:
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def test_sentence_pieces_merge_by_score_and_fall_back_to_bytes(write: Callable) -> None:
+def test_sentence_pieces_merge_by_score_and_fall_back_to_bytes(write):
     pieces = ["▁", "a", "b", "n", "s", "an", "▁b", "ana", "nan", "▁ban", "as", "▁a"]
     scores = {piece: -float(rank) for rank, piece in enumerate(pieces)}
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
@@ -262,7 +255,7 @@ def test_sentence_pieces_merge_by_score_and_fall_back_to_bytes(write: Callable) 
         assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
-def wrong_frequencies(writer: Writer) -> None:
+def wrong_frequencies(writer):
     writer.out.add_tensor("rope_freqs.weight", np.linspace(1, 8, 32, dtype=np.float32))
 
 
@@ -280,7 +273,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_not_read_is_refused_by_name(case: str, write: Callable, tiny_model: Path) -> None:
+def test_what_is_not_read_is_refused_by_name(case, write, tiny_model):
     spoil, told = WRONG[case]
     writer = write()
     writer.bytes_as_tokens(tiny_model)
@@ -290,7 +283,7 @@ def test_what_is_not_read_is_refused_by_name(case: str, write: Callable, tiny_mo
 
 
 @pytest.mark.parametrize(("model", "pre"), [("gpt2", "tekken"), ("bert", "default")])
-def test_other_tokenizers_are_refused(model: str, pre: str, write: Callable) -> None:
+def test_other_tokenizers_are_refused(model, pre, write):
     writer = write()
     writer.out.add_tokenizer_model(model)
     writer.out.add_tokenizer_pre(pre)
@@ -299,13 +292,13 @@ def test_other_tokenizers_are_refused(model: str, pre: str, write: Callable) -> 
         converted(writer.close())
 
 
-def test_other_architectures_are_refused(write: Callable) -> None:
+def test_other_architectures_are_refused(write):
     with pytest.raises(UserError, match="its architecture is 'qwen2', expected 'llama'"):
         converted(write("qwen2").close())
 
 
 @pytest.mark.parametrize("kept", [0, 3, 100, 5000, -1000])
-def test_files_cut_short_are_one_sentence(kept: int, write: Callable, tiny_model: Path) -> None:
+def test_files_cut_short_are_one_sentence(kept, write, tiny_model):
     writer = write()
     writer.bytes_as_tokens(tiny_model)
     path = writer.close()
@@ -322,7 +315,7 @@ ONE_KEY = b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"a" + struct.pack("<I", 
     [struct.pack("<IQ", 4, 1 << 60), struct.pack("<IQ", 9, 1) * 100_000, struct.pack("<IQ", 8, 9)],
     ids=["an endless array", "arrays of arrays", "an array of nothing"],
 )
-def test_a_header_that_says_more_than_there_is(rest: bytes, tmp_path: Path) -> None:
+def test_a_header_that_says_more_than_there_is(rest, tmp_path):
     """Their reader would take all memory for the first one, and a minute."""
     (tmp_path / "tiny.gguf").write_bytes(ONE_KEY + rest)
     with pytest.raises(UserError, match="no whole GGUF file"):

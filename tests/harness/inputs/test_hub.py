@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,13 +24,13 @@ class Hub(BaseHTTPRequestHandler):
 
     folder: Path
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self._answer(body=True)
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self):
         self._answer(body=False)
 
-    def _answer(self, body: bool) -> None:
+    def _answer(self, body):
         if self.path.startswith("/api/models/some/model/"):
             names = [{"rfilename": f.name} for f in sorted(self.folder.iterdir())]
             content = json.dumps(
@@ -46,9 +45,7 @@ class Hub(BaseHTTPRequestHandler):
         else:
             self._send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
 
-    def _send(
-        self, status: int, content: bytes, body: bool, headers: dict[str, str] | None = None
-    ) -> None:
+    def _send(self, status, content, body, headers=None):
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
@@ -59,11 +56,11 @@ class Hub(BaseHTTPRequestHandler):
         if body:
             self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         pass
 
 
-def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
+def use_endpoint(monkeypatch, url, cache):
     constants = huggingface_hub.constants
     monkeypatch.setattr(constants, "ENDPOINT", url)
     monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", url)
@@ -75,9 +72,7 @@ def use_endpoint(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None
 
 
 @pytest.fixture
-def served(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ThreadingHTTPServer]:
+def served(tiny_model, tmp_path, monkeypatch):
     Hub.folder = tiny_model
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -88,9 +83,7 @@ def served(
     server.server_close()
 
 
-def test_a_model_is_downloaded_and_found_again_without_the_hub(
-    served: ThreadingHTTPServer, tiny_model: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_model_is_downloaded_and_found_again_without_the_hub(served, tiny_model, capsys):
     first = models.choose_model(Path("some/model"))
     assert first.name == "model" and first.config["hidden_size"] == 128
     assert "Looking for some/model" in capsys.readouterr().err
@@ -105,16 +98,12 @@ def test_a_model_is_downloaded_and_found_again_without_the_hub(
 @pytest.mark.parametrize(
     ("name", "told"), [("other", "there is no such model"), ("gated", "asks for your consent")]
 )
-def test_models_that_are_not_for_you_are_refused(
-    name: str, told: str, served: ThreadingHTTPServer
-) -> None:
+def test_models_that_are_not_for_you_are_refused(name, told, served):
     with pytest.raises(UserError, match=f"some/{name} cannot be downloaded .*{told}"):
         models.download(f"some/{name}")
 
 
-def test_without_a_network_one_sentence_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_network_one_sentence_says_so(tmp_path, monkeypatch):
     use_endpoint(monkeypatch, "http://127.0.0.1:1", tmp_path)
     with pytest.raises(UserError, match="the hub cannot be reached from here"):
         models.download("some/model")

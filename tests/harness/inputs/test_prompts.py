@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from harness.errors import UserError
@@ -32,16 +30,16 @@ from harness.inputs.prompts import (
         ("", [""]),
     ],
 )
-def test_prompt_values_split_as_csv(value: str, expected: list[str]) -> None:
+def test_prompt_values_split_as_csv(value, expected):
     assert split_prompt_value(value) == expected
 
 
-def test_bad_quoting_is_refused_with_the_mend() -> None:
+def test_bad_quoting_is_refused_with_the_mend():
     with pytest.raises(UserError, match="--prompt-file"):
         split_prompt_value('"Hello" she said')
 
 
-def test_prompt_text_is_verbatim_and_separated_by_blank_lines() -> None:
+def test_prompt_text_is_verbatim_and_separated_by_blank_lines():
     text = '\n\nfirst "quoted" \\"x\\"\nstill first\n\n  \n\tsecond $1\r\n\r\nthird\n'
     assert parse_prompt_text(text) == [
         'first "quoted" \\"x\\"\nstill first',
@@ -51,14 +49,14 @@ def test_prompt_text_is_verbatim_and_separated_by_blank_lines() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b" \n\n\t\n", b"\xff\xfe broken"])
-def test_unusable_prompt_files_are_refused(tmp_path: Path, content: bytes) -> None:
+def test_unusable_prompt_files_are_refused(tmp_path, content):
     path = tmp_path / "prompts.txt"
     path.write_bytes(content)
     with pytest.raises(UserError, match="prompt file"):
         read_prompt_file(path)
 
 
-def test_missing_prompt_file_is_refused(tmp_path: Path) -> None:
+def test_missing_prompt_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="No such file"):
         read_prompt_file(tmp_path / "nowhere.txt")
 
@@ -73,7 +71,7 @@ def test_missing_prompt_file_is_refused(tmp_path: Path) -> None:
         (32, 64, 32, True),
     ],
 )
-def test_prompt_lengths(length: int, seq_len: int, context: int, accepted: bool) -> None:
+def test_prompt_lengths(length, seq_len, context, accepted):
     ids = [[7] * length]
     if accepted:
         check_lengths(["p"], ids, seq_len, context)

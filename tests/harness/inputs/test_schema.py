@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,11 +19,11 @@ LLAMA3 = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return write_tiny_model(tmp_path / "model")
 
 
-def edit(folder: Path, name: str, changes: dict[str, Any]) -> None:
+def edit(folder, name, changes):
     path = folder / name
     content = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps(content | changes))
@@ -53,7 +51,7 @@ def edit(folder: Path, name: str, changes: dict[str, Any]) -> None:
         ({"hidden_act": "gelu"}, "must give hidden_act as 'silu', got 'gelu'"),
     ],
 )
-def test_config(folder: Path, changes: dict[str, Any], told: str) -> None:
+def test_config(folder, changes, told):
     models.check_folder(folder)
     edit(folder, "config.json", changes)
     with pytest.raises(UserError) as caught:
@@ -65,7 +63,7 @@ def test_config(folder: Path, changes: dict[str, Any], told: str) -> None:
     "changes",
     [{"temperature": "hot"}, {"top_k": 2.5}, {"eos_token_id": ["x"]}, {"do_sample": "perhaps"}],
 )
-def test_generation_settings(folder: Path, changes: dict[str, Any]) -> None:
+def test_generation_settings(folder, changes):
     edit(folder, "generation_config.json", changes)
     with pytest.raises(UserError, match=f"generation_config.json must give {next(iter(changes))}"):
         models.check_folder(folder)
@@ -77,7 +75,7 @@ def test_generation_settings(folder: Path, changes: dict[str, Any]) -> None:
     ids=["deep list", "empty", "list", "cut short"],
 )
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
-def test_text_that_is_no_object(folder: Path, name: str, text: str) -> None:
+def test_text_that_is_no_object(folder, name, text):
     (folder / name).write_text(text)
     with pytest.raises(UserError, match=name):
         models.check_folder(folder)
@@ -95,21 +93,21 @@ ENTRY = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}
         {"x": ENTRY | {"data_offsets": [0]}}, {"x": ENTRY | {"data_offsets": [0, 10**30]}},
     ],
 )  # fmt: skip
-def test_safetensors_headers(folder: Path, header: Any) -> None:
+def test_safetensors_headers(folder, header):
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"00")
     with pytest.raises(UserError, match="model.safetensors"):
         models.check_folder(folder)
 
 
-def test_a_deeply_nested_safetensors_header(folder: Path) -> None:
+def test_a_deeply_nested_safetensors_header(folder):
     text = b'{"a":' * 50_000
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
     with pytest.raises(UserError, match="model.safetensors"):
         models.check_folder(folder)
 
 
-def test_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+def test_a_pipe_is_not_waited_for(folder, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with pytest.raises(UserError, match="not a regular file"):
@@ -125,7 +123,7 @@ def test_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
      "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
      "{{ 'many' * 10**11 }}"],
 )  # fmt: skip
-def test_chat_templates_that_cannot_be_applied(template: str, folder: Path, monkeypatch) -> None:
+def test_chat_templates_that_cannot_be_applied(template, folder, monkeypatch):
     from transformers import AutoTokenizer
 
     monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 1)
@@ -139,7 +137,7 @@ def test_chat_templates_that_cannot_be_applied(template: str, folder: Path, monk
 @pytest.mark.parametrize(
     ("name", "told"), [("other", "is a file, expected .* or a .gguf file"), (None, "not exist")]
 )
-def test_what_is_no_folder_is_told_apart(name, told: str, tmp_path: Path) -> None:
+def test_what_is_no_folder_is_told_apart(name, told, tmp_path):
     path = tmp_path / (name or "nothing")
     if name is not None:
         path.write_bytes(b"GGUF")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from harness.inputs import submission
 
 
 @pytest.fixture(autouse=True)
-def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_modules(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     before = dict(sys.modules)
     yield
@@ -21,7 +20,7 @@ def own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def folder_of(root: Path, entry: str, **texts: str) -> Path:
+def folder_of(root, entry, **texts):
     root.mkdir()
     (root / "entry_of_test.py").write_text(entry)
     for name, text in texts.items():
@@ -31,7 +30,7 @@ def folder_of(root: Path, entry: str, **texts: str) -> Path:
     return root / "entry_of_test.py"
 
 
-def test_its_files_are_those_that_it_imports_and_that_these_import(tmp_path: Path) -> None:
+def test_its_files_are_those_that_it_imports_and_that_these_import(tmp_path):
     entry = folder_of(
         tmp_path / "mine",
         "import importlib, json\nfrom first_part import x\nimportlib.import_module('third_part')\n",
@@ -62,7 +61,7 @@ def test_its_files_are_those_that_it_imports_and_that_these_import(tmp_path: Pat
     assert submission.digest(entry) in found
 
 
-def test_each_submission_finds_the_files_beside_it(tmp_path: Path) -> None:
+def test_each_submission_finds_the_files_beside_it(tmp_path):
     entries = [
         folder_of(tmp_path / name, "from part_of_test import said", part_of_test=f"said = {name!r}")
         for name in ("a", "b", "c")
@@ -70,7 +69,7 @@ def test_each_submission_finds_the_files_beside_it(tmp_path: Path) -> None:
     assert [submission.imported(entry).said for entry in [*entries, entries[0]]] == [*"abca"]
 
 
-def test_an_error_names_the_file_that_raised(tmp_path: Path) -> None:
+def test_an_error_names_the_file_that_raised(tmp_path):
     entry = folder_of(tmp_path / "mine", "import part_of_test", part_of_test="\n1 / 0\n")
     with pytest.raises(UserError, match=r"part_of_test\.py, line 2, raised ZeroDivisionError"):
         submission.imported(entry)
@@ -78,7 +77,7 @@ def test_an_error_names_the_file_that_raised(tmp_path: Path) -> None:
     assert submission.kernel_places(places) == {"f": "entry_of_test.py:3", "g": "part_b.py:1"}
 
 
-def test_a_class_without_the_librarys_base_is_refused(tmp_path: Path) -> None:
+def test_a_class_without_the_librarys_base_is_refused(tmp_path):
     entry = folder_of(tmp_path / "mine", "class NeuronLlamaForCausalLM: ...")
     told = "defines no application of NxDI as NeuronLlamaForCausalLM.*begin with a copy of llama.py"
     with pytest.raises(UserError, match=told):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +13,7 @@ from tests.tiny_model import write_tiny_model
 
 
 @pytest.mark.parametrize("text", ["{"])
-def test_a_damaged_run_is_not_resumed(
-    text: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_damaged_run_is_not_resumed(text, tiny_model, tmp_path, capsys):
     folder = tmp_path / "20260101-000000"
     folder.mkdir()
     (folder / "run.json").write_text(text)
@@ -28,12 +25,8 @@ def test_a_damaged_run_is_not_resumed(
 
 @pytest.mark.parametrize("text", ['{"id": 0,', '{"id": "x", "error": null}'])
 def test_a_damaged_result_is_refused_before_the_others_run(
-    text: str,
-    tiny_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    text, tiny_model, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setattr(
         "harness.modes.evaluate_all._run_cases", lambda *_: pytest.fail("it runs prompts")
     )
@@ -48,16 +41,14 @@ def test_a_damaged_result_is_refused_before_the_others_run(
     assert status == 2 and f"delete {result} and run again" in told
 
 
-def test_a_run_is_not_resumed_with_another_model_of_the_same_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: object) -> None:
+def test_a_run_is_not_resumed_with_another_model_of_the_same_name(tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harness.modes.evaluate_all._run_cases", interrupted)
     models = [write_tiny_model(tmp_path / folder / "same") for folder in ("one", "two")]
 
-    def status(model: Path, *arguments: str) -> int:
+    def status(model, *arguments):
         command = ["--mode", "evaluate_all", "--model-path", str(model), "--limit", "1"]
         return main.main([*command, "--results-path", str(tmp_path / "results"), *arguments])
 
@@ -82,7 +73,7 @@ SIZES = "--seq-len", "512", "--max-context-length", "32"
     ],
 )
 @pytest.mark.parametrize("mode", ["evaluate_all", "preflight"])
-def test_lengths_that_were_asked_for_stay(mode, more, longest, chunk, tiny_model: Path) -> None:
+def test_lengths_that_were_asked_for_stay(mode, more, longest, chunk, tiny_model):
     """A prompt of 300 tokens is fed in chunks where its graph is to hold 32."""
     texts = ["short", "a long one, " * 25]
     arguments = ["--mode", mode, "--model-path", str(tiny_model), "--tp-degree", "1", *more]

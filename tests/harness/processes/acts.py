@@ -42,11 +42,11 @@ class Reach(NamedTuple):
     victim: int
 
     @property
-    def file(self) -> Path:
+    def file(self):
         return self.precious / "file"
 
 
-def call(name: str, *arguments: int) -> int:
+def call(name, *arguments):
     """A system call by its number, as no function of Python makes it."""
     library, libc = ctypes.CDLL("libseccomp.so.2"), ctypes.CDLL(None, use_errno=True)
     number = library.seccomp_syscall_resolve_name(name.encode())
@@ -56,10 +56,10 @@ def call(name: str, *arguments: int) -> int:
     return done
 
 
-def _as_read(act: Callable[[int], object]) -> Callable[[Reach], object]:
+def _as_read(act):
     """An act on a descriptor that was opened for reading, which every file gives."""
 
-    def opened(reach: Reach) -> None:
+    def opened(reach):
         handle = os.open(reach.file, os.O_RDONLY)
         try:
             act(handle)
@@ -69,8 +69,8 @@ def _as_read(act: Callable[[int], object]) -> Callable[[Reach], object]:
     return opened
 
 
-def _pipe(act: Callable[[int], object]) -> Callable[[Reach], object]:
-    def made(reach: Reach) -> None:
+def _pipe(act):
+    def made(reach):
         ends = os.pipe()
         try:
             act(ends[0])
@@ -80,24 +80,24 @@ def _pipe(act: Callable[[int], object]) -> Callable[[Reach], object]:
     return made
 
 
-def _fork(_: Reach) -> None:
+def _fork(_):
     if os.fork() == 0:
         os._exit(0)
 
 
-def _written(path: str) -> None:
+def _written(path):
     handle = os.open(path, os.O_WRONLY)
     os.write(handle, b"1")
 
 
-def _exchange(mine: Path, theirs: Path) -> None:
+def _exchange(mine, theirs):
     mine.write_text("x")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.renameat2(-100, bytes(mine), -100, bytes(theirs), 2) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _lock(number: int) -> Callable[[Reach], object]:
+def _lock(number):
     """A lock for reading, which keeps others from writing: a database's, for example."""
     whole = struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 0, 0, 0)
     return _as_read(lambda handle: fcntl.fcntl(handle, number, whole))
@@ -141,7 +141,7 @@ FILES: dict[str, Callable[[Reach], object]] = {
 VICTIM = object()  # its number, where an act begins
 
 
-def _system(name: str, *arguments: object) -> Callable[[Reach], object]:
+def _system(name, *arguments):
     """An act that is one system call."""
     return lambda r: call(name, *(r.victim if one is VICTIM else one for one in arguments))
 
@@ -251,7 +251,7 @@ ALLOWED: dict[str, Callable[[Reach], object]] = {
 }
 
 
-def outcome(act: Callable[[Reach], object], reach: Reach) -> str:
+def outcome(act, reach):
     try:
         act(reach)
     except OSError as error:
@@ -266,7 +266,7 @@ UNKNOWN = ("clone3",)  # as containers have it: the C library then starts thread
 LANDLOCK = "landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"
 
 
-def without(calls: tuple[str, ...], number: int = errno.EPERM) -> None:
+def without(calls, number=errno.EPERM):
     """What a container or an older system refuses, by a filter around all that follows."""
     library, allow, refuse = ctypes.CDLL("libseccomp.so.2"), 0x7FFF0000, 0x00050000 | number
     library.seccomp_init.restype = ctypes.c_void_p
@@ -277,7 +277,7 @@ def without(calls: tuple[str, ...], number: int = errno.EPERM) -> None:
     assert library.seccomp_load(context) == 0
 
 
-def elsewhere(how: str) -> None:
+def elsewhere(how):
     """Put this process, and all that it starts, into another place: words of `how`, by commas."""
     if "namespaces" in how:
         without(NAMESPACES)
@@ -290,7 +290,7 @@ def elsewhere(how: str) -> None:
         os.setuid(NOBODY)
 
 
-def main(scratch: str, precious: str, victim: str, *how: str) -> None:
+def main(scratch, precious, victim, *how):
     from neuron_cpu.sandbox import limits
 
     elsewhere("nobody" if "nobody" in how else "")

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 
-from harness.processes.worker import Host
 
-
-def children(host: Host) -> list[int]:
+def children(host):
     """The process itself and its children."""
     with open(f"/proc/self/task/{os.getpid()}/children") as file:
         return [os.getpid(), *map(int, file.read().split())]

@@ -23,7 +23,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who has made a socket")
-def test_a_starter_that_is_killed_before_its_server_is_up_leaves_no_folder(tmp_path: Path) -> None:
+def test_a_starter_that_is_killed_before_its_server_is_up_leaves_no_folder(tmp_path):
     told = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run([sys.executable, "-c", KILLED], env={**os.environ, **told})
     assert done.returncode == -9
@@ -53,7 +53,7 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing is preloaded on macOS")
-def test_a_server_that_imports_ends_with_its_starter(tmp_path: Path) -> None:
+def test_a_server_that_imports_ends_with_its_starter(tmp_path):
     """Its module imports for ever, so nothing but a look at its parent ends it."""
     told = str(tmp_path / "pid")
     (tmp_path / "slow_to_import.py").write_text(SLOW.format(told=told))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -51,7 +49,7 @@ WHEN = (
 )
 
 
-def submissions(seed: int, number: int, mine: Path) -> list[str]:
+def submissions(seed, number, mine):
     chosen = random.Random(seed)
     made = []
     for n in range(number):
@@ -67,8 +65,8 @@ def submissions(seed: int, number: int, mine: Path) -> list[str]:
     ("seed", "number"), [(0, 2), *(pytest.param(n, 20, marks=pytest.mark.full) for n in range(10))]
 )
 def test_hostile_submissions_get_a_verdict_and_hurt_nobody(
-    seed: int, number: int, run_main: Callable, tiny_model: Path, tmp_path: Path
-) -> None:
+    seed, number, run_main, tiny_model, tmp_path
+):
     closed = not limits.missing()  # without Landlock it may write all files that one may
     (tmp_path / "own").mkdir()
     mine = tmp_path / "own" / "mine"

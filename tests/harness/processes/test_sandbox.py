@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ WHO += [["without user namespaces", *WHO[-1]]]
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def place():
     """A folder that every user reaches."""
     folder = Path(tempfile.mkdtemp(dir="/tmp"))
     for made in (folder, folder / "scratch", folder / "precious"):
@@ -40,7 +39,7 @@ def place() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def tried(place: Path, *how: str) -> dict[str, str]:
+def tried(place, *how):
     """How every act ended, and nothing of others was hurt."""
     as_nobody = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); "
     sleep = "import time; time.sleep(300)"
@@ -69,7 +68,7 @@ def tried(place: Path, *how: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("who", WHO, ids=lambda who: who[0])
-def test_nothing_but_files_of_its_own_memory_and_time(who: list[str], place: Path) -> None:
+def test_nothing_but_files_of_its_own_memory_and_time(who, place):
     found = tried(place, *who)
     assert {name: found[name] for name in acts.ALLOWED if found[name] != "done"} == {}
     closed = {**acts.CALLS, **acts.FILES}
@@ -77,13 +76,13 @@ def test_nothing_but_files_of_its_own_memory_and_time(who: list[str], place: Pat
     assert found["too much memory"] == "MemoryError"
 
 
-def test_without_landlock_files_are_open_and_nothing_else(place: Path) -> None:
+def test_without_landlock_files_are_open_and_nothing_else(place):
     found = tried(place, *WHO[-2], "without Landlock")
     assert {name: found[name] for name in acts.CALLS if found[name] not in DENIED} == {}
     assert found["append"] == "done"
 
 
-def test_without_the_filter_files_are_closed(place: Path) -> None:
+def test_without_the_filter_files_are_closed(place):
     found = tried(place, *WHO[0], "without the filter")
     closed = set(acts.FILES) - {"shared memory"}
     assert {name: found[name] for name in closed if found[name] not in DENIED} == {}
@@ -103,7 +102,7 @@ print(ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="its machine code")
 @pytest.mark.parametrize("code", ["b814000000cd80c3", "b8270000400f05c3"], ids=["i386", "x32"])
-def test_a_call_by_numbers_of_another_processor_ends_it(code: str, place: Path) -> None:
+def test_a_call_by_numbers_of_another_processor_ends_it(code, place):
     """getpid() there is writev() or setpgid() here, so the filter lets no such number in."""
     command = [sys.executable, "-c", FOREIGN, str(place / "scratch"), code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from harness.inputs import command_line
 from harness.processes import worker, workers
 from harness.processes.worker import Role
 from harness.processes.workers import SubmissionFailed, without_controls
-from harness.session.building import Loaded, construct
+from harness.session.building import construct
 from harness.session.opening import open_session
 from neuron_cpu.sandbox import limits
 from neuron_cpu.sandbox.pipes import Pipe
@@ -32,10 +31,10 @@ WELL = (
 
 
 @pytest.fixture
-def imported(tiny_model: Path, tmp_path: Path) -> Callable[..., Loaded]:
+def imported(tiny_model, tmp_path):
     """Has a submission imported and configured in its process."""
 
-    def call(text: str, *arguments: str) -> Loaded:
+    def call(text, *arguments):
         entry = tmp_path / "entry.py"
         entry.write_text(text)
         settings = command_line.parse(
@@ -76,12 +75,12 @@ def imported(tiny_model: Path, tmp_path: Path) -> Callable[..., Loaded]:
         ),
     ],
 )
-def test_an_end_of_the_process_is_a_verdict(text: str, told: str, imported: Callable) -> None:
+def test_an_end_of_the_process_is_a_verdict(text, told, imported):
     with pytest.raises(UserError, match=told):
         imported(f"{text}\n{WELL}", "--memory-limit", "3")
 
 
-def test_a_hang_ends_at_the_time_limit(imported: Callable) -> None:
+def test_a_hang_ends_at_the_time_limit(imported):
     started = time.monotonic()
     with pytest.raises(SubmissionFailed, match="no answer within 1 s; --time-limit"):
         imported(f"import signal\nsignal.pause()\n{WELL}", "--time-limit", "1")
@@ -102,12 +101,12 @@ FIND = (
 
 
 @pytest.mark.parametrize("said", [HALF, FLOOD])
-def test_half_a_message_and_a_flood_end_at_the_time_limit(said: str, imported: Callable) -> None:
+def test_half_a_message_and_a_flood_end_at_the_time_limit(said, imported):
     with pytest.raises(SubmissionFailed, match="no answer within 1 s; --time-limit"):
         imported(f"{FIND}{said}\n{WELL}", "--time-limit", "1")
 
 
-def test_processor_time_is_limited(imported: Callable) -> None:
+def test_processor_time_is_limited(imported):
     with pytest.raises(SubmissionFailed, match="processor time that it may use; --cpu-limit"):
         imported(f"while True: pass\n{WELL}", "--cpu-limit", "1")
 
@@ -115,9 +114,7 @@ def test_processor_time_is_limited(imported: Callable) -> None:
 @pytest.mark.parametrize(
     "bytes_written", [b"garbage", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x02{}", b"\xff" * 64]
 )
-def test_what_is_written_to_the_connection_is_no_answer(
-    bytes_written: bytes, imported: Callable
-) -> None:
+def test_what_is_written_to_the_connection_is_no_answer(bytes_written, imported):
     text = (
         "import os, stat\n"
         "for fd in range(3, 64):\n"
@@ -131,7 +128,7 @@ def test_what_is_written_to_the_connection_is_no_answer(
     imported(WELL)
 
 
-def test_output_does_not_reach_standard_output(imported: Callable, capsys) -> None:
+def test_output_does_not_reach_standard_output(imported, capsys):
     loaded = imported(
         f"import os\nprint('loud \\x1b[2J')\nos.write(1, b'Accuracy: True\\n')\n{WELL}"
     )
@@ -141,7 +138,7 @@ def test_output_does_not_reach_standard_output(imported: Callable, capsys) -> No
     assert "Accuracy: True" in printed.err
 
 
-def test_endless_output_is_cut(imported: Callable, capsys) -> None:
+def test_endless_output_is_cut(imported, capsys):
     loaded = imported(f"for _ in range(100): print('x' * 99_999)\n{WELL}")
     loaded.worker.close()
     told = capsys.readouterr().err
@@ -149,7 +146,7 @@ def test_endless_output_is_cut(imported: Callable, capsys) -> None:
 
 
 @pytest.mark.skipif(bool(limits.missing()), reason="this system confines nothing, or not all of it")
-def test_nothing_outside_of_its_folder_is_written(imported: Callable, tmp_path: Path) -> None:
+def test_nothing_outside_of_its_folder_is_written(imported, tmp_path):
     mine = tmp_path / "precious"
     mine.write_text("1")
     for action in (
@@ -164,9 +161,7 @@ def test_nothing_outside_of_its_folder_is_written(imported: Callable, tmp_path: 
     imported(f"import tempfile\nwith tempfile.TemporaryFile() as f: f.write(b'1')\n{WELL}")
 
 
-def test_children_and_threads_end_with_the_session(
-    imported: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+def test_children_and_threads_end_with_the_session(imported, monkeypatch, capsys):
     """Where nothing is confined, as beside an SDK: elsewhere there are no children."""
     platform = replace(sdk.platform(), confines=False)
     monkeypatch.setattr(sdk, "platform", lambda: platform)
@@ -188,7 +183,7 @@ def test_children_and_threads_end_with_the_session(
     assert not loaded.worker.job.scratch.exists()
 
 
-def _has_ended(process: int) -> bool:
+def _has_ended(process):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:
@@ -204,9 +199,7 @@ def _has_ended(process: int) -> bool:
     ("arguments", "lacking", "why"),
     [((), "no Landlock", "no Landlock"), (["--no-isolate"], "", "in the driver's own process")],
 )
-def test_isolation_may_be_required(
-    arguments: list[str], lacking: str, why: str, imported: Callable, monkeypatch, capsys
-) -> None:
+def test_isolation_may_be_required(arguments, lacking, why, imported, monkeypatch, capsys):
     monkeypatch.setattr(limits, "missing", lambda: lacking)
     monkeypatch.setattr(workers, "_told", [])
     with pytest.raises(UserError, match=f"--require-isolation: .* not confined here .*{why}"):
@@ -219,7 +212,7 @@ def test_isolation_may_be_required(
     )
 
 
-def test_the_drivers_own_checks_are_out_of_reach(imported: Callable) -> None:
+def test_the_drivers_own_checks_are_out_of_reach(imported):
     from harness.figures import accuracy
 
     before = accuracy.check_row
@@ -228,7 +221,7 @@ def test_the_drivers_own_checks_are_out_of_reach(imported: Callable) -> None:
 
 
 @pytest.mark.parametrize("isolate", ["--isolate", "--no-isolate"])
-def test_both_kinds_of_processes_answer_alike(isolate: str, imported: Callable) -> None:
+def test_both_kinds_of_processes_answer_alike(isolate, imported):
     assert set(imported(WELL, isolate).buckets) == {
         "context_encoding_model",
         "token_generation_model",
@@ -249,11 +242,11 @@ def line():
         os.close(one)
 
 
-def soon() -> float:
+def soon():
     return time.monotonic() + 5
 
 
-def test_messages_arrive_as_they_were_sent(line) -> None:
+def test_messages_arrive_as_they_were_sent(line):
     reader, writer = line
     array = np.array([[1.5, np.nan], [-np.inf, 0]], dtype=np.float32)
     worker.send(writer, 7, "event", {"ü": [1, None]}, [array, np.zeros((0, 3))])
@@ -263,7 +256,7 @@ def test_messages_arrive_as_they_were_sent(line) -> None:
     assert message.arrays[1].shape == (0, 3)
 
 
-def head(request: str = "1", kind: str = '"a"', shapes: str = "[[1]]") -> bytes:
+def head(request="1", kind='"a"', shapes="[[1]]"):
     return f'{{"request": {request}, "kind": {kind}, "body": 0, "shapes": {shapes}}}'.encode()
 
 
@@ -285,7 +278,7 @@ def head(request: str = "1", kind: str = '"a"', shapes: str = "[[1]]") -> bytes:
         [head(shapes="3")],
     ],
 )
-def test_messages_of_another_form_are_none(parts: list[bytes], line) -> None:
+def test_messages_of_another_form_are_none(parts, line):
     reader, writer = line
     for part in parts:
         writer.send_bytes(part)
@@ -294,14 +287,14 @@ def test_messages_of_another_form_are_none(parts: list[bytes], line) -> None:
         worker.receive(reader, soon())
 
 
-def test_a_message_is_no_longer_than_it_may_be(line) -> None:
+def test_a_message_is_no_longer_than_it_may_be(line):
     reader, writer = line
     os.write(writer.fileno(), b"\xff\xff\xff\xff\0\0\1\0\0\0\0\0")
     with pytest.raises(worker.WireError, match="a message of 1099511627776 bytes"):
         worker.receive(reader, soon())
 
 
-def test_what_comes_after_the_deadline_is_late_however_fast(line) -> None:
+def test_what_comes_after_the_deadline_is_late_however_fast(line):
     """Somebody who floods the pipe always has something there."""
     reader, writer = line
     worker.send(writer, 1, "event", None)
@@ -326,13 +319,13 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_a_process_ends_with_its_parent() -> None:
+def test_a_process_ends_with_its_parent():
     command = [sys.executable, "-c", ORPHAN]
     done = subprocess.run(command, stdout=subprocess.PIPE, cwd=REPOSITORY, timeout=120)
     assert done.returncode == -9 and _has_ended(int(done.stdout))
 
 
-def test_control_characters_are_written_as_escapes() -> None:
+def test_control_characters_are_written_as_escapes():
     text = "a\x1b[31mb\x1b[0m\x1b]0;title\x07\r\tc\n"
     assert without_controls(text) == r"a\x1b[31mb\x1b[0m\x1b]0;title\x07\r" + "\tc\n"
     assert (

@@ -10,10 +10,10 @@ from harness.session import adapters
 class Later:
     """LoraServingConfig from 0.7 on."""
 
-    def __init__(self, max_loras: int = 1, dynamic_multi_lora: bool = False) -> None: ...
+    def __init__(self, max_loras=1, dynamic_multi_lora=False): ...
 
 
-def later(room: int) -> SimpleNamespace:
+def later(room):
     """An application of 0.7: names of two adapters, and room for more."""
     names = {"one": 0, "two": 1}
     config = SimpleNamespace(max_loras=room)

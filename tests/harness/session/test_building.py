@@ -8,7 +8,6 @@ import os
 import pickle
 import shutil
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,13 @@ from harness.errors import UserError
 from harness.files import locked_folder
 from harness.inputs import command_line
 from harness.session import building
-from harness.session.building import Loaded, build
+from harness.session.building import build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
 from tests.tiny_model import write_tiny_model
 
 
-def build_into(folder: Path, model: Path, *arguments: object) -> Loaded:
+def build_into(folder, model, *arguments):
     args = command_line.parse(
         [
             "--mode",
@@ -45,13 +44,13 @@ def build_into(folder: Path, model: Path, *arguments: object) -> Loaded:
 
 
 @pytest.fixture
-def compiled(tiny_model: Path, tmp_path: Path) -> Callable[..., Loaded]:
+def compiled(tiny_model, tmp_path):
     """Builds the tiny model without kernels into a folder of the test's own."""
     return functools.partial(build_into, tmp_path / "c", tiny_model)
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tiny_model, tmp_path_factory):
     """What `compiled` leaves, built once."""
     root = tmp_path_factory.mktemp("finished") / "c"
     build_into(root, tiny_model)
@@ -59,18 +58,18 @@ def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture
-def again(finished: Path, tmp_path: Path) -> Path:
+def again(finished, tmp_path):
     """A compiled folder of the test's own, which `compiled` would reuse."""
     shutil.copytree(finished, tmp_path / "c")
     (folder,) = (tmp_path / "c").iterdir()
     return folder
 
 
-def truncate(path: Path) -> None:
+def truncate(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def flip(path: Path) -> None:
+def flip(path):
     """Another value in the middle, at equal length."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x41
@@ -86,9 +85,7 @@ def flip(path: Path) -> None:
         pytest.param("weights/*.safetensors", Path.unlink, marks=pytest.mark.full),
     ],
 )
-def test_a_damaged_compiled_folder_is_built_anew(
-    name: str, damage: Callable, again: Path, compiled: Callable, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_damaged_compiled_folder_is_built_anew(name, damage, again, compiled, capsys):
     damage(next(again.glob(name)))
     capsys.readouterr()
     assert compiled().folder == again
@@ -98,7 +95,7 @@ def test_a_damaged_compiled_folder_is_built_anew(
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_broken_tokenizer_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+def test_a_broken_tokenizer_is_refused_in_one_sentence(name, tmp_path):
     model = write_tiny_model(tmp_path / "m")
     (model / name).write_text("{")
     args = command_line.parse(["--mode", "generate", "--model-path", str(model)])
@@ -106,10 +103,10 @@ def test_a_broken_tokenizer_is_refused_in_one_sentence(name: str, tmp_path: Path
         open_session(args)
 
 
-def test_one_run_at_a_time_uses_a_folder(tmp_path: Path) -> None:
+def test_one_run_at_a_time_uses_a_folder(tmp_path):
     waits, entered = threading.Event(), threading.Event()
 
-    def second() -> None:
+    def second():
         with locked_folder(tmp_path / "root", waits.set):
             entered.set()
 
@@ -151,9 +148,7 @@ LEFT = (
         ("open(path + '/\\n\\x1b[2J\\u202e\\udcff', 'w')", None),
     ],
 )
-def test_what_a_submission_leaves_is_plain_or_refused(
-    act: str, told: str, compiled: Callable, tmp_path: Path
-) -> None:
+def test_what_a_submission_leaves_is_plain_or_refused(act, told, compiled, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("precious")
     entry = tmp_path / "leaves.py"
@@ -168,13 +163,11 @@ def test_what_a_submission_leaves_is_plain_or_refused(
     assert not any(path.name.startswith(".") for path in (tmp_path / "c").glob("*"))
 
 
-def test_what_a_submission_changes_behind_the_look_is_seen(
-    compiled: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_submission_changes_behind_the_look_is_seen(compiled, tmp_path, monkeypatch):
     """A thread of its own goes on; once the folder has moved, it reaches nothing there."""
     rename = os.rename
 
-    def raced(source: Path, target: Path) -> None:
+    def raced(source, target):
         if Path(source).name == "torch" and ".work." in str(source):
             (Path(source) / "late").symlink_to("/etc/passwd")
         rename(source, target)
@@ -185,7 +178,7 @@ def test_what_a_submission_changes_behind_the_look_is_seen(
 
 
 @pytest.mark.parametrize("options", [[], ["--on-device-sampling"], ["--speculate", "lookup"]])
-def test_a_checkpoint_of_nan_is_no_answer(options: list[str], tmp_path: Path) -> None:
+def test_a_checkpoint_of_nan_is_no_answer(options, tmp_path):
     from safetensors.torch import load_file, save_file
 
     model = write_tiny_model(tmp_path / "nan")
@@ -198,9 +191,7 @@ def test_a_checkpoint_of_nan_is_no_answer(options: list[str], tmp_path: Path) ->
         generate_tokens(loaded, loaded.session.prompt_ids, new_tokens=4)
 
 
-def test_a_home_that_cannot_be_written_names_a_way_out(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_home_that_cannot_be_written_names_a_way_out(tiny_model, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     args = command_line.parse(["--mode", "generate", "--model-path", str(tiny_model)])
@@ -211,16 +202,14 @@ def test_a_home_that_cannot_be_written_names_a_way_out(
 class _Act:
     """Pickled, a file that whoever reads it writes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path):
         self.path = path
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self):
         return Path.write_text, (self.path, "ran")
 
 
-def test_a_planted_pickle_of_a_compiled_folder_runs_nothing(
-    again: Path, run_main: Callable, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_planted_pickle_of_a_compiled_folder_runs_nothing(again, run_main, tiny_model, tmp_path):
     content = pickle.dumps(_Act(tmp_path / "ran"))
     manifest = json.loads((again / "driver.json").read_text())
     for name in ("model.pt", "operators.json"):

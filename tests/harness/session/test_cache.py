@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from harness.modes import cache
 from harness.session.building import MANIFEST, forget_old
 
 
-def compiled(cache: Path, name: str, used: float) -> Path:
+def compiled(cache, name, used):
     folder = cache / name / "nki"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(b"x" * 1000)
@@ -23,7 +22,7 @@ def compiled(cache: Path, name: str, used: float) -> Path:
     return folder.parent
 
 
-def test_the_longest_unused_go_first(tmp_path: Path) -> None:
+def test_the_longest_unused_go_first(tmp_path):
     roots = [compiled(tmp_path, name, used) for name, used in (("b", 2), ("a", 3), ("c", 1))]
     assert forget_old(tmp_path, 10_000, roots[2]) == (3006, 0)
     assert all(root.exists() for root in roots)
@@ -31,14 +30,14 @@ def test_the_longest_unused_go_first(tmp_path: Path) -> None:
     assert [root.exists() for root in roots] == [False, True, True]
 
 
-def test_the_cache_is_listed_and_cleared(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_the_cache_is_listed_and_cleared(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place = tmp_path / "nki-llama"
     kept, used = (compiled(place / "compiled", name, 1e9) for name in ("kept", "used"))
     (place / "references").mkdir()
     (place / "references" / "one.npz").write_bytes(b"x" * 500)
 
-    def told(*arguments: str) -> str:
+    def told(*arguments):
         assert cache.run(command_line.parse(["--mode", "cache", *arguments])) in (0, 1)
         return "".join(capsys.readouterr())
 

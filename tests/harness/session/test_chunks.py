@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ from tests.tiny_model import write_tiny_model
 LENGTH = 160
 
 
-def settings_of(folder: Path, *more: str):
+def settings_of(folder, *more):
     arguments = [
         "--mode",
         "generate",
@@ -42,7 +41,7 @@ def settings_of(folder: Path, *more: str):
 class Running:
     """A model compiled and loaded in this process, as the driver's worker does it."""
 
-    def __init__(self, folder: Path, scratch: Path, *more: str, role: str = "nki"):
+    def __init__(self, folder, scratch, *more, role="nki"):
         config = json.loads((folder / "config.json").read_text())
         settings = chunks.with_chunks(settings_of(folder, *more), config)
         job = Job(
@@ -54,7 +53,7 @@ class Running:
         name = session_model.compile(self.host, role)
         session_model.load(self.host, role, scratch / name)
 
-    def tokens(self, prompts: list[list[int]], new_tokens: int = 6) -> list[list[int]]:
+    def tokens(self, prompts, new_tokens=6):
         self.steps.clear()
         session_model.generate(self.host, self.role, prompts, new_tokens, True, True, False)
         return [tokens for tokens, _ in self.steps]
@@ -70,7 +69,7 @@ def private_work_dir(tmp_path, monkeypatch):
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "nxd_model") + "/")
 
 
-def prompt(length: int, seed: int = 0) -> list[int]:
+def prompt(length, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, 259, (length,), generator=generator).tolist()
 

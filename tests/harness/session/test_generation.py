@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,10 +10,10 @@ from harness.processes.workers import SubmissionFailed
 from harness.session import generation
 
 
-def loaded(tokens: int, told: Any = None) -> SimpleNamespace:
+def loaded(tokens, told=None):
     """A model that gives so many tokens, 1 and on, of a vocabulary of 9; it keeps what is asked."""
 
-    def call(_: str, __: str, step: Callable, *, stop: Callable, **asked: Any) -> SimpleNamespace:
+    def call(_, __, step, *, stop, **asked):
         model.asked = asked
         for token in range(1, tokens + 1):
             step([[token], 0.1])
@@ -25,7 +23,7 @@ def loaded(tokens: int, told: Any = None) -> SimpleNamespace:
     return model
 
 
-def test_an_answer_may_end_early_unless_its_length_is_fixed() -> None:
+def test_an_answer_may_end_early_unless_its_length_is_fixed():
     assert generation.generate_tokens(loaded(2), [[5]], 4) == [[1], [2]]
     assert generation.generate_tokens(loaded(4), [[5]], 4, fixed_length=True) == [
         [1],
@@ -40,7 +38,7 @@ def test_an_answer_may_end_early_unless_its_length_is_fixed() -> None:
         generation.generate_tokens(loaded(5), [[5]], 4)
 
 
-def test_fewer_tokens_than_were_asked_for_are_told_once(capsys) -> None:
+def test_fewer_tokens_than_were_asked_for_are_told_once(capsys):
     settings = SimpleNamespace(seq_len=128, max_new_tokens=500)
     assert [generation.new_token_limit(settings, [[5] * 36]) for _ in "ab"] == [92, 92]
     assert capsys.readouterr().err.count("--max-new-tokens 500 is cut to 92, what --seq-len") == 1

@@ -11,7 +11,7 @@ from harness.session import model
 class Config:
     """A NeuronConfig whose asynchronous mode has a keyword of its own, as in each release."""
 
-    def __init__(self, keyword: str, **given: object) -> None:
+    def __init__(self, keyword, **given):
         self.async_mode = bool(given.get(keyword, False))
 
 

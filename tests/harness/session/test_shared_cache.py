@@ -21,14 +21,12 @@ ADDRESSES = ("memory://{}/shared", "{}/shared")
 
 
 @pytest.fixture
-def model(tiny_model: Path, tmp_path: Path) -> Path:
+def model(tiny_model, tmp_path):
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
-def test_another_machine_takes_what_one_has_compiled(
-    address: str, model: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_another_machine_takes_what_one_has_compiled(address, model, tmp_path, monkeypatch, capsys):
     """The other one has the same files elsewhere, and written at another time."""
     monkeypatch.setenv(shared_cache.VARIABLE, address.format(tmp_path))
     first = build_into(tmp_path / "one", model)
@@ -43,11 +41,11 @@ def test_another_machine_takes_what_one_has_compiled(
     assert "Reusing the compiled" in capsys.readouterr().err
 
 
-def weights(folder: Path) -> dict[str, bytes]:
+def weights(folder):
     return {path.name: path.read_bytes() for path in folder.glob("weights/*")}
 
 
-def packed(**files: bytes) -> bytes:
+def packed(**files):
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         for name, content in files.items():
@@ -57,7 +55,7 @@ def packed(**files: bytes) -> bytes:
     return buffer.getvalue()
 
 
-def changed_weight(content: bytes) -> bytes:
+def changed_weight(content):
     """The same length, other values."""
     at = len(content) // 2
     while not any(content[at : at + 64]):
@@ -77,9 +75,7 @@ DAMAGES: dict[str, Any] = {
 }
 
 
-def test_a_broken_or_foreign_entry_is_told_and_compiled_anew(
-    model: Path, tmp_path: Path, monkeypatch, capsys
-) -> None:
+def test_a_broken_or_foreign_entry_is_told_and_compiled_anew(model, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(shared_cache.VARIABLE, f"memory://{tmp_path}/damaged")
     loaded = build_into(tmp_path / "c", model)
     files = fsspec.filesystem("memory")
@@ -101,14 +97,14 @@ def test_a_broken_or_foreign_entry_is_told_and_compiled_anew(
     assert building._fetched(loaded, inputs, shared)
 
 
-def test_a_store_that_fails_leaves_no_part(tmp_path: Path, monkeypatch) -> None:
+def test_a_store_that_fails_leaves_no_part(tmp_path, monkeypatch):
     files = fsspec.filesystem("file")
     folder = tmp_path / "made"
     folder.mkdir()
     (folder / "weights").write_bytes(b"1" * 5000)
     entry = shared_cache.Entry(files, str(tmp_path / "shared" / "MODULE_1.tar"), "1")
 
-    def fail(*_: object, **__: object) -> None:
+    def fail(*_, **__):
         raise OSError("the disk is full")
 
     with monkeypatch.context() as patched:
@@ -128,9 +124,7 @@ def test_a_store_that_fails_leaves_no_part(tmp_path: Path, monkeypatch) -> None:
         ("s3://bucket/models", "fsspec.core", "fsspec"),
     ],
 )
-def test_an_address_that_nothing_opens_is_refused_at_once(
-    address: str, absent: str, told: str, monkeypatch
-) -> None:
+def test_an_address_that_nothing_opens_is_refused_at_once(address, absent, told, monkeypatch):
     monkeypatch.setenv(shared_cache.VARIABLE, address)
     if absent:
         monkeypatch.setitem(sys.modules, absent, None)
@@ -139,6 +133,6 @@ def test_an_address_that_nothing_opens_is_refused_at_once(
     assert "expected a folder or an address that fsspec knows" in str(refused.value)
 
 
-def test_without_the_variable_nothing_is_shared(monkeypatch) -> None:
+def test_without_the_variable_nothing_is_shared(monkeypatch):
     monkeypatch.delenv(shared_cache.VARIABLE, raising=False)
     assert shared_cache.entry({"settings": {}}) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -29,7 +28,7 @@ REPEATING = [7, 30, 91, 11, 200, 7, 30, 91, 11, 5, 7, 30]
 class Running:
     """A model, and its draft where one is asked for, as the driver's worker builds them."""
 
-    def __init__(self, folder: Path, scratch: Path, *more: str, role: str = "torch"):
+    def __init__(self, folder, scratch, *more, role="torch"):
         arguments = ["--mode", "generate", "--model-path", str(folder), "--torch-dtype", "float32"]
         arguments += ["--seq-len", str(LENGTH), "--tp-degree", "1", *more]
         arguments += ["--enable-nki"] if role == "nki" else []
@@ -47,10 +46,10 @@ class Running:
         for wrapper in self.host.models[role].models:
             wrapper.register_forward_hook(lambda module, *_: self._count(module.tag))
 
-    def _count(self, tag: str) -> None:
+    def _count(self, tag):
         self.calls[tag] = self.calls.get(tag, 0) + 1
 
-    def tokens(self, prompt: list[int], new_tokens: int = 16) -> list[int]:
+    def tokens(self, prompt, new_tokens=16):
         self.steps.clear()
         answer = session_model.generate(
             self.host, self.role, [prompt], new_tokens, False, True, False
@@ -58,7 +57,7 @@ class Running:
         self.body = answer.body
         return [step[0] for step in self.steps]
 
-    def scores(self, prompt: list[int], new_tokens: int = 16):
+    def scores(self, prompt, new_tokens=16):
         """The logits [new_tokens, 1, V] of greedy tokens."""
         answer = session_model.generate(
             self.host, self.role, [prompt], new_tokens, True, True, True
@@ -89,7 +88,7 @@ METHODS = {
 }
 
 
-def arguments(method: str, tiny: Path, other: Path) -> list[str]:
+def arguments(method, tiny, other):
     folders = {"tiny": str(tiny), "other": str(other)}
     return [folders.get(argument, argument) for argument in METHODS[method]]
 
@@ -161,22 +160,22 @@ class Fused:
 
     _beside: dict = {}
 
-    def __init__(self, outputs: list[torch.Tensor], logits: bool) -> None:
+    def __init__(self, outputs, logits):
         self.neuron_config = SimpleNamespace(output_logits=logits)
         self.config = SimpleNamespace(vocab_size=10)
         self.steps, self._eagle, self.outputs = [], False, outputs
 
-    def __call__(self, **inputs: torch.Tensor) -> SimpleNamespace:
+    def __call__(self, **inputs):
         assert inputs["input_ids"].tolist() == [[3]] and inputs["position_ids"].tolist() == [[2]]
         assert inputs["attention_mask"].tolist() == [[1, 1]]
         return SimpleNamespace(fused_outputs=self.outputs)
 
-    def step(self) -> tuple[list[int], torch.Tensor]:
+    def step(self):
         return speculation.InGraph._step(self, torch.tensor([[1, 2, 3]]))
 
 
 @pytest.mark.parametrize("release", ["0.1", "later"])
-def test_a_right_guess_behind_a_wrong_one_counts_as_wrong(release: str) -> None:
+def test_a_right_guess_behind_a_wrong_one_counts_as_wrong(release):
     """5, 9, 7 are guessed and 5, 6, 7 right: one guess counts, and the target's 6 behind it."""
     drafted, target = torch.tensor([[5, 9, 7, 8]]), torch.tensor([[5, 6, 7, 2]])
     tokens = [drafted, target]
@@ -189,7 +188,7 @@ def test_a_right_guess_behind_a_wrong_one_counts_as_wrong(release: str) -> None:
     assert taken == [5] and torch.equal(scores, logits[0, :2])
 
 
-def test_every_call_of_several_tokens_has_the_adapter() -> None:
+def test_every_call_of_several_tokens_has_the_adapter():
     """They went without, so the text was that of the model itself, silently."""
     paths = {"one": "a", "two": "b"}
     lora = SimpleNamespace(lora_ckpt_paths=paths)
@@ -200,15 +199,15 @@ def test_every_call_of_several_tokens_has_the_adapter() -> None:
     calls = []
 
     class Calls(speculation.Speculative):
-        def __init__(self) -> None:
+        def __init__(self):
             torch.nn.Module.__init__(self)
             self.steps, self._beside, self.neuron_model = [], {}, model
 
-        def forward(self, **given: Any) -> Any:
+        def forward(self, **given):
             calls.append(given["adapter_ids"].tolist())
             return SimpleNamespace(logits=torch.eye(4)[given["input_ids"][0] % 4][None])
 
-        def _step(self, ids: torch.Tensor) -> Any:
+        def _step(self, ids):
             return [], self._behind(ids[:, -1:], ids.shape[1] - 1).logits[0]
 
     asked = SimpleNamespace(do_sample=False, return_dict_in_generate=False)
@@ -222,7 +221,7 @@ def test_every_call_of_several_tokens_has_the_adapter() -> None:
     assert calls == [[1]] * 3
 
 
-def test_a_draft_has_no_adapter(tmp_path) -> None:
+def test_a_draft_has_no_adapter(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     given = ["--mode", "generate", "--lora-ckpt-path", f"one:{tmp_path}"]
     command_line.parse([*given, "--speculate", "lookup"])
