@@ -55,7 +55,8 @@ def test_a_collective_on_an_argument_or_a_result_is_refused(where, monkeypatch):
 
     @nki.jit
     def kernel(x):
-        own, summed, out = (nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm) for _ in range(3))
+        own, summed = (nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm) for _ in range(2))
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         nisa.dma_copy(own, x)
         source, target = x if where == "argument" else own, out if where == "result" else summed
         ncc.all_reduce([source], [target], group, nl.add)
@@ -199,7 +200,7 @@ def test_parts_whose_sizes_are_data(placed, halves):
         if not halves:
             ncc.all_to_all_v([x], [out], group, told, has_rdispls=placed)
             return out, told
-        sent = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        sent = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
         first = ncc.all_to_all_v_prepare([sent], [out], group, told, has_rdispls=placed)
         nisa.dma_copy(sent, x)
         ncc.all_to_all_v_trigger(first)

@@ -117,8 +117,6 @@ REFUSED = {
     "sim_bitwise_on_float": (  # "the input/output data types must be integer types"
         "trn2", "2.32", lambda x: conjunction(BF16), lambda x: conjunction(nl.int32)),
     "sim_reduced_integers": ("trn2", "2.32", lambda x: summed(nl.int32), lambda x: summed()),
-    "sim_shared_scratch": ("trn1", "2.32", lambda x: scratch(x, nl.shared_hbm),
-                           lambda x: scratch(x, nl.private_hbm)),
     "sim_two_psum_operands": (
         "trn2", "2.32", lambda x: nisa.tensor_tensor(sb(), zeros(), zeros(), nl.add),
         lambda x: nisa.tensor_tensor(sb(), zeros(), sb(), nl.add)),
@@ -163,7 +161,7 @@ def test_refused_and_its_legal_neighbour(check, chosen):
 @pytest.mark.parametrize(
     ("check", "chip", "release"),
     [("sim_placed_operand", "trn2", "2.32"), ("sim_nested_device_loops", "trn2", "2.32"),
-     ("sim_partition_reduce", "trn2", "2.32"), ("sim_shared_scratch", "trn2", "2.32")],
+     ("sim_partition_reduce", "trn2", "2.32")],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
 def test_what_another_chip_or_release_takes_passes_there(check, chip, release, chosen):
@@ -207,6 +205,15 @@ def test_a_copy_takes_a_constant_bias_on_a_trn1_and_a_tile_on_a_trn2(target):
     target("trn2")
     with pytest.warns(NkiWarning, match="1296.*sim_copy_bias"):
         assert np.array_equal(copied(X, bias), X + 3)
+
+
+def test_scratch_in_shared_memory_warns_on_a_trn1_alone(target):
+    shared = made(lambda x: scratch(x, nl.shared_hbm))
+    with pytest.warns(NkiWarning, match="in graphs.*sim_shared_scratch"):
+        shared.trace(X)
+    made(lambda x: scratch(x, nl.private_hbm)).trace(X)
+    target("trn2")
+    shared.trace(X)
 
 
 def test_a_known_defect_warns_where_it_holds(chosen):

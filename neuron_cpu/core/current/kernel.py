@@ -385,7 +385,8 @@ def _check_exchanged(program: Program) -> None:
 
 
 def _check_scratch(program: Program) -> None:
-    """Warn of scratch that cores could share, on a chip whose cores share nothing."""
+    """Warn of scratch that cores could share, on a chip whose cores share nothing: a kernel alone
+    ran so (trnsci/trntensor cfad107, ao_to_mo_transform_kernel), graphs with it were refused."""
     if CORE.number > 2:
         return
     read = {view.storage for one in program.instructions for view in one.src}
@@ -394,8 +395,8 @@ def _check_scratch(program: Program) -> None:
         if scratch and found in read and found not in program.outputs:
             warn(
                 "sim_shared_scratch",
-                f"{found.label()} is scratch in shared memory, which a trn1 has not, expected "
-                "buffer=nl.private_hbm, or a result",
+                f"{found.label()} is scratch in shared memory: a trn1 ran that in a kernel alone, "
+                "and its compiler refused it in graphs, expected buffer=nl.private_hbm",
                 program.place,
             )
 
