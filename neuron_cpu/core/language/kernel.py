@@ -134,6 +134,8 @@ def at_users_line(run: Callable, *args: Any) -> Any:
         return run(*args)
     except (NkiError, WrongArguments) as error:
         raise error.with_traceback(users_frames(error)) from error.__cause__
+    except RecursionError as error:  # whichever line came too deep
+        raise mended(error).with_traceback(users_frames(error)) from None
     except Exception as error:
         raise mended(error).with_traceback(from_users_line(error))  # noqa: B904 - its own cause stays
 
