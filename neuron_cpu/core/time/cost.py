@@ -290,11 +290,12 @@ def _dealt(rows: int, run: int, item: int) -> tuple[int, int, tuple[float, ...]]
     return parts, part, _shared_lanes(parts)
 
 
-def _whole_blocks(out: View) -> float:
-    """Of the blocks that all engines write together where they transpose, the part that is used
-    (ARCH3: 128 partitions by 16 elements)."""
-    blocks = math.ceil(out.shape[0] / CORE.partitions) * math.ceil(out.free_size / 16)
-    return out.size / (blocks * CORE.partitions * 16)
+def _whole_blocks(rows: int, run: int, out: View) -> tuple[int, int]:
+    """Rows and elements of each with those that a transpose leaves empty: all engines write blocks
+    of 128 partitions by 16 elements together (ARCH3)."""
+    partitions = math.ceil(out.shape[0] / CORE.partitions) * CORE.partitions
+    free = math.ceil(out.free_size / 16) * 16
+    return math.ceil(rows * free / out.free_size), math.ceil(run * partitions / out.shape[0])
 
 
 def _form(view: View) -> tuple:
@@ -312,13 +313,13 @@ def _transfer(instruction: Instruction, src: View, dst: View, fixed: bool) -> Tr
     elif CORE.dma.transposed:
         run = _contiguous_run(src, src, first=1)  # one row of the source at least for each engine
         share = CORE.dma.transposed_on_chip if src.storage.on_chip else CORE.dma.transposed
-        share *= _whole_blocks(dst)
     else:  # a descriptor per element: nothing stays contiguous on both sides
         run = 1
     rows = dst.size // run
     lanes: tuple[float, ...] = ()
     chip = dst if dst.storage.on_chip else src
     if instruction.op.by_element and CORE.dma.transposed:
+        rows, run = _whole_blocks(rows, run, dst)
         lanes = _shared_lanes(rows)  # by all engines together
     elif chip.storage.on_chip:
         lanes = _partition_lanes(chip, rows, fixed)
