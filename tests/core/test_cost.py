@@ -77,15 +77,6 @@ def test_few_rows_begin_at_the_engine_of_their_first_partition():
     assert transfer_of(kernel, ((4, 64), torch.float32)).lanes == (1, 1, 1, *(0,) * 12, 1)
 
 
-def test_a_lone_short_row_has_nothing_to_overlap_with():
-    lone, long, two = (
-        transfer_of(load, (shape, torch.float32)) for shape in ((1, 1), (1, 512), (2, 1))
-    )
-    assert cost.lane_ns(LATER, lone, 1) == spec.GEN2.dma.lone_row_ns
-    assert cost.lane_ns(LATER, long, 1) == LATER.row_ns(2048)
-    assert cost.lane_ns(LATER, two, 1) == LATER.row_ns(4)
-
-
 # --- outside of kernels ---------------------------------------------------------------------------
 def test_collectives_are_free_on_one_rank_and_grow_with_their_bytes():
     costs = cost.Overheads()

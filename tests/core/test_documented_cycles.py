@@ -73,13 +73,6 @@ def test_sums_and_maxima_of_bf16_take_two_elements_a_cycle(op, dtype, result, ex
     assert cycles(body, "tensor_reduce", ((128, 512), dtype)) == expected
 
 
-def test_a_reduction_over_distant_columns_takes_twice_as_long():
-    def body(x):
-        nisa.tensor_reduce(nl.add, x[:, :, 0], axis=1)
-
-    assert cycles(body, "tensor_reduce", ((128, 200, 8), F32)) == 400
-
-
 @pytest.mark.parametrize(
     ("types", "ops", "columns", "expected"),
     [
@@ -164,17 +157,6 @@ def test_transposes(shape, dtype, engine, expected):
         nisa.nc_transpose(x, engine=engine)
 
     assert cycles(body, "nc_transpose", (shape, dtype)) == expected
-
-
-def test_statistics():
-    def pieces(x):
-        nisa.bn_stats(x)
-
-    def whole(x):
-        nisa.bn_aggr(x)
-
-    assert cycles(pieces, "bn_stats", ((128, 500), F32)) == 500
-    assert cycles(whole, "bn_aggr", ((128, 60), F32)) == 13 * 60 / 3
 
 
 @pytest.mark.parametrize(("apart", "expected"), [(1, 512), (4, 512), (5, 1024), (64, 1024)])

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from neuronxcc import nki
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import NkiError, silence
+from neuron_cpu.core import NkiError
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program import trace
 from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.run.execute import Plan
 
 some = settings(max_examples=40, deadline=None, derandomize=True)
 many = settings(max_examples=80, deadline=None, derandomize=True)
@@ -267,15 +264,6 @@ def test_operand_mask_after_other_indices():
 
 
 # --- programs -------------------------------------------------------------------------------------
-@st.composite
-def transfers(draw, shape, tile):
-    """A region of a tensor in HBM that may reach outside, and the mask that brings it back."""
-    size = (draw(st.integers(1, tile[0])), draw(st.integers(1, tile[1])))
-    starts = tuple(draw(st.integers(0, s - 1)) for s in shape)
-    step = draw(st.integers(1, 3))
-    corner = draw(st.none() | st.tuples(*[st.integers(-2, 2)] * 2, st.integers(-2, 6)))
-    by_data = draw(st.booleans())
-    return size, starts, step, corner, by_data, draw(st.booleans())
 
 
 def inside(size, starts, step, shape, corner, module):
@@ -288,48 +276,3 @@ def inside(size, starts, step, shape, corner, module):
         column,
         mask if corner is None else mask & (corner[0] * i + corner[1] * j <= corner[2]),
     )
-
-
-@some
-@given(data=st.data(), shape=st.tuples(*[st.integers(1, 9)] * 2), merge=st.booleans())
-def test_programs_of_masked_transfers(data, shape, merge):
-    """Loads and stores of regions that reach outside of HBM, rows chosen by data among them."""
-    tile_shape = (8, 6)
-    steps = data.draw(st.lists(transfers(shape, tile_shape), min_size=1, max_size=4))
-
-    def kernel(x, rows):
-        out = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
-        tile = nl.zeros(tile_shape, nl.float32, buffer=nl.sbuf)
-        nl.store(out, nl.load(x))
-        for k, (size, starts, step, corner, by_data, store) in enumerate(steps):
-            row, column, mask = inside(size, starts, step, shape, corner, nl)
-            i, j = nl.arange(size[0])[:, None], nl.arange(size[1])[None, :]
-            if by_data and not store:
-                index = nl.load(rows[k, i, nl.arange(1)[None, :]])
-                tile[i, j] = nl.load(x[index[i, 0], column], mask=column < shape[1])
-            elif store:
-                nl.store(out[row, column], nl.add(tile[i, j], 1.0), mask=mask)
-            else:
-                tile[i, j] = nl.load(x[row, column], mask=mask)
-        full = nl.ndarray(tile_shape, nl.float32, buffer=nl.shared_hbm)
-        nl.store(full, tile)
-        return out, full
-
-    rng = np.random.default_rng(len(steps))
-    x = rng.integers(-99, 99, shape).astype(np.float32)
-    rows = rng.integers(0, shape[0], (len(steps), tile_shape[0], 1)).astype(np.int32)
-    out, tile = x.copy(), np.zeros(tile_shape, np.float32)
-    for k, (size, starts, step, corner, by_data, store) in enumerate(steps):
-        row, column, mask = (
-            np.broadcast_to(v, size) for v in inside(size, starts, step, shape, corner, np)
-        )
-        if by_data and not store:
-            row, mask = np.broadcast_to(rows[k, : size[0]], size), column < shape[1]
-        if store:
-            out[row[mask], column[mask]] = tile[: size[0], : size[1]][mask] + 1
-        else:
-            tile[: size[0], : size[1]][mask] = x[row[mask], column[mask]]
-    with silence("sim_start_partition", "sim_activation_range"):
-        program = nki.jit(kernel).trace(x, rows)
-        got = Plan(program, merge).run([torch.from_numpy(x), torch.from_numpy(rows)])
-    assert np.array_equal(got[0].numpy(), out) and np.array_equal(got[1].numpy(), tile)

@@ -82,22 +82,6 @@ def assert_close(got, reference, dtype, steps=1):
 
 
 # --- VectorE --------------------------------------------------------------------------------------
-TWO = {
-    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
-    "minimum": np.minimum, "greater": np.greater, "less_equal": np.less_equal,
-    "not_equal": np.not_equal, "logical_and": np.logical_and, "logical_xor": np.logical_xor,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("op", sorted(TWO))
-@few
-@given(shape=shapes, kinds=st.tuples(*[st.sampled_from(FLOATS)] * 3), seed=st.integers(0, 99))
-def test_tensor_tensor(op, shape, kinds, seed):
-    a, b = data(seed, shape, kinds[0]), data(seed + 1, shape, kinds[1])
-    b[0] = a[0].astype(b.dtype)  # equal values too
-    out = getattr(nl, kinds[2])
-    got = run(lambda x, y: nisa.tensor_tensor(x, y, getattr(nl, op), dtype=out), a, b)
-    assert_close(got, wide(TWO[op](wide(a), wide(b))), kinds[2])
 
 
 @few
@@ -251,18 +235,6 @@ def test_activation_reduce_sums_before_the_cast():
         return total
 
     assert_close(run(body, a), np.exp(wide(a)).sum(1, keepdims=True), "float32", 300)
-
-
-# --- TensorE --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"])
-@few
-@given(sizes=st.tuples(*[st.integers(1, 128)] * 2, st.integers(1, 512)), seed=st.integers(0, 99))
-def test_nc_matmul(kind, sizes, seed):
-    k, m, n = sizes
-    a, b = data(seed, (k, m), kind), data(seed + 1, (k, n), kind)
-    got = run(lambda x, y: nl.copy(nisa.nc_matmul(x, y)), a, b)
-    assert got.dtype == np.float32
-    assert_close(got, wide(a).T @ wide(b), "float32", 8)
 
 
 # --- GpSimdE and selection ------------------------------------------------------------------------
@@ -540,20 +512,6 @@ def test_large_integers_are_exact_or_told_of(monkeypatch, release, name):
         assert np.array_equal(found, want) and not told
     else:
         assert not np.array_equal(found, want) and "29360769" in str(told[0].message)
-
-
-def test_integers_of_other_forms(monkeypatch):
-    monkeypatch.setenv("NEURON_CPU_SDK", "2.26")
-    few = LARGE[:, 2:]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = run(lambda a: nisa.tensor_scalar(a, np.add, 1), few)
-        bits = run(lambda a: nisa.tensor_scalar(a, np.bitwise_and, 0xFF), LARGE)
-    assert np.array_equal(found, few + 1) and np.array_equal(bits, LARGE & 0xFF)
-    with pytest.warns(NkiWarning, match="sim_inexact_integers"):
-        run(lambda a: nisa.tensor_scalar(a, np.add, 1), LARGE)
-    with pytest.warns(NkiWarning, match="sim_inexact_integers"):
-        run(lambda a, b: nisa.tensor_tensor(a, b, np.add, engine=nisa.vector_engine), LARGE, LARGE)
 
 
 # --- GpSimdE has no PSUM port ---------------------------------------------------------------------

@@ -31,13 +31,6 @@ def rebound_value(x, out):
     nl.store(out, acc)
 
 
-def rebound_counter(x, out):
-    row = 0
-    for _ in nl.sequential_range(4):
-        nl.store(out[row], nl.load(x[row]))
-        row += 1  # noqa: SIM113 - the construct under test
-
-
 def rebound_in_plain_range(x, out):
     offset = 0
     for _ in range(4):
@@ -63,18 +56,6 @@ def index_used_after(x, out):
     for i in nl.affine_range(4):
         nl.store(out[i], nl.load(x[i]))
     nl.store(out[i], nl.load(x[0]))
-
-
-def list_appended(x, out):
-    tiles = []
-    for i in nl.affine_range(4):
-        tiles.append(nl.load(x[i]))
-
-
-def dict_item_assigned(x, out):
-    by_row = {}
-    for i in nl.sequential_range(4):
-        by_row[i] = nl.load(x[i])
 
 
 def global_assigned(x, out):
@@ -192,13 +173,10 @@ def tensor_made_anew_on_one_side(x, out):
 
 REPORTED = [
     (rebound_value, "sim_loop_rebinding", 3),
-    (rebound_counter, "sim_loop_rebinding", 4),
     (rebound_in_plain_range, "sim_loop_rebinding", 4),
     (rebound_on_one_side, "sim_loop_rebinding", 4),
     (local_used_after, "sim_loop_local_used_after", 3),
     (index_used_after, "sim_loop_index_used_after", 3),
-    (list_appended, "sim_loop_side_effect", 3),
-    (dict_item_assigned, "sim_loop_side_effect", 3),
     (global_assigned, "sim_loop_side_effect", 3),
     (nonlocal_written_by_a_callee, "sim_loop_side_effect", 8),
     (minimum_of_index, "sim_loop_min_max", 2),

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from neuronxcc import nki
 
-from neuron_cpu.core.run import merge
 from neuron_cpu.core.run.execute import Plan
 from tests.core.test_refusals import kernel_of
 
@@ -42,10 +41,6 @@ def check_equal(kernel, *inputs: torch.Tensor) -> torch.Tensor:
     merged, single = both(kernel, *inputs)
     assert torch.equal(merged, single), f"differ by {(merged - single).abs().max()}"
     return single
-
-
-def operations(kernel, *inputs: torch.Tensor) -> int:
-    return len(merge.lower(kernel.trace(*inputs)))
 
 
 # --- matrix products ------------------------------------------------------------------------------
@@ -232,21 +227,7 @@ def test_chains_of_instructions(steps, kinds, counts, tile, order, inner_index, 
     )
 
 
-@pytest.mark.parametrize("step", sorted(STEPS))
-def test_each_instruction_runs_with_batch_axes(step):
-    """The same step in a nest of two affine loops: each must really be merged and stay the same."""
-    tile = (16, 16) if step == "transpose" else (8, 6)
-    kernel = chain([step], ("affine", "affine"), (4, 3), tile, "up", False, 0)
-    a, v = integers(6, 4 * tile[0], 3 * tile[1]), integers(7, 4 * tile[0], 1)
-    check_equal(kernel, a, v)
-    assert operations(kernel, a, v) <= len(kernel.trace(a, v)) / 3  # the inner loop at least
-
-
 # --- what must stay apart, and what must not ------------------------------------------------------
-def test_a_tiled_product_becomes_one_operation_and_its_copies():
-    a, b = integers(8, 64, 32), integers(9, 64, 48)
-    kernel = tiled_product(("affine",) * 3, "mn", (8, 16, 16), True)
-    assert operations(kernel, a, b) == 3  # product, PSUM to SBUF, store: both loads read in place
 
 
 def test_reshaped_tiles_are_read_in_place_only_where_the_source_has_such_rows():

@@ -120,28 +120,10 @@ def test_what_today_s_kernels_use_is_found_and_near_misses_are_not(construct, bo
     assert construct in provenance.table()
 
 
-def test_constructs_of_one_language_are_none_of_the_other_s() -> None:
-    body = "v = t[0:64, 3]\nfor i in range(3): nisa.tensor_copy(dst=t, src=t)"
-    today, older = constructs(body, imports=TODAY), constructs(body)
-    assert all(one.startswith("nki.") for one in today)
-    assert not any(one.startswith("nki.") for one in older)
-    both = "try:\n    import nki\n    import nki.isa as nisa\nexcept ImportError:\n    pass\n"
-    assert {"nki.isa.tensor_copy"} == set(provenance.in_source(both + "nisa.tensor_copy(t)"))
-    mixed = both + "import neuronxcc.nki.language as nl\nnl.load(t)\n"
-    assert provenance.in_source(mixed) == {}
-
-
 def test_views_of_aws_s_library_are_no_tensors() -> None:
     views = "from ..utils.tensor_view import TensorView"
     assert "nki.language.NkiTensor.slice" in constructs("t.slice(0, 1, 2)", imports=TODAY)
     assert "nki.language.NkiTensor.slice" not in constructs("t.slice(0, 1, 2)", views, TODAY)
-
-
-@pytest.mark.parametrize("file", ["models/step.py", "models/qwen3_moe.py", "models/today.py"])
-def test_kernels_of_today_use_nothing_unproven(file: str) -> None:
-    findings = provenance.judge(provenance.in_source((ROOT / file).read_text("utf-8")))
-    number = provenance.counts(findings)
-    assert number[provenance.UNPROVEN] == 0 < number[provenance.SEEN]
 
 
 FORMS = [
@@ -232,15 +214,6 @@ def test_the_table_is_what_its_script_makes(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert "its rows stay" in done.stderr
-
-
-def test_one_kernel_and_what_it_reaches() -> None:
-    text = kernel("helper(t)", "def helper(t):\n    nl.exp(t)\n") + "def other(x):\n    nl.sin(x)\n"
-    assert "nl.exp" in provenance.in_source(text, "k")
-    assert "nl.sin" not in provenance.in_source(text, "k")
-    assert "nl.sin" in provenance.in_source(text)
-    with pytest.raises(LookupError):
-        provenance.in_source(text, "nothing")
 
 
 @nki.jit

@@ -12,8 +12,7 @@ from neuron_cpu.__main__ import main
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.report import report
-from neuron_cpu.core.time.schedule import COMPILER_ORDER, DMA, ENGINES, PROGRAM_ORDER, schedule
-from tests.warned import allows
+from neuron_cpu.core.time.schedule import DMA, ENGINES, schedule
 
 BF16, F32 = torch.bfloat16, torch.float32
 LINE = re.compile(r"test_report\.py:\d+")
@@ -70,65 +69,6 @@ def test_lines_add_up_to_the_whole(found, summary):
     assert sum(summary.critical.values()) == pytest.approx(found.total)
 
 
-# --- what the compiler is trusted with changes what binds -----------------------------------------
-def many_chains(x):
-    """256 times VectorE, ScalarE, VectorE on 64 columns: 160 ns of work, 321 until results show."""
-    out = nl.ndarray((128, 256), dtype=nl.float32, buffer=nl.shared_hbm)
-    tile, sums = nl.load(x), nl.ndarray((128, 256), dtype=nl.float32)
-    for k in nl.affine_range(256):
-        first = nisa.tensor_scalar(tile, nl.add, float(k), engine=nisa.vector_engine)
-        second = nisa.activation(nl.exp, first)
-        sums[:, nl.ds(k, 1)] = nisa.tensor_reduce(nl.add, second, axis=1)
-    nl.store(out, value=sums)
-    return out
-
-
-def small_runs(x):
-    """1024 sums of three columns, 57 ns each, in blocks of 64, beside a load of 7.7 us."""
-    out = nl.ndarray((128, 1024), dtype=nl.float32, buffer=nl.shared_hbm)
-    tile, sums = nl.load(x), nl.ndarray((128, 1024), dtype=nl.float32)
-    for block in nl.affine_range(16):
-        for k in nl.affine_range(64):
-            at = 64 * block + k
-            window = tile[:, nl.ds(4 * at, 3)]
-            sums[:, nl.ds(at, 1)] = nisa.tensor_reduce(nl.add, window, axis=1)
-    nl.store(out, value=sums)
-    return out
-
-
-@pytest.mark.parametrize(
-    ("kernel", "columns", "as_written", "as_compiled"),
-    [
-        (many_chains, 64, "result latency", "VectorE"),  # reordering
-        (small_runs, 4096, "VectorE", "DMA"),  # merging
-    ],
-)
-@allows("sim_loop_condition", "sim_loop_index_value")
-def test_what_binds_depends_on_what_the_compiler_does(kernel, columns, as_written, as_compiled):
-    program = Kernel(kernel).trace(hbm(128, columns, dtype=F32))
-    for order, expected in ((PROGRAM_ORDER, as_written), (COMPILER_ORDER, as_compiled)):
-        found = report.profile(schedule(program, "row-rule", order))
-        assert next(iter(found.critical)) == expected, (order, found.critical)
-        assert found.binding.startswith(f"{expected}: ")
-
-
-def test_words_name_instructions_whose_cycles_nobody_publishes():
-    """Their estimate is a guess; a reader learns of which and where."""
-
-    def over_partitions(x):
-        out = nl.ndarray((1, 128), dtype=x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, nisa.tensor_partition_reduce(nl.add, nl.load(x)))
-        return out
-
-    program = Kernel(over_partitions).trace(torch.empty((128, 128), device="meta"))
-    said = report.profile(schedule(program)).binding
-    assert re.search(
-        r"; nobody publishes the cycles of tensor_partition_reduce \(test_report.py:\d+\), which "
-        "are a guess here$",
-        said,
-    )
-
-
 # --- tables, trace --------------------------------------------------------------------------------
 def test_trace_is_what_perfetto_opens(found):
     trace = json.loads(json.dumps(report.perfetto([("product", found)])))
@@ -144,13 +84,6 @@ def test_trace_is_what_perfetto_opens(found):
             assert begin + time <= after + 1e-3
     counters = {e["name"] for e in events if e["ph"] == "C"}
     assert counters == {"SBUF bytes per partition", "PSUM banks", "DMA GB/s"}
-
-
-def test_throughput_counter_moves_the_bytes_of_the_transfers(found):
-    steps = report.throughput(found)
-    width = steps[1][0] - steps[0][0]
-    moved = sum(t.bytes for t in found.transfers.values())
-    assert sum(rate for _, rate in steps) * width == pytest.approx(moved, rel=1e-6)
 
 
 # --- command --------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,15 +14,12 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.check.races import _Access, _conflict, _Group
 from neuron_cpu.core.check.undefined import FLOW, _Walk
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.device.spec import KIB
 from neuron_cpu.core.language.tensor import Tile as Tensor
 from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.program.storage import Loop, Storage
 from neuron_cpu.core.program.trace import Tracer
-from neuron_cpu.core.program.view import contiguous
 from tests.peaks import psum_high_water, sbuf_high_water
 
 
@@ -404,51 +400,6 @@ def test_grid_instances_must_write_disjoint_parts() -> None:
     accepted(kernel_for(16), (128, 64), grid=(4,))
     message = refused(kernel_for(18), "err_unexpected_output_dependencies", (128, 64), grid=(4,))
     assert "instance 0 of the launch grid" in message and "out[0:128, 16:18]" in message
-
-
-# --- against a reference on random accesses -------------------------------------------------------
-def random_view(rng: np.random.Generator, storage: Storage) -> Tensor:
-    """A box with steps, sometimes with axes swapped, so that fast and slow maps are both used."""
-    offset, shape, strides = 0, [], []
-    for size, step in zip(storage.shape, contiguous(storage.shape), strict=True):
-        start = int(rng.integers(0, size))
-        stride = int(rng.choice([1, 1, 1, 2]))
-        count = int(rng.integers(1, (size - start - 1) // stride + 2))
-        offset += start * step
-        shape.append(count)
-        strides.append(step * stride)
-    order = rng.permutation(len(shape)) if rng.random() < 0.2 else range(len(shape))
-    return Tensor(storage, offset, tuple(shape[a] for a in order), tuple(strides[a] for a in order))
-
-
-def flags_of(view: Tensor) -> np.ndarray:
-    flags = np.zeros(view.storage.size, bool)
-    np.lib.stride_tricks.as_strided(flags[view.offset :], view.shape, view.strides)[...] = True
-    return flags
-
-
-def test_races_agree_with_a_pairwise_reference() -> None:
-    """Every pair of accesses, element by element, against the maps of races.py."""
-    rng = np.random.default_rng(0)
-    verdicts = []
-    for _ in range(400):
-        storage = Storage(0, (8, 6), FLOAT32, "sbuf")
-        group = _Group(Loop(0, "affine", 3, None), storage)
-        for _ in range(int(rng.integers(2, 5))):
-            kind = str(rng.choice(["write", "read", "add", "max"], p=[0.4, 0.3, 0.2, 0.1]))
-            view, iteration = random_view(rng, storage), int(rng.integers(0, 3))
-            access = _Access(None, view, kind, None, iteration)  # type: ignore[arg-type]
-            kept = group.reads if kind == "read" else group.writes
-            kept[(iteration, *view.key(), None, kind)] = access
-        expected = any(
-            a.iteration != b.iteration
-            and (a.kind != b.kind or a.kind == "write")
-            and (flags_of(a.view) & flags_of(b.view)).any()
-            for a, b in itertools.combinations(group.all(), 2)
-        )
-        assert (_conflict(group) is not None) == expected
-        verdicts.append(expected)
-    assert 100 < sum(verdicts) < 300  # both answers are common
 
 
 # --- capacity -------------------------------------------------------------------------------------

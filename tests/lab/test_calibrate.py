@@ -168,21 +168,6 @@ def test_shipped_bands_and_table_agree():
         assert abs(float(cells[6]) - value) <= 0.006, "run make calibrate PUBLIC=DIR"
 
 
-def test_the_page_s_rows_and_the_bands_are_of_one_run():
-    """Rows whose text no checkout has are marked on the page and in neither."""
-    shipped = json.loads(calibrate.bands.DATA.read_text())
-    block = calibrate.pages.published(calibrate.DOCUMENT, "public")
-    assert block.startswith(f"Estimated at commit {shipped['commit']}, by its constants alone; ")
-    lines = {
-        r.id: next(x for x in block.splitlines() if x.startswith(f"| {r.id} |"))
-        for r in rows.rows()
-    }
-    without = {name for name, line in lines.items() if name not in shipped["ratios"]}
-    assert without == {name for name, line in lines.items() if line.split("|")[5].strip() == ""}
-    marked = [name for name in without if f"| {calibrate.MARK} |" in lines[name]]
-    assert f"; {len(marked)} of {len(lines)} rows are {calibrate.MARK}:" in " ".join(block.split())
-
-
 def test_a_run_marks_rows_without_a_text_and_forgets_their_former_estimates(tmp_path, monkeypatch):
     page, data, published = tmp_path / "page.md", tmp_path / "bands.json", []
     line = "| r1 | checked | 20 | p99 | 21.0 | 1.05 | DMA | DMA 9% |"
@@ -365,21 +350,3 @@ def test_estimates_of_the_sample_are_the_page_s(name, tmp_path, monkeypatch):
 )  # fmt: skip
 def test_pages_for_users_have_the_shares_of_the_rows(page, name, made):
     assert calibrate.pages.published(page, name) == made(trust.DOCUMENT), "python -m lab.trust"
-
-
-def test_what_the_newest_set_had_is_read_from_its_tables(tmp_path):
-    page, text = tmp_path / "page.md", trust.DOCUMENT.read_text()
-    changed = {
-        "| 73 | 65 | 40% |": "| 80 | 70 | 44% |",
-        "ithin ±15% | 70% | 32%": "ithin ±15% | 70% | 71%",
-        "| 65 | 17 | 40% | 32% |": "| 70 | 18 | 44% | 71% |",
-    }
-    for old, new in changed.items():
-        assert old in text
-        text = text.replace(old, new)
-    page.write_text(text)
-    told = " ".join(trust.newest(page).split())
-    assert "80 times of" in told and "70 ran. With one vote a kernel 71 % lie" in told
-    assert "by times 44 and" in told and "| 70 times, the newest set | 44 % |" in trust.sets_table(
-        page
-    )

@@ -8,7 +8,6 @@ the right way, are allowed one bf16 step of the largest result more.
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,21 +214,6 @@ def prefill_case(qkv, batch, q, kv, d, kernels=PREFILLS):
         check(got, bf16, exact)
 
 
-@pytest.mark.parametrize(
-    ("batch", "length", "q", "kv", "d"),
-    [
-        (1, 64, 9, 3, 64),
-        (2, 200, 4, 2, 64),
-        (1, 130, 2, 2, 128),
-        (3, 5, 4, 1, 64),
-        (1, 640, 3, 1, 64),
-        full(1, 1100, 10, 10, 64),  # too many keys and values for SBUF: they come back from HBM
-    ],
-)
-def test_prefill(batch, length, q, kv, d):
-    prefill_case(random(batch * length, (q + 2 * kv) * d), batch, q, kv, d)
-
-
 KINDS = ["rising maxima", "one dominant key", "equal scores", "zeros", "largest value"]
 
 
@@ -316,21 +300,6 @@ def test_prefill_of_one_block_after_another(q, kv, d, resident, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("batch", "past", "q", "kv", "d"),
-    [
-        (1, 64, 9, 3, 64),
-        (3, 237, 4, 2, 64),
-        (2, 128, 2, 2, 128),
-        (1, 2500, 2, 1, 64),
-        (8, 1, 4, 1, 64),
-    ],
-)
-def test_decode(batch, past, q, kv, d):
-    cached = [random(batch, kv, past, d, seed=s) for s in (1, 2)]
-    decode_case(cached, batch, past, q, kv, d)
-
-
-@pytest.mark.parametrize(
     ("kind", "past"),
     [
         *((kind, 1100) for kind in KINDS if kind != "zeros"),
@@ -393,18 +362,3 @@ def decode_case(cached, batch, past, q, kv, d, times=1.1):
     got, torch_bf16, exact = (torch.cat(part) for part in zip(*results))
     size = exact.pow(2).mean(1, keepdim=True).sqrt() + 1e-30
     check(got.double() / size, torch_bf16.double() / size, exact / size, times=times)
-
-
-# --- counts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("last", "sequences"), [(0, 1), (512, 2)])
-def test_overlapping_blocks_keep_two_hidden_states_and_three_queries(last, sequences):
-    """Of a hidden size of 2048, 4 tiles of queries, one stack of keys and a KV head of 64."""
-    blocks = [SimpleNamespace(start=at, count=256, length=512) for at in (0, last)]
-    heads = SimpleNamespace(q_tiles=4, stacks=1, kv_features=64, kv_heads=1, head_dim=64)
-    overlapping, apart = (
-        ALONE.PromptPlan(blocks, False, overlap).bytes(16, heads, 2) for overlap in (True, False)
-    )
-    more_sequences = (sequences - 1) * 4 * (128 + 64 + 1)  # keys, and values with their ones
-    assert overlapping - apart == 2 * (256 * (16 + 2 * 5) + more_sequences)

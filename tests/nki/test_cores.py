@@ -214,20 +214,3 @@ def test_a_core_alone_waits_for_nobody(cores):
     assert np.array_equal(kernel(x), x)
     with pytest.raises(NkiError, match="sim_core_barrier"):
         kernel[2](x)
-
-
-def test_addresses_are_each_cores_own():
-    @nki.jit
-    def kernel(x):
-        """What a core receives lies where the other one has what it sends."""
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        me = nl.program_id()
-        own = nl.ndarray((1, 8), x.dtype, address=(0, 0 if me else 1024))
-        other = nl.ndarray((1, 8), x.dtype, address=(0, 1024 if me else 0))
-        nisa.dma_copy(own, x[me : me + 1, :])
-        nisa.sendrecv(own, other, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
-        nl.store(out[me : me + 1, :], other)
-        return out
-
-    x = np.arange(16, dtype=np.float32).reshape(2, 8)
-    assert np.array_equal(kernel[2](x), x[::-1])

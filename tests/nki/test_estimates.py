@@ -11,36 +11,6 @@ import torch
 
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.lower import as_written
-from neuron_cpu.core.time.schedule import COMPILER_ORDER, PROGRAM_ORDER, schedule
-
-LINKS = 32
-
-
-@nki.jit
-def two_chains(x, beside: bool):
-    """Two chains of dependent instructions, written side by side or one after the other."""
-    out = nl.ndarray((2, 128, 64), nl.float32, buffer=nl.shared_hbm)
-    tiles = [nl.load(x), nl.load(x)]
-    order = [k for _ in range(LINKS) for k in (0, 1)] if beside else [0] * LINKS + [1] * LINKS
-    for k in order:
-        made = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf)
-        nisa.activation(dst=made, op=nl.exp, data=tiles[k])
-        tiles[k] = made
-    for k in (0, 1):
-        nisa.dma_copy(dst=out[k], src=tiles[k])
-    return out
-
-
-def test_writing_two_chains_side_by_side_pays():
-    x = np.zeros((128, 64), np.float32)
-    programs = {beside: two_chains.trace(x, beside) for beside in (True, False)}
-    times = {beside: schedule(program) for beside, program in programs.items()}
-    assert {one.order for one in times.values()} == {PROGRAM_ORDER}
-    assert times[True].total < 0.8 * times[False].total
-    asked = {
-        beside: schedule(program, order=COMPILER_ORDER) for beside, program in programs.items()
-    }
-    assert asked[True].total == pytest.approx(asked[False].total, rel=0.02)
 
 
 @pytest.mark.parametrize("read_between", [False, True])
