@@ -1,17 +1,20 @@
 """The simulator's speed beside Hugging Face's in bf16, and where its time goes.
 
-    python -m lab.model_speed [--layers N] [--guesses N] [--prompt-tokens N] [--tokens N]
+    python -m lab.model_speed [--layers N] [--guesses N] [--prompt-tokens N] [--tokens N] [--write]
 
 Both run in this process, one after the other, on the same model: the embedded one, or with
 ``--layers`` a Llama-3.2-1B of so many layers with seeded weights. A step's time is the least and
 the median of all steps but the first ones, in processor time of all threads and in wall time; other
-work on the machine lengthens the second one above all. Last come the calls of PyTorch of a decode
-step by kind, with their own time, and how many of them kernels make.
+work on the machine lengthens the second one above all. Last come the process's memory behind the
+simulator's steps and the calls of PyTorch of a decode step by kind, with their own time, and how
+many of them kernels make. ``--write`` puts that into lab/docs/experiments.md: a prompt of over
+LONG tokens, steps of the embedded model and of Llama-3.2-1B each have a place of their own there.
 """
 
 import argparse
 import collections
 import contextlib
+import datetime
 import os
 import shutil
 import statistics
@@ -34,9 +37,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM  # 
 
 import main as driver  # noqa: E402
 from harness.inputs.models import embedded_model  # noqa: E402
-from lab import pages  # noqa: E402
+from lab import NOTES, pages  # noqa: E402
+from neuron_cpu.core.run import packing  # noqa: E402
 from neuron_cpu.core.run.execute import Plan  # noqa: E402
 
+PAGE = NOTES / "experiments.md"
+LONG = 256  # tokens of a prompt whose own time is asked for
 SKIPPED = 8  # steps: until every kernel runs in its short form
 PROMPTS = 7  # times that a prompt is read: the last ones in short forms
 COUNTED = 4  # steps whose calls are counted
@@ -148,18 +154,37 @@ def seeded(layers: int, folder: Path) -> None:
         shutil.copy(path, folder)
 
 
+HEAD = [
+    "| step | ms | Hugging Face, ms | ratio | of medians | of wall time |",
+    "| --- | --- | --- | --- | --- | --- |",
+]
+
+
 def row(name: str, ours_and_theirs: Sequence[list[Step]], skipped: int) -> str:
-    """A line of the table: processor ms (least, median), wall ms, ratios of the two."""
-    cells = []
-    for field in ("processor", "wall"):
-        times = [[1e3 * getattr(s, field) for s in steps[skipped:]] for steps in ours_and_theirs]
-        if not all(times):
-            return f"{name:<24} too few steps; raise --tokens"
-        least = [min(t) for t in times]
-        middle = [statistics.median(t) for t in times]
-        cells += [f"{least[0]:8.1f} {middle[0]:8.1f} {least[1]:8.1f} {middle[1]:8.1f}"]
-        cells += [f"{least[0] / least[1]:6.2f} {middle[0] / middle[1]:6.2f}"]
-    return f"{name:<24}" + " |".join(cells)
+    """A line of the table: least processor ms, their ratio, that of the medians and of least wall
+    times."""
+    ours, theirs = (steps[skipped:] for steps in ours_and_theirs)
+    if not ours or not theirs:
+        return f"| {name} | too few steps; raise --tokens | | | | |"
+    least = [1e3 * min(s.processor for s in steps) for steps in (ours, theirs)]
+    middle = [statistics.median(s.processor for s in steps) for steps in (ours, theirs)]
+    wall = [min(s.wall for s in steps) for steps in (ours, theirs)]
+    ratios = [f"{one / other:.2f}" for one, other in (least, middle, wall)]
+    return "| " + " | ".join([name, *(f"{ms:.1f}" for ms in least), *ratios]) + " |"
+
+
+def memory() -> str:
+    """MiB of this process by kind (proc_pid_status(5)); empty elsewhere than on Linux."""
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return ""
+    lines = (line.split() for line in status.read_text().splitlines())
+    kib = {words[0]: int(words[1]) for words in lines if words[-1] == "kB"}
+    most, own, files = (kib[key] >> 10 for key in ("VmHWM:", "RssAnon:", "RssFile:"))
+    return (
+        f"Memory: {most} MiB resident at most. At the end {own} are its own, packed weights of "
+        f"{packing.held() >> 20} among them, and {files} are pages of files."
+    )
 
 
 def calls(profiles: list[Any]) -> str:
@@ -177,9 +202,12 @@ def calls(profiles: list[Any]) -> str:
     n = max(1, len(profiles))
     total = sum(kinds.values()) / n
     lines = [
-        f"PyTorch's calls of a decode step: {total:.0f}, of which kernels make {inside / n:.0f}"
+        f"PyTorch's calls of a decode step: {total:.0f}, of which kernels make {inside / n:.0f}.",
+        "",
+        "| call | of a step | ms of its own |",
+        "| --- | --- | --- |",
     ]
-    lines += [f"{k:<52} {c / n:7.0f} {own[k] / n:8.2f} ms" for k, c in kinds.most_common(16)]
+    lines += [f"| `{k[6:]}` | {c / n:.0f} | {own[k] / n:.2f} |" for k, c in kinds.most_common(16)]
     return "\n".join(lines)
 
 
@@ -189,6 +217,7 @@ def main() -> int:
     parser.add_argument("--guesses", type=int, default=0, help="tokens guessed in each step")
     parser.add_argument("--prompt-tokens", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
     args = parser.parse_args()
     whole = args.prompt_tokens + args.tokens * (args.guesses + 1)
     more = ["--seq-len", str(max(128, -(-whole // 64) * 64))]
@@ -203,23 +232,32 @@ def main() -> int:
             more += ["--model-path", str(folder), "--tp-degree", "1"]
         prompt = " the" * args.prompt_tokens  # a token each, without a template
         ours = simulated(prompt, args.tokens, more, profiles)
+        resident = memory()
         theirs = hugging_face(folder, args.prompt_tokens, args.tokens)
     load = " ".join(f"{x:.1f}" for x in os.getloadavg())
-    print(
-        f"\n{torch.get_num_threads()} threads, load {load}; ms: ours least, median; Hugging Face's"
-    )
-    print(f"{'':<24}processor time, ratios | wall time, ratios")
+    cores, vectors = os.cpu_count(), torch.backends.cpu.get_cpu_capability()
+    model = f"{args.layers} layers of Llama-3.2-1B" if args.layers else "the embedded model"
+    lines = [
+        f"*Measured* on {datetime.date.today()}: {model}, PyTorch {torch.__version__}, {cores} "
+        f"cores ({vectors}), threads {torch.get_num_threads()}, load {load}.",
+        "",
+        *HEAD,
+    ]
     prompts = [[s for s in steps if s.tokens > 32] for steps in (ours, theirs)]
     decodes = [s for s in ours if s.tokens <= 32]
     if all(prompts):
-        first = prompts[0][0]
-        print(f"first prompt: {first.processor:.1f} s of processor time, {first.wall:.1f} s")
-        print(row(f"prompt of {prompts[0][-1].tokens}", prompts, 1))
+        lines.append(row(f"prompt of {prompts[0][-1].tokens}", prompts, 1))
     alone = [s for s in theirs if s.tokens == 1]
     for tokens in sorted({s.tokens for s in decodes}):  # look-ahead takes steps of two sizes
         own = [s for s in decodes if s.tokens == tokens]
-        print(row(f"step of {tokens}", [own, alone], SKIPPED))
-    print(calls(profiles))
+        lines.append(row(f"step of {tokens}", [own, alone], SKIPPED))
+    lines += ["", resident] if resident else []
+    if profiles:
+        lines += ["", calls(profiles)]
+    print("\n" + "\n".join(lines))
+    if args.write:
+        of_prompt = "prompt" if args.prompt_tokens > LONG else "steps"
+        pages.publish(PAGE, f"speed of {'1B' if args.layers else of_prompt}", "\n".join(lines))
     return 0
 
 

@@ -167,9 +167,12 @@ packed_here = pytest.mark.skipif(not packing.AVAILABLE, reason="PyTorch here has
 
 @packed_here
 @pytest.mark.parametrize("sizes", [(6, 1, 2), (128, 1, 128), (200, 3, 130), (256, 64, 384)])
-def test_packed_products_are_those_of_fp32_sums(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("dtype", packing.PACKED)
+def test_packed_products_are_those_of_fp32_sums(
+    sizes: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     k, m, n = sizes
-    x, weight = numbers(k, m, seed=4), adverse(k, n)
+    x, weight = numbers(k, m, seed=4), adverse(k, n).to(dtype)
     plain = Plan(linear.trace(x, weight), False).run([x, weight])[0]
     keep_packed(weight)
     found = linear(x, weight)

@@ -22,17 +22,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from .memory import Arena, unseen, widen
+from .memory import DIRECT, Arena, unseen, widen
 from .merge import Op, Ref, contiguous
 
 VARIABLE = "NKI_CPU_PACKED_MIB"  # packed weights of a process; 0 packs none
 _MIB = 4096
 _LEFT_OUT = 64  # weights of a matrix that are added on their own
+_PART = 1 << 20  # elements that are looked at at a time, so that copies of them are small
 _HALF = 65504.0  # largest number of fp16
 FACTOR = 2.0**-12  # of the rows: packed weights are 2^12 times as large, where that fits fp16
 _held = 0
 _lock = threading.Lock()
 _LINEAR = getattr(torch, "fbgemm_linear_fp16_weight_fp32_activation", None)
+# fp8 is widened 90 times as slowly as its packed product runs, and has no product of PyTorch
+PACKED = (torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2)
 AVAILABLE = _LINEAR is not None and "fbgemm" in torch.backends.quantized.supported_engines
 
 
@@ -62,11 +65,16 @@ def keep_packed(tensor: torch.Tensor) -> None:
     """Promise that nobody writes this tensor any more: kernels may keep it packed.
 
     Packed matrices live as long as their tensor, and all of a process take at most
-    ``NKI_CPU_PACKED_MIB`` (4096): as much as the tensors themselves. A write by an operator of
+    ``NKI_CPU_PACKED_MIB`` (4096): as much as the tensors themselves, twice that of fp8. A write by an operator of
     PyTorch is noticed all the same, but not one by way of numpy.
     """
-    if AVAILABLE and tensor.dtype in (torch.bfloat16, torch.float16) and not tensor.is_inference():
+    if AVAILABLE and tensor.dtype in PACKED and not tensor.is_inference():
         tensor.__dict__.setdefault("kept_packed", {"version": tensor._version})
+
+
+def held() -> int:
+    """Bytes of the packed matrices that this process has made."""
+    return _held
 
 
 def packs_of(tensor: torch.Tensor) -> dict | None:
@@ -154,15 +162,22 @@ class Packable:
             return None
         dt = arena.kept(self.weight)
         if "more" not in store:
-            most = float(widen(arena.of(self.memory), dt, False).abs().max())
+            parts = arena.of(self.memory).split(_PART)
+            most = float(torch.stack([widen(one, dt, False).abs().max() for one in parts]).max())
             finite = math.isfinite(most) and most > 0
             power = math.ceil(math.log2(most / FACTOR / _HALF)) if finite else 64
             store["more"] = 2.0 ** max(0, power) if power < 64 else None
         if store["more"] is None:
             return None
         scale = FACTOR * store["more"]
-        values = widen(arena.view(self.weight), dt, False).reshape(n, k) / scale
-        wrong = (values.half().float() != values).nonzero()
+        stored = arena.view(self.weight)
+        values = torch.empty(stored.shape).copy_(
+            stored if dt in DIRECT else widen(stored, dt, False)
+        )
+        values = values.view(n, k).div_(scale)
+        rows = max(1, _PART // k)
+        lost = [(part.half().float() != part).nonzero() for part in values.split(rows)]
+        wrong = torch.cat([at + at.new_tensor([rows * no, 0]) for no, at in enumerate(lost)])
         if len(wrong) > _LEFT_OUT:
             return None
         others = None
@@ -172,7 +187,7 @@ class Packable:
             others = wrong[:, 1].clone(), wrong[:, 0].clone(), left
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch may remove it: AVAILABLE looks
-            matrix = torch.fbgemm_pack_gemm_matrix_fp16(values.contiguous())
+            matrix = torch.fbgemm_pack_gemm_matrix_fp16(values)
             _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
         _held += size
         _let_go(arena.of(self.memory))
