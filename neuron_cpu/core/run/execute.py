@@ -41,7 +41,7 @@ from .memory import (
     widen,
 )
 from .merge import Op, Ref
-from .packing import packs_of
+from .packing import give_back, packs_of
 from .products import Step, matmul_step
 from .repeats import join_repeats
 from .short import Program as Short
@@ -420,7 +420,10 @@ class Plan:
         recording = Recording(self.arena, outer)
         for at in self._again:
             recording.step(self.steps[at], self.ops[at])
-        return recording.program(LARGEST if self._small else FEW)
+        made = recording.program(LARGEST if self._small else FEW)
+        del recording
+        give_back()  # 110 MiB of the embedded model's plans
+        return made
 
     def start(self, inputs: list[torch.Tensor], short: bool = False) -> dict[int, torch.Tensor]:
         """Bind inputs and fresh outputs: the memories of all outputs by storage id.

@@ -191,8 +191,9 @@ class Packable:
             _LINEAR(values[:1], matrix, None)  # type: ignore[misc]
         _held += size
         _let_go(arena.of(self.memory))
-        if _held // _TRIMMED > (_held - size) // _TRIMMED and hasattr(_LIBC, "malloc_trim"):
-            _LIBC.malloc_trim(0)  # type: ignore[union-attr]
+        del values
+        if _held // _TRIMMED > (_held - size) // _TRIMMED:
+            give_back()
         return Pack(matrix, store["more"], others)
 
 
@@ -201,6 +202,12 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _TRIMMED = 64 << 20  # bytes packed until glibc gives back what their fp32 copies took
 _DONTNEED = 4  # <asm-generic/mman-common.h>
 _PRESENT, _SWAPPED, _OF_A_FILE = 1 << 63, 1 << 62, 1 << 61  # bits of a page: proc_pid_pagemap(5)
+
+
+def give_back() -> None:
+    """Let glibc return what was freed to the system."""
+    if hasattr(_LIBC, "malloc_trim"):
+        _LIBC.malloc_trim(0)  # type: ignore[union-attr]
 
 
 def _let_go(weight: torch.Tensor) -> None:
