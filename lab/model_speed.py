@@ -182,8 +182,8 @@ def memory() -> str:
     kib = {words[0]: int(words[1]) for words in lines if words[-1] == "kB"}
     most, own, files = (kib[key] >> 10 for key in ("VmHWM:", "RssAnon:", "RssFile:"))
     return (
-        f"Memory: {most} MiB resident at most. At the end {own} are its own, packed weights of "
-        f"{packing.held() >> 20} among them, and {files} are pages of files."
+        f"Memory: {most} MiB resident at most. At the end {own} are its own,\n"
+        f"packed weights of {packing.held() >> 20} among them, and {files} are pages of files."
     )
 
 

@@ -65,8 +65,8 @@ def keep_packed(tensor: torch.Tensor) -> None:
     """Promise that nobody writes this tensor any more: kernels may keep it packed.
 
     Packed matrices live as long as their tensor, and all of a process take at most
-    ``NKI_CPU_PACKED_MIB`` (4096): as much as the tensors themselves, twice that of fp8. A write by an operator of
-    PyTorch is noticed all the same, but not one by way of numpy.
+    ``NKI_CPU_PACKED_MIB`` (4096): as much as the tensors themselves, twice that of fp8. A write by
+    an operator of PyTorch is noticed all the same, but not one by way of numpy.
     """
     if AVAILABLE and tensor.dtype in PACKED and not tensor.is_inference():
         tensor.__dict__.setdefault("kept_packed", {"version": tensor._version})
