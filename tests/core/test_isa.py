@@ -340,7 +340,8 @@ def test_dma_transpose(shape, order):
     assert np.array_equal(wide(kernel(a)), wide(a).transpose(order))
 
 
-def test_transfers_that_a_devices_compiler_refused_are_refused():
+def test_transfers_that_a_devices_compiler_refused_are_refused(monkeypatch):
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     i, j = nl.arange(128)[:, None], nl.arange(8)[None, :]
 
     @nki.jit
