@@ -144,24 +144,6 @@ def test_reading_what_another_tile_overwrote(shift: int) -> None:
     assert f"(line {line}) wrote 'sbuf tensor" in message
 
 
-def test_only_the_overwritten_part_is_lost() -> None:
-    def body_for(rows: int) -> Callable[..., None]:
-        def body(x: Any, out: Any) -> None:
-            first, second = at(0), at(0, 64, 32)
-            first[...] = nl.load(x)
-            second[...] = nl.load(x[0:32])
-            for i in nl.static_range(4):
-                nl.store(out[i, 0:rows], first[0:rows])
-                nl.store(out[i, 64:96], second)
-                nl.store(out[i, 96:128], first[96:128])
-
-        return body
-
-    trace(body_for(64))
-    message = refused(body_for(65), "sim_allocation_overlap")
-    assert "stores 64 elements that come from sbuf tensor[64:96, 0:64]" in message
-
-
 @pytest.mark.warns("sim_loop_rebinding", "sim_loop_side_effect")
 def test_a_cursor_advanced_in_a_loop_body_gives_the_first_iteration_s_addresses() -> None:
     """A device traces the body once; so AWS's allocated attention advances its address counter."""

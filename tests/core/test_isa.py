@@ -84,18 +84,6 @@ def assert_close(got, reference, dtype, steps=1):
 # --- VectorE --------------------------------------------------------------------------------------
 
 
-@few
-@given(shape=shapes, kind=st.sampled_from(FLOATS), reverse=st.booleans(), seed=st.integers(0, 99))
-def test_tensor_scalar_with_vector_and_constant(shape, kind, reverse, seed):
-    a, column = data(seed, shape, kind), data(seed + 1, (shape[0], 1))
-
-    def body(x, v):
-        return nisa.tensor_scalar(x, np.subtract, v, reverse, np.multiply, 0.375, dtype=nl.float32)
-
-    difference = wide(column) - wide(a) if reverse else wide(a) - wide(column)
-    assert_close(run(body, a, column), difference * 0.375, "float32", 2)
-
-
 @pytest.mark.parametrize("kind", ["int32", "uint16", "int8"])
 def test_shifts_are_logical(kind):
     a = data(5, (4, 9), kind)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from neuron_cpu.core.language.kernel import Kernel
 from tests.crossed import crossed, full
 from tests.llama.every import ALONE, llama
+from tests.llama.references import TORCH, Reference
 from tests.llama.references import check_error as check
 from tests.warned import allows
 
@@ -124,6 +125,16 @@ def lanes(pair, d):
 # --- attention ------------------------------------------------------------------------------------
 
 
+class BehindRotation(Reference):
+    """All in float64 but rotations, whose results, queries and keys, PyTorch rounds to bf16."""
+
+    def rotate(self, x, *tables):
+        return TORCH.rotate(x.to(BF16), *tables).to(self.dtype)
+
+
+BEHIND_ROTATION = BehindRotation(torch.float64)
+
+
 class Plain:
     """The attention kernels without norm and residual, between products with the identity.
 
@@ -144,27 +155,12 @@ class Plain:
         out, *new = kernel(*arguments, *more, **named)
         return llama.from_blocks(out, length)[:, : self.width], *new
 
-    def prefill(self, qkv, pair, batch, bias=None, kernel=None):
-        more = pair, self.heads, batch, *([] if bias is None else [bias])
-        kernel = kernel or llama.attention_prefill_kernel
-        return self.call(kernel, qkv, len(qkv) // batch, *more)
-
-    def decode(self, qkv, pair, keys, values, live):
-        """One new token each: in the kernel of several where the cache is long."""
-        bias = llama._mask_bias(live, BF16)
-        if keys.shape[2] > llama.DECODE_KEYS:
-            keys, values, bias = llama.cache_in_runs(keys, values, bias)
-            more = keys, values, bias, None, self.heads
-            return self.call(llama.attention_chunk_kernel, qkv, 1, pair, *more)
-        cache = llama.cache_in_runs(keys, values, bias, 128 // keys.shape[1])
-        return self.call(llama.attention_decode_kernel, qkv, 1, pair, *cache, self.heads)
-
-    def decode_alone(self, qkv, pair, keys, values, live):
-        """The same by llama.py."""
-        cache = llama.cache_in_runs(
-            keys, values, llama._mask_bias(live, BF16), 128 // keys.shape[1]
-        )
-        return self.call(ALONE.attention_decode_kernel, qkv, 1, pair, *cache, self.heads)
+    def compared(self, kernel, *given):
+        """Contexts of a kernel, of PyTorch in bf16 and in float64. New keys are PyTorch's."""
+        sides = kernel, *(getattr(side, kernel.__name__) for side in (TORCH, BEHIND_ROTATION))
+        results = [self.call(side, *given) for side in sides]
+        assert all(map(torch.equal, results[0][1:], results[1][1:]))
+        return [contexts for contexts, *_ in results]
 
 
 def heads_of(rows, batch, d):
@@ -200,18 +196,11 @@ PREFILLS = ALONE.attention_prefill_kernel, llama.attention_prefill_kernel
 
 def prefill_case(qkv, batch, q, kv, d, kernels=PREFILLS):
     """The kernel of llama.py, and that of heads and lengths of any size."""
-    length = qkv.shape[0] // batch
-    cos, sin = tables(torch.arange(length).repeat(batch), d)
-    query, key, value = split_qkv(qkv, batch, q, kv, d)
-    pair = cos.reshape(batch, length, -1), sin.reshape(batch, length, -1)
-    query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)
-    mask = torch.ones(length, length, dtype=torch.bool).tril()
-    args = query, key, value, mask
-    bf16, exact = attend(*args, BF16), attend(*args, torch.float64)
+    plain, length = Plain(q, kv, d), len(qkv) // batch
+    pair = tables(torch.arange(length).repeat(batch), d)
     for kernel in kernels:
-        got, rotated, _ = Plain(q, kv, d).prefill(qkv, (cos, sin), batch, kernel=kernel)
-        assert torch.equal(heads_of(rotated, batch, d), key)
-        check(got, bf16, exact)
+        got, bf16, exact = plain.compared(kernel, qkv, length, pair, plain.heads, batch)
+        check(got, bf16, exact.double())
 
 
 KINDS = ["rising maxima", "one dominant key", "equal scores", "zeros", "largest value"]
@@ -329,9 +318,8 @@ def test_decode_over_a_cache_in_chunks(batch, past, q, kv, d, room, monkeypatch)
         trace_with(monkeypatch, "CHUNK_CACHE_BYTES", room)
         trace_with(monkeypatch, "CACHE_BYTES", room)
     assert ALONE.cache_chunks(past, batch, llama.HeadShape(q, kv, d), 2)
-    monkeypatch.setattr(Plain, "decode", Plain.decode_alone)
     cached = [random(batch, kv, past, d, seed=s) for s in (1, 2)]
-    decode_case(cached, batch, past, q, kv, d)
+    decode_case(cached, batch, past, q, kv, d, ALONE.attention_decode_kernel)
 
 
 @pytest.mark.parametrize("d", [64, 128])
@@ -342,23 +330,22 @@ def test_decode_over_keys_that_have_no_room_at_once(d, monkeypatch):
     decode_case(cached, 3, 200, 8, 4, d)
 
 
-def decode_case(cached, batch, past, q, kv, d, times=1.1):
+def decode_case(cached, batch, past, q, kv, d, kernel=None):
     """Two steps over the same cache, every row relative to its size: of all rows' roundings, not of
-    the few that happen to be largest."""
+    the few that happen to be largest. A long cache is for the kernel of several tokens."""
     live = torch.arange(past)[None] < torch.arange(batch)[:, None] * past // batch + past // 2
     cached[0][~live[:, None].expand(-1, kv, -1)] = 1e4  # what stands behind the mask must not count
-    cos, sin = tables(torch.arange(batch) + 7, d)
-    mask = torch.cat((live, torch.ones(batch, 1, dtype=torch.bool)), 1)[:, None, None]
+    plain, pair = Plain(q, kv, d), tables(torch.arange(batch) + 7, d)
+    bias = llama._mask_bias(live, BF16)
+    if kernel is None and past > llama.DECODE_KEYS:
+        kernel, active, lanes = llama.attention_chunk_kernel, [None], 128
+    else:
+        kernel, active, lanes = kernel or llama.attention_decode_kernel, [], 128 // kv
+    cache = llama.cache_in_runs(*cached, bias, lanes)
     results = []
     for seed in (0, 5):
         qkv = random(batch, (q + 2 * kv) * d, seed=seed)
-        got, rotated, values = Plain(q, kv, d).decode(qkv, (cos, sin), *cached, live)
-        assert torch.equal(values, qkv[:, (q + kv) * d :])
-        query, key, value = split_qkv(qkv, batch, q, kv, d)
-        query, key = (llama.rotate(t, cos[:, None], sin[:, None]) for t in (query, key))
-        assert torch.equal(heads_of(rotated, batch, d), key)
-        args = query, torch.cat((cached[0], key), 2), torch.cat((cached[1], value), 2), mask
-        results.append((got, attend(*args, BF16, cached=past), attend(*args, torch.float64)))
-    got, torch_bf16, exact = (torch.cat(part) for part in zip(*results))
+        results.append(plain.compared(kernel, qkv, 1, pair, *cache, *active, plain.heads))
+    got, bf16, exact = (torch.cat(part).double() for part in zip(*results))
     size = exact.pow(2).mean(1, keepdim=True).sqrt() + 1e-30
-    check(got.double() / size, torch_bf16.double() / size, exact / size, times=times)
+    check(got / size, bf16 / size, exact / size)
