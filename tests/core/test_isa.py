@@ -166,39 +166,6 @@ def test_statistics_keep_even_and_odd_positions_apart():
 
 
 # --- ScalarE --------------------------------------------------------------------------------------
-def gelu(x):
-    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-FUNCTIONS = {
-    "copy": lambda x: x, "square": np.square, "sigmoid": sigmoid, "relu": lambda x: x * (x > 0),
-    "tanh": np.tanh, "gelu": gelu, "silu": lambda x: x * sigmoid(x), "exp": np.exp,
-    "softplus": lambda x: np.log1p(np.exp(x)), "erf": np.vectorize(math.erf), "sign": np.sign,
-    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
-    "gelu_apprx_tanh": lambda x: 0.5 * x * (1 + np.tanh(
-        math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
-    "gelu_apprx_sigmoid": lambda x: x * sigmoid(1.702 * x),
-    "silu_dx": lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x))),
-    "gelu_dx": lambda x: 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
-    + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi),
-    "erf_dx": lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x),
-}  # fmt: skip
-POSITIVE = {"log": np.log, "sqrt": np.sqrt, "rsqrt": lambda x: x**-0.5}
-
-
-@pytest.mark.parametrize("name", sorted({**FUNCTIONS, **POSITIVE, "sin": 0, "arctan": 0}))
-@few
-@given(shape=shapes, kinds=st.tuples(*[st.sampled_from(FLOATS)] * 2), seed=st.integers(0, 99))
-def test_activation(name, shape, kinds, seed):
-    function = {**FUNCTIONS, **POSITIVE, "sin": np.sin, "arctan": np.arctan}[name]
-    limits = (0.125, 6.0) if name in POSITIVE else (-1.5, 1.5)
-    a = data(seed, shape, kinds[0], *limits)
-    got = run(lambda x: nisa.activation(getattr(nl, name), x, dtype=getattr(nl, kinds[1])), a)
-    assert_close(got, wide(function(wide(a))), kinds[1], 2)
 
 
 @few

@@ -13,7 +13,7 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 from neuronxcc.nki import typing as nt
 
-from neuron_cpu.core import Kernel, NkiError, observe_kernel_calls
+from neuron_cpu.core import Kernel, NkiError
 
 
 def doubled(x):
@@ -163,19 +163,6 @@ def test_nested_kernel_with_old_convention_writes_its_parameter():
         return out
 
     assert np.array_equal(kernel(X), 2 * X)
-
-
-def test_observers_see_top_level_calls_of_their_thread():
-    seen = []
-    kernel = nki.jit(doubled)
-    with observe_kernel_calls(seen.append):
-        kernel(X)
-        thread = threading.Thread(target=kernel, args=(X,))
-        thread.start()
-        thread.join()
-    kernel(X)
-    assert [call.name for call in seen] == ["doubled"]
-    assert seen[0].inputs[0] is X and np.array_equal(seen[0].outputs[0], 2 * X)
 
 
 # --- eager mode: every instruction runs as it is recorded -----------------------------------------
