@@ -38,14 +38,6 @@ def rebound_in_plain_range(x, out):
         offset = offset + 128
 
 
-def rebound_on_one_side(x, out):
-    tile = nl.load(x[0])
-    for i in nl.affine_range(4):
-        if x.shape[0] > 2:
-            tile = nl.load(x[i])
-        nl.store(out[i], tile)
-
-
 def local_used_after(x, out):
     for i in nl.affine_range(4):
         tile = nl.load(x[i])
@@ -174,7 +166,6 @@ def tensor_made_anew_on_one_side(x, out):
 REPORTED = [
     (rebound_value, "sim_loop_rebinding", 3),
     (rebound_in_plain_range, "sim_loop_rebinding", 4),
-    (rebound_on_one_side, "sim_loop_rebinding", 4),
     (local_used_after, "sim_loop_local_used_after", 3),
     (index_used_after, "sim_loop_index_used_after", 3),
     (global_assigned, "sim_loop_side_effect", 3),

@@ -11,7 +11,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
-from neuron_cpu.core.report import report
+from neuron_cpu.core.report import bands, report
 from neuron_cpu.core.time.schedule import DMA, ENGINES, schedule
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -70,6 +70,10 @@ def test_lines_add_up_to_the_whole(found, summary):
 
 
 # --- tables, trace --------------------------------------------------------------------------------
+def test_a_kernel_is_of_the_class_of_its_largest_resource():
+    assert bands.kind_of({"VectorE": 1.0, "DMA": 2.0}) == "DMA"
+
+
 def test_trace_is_what_perfetto_opens(found):
     trace = json.loads(json.dumps(report.perfetto([("product", found)])))
     events = trace["traceEvents"]
