@@ -19,7 +19,6 @@ import socket
 import sys
 import time
 import types
-from collections.abc import Callable
 
 # Names of CPython that its documentation gives for Linux, or for Unix without macOS.
 GONE = {
@@ -45,27 +44,27 @@ GONE = {
 ABSENT = ("/proc", "/sys", "/dev/shm", "/dev/full", "/run")
 
 
-def _take_away() -> None:
+def _take_away():
     for module, names in GONE.items():
         for name in names.split():
             vars(module).pop(name, None)
 
 
-def _refuse(path: object) -> None:
+def _refuse(path):
     text = os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
     if any(text == folder or text.startswith(f"{folder}/") for folder in ABSENT):
         raise FileNotFoundError(2, "not on this system", text)
 
 
-def _refuse_linux_files(event: str, arguments: tuple) -> None:
+def _refuse_linux_files(event, arguments):
     if event in ("open", "os.listdir", "os.scandir"):
         _refuse(arguments[0])
 
 
-def _refusing(usual: Callable) -> Callable:
+def _refusing(usual):
     """`os.stat`, of which no hook is told."""
 
-    def stat(path: object, **named: object) -> os.stat_result:
+    def stat(path, **named):
         _refuse(path)
         return usual(path, **named)
 
@@ -75,7 +74,7 @@ def _refusing(usual: Callable) -> Callable:
 class _Library(ctypes.CDLL):
     """The C library without Linux's own calls."""
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         if name in ("prctl", "syscall", "sched_getaffinity", "mallopt", "malloc_trim"):
             raise AttributeError(f"dlsym(RTLD_DEFAULT, {name}): symbol not found")
         return super().__getattr__(name)
@@ -84,11 +83,11 @@ class _Library(ctypes.CDLL):
 class _Usage:
     """`getrusage` with its memory in bytes."""
 
-    def __init__(self, usage: object) -> None:
+    def __init__(self, usage):
         self._usage = usage
         self.ru_maxrss = usage.ru_maxrss * 1024  # type: ignore[attr-defined]
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name):
         return getattr(self._usage, name)
 
 

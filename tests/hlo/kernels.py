@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import neuronxcc.nki.language as nl
 from neuronxcc.nki import FrameworkKernel
-from torch_neuronx.pyhlo.scribe import TORCH, HloShape
+from torch_neuronx.pyhlo.scribe import TORCH
 
 from neuron_cpu.hlo import calls
 
@@ -14,18 +12,18 @@ from neuron_cpu.hlo import calls
 class _Binding(FrameworkKernel):
     """As a framework binds kernels to its tensors, here to shapes of PyHLO."""
 
-    def map_framework_tensor(self, tensor: HloShape) -> tuple[tuple[int, ...], int]:
+    def map_framework_tensor(self, tensor):
         return tensor.sizes, tensor.shape_proto.element_type
 
-    def translate_to_neuron_dtype(self, dtype: int) -> str:
+    def translate_to_neuron_dtype(self, dtype):
         return str(TORCH[dtype]).removeprefix("torch.")
 
 
-def doubled(x: Any, out: Any) -> None:
+def doubled(x, out):
     nl.store(out, nl.load(x) * 2)
 
 
-def call(x: HloShape) -> HloShape:
+def call(x):
     """`doubled` of a value."""
     place = x.dtype[x.sizes]
     key = _Binding("doubled", doubled).dump_config(x, place)[0]

@@ -24,9 +24,8 @@ import random
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -69,7 +68,7 @@ class Mutant(NamedTuple):
     text: str
 
 
-def changes(text: str) -> list[Mutant]:
+def changes(text):
     """Every single change of a kernel's text."""
     (kernel,) = (n for n in ast.walk(ast.parse(text)) if getattr(n, "name", "") == "kernel")
     lines = text.splitlines(keepends=True)
@@ -84,7 +83,7 @@ def changes(text: str) -> list[Mutant]:
     return [Mutant(said, changed) for changed, said in found.items() if changed != text]
 
 
-def _of(node: Any) -> Iterator[tuple[Any, str]]:
+def _of(node):
     """Nodes of the text and what stands in their place."""
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         yield from ((node, repr(v)) for v in (node.value + 1, node.value - 1, 2 * node.value))
@@ -103,7 +102,7 @@ def _of(node: Any) -> Iterator[tuple[Any, str]]:
         yield from _of_call(node)
 
 
-def _of_call(node: ast.Call) -> Iterator[tuple[Any, str]]:
+def _of_call(node):
     name = getattr(node.func, "attr", getattr(node.func, "id", ""))
     arguments = [*map(ast.unparse, node.args)]
     if name in LANGUAGE and isinstance(node.func, ast.Attribute):
@@ -117,7 +116,7 @@ def _of_call(node: ast.Call) -> Iterator[tuple[Any, str]]:
         yield node, arguments[0]
 
 
-def sample(name: str, each: int, seed: int) -> list[Mutant]:
+def sample(name, each, seed):
     """That many mutants, with two changes where there are too few with one."""
     draw, text = random.Random(f"{seed} {name}"), suite.template(name)
     found = changes(text)
@@ -131,13 +130,13 @@ def sample(name: str, each: int, seed: int) -> list[Mutant]:
 
 
 @functools.cache
-def _cases(name: str, seed: int, wide: bool = False) -> list[Any]:
+def _cases(name, seed, wide=False):
     draws = range(seed, seed + (OTHER if wide else 1))
     odd = suite.operator(name).cases[:1]
     return [*odd, *(case for draw in draws for case in suite.drawn(name, draw))]
 
 
-def word(name: str, mutant: Mutant, seed: int) -> str:
+def word(name, mutant, seed):
     """killed, survived or without effect."""
     operator = suite.operator(name)
     try:
@@ -155,14 +154,14 @@ def word(name: str, mutant: Mutant, seed: int) -> str:
     return "without effect" if same else "survived"
 
 
-def _close(mine: torch.Tensor, theirs: torch.Tensor) -> bool:
+def _close(mine, theirs):
     """Equal but for the order of sums in fp32."""
     if mine.shape != theirs.shape or not theirs.numel():
         return mine.shape == theirs.shape
     return bool(((mine - theirs).abs() <= ORDER * theirs.abs().max()).all())
 
 
-def _is_same(name: str, kernel: Any, case: Any) -> bool:
+def _is_same(name, kernel, case):
     operator = suite.operator(name)
     try:
         programs = [verdict.traced(one, case, ()) for one in (operator.kernel, kernel)]
@@ -177,7 +176,7 @@ def _is_same(name: str, kernel: Any, case: Any) -> bool:
     return True
 
 
-def _judged(given: tuple[str, Mutant, int]) -> tuple[str, str, str]:
+def _judged(given):
     torch.set_num_threads(1)
     name, mutant, seed = given
     with warnings.catch_warnings():
@@ -185,7 +184,7 @@ def _judged(given: tuple[str, Mutant, int]) -> tuple[str, str, str]:
         return name, word(name, mutant, seed), mutant.change
 
 
-def table(done: list[list[str]], seed: int) -> str:
+def table(done, seed):
     """The page's section."""
     rows = ["| Operator | Mutants | Without effect | Killed of the others |", "|---|--:|--:|--:|"]
     for name in [*sorted({own for own, _, _ in done}, key=[*suite.names()].index), "all"]:
@@ -197,13 +196,13 @@ def table(done: list[list[str]], seed: int) -> str:
     return "\n".join([*rows, "", f"Seed {seed}. Survivors:", "", *survivors])
 
 
-def write(found: str) -> None:
+def write(found):
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(HEAD)
     after = rest.partition("<!-- solutions: end -->")[2]
     PAGE.write_text(f"{before}{HEAD}{found}\n<!-- solutions: end -->{after}", encoding="utf-8")
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--each", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)

@@ -20,7 +20,7 @@ def measured(got, expected, dtype=torch.float32, tolerance=0.01, **options):
     return accuracy.measure(torch.tensor(got), wide, dtype, tolerance, plain, **options)
 
 
-def test_an_error_is_relative_to_the_element_or_its_row() -> None:
+def test_an_error_is_relative_to_the_element_or_its_row():
     rows = torch.ones(2, 16, dtype=torch.float64)
     rows[1] = 1000.0
     rows[0, 3] = 0.0
@@ -52,23 +52,23 @@ def test_an_error_is_relative_to_the_element_or_its_row() -> None:
         (0.1, 0.0, torch.float32, False),
     ],
 )
-def test_special_values(got, expected, dtype, correct) -> None:
+def test_special_values(got, expected, dtype, correct):
     assert measured([got], [expected], dtype).correct is correct
 
 
-def test_nan_can_be_asked_for() -> None:
+def test_nan_can_be_asked_for():
     assert not measured([7.0, 1.0], [NAN, 1.0], nan_is_asked=True).correct
     assert measured([NAN, 1.0], [NAN, 1.0], nan_is_asked=True).correct
     assert not measured([NAN, NAN], [NAN, 1.0], nan_is_asked=True).correct
 
 
-def test_what_the_reference_overflows_in_the_same_type_is_not_judged() -> None:
+def test_what_the_reference_overflows_in_the_same_type_is_not_judged():
     assert measured([INF, 1.0], [2.0, 1.0], plain=[INF, 1.0]).correct
     found = measured([INF, 5.0], [2.0, 1.0], plain=[INF, 1.0])
     assert found.first == (1,) and found.judged == 1
 
 
-def test_an_infinity_that_float64_has_too_is_asked_for() -> None:
+def test_an_infinity_that_float64_has_too_is_asked_for():
     """The reference in the kernel's own types excuses only infinities of its own."""
     assert measured([INF, 1.0], [INF, 1.0], plain=[INF, 1.0]).correct
     for got in (1.0, -INF, NAN):
@@ -78,24 +78,24 @@ def test_an_infinity_that_float64_has_too_is_asked_for() -> None:
     assert math.isinf(found.largest) and math.isinf(found.rms)
 
 
-def test_the_reference_in_the_same_type_widens_the_bound_up_to_a_cap() -> None:
+def test_the_reference_in_the_same_type_widens_the_bound_up_to_a_cap():
     assert measured([1.03], [1.0], plain=[1.02]).correct
     assert not measured([1.05], [1.0], plain=[1.02]).correct
     assert not measured([1.5], [1.0], plain=[1.4]).correct
 
 
-def test_integers_are_equal_or_wrong() -> None:
+def test_integers_are_equal_or_wrong():
     one = torch.tensor([1, 2, 3])
     assert accuracy.measure(one, one.to(torch.float64), torch.int32, 0.5).correct
     found = accuracy.measure(one + 1, one.to(torch.float64), torch.int32, 5.0)
     assert found.wrong == 3 and found.largest == 1
 
 
-def test_nothing_at_all() -> None:
+def test_nothing_at_all():
     empty = torch.zeros(0, 4, dtype=torch.float64)
     assert accuracy.measure(empty, empty, torch.float32, 0.1).correct
 
 
-def test_the_coarsest_type_sets_the_tolerance() -> None:
+def test_the_coarsest_type_sets_the_tolerance():
     assert accuracy.default_tolerance([torch.float32, torch.bfloat16]) == 2**-5
     assert accuracy.default_tolerance([torch.int32]) == 0.0

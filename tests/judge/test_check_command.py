@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -70,13 +69,13 @@ def whole(x_hbm):
 
 
 @pytest.fixture
-def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(FILE)
     return tmp_path
 
 
-def check(*arguments: str) -> int:
+def check(*arguments):
     return main(["check", *arguments])
 
 
@@ -96,7 +95,7 @@ def test_a_missing_decorator_and_other_types_are_told(kernel, status, told, path
     assert told in said and "rounding is not why" not in said
 
 
-def test_a_right_and_a_wrong_kernel(path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_right_and_a_wrong_kernel(path, capsys):
     arguments = ["--arg", "64x96:bf16", "--case", "8x8:bf16 factor=0.5", "--dtype", "bf16"]
     arguments += ["--dtype", "f32", "--seed", "1", "--seed", "2", "--json", "found.json"]
     assert check("mine.py:scaled", "--ref", "mine.py:twice", *arguments) == 0
@@ -111,7 +110,7 @@ def test_a_right_and_a_wrong_kernel(path: Path, capsys: pytest.CaptureFixture) -
     assert "wrong" in told and "first wrong element: (0, 0)" in told
 
 
-def test_before_and_after(path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+def test_before_and_after(path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     arguments = ["--baseline", "mine.py:detour", "--arg", "64x96:f32", "--json", "found.json"]
     assert check("mine.py:scaled", *arguments) == 0  # without --ref: times alone
@@ -148,12 +147,12 @@ def test_before_and_after(path: Path, capsys: pytest.CaptureFixture, monkeypatch
         (["mine.py:scaled", "--ref", "mine.py:twice", "--case", "'"], "cannot be split"),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_sentence(arguments, sentence, path, capsys) -> None:
+def test_mistakes_are_one_sentence(arguments, sentence, path, capsys):
     assert check(*arguments) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_limits_are_for_judgements_only(path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_limits_are_for_judgements_only(path, capsys):
     limited = ["--arg", "8x8:f32:1..2"]
     assert check("mine.py:scaled", "--ref", "mine.py:twice", *limited) == 0
     assert main(["profile", "mine.py:scaled", *limited]) == 2
@@ -211,7 +210,7 @@ def one_too_many(got, right):
         ("last_first", "--outputs nothing", 2, "has no function 'nothing'"),
     ],
 )
-def test_indices_up_to_ties(reference, options, status, told, tmp_path, capsys) -> None:
+def test_indices_up_to_ties(reference, options, status, told, tmp_path, capsys):
     path = tmp_path / "choosing.py"
     path.write_text(CHOOSING)
     arguments = f"check {path}:largest --ref {path}:{reference} --arg 8x24:f32 {options}".split()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -51,7 +49,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_elsewhere_is_wrong(name: str, tmp_path: Path) -> None:
+def test_what_is_wrong_elsewhere_is_wrong(name, tmp_path):
     which, right, wrong, kind = WRONG[name]
     operator = suite.operator(which)
     text = suite.template(which)
@@ -68,7 +66,7 @@ def test_what_is_wrong_elsewhere_is_wrong(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", cases.HARD)
-def test_hard_values_are_as_they_say(kind: str) -> None:
+def test_hard_values_are_as_they_say(kind):
     spec = cases.Spec((64, 333), torch.float32)
     values = cases.fill(spec, kind, torch.Generator().manual_seed(3))
     if kind == "offset":

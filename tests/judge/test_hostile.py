@@ -6,7 +6,6 @@ import json
 import os
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +44,7 @@ def write(said):
 """
 
 
-def answers(seed: int, number: int, mine: Path) -> list[tuple[str, str, bool]]:
+def answers(seed, number, mine):
     """(operator, source, whether the suite's kernel follows) of answers drawn from the grammar."""
     chosen = random.Random(seed)
     small = ["gelu", "vector_add", "row_sum", "argmax", "rope", "embedding"]
@@ -63,9 +62,7 @@ def answers(seed: int, number: int, mine: Path) -> list[tuple[str, str, bool]]:
 @pytest.mark.parametrize(
     ("seed", "number"), [(0, 6), *(pytest.param(n, 20, marks=pytest.mark.full) for n in range(10))]
 )
-def test_hostile_answers_get_their_word_and_hurt_nobody(
-    seed: int, number: int, tmp_path: Path
-) -> None:
+def test_hostile_answers_get_their_word_and_hurt_nobody(seed, number, tmp_path):
     mine = tmp_path / "mine"
     mine.write_text("precious")
     before = mine.stat()

@@ -64,7 +64,7 @@ REPLIES = [n for n in range(3, 64) if os.path.exists(f"/proc/self/fd/{n}")
 """
 
 
-def saying(what: object) -> str:
+def saying(what):
     """An answer that writes to the judge itself."""
     return f"inf = float('inf')\n{FIND}WHAT = {what!r}\n{SAYING}"
 
@@ -157,7 +157,7 @@ ANSWERS = {  # operators of which the suite's own kernels are small
 }
 
 
-def written(folder: Path) -> None:
+def written(folder):
     folder.mkdir()
     for name, (text, word, _) in ANSWERS.items():
         source = suite.template(name)
@@ -185,7 +185,7 @@ def written(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+def judged(tmp_path_factory):
     """Answers by operator, their score under the name ``score``, and who ran before them."""
     from neuron_cpu.sandbox import forked
 
@@ -203,7 +203,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_every_answer_gets_its_word(name: str, judged: dict[str, dict]) -> None:
+def test_every_answer_gets_its_word(name, judged):
     _, word, reason = ANSWERS[name]
     found = judged[name]
     said = found["failure"] + "".join(c["refusal"] + c["mismatch"] for c in found["cases"])
@@ -216,7 +216,7 @@ def test_every_answer_gets_its_word(name: str, judged: dict[str, dict]) -> None:
     assert found["outcome"] == word and reason in said, said
 
 
-def test_the_score_counts_right_and_faster(judged: dict[str, dict]) -> None:
+def test_the_score_counts_right_and_faster(judged):
     assert judged["state_space_scan"]["speedup"] > 4
     assert judged["attention_block"]["speedup"] == 1.0
     everything = judged["score"]["all"]
@@ -226,10 +226,10 @@ def test_the_score_counts_right_and_faster(judged: dict[str, dict]) -> None:
     assert judged["score"]["level 3"]["correct"] == pytest.approx(3 / 6)
 
 
-def test_nothing_of_theirs_is_left(judged: dict[str, dict]) -> None:
+def test_nothing_of_theirs_is_left(judged):
     from neuron_cpu.sandbox import forked
 
-    def left() -> set[int]:
+    def left():
         return set(alive(forked._server())) - set(judged["before"])
 
     deadline = time.monotonic() + 10
@@ -238,7 +238,7 @@ def test_nothing_of_theirs_is_left(judged: dict[str, dict]) -> None:
     assert not left()
 
 
-def alive(server: int) -> list[int]:
+def alive(server):
     """Children of the fork server that have not ended."""
     states = {}
     for child in limits.children(server):
@@ -250,7 +250,7 @@ def alive(server: int) -> list[int]:
 
 
 @pytest.mark.skipif(bool(limits.missing()), reason="this system confines not all")
-def test_answers_write_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_answers_write_nowhere(tmp_path, capsys):
     target = tmp_path / "written"
     folder = tmp_path / "answers"
     folder.mkdir()
@@ -259,7 +259,7 @@ def test_answers_write_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture) ->
     assert "PermissionError" in capsys.readouterr().out and not target.exists()
 
 
-def test_isolation_may_be_required(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_isolation_may_be_required(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(limits, "missing", lambda: "no Landlock")
     assert main(["judge", str(tmp_path), "--only", "gelu", "--require-isolation"]) == 2
     assert "a stranger's file is not confined here (no Landlock)" in capsys.readouterr().err
@@ -267,7 +267,7 @@ def test_isolation_may_be_required(tmp_path: Path, capsys, monkeypatch) -> None:
     assert "not confined as it should be: no Landlock" in capsys.readouterr().err
 
 
-def test_the_template(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_template(tmp_path, capsys):
     folder = tmp_path / "new"
     assert main(["judge", str(folder), "--template"]) == 0
     assert sorted(os.listdir(folder)) == sorted(f"{name}.py" for name in suite.names())
@@ -279,7 +279,7 @@ def test_the_template(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     ("arguments", "sentence"),
     [(["absent"], "--template"), (["."], "--only names odd"), ([".", "--only", ","], "nothing")],
 )
-def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path) -> None:
+def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     extra = ["--only", "odd"] if "odd" in sentence else []
     assert main(["judge", *arguments, *extra]) == 2

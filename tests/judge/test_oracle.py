@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ NISA = "import neuronxcc.nki.isa as nisa\n@nki"
 REFERENCE = "def reference(x):\n    return x + 1\n"
 
 
-def asking(source: str = KERNEL, **more: Any) -> dict[str, Any]:
+def asking(source=KERNEL, **more):
     return {
         "kernel": {"source": source, "name": "kernel"},
         "cases": ["128x64:bf16"],
@@ -51,20 +50,20 @@ def asking(source: str = KERNEL, **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def oracle() -> Iterator[serve.Oracle]:
+def oracle():
     made = serve.Oracle(1)
     yield made
     made.close()
 
 
-def asked(oracle: serve.Oracle, request: dict[str, Any]) -> dict[str, Any]:
+def asked(oracle, request):
     (form,) = forms.requests(json.dumps(request).encode())
     assert isinstance(form, Request), form
     return json.loads(json.dumps(oracle.one(form), allow_nan=False))
 
 
 # --- verdicts -------------------------------------------------------------------------------------
-def test_a_right_kernel_passes_with_its_estimate(oracle: serve.Oracle) -> None:
+def test_a_right_kernel_passes_with_its_estimate(oracle):
     told = asked(oracle, asking(id="a", seeds=[0, 1, 2]))
     assert (told["schema"], told["id"], told["outcome"]) == (1, "a", "passed"), told
     (case,) = told["cases"]
@@ -80,7 +79,7 @@ def test_a_right_kernel_passes_with_its_estimate(oracle: serve.Oracle) -> None:
     assert again == told | {"id": "b", "cached": True}
 
 
-def test_what_a_devices_compiler_refused_is_refused_with_its_source(oracle: serve.Oracle) -> None:
+def test_what_a_devices_compiler_refused_is_refused_with_its_source(oracle):
     rows = "i, j = nl.arange(128)[:, None], nl.arange(64)[None, :]"
     copy = "nisa.dma_copy(src=x[i * 0, j], dst=tile[i, j])"
     lines = "\n    ".join(["tile = nl.ndarray((128, 64), x.dtype)", rows, copy])
@@ -92,7 +91,7 @@ def test_what_a_devices_compiler_refused_is_refused_with_its_source(oracle: serv
     assert asked(oracle, asking(reference=None))["cases"][0]["legality"] == "legal"
 
 
-def test_a_wrong_kernel_says_how_much_and_where(oracle: serve.Oracle) -> None:
+def test_a_wrong_kernel_says_how_much_and_where(oracle):
     told = asked(oracle, asking(KERNEL.replace("1.0", "1.5"), tolerance={"relative_l2": 0.02}))
     assert told["outcome"] == "wrong"
     assert "a relative L2 error of 0.3" in told["sentence"]
@@ -109,20 +108,18 @@ def test_a_wrong_kernel_says_how_much_and_where(oracle: serve.Oracle) -> None:
         ({}, "wrong"),
     ],
 )
-def test_the_asker_chooses_the_tolerance(
-    oracle: serve.Oracle, tolerance: dict[str, Any], outcome: str
-) -> None:
+def test_the_asker_chooses_the_tolerance(oracle, tolerance, outcome):
     told = asked(oracle, asking(KERNEL.replace("1.0", "1.5"), tolerance=tolerance))
     assert told["outcome"] == outcome
 
 
-def test_a_refusal_has_line_identifier_and_mending(oracle: serve.Oracle) -> None:
+def test_a_refusal_has_line_identifier_and_mending(oracle):
     told = asked(oracle, asking(KERNEL.replace("nl.add", "nl.dot")))
     assert (told["outcome"], told["identifier"], told["line"]) == ("refused", "sim_unknown_name", 9)
     assert told["sentence"] == f"{told['fault']}; {told['mending']}"
 
 
-def test_inputs_of_the_asker(oracle: serve.Oracle) -> None:
+def test_inputs_of_the_asker(oracle):
     made = REFERENCE + (
         "import numpy as np\nimport ml_dtypes\n"
         "def ones(seed):\n    return [np.full((128, 64), seed, ml_dtypes.bfloat16)]\n"
@@ -139,9 +136,7 @@ def test_inputs_of_the_asker(oracle: serve.Oracle) -> None:
     ("made", "outcome"),
     [("got.reshape(right.shape)", "passed"), ("got", "wrong"), ("(got, got)", "invalid")],
 )
-def test_results_that_the_asker_makes_comparable(
-    oracle: serve.Oracle, made: str, outcome: str
-) -> None:
+def test_results_that_the_asker_makes_comparable(oracle, made, outcome):
     source = "def reference(x):\n    return (x + 1).reshape(-1)\n"
     source += f"def natural(got, right):\n    return {made}\n"
     code = {"source": source, "name": "reference"}
@@ -149,7 +144,7 @@ def test_results_that_the_asker_makes_comparable(
     assert told["outcome"] == outcome, told
 
 
-def test_a_target_and_what_its_kernels_may_not(oracle: serve.Oracle) -> None:
+def test_a_target_and_what_its_kernels_may_not(oracle):
     times = {
         target: asked(oracle, asking(target=target))["cases"][0]["estimate"]
         for target in ("trn1", "trn2")
@@ -170,9 +165,7 @@ def test_a_target_and_what_its_kernels_may_not(oracle: serve.Oracle) -> None:
         ("    import neuron_cpu.core.time.schedule as s; s.schedule = None", ""),
     ],
 )
-def test_a_candidate_that_misbehaves_costs_itself(
-    oracle: serve.Oracle, line: str, words: str
-) -> None:
+def test_a_candidate_that_misbehaves_costs_itself(oracle, line, words):
     source = KERNEL.replace("def kernel(x):\n", f"def kernel(x):\n{line}\n")
     limits = {"seconds": 20.0, "cpu_seconds": 1, "memory_gib": 2.0}
     told = asked(oracle, asking(source, limits=limits))
@@ -192,9 +185,7 @@ def test_a_candidate_that_misbehaves_costs_itself(
         ("import os\ndef reference(x):\n    os._exit(1)\n", "failed", "status 1"),
     ],
 )
-def test_a_reference_that_does_not_go(
-    oracle: serve.Oracle, source: str, outcome: str, words: str
-) -> None:
+def test_a_reference_that_does_not_go(oracle, source, outcome, words):
     code = {"source": source, "name": "reference"}
     told = asked(oracle, asking(reference=code, limits={"cpu_seconds": 1}))
     assert told["outcome"] == outcome and words in told["sentence"], told
@@ -216,9 +207,7 @@ def test_a_reference_that_does_not_go(
         ({"lines": -1}, "lines"),
     ],
 )
-def test_a_request_that_cannot_be_met(
-    oracle: serve.Oracle, more: dict[str, Any], words: str
-) -> None:
+def test_a_request_that_cannot_be_met(oracle, more, words):
     (form,) = forms.requests(json.dumps(asking(id=7) | more).encode())
     told = oracle.one(form) if isinstance(form, Request) else form
     assert (told["id"], told["outcome"]) == (7, "invalid")
@@ -235,12 +224,12 @@ _json = st.recursive(
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.binary() | _json.map(lambda value: json.dumps(value).encode()))
-def test_any_line_has_answers(line: bytes) -> None:
+def test_any_line_has_answers(line):
     for one in forms.requests(line):
         assert isinstance(one, Request) or (one["outcome"] == "invalid" and one["sentence"])
 
 
-def mutated(chosen: random.Random) -> bytes:
+def mutated(chosen):
     """A request with bytes, fields or source changed."""
     request: Any = asking(id=0, lines=chosen.randrange(1000))
     kind = chosen.randrange(20)
@@ -260,7 +249,7 @@ def mutated(chosen: random.Random) -> bytes:
     return line.replace(b"\n", b" ") + b"\n"
 
 
-def test_fuzzed_requests_of_a_client(capfd: pytest.CaptureFixture[str]) -> None:
+def test_fuzzed_requests_of_a_client(capfd):
     """Each has its answers; no traceback, no end, and no more memory at the end than early on."""
     number, chosen, used = int(os.environ.get("FUZZ_EXAMPLES", "20")), random.Random(34), []
     with Client("--jobs", "1") as client:
@@ -283,7 +272,7 @@ def test_fuzzed_requests_of_a_client(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 # --- ways in --------------------------------------------------------------------------------------
-def test_a_client_of_the_socket_needs_the_key(oracle: serve.Oracle) -> None:
+def test_a_client_of_the_socket_needs_the_key(oracle):
     with serve.Server(oracle, 0, "a key of its own.") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for key, outcome in (
@@ -300,9 +289,7 @@ def test_a_client_of_the_socket_needs_the_key(oracle: serve.Oracle) -> None:
         server.shutdown()
 
 
-def test_a_client_whose_first_line_never_ends_is_cut(
-    oracle: serve.Oracle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_whose_first_line_never_ends_is_cut(oracle, monkeypatch):
     monkeypatch.setattr(serve, "HELLO_SECONDS", 0.2)
     with serve.Server(oracle, 0, "a key of its own.") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -320,7 +307,7 @@ def test_a_client_whose_first_line_never_ends_is_cut(
         server.shutdown()
 
 
-def test_a_line_of_many_requests_is_taken_one_by_one() -> None:
+def test_a_line_of_many_requests_is_taken_one_by_one():
     """16 MiB of them would be gigabytes of answers; none is made before it is asked for."""
     line = b"[" + b",".join([b"1"] * 1_000_000) + b"]"
     tracemalloc.start()
@@ -331,7 +318,7 @@ def test_a_line_of_many_requests_is_taken_one_by_one() -> None:
     assert most < 32 << 20
 
 
-def test_the_client_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+def test_the_client_of_the_page(tmp_path, monkeypatch, capsys):
     page = (REPOSITORY / "docs" / "oracle.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
     (tmp_path / "softmax.py").write_text(suite.template("softmax"))
@@ -341,7 +328,7 @@ def test_the_client_of_the_page(tmp_path: Path, monkeypatch: Any, capsys: Any) -
     assert capsys.readouterr().out == "0 passed \n"
 
 
-def test_command_lines_that_do_not_go(capsys: Any, tmp_path: Path) -> None:
+def test_command_lines_that_do_not_go(capsys, tmp_path):
     (tmp_path / "key").write_text("short\n")
     for words, said in (
         (["--port", "0"], "belong together"),
@@ -355,14 +342,14 @@ def test_command_lines_that_do_not_go(capsys: Any, tmp_path: Path) -> None:
     assert "cases" in json.loads(capsys.readouterr().out)["properties"]
 
 
-def test_the_tool_over_mcp() -> None:
+def test_the_tool_over_mcp():
     """What it takes to run: `make test-mcp`."""
     pytest.importorskip("mcp")
     import anyio
     from mcp import Client as ToolClient
     from mcp import StdioServerParameters
 
-    async def ask() -> Any:
+    async def ask():
         command = ["-m", "neuron_cpu", "oracle", "--jobs", "1", "--mcp"]
         server = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ))
         async with ToolClient(server) as client:
@@ -380,7 +367,7 @@ def test_the_tool_over_mcp() -> None:
 
 
 # --- digests --------------------------------------------------------------------------------------
-def test_a_digest_is_of_what_a_program_does() -> None:
+def test_a_digest_is_of_what_a_program_does():
     found = {}
     for name in ("rope", "softmax", "rms_norm"):
         operator = suite.operator(name)

@@ -6,10 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pickle
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.compiler as ncc
@@ -18,8 +15,7 @@ import pytest
 import torch
 
 from neuron_cpu import suite
-from neuron_cpu.core import NkiError, Program
-from neuron_cpu.core.program.program import Instruction
+from neuron_cpu.core import NkiError
 from neuron_cpu.core.time.schedule import schedule
 from neuron_cpu.judge import cases, recorder, verdict
 from neuron_cpu.judge.references import Reference
@@ -33,7 +29,7 @@ BOUNDS = Limits(2 << 30, 60, 120.0)
 
 
 @pytest.fixture(scope="module")
-def judging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judging]:
+def judging(tmp_path_factory):
     made = Judging(tmp_path_factory.mktemp("none"), Settings(), BOUNDS, 1)
     yield made
     made.close()
@@ -43,7 +39,7 @@ def judging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judging]:
     "name", [pytest.param(n, marks=() if n in ("rope", "attention") else pytest.mark.full)
              for n in suite.names()]
 )  # fmt: skip
-def test_a_program_is_the_same_as_plain_data(name: str) -> None:
+def test_a_program_is_the_same_as_plain_data(name):
     operator = suite.operator(name)
     for case in operator.cases:
         program = verdict.traced(operator.kernel, case, ())
@@ -54,7 +50,7 @@ def test_a_program_is_the_same_as_plain_data(name: str) -> None:
         assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_any_candidate_is_judged(judging: Judging, tmp_path: Path) -> None:
+def test_any_candidate_is_judged(judging, tmp_path):
     operator = suite.operator("rope")
     path = tmp_path / "mine.py"
     path.write_text(suite.template("rope").replace("def kernel(", "def rotated("))
@@ -66,11 +62,11 @@ def test_any_candidate_is_judged(judging: Judging, tmp_path: Path) -> None:
     assert "it has no function 'kernel'" in judged.failure
 
 
-def _products(program: Program) -> list[Instruction]:
+def _products(program):
     return [one for one in program if one.op.multiplies]
 
 
-def _set(of: Any, name: str, value: Any) -> None:
+def _set(of, name, value):
     object.__setattr__(of, name, value)
 
 
@@ -89,7 +85,7 @@ LESS = {
 
 
 @pytest.mark.parametrize("told", LESS)
-def test_a_record_that_says_less_than_there_was_is_refused(told: str) -> None:
+def test_a_record_that_says_less_than_there_was_is_refused(told):
     """The first seven made estimates of the same results 4 to 100 % shorter."""
     operator = suite.operator("matmul")
     traced = verdict.traced(operator.kernel, operator.cases[0], ())
@@ -99,7 +95,7 @@ def test_a_record_that_says_less_than_there_was_is_refused(told: str) -> None:
         records.program(records.loaded(records.dumped({"program": program})))
 
 
-def test_places_that_a_kernel_chose_are_plain_data_and_as_large_as_their_tensors() -> None:
+def test_places_that_a_kernel_chose_are_plain_data_and_as_large_as_their_tensors():
     @nki.jit
     def placed(x):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
@@ -138,7 +134,7 @@ def kernel(a, b):
 @pytest.mark.parametrize(
     "hint", ["is_stationary_onezero", "is_moving_onezero", "is_transpose"]
 )  # fmt: skip
-def test_a_promise_of_ones_and_zeros_is_held(hint: str, judging: Judging, tmp_path: Path) -> None:
+def test_a_promise_of_ones_and_zeros_is_held(hint, judging, tmp_path):
     """It saves passes of TensorE, so whoever gives it without cause was faster for nothing."""
     path, case = tmp_path / "hinted.py", cases.case("128x128:f32 128x128:f32")
     path.write_text(HINTED.replace("{hint}", hint))
@@ -148,9 +144,7 @@ def test_a_promise_of_ones_and_zeros_is_held(hint: str, judging: Judging, tmp_pa
     assert "whose hint says ones and zeros" in judged.verdicts[0].refusal and not judged.correct
 
 
-def test_an_estimate_below_what_data_alone_take_is_refused(
-    judging: Judging, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_estimate_below_what_data_alone_take_is_refused(judging, monkeypatch, tmp_path):
     (tmp_path / "gelu.py").write_text(suite.template("gelu"))
     asked: list[Candidate] = []
     monkeypatch.setattr(judging, "of", lambda candidate, judged: asked.append(candidate))
@@ -163,7 +157,7 @@ def test_an_estimate_below_what_data_alone_take_is_refused(
     assert "expected at least 1e+09, which its arguments" in judged.failure
 
 
-def refused(content: bytes) -> None:
+def refused(content):
     with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
         records.program(records.loaded(content))
 
@@ -172,7 +166,7 @@ def refused(content: bytes) -> None:
     "content",
     [b"", b"[]", b"{}", b"[{}, [], []]", pickle.dumps(print), pickle.dumps({"program": {}})],
 )
-def test_bytes_of_another_origin_are_no_program(content: bytes) -> None:
+def test_bytes_of_another_origin_are_no_program(content):
     refused(content)
 
 
@@ -192,14 +186,14 @@ STORAGE = "neuron_cpu.core.program.storage:Storage"
         ({}, ["neuron_cpu.core.instructions.entry:OpSpec"]),
     ],
 )
-def test_data_makes_no_objects_but_a_programs(head: dict, names: list[str]) -> None:
+def test_data_makes_no_objects_but_a_programs(head, names):
     """Only instances of a program's own classes, with their own fields; nothing is called."""
     batches = [[name, [number], []] for number, name in enumerate(names)]
     refused(json.dumps([{"dict": [["program", head]]}, batches]).encode())
 
 
 @pytest.mark.parametrize("numbers", [[0, 0], [1, 2], [-1, 0], [0, 10**12], ["a", 0], [True, None]])
-def test_no_instance_gets_the_fields_of_another(numbers: list) -> None:
+def test_no_instance_gets_the_fields_of_another(numbers):
     source = "neuron_cpu.core.program.storage:Source"
     columns = [["x", "y"], ["f", "g"], [1, 2]]  # file, function, line
     held = {"dict": [["x", {"objects": [0, 1]}]]}
@@ -210,7 +204,7 @@ def test_no_instance_gets_the_fields_of_another(numbers: list) -> None:
         records.loaded(bad)
 
 
-def test_a_record_changes_nothing_that_others_share() -> None:
+def test_a_record_changes_nothing_that_others_share():
     """A pickle could: its state is set on whatever is named, a generation's clock or a class."""
     operator = suite.operator("gelu")
     program = verdict.traced(operator.kernel, operator.cases[0], ())
@@ -229,7 +223,7 @@ def test_a_record_changes_nothing_that_others_share() -> None:
 
 
 @pytest.mark.parametrize("by", ["judge", "oracle"])
-def test_a_file_s_process_has_no_values_no_seeds_and_no_reference(by: str) -> None:
+def test_a_file_s_process_has_no_values_no_seeds_and_no_reference(by):
     """All that `recorder.record` is given, as it crosses to that process."""
     cases = suite.operator("embedding").cases
     if by == "judge":

@@ -15,7 +15,7 @@ from neuron_cpu.lessons import pages
 
 
 @pytest.mark.parametrize("name", suite.names())
-def test_a_naive_kernel_is_right_at_an_odd_size(name: str) -> None:
+def test_a_naive_kernel_is_right_at_an_odd_size(name):
     operator = suite.operator(name)
     odd, timed = operator.cases[0], operator.cases[-1]
     assert odd != timed and isinstance(odd, cases.Case)
@@ -28,14 +28,14 @@ def test_a_naive_kernel_is_right_at_an_odd_size(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", suite.names())
-def test_a_naive_kernel_is_right_at_the_timed_size(name: str) -> None:
+def test_a_naive_kernel_is_right_at_the_timed_size(name):
     operator = suite.operator(name)
     found = judge(operator.kernel, Reference(operator.reference), operator.cases[-1], Settings())
     assert found.correct and 0 < found.speed.roofline_percent < 50
 
 
 @pytest.mark.parametrize("name", ["softmax", "cross_entropy", "attention"])
-def test_a_softmax_without_its_maximum_does_not_pass(name: str) -> None:
+def test_a_softmax_without_its_maximum_does_not_pass(name):
     """The adversarial values of the suite notice it."""
     operator = suite.operator(name)
     wrong = suite.template(name).replace("nl.max(", "nl.min(")
@@ -45,7 +45,7 @@ def test_a_softmax_without_its_maximum_does_not_pass(name: str) -> None:
     assert found.legal and not found.correct
 
 
-def test_a_tile_without_elements_is_refused() -> None:
+def test_a_tile_without_elements_is_refused():
     """It ended in a division by zero, in one of the suite's mutants."""
     text = suite.template("embedding").replace("min(64, width - column)", "min(64, column)")
     module = pages.module("an empty tile", text, "empty_tile.py")

@@ -100,7 +100,7 @@ def judged(kernel, reference, text=CASE, **options):
 
 
 @pytest.mark.parametrize("reference", [torch_softmax, numpy_softmax])
-def test_a_right_kernel(reference) -> None:
+def test_a_right_kernel(reference):
     found = judged(softmax, reference, seeds=(0, 1), nan="same")
     assert found.correct and found.legal and not found.places
     kinds = [(r.kind, r.seed) for r in found.results]
@@ -111,14 +111,14 @@ def test_a_right_kernel(reference) -> None:
     assert low < high and 0 < found.speed.roofline_percent < 100
 
 
-def test_a_softmax_without_its_maximum_is_caught_by_large_values() -> None:
+def test_a_softmax_without_its_maximum_is_caught_by_large_values():
     found = judged(overflowing, torch_softmax)
     assert not found.correct and found.worst.kind == "large"
     assert "infinite or NaN" in found.places[1] and "powers_sb" not in found.refusal
     assert judged(overflowing, torch_softmax, kinds=("random", "zeros", "ties")).correct
 
 
-def test_the_first_wrong_element_and_the_line_that_stored_it() -> None:
+def test_the_first_wrong_element_and_the_line_that_stored_it():
     found = judged(last_column_off, lambda x: x)
     line = last_column_off.function.__code__.co_firstlineno + 5
     assert found.worst.accuracy.first == (0, 95)
@@ -126,13 +126,13 @@ def test_the_first_wrong_element_and_the_line_that_stored_it() -> None:
     assert "rounding is not why" in found.places[1]
 
 
-def test_an_illegal_kernel_is_not_run() -> None:
+def test_an_illegal_kernel_is_not_run():
     found = judged(too_many_rows, torch_softmax, "256x8:bf16")
     assert not found.legal and not found.correct and found.speed is None and not found.results
     assert "err_num_partition_exceed_arch_limit" in found.refusal
 
 
-def test_results_that_cannot_be_compared() -> None:
+def test_results_that_cannot_be_compared():
     assert (
         "shape (128, 96), expected the reference's (128,)"
         in judged(softmax, lambda x: x.sum(-1)).mismatch
@@ -141,13 +141,13 @@ def test_results_that_cannot_be_compared() -> None:
     assert "1 tensors, expected the reference's 2" in found.mismatch and not found.correct
 
 
-def test_results_that_are_parameters_are_no_arguments_of_the_reference() -> None:
+def test_results_that_are_parameters_are_no_arguments_of_the_reference():
     case = "64x32:f32 64x32:f32 factor=3.0"
     assert judged(scaled_in_place, lambda x, factor: x * factor, case).correct
     assert not judged(scaled_in_place, lambda x, factor: x, case).correct
 
 
-def test_integer_results_have_to_be_equal() -> None:
+def test_integer_results_have_to_be_equal():
     # Equal elements have several right answers, so `ties` and `zeros` are left out.
     case, kinds = "128x64:f32", ("random",)
     right = lambda x: torch.topk(x, 8, -1).indices  # noqa: E731
@@ -155,12 +155,12 @@ def test_integer_results_have_to_be_equal() -> None:
     assert not judged(index_of_largest, lambda x: right(x) + 1, case, kinds=kinds).correct
 
 
-def test_a_reference_that_fails_is_the_users_mistake() -> None:
+def test_a_reference_that_fails_is_the_users_mistake():
     with pytest.raises(UsageError, match="reference <lambda> fails"):
         judged(softmax, lambda x, y: x)
 
 
-def test_assert_kernel() -> None:
+def test_assert_kernel():
     assert_kernel(softmax, torch_softmax, CASE, "64x64:f32")
     with pytest.raises(AssertionError, match="large values, seed 0: .* elements are wrong") as told:
         assert_kernel(overflowing, torch_softmax, CASE)
@@ -169,7 +169,7 @@ def test_assert_kernel() -> None:
         assert_kernel(softmax, torch_softmax)
 
 
-def test_assert_kernel_follows_the_three_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assert_kernel_follows_the_three_outcomes(monkeypatch):
     """Refused fails, unproven passes and says so, legal is silent: one kernel, two chips."""
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, "trn1")
     with pytest.raises(AssertionError, match="a device's compiler refuses it: "):

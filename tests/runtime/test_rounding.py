@@ -13,7 +13,7 @@ from neuron_cpu.runtime import rounding
 BF16 = torch.bfloat16
 
 
-def values(*shape: int, seed: int = 0) -> torch.Tensor:
+def values(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
 
 
@@ -23,7 +23,7 @@ def graph():
 
 
 @pytest.mark.parametrize("inference", [False, True])
-def test_a_chain_behind_a_product_stays_in_fp32_until_the_next(inference: bool) -> None:
+def test_a_chain_behind_a_product_stays_in_fp32_until_the_next(inference):
     x, w, y, v = values(8, 64), values(32, 64, seed=1), values(8, 32, seed=2), values(4, 32, seed=3)
     with torch.inference_mode(inference), graph():
         hidden = torch.nn.functional.linear(x, w)
@@ -36,7 +36,7 @@ def test_a_chain_behind_a_product_stays_in_fp32_until_the_next(inference: bool) 
     assert not torch.equal(out, rounded)
 
 
-def test_a_cast_to_fp32_gets_what_was_not_rounded() -> None:
+def test_a_cast_to_fp32_gets_what_was_not_rounded():
     x, y = values(4, 16), values(4, 16, seed=1)
     with graph():
         wide = (x * y).transpose(0, 1).reshape(8, 8).float()
@@ -45,7 +45,7 @@ def test_a_cast_to_fp32_gets_what_was_not_rounded() -> None:
     assert torch.equal(back, (wide + 1).to(BF16))
 
 
-def test_what_is_written_into_memory_is_rounded() -> None:
+def test_what_is_written_into_memory_is_rounded():
     x, y = values(4, 16), values(4, 16, seed=1)
     with graph():
         product, cache = x * y, torch.zeros(4, 16, dtype=BF16)
@@ -57,7 +57,7 @@ def test_what_is_written_into_memory_is_rounded() -> None:
     assert torch.equal(later, 2 * read)
 
 
-def test_what_travels_between_ranks_is_rounded() -> None:
+def test_what_travels_between_ranks_is_rounded():
     x, y = values(4, 16), values(4, 16, seed=1)
     with graph():
         product = x * y
@@ -68,7 +68,7 @@ def test_what_travels_between_ranks_is_rounded() -> None:
 @pytest.mark.parametrize(
     ("assumed", "kept"), [("fused", (1, 1)), ("products", (1, 0)), ("elementwise", (0, 1))]
 )
-def test_what_a_compiler_leaves_in_fp32_can_be_chosen(assumed: str, kept: tuple[int, int]) -> None:
+def test_what_a_compiler_leaves_in_fp32_can_be_chosen(assumed, kept):
     x, w, y = values(4, 16), values(16, 16, seed=1), values(4, 16, seed=2)
     with rounding.fused(assumed), rounding.of_graph():
         product, chain = (x @ w).float(), (x * y).float()
@@ -99,7 +99,7 @@ def passing(x_hbm, w_hbm):
 
 
 @pytest.mark.parametrize("closed", [None, "x_hbm", "result 0", "result 1"])
-def test_a_kernel_takes_and_gives_fp32_where_its_boundary_is_open(closed, monkeypatch) -> None:
+def test_a_kernel_takes_and_gives_fp32_where_its_boundary_is_open(closed, monkeypatch):
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
     x, y, w = values(64, 64), values(64, 64, seed=1), values(64, 64, seed=2)
     boundaries = rounding.Boundaries(operators=False)

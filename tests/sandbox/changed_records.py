@@ -17,7 +17,7 @@ import sys
 import warnings
 from collections import Counter
 from enum import Enum
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ PIECE = 500  # changes of a worker at a time
 SECONDS, MEMORY = 20.0, 2 << 30  # of one change: sizes of a record may ask for any
 
 
-def objects(content: dict[str, Any]) -> list[tuple[Any, str]]:
+def objects(content):
     """(object, field) of everything that a record holds."""
     found: dict[int, Any] = {}
     fields: list[tuple[Any, str]] = [(content["program"], name) for name in content["program"]]
@@ -69,18 +69,18 @@ def objects(content: dict[str, Any]) -> list[tuple[Any, str]]:
     return fields
 
 
-def get(one: Any, name: str) -> Any:
+def get(one, name):
     return one[name] if isinstance(one, dict) else getattr(one, name)
 
 
-def put(one: Any, name: str, value: Any) -> None:
+def put(one, name, value):
     if isinstance(one, dict):
         one[name] = value
     else:
         object.__setattr__(one, name, value)
 
 
-def others(value: Any, pool: list[Any], draw: random.Random) -> Any:
+def others(value, pool, draw):
     """Another value for a field."""
     made: list[Any] = [None, True, False, 0, 1, 2, -1, "", (), []]
     if isinstance(value, bool):
@@ -136,7 +136,7 @@ class Change(NamedTuple):
 class Record:
     """A record that is read once; each change of it is undone."""
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data):
         self._content = records.loaded(data)
         self._instructions = list(self._content["program"]["instructions"])
         self._owners: dict[tuple[type, str], list[Any]] = {}
@@ -148,7 +148,7 @@ class Record:
         self._kinds = list(self._owners)
         self._values = [value for value in values.values() if value is not None]
 
-    def changed(self, number: int, draw: random.Random) -> tuple[list[Change], bytes]:
+    def changed(self, number, draw):
         """The record with some fields changed."""
         told, undone = [], []
         try:
@@ -174,13 +174,13 @@ class Record:
                 put(one, name, before)
 
 
-def _is_larger(before: tuple[int, ...], after: Any) -> bool:
+def _is_larger(before, after):
     """Whether a tile has as many partitions as before and more elements in each."""
     whole = isinstance(after, tuple) and all(type(n) is int for n in after) and bool(after)
     return whole and after[0] == before[0] and math.prod(after) >= math.prod(before)
 
 
-def _elements(view: Any) -> Optional[list[int]]:
+def _elements(view):
     """The elements of a view, in no order; None of what is no view."""
     try:
         return sorted(regions.elements(view, np.ones(view.shape, bool)).tolist())
@@ -188,7 +188,7 @@ def _elements(view: Any) -> Optional[list[int]]:
         return None
 
 
-def _words(value: Any) -> str:
+def _words(value):
     try:
         return repr(value)[:80]
     except Exception:  # a part of it has been changed before
@@ -206,7 +206,7 @@ class Known(NamedTuple):
     trials: list[tuple[list[torch.Tensor], list[torch.Tensor]]]  # inputs and results
 
 
-def known(name: str) -> Known:
+def known(name):
     operator = suite.operator(name)
     case = operator.cases[0]
     with warnings.catch_warnings():
@@ -221,7 +221,7 @@ def known(name: str) -> Known:
     return Known(name, case, Record(data), speed.time_ns, speed.roofline_percent, trials)
 
 
-def outcome(of: Known, data: bytes) -> str:
+def outcome(of, data):
     """The word for a record: refused, dearer, wrong; or better: faster, or fuller of products."""
     try:
         with warnings.catch_warnings():
@@ -245,7 +245,7 @@ def outcome(of: Known, data: bytes) -> str:
     return "faster" if faster else "fuller"
 
 
-def tried(of: Known, number: int, draw: random.Random) -> tuple[str, Any]:
+def tried(of, number, draw):
     """The outcome of some changes at a time, and what they were; a form of no record is refused."""
     try:
         told, data = of.record.changed(number, draw)
@@ -255,7 +255,7 @@ def tried(of: Known, number: int, draw: random.Random) -> tuple[str, Any]:
     return "chosen" if word in BETTER and any(one.chosen for one in told) else word, told
 
 
-def piece(given: tuple[str, int, str]) -> tuple[Counter[str], list[str]]:
+def piece(given):
     """Words for some changes of one operator's record, and what is better, in words."""
     name, changes, seed = given
     base, draw = known(name), random.Random(seed)
@@ -273,7 +273,7 @@ def piece(given: tuple[str, int, str]) -> tuple[Counter[str], list[str]]:
     return counts, found
 
 
-def main() -> None:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--changes", type=int, default=100_000)
     parser.add_argument("--start", type=int, default=0, help="leave out so many of them")

@@ -16,7 +16,6 @@ import py_compile
 import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -108,7 +107,7 @@ DOORS = {
 class Folder:
     """A stranger's folder with everything planted, and what came of it."""
 
-    def __init__(self, place: Path, model: Path) -> None:
+    def __init__(self, place, model):
         self.place, self.model = place / "theirs", place / "model"
         self.told, self.names, site = place / "told", place / "names", place / "site"
         for folder in (self.place, self.told, site):
@@ -128,7 +127,7 @@ class Folder:
         self.plant(sys.stdlib_module_names | set(packages_distributions()))
         self.plant(path.stem for path in REPOSITORY.iterdir())
 
-    def plant(self, names: Iterable[str]) -> None:
+    def plant(self, names):
         for name in names:
             if (
                 name.isidentifier()
@@ -137,7 +136,7 @@ class Folder:
             ):
                 (self.place / f"{name}.py").write_text(MARK.format(told=self.told, name=name))
 
-    def run(self, command: list[str], apart: Collection[str]) -> subprocess.CompletedProcess:
+    def run(self, command, apart):
         """A run in which all names that it imports are planted."""
         words = [str(self.model) if word == "MODEL" else word for word in command]
         while True:
@@ -157,7 +156,7 @@ class Folder:
                 return done
 
 
-def _of_python_itself(site: Path) -> set[str]:
+def _of_python_itself(site):
     """What `python -m neuron_cpu` finds in the working folder before it comes to our first line."""
     (site / "first_line.py").write_text("import sys; print(*sys.modules)")
     told = subprocess.run(
@@ -167,7 +166,7 @@ def _of_python_itself(site: Path) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Folder:
+def folder(tmp_path_factory, tiny_model):
     return Folder(tmp_path_factory.mktemp("doors"), tiny_model)
 
 
@@ -175,7 +174,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Folder
 @pytest.mark.parametrize(
     "door", [pytest.param(d, marks=[pytest.mark.full] if d in OTHERS else []) for d in DOORS]
 )
-def test_no_process_of_ours_imports_what_a_stranger_has_planted(door: str, folder: Folder) -> None:
+def test_no_process_of_ours_imports_what_a_stranger_has_planted(door, folder):
     own = {"neuronxcc"} if door == "pytest" else set()  # imports of the test itself
     for name in own:
         (folder.place / f"{name}.py").unlink(missing_ok=True)
@@ -196,7 +195,7 @@ CACHES = {"unchecked": "UNCHECKED_HASH", "of its time": "TIMESTAMP"}
 @pytest.mark.parametrize(
     "validity", ["unchecked", pytest.param("of its time", marks=pytest.mark.full)]
 )
-def test_byte_code_beside_a_file_does_not_run_in_its_place(validity: str, tmp_path: Path) -> None:
+def test_byte_code_beside_a_file_does_not_run_in_its_place(validity, tmp_path):
     """Neither of the file that is judged, nor of a module or package that it imports."""
     source, told = suite.template("gelu"), tmp_path / "told"
     files = {"gelu.py": "from parts import kernel\n", "parts/__init__.py": "from .more import *\n"}
@@ -229,7 +228,7 @@ def test_byte_code_beside_a_file_does_not_run_in_its_place(validity: str, tmp_pa
     assert len(before) == 3  # none is written
 
 
-def test_a_file_without_a_kernel_is_no_answer_whatever_lies_in_its_cache(tmp_path: Path) -> None:
+def test_a_file_without_a_kernel_is_no_answer_whatever_lies_in_its_cache(tmp_path):
     (tmp_path / "gelu.py").write_text("")
     (tmp_path / "whole.py").write_text(suite.template("gelu"))
     cache = importlib.util.cache_from_source(str(tmp_path / "gelu.py"))
@@ -241,7 +240,7 @@ def test_a_file_without_a_kernel_is_no_answer_whatever_lies_in_its_cache(tmp_pat
         submission.load(tmp_path / "gelu.py", "llama")
 
 
-def test_modules_of_a_folder_are_for_its_files_alone(tmp_path: Path, monkeypatch) -> None:
+def test_modules_of_a_folder_are_for_its_files_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "meta_path", sys.meta_path[:])
     (tmp_path / "only_here.py").write_text("import json\n")
     (tmp_path / "json.py").write_text("1 / 0\n")
@@ -253,7 +252,7 @@ def test_modules_of_a_folder_are_for_its_files_alone(tmp_path: Path, monkeypatch
     assert sys.modules.pop("only_here").__file__ == str(tmp_path / "only_here.py")
 
 
-def test_paths_of_what_is_started_have_no_working_folder(tmp_path: Path, monkeypatch) -> None:
+def test_paths_of_what_is_started_have_no_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", ".", str(tmp_path), "/elsewhere"])
     assert interpreter.paths() == ["/elsewhere"]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,12 +13,12 @@ from neuron_cpu.sandbox import foreign, forked, limits
 _PR_GET_DUMPABLE = 3
 
 
-def _dumpable(told: Any) -> None:
+def _dumpable(told):
     told.send(ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-def test_nobody_of_the_same_user_looks_into_server_and_starter() -> None:
+def test_nobody_of_the_same_user_looks_into_server_and_starter():
     """What is not dumpable has no /proc/PID/mem for others, which Landlock forbids elsewhere."""
     context = forked.context()
     ours, theirs = context.Pipe(duplex=False)
@@ -37,7 +35,7 @@ def test_nobody_of_the_same_user_looks_into_server_and_starter() -> None:
         ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 
 
-def test_a_ring_of_causes_has_an_end() -> None:
+def test_a_ring_of_causes_has_an_end():
     first, second = ValueError("x"), ValueError("can't allocate memory")
     first.__cause__, second.__cause__ = second, first
     bounds = limits.Limits(1 << 30, 60, 60.0)
@@ -48,7 +46,7 @@ def test_a_ring_of_causes_has_an_end() -> None:
 
 
 @pytest.mark.parametrize("text", ["(" * 10_000, "x = " + "-" * 100_000 + "1"])
-def test_a_source_that_is_nested_too_deeply_is_said_so(text: str, tmp_path: Path) -> None:
+def test_a_source_that_is_nested_too_deeply_is_said_so(text, tmp_path):
     path = tmp_path / "deep.py"
     path.write_text(text)
     with pytest.raises(SyntaxError, match="too deeply|too many nested"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ def kernel(x):
 """
 
 
-def test_every_letter_prints_or_is_an_escape() -> None:
+def test_every_letter_prints_or_is_an_escape():
     assert quoted(HOSTILE).isprintable() and quoted("naïve ↯ 中") == "naïve ↯ 中"
     assert quoted("a\nb\tc") == r"a\nb\tc" and quoted("a\nb\tc", lines=True) == "a\nb\tc"
     assert quoted("a" * 50, most=9) == "a" * 9
@@ -34,9 +33,7 @@ def test_every_letter_prints_or_is_an_escape() -> None:
 
 
 @pytest.mark.parametrize("text", [RAISES, REFUSED], ids=["raised", "refused"])
-def test_an_answer_s_words_end_no_judge_and_forge_no_line(
-    text: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_answer_s_words_end_no_judge_and_forge_no_line(text, tmp_path, capsys):
     (tmp_path / "gelu.py").write_text(text)
     (tmp_path / "vector_add.py").write_text("")
     figures = tmp_path / "figures.json"
@@ -50,7 +47,7 @@ def test_an_answer_s_words_end_no_judge_and_forge_no_line(
     assert len(answers) == 2 and told.isprintable() and r"ud800" in told
 
 
-def test_a_candidate_s_words_come_back_quoted() -> None:
+def test_a_candidate_s_words_come_back_quoted():
     oracle = Oracle(1)
     try:
         for text in (RAISES, REFUSED):

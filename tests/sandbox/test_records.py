@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from typing import Any, Callable
 
 import numpy as np
 import pytest
 
 from neuron_cpu import suite
-from neuron_cpu.core import NkiError, Program
+from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import dtypes
 from neuron_cpu.core.device.spec import Engine
 from neuron_cpu.core.program.storage import Frame, Loop
@@ -22,7 +21,7 @@ OPERATORS = "gelu", "row_sum", "embedding", "rope", "argmax", "matmul"
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_no_changed_record_is_better_than_the_record(name: str) -> None:
+def test_no_changed_record_is_better_than_the_record(name):
     base, draw = changed_records.known(name), random.Random(name)
     found = [changed_records.tried(base, 1 + number % 2, draw) for number in range(CHANGES)]
     words = {word for word, _ in found}
@@ -32,7 +31,7 @@ def test_no_changed_record_is_better_than_the_record(name: str) -> None:
     assert {"refused", "dearer"} <= words
 
 
-def forged(of: str, change: Callable[[Any], Any], case: str = "") -> Program:
+def forged(of, change, case=""):
     """The operator's record with a change, as the judge takes it."""
     operator = suite.operator(of)
     one = cases.case(case) if case else operator.cases[0]
@@ -43,26 +42,26 @@ def forged(of: str, change: Callable[[Any], Any], case: str = "") -> Program:
     return records.program(records.loaded(records.dumped(content)), asked)
 
 
-def put(of: Any, **values: Any) -> None:
+def put(of, **values):
     for name, value in values.items():
         object.__setattr__(of, name, value)
 
 
-def first(record: dict, name: str) -> Any:
+def first(record, name):
     return next(one for one in record["instructions"] if one.op.name == name)
 
 
-def in_turn(record: dict) -> None:
+def in_turn(record):
     """All instructions as iterations of one loop, the last one first."""
     loop = Loop(0, "affine", len(record["instructions"]), None)
     for number, one in enumerate(reversed(record["instructions"])):
         one.frame = Frame(loop, number, None)
 
 
-def counted_from(start: int) -> Callable[[dict], None]:
+def counted_from(start):
     """All instructions as iterations of one loop, whose first has the number ``start``."""
 
-    def change(record: dict) -> None:
+    def change(record):
         loop = Loop(0, "affine", len(record["instructions"]), None)
         for number, one in enumerate(record["instructions"], start):
             one.frame = Frame(loop, number, None)
@@ -70,7 +69,7 @@ def counted_from(start: int) -> Callable[[dict], None]:
     return change
 
 
-def smaller(record: dict) -> None:
+def smaller(record):
     for one in record["inputs"]:
         put(one, dtype=dtypes.BFLOAT16)
     for instruction in record["instructions"]:
@@ -130,14 +129,14 @@ ACTS = {
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_what_a_record_says_of_itself_is_not_believed(act: str) -> None:
+def test_what_a_record_says_of_itself_is_not_believed(act):
     name, change, words = ACTS[act]
     forged(name, lambda record: None)
     with pytest.raises((ValueError, TypeError, LookupError, NkiError), match=words):
         forged(name, change)
 
 
-def test_a_field_that_follows_from_others_is_in_no_record() -> None:
+def test_a_field_that_follows_from_others_is_in_no_record():
     operator = suite.operator("gelu")
     program = verdict.traced(operator.kernel, operator.cases[0], ())
     content = records.loaded(records.dumped({"program": program}))["program"]
@@ -151,7 +150,7 @@ def test_a_field_that_follows_from_others_is_in_no_record() -> None:
     assert [s.id for s in read.storages] == [s.id for s in program.storages]
 
 
-def test_an_estimate_below_products_or_results_alone_is_refused() -> None:
+def test_an_estimate_below_products_or_results_alone_is_refused():
     operator = suite.operator("matmul")
     program = verdict.traced(operator.kernel, operator.cases[-1], ())
     products = program.macs / program.core.peak_macs_per_ns

@@ -34,12 +34,12 @@ RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 GROUP = ncc.ReplicaGroup([list(range(WORLD))])
 
 
-def mine(device: torch.device, *shape: int) -> torch.Tensor:
+def mine(device, *shape):
     made = torch.randn(shape, generator=torch.Generator().manual_seed(RANK))
     return made.to(device)
 
 
-def eager(device: torch.device) -> list[torch.Tensor]:
+def eager(device):
     summed, told = mine(device, 5), mine(device, 3)
     dist.all_reduce(summed)
     dist.broadcast(told, 1)
@@ -71,7 +71,7 @@ def eager(device: torch.device) -> list[torch.Tensor]:
     return [*rest, summed, told, *gathered, joined, part, swapped, sent]
 
 
-def subgroups(device: torch.device) -> list[torch.Tensor]:
+def subgroups(device):
     gloo, own = dist.new_group([0, 1], backend="gloo"), dist.new_group([0, 1])
     objects: list[Any] = [None] * 2
     dist.all_gather_object(objects, {"rank": RANK}, group=gloo)
@@ -81,8 +81,8 @@ def subgroups(device: torch.device) -> list[torch.Tensor]:
     return [summed]
 
 
-def in_graphs(device: torch.device) -> list[torch.Tensor]:
-    def step(x: torch.Tensor) -> torch.Tensor:
+def in_graphs(device):
+    def step(x):
         summed = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
         return functional.all_gather_tensor(summed + 1, 0, dist.group.WORLD) * 3
 
@@ -91,12 +91,12 @@ def in_graphs(device: torch.device) -> list[torch.Tensor]:
     return [run(mine(device, 3)) + 0, part + 0]
 
 
-def mlp(device: torch.device) -> nn.Module:
+def mlp(device):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).to(device)
 
 
-def data_parallel(device: torch.device) -> list[torch.Tensor]:
+def data_parallel(device):
     model = mlp(device)
     run = nn.parallel.DistributedDataParallel(model)
     steps = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -107,7 +107,7 @@ def data_parallel(device: torch.device) -> list[torch.Tensor]:
     return [one.detach() for one in model.parameters()]
 
 
-def sharded(device: torch.device) -> list[torch.Tensor]:
+def sharded(device):
     mesh = init_device_mesh(device.type, (WORLD,))
     model = mlp(device)
     for layer in (model[0], model[2], model):
@@ -120,7 +120,7 @@ def sharded(device: torch.device) -> list[torch.Tensor]:
     return [one.full_tensor().detach() for one in model.parameters()]
 
 
-def tensor_parallel(device: torch.device) -> list[torch.Tensor]:
+def tensor_parallel(device):
     mesh = init_device_mesh(device.type, (WORLD,))
     plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     model = parallelize_module(mlp(device), mesh, plan)
@@ -142,7 +142,7 @@ def summed_over_ranks(x: Any) -> Any:
     return y
 
 
-def kernels(device: torch.device) -> list[torch.Tensor]:
+def kernels(device):
     x = mine(device, 2, 4)
     if device.type == "cpu":
         dist.all_reduce(x)
@@ -150,7 +150,7 @@ def kernels(device: torch.device) -> list[torch.Tensor]:
     return [summed_over_ranks(x), torch.compile(summed_over_ranks, backend="neuron")(x)]
 
 
-def main() -> None:
+def main():
     dist.init_process_group("neuron")
     local = int(os.environ["LOCAL_RANK"])
     torch.neuron.set_device(local)

@@ -17,7 +17,7 @@ REST = ["subgroups", "in_graphs", "sharded", "tensor_parallel"]
 
 
 @pytest.mark.parametrize("jobs", [FEW, pytest.param(REST, marks=pytest.mark.full)], ids=" ".join)
-def test_each_rank_gets_what_gloo_gives_it_on_the_cpu(jobs: list[str]) -> None:
+def test_each_rank_gets_what_gloo_gives_it_on_the_cpu(jobs):
     """AWS's tutorial compares its job on gloo with neuron, rank by rank."""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
@@ -31,7 +31,7 @@ def test_each_rank_gets_what_gloo_gives_it_on_the_cpu(jobs: list[str]) -> None:
     assert done.stdout.split() == jobs, done.stderr
 
 
-def test_a_group_after_the_device_was_used_is_refused() -> None:
+def test_a_group_after_the_device_was_used_is_refused():
     torch.ones(1, device="neuron")
     for kind in (AssertionError, RuntimeError):
         with pytest.raises(kind, match="before the first tensor on neuron"):

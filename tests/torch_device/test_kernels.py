@@ -1,7 +1,7 @@
 """Kernels on tensors of the device: called directly, wrapped, registered, compiled."""
 
 import warnings
-from typing import Any, Optional
+from typing import Any
 
 import nki
 import nki.isa as nisa
@@ -52,9 +52,7 @@ def older_put(cache: older_nt.mutable_tensor, rows: Any) -> Any:
 
 
 @nki_op("tests_device::scaled", mutates_args={})
-def scaled_op(
-    x: torch.Tensor, factor: float, shift: Optional[torch.Tensor] = None, twice: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
+def scaled_op(x, factor, shift=None, twice=False):
     """With PyTorch's operators around the kernel, an optional tensor and constants."""
     padded = nn.functional.pad(x, (0, 1))
     first, second = scaled(padded, factor * 2 if twice else factor)
@@ -63,7 +61,7 @@ def scaled_op(
 
 
 @nki_op("tests_device::square", mutates_args=())
-def square(x: torch.Tensor) -> torch.Tensor:
+def square(x):
     return scaled(x * x, 1.0)[0]
 
 
@@ -74,20 +72,20 @@ square.register_autograd(
 
 
 @nki_op("tests_device::put", mutates_args={"cache"})
-def put_op(cache: torch.Tensor, rows: torch.Tensor) -> None:
+def put_op(cache, rows):
     put(cache, rows, True)
 
 
 @nki_op("tests_device::put_returned", mutates_args={"cache"})
-def put_returned(cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def put_returned(cache, rows):
     return put(cache, rows, True)
 
 
-def on_device(*shape: int) -> torch.Tensor:
+def on_device(*shape):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to("neuron")
 
 
-def compiled(function: Any, **options: Any) -> Any:
+def compiled(function, **options):
     torch._dynamo.reset()
     return torch.compile(function, backend="neuron", **{"fullgraph": True, **options})
 
@@ -103,7 +101,7 @@ FORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_a_kernel_is_called_on_the_device(name: str, run: Any) -> None:
+def test_a_kernel_is_called_on_the_device(name, run):
     x = on_device(5, 7)
     first, second = run(lambda v: FORMS[name](v + 0))(x)
     assert type(first) is type(second) is NeuronTensor
@@ -112,7 +110,7 @@ def test_a_kernel_is_called_on_the_device(name: str, run: Any) -> None:
 
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_an_operator_has_optional_arguments_and_several_results(run: Any) -> None:
+def test_an_operator_has_optional_arguments_and_several_results(run):
     x, shift = on_device(4, 6), on_device(4, 1)
     for given, twice in ((None, False), (shift, True)):
         first, second = run(lambda v, s, t=twice: scaled_op(v, 3.0, s, twice=t))(x, given)
@@ -123,13 +121,13 @@ def test_an_operator_has_optional_arguments_and_several_results(run: Any) -> Non
 
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_autograd_goes_through_a_registered_gradient(run: Any) -> None:
+def test_autograd_goes_through_a_registered_gradient(run):
     x = on_device(3, 5).requires_grad_()
     run(lambda v: square(v * 2).sum())(x).backward()
     torch.testing.assert_close(x.grad.cpu(), 8 * x.detach().cpu())
 
 
-def test_a_kernel_without_gradient_says_so_where_one_is_asked_for() -> None:
+def test_a_kernel_without_gradient_says_so_where_one_is_asked_for():
     x = on_device(2, 3).requires_grad_()
     assert torch.equal(scaled(x, 1.0)[1].detach().cpu(), x.detach().cpu())
     with pytest.raises(RuntimeError, match="kernel scaled has no gradient.*register_autograd"):
@@ -140,8 +138,8 @@ def test_a_kernel_without_gradient_says_so_where_one_is_asked_for() -> None:
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize("form", ["direct", "None", "returned"])
-def test_writes_go_through_to_the_argument(run: Any, form: str) -> None:
-    def step(cache: torch.Tensor, rows: torch.Tensor) -> Any:
+def test_writes_go_through_to_the_argument(run, form):
+    def step(cache, rows):
         view = cache[1:4]
         if form == "direct":
             return put(view, rows, True) + 0
@@ -157,9 +155,7 @@ def test_writes_go_through_to_the_argument(run: Any, form: str) -> None:
     assert torch.equal(cache.cpu(), expected) and torch.equal(got.cpu(), expected[1:4])
 
 
-def test_a_write_that_is_not_returned_is_a_warning_in_a_compiled_graph(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_write_that_is_not_returned_is_a_warning_in_a_compiled_graph(monkeypatch):
     cache, rows = torch.zeros(3, 4, device="neuron"), on_device(2, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -173,14 +169,14 @@ def test_a_write_that_is_not_returned_is_a_warning_in_a_compiled_graph(
 
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_the_older_language_writes_its_mutable_parameter(run: Any) -> None:
+def test_the_older_language_writes_its_mutable_parameter(run):
     cache, rows = torch.ones(2, 4, device="neuron"), on_device(2, 4)
     got = run(lambda c, r: older_put(c, r) + 0)(cache, rows)
     torch.testing.assert_close(cache.cpu(), rows.cpu() + 1)
     assert torch.equal(got.cpu(), cache.cpu())
 
 
-def test_a_grid_inside_of_the_wrapper_is_lost_as_on_a_device() -> None:
+def test_a_grid_inside_of_the_wrapper_is_lost_as_on_a_device():
     with pytest.warns(NkiWarning, match=r"write wrap_nki\(scaled\)\[1\].*sim_wrapped_grid"):
         assert wrap_nki(scaled[1]).grid == ()
 
@@ -192,7 +188,7 @@ def illegal(x: Any) -> Any:
     return x
 
 
-def test_messages_are_those_of_a_direct_call() -> None:
+def test_messages_are_those_of_a_direct_call():
     x = torch.zeros(256, 4)
     with pytest.raises(NkiError) as direct:
         illegal(x)
@@ -210,7 +206,7 @@ def test_messages_are_those_of_a_direct_call() -> None:
         (AttributeError, "no attribute 'nothing'", lambda x: torch_neuronx.nothing),
     ],
 )
-def test_what_is_refused(kind: type, said: str, act: Any) -> None:
+def test_what_is_refused(kind, said, act):
     with pytest.raises(kind, match=said):
         act(on_device(3, 4))
 
@@ -219,17 +215,17 @@ def test_what_is_refused(kind: type, said: str, act: Any) -> None:
 class Cached(nn.Module):
     """A module with a state that each call writes."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.register_buffer("kept", torch.zeros(2, 4))
         self.layer = nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         self.kept.add_(x)
         return square(self.layer(x)) + self.kept
 
 
-def test_a_compiled_module_keeps_its_buffers_and_trains() -> None:
+def test_a_compiled_module_keeps_its_buffers_and_trains():
     torch.manual_seed(0)
     ours = Cached().to("neuron")
     torch.manual_seed(0)
@@ -246,10 +242,10 @@ def test_a_compiled_module_keeps_its_buffers_and_trains() -> None:
     torch.testing.assert_close(ours.kept.cpu(), theirs.kept)
 
 
-def test_a_graph_is_captured_once_for_a_signature_and_breaks_where_it_must() -> None:
+def test_a_graph_is_captured_once_for_a_signature_and_breaks_where_it_must():
     torch_neuronx.reset_dynamo_metrics()
 
-    def step(x: torch.Tensor) -> torch.Tensor:
+    def step(x):
         y = scaled(x, 2.0)[0]
         torch._dynamo.graph_break()
         return y + 1
@@ -262,7 +258,7 @@ def test_a_graph_is_captured_once_for_a_signature_and_breaks_where_it_must() -> 
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "neuron"])
-def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend: str) -> None:
+def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend):
     layer = nn.Linear(4, 3).to("neuron")
     torch._dynamo.reset()
     torch.compile(layer, backend=backend)(on_device(2, 4)).sum().backward()
@@ -270,7 +266,7 @@ def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend: str) -> 
     torch.testing.assert_close(layer.weight.grad.cpu(), expected)
 
 
-def test_sizes_are_constants() -> None:
+def test_sizes_are_constants():
     for options in ({"dynamic": True}, {}):
         run = compiled(lambda x: x * 2, **options)
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="dynamic=False"):
@@ -278,11 +274,11 @@ def test_sizes_are_constants() -> None:
                 run(on_device(rows, 4))
 
 
-def test_a_model_of_the_host_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_host_runs_on_the_device(monkeypatch):
     model = nn.Linear(4, 3)
     x = on_device(2, 4).cpu()
 
-    def step(v: torch.Tensor) -> torch.Tensor:
+    def step(v):
         return model(v) + torch.arange(3, device=v.device) + torch.ones(3)
 
     expected = step(x)

@@ -1,7 +1,6 @@
 """The report of a program on the device, against figures that are counted here by hand."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import nki
@@ -34,12 +33,12 @@ def product(left: Any, right: Any) -> Any:
     return made
 
 
-def transposed_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def transposed_product(left, right):
     assert left.dtype is right.dtype is torch.float32
     return left.T @ right
 
 
-def program() -> None:
+def program():
     torch.manual_seed(0)
     left, right = (torch.randn(128, 128).bfloat16().to("neuron") for _ in range(2))
     layer = nn.Linear(128, 64, bias=False).bfloat16().to("neuron")
@@ -53,7 +52,7 @@ def program() -> None:
         torch.linalg.qr(left.float())
 
 
-def test_a_report_says_what_ran_where_and_how_exactly(tmp_path: Path) -> None:
+def test_a_report_says_what_ran_where_and_how_exactly(tmp_path):
     figures, page = tmp_path / "run.json", tmp_path / "run.html"
     with recorded([str(figures), str(page)], [f"product={__name__}:transposed_product"]):
         program()
@@ -79,7 +78,7 @@ def test_a_report_says_what_ran_where_and_how_exactly(tmp_path: Path) -> None:
     assert "eager, after block" in text and "Left to the CPU: aten::linalg_qr" in text
 
 
-def test_kernels_are_compared_with_fp32(tmp_path: Path) -> None:
+def test_kernels_are_compared_with_fp32(tmp_path):
     figures = tmp_path / "run.json"
     with recorded([str(figures)], [f"product={__name__}:transposed_product"]):
         program()
@@ -105,9 +104,7 @@ def test_kernels_are_compared_with_fp32(tmp_path: Path) -> None:
         (["--report", "page.html", "--without", "a=b", "script.py"], "names no function"),
     ],
 )
-def test_options_are_refused_in_a_sentence(
-    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_are_refused_in_a_sentence(arguments, said, monkeypatch):
     monkeypatch.setattr(run_script, "install", lambda: "")
     monkeypatch.setattr(run_script, "_forget_launcher", lambda: None)
     monkeypatch.setattr("sys.meta_path", [*__import__("sys").meta_path])

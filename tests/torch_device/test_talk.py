@@ -19,9 +19,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.mark.full
-def test_the_talks_program_is_right_and_its_kernel_is_used(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_talks_program_is_right_and_its_kernel_is_used(capsys, monkeypatch):
     recorder = Recorder()
     monkeypatch.setattr(STATE, "observer", recorder.operator)
     monkeypatch.setattr(STATE, "regions", recorder.region)
@@ -55,7 +53,7 @@ def plus_one(x: Any) -> Any:
     return y
 
 
-def test_names_of_lite_and_of_older_builds_mean_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_lite_and_of_older_builds_mean_the_same(monkeypatch):
     import torch_neuronx
     from libtorch_neuronx_lite._compiler.nki_op import nki_op
     from libtorch_neuronx_lite.compile.platform import get_platform_target
@@ -73,12 +71,12 @@ def test_names_of_lite_and_of_older_builds_mean_the_same(monkeypatch: pytest.Mon
         assert got.sum() == 6
 
 
-def test_the_simulators_own_call_takes_arrays() -> None:
+def test_the_simulators_own_call_takes_arrays():
     got = nki.simulator.simulate_kernel(plus_one.func, (), {"x": np.zeros((2, 3), np.float32)}, 1)
     assert isinstance(got, np.ndarray) and (got == 1).all()
 
 
-def test_a_profile_is_pytorchs_trace(tmp_path: Path) -> None:
+def test_a_profile_is_pytorchs_trace(tmp_path):
     from torch_neuronx.profiling import NeuronConfig, NeuronProfiler, ProfileMode
 
     config = NeuronConfig(modes=[ProfileMode.DEVICE], profile_output_dir=tmp_path / "out")

@@ -20,13 +20,13 @@ from neuron_cpu.torch_device.tensor import NeuronTensor
 F = nn.functional
 
 
-def small(seed: int = 0, hidden: int = 32) -> nn.Module:
+def small(seed=0, hidden=32):
     torch.manual_seed(seed)
     layer = nn.TransformerEncoderLayer(hidden, 4, 2 * hidden, dropout=0.0, batch_first=True)
     return nn.Sequential(nn.Embedding(50, hidden), layer, nn.Linear(hidden, 50))
 
 
-def ids(*shape: int) -> torch.Tensor:
+def ids(*shape):
     return torch.randint(50, shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -49,7 +49,7 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_operator_computes_what_it_does_on_the_cpu(name: str) -> None:
+def test_an_operator_computes_what_it_does_on_the_cpu(name):
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(3))
     expected, got = PROGRAMS[name](x), PROGRAMS[name](x.to("neuron"))
     flat, ours = torch.utils._pytree.tree_leaves(expected), torch.utils._pytree.tree_leaves(got)
@@ -65,7 +65,7 @@ def test_an_operator_computes_what_it_does_on_the_cpu(name: str) -> None:
     "optimiser", [torch.optim.AdamW, pytest.param(torch.optim.SGD, marks=pytest.mark.full)]
 )
 @pytest.mark.parametrize("kept", [False, True])
-def test_training_follows_the_cpu(optimiser: Any, kept: bool) -> None:
+def test_training_follows_the_cpu(optimiser, kept):
     losses = []
     for device in ("cpu", "neuron"):
         model = small()
@@ -85,7 +85,7 @@ def test_training_follows_the_cpu(optimiser: Any, kept: bool) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-4) and losses[0][0] > losses[0][-1]
 
 
-def test_data_that_is_assigned_moves_a_parameter_in_place() -> None:
+def test_data_that_is_assigned_moves_a_parameter_in_place():
     model = small()
     held, tokens = model[0].weight, ids(1, 5)
     expected = model(tokens)
@@ -107,7 +107,7 @@ def test_data_that_is_assigned_moves_a_parameter_in_place() -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("bias", [True, False])
-def test_recurrent_layers_follow_the_cpu(kind: type[nn.RNNBase], bias: bool) -> None:
+def test_recurrent_layers_follow_the_cpu(kind, bias):
     found = []
     for device in ("cpu", "neuron"):
         torch.manual_seed(0)
@@ -126,7 +126,7 @@ def test_recurrent_layers_follow_the_cpu(kind: type[nn.RNNBase], bias: bool) -> 
         torch.testing.assert_close(ours.cpu(), theirs)
 
 
-def test_a_state_is_saved_with_its_device_and_loaded_where_asked() -> None:
+def test_a_state_is_saved_with_its_device_and_loaded_where_asked():
     model = small().to("neuron")
     file = io.BytesIO()
     torch.save({"model": model.state_dict(), "cpu": torch.ones(2)}, file)
@@ -142,7 +142,7 @@ def test_a_state_is_saved_with_its_device_and_loaded_where_asked() -> None:
         torch.testing.assert_close(other(tokens.to(device)).cpu(), expected)
 
 
-def test_views_share_their_storage_also_in_a_file() -> None:
+def test_views_share_their_storage_also_in_a_file():
     whole = torch.arange(6.0, device="neuron")
     part = whole[2:5]
     file = io.BytesIO()
@@ -153,7 +153,7 @@ def test_views_share_their_storage_also_in_a_file() -> None:
     assert whole.tolist() == [0, 1, 9, 9, 9, 5] and part.data_ptr() == whole.data_ptr() + 8
 
 
-def test_autocast_chooses_types_as_elsewhere() -> None:
+def test_autocast_chooses_types_as_elsewhere():
     model = nn.Linear(8, 8)
     for device in ("cpu", "neuron"):
         model.to(device)
@@ -167,7 +167,7 @@ def test_autocast_chooses_types_as_elsewhere() -> None:
         assert model(x).dtype is torch.float32
 
 
-def test_64_bits_are_computed_in_32() -> None:
+def test_64_bits_are_computed_in_32():
     small_step = torch.ones(2, dtype=torch.float64, device="neuron") + 1e-10
     assert small_step.dtype is torch.float64 and small_step.tolist() == [1.0, 1.0]
     large = torch.tensor([2**40 + 3, -5], device="neuron")
@@ -176,9 +176,7 @@ def test_64_bits_are_computed_in_32() -> None:
     assert torch.ones(3, device="neuron").double().sum(dtype=torch.float32).dtype is torch.float32
 
 
-def test_an_operator_left_to_the_cpu_is_told_once(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_left_to_the_cpu_is_told_once(caplog, monkeypatch):
     torch.neuron.synchronize()
     import torch_neuronx
 
@@ -225,7 +223,7 @@ REFUSED: dict[str, tuple[type, str, Callable[[torch.Tensor], Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_says_so_in_a_sentence(name: str) -> None:
+def test_what_is_refused_says_so_in_a_sentence(name):
     kind, said, act = REFUSED[name]
     with pytest.raises(kind, match=said) as caught:
         act(torch.ones(2, 2, device="neuron"))
@@ -233,7 +231,7 @@ def test_what_is_refused_says_so_in_a_sentence(name: str) -> None:
         assert str(caught.value).count("\n") == 0
 
 
-def test_the_module_and_the_accelerator() -> None:
+def test_the_module_and_the_accelerator():
     assert torch.accelerator.current_accelerator().type == "neuron"
     assert torch.accelerator.is_available() and torch.accelerator.device_count() == 1
     assert torch.neuron.is_available() and torch.neuron.current_device() == 0
@@ -254,9 +252,7 @@ def test_the_module_and_the_accelerator() -> None:
         assert torch.zeros(2).is_neuron
 
 
-def test_cores_that_the_runtime_names_are_devices_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cores_that_the_runtime_names_are_devices_of_their_own(monkeypatch):
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-1")
     assert torch.accelerator.device_count() == 2
     x = torch.ones(3, device="neuron:1", requires_grad=True)
@@ -268,7 +264,7 @@ def test_cores_that_the_runtime_names_are_devices_of_their_own(
         assert torch.zeros(2, device="neuron").device.index == 1
 
 
-def test_memory_is_that_of_the_living_tensors() -> None:
+def test_memory_is_that_of_the_living_tensors():
     before = torch.neuron.memory_allocated()
     torch.neuron.reset_peak_memory_stats()
     x = torch.zeros(1000, device="neuron")
@@ -282,7 +278,7 @@ def test_memory_is_that_of_the_living_tensors() -> None:
     assert torch.neuron.memory_stats()["allocated_bytes.all.current"] == before
 
 
-def test_random_numbers_are_the_hosts() -> None:
+def test_random_numbers_are_the_hosts():
     torch.manual_seed(5)
     first = torch.randn(4, device="neuron")
     torch.manual_seed(5)
@@ -299,7 +295,7 @@ def test_random_numbers_are_the_hosts() -> None:
     assert torch.equal(one, F.dropout(first, 0.5))
 
 
-def test_a_fork_after_the_device_was_used_is_refused() -> None:
+def test_a_fork_after_the_device_was_used_is_refused():
     x = torch.ones(2, device="neuron")
     reading, writing = os.pipe()
     child = os.fork()
@@ -316,7 +312,7 @@ def test_a_fork_after_the_device_was_used_is_refused() -> None:
     assert "'spawn'" in os.read(reading, 1000).decode() and not STATE.forked
 
 
-def test_importing_torch_under_the_stand_in_names_the_device_and_loads_nothing() -> None:
+def test_importing_torch_under_the_stand_in_names_the_device_and_loads_nothing():
     script = """
 import neuron_cpu
 neuron_cpu.install()
@@ -336,15 +332,13 @@ print(torch.tensor([1.5], device="neuron") * 2)
     assert done.stdout == "tensor([3.], device='neuron:0')\n", done.stderr
 
 
-def test_an_older_pytorch_is_named_where_the_device_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_older_pytorch_is_named_where_the_device_is_asked_for(monkeypatch):
     monkeypatch.setattr(announce, "LEAST", (99, 1))
     with pytest.raises(ImportError, match=r"PyTorch 99.1 or later, got 2\."):
         announce.room("module")
 
 
-def test_attributes_of_parameters_outlive_a_change_of_type() -> None:
+def test_attributes_of_parameters_outlive_a_change_of_type():
     """NxD tags parameters, and casts its modules after that; PyTorch's own way keeps the tags."""
     assert not torch.__future__.get_swap_module_params_on_conversion()
     module = torch.nn.Linear(2, 3)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ def kernel(x_hbm, rows=32):
 
 
 @pytest.fixture
-def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> space.Source:
+def source(tmp_path, monkeypatch):
     (tmp_path / "tuned_file.py").write_text(FILE)
     (tmp_path / "helper_of_tuning.py").write_text("DEPTH = 8\nHALF = DEPTH // 2\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -39,7 +38,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> space.Source:
     return space.Source(tmp_path / "tuned_file.py", "kernel", module)
 
 
-def test_forms_of_values() -> None:
+def test_forms_of_values():
     texts = ["tile=128,256,128", "rows=64..192:64", "order=rows,columns", "m.SIZE=1.5,(1, 2)"]
     assert space.parse(texts) == {
         "tile": [128, 256],
@@ -54,12 +53,12 @@ def test_forms_of_values() -> None:
 @pytest.mark.parametrize(
     "text", ["tile", "tile=", "=3", "2=3", "a b=3", "n=5..1", "n=1..9:0", "n=1..1000000"]
 )
-def test_what_declares_nothing(text: str) -> None:
+def test_what_declares_nothing(text):
     with pytest.raises(UsageError, match="--space"):
         space.parse([text])
 
 
-def test_what_is_computed_from_a_constant_follows(source: space.Source) -> None:
+def test_what_is_computed_from_a_constant_follows(source):
     code = source.at({"WIDTH": 64, "rows": 16, "helper_of_tuning.DEPTH": 32})
     assert (code["name"], code["arguments"]) == ("kernel", "rows=16")
     assert code["source"] == FILE.replace("int = 128", "int = 64")
@@ -67,24 +66,24 @@ def test_what_is_computed_from_a_constant_follows(source: space.Source) -> None:
     assert source.at({}) == code | {"source": FILE, "modules": {}, "arguments": ""}
 
 
-def test_lines_keep_their_numbers(source: space.Source) -> None:
+def test_lines_keep_their_numbers(source):
     source.path.write_text("A = [\n    1,\n]\nB = (\n    2\n)  # two\n")
     assert source.at({"A": 3, "B": 4})["source"] == "A = 3\n\n\nB = (\n    4\n)  # two\n"
 
 
-def test_an_object_of_the_file_is_called_by_its_place(source: space.Source) -> None:
+def test_an_object_of_the_file_is_called_by_its_place(source):
     source.module.SPACE = {"rows": (1, {object})}
     point = {"rows": source.module.SPACE["rows"][1]}
     assert source.at(point)["arguments"] == "rows=list(SPACE['rows'])[1]"
 
 
 @pytest.mark.parametrize("name", ["ABSENT", "TWICE", "absent_module.SIZE", "helper_of_tuning.NONE"])
-def test_names_of_nothing(name: str, source: space.Source) -> None:
+def test_names_of_nothing(name, source):
     with pytest.raises(UsageError, match="--space names"):
         source.at({name: 1})
 
 
-def test_a_space_in_the_file(source: space.Source) -> None:
+def test_a_space_in_the_file(source):
     module = source.module
     assert space.declared(module) == {"WIDTH": [64, 128], "rows": [1, 2]}
     for wrong in ({}, [1], {"a": 3}, {1: (2,)}, {"a": ()}):

@@ -60,19 +60,19 @@ for number, line in enumerate(sys.stdin):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("tuned")
     (made / "tuned.py").write_text(FILE)
     return made
 
 
-def tune(folder: Path, *arguments: str) -> int:
+def tune(folder, *arguments):
     target = f"{folder / 'tuned.py'}:doubled"
     return main(["tune", target, "--arg", "128x512:bf16", *arguments])
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict:
+def found(folder):
     """Twelve points, of which two thirds cannot be used."""
     figures = folder / "figures.json"
     space = ["WIDTH=256,512", "factor=2.0,3.0", "trick=none,illegal,raise"]
@@ -91,7 +91,7 @@ def found(folder: Path) -> dict:
     return json.loads(figures.read_text())
 
 
-def test_only_legal_and_right_points_are_kept(found: dict) -> None:
+def test_only_legal_and_right_points_are_kept(found):
     trials = found["trials"]
     points = [tuple(trial["point"].values()) for trial in trials]
     assert len(points) == len(set(points)) == 12
@@ -107,7 +107,7 @@ def test_only_legal_and_right_points_are_kept(found: dict) -> None:
     assert all(t["point"]["factor"] == 2.0 for t in found["front"])
 
 
-def test_the_front_is_time_against_sbuf(found: dict) -> None:
+def test_the_front_is_time_against_sbuf(found):
     times = [t["time_ns"] for t in found["front"]]
     sizes = [t["sbuf_bytes"] for t in found["front"]]
     assert times == sorted(times) and sizes == sorted(sizes, reverse=True)
@@ -115,12 +115,12 @@ def test_the_front_is_time_against_sbuf(found: dict) -> None:
     assert found["now"]["point"] == {"WIDTH": 64, "factor": 2.0, "trick": "none"}
 
 
-def test_points_that_others_beat() -> None:
+def test_points_that_others_beat():
     assert beaten((2.0, 5), [(1.0, 5)]) and beaten((2.0, 5), [(2.0, 4), (2.0, 5)])
     assert not beaten((2.0, 5), [(2.0, 5), (1.0, 6), (3.0, 4)])
 
 
-def test_a_legal_point_that_warned_says_so() -> None:
+def test_a_legal_point_that_warned_says_so():
     cases = [{"warnings": []}, {"warnings": ["73 elements are missing"]}]
     trials = [Trial({}, answer={"cases": cases}), Trial({}, answer={"cases": cases[:1]})]
     assert reasons(trials) == [("legal, but warned of: 73 elements are missing", 1)]
@@ -137,15 +137,15 @@ def test_a_legal_point_that_warned_says_so() -> None:
         (["--space", "WIDTH=64", "--ref", "absent.py:f"], "absent.py does not exist"),
     ],
 )
-def test_mistakes_are_one_sentence(arguments, sentence, folder, capsys) -> None:
+def test_mistakes_are_one_sentence(arguments, sentence, folder, capsys):
     assert tune(folder, *arguments) == 2
     assert sentence in capsys.readouterr().err
 
 
-def test_an_interrupted_search_prints_what_it_has(folder, capsys, monkeypatch) -> None:
+def test_an_interrupted_search_prints_what_it_has(folder, capsys, monkeypatch):
     finish = Search._finish
 
-    def interrupt_after(self: Search, *arguments: object) -> None:
+    def interrupt_after(self, *arguments):
         finish(self, *arguments)
         raise KeyboardInterrupt
 
@@ -160,24 +160,24 @@ def test_an_interrupted_search_prints_what_it_has(folder, capsys, monkeypatch) -
     assert not any(process.is_alive() for process in started)
 
 
-def test_a_point_that_takes_too_long_is_left(folder: Path, capsys: pytest.CaptureFixture) -> None:
+def test_a_point_that_takes_too_long_is_left(folder, capsys):
     assert tune(folder, "--jobs", "1", "--space", "wait=1000", "--time-limit", "4") == 1
     assert "1 points tried: 1 failed" in capsys.readouterr().out
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def tried(monkeypatch):
     """How many trials each search ended with, in this process: no others are started."""
     counts: list[int] = []
 
-    def run(self: Search) -> None:
+    def run(self):
         counts.append(len(self.trials))
 
     monkeypatch.setattr(Search, "run", run)
     return counts
 
 
-def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys) -> None:
+def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys):
     figures = tmp_path / "figures.json"
     figures.write_text(json.dumps(found))
     again = ["--ref", f"{folder / 'tuned.py'}:reference", "--resume", str(figures)]
@@ -202,7 +202,7 @@ def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys) -
 )
 def test_points_of_other_searches_are_refused(
     content, arguments, sentence, folder, found, tmp_path, tried, capsys
-) -> None:
+):
     figures = tmp_path / "figures.json"
     figures.write_text(json.dumps(found) if content is None else content)
     if arguments:
@@ -212,7 +212,7 @@ def test_points_of_other_searches_are_refused(
     assert sentence in capsys.readouterr().err and tried == []
 
 
-def test_a_point_that_ends_its_process_costs_itself(folder, capsys) -> None:
+def test_a_point_that_ends_its_process_costs_itself(folder, capsys):
     ending = FILE.replace("time.sleep(wait)", "if wait: import os; os._exit(wait)")
     (folder / "ends.py").write_text(ending)
     target = f"{folder / 'ends.py'}:doubled"
@@ -222,7 +222,7 @@ def test_a_point_that_ends_its_process_costs_itself(folder, capsys) -> None:
     assert "1 legal, 1 failed" in told.out and "status 3" in told.out
 
 
-def test_a_constant_of_a_module_and_an_object_of_the_space(folder: Path, capsys) -> None:
+def test_a_constant_of_a_module_and_an_object_of_the_space(folder, capsys):
     """Both reach the oracle's process; the reference gets neither."""
     (folder / "widths.py").write_text("WIDTH = 64\n")
     file = FILE.replace("WIDTH = 64", "import widths").replace("WIDTH)", "widths.WIDTH)")
@@ -240,7 +240,7 @@ def test_a_constant_of_a_module_and_an_object_of_the_space(folder: Path, capsys)
     assert content["front"][0]["answer"]["cases"][0]["estimate"]["engine_percent"]
 
 
-def test_points_are_drawn_at_random_without_optuna(folder: Path, monkeypatch, capsys) -> None:
+def test_points_are_drawn_at_random_without_optuna(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert tune(folder, "--space", "WIDTH=64,128", "--jobs", "1", "--points", "1") == 0
     told = capsys.readouterr()
@@ -250,9 +250,7 @@ def test_points_are_drawn_at_random_without_optuna(folder: Path, monkeypatch, ca
 @pytest.mark.parametrize(
     "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL]
 )
-def test_a_killed_search_keeps_its_points_and_leaves_nothing(
-    number: int, folder: Path, tmp_path: Path
-) -> None:
+def test_a_killed_search_keeps_its_points_and_leaves_nothing(number, folder, tmp_path):
     figures = tmp_path / "f.json"
     process = subprocess.Popen(
         [
@@ -290,12 +288,12 @@ def test_a_killed_search_keeps_its_points_and_leaves_nothing(
     assert [path.name for path in tmp_path.iterdir()] == ["f.json"]
 
 
-def descendants(process: int) -> list[int]:
+def descendants(process):
     found = limits.children(process)
     return [*found, *(one for child in found for one in descendants(child))]
 
 
-def runs(process: int) -> bool:
+def runs(process):
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -303,7 +301,7 @@ def runs(process: int) -> bool:
     return state != "Z"
 
 
-def test_a_script_that_rewrites_the_kernel(folder: Path, capsys) -> None:
+def test_a_script_that_rewrites_the_kernel(folder, capsys):
     script, figures = folder / "rewrites.py", folder / "rewritten.json"
     script.write_text(REWRITES)
     options = ["--ref", f"{folder / 'tuned.py'}:reference", "--json", str(figures), "--jobs", "1"]
