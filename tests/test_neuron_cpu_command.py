@@ -161,6 +161,7 @@ JSON = ("--json", "-")
     ("arguments", "key"),
     [
         (("profile", ARGS), "time_ns"),
+        (("profile", "--baseline=BASE", ARGS, "--html=page.html"), "baseline"),
         (("compare", ARGS), "worst"),
         (("check", ARGS), 0),
         (("check", "--baseline=BASE", ARGS, "--values=zeros", "--values=ties"), "cases"),
@@ -168,7 +169,8 @@ JSON = ("--json", "-")
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_figures_go_to_standard_output(arguments, key, target, capsys):
+def test_figures_go_to_standard_output(arguments, key, target, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     command, *options = [str(word).replace("BASE", target()) for word in arguments]
     assert main([command, target(), *options, *JSON]) == 0
     shown = capsys.readouterr()

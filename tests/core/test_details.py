@@ -5,13 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from neuronxcc import nki
+from neuronxcc.nki import compiler as ncc
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 from neuronxcc.nki.language import par_dim
 
 from neuron_cpu.core import NkiWarning
 from neuron_cpu.core.run.boundaries import carriers
+from neuron_cpu.core.time.lower import lower
 from neuron_cpu.core.time.schedule import schedule
+from tests.warned import allows
 
 
 def whole(*shape, seed=0):
@@ -102,3 +105,104 @@ def test_moves_alone_carry_an_argument_to_a_result(through):
     apart = set(program.storages) - carriers(program, program.inputs)
     assert len(program.storages) == 5
     assert len(apart) == (through == "arithmetic")  # moves behind it carry the result
+
+
+def shared_rows(x):
+    return nisa.tensor_scalar(nl.load(x).broadcast_to((128, 512)), nl.add, 2)
+
+
+def row_of_a_grid(x):
+    """Loaded by an unused axis of a grid, it has an axis too many, which the broadcast drops."""
+    i_p, i_f, i_one = nl.mgrid[0:16, 0:8, 0:1]
+    row = nl.load(x.reshape((1, 8))[i_one, i_f]).broadcast_to((16, 8))
+    return nl.add(row, row)
+
+
+def with_an_axis_of_one(x):
+    rows = nl.ndarray((128, 3, 8), nl.float32)
+    for k in nl.affine_range(3):
+        rows[:, nl.ds(k, 1), :] = nisa.tensor_scalar(nl.load(x), nl.multiply, 2.0)
+    return rows
+
+
+def shifted(x):
+    t = nl.ndarray(x.shape, x.dtype)
+    t[...] = nl.load(x)
+    t[:, 1:] = nisa.tensor_copy(t[:, :-1])
+    t[...] = nisa.nc_transpose(t, engine=nisa.vector_engine)
+    return t
+
+
+def placed_products(a, b):
+    """src/nki_samples/reference/allocated_fused_linear.py of nki-samples has this form."""
+
+    def at(base, shape, free=()):
+        place = ncc.sbuf.mod_alloc(base_addr=base, num_free_tiles=free)
+        return nl.ndarray(shape, nl.float32, buffer=place)
+
+    left, right = at(0, (2, par_dim(128), 64), (2,)), at(2048, (2, par_dim(128), 100), (2,))
+    sums = nl.ndarray((1, par_dim(64), 100), nl.float32, buffer=ncc.psum.mod_alloc(base_bank=0))
+    made = at(8192, (par_dim(64), 100))
+    for i in nl.affine_range(2):
+        left[i] = nl.load(a[i * 128 : (i + 1) * 128])
+        right[i] = nl.load(b[i * 128 : (i + 1) * 128])
+        sums[0] += nisa.nc_matmul(left[i], right[i])
+    made[...] = nl.copy(sums[0])
+    return made
+
+
+def beside_running_sums(x):
+    """bf16 data into fp32: a tile in the data's type between them would lose bits."""
+    tile, made = nl.load(x), nl.ndarray((16, 64), nl.float32)
+    command, sums = nisa.reduce_cmd, nl.ndarray((16, 1), nl.float32)
+    for k, order in enumerate([command.reset_reduce, command.reduce]):
+        part = nl.ds(32 * k, 32)
+        made[:, part] = nisa.activation(
+            nl.exp, tile[:, part], reduce_op=np.add, reduce_res=sums, reduce_cmd=order
+        )
+    made[...] = nisa.tensor_scalar(made, np.multiply, sums)
+    return made
+
+
+# What the body computes, the result, and how many instructions of one kind the program has.
+SIXTEEN, EIGHT, LONG = whole(16, 16), whole(128, 8), whole(256, 100, seed=1)
+RAISED = np.exp(whole(16, 64))
+COMPUTED = {
+    shared_rows: ([whole(1, 512)], np.tile(whole(1, 512) + 2, (128, 1)), "nc_matmul", 1),
+    row_of_a_grid: ([whole(8)], np.tile(2 * whole(8), (16, 1)), "dma_copy", 2),
+    with_an_axis_of_one: ([EIGHT], np.repeat(2 * EIGHT[:, None], 3, 1), "tensor_copy", 0),
+    shifted: ([SIXTEEN], np.hstack([SIXTEEN[:, :1], SIXTEEN[:, :-1]]).T, "tensor_copy", 1),
+    placed_products: ([whole(256, 64), LONG], whole(256, 64).T @ LONG, "nc_matmul", 2),
+    beside_running_sums: (
+        *([whole(16, 64).astype(nl.bfloat16)], RAISED * RAISED.sum(1, keepdims=True)),
+        *("tensor_copy", 2),  # of the sums; the results need none
+    ),
+}
+
+
+@pytest.mark.parametrize("eager", ["0", "1"], ids=["replay", "eager"])
+@pytest.mark.parametrize("body", COMPUTED)
+@allows("sim_newer_api")
+def test_results_and_how_many_instructions_make_them(body, eager, monkeypatch):
+    monkeypatch.setenv("NKI_CPU_EAGER", eager)
+    arrays, want, op, count = COMPUTED[body]
+    found, program = result(body, want.shape, *arrays)
+    assert np.allclose(found, want, rtol=1e-6, atol=0)
+    assert [i.op.name for i in lower(program).instructions].count(op) == count
+
+
+def test_softmax_sums_as_it_computes_exponentials():
+    found, program = result(lambda x: nl.softmax(nl.load(x), axis=1), (16, 8), whole(16, 8))
+    assert np.allclose(found.sum(1), 1)
+    assert [i.op.name for i in program.instructions].count("tensor_reduce") == 1  # the maximum
+
+
+def test_an_engine_starts_20_cycles_after_it_is_told():
+    """Engines of trn1 other than TensorE; GpSimdE's clock is 1.4 GHz."""
+    _, program = result(
+        lambda x: nisa.tensor_copy(nl.load(x), engine=nisa.gpsimd_engine), (16, 300), whole(16, 300)
+    )
+    planned = schedule(program)
+    at = [i.op.name for i in program.instructions].index("tensor_copy")
+    op = program.instructions[at].op
+    assert planned.busy[at] * 1.4 == pytest.approx(op.cycles(program.instructions[at]) + 20)

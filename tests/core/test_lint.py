@@ -415,6 +415,13 @@ class Cache:
         for i in nl.static_range(4):
             self.kept[i] = self.tile[i]
 
+    @staticmethod
+    def fill_from_nowhere():
+        rows = 0
+        for _ in nl.affine_range(4):
+            rows += 1
+        return rows
+
     def unused(self):
         self.kept = {}
         for i in nl.affine_range(4):
@@ -428,6 +435,10 @@ def filling(x):
 
 def counting(x):
     Cache(x).count()
+
+
+def filling_from_nowhere(x):
+    Cache(x).fill_from_nowhere()
 
 
 def looking_up(x):
@@ -447,6 +458,7 @@ def methods_of_a_parameter(cache):
     [
         (filling, Cache.fill, [("sim_loop_side_effect", 2)]),
         (counting, Cache.count, [("sim_loop_side_effect", 3), ("sim_loop_side_effect", 4)]),
+        (filling_from_nowhere, Cache.fill_from_nowhere, [("sim_loop_rebinding", 4)]),
         (looking_up, Cache.look_up, [("sim_loop_index_value", 2)]),
         (right_methods, Cache.right, []),
         (methods_of_a_parameter, Cache.fill, []),

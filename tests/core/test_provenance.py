@@ -133,6 +133,7 @@ FORMS = [
     ("index: slice with a step", "v = t[:, 0:8:2]", "v = t[:, 0:8]"),
     ("nl.affine_range(start, stop)", "for i in nl.affine_range(1, 3): pass",
      "for i in nl.affine_range(3): pass"),
+    ("for over Python values", "for i in x.shape: pass", "for i in range(3): pass"),
     ("while on Python values", "while n > 1: n //= 2", "if x.shape[0] > 1: pass"),
     ("if on a loop variable", "for i in nl.affine_range(3):\n    if i > 1: pass",
      "for i in nl.static_range(3):\n    if i > 1: pass"),

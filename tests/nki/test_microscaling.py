@@ -57,8 +57,8 @@ def packed(x, kind):
 
 
 @nki.jit
-def product(a, b, kind, repeats):
-    left, right = packed(a, kind), packed(b, kind)
+def product(a, b, kind, repeats, other):
+    left, right = packed(a, kind), packed(b, other)
     out = nl.ndarray((a.shape[1] // 4, b.shape[1] // 4), nl.float32, buffer=nl.shared_hbm)
     acc = nl.ndarray(out.shape, nl.float32, buffer=nl.psum)
     for _ in range(repeats):
@@ -72,13 +72,18 @@ def product(a, b, kind, repeats):
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize(("rows", "repeats"), [(32, 1), (128, 2)])
 def test_products_of_quantised_operands(kind, rows, repeats):
-    """Column m of a packed operand holds 4 values a partition: the contraction is over both."""
+    """Column m of a packed operand holds 4 values a partition: the contraction is over both.
+
+    The moving operand has the other type.
+    """
+    other = next(name for name in TYPES if name != kind)
     a, b = data(1, (rows, 4 * 10)), data(2, (rows, 4 * 24))
     a[:8, :4] = 0  # a group without a largest element
-    left, right = (quantised(t, kind).reshape(rows, -1, 4) for t in (a, b))
+    left, right = (quantised(t, k).reshape(rows, -1, 4) for t, k in ((a, kind), (b, other)))
     want = repeats * np.einsum("pmv,pnv->mn", left, right)
-    found = product(a, b, kind, repeats)
+    found = product(a, b, kind, repeats, other)
     assert np.abs(found - want).max() <= 1e-5 * np.abs(want).max()
+    assert product.trace(a, b, kind, repeats, other).macs == repeats * rows * 4 * 10 * 24
 
 
 @pytest.mark.parametrize(
