@@ -352,6 +352,7 @@ class Live:
         sys.setprofile(None)
         session.items[:] = [item for item in session.items if item.path.stem not in SLOW]
         functions = live_functions()
+        assert any(str(self.tree) in key for key in functions), "mutants would replace nothing"
         gc.freeze()  # a fork's collector then leaves the pages shared
         self.tests.observe(session)
         left = []

@@ -125,7 +125,26 @@ def assigned(x, out):
         out[:, k : k + 1] = tile[:, 15 - k : 16 - k]
 
 
+def summed_from_zero(x, out):
+    tile, sums = nl.ndarray(x.shape, x.dtype), nl.ndarray((16, 1), x.dtype)
+    nisa.dma_copy(tile, x)
+    for command in (nisa.reduce_cmd.reset, nisa.reduce_cmd.reduce):
+        nisa.tensor_scalar_reduce(tile, tile, nl.add, 1.0, nl.add, sums, reduce_cmd=command)
+    nisa.tensor_scalar(tile, tile, nl.add, sums)
+    nisa.dma_copy(out, tile)
+
+
+def number_where_chosen(x, out):
+    tile, chosen = nl.ndarray(x.shape, x.dtype), nl.ndarray(x.shape, nl.uint8)
+    nisa.dma_copy(tile, x)
+    nisa.tensor_scalar(chosen, tile, nl.greater, 0.0)
+    nisa.tensor_copy_predicated(tile, 5.0, chosen)
+    nisa.dma_copy(out, tile)
+
+
 COPIES = {
+    "summed from zero": (summed_from_zero, X + 2 + (X + 2).sum(1, keepdims=True)),
+    "number where chosen": (number_where_chosen, np.where(X > 0, 5.0, X)),
     "assigned": (assigned, np.hstack([np.full((16, 8), 3.0), X[:, 7::-1]])),
     "tile of other axes": (blocks, X),
     "rows by data": (at_an_offset, X),
@@ -134,10 +153,10 @@ COPIES = {
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_copies(name, target):
+def test_copies_and_sums(name, target):
     target("trn2")
     body, want = COPIES[name]
-    assert np.array_equal(run(body), want)
+    assert np.allclose(run(body), want, rtol=1e-6, atol=1e-5)
 
 
 def test_an_engine_goes_on_while_a_result_is_on_its_way(target):
