@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from neuronxcc import nki
@@ -14,13 +11,12 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device.spec import KIB
-from neuron_cpu.core.program.program import Program
 from tests.peaks import psum_high_water, sbuf_high_water
 
 BYTES = 64 * 4  # per partition of a (128, 64) fp32 tile
 
 
-def trace(body: Callable[..., Any], rows: int = 128) -> Program:
+def trace(body, rows=128):
     """The program of a kernel whose body gets an input, and an output to store to."""
 
     @nki.jit
@@ -32,35 +28,35 @@ def trace(body: Callable[..., Any], rows: int = 128) -> Program:
     return kernel.trace(torch.empty(rows, 64, device="meta"))
 
 
-def refused(body: Callable[..., Any], identifier: str, rows: int = 128) -> str:
+def refused(body, identifier, rows=128):
     with pytest.raises(NkiError) as caught:
         trace(body, rows)
     assert caught.value.identifier == identifier, str(caught.value)
     return str(caught.value)
 
 
-def at(byte: int, partition: int = 0, rows: int = 128, columns: int = 64) -> Any:
+def at(byte, partition=0, rows=128, columns=64):
     """A tile at an explicit SBUF address."""
     return nl.ndarray(
         (rows, columns), nl.float32, buffer=ncc.sbuf.alloc(lambda *_: (partition, byte))
     )
 
 
-def through(tile: Any, x: Any, out: Any) -> None:
+def through(tile, x, out):
     tile[...] = nl.load(x)
     for i in nl.static_range(4):
         nl.store(out[i], tile)
 
 
-def addresses(tensor: Any) -> list[tuple[int, int]]:
+def addresses(tensor):
     return [(t.partition, t.start) for t in tensor.storage.address]
 
 
 # --- addresses ------------------------------------------------------------------------------------
-def test_mod_alloc_wraps_block_indices() -> None:
+def test_mod_alloc_wraps_block_indices():
     seen = {}
 
-    def body(x: Any, out: Any) -> None:
+    def body(x, out):
         blocks = (4, nl.par_dim(128), 64)
         for name, buffer in {
             "two": ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(2,)),
@@ -82,7 +78,7 @@ def test_mod_alloc_wraps_block_indices() -> None:
 
 @pytest.mark.parametrize("rows", [128, 64, 32])
 @pytest.mark.parametrize("partition", [0, 16, 32, 64, 96])
-def test_start_partitions(rows: int, partition: int) -> None:
+def test_start_partitions(rows, partition):
     legal = {128: (0,), 64: (0, 64), 32: (0, 32, 64, 96)}[rows]
     body = lambda x, out: through(at(0, partition, rows), x, out)  # noqa: E731
     if partition in legal:
@@ -96,7 +92,7 @@ def test_start_partitions(rows: int, partition: int) -> None:
     [(0, True), (4, True), (2, False), (-4, False), (176 * KIB - BYTES, True),
      (176 * KIB - BYTES + 4, False)],
 )  # fmt: skip
-def test_sbuf_bytes(byte: int, legal: bool) -> None:
+def test_sbuf_bytes(byte, legal):
     body = lambda x, out: through(at(byte), x, out)  # noqa: E731
     if legal:
         assert sbuf_high_water(trace(body)) == byte + BYTES
@@ -108,8 +104,8 @@ def test_sbuf_bytes(byte: int, legal: bool) -> None:
     ("address", "legal"), [((7, 0, 0), True), ((8, 0, 0), False), ((0, 32, 0), False),
                            ((0, 0, 4), False)],
 )  # fmt: skip
-def test_psum_is_placed_by_bank_only(address: tuple[int, ...], legal: bool) -> None:
-    def body(x: Any, out: Any) -> None:
+def test_psum_is_placed_by_bank_only(address, legal):
+    def body(x, out):
         data, result = at(0), at(BYTES)
         product = nl.ndarray((64, 64), nl.float32, buffer=ncc.psum.alloc(lambda *_: address))
         data[...] = nl.load(x)
@@ -127,8 +123,8 @@ def test_psum_is_placed_by_bank_only(address: tuple[int, ...], legal: bool) -> N
 
 # --- sharing memory -------------------------------------------------------------------------------
 @pytest.mark.parametrize("shift", [0, 4, BYTES - 4, BYTES])
-def test_reading_what_another_tile_overwrote(shift: int) -> None:
-    def body(x: Any, out: Any) -> None:
+def test_reading_what_another_tile_overwrote(shift):
+    def body(x, out):
         first, second = at(1024), at(1024 + shift)
         first[...] = nl.load(x)
         second[...] = nl.load(x)
@@ -145,11 +141,11 @@ def test_reading_what_another_tile_overwrote(shift: int) -> None:
 
 
 @pytest.mark.warns("sim_loop_rebinding", "sim_loop_side_effect")
-def test_a_cursor_advanced_in_a_loop_body_gives_the_first_iteration_s_addresses() -> None:
+def test_a_cursor_advanced_in_a_loop_body_gives_the_first_iteration_s_addresses():
     """A device traces the body once; so AWS's allocated attention advances its address counter."""
     seen = []
 
-    def body(x: Any, out: Any) -> None:
+    def body(x, out):
         cursor = 0
         for i in nl.affine_range(4):
             for _ in nl.static_range(2):
@@ -166,8 +162,8 @@ def test_a_cursor_advanced_in_a_loop_body_gives_the_first_iteration_s_addresses(
 
 
 # --- beside the compiler's own --------------------------------------------------------------------
-def test_automatic_tensors_beside_explicit_ones() -> None:
-    def body(x: Any, out: Any) -> None:
+def test_automatic_tensors_beside_explicit_ones():
+    def body(x, out):
         through(at(0), x, out)
         nl.store(out[0], nl.load(x))
 
@@ -175,8 +171,8 @@ def test_automatic_tensors_beside_explicit_ones() -> None:
         assert trace(body).direct_allocation
 
 
-def test_scratch_in_hbm() -> None:
-    def body(x: Any, out: Any) -> None:
+def test_scratch_in_hbm():
+    def body(x, out):
         scratch = nl.ndarray((128, 64), nl.float32, buffer=nl.hbm)
         tile = at(0)
         through(tile, x, out)
@@ -185,7 +181,7 @@ def test_scratch_in_hbm() -> None:
     refused(body, "sim_allocation_hbm")
 
 
-def test_force_auto_alloc_ignores_addresses() -> None:
+def test_force_auto_alloc_ignores_addresses():
     @nki.jit
     @ncc.force_auto_alloc
     def kernel(x):

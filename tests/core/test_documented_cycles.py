@@ -6,9 +6,6 @@ the number of elements per partition; no instruction takes less than 64 cycles.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -22,9 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
 BF16, F32, U8 = torch.bfloat16, torch.float32, torch.uint8
 
 
-def cycles(
-    body: Callable[..., Any], name: str, *inputs: tuple[tuple[int, ...], torch.dtype]
-) -> Any:
+def cycles(body, name, *inputs):
     """Cycles of the last instruction ``name`` that ``body`` records on loaded inputs."""
 
     def kernel(*tensors):
@@ -39,7 +34,7 @@ def cycles(
     return found.op.cycles(found)
 
 
-def filled(value: float, dtype: Any) -> Callable[[], Any]:
+def filled(value, dtype):
     return lambda: nisa.memset((128, 512), value, dtype)
 
 

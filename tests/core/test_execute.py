@@ -23,7 +23,7 @@ from tests.core.test_refusals import kernel_of
 BOTH = pytest.mark.parametrize("merge", [True, False])
 
 
-def numbers(seed: int, *shape: int) -> torch.Tensor:
+def numbers(seed, *shape):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).bfloat16()
 
@@ -160,7 +160,7 @@ def test_sums_of_tensor_reduce_are_in_order(shape):
     assert np.array_equal(kernel(x).numpy(), want)
 
 
-def test_shadow_execution_rounds_nothing() -> None:
+def test_shadow_execution_rounds_nothing():
     x = torch.full((4, 4), 1.0 + 2.0**-7, dtype=torch.bfloat16)
 
     @nki.jit

@@ -16,7 +16,7 @@ CORE = ROOT / "neuron_cpu" / "core"
 FILES = sorted(CORE.rglob("*.py"))
 
 
-def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+def lint_imports(folder):
     command = [
         sys.executable,
         "-c",
@@ -38,7 +38,7 @@ def test_contracts_are_kept():
     assert "11 kept, 0 broken" in found.stdout
 
 
-def imports_in_functions(tree: ast.AST) -> list[tuple[int, str]]:
+def imports_in_functions(tree):
     """Line and top-level name of each import that stands inside of a function."""
     found = []
     for function in ast.walk(tree):

@@ -24,19 +24,19 @@ RANGES = {"affine": nl.affine_range, "sequential": nl.sequential_range, "static"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def integers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def integers(seed, *shape, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-4, 5, shape, generator=generator).to(dtype)
 
 
-def both(kernel, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def both(kernel, *inputs):
     """The first output, merged and one by one."""
     program = kernel.trace(*inputs)
     merged, single = (Plan(program, on).run(list(inputs))[0] for on in (True, False))
     return merged, single
 
 
-def check_equal(kernel, *inputs: torch.Tensor) -> torch.Tensor:
+def check_equal(kernel, *inputs):
     """The first output, once merged execution gave the same bits."""
     merged, single = both(kernel, *inputs)
     assert torch.equal(merged, single), f"differ by {(merged - single).abs().max()}"

@@ -49,15 +49,15 @@ class Case(NamedTuple):
     columns: int
 
     @property
-    def core(self) -> spec.NeuronCore:
+    def core(self):
         return CHIPS[self.chip]
 
     @property
-    def item(self) -> int:
+    def item(self):
         return {"fp32": 4, "bf16": 2}[self.dtype]
 
     @property
-    def row_bytes(self) -> int:
+    def row_bytes(self):
         return self.columns * self.item
 
 
@@ -66,40 +66,40 @@ Repeat = Callable[[int], Any]
 MAKERS: dict[str, tuple[Engine, Callable[..., Repeat]]] = {}
 
 
-def on(engine: Engine) -> Callable[[Any], Any]:
-    def add(maker: Any) -> Any:
+def on(engine):
+    def add(maker):
         MAKERS[maker.__name__] = engine, maker
         return maker
 
     return add
 
 
-def tile(case: Case, columns: int, buffer: Any = None) -> Any:
+def tile(case, columns, buffer=None):
     made = nl.ndarray((case.rows, columns), DTYPES[case.dtype], buffer=buffer or nl.sbuf)
     nisa.memset(made, 0)
     return made
 
 
-def operands(case: Case) -> tuple[Any, list[Any]]:
+def operands(case):
     """A tile, and four places for results in turn, so that none waits for its place."""
     shape, dtype = (case.rows, case.columns), DTYPES[case.dtype]
     return tile(case, case.columns), [nl.ndarray(shape, dtype, buffer=nl.sbuf) for _ in range(4)]
 
 
 @on(Engine.VECTOR)
-def vector_of_two(case: Case, x: Any) -> Repeat:
+def vector_of_two(case, x):
     (a, outs), on, b = operands(case), nisa.engine.vector, tile(case, case.columns)
     return lambda k: nisa.tensor_tensor(dst=outs[k % 4], data1=a, data2=b, op=nl.add, engine=on)
 
 
 @on(Engine.GPSIMD)
-def gpsimd_of_two(case: Case, x: Any) -> Repeat:
+def gpsimd_of_two(case, x):
     (a, outs), on, b = operands(case), nisa.engine.gpsimd, tile(case, case.columns)
     return lambda k: nisa.tensor_tensor(dst=outs[k % 4], data1=a, data2=b, op=nl.add, engine=on)
 
 
 @on(Engine.VECTOR)
-def vector_of_one(case: Case, x: Any) -> Repeat:
+def vector_of_one(case, x):
     (a, outs), on = operands(case), nisa.engine.vector
     return lambda k: nisa.tensor_scalar(
         dst=outs[k % 4], data=a, op0=nl.add, operand0=1.0, engine=on
@@ -107,31 +107,31 @@ def vector_of_one(case: Case, x: Any) -> Repeat:
 
 
 @on(Engine.VECTOR)
-def vector_copy(case: Case, x: Any) -> Repeat:
+def vector_copy(case, x):
     (a, outs), on = operands(case), nisa.engine.vector
     return lambda k: nisa.tensor_copy(dst=outs[k % 4], src=a, engine=on)
 
 
 @on(Engine.VECTOR)
-def vector_sum(case: Case, x: Any) -> Repeat:
+def vector_sum(case, x):
     a, sums = tile(case, case.columns), tile(case, 4)
     return lambda k: nisa.tensor_reduce(dst=sums[:, k % 4 : k % 4 + 1], data=a, op=nl.add, axis=1)
 
 
 @on(Engine.VECTOR)
-def vector_fill(case: Case, x: Any) -> Repeat:
+def vector_fill(case, x):
     _, outs = operands(case)
     return lambda k: nisa.memset(outs[k % 4], 1.0, engine=nisa.engine.vector)
 
 
 @on(Engine.SCALAR)
-def scalar_function(case: Case, x: Any) -> Repeat:
+def scalar_function(case, x):
     a, outs = operands(case)
     return lambda k: nisa.activation(dst=outs[k % 4], op=nl.exp, data=a)
 
 
 @on(Engine.TENSOR)
-def product(case: Case, x: Any) -> Repeat:
+def product(case, x):
     columns = min(case.columns, 512)
     left, right = tile(case, 128), tile(case, columns)
     sums = nl.ndarray((128, columns), nl.float32, buffer=nl.psum)
@@ -139,55 +139,55 @@ def product(case: Case, x: Any) -> Repeat:
 
 
 @on(Engine.DMA)
-def load(case: Case, x: Any) -> Repeat:
+def load(case, x):
     pieces = nl.ndarray((case.rows, MANY, case.columns), x.dtype, buffer=nl.sbuf)
     return lambda k: nisa.dma_copy(dst=pieces[:, k, :], src=x[k, :, 0 : case.columns])
 
 
 @on(Engine.DMA)
-def store(case: Case, x: Any) -> Repeat:
+def store(case, x):
     a, out = tile(case, case.columns), nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
     return lambda k: nisa.dma_copy(dst=out[k, :, 0 : case.columns], src=a)
 
 
 @on(Engine.DMA)
-def memory_copy(case: Case, x: Any) -> Repeat:
+def memory_copy(case, x):
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
     return lambda k: nisa.dma_copy(dst=out[k], src=x[k])
 
 
 @on(Engine.DMA)
-def strided_copy(case: Case, x: Any) -> Repeat:
+def strided_copy(case, x):
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
     part = slice(0, case.columns)
     return lambda k: nisa.dma_copy(dst=out[k, :, part], src=x[k, :, part])
 
 
 @on(Engine.DMA)
-def chip_copy(case: Case, x: Any) -> Repeat:
+def chip_copy(case, x):
     a = tile(case, case.columns)
     pieces = nl.ndarray((case.rows, MANY, case.columns), x.dtype, buffer=nl.sbuf)
     return lambda k: nisa.dma_copy(dst=pieces[:, k, :], src=a)
 
 
 @on(Engine.DMA)
-def transposing_load(case: Case, x: Any) -> Repeat:
+def transposing_load(case, x):
     pieces = nl.ndarray((case.columns, MANY, case.rows), x.dtype, buffer=nl.sbuf)
     part = slice(0, case.columns)
     return lambda k: nisa.dma_transpose(dst=pieces[:, k, :], src=x[k, :, part], axes=(1, 0))
 
 
-def quiet() -> Any:
+def quiet():
     """What is odd about a kernel is not what is asked here."""
     return silence("sim_dma_on_chip", "sim_engine_operators")
 
 
 @functools.cache
-def slope(case: Case) -> float:
+def slope(case):
     """Nanoseconds of one more in a stream: between the ends of two of them."""
     engine, maker = MAKERS[case.what]
 
-    def kernel(x: Any) -> Any:
+    def kernel(x):
         out = nl.ndarray((1, 1), x.dtype, buffer=nl.shared_hbm)
         repeat = maker(case, x)
         for k in range(MANY):
@@ -205,7 +205,7 @@ def slope(case: Case) -> float:
 
 
 # --- the hardware's own limits --------------------------------------------------------------------
-def least_ns(case: Case) -> float:
+def least_ns(case):
     """What no instruction of the size can be faster than: elements a cycle of the engine's
     data path (ARCH, ARCH3, ARCH4), the DMA engines' rate, and the core's share of HBM."""
     engine, core, narrow = MAKERS[case.what][0], case.core, case.item == 2
@@ -225,7 +225,7 @@ def least_ns(case: Case) -> float:
     return case.columns / a_cycle[engine] / core.clock_hz[engine] * 1e9
 
 
-def rule(one: Case, other: Case) -> float:
+def rule(one, other):
     """How many times a time may be another one's because of a rule of the hardware; 1: of none.
 
     - Part of a word: a row below eight bytes is read, changed and written back, and alone nothing
@@ -256,7 +256,7 @@ CASES = st.builds(
 draws = settings(max_examples=EXAMPLES // 5, deadline=None, derandomize=True, database=None)
 
 
-def sized(case: Case) -> Case:
+def sized(case):
     """A product's columns fit a bank of PSUM; a transposing load's become partitions, from gen3 on,
     where sources have it."""
     if case.what == "transposing_load":
@@ -267,14 +267,14 @@ def sized(case: Case) -> Case:
 
 @draws
 @given(CASES)
-def test_nothing_is_faster_than_its_engine_or_its_memory_allows(case: Case) -> None:
+def test_nothing_is_faster_than_its_engine_or_its_memory_allows(case):
     case = sized(case)
     assert slope(case) >= 0.999 * least_ns(case)
 
 
 @draws
 @given(CASES, st.integers(1, MOST), st.booleans())
-def test_more_never_takes_less(case: Case, size: int, rows: bool) -> None:
+def test_more_never_takes_less(case, size, rows):
     other = case._replace(rows=1 + size % 128) if rows else case._replace(columns=size)
     small, large = sorted(map(sized, (case, other)), key=lambda c: (c.rows, c.columns))
     assert slope(small) <= SMALLER * rule(small, large) * slope(large)
@@ -282,7 +282,7 @@ def test_more_never_takes_less(case: Case, size: int, rows: bool) -> None:
 
 @draws
 @given(CASES)
-def test_two_halves_take_no_less_than_the_whole(case: Case) -> None:
+def test_two_halves_take_no_less_than_the_whole(case):
     whole = sized(case)
     whole = whole._replace(columns=whole.columns + whole.columns % 2)
     half = whole._replace(columns=whole.columns // 2)
@@ -292,14 +292,14 @@ def test_two_halves_take_no_less_than_the_whole(case: Case) -> None:
 @pytest.mark.parametrize("chip", ["trn2", "trn3"])
 @draws
 @given(case=CASES)
-def test_gpsimd_beats_vector_nowhere_from_gen3_on(chip: str, case: Case) -> None:
+def test_gpsimd_beats_vector_nowhere_from_gen3_on(chip, case):
     case = case._replace(what="gpsimd_of_two", chip=chip)
     assert slope(case) >= slope(case._replace(what="vector_of_two"))
 
 
 @draws
 @given(st.sampled_from(["trn2", "trn3"]), st.integers(1, 8), st.integers(1, 4))
-def test_a_transposing_load_takes_longer_than_a_load(chip: str, rows: int, columns: int) -> None:
+def test_a_transposing_load_takes_longer_than_a_load(chip, rows, columns):
     """From gen3 on the engine transposes on the way, at a share of its rate."""
     case = Case("transposing_load", chip, "bf16", 16 * rows, 32 * columns)
     assert slope(case) > SMALLER * slope(case._replace(what="load"))

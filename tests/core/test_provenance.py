@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -38,16 +37,16 @@ import nki.language as nl
 """
 
 
-def kernel(body: str, before: str = "", imports: str = IMPORTS) -> str:
+def kernel(body, before="", imports=IMPORTS):
     lines = "\n".join(f"    {line}" for line in body.splitlines())
     return f"{imports}\n{before}\n@nki.jit\ndef k(x):\n    t = nl.load(x)\n{lines}\n"
 
 
-def constructs(body: str, before: str = "", imports: str = IMPORTS) -> set[str]:
+def constructs(body, before="", imports=IMPORTS):
     return set(provenance.in_source(kernel(body, before, imports)))
 
 
-def test_every_function_of_the_language_has_a_row_and_so_have_its_keywords() -> None:
+def test_every_function_of_the_language_has_a_row_and_so_have_its_keywords():
     rows = provenance.table()
     for short, module in (("nl", nl), ("nisa", nisa)):
         for name, value in vars(module).items():
@@ -60,7 +59,7 @@ def test_every_function_of_the_language_has_a_row_and_so_have_its_keywords() -> 
 
 
 @pytest.mark.parametrize("name", ["language", "isa", "collectives"])
-def test_every_name_of_today_has_a_row_and_so_have_keywords_and_methods(name: str) -> None:
+def test_every_name_of_today_has_a_row_and_so_have_keywords_and_methods(name):
     module, rows = importlib.import_module(f"nki.{name}"), provenance.table()
     for one in set(module.__all__) - {"bool", "range"}:
         value = getattr(module, one)
@@ -75,15 +74,15 @@ def test_every_name_of_today_has_a_row_and_so_have_keywords_and_methods(name: st
     assert "nki.language.NkiTensor.ap(scalar_offset=)" in rows
 
 
-def data() -> dict[str, Any]:
+def data():
     return json.loads(evidence.DATA.read_text(encoding="utf-8"))
 
 
-def published(name: str) -> dict[str, Any]:
+def published(name):
     return json.loads((ROOT / "lab" / "data" / name).read_text(encoding="utf-8"))
 
 
-def test_the_page_counts_what_ran() -> None:
+def test_the_page_counts_what_ran():
     page = (ROOT / "docs" / "simulator.md").read_text(encoding="utf-8")
     assert f"names {len(published('provenance_ran.json')['ran'])} checkouts" in page
     seen = [row for row in provenance.table().values() if row.status == provenance.SEEN]
@@ -120,7 +119,7 @@ def test_what_today_s_kernels_use_is_found_and_near_misses_are_not(construct, bo
     assert construct in provenance.table()
 
 
-def test_views_of_aws_s_library_are_no_tensors() -> None:
+def test_views_of_aws_s_library_are_no_tensors():
     views = "from ..utils.tensor_view import TensorView"
     assert "nki.language.NkiTensor.slice" in constructs("t.slice(0, 1, 2)", imports=TODAY)
     assert "nki.language.NkiTensor.slice" not in constructs("t.slice(0, 1, 2)", views, TODAY)
@@ -161,7 +160,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("construct", "body", "near_miss"), FORMS)
-def test_forms_are_found_and_near_misses_are_not(construct, body, near_miss) -> None:
+def test_forms_are_found_and_near_misses_are_not(construct, body, near_miss):
     assert construct in constructs(body)
     assert construct not in constructs(near_miss)
     assert construct in provenance.table()
@@ -170,7 +169,7 @@ def test_forms_are_found_and_near_misses_are_not(construct, body, near_miss) -> 
 HELPER = "def use(tile, f):\n    nisa.tensor_copy(tile)\n    return f(tile[0:8, :])\n"
 
 
-def test_forms_across_functions() -> None:
+def test_forms_across_functions():
     assert "index: slice of a slice" in constructs("use(t[0:64, :], None)", HELPER)
     assert "index: slice of a slice" not in constructs("use(t, None)", HELPER)
     closure = "def inner(u): return u\nuse(t, inner)"
@@ -181,7 +180,7 @@ def test_forms_across_functions() -> None:
     assert "function of the file passed as an argument" not in constructs("plain(t)", passed)
 
 
-def test_objects_that_hold_tiles() -> None:
+def test_objects_that_hold_tiles():
     holder = "class Holder:\n    def __init__(self):\n        self.{}\n"
     held = "tile = nl.ndarray((8, 8), nl.float32)"
     assert "tile in an attribute of an object" in constructs("Holder()", holder.format(held))
@@ -189,13 +188,13 @@ def test_objects_that_hold_tiles() -> None:
     assert "tile in an attribute of an object" not in constructs("Holder()", holder.format(other))
 
 
-def test_named_tuples_that_hold_tiles() -> None:
+def test_named_tuples_that_hold_tiles():
     pair = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    a: object\n    b: int\n"
     assert "tiles in a tuple" in constructs("u = nl.ndarray((8, 8), nl.float32)\nPair(u, 1)", pair)
     assert "tiles in a tuple" not in constructs("Pair(x.shape, 1)", pair)
 
 
-def test_the_submission_uses_nothing_unproven_but_what_its_winner_had() -> None:
+def test_the_submission_uses_nothing_unproven_but_what_its_winner_had():
     """Which is no evidence: the commit that the contest scored is not known."""
     findings = provenance.judge(provenance.in_source((ROOT / "llama.py").read_text("utf-8")))
     assert len(findings) > 40
@@ -204,7 +203,7 @@ def test_the_submission_uses_nothing_unproven_but_what_its_winner_had() -> None:
 
 
 @pytest.mark.full
-def test_the_table_is_what_its_script_makes(tmp_path: Path) -> None:
+def test_the_table_is_what_its_script_makes(tmp_path):
     """Without checkouts rows of published files stay; all else is made anew, and is the same."""
     done = subprocess.run(
         [sys.executable, "-m", "lab.provenance_table", "--public", str(tmp_path)],
@@ -240,13 +239,13 @@ def transpose_kernel(x, psum_dtype, start):
         ({"instruction": "nonzero_with_count"}, provenance.DOCUMENTED, "no public run"),
     ],
 )
-def test_a_use_that_ran_is_seen_and_another_is_told_what_differs(change, status, told) -> None:
+def test_a_use_that_ran_is_seen_and_another_is_told_what_differs(change, status, told):
     use = evidence.Use("neuronxcc", "nc_matmul", "TensorE", "operand", "sbuf", "bfloat16", "0")
     (found,) = provenance.judge({use._replace(**change): [3]})
     assert found.status == status and told in found.source and found.line == 3
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_command(tmp_path, capsys):
     path, listed = tmp_path / "kernels.py", tmp_path / "list.json"
     path.write_text(kernel("nl.store(x, t)"))
     assert main(["check", str(path), "--json", str(listed)]) == 0
@@ -267,14 +266,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
         ("kernels.py", "def k(): pass", ["--arg", "8x8:bf16"], "--arg without a kernel"),
     ],
 )
-def test_bad_input_is_one_sentence(target, text, arguments, told, tmp_path, capsys) -> None:
+def test_bad_input_is_one_sentence(target, text, arguments, told, tmp_path, capsys):
     (tmp_path / "kernels.py").write_text(text)
     assert main(["check", str(tmp_path / target), *arguments]) == 2
     error = capsys.readouterr().err
     assert told in error and "Traceback" not in error
 
 
-def test_arguments_add_what_the_trace_shows(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_arguments_add_what_the_trace_shows(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "500")  # names of constructs on one line, however long the path
     path = tmp_path / "turning.py"
     source = inspect.getsource(transpose_kernel.function)
@@ -286,7 +285,7 @@ def test_arguments_add_what_the_trace_shows(tmp_path: Path, capsys, monkeypatch)
     assert "nc_transpose on TensorE: result in psum, float32" in capsys.readouterr().out
 
 
-def test_what_compilers_refuse_in_every_form_is_refused(tmp_path: Path, capsys) -> None:
+def test_what_compilers_refuse_in_every_form_is_refused(tmp_path, capsys):
     path = tmp_path / "kernels.py"
     path.write_text(kernel("nisa.tensor_scalar(t, t, nl.divide, 2.0)", imports=TODAY))
     assert main(["check", str(path)]) == 1

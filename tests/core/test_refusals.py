@@ -27,7 +27,7 @@ from tests.warned import allows
 DEFAULT = (128, 64)
 
 
-def kernel_of(body: Callable[..., Any]) -> Any:
+def kernel_of(body):
     """A kernel that stores the tile which ``body`` returns."""
 
     @nki.jit
@@ -40,12 +40,12 @@ def kernel_of(body: Callable[..., Any]) -> Any:
     return kernel
 
 
-def run(kernel: Any, *shapes: tuple[int, ...]) -> None:
+def run(kernel, *shapes):
     inputs = [torch.empty(s, device="meta") for s in shapes or (DEFAULT,)]
     kernel.trace(*inputs)
 
 
-def expect(kernel: Any, identifier: str, *shapes: tuple[int, ...]) -> NkiError:
+def expect(kernel, identifier, *shapes):
     """Trace a kernel that must be refused, or warned of where that is all the device does."""
     with pytest.raises(NkiError) as caught:
         run(kernel, *shapes)
@@ -66,23 +66,23 @@ class Case(NamedTuple):
     name: str = ""
 
 
-def tile(*shape: int, dtype: Any = nl.float32, buffer: Any = nl.sbuf) -> Any:
+def tile(*shape, dtype=nl.float32, buffer=nl.sbuf):
     """A filled tile."""
     made = nl.ndarray(shape, dtype, buffer=buffer)
     made[...] = 1
     return made
 
 
-def psum(*shape: int) -> Any:
+def psum(*shape):
     """A product in PSUM."""
     return nisa.nc_matmul(tile(64, shape[0]), tile(64, shape[1]))
 
 
-def rows(n: int) -> Any:
+def rows(n):
     return nl.arange(n)[:, None]
 
 
-def columns(n: int) -> Any:
+def columns(n):
     return nl.arange(n)[None, :]
 
 
@@ -283,7 +283,7 @@ CASES = [
 
 
 # --- checks of the simulator that the vendor's compiler makes without a documented identifier -----
-def keeping(identifier: str, breach: Any, legal: Any = None, *shapes: Any, name: str = "") -> Case:
+def keeping(identifier, breach, legal=None, *shapes, name=""):
     return Case(identifier, breach, legal, shapes or (DEFAULT,), name)
 
 
@@ -368,13 +368,13 @@ CASES += [
 ]  # fmt: skip
 
 
-def identity(case: Case) -> str:
+def identity(case):
     return case.identifier + (f"-{case.name}" if case.name else "")
 
 
 @pytest.mark.parametrize("case", CASES, ids=identity)
 @allows("sim_loop_local_used_after")
-def test_breach_is_refused(case: Case) -> None:
+def test_breach_is_refused(case):
     error = expect(kernel_of(case.breach), case.identifier, *case.shapes)
     # every message says what was expected and where; size errors are SyntaxErrors as well
     assert "expected" in str(error).lower() or "exceeds" in str(error)
@@ -384,7 +384,7 @@ def test_breach_is_refused(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
 @pytest.mark.parametrize("case", [case for case in CASES if case.legal], ids=identity)
-def test_near_miss_passes(case: Case) -> None:
+def test_near_miss_passes(case):
     run(kernel_of(case.legal), *case.shapes)
 
 
@@ -450,9 +450,7 @@ def tile_of_blocks(shape, index):
 
 
 @pytest.mark.parametrize("case", WARNINGS, ids=identity)
-def test_doubtful_construct_is_a_warning_or_an_error_or_silent(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doubtful_construct_is_a_warning_or_an_error_or_silent(case, monkeypatch):
     with pytest.warns(NkiWarning, match=rf"{case.identifier}\]") as caught:
         run(kernel_of(case.breach), *case.shapes)
     assert caught[0].filename == __file__
@@ -465,7 +463,7 @@ def test_doubtful_construct_is_a_warning_or_an_error_or_silent(
         run(kernel_of(case.breach), *case.shapes)
 
 
-def test_advice_is_no_error_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_is_no_error_in_strict_mode(monkeypatch):
     """Entries of the contest updated SBUF tiles in place on SDK 2.21 and were accepted."""
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
     with pytest.warns(NkiWarning, match=r"before 2.23 may miscompute.*sim_inplace_operator\]"):
@@ -481,7 +479,7 @@ def blocks_first(x):
     return tile_of_blocks((2, nl.par_dim(128), 4), 0)
 
 
-def test_block_axes_are_deprecated_from_2_23_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_axes_are_deprecated_from_2_23_on(monkeypatch):
     identifier = "err_leading_dimension_of_tensor_must_be_partition"
     with warnings.catch_warnings():
         warnings.simplefilter("error", NkiWarning)
@@ -491,7 +489,7 @@ def test_block_axes_are_deprecated_from_2_23_on(monkeypatch: pytest.MonkeyPatch)
         run(kernel_of(blocks_first), (128, 64))
 
 
-def test_release_has_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_release_has_to_be_known(monkeypatch):
     monkeypatch.setenv("NEURON_CPU_SDK", "2.2")
     expect(kernel_of(blocks_first), "sim_unknown_release", (128, 64))
 
@@ -509,8 +507,8 @@ def test_release_has_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("eager", ["0", "1"], ids=["replay", "eager"])
 def test_arguments_outside_of_a_functions_range_are_told_with_their_line(
-    function: Any, inside: list[float], outside: float, eager: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    function, inside, outside, eager, monkeypatch
+):
     monkeypatch.setenv("NKI_CPU_EAGER", eager)
     kernel = kernel_of(lambda x: function(nl.load(x)))
     good, bad = torch.tensor([[*inside, inside[0]]]), torch.tensor([[*inside, outside]])
@@ -530,9 +528,7 @@ def test_arguments_outside_of_a_functions_range_are_told_with_their_line(
         kernel(good)
 
 
-def test_ranges_on_replay_leave_out_what_nobody_wrote_or_the_kernel_masks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranges_on_replay_leave_out_what_nobody_wrote_or_the_kernel_masks(monkeypatch):
     def every_other(x):
         i, j = nl.mgrid[0:128, 0:64]
         out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
@@ -572,7 +568,7 @@ def tile_returned(x):
     return nl.load(x)
 
 
-def test_outputs_must_be_written_and_returned() -> None:
+def test_outputs_must_be_written_and_returned():
     expect(output_never_stored, "err_tensor_output_not_written_to")
     expect(nothing_returned, "err_tensor_output_not_written_to")
     expect(tile_returned, "err_unsupported_memory")
@@ -608,23 +604,23 @@ def mutable_returned(x: nt.mutable_tensor):
     return x
 
 
-def test_annotated_shapes_are_checked() -> None:
+def test_annotated_shapes_are_checked():
     error = expect(annotated_wrongly, "err_annotation_shape_mismatch")
     assert "(128, 64)" in str(error) and "(128, 512)" in str(error)
     run(annotated_rightly)
 
 
-def test_mutable_parameters_must_be_returned() -> None:
+def test_mutable_parameters_must_be_returned():
     expect(mutable_dropped, "err_mutable_parameter_not_returned")
     run(mutable_returned)
 
 
 # --- direct allocation (neuronxcc.nki.compiler) ---------------------------------------------------
-def allocated(shape: tuple[int, ...], byte: int, dtype: Any = nl.float32) -> Any:
+def allocated(shape, byte, dtype=nl.float32):
     return nl.ndarray(shape, dtype, buffer=ncc.sbuf.mod_alloc(base_addr=byte))
 
 
-def bank(shape: tuple[int, ...], number: int, dtype: Any = nl.float32) -> Any:
+def bank(shape, number, dtype=nl.float32):
     return nl.ndarray(shape, dtype, buffer=ncc.psum.mod_alloc(base_bank=number))
 
 
@@ -678,7 +674,7 @@ ALLOCATION = [
 
 
 @pytest.mark.parametrize("case", ALLOCATION, ids=identity)
-def test_direct_allocation_forbids_hidden_tensors(case: Case) -> None:
+def test_direct_allocation_forbids_hidden_tensors(case):
     expect(kernel_of(case.breach), case.identifier, *case.shapes)
     run(kernel_of(case.legal), *case.shapes)
 
@@ -693,7 +689,7 @@ def test_direct_allocation_forbids_hidden_tensors(case: Case) -> None:
         lambda x: nl.ndarray((4, 4)),
     ],
 )
-def test_arguments_that_do_not_fit_have_the_kernel_s_line(call: Any) -> None:
+def test_arguments_that_do_not_fit_have_the_kernel_s_line(call):
     message = expect(kernel_of(lambda x: call(nl.load(x))), "sim_arguments", (128, 64))
     assert __file__ in str(message) and "expected " in str(message)
 
@@ -701,12 +697,12 @@ def test_arguments_that_do_not_fit_have_the_kernel_s_line(call: Any) -> None:
 @pytest.mark.parametrize(
     "call", [nl.exp, nl.load, nisa.tensor_copy, lambda x: nisa.nc_matmul(x, x)]
 )
-def test_tile_operations_outside_of_a_kernel(call: Any) -> None:
+def test_tile_operations_outside_of_a_kernel(call):
     with pytest.raises(NkiError, match="err_nki_api_outside_of_nki_kernel"):
         call(np.ones((4, 4), np.float32))
 
 
-def test_error_classes() -> None:
+def test_error_classes():
     """Size errors can be caught as SyntaxError, as the vendor raises them; all as NkiError."""
     with pytest.raises(SyntaxError, match="Size of partition dimension 256 exceeds architecture"):
         run(kernel_of(lambda x: tile(256, 64)))

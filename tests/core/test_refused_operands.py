@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -288,7 +286,7 @@ CASES: list[Case] = [
 
 @pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
 @pytest.mark.parametrize("case", CASES, ids=identity)
-def test_breach_is_refused(case: Case) -> None:
+def test_breach_is_refused(case):
     error = expect(kernel_of(case.breach), case.identifier, *case.shapes)
     assert any(word in str(error) for word in ("expected", "cannot", "; "))
     assert __file__ in str(error)
@@ -296,14 +294,14 @@ def test_breach_is_refused(case: Case) -> None:
 
 @pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
 @pytest.mark.parametrize("case", [case for case in CASES if case.legal], ids=identity)
-def test_near_miss_passes(case: Case) -> None:
+def test_near_miss_passes(case):
     run(kernel_of(case.legal), *case.shapes)
 
 
 # --- grids and runners ----------------------------------------------------------------------------
 @pytest.mark.parametrize("axis", [1, -1])
-def test_program_id_names_an_axis_of_the_grid(axis: int) -> None:
-    def kernel_for(number: int) -> Any:
+def test_program_id_names_an_axis_of_the_grid(axis):
+    def kernel_for(number):
         @nki.jit
         def kernel(x):
             out = nl.ndarray((2, 128, 64), nl.float32, buffer=nl.shared_hbm)
@@ -316,8 +314,8 @@ def test_program_id_names_an_axis_of_the_grid(axis: int) -> None:
     run(kernel_for(0))
 
 
-def test_grid_instances_share_outputs_of_one_shape() -> None:
-    def kernel_for(columns_of: Any) -> Any:
+def test_grid_instances_share_outputs_of_one_shape():
+    def kernel_for(columns_of):
         @nki.jit
         def kernel(x):
             first = nl.program_id(0)
@@ -332,8 +330,8 @@ def test_grid_instances_share_outputs_of_one_shape() -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_all_reduce_takes_whole_tiles_outside_of_eager_mode(masked: bool) -> None:
-    def kernel_for(mask: Any, **options: Any) -> Any:
+def test_all_reduce_takes_whole_tiles_outside_of_eager_mode(masked):
+    def kernel_for(mask, **options):
         def kernel(x):
             out = nl.ndarray((2, 8, 8), nl.float32, buffer=nl.shared_hbm)
             total = nl.all_reduce(nl.load(x), np.add, 0, mask=mask())
@@ -359,7 +357,7 @@ def double(x):
 X = np.ones((8, 8), np.float32)
 
 
-def test_orders_of_a_schedule_have_names() -> None:
+def test_orders_of_a_schedule_have_names():
     program = nki.jit(double).trace(torch.empty(8, 8))
     with pytest.raises(NkiError) as caught:
         schedule(program, order="backwards")

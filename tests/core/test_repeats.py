@@ -16,11 +16,11 @@ from neuronxcc import nki
 from neuron_cpu.core.run.execute import Plan
 
 
-def integers(seed: int, *shape: int) -> torch.Tensor:
+def integers(seed, *shape):
     return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def both(kernel, *inputs: torch.Tensor) -> tuple[torch.Tensor, Plan]:
+def both(kernel, *inputs):
     """The first output of two runs, equal to that of one instruction after the other."""
     program = kernel.trace(*inputs)
     plan, single = Plan(program, True), Plan(program, False)
@@ -31,7 +31,7 @@ def both(kernel, *inputs: torch.Tensor) -> tuple[torch.Tensor, Plan]:
     return wanted[0], plan
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan):
     return [op.spec.name for op in plan.ops]
 
 
@@ -51,7 +51,7 @@ def columns(x_hbm):
     return out_hbm
 
 
-def test_a_python_loop_is_one_operation_an_instruction() -> None:
+def test_a_python_loop_is_one_operation_an_instruction():
     x = integers(0, 16, 72)
     found, plan = both(columns, x)
     assert torch.equal(found, (x + 2).reshape(16, 9, 8).sum(-1))
@@ -59,7 +59,7 @@ def test_a_python_loop_is_one_operation_an_instruction() -> None:
 
 
 # --- what must stay apart -------------------------------------------------------------------------
-def chained(kind: str):
+def chained(kind):
     """Iterations that depend on each other, in one of the ways there are."""
 
     @nki.jit
@@ -89,7 +89,7 @@ def chained(kind: str):
 @pytest.mark.parametrize(
     "kind", ["writes what the one before read", "steps back", "every other column"]
 )
-def test_order_is_kept(kind: str) -> None:
+def test_order_is_kept(kind):
     both(chained(kind), integers(4, 8, 12))
 
 
@@ -102,7 +102,7 @@ def test_order_is_kept(kind: str) -> None:
     ),
     st.integers(2, 5),
 )
-def test_random_bodies(steps: list[tuple[int, ...]], count: int) -> None:
+def test_random_bodies(steps, count):
     """Random statements over three tiles, columns moving at random rates: any dependence at all."""
 
     @nki.jit
@@ -136,7 +136,7 @@ def masked(x_hbm):
     return out_hbm
 
 
-def test_constants_are_computed_once_and_mixed_tiles_every_time() -> None:
+def test_constants_are_computed_once_and_mixed_tiles_every_time():
     x = integers(6, 9, 9)
     found, plan = both(masked, x)
     wanted = torch.tril(torch.ones(9, 9))

@@ -36,7 +36,7 @@ START = GEN2.dma.start_ns
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-def ns(engine: Engine, cycles: float) -> float:
+def ns(engine, cycles):
     """Occupancy of an instruction of so many documented cycles."""
     if cycles > 64:
         tensor = engine is Engine.TENSOR
@@ -44,7 +44,7 @@ def ns(engine: Engine, cycles: float) -> float:
     return cycles / GEN2.clock_hz[engine] * 1e9
 
 
-def late(engine: Engine) -> float:
+def late(engine):
     """From the end of an instruction to the start of one that needs its result."""
     return GEN2.dependent_cycles / GEN2.clock_hz[engine] * 1e9
 

@@ -5,8 +5,6 @@ import os
 import subprocess
 import sys
 import threading
-from pathlib import Path
-from typing import Any
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -21,7 +19,7 @@ from neuron_cpu.core.run.execute import Plan
 from tests.repeated import in_all_forms  # noqa: F401 - runs every kernel below in all forms
 
 
-def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+def numbers(*shape, seed=0, dtype=torch.bfloat16):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
@@ -46,7 +44,7 @@ def moved_about(x_hbm, y_hbm):
 # tiles that are rounded as halves, beside their fp32 elements, and a plan of large tiles
 @pytest.mark.parametrize("shape", [(7, 5), (128, 64), (128, 512)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
-def test_copies_fills_and_overwritten_tiles(shape: tuple[int, int], dtype: torch.dtype) -> None:
+def test_copies_fills_and_overwritten_tiles(shape, dtype):
     x, y, columns = numbers(*shape, dtype=dtype), numbers(*shape, seed=1, dtype=dtype), shape[1]
     found = moved_about(x, y)
     narrow = x.bfloat16()
@@ -68,7 +66,7 @@ def cleared(x_hbm):
 
 
 @pytest.mark.parametrize("special", [float("inf"), float("nan"), -0.0])
-def test_choices_of_zeros_clear_whatever_lies_there(special: float) -> None:
+def test_choices_of_zeros_clear_whatever_lies_there(special):
     x = numbers(8, 12, dtype=torch.float32)
     x[2, 1] = x[3, 9] = special
     found, wanted = cleared(x), x.where(torch.ones(8, 12).tril().bool(), 0.0)
@@ -112,9 +110,7 @@ def by_a_constant(x_hbm, name):
 @pytest.mark.parametrize("special", SPECIAL)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", MATRICES)
-def test_products_with_constants(
-    monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype, special: float
-) -> None:
+def test_products_with_constants(monkeypatch, name, dtype, special):
     monkeypatch.setattr(selections, "LEAST", 0)
     x = numbers(24, 2, 4, dtype=dtype)
     x[7, 1, 2] = special
@@ -129,7 +125,7 @@ def test_products_with_constants(
 
 
 # --- packed weights -------------------------------------------------------------------------------
-def spans(length: int) -> list[tuple[int, int]]:
+def spans(length):
     return [(at, min(128, length - at)) for at in range(0, length, 128)]
 
 
@@ -149,7 +145,7 @@ def linear(x_hbm, weight_hbm):
     return out_hbm
 
 
-def adverse(k: int, n: int) -> torch.Tensor:
+def adverse(k, n):
     """Weights of all sizes: large ones, ones that fp16 lacks, zeros of both signs."""
     weight = numbers(k, n).float()
     weight[0, 0], weight[1 % k, 0], weight[2 % k, 1 % n] = 100.0, 2.0**-40, -(2.0**-126)
@@ -157,7 +153,7 @@ def adverse(k: int, n: int) -> torch.Tensor:
     return weight.bfloat16()
 
 
-def packs(weight: torch.Tensor) -> list[packing.Pack]:
+def packs(weight):
     found = (packing.packs_of(weight) or {}).values()
     return [one for one in found if isinstance(one, packing.Pack)]
 
@@ -168,9 +164,7 @@ packed_here = pytest.mark.skipif(not packing.AVAILABLE, reason="PyTorch here has
 @packed_here
 @pytest.mark.parametrize("sizes", [(6, 1, 2), (128, 1, 128), (200, 3, 130), (256, 64, 384)])
 @pytest.mark.parametrize("dtype", packing.PACKED)
-def test_packed_products_are_those_of_fp32_sums(
-    sizes: tuple[int, int, int], dtype: torch.dtype
-) -> None:
+def test_packed_products_are_those_of_fp32_sums(sizes, dtype):
     k, m, n = sizes
     x, weight = numbers(k, m, seed=4), adverse(k, n).to(dtype)
     plain = Plan(linear.trace(x, weight), False).run([x, weight])[0]
@@ -184,7 +178,7 @@ def test_packed_products_are_those_of_fp32_sums(
 
 
 @packed_here
-def test_one_product_alone_is_exact_to_the_bit() -> None:
+def test_one_product_alone_is_exact_to_the_bit():
     """One row: every result is a single product, rounded once, if nothing was rounded before."""
     x, weight = numbers(1, 1, seed=5), adverse(1, 300)
     keep_packed(weight)
@@ -193,7 +187,7 @@ def test_one_product_alone_is_exact_to_the_bit() -> None:
 
 @packed_here
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), 3e38])
-def test_weights_that_do_not_fit_stay_as_they_are(value: float) -> None:
+def test_weights_that_do_not_fit_stay_as_they_are(value):
     x, weight = numbers(128, 2), numbers(128, 128)
     weight[5, 7] = value
     (wanted,) = Plan(linear.trace(x, weight), False).run([x, weight])
@@ -203,7 +197,7 @@ def test_weights_that_do_not_fit_stay_as_they_are(value: float) -> None:
 
 
 @packed_here
-def test_the_limit_of_packed_weights_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_packed_weights_holds(monkeypatch):
     monkeypatch.setenv(packing.VARIABLE, "0")
     weight = numbers(128, 128)
     keep_packed(weight)
@@ -212,7 +206,7 @@ def test_the_limit_of_packed_weights_holds(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @packed_here
-def test_a_weight_that_is_written_after_all_is_packed_anew() -> None:
+def test_a_weight_that_is_written_after_all_is_packed_anew():
     x, weight = numbers(128, 2), numbers(128, 128)
     keep_packed(weight)
     once = linear(x, weight)
@@ -223,9 +217,7 @@ def test_a_weight_that_is_written_after_all_is_packed_anew() -> None:
 @packed_here
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are Linux's")
 @pytest.mark.parametrize("written", [False, True])
-def test_pages_of_a_file_are_let_go_unless_somebody_wrote_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: bool
-) -> None:
+def test_pages_of_a_file_are_let_go_unless_somebody_wrote_them(monkeypatch, tmp_path, written):
     monkeypatch.undo()  # all forms would run on copies
     (tmp_path / "weight").write_bytes(numbers(256, 512).view(torch.uint8).numpy().tobytes())
     weight = torch.from_file(str(tmp_path / "weight"), size=256 * 512, dtype=torch.bfloat16)
@@ -234,7 +226,7 @@ def test_pages_of_a_file_are_let_go_unless_somebody_wrote_them(
         weight[77, 5] = 3.0
     kept = weight.clone()
 
-    def resident() -> int:
+    def resident():
         first = -(-weight.data_ptr() // mmap.PAGESIZE)
         pages = np.fromfile("/proc/self/pagemap", np.uint64, 60, offset=8 * first)
         return int((pages >> np.uint64(63)).sum())
@@ -247,7 +239,7 @@ def test_pages_of_a_file_are_let_go_unless_somebody_wrote_them(
 
 
 @pytest.mark.full
-def test_without_the_product_of_pytorch_results_are_the_same() -> None:
+def test_without_the_product_of_pytorch_results_are_the_same():
     """Where PyTorch lacks the product, in a process of its own."""
     code = (
         "import torch; del torch.fbgemm_linear_fp16_weight_fp32_activation; "
@@ -274,13 +266,13 @@ def test_threads_that_meet_an_operator_first_share_it(
     ranks at once ended in SIGSEGV."""
     make, found = getattr(torch._C, maker), []
 
-    def look_up() -> None:
+    def look_up():
         packet = torch.ops.of_threads.first
         found.append(getattr(packet, name) if name else packet)
 
     other = threading.Thread(target=look_up)
 
-    def meanwhile(*args: Any) -> Any:
+    def meanwhile(*args):
         monkeypatch.undo()
         other.start()
         other.join(0.2)  # it has to wait for this thread; PyTorch alone lets it go ahead

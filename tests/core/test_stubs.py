@@ -65,7 +65,7 @@ WRONG = {  # line, and what is said of it
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def site(tmp_path_factory):
     """A folder in which the stubs have the names that they are stubs of."""
     folder = tmp_path_factory.mktemp("site")
     for name in ("nki", "neuronxcc"):
@@ -73,13 +73,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def wrong() -> str:
+def wrong():
     """A file of the wrong lines."""
     lines = ["import nki.isa as nisa, nki.language as nl", "import neuronxcc.nki.language as old"]
     return "\n".join([*lines, "def kernel(x):", *(f"    {line}" for line in WRONG)])
 
 
-def checked(site: Path, *files: Path) -> list[str]:
+def checked(site, *files):
     """What mypy reports of the files."""
     options = ["--config-file=", "--no-incremental", "--no-site-packages"]
     options += [
@@ -99,7 +99,7 @@ def checked(site: Path, *files: Path) -> list[str]:
     return [line for line in done.stdout.splitlines() if ": error: " in line]
 
 
-def test_pyright_reports_wrong_names_and_nothing_else(site: Path) -> None:
+def test_pyright_reports_wrong_names_and_nothing_else(site):
     """`make test-editors`: the lessons, and fields and lists of a kernel's own classes."""
     pytest.importorskip("pyright", reason="requirements-editors.txt is not installed")
     files = {
@@ -124,14 +124,14 @@ def test_pyright_reports_wrong_names_and_nothing_else(site: Path) -> None:
     assert lines == {number for number, said in enumerate(WRONG.values(), 3) if said}
 
 
-def test_they_are_current() -> None:
+def test_they_are_current():
     done = subprocess.run(
         [sys.executable, "stubs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_kernels_that_run_have_no_errors_and_wrong_names_are_reported(site: Path) -> None:
+def test_kernels_that_run_have_no_errors_and_wrong_names_are_reported(site):
     files = {
         "right": RIGHT + OWN,
         "wrong": wrong(),

@@ -22,7 +22,7 @@ LANGUAGES = {"neuronxcc": (old_nki, old_language, old_isa), "nki": (nki, nki.lan
 TABLES = {"nl": unknown.ANSWERS, "nisa": unknown.ISA_ANSWERS, "gone": unknown.GONE}
 
 
-def kernel_of(language: str, body):
+def kernel_of(language, body):
     """A kernel that hands a tile of (128, 64) to `body` and returns it."""
     package, nl, nisa = LANGUAGES[language]
 
@@ -37,7 +37,7 @@ def kernel_of(language: str, body):
     return package.jit(kernel)
 
 
-def told(language: str, body) -> str:
+def told(language, body):
     with pytest.raises(NkiError) as caught:
         kernel_of(language, body)(np.ones((128, 64), np.float32))
     assert caught.value.source is not None and "test_unknown_names.py" in caught.value.source
@@ -45,7 +45,7 @@ def told(language: str, body) -> str:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_call_of_an_answer_exists(language: str) -> None:
+def test_every_call_of_an_answer_exists(language):
     _, nl, nisa = LANGUAGES[language]
     current = language == "nki"
     for kind, table in TABLES.items():
@@ -55,7 +55,7 @@ def test_every_call_of_an_answer_exists(language: str) -> None:
                 assert hasattr({"nl": nl, "nisa": nisa}[alias], used), (name, text)
 
 
-def written(text: str):
+def written(text):
     """A body that evaluates the text: `i` is an index grid, `m` a comparison of it."""
 
     def body(nl, nisa, x):
@@ -103,7 +103,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_sentence_names_the_call_that_does_it(language: str) -> None:
+def test_the_sentence_names_the_call_that_does_it(language):
     for text, expected in (NAMES | CALLS).items():
         message = told(language, written(text))
         assert expected in message and "expected" in message and "use " in message, message
@@ -112,18 +112,18 @@ def test_the_sentence_names_the_call_that_does_it(language: str) -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_sizes_one_by_one_and_arrays_of_others_get_a_sentence(language: str) -> None:
+def test_sizes_one_by_one_and_arrays_of_others_get_a_sentence(language):
     assert "expected view(self, dtype)" in told(language, lambda nl, nisa, x: x.view(64, 128))
     message = told(language, lambda nl, nisa, x: nl.add(x, torch.ones(128, 64)))
     assert "torch.Tensor, expected a" in message and "sim_operand_type" in message
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_values_are_none_while_a_kernel_is_traced(language: str) -> None:
+def test_values_are_none_while_a_kernel_is_traced(language):
     assert "NKI_CPU_EAGER=1" in told(language, lambda nl, nisa, x: np.array(x))
 
 
-def test_numbers_of_numpy_stand_on_the_left_of_a_tile() -> None:
+def test_numbers_of_numpy_stand_on_the_left_of_a_tile():
     package, nl, _ = LANGUAGES["neuronxcc"]
 
     @package.jit
@@ -136,7 +136,7 @@ def test_numbers_of_numpy_stand_on_the_left_of_a_tile() -> None:
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_outside_of_kernels_a_missing_name_is_an_attribute_error(language: str) -> None:
+def test_outside_of_kernels_a_missing_name_is_an_attribute_error(language):
     _, nl, nisa = LANGUAGES[language]
     assert not hasattr(nl, "dot") and getattr(nisa, "matmul", None) is None
     with pytest.raises(AttributeError, match=r"nl.dot does not exist.*nc_matmul"):
@@ -157,7 +157,7 @@ def kernel(x):
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("cell", [CELL, CELL.replace("np.mean(tile)", "nl.clamp(tile)")])
-def test_a_cell_of_a_notebook_gets_the_sentence_too(language: str, cell: str) -> None:
+def test_a_cell_of_a_notebook_gets_the_sentence_too(language, cell):
     """A cell of IPython is no file: its source stands in linecache under a name of its own."""
     name = f"<ipython-input-{abs(hash(cell))}>"
     linecache.cache[name] = (len(cell), None, cell.splitlines(keepends=True), name)
@@ -251,14 +251,14 @@ INVENTED = {
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("form", ["both", "own"])
-def test_inventions_of_a_language_model_are_answered(language: str, form: str) -> None:
+def test_inventions_of_a_language_model_are_answered(language, form):
     for text, expected in INVENTED[language if form == "own" else form].items():
         message = told(language, written(text))
         mend = message.partition("expected")[2].partition("; ")[2]  # not the fault's words
         assert expected in mend, (text, message)
 
 
-def test_a_keyword_that_nothing_reads_is_told() -> None:
+def test_a_keyword_that_nothing_reads_is_told():
     body = kernel_of("neuronxcc", lambda nl, _, x: nl.ndarray(x.shape, x.dtype, memory=nl.psum))
     with pytest.warns(NkiWarning, match="memory=.*sim_ignored_keyword"):
         body(np.ones((128, 64), np.float32))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,13 +21,13 @@ from neuron_cpu.core.program.trace import Tracer
 from tests.peaks import psum_high_water, sbuf_high_water
 
 
-def trace(kernel: Any, *shapes: tuple[int, ...], grid: tuple[int, ...] = ()) -> Program:
+def trace(kernel, *shapes, grid=()):
     """The verified program of ``kernel`` for fp32 inputs of the given shapes."""
     inputs = [torch.empty(s, device="meta") for s in shapes]
     return (kernel[grid] if grid else kernel).trace(*inputs)
 
 
-def refused(kernel: Any, identifier: str, *shapes: tuple[int, ...], **options: Any) -> str:
+def refused(kernel, identifier, *shapes, **options):
     """The message with which ``kernel`` is refused for ``identifier``."""
     with pytest.raises(NkiError) as caught:
         trace(kernel, *shapes, **options)
@@ -37,7 +35,7 @@ def refused(kernel: Any, identifier: str, *shapes: tuple[int, ...], **options: A
     return str(caught.value)
 
 
-def accepted(kernel: Any, *shapes: tuple[int, ...], **options: Any) -> Program:
+def accepted(kernel, *shapes, **options):
     """The program of a kernel that must pass without any warning."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", NkiWarning)
@@ -45,7 +43,7 @@ def accepted(kernel: Any, *shapes: tuple[int, ...], **options: Any) -> Program:
 
 
 # --- undefined data -------------------------------------------------------------------------------
-def through(body: Callable[[Any], Any], rows: int = 100, columns: int = 64) -> Any:
+def through(body, rows=100, columns=64):
     """A kernel that loads [rows, columns] of a (128, 64) tile, applies ``body`` and stores it."""
 
     @nki.jit
@@ -60,7 +58,7 @@ def through(body: Callable[[Any], Any], rows: int = 100, columns: int = 64) -> A
     return kernel
 
 
-def matmul_with(tile: Any, side: str) -> Any:
+def matmul_with(tile, side):
     other = nisa.memset((128, 32), 1.0, nl.float32)
     pair = (tile, other) if side == "stationary" else (other, tile)
     return nl.copy(nisa.nc_matmul(*pair))
@@ -83,20 +81,20 @@ ROWS_SPREAD = {
 
 
 @pytest.mark.parametrize("name", ROWS_SURVIVE)
-def test_computing_on_tail_rows_is_legal(name: str) -> None:
+def test_computing_on_tail_rows_is_legal(name):
     """Rows nobody loaded pass through every engine as long as they are not stored."""
     accepted(through(ROWS_SURVIVE[name]), (128, 64))
 
 
 @pytest.mark.parametrize("name", ROWS_SPREAD)
-def test_tail_rows_that_are_stored_are_refused(name: str) -> None:
+def test_tail_rows_that_are_stored_are_refused(name):
     message = refused(through(ROWS_SPREAD[name]), "sim_undefined_data", (128, 64))
     assert "tile[100:" in message  # the part nobody wrote, not the part that was stored
 
 
-def test_affine_select_replaces_undefined_elements() -> None:
-    def keep(bound: int) -> Any:
-        def body(tile: Any) -> Any:
+def test_affine_select_replaces_undefined_elements():
+    def keep(bound):
+        def body(tile):
             i_p, i_f = nl.arange(128)[:, None], nl.arange(64)[None, :]
             return nisa.affine_select(i_p < bound + 0 * i_f, tile, 0.0), (128, 64)
 
@@ -106,9 +104,9 @@ def test_affine_select_replaces_undefined_elements() -> None:
     refused(through(keep(101)), "sim_undefined_data", (128, 64))
 
 
-def test_masked_elements_keep_their_old_state() -> None:
-    def diagonal(filled: bool) -> Any:
-        def body(tile: Any) -> Any:
+def test_masked_elements_keep_their_old_state():
+    def diagonal(filled):
+        def body(tile):
             i_p, i_f = nl.arange(128)[:, None], nl.arange(64)[None, :]
             result = nl.ndarray((128, 64), nl.float32)
             if filled:
@@ -123,8 +121,8 @@ def test_masked_elements_keep_their_old_state() -> None:
 
 
 @pytest.mark.parametrize("scatters", [False, True])
-def test_rows_at_an_undefined_index_are_undefined(scatters: bool) -> None:
-    def kernel_for(rows: int) -> Any:
+def test_rows_at_an_undefined_index_are_undefined(scatters):
+    def kernel_for(rows):
         @nki.jit
         def kernel(x, rows_hbm):
             size = 1000 if scatters else 64
@@ -144,7 +142,7 @@ def test_rows_at_an_undefined_index_are_undefined(scatters: bool) -> None:
     assert "stores 64 undefined elements" in message  # 4 rows of 16
 
 
-def test_flow_rules_of_rare_kinds() -> None:
+def test_flow_rules_of_rare_kinds():
     """scan: everything right of the element; all: the whole partition."""
 
     source = np.zeros((3, 4), bool)
@@ -155,7 +153,7 @@ def test_flow_rules_of_rare_kinds() -> None:
     assert spread.tolist() == [[False] * 2, [True] * 2, [False] * 2]
 
 
-def gathered(rows: int, index_rows: int, stored: slice) -> Any:
+def gathered(rows, index_rows, stored):
     """local_gather of a tile with ``rows`` loaded by an index with ``index_rows`` loaded."""
 
     @nki.jit
@@ -182,16 +180,14 @@ def gathered(rows: int, index_rows: int, stored: slice) -> Any:
         (128, 90, 80),
     ],
 )
-def test_a_gather_reads_its_own_data_and_the_indices_of_its_core(
-    rows: int, index_rows: int, clean: int
-) -> None:
+def test_a_gather_reads_its_own_data_and_the_indices_of_its_core(rows, index_rows, clean):
     shapes = (128, 8), (128, 2)
     accepted(gathered(rows, index_rows, slice(0, clean)), *shapes)
     for start in (clean, 127):
         refused(gathered(rows, index_rows, slice(start, start + 1)), "sim_undefined_data", *shapes)
 
 
-def random_program(rng: np.random.Generator) -> tuple[Program, np.ndarray]:
+def random_program(rng):
     """Random copies, sums, reductions, transposes and products on three tiles, and the truth.
 
     The truth follows NaN through float64 arithmetic: it says which elements of the tile that is
@@ -204,7 +200,7 @@ def random_program(rng: np.random.Generator) -> tuple[Program, np.ndarray]:
         values = [np.full((32, 32), np.nan) for _ in tiles]
         program.outputs.append(tracer.storage((32, 32), FLOAT32, "shared_hbm", "output"))
 
-        def box() -> tuple[slice, slice]:
+        def box():
             start = rng.integers(0, 24, 2) * (rng.random(2) < 0.4)
             size = np.where(rng.random(2) < 0.6, 32, rng.integers(1, 33, 2))
             stop = np.minimum(start + size, 32)
@@ -236,7 +232,7 @@ def random_program(rng: np.random.Generator) -> tuple[Program, np.ndarray]:
 
 
 @pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
-def test_undefined_flow_agrees_with_nan_arithmetic() -> None:
+def test_undefined_flow_agrees_with_nan_arithmetic():
     rng = np.random.default_rng(1)
     clean = 0
     for _ in range(300):
@@ -256,7 +252,7 @@ def test_undefined_flow_agrees_with_nan_arithmetic() -> None:
 
 
 # --- outputs --------------------------------------------------------------------------------------
-def test_partly_written_output_is_a_warning_with_the_first_gap() -> None:
+def test_partly_written_output_is_a_warning_with_the_first_gap():
     @nki.jit
     def kernel(x):
         out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
@@ -269,7 +265,7 @@ def test_partly_written_output_is_a_warning_with_the_first_gap() -> None:
 
 
 # --- races ----------------------------------------------------------------------------------------
-def looped(body: Callable[..., None], trips: int = 4, order: Any = None) -> Any:
+def looped(body, trips=4, order=None):
     """A kernel that runs ``body(i, x, shared, out)`` in a loop over a tile made before it."""
     iterate = order or nl.affine_range
 
@@ -285,7 +281,7 @@ def looped(body: Callable[..., None], trips: int = 4, order: Any = None) -> Any:
     return kernel
 
 
-def piece(i: int) -> slice:
+def piece(i):
     return slice(i * 16, i * 16 + 16)
 
 
@@ -356,22 +352,22 @@ RACES = {
 
 
 @pytest.mark.parametrize("name", RACE_FREE)
-def test_independent_iterations_pass(name: str) -> None:
+def test_independent_iterations_pass(name):
     accepted(looped(RACE_FREE[name]), (128, 64))
 
 
 @pytest.mark.parametrize("name", RACES)
-def test_dependent_iterations_are_refused(name: str) -> None:
+def test_dependent_iterations_are_refused(name):
     refused(looped(RACES[name]), "err_unexpected_output_dependencies", (128, 64))
 
 
 @pytest.mark.parametrize("name", RACES)
-def test_the_same_bodies_pass_in_order(name: str) -> None:
+def test_the_same_bodies_pass_in_order(name):
     trace(looped(RACES[name], order=nl.sequential_range), (128, 64))
 
 
 @pytest.mark.parametrize("level", ["outer", "inner", "none"])
-def test_every_level_of_a_nest_is_checked(level: str) -> None:
+def test_every_level_of_a_nest_is_checked(level):
     @nki.jit
     def kernel(x):
         out = nl.ndarray((4, 4, 128, 64), nl.float32, buffer=nl.shared_hbm)
@@ -394,8 +390,8 @@ def test_every_level_of_a_nest_is_checked(level: str) -> None:
         assert f":{first + (3 if level == 'outer' else 5)} writes" in message
 
 
-def test_grid_instances_must_write_disjoint_parts() -> None:
-    def kernel_for(width: int) -> Any:
+def test_grid_instances_must_write_disjoint_parts():
+    def kernel_for(width):
         @nki.jit
         def kernel(x):
             out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
@@ -412,7 +408,7 @@ def test_grid_instances_must_write_disjoint_parts() -> None:
 
 
 # --- capacity -------------------------------------------------------------------------------------
-def stack(tiles: int, columns: int, scope: str) -> Any:
+def stack(tiles, columns, scope):
     """``tiles`` SBUF tiles of ``columns`` fp32, all live at once or one after the other."""
 
     @nki.jit
@@ -429,7 +425,7 @@ def stack(tiles: int, columns: int, scope: str) -> Any:
     return kernel
 
 
-def test_sbuf_is_counted_by_what_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sbuf_is_counted_by_what_is_live(monkeypatch):
     columns = 11 * KIB  # 44 KiB per partition: four fit into 176 KiB
     assert sbuf_high_water(trace(stack(4, columns, "together"), (1, 1))) == 176 * KIB
     assert sbuf_high_water(trace(stack(9, columns, "one by one"), (1, 1))) == 44 * KIB
@@ -438,7 +434,7 @@ def test_sbuf_is_counted_by_what_is_live(monkeypatch: pytest.MonkeyPatch) -> Non
     assert f"need {220 * KIB} bytes per partition" in message and str(44 * KIB) in message
 
 
-def test_a_tensor_first_used_inside_a_loop_lives_from_its_beginning() -> None:
+def test_a_tensor_first_used_inside_a_loop_lives_from_its_beginning():
     """The device runs the loop as a loop, where every iteration may find what the last one left."""
 
     @nki.jit
@@ -457,7 +453,7 @@ def test_a_tensor_first_used_inside_a_loop_lives_from_its_beginning() -> None:
     assert sbuf_high_water(trace(kernel, (1, 1))) == 6 * KIB
 
 
-def banks(tiles: int, columns: int) -> Any:
+def banks(tiles, columns):
     @nki.jit
     def kernel(x):
         out = nl.ndarray((tiles, 64, 64), nl.float32, buffer=nl.shared_hbm)
@@ -475,9 +471,7 @@ def banks(tiles: int, columns: int) -> Any:
 
 
 @pytest.mark.parametrize(("columns", "fitting"), [(64, 64), (128, 32), (257, 8), (512, 8)])
-def test_psum_has_eight_banks_that_small_tiles_share(
-    columns: int, fitting: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_psum_has_eight_banks_that_small_tiles_share(columns, fitting, monkeypatch):
     """257 fp32 columns are more than half of a bank, and no tile crosses one."""
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
     assert psum_high_water(accepted(banks(fitting, columns), (128, 64))) == 8

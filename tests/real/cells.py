@@ -93,7 +93,7 @@ class Feature:
     family: Family = LLAMA
     alone: bool = False
 
-    def beside(self, other: Feature) -> Feature:
+    def beside(self, other):
         """Both at once. What runs is the other's, unless only this one has a way of its own."""
         plain = FEATURES["plain"]
         told = self.told if other.told is plain.told else other.told
@@ -119,7 +119,7 @@ class Case:
     column: str
     folder: Path
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         family, folder = self.feature.family, self.folder / "model"
         if self.column != "library" and not family.own:
             raise NotThere
@@ -136,7 +136,7 @@ class Case:
         self.ids = torch.randint(3, 250, (self.feature.batch, PROMPT + STEPS), generator=generator)
 
     @property
-    def kind(self) -> Any:
+    def kind(self):
         """The application's class."""
         family = self.feature.family
         module = "models.extended" if self.feature.extended else family.own
@@ -151,20 +151,20 @@ class Case:
                 raise
             raise NotThere from error
 
-    def reference(self) -> Any:
+    def reference(self):
         model = AutoModelForCausalLM.from_pretrained(str(self.model), torch_dtype=torch.float32)
         if self.adapter is not None:
             merge_adapter(model, self.adapter)
         return model.eval()
 
-    def inputs(self, application: Any, rows: int) -> dict[str, Any]:
+    def inputs(self, application, rows):
         """What a call gets beside its tokens: the adapter's number for each row."""
         if self.adapter is None:
             return {}
         first = 0 if libraries.find().nxdi.startswith("0.1.") else 1  # it has no other
         return {"adapter_ids": numbered(application, [first] * rows).to(torch.int32)}
 
-    def neuron_config(self, **more: Any) -> Any:
+    def neuron_config(self, **more):
         """NotThere where the release leaves out what is asked for."""
         dtype = torch.float32 if self.column in ("fp32", "library") else torch.bfloat16
         given = {
@@ -189,9 +189,7 @@ class Case:
             raise NotThere(lacking[0])
         return config
 
-    def application(
-        self, config: Any, model: Path | None = None, draft: Any = None, name: str = "compiled"
-    ) -> Any:
+    def application(self, config, model=None, draft=None, name="compiled"):
         """Compiled and loaded."""
         path = str(model or self.model)
         beside = {} if draft is None else {"fused_spec_config": draft}
@@ -207,9 +205,7 @@ class Case:
         made.load(str(self.folder / name))
         return made
 
-    def logits(
-        self, expected: torch.Tensor | None = None, adapters: Sequence[int] = (), **settings: Any
-    ) -> float:
+    def logits(self, expected=None, adapters=(), **settings):
         """Of the prompt's last token and of each further one, which is given."""
         application = self.application(self.neuron_config(**settings))
         inputs = self.inputs(application, self.ids.shape[0])
@@ -220,13 +216,13 @@ class Case:
             expected = self.expected()
         return relative(torch.stack(found, dim=1), expected)
 
-    def expected(self) -> torch.Tensor:
+    def expected(self):
         """Hugging Face's logits behind the prompt and each further token."""
         with torch.no_grad():
             logits: torch.Tensor = self.reference()(self.ids).logits
         return logits[:, PROMPT - 1 :]
 
-    def call(self, application: Any, end: int, **inputs: Any) -> torch.Tensor:
+    def call(self, application, end, **inputs):
         """The logits behind token `end`: of the prompt's call, or of a step that is given one."""
         batch = self.ids.shape[0]
         new = self.ids[:, :PROMPT] if end == PROMPT else self.ids[:, end - 1 : end]
@@ -242,7 +238,7 @@ class Case:
         logits: torch.Tensor = out.logits[:, -1].float()
         return logits
 
-    def apart(self, adapter: Any, **options: Any) -> float:
+    def apart(self, adapter, **options):
         """Of the tokens that an adapter generates: how far the logit of each lies at most below
         the best one, behind the same text, relative to the largest."""
         prompt = self.ids[:, :PROMPT]
@@ -264,12 +260,12 @@ class Case:
         return float((expected.max(dim=2).values - chosen).max() / expected.abs().max())
 
 
-def relative(got: torch.Tensor, expected: torch.Tensor) -> float:
+def relative(got, expected):
     """The largest error, of the largest logit expected."""
     return float((got - expected).abs().max() / expected.abs().max())
 
 
-def checkpoint(folder: Path, changes: dict[str, Any]) -> Path:
+def checkpoint(folder, changes):
     """A seeded Llama of two layers in fp32."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2} | changes
     if "head_dim" in changes:
@@ -282,7 +278,7 @@ def checkpoint(folder: Path, changes: dict[str, Any]) -> Path:
     return folder
 
 
-def of_family(folder: Path, family: Family) -> Path:
+def of_family(folder, family):
     """Another model of transformers, of the same sizes; NotThere where this one has none."""
     sizes = {
         "hidden_size": 256,
@@ -309,14 +305,14 @@ def of_family(folder: Path, family: Family) -> Path:
     return folder
 
 
-def written(folder: Path, tensors: dict[str, Any]) -> Path:
+def written(folder, tensors):
     """The folder with other weights; transformers 4.45 asks for the metadata."""
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     return folder
 
 
 # --- What a row runs, where it is more than logits ------------------------------------------------
-def on_device(case: Case, top_k: int = 1, temperature: float = 1.0, **settings: Any) -> float:
+def on_device(case, top_k=1, temperature=1.0, **settings):
     """Tokens that the graph has chosen."""
     draws = {"do_sample": True, "dynamic": True, "global_topk": 64} if top_k > 1 else {}
     settings["on_device_sampling_config"] = OnDeviceSamplingConfig(top_k=top_k, **draws)
@@ -325,18 +321,18 @@ def on_device(case: Case, top_k: int = 1, temperature: float = 1.0, **settings: 
     return case.apart(PromptInChunks(case.application(config)), sampling_params=params)
 
 
-def drawn(case: Case) -> float:
+def drawn(case):
     """The same, of eight, at a temperature at which the best one is all but certain."""
     return on_device(case, 8, 0.001)
 
 
-def asynchronous(case: Case) -> float:
+def asynchronous(case):
     """The same, while the next step begins; NxDI 0.1 has the option by another name."""
     old = libraries.find().nxdi.startswith("0.1.")
     return on_device(case, **{"async" if old else "async_mode": True})
 
 
-def disaggregated(case: Case) -> float:
+def disaggregated(case):
     """The prompt in one process, whose caches go by gloo to another one, which decodes. The library
     has no transport: the connector in aws-neuron/upstreaming-to-vllm calls the closed
     torch.classes.neuron.NeuronTransferEngine with the same tensors."""
@@ -351,7 +347,7 @@ def disaggregated(case: Case) -> float:
     return relative(torch.stack(found, dim=1), expected)
 
 
-def _prefill(case: Case) -> None:
+def _prefill(case):
     """The process that takes the prompt."""
     application = case.application(case.neuron_config(), name="prefill")
     logits, link = case.call(application, PROMPT), _link(case, 0)
@@ -359,18 +355,18 @@ def _prefill(case: Case) -> None:
         link.send([tensor.contiguous().view(torch.uint8)], 1, 0).wait()
 
 
-def _link(case: Case, rank: int) -> Any:
+def _link(case, rank):
     store = dist.FileStore(str(case.folder / "meet"), 2)
     return dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=120))
 
 
-def _caches(application: Any) -> list[torch.Tensor]:
+def _caches(application):
     """Keys and values in the memory of all ranks."""
     ranks = application.traced_model.nxd_model.state
     return [own[name] for own in ranks for name in sorted(own)]
 
 
-def of_one_byte(case: Case) -> dict[str, Any]:
+def of_one_byte(case):
     """Quantised weights, with a scale for each channel."""
     return {
         "quantized": True,
@@ -379,7 +375,7 @@ def of_one_byte(case: Case) -> dict[str, Any]:
     }
 
 
-def _adapters(folders: dict[str, Path], rows: int) -> dict[str, Any]:
+def _adapters(folders, rows):
     """NeuronConfig's settings of adapters by name."""
     asked = Adapters(tuple(folders.items()), "1", 4).neuron_config()
     lora = asked["lora_config"]
@@ -392,7 +388,7 @@ def _adapters(folders: dict[str, Path], rows: int) -> dict[str, Any]:
     return asked
 
 
-def adapted(case: Case) -> float:
+def adapted(case):
     """The model itself in a batch with one adapter and another, each against its weights with the
     adapter's added."""
     numbers: Sequence[int] = (0, 1, 2)
@@ -410,10 +406,10 @@ def adapted(case: Case) -> float:
     return case.logits(torch.cat(expected), numbers, **_adapters(folders, len(numbers)))
 
 
-def guessed(asked: Speculation) -> Callable[[Case], float]:
+def guessed(asked):
     """Several tokens a step, by the driver's loop."""
 
-    def told(case: Case) -> float:
+    def told(case):
         draft, found = None, asked
         settings = asked.neuron_config(LENGTH, None)
         if asked.draft_path is not None:
@@ -445,7 +441,7 @@ def guessed(asked: Speculation) -> Callable[[Case], float]:
     return told
 
 
-def _draft_config(case: Case, target: Any, folder: Path, asked: Speculation) -> Any:
+def _draft_config(case, target, folder, asked):
     """What a fused target knows of its draft, as NxDI's demo has it."""
     draft = copy.deepcopy(target)
     draft.enable_fused_speculation = False
@@ -457,13 +453,13 @@ def _draft_config(case: Case, target: Any, folder: Path, asked: Speculation) -> 
     return config_module.FusedSpecNeuronConfig(case.kind._model_cls, config, str(folder))
 
 
-def shallow(model: Path, folder: Path) -> Path:
+def shallow(model, folder):
     """The model without its last layer."""
     tensors = load_file(str(model / "model.safetensors"))
     return _with_one_layer(model, folder, tensors)
 
 
-def head_of(model: Path, folder: Path) -> Path:
+def head_of(model, folder):
     """An EAGLE head with the model's own layer, which reads token and state alike."""
     tensors = load_file(str(model / "model.safetensors"))
     del tensors["model.layers.0.input_layernorm.weight"]
@@ -472,7 +468,7 @@ def head_of(model: Path, folder: Path) -> Path:
     return _with_one_layer(model, folder, tensors)
 
 
-def _with_one_layer(model: Path, folder: Path, tensors: dict[str, Any]) -> Path:
+def _with_one_layer(model, folder, tensors):
     folder.mkdir()
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     content = json.dumps(config | {"num_hidden_layers": 1})
@@ -481,7 +477,7 @@ def _with_one_layer(model: Path, folder: Path, tensors: dict[str, Any]) -> Path:
     return written(folder, kept)
 
 
-def write_medusa_heads(folder: Path, heads: int) -> None:
+def write_medusa_heads(folder, heads):
     """Heads that guess a token again, as nothing is learnt."""
     output = load_file(str(folder / "model.safetensors"))["lm_head.weight"]
     size, state = output.shape[1], {}
@@ -493,13 +489,13 @@ def write_medusa_heads(folder: Path, heads: int) -> None:
     torch.save(state, folder / "medusa_heads.pt")
 
 
-def in_blocks(asked: Blocks, alone: bool = False) -> Callable[[Case], float]:
+def in_blocks(asked, alone=False):
     """A cache of blocks: two sequences that share a prefix, or that share chunks.
 
     `alone` asks for the layout by itself, without either.
     """
 
-    def told(case: Case) -> float:
+    def told(case):
         batch = case.feature.batch
         settings = asked.neuron_config(batch, IN_BLOCKS, IN_BLOCKS - asked.size)
         if alone:
@@ -529,7 +525,7 @@ def in_blocks(asked: Blocks, alone: bool = False) -> Callable[[Case], float]:
     return told
 
 
-def _places(spans: Sequence[tuple[list[int], int, int]], size: int) -> dict[str, torch.Tensor]:
+def _places(spans, size):
     """NxDI's arguments for rows of (blocks, first new token, end)."""
     tables = [[*blocks, *[0] * (IN_BLOCKS // size - len(blocks))] for blocks, _, _ in spans]
     slots = [
@@ -544,15 +540,13 @@ def _places(spans: Sequence[tuple[list[int], int, int]], size: int) -> dict[str,
     }
 
 
-def _behind_prefixes(case: Case, model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
+def _behind_prefixes(case, model, ids, size):
     """The second sequence begins behind the first block, which is the first one's. NxDI takes the
     whole prompt and its positions, and slots of what is new."""
     each = IN_BLOCKS // size
     tables = [list(range(each)), [0, *range(each, 2 * each - 1)]]
 
-    def call(
-        tokens: torch.Tensor, spans: list[tuple[list[int], int, int]], lines: list[int]
-    ) -> Any:
+    def call(tokens, spans, lines):
         last = torch.tensor([[end - 1] for _, _, end in spans])
         out = model(
             input_ids=tokens,
@@ -575,12 +569,12 @@ def _behind_prefixes(case: Case, model: Any, ids: torch.Tensor, size: int) -> to
     return torch.stack(found, dim=1)
 
 
-def _in_chunks(case: Case, model: Any, ids: torch.Tensor, size: int) -> torch.Tensor:
+def _in_chunks(case, model, ids, size):
     """Both prompts in chunks that they share, then both tokens of each step in one."""
     each, half = IN_BLOCKS // size, PROMPT // 2
     tables = [list(range(each)), list(range(each, 2 * each))]
 
-    def call(spans: list[tuple[int, int, int]]) -> Any:
+    def call(spans):
         tokens = torch.cat([ids[row, start:end] for row, start, end in spans])[None]
         places = torch.cat([torch.arange(start, end) for _, start, end in spans])[None]
         parts = [_places([(tables[row], start, end)], size) for row, start, end in spans]
@@ -709,7 +703,7 @@ ONE_OF_EACH = (
 )
 
 
-def pairs() -> list[tuple[str, str]]:
+def pairs():
     """The crosses: features that can be asked for at once, of which one at most runs in a way of
     its own (steps of several tokens over a cache of blocks, say, are the driver's)."""
     plain = FEATURES["plain"].told
@@ -721,13 +715,13 @@ def pairs() -> list[tuple[str, str]]:
     ]
 
 
-def feature_of(row: str) -> Feature:
+def feature_of(row):
     """Of a row, or of two: "first, second"."""
     first, _, second = row.partition(", ")
     return FEATURES[first].beside(FEATURES[second]) if second else FEATURES[first]
 
 
-def cell(feature: str, column: str, folder: Path) -> str:
+def cell(feature, column, folder):
     """The error, or the first line of what was raised."""
     try:
         case = Case(feature_of(feature), column, folder)

@@ -14,7 +14,7 @@ import subprocess
 import tarfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, Iterable, Iterator, List, Set, Tuple
+from typing import Any, Dict, List, Set, Tuple
 
 import neuronx_distributed  # noqa: F401 - both tell the finder what they name
 import neuronx_distributed_inference  # noqa: F401
@@ -47,12 +47,12 @@ class Library:
     modules: Dict[str, Module]
     classes: Dict[str, ast.ClassDef] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         for module in self.modules.values():
             for name, node in module.classes.items():
                 self.classes.setdefault(name, node)
 
-    def ancestry(self, node: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    def ancestry(self, node):
         """The class and those of its bases that the library has."""
         yield node
         for base in node.bases:
@@ -60,7 +60,7 @@ class Library:
             if name in self.classes and self.classes[name] is not node:
                 yield from self.ancestry(self.classes[name])
 
-    def methods(self, node: ast.ClassDef) -> Dict[str, Function]:
+    def methods(self, node):
         found: Dict[str, Function] = {}
         for one in self.ancestry(node):
             for item in one.body:
@@ -68,7 +68,7 @@ class Library:
                     found.setdefault(item.name, item)
         return found
 
-    def attributes(self, node: ast.ClassDef) -> Tuple[Set[str], Set[str]]:
+    def attributes(self, node):
         """(names that its methods and those of its bases set on `self`, names that they read)."""
         stored: Set[str] = set()
         read: Set[str] = set()
@@ -89,24 +89,24 @@ class Library:
         return stored, read
 
 
-def _is_self(node: ast.AST) -> bool:
+def _is_self(node):
     return isinstance(node, ast.Name) and node.id == "self"
 
 
-def _calls(node: ast.AST, *names: str) -> bool:
+def _calls(node, *names):
     if not isinstance(node, ast.Call):
         return False
     return getattr(node.func, "id", getattr(node.func, "attr", "")) in names
 
 
-def _targets(node: ast.AST) -> Iterator[str]:
+def _targets(node):
     for target in getattr(node, "targets", [getattr(node, "target", None)]):
         for name in ast.walk(target) if target is not None else ():
             if isinstance(name, ast.Name):
                 yield name.id
 
 
-def module_of(source: str) -> Module:
+def module_of(source):
     found = Module()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -122,7 +122,7 @@ def module_of(source: str) -> Module:
     return found
 
 
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+def _statements(body):
     """Those of a module, conditions and attempts included."""
     for node in body:
         yield node
@@ -132,7 +132,7 @@ def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
                     yield from _statements(getattr(inner, "body", [inner]))
 
 
-def imitation(root: Path = IMITATION) -> Library:
+def imitation(root=IMITATION):
     paths = sorted(root.rglob("*.py"))
     files = {str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in paths}
     modules = {path: module_of(text) for path, text in files.items()}
@@ -148,12 +148,12 @@ def imitation(root: Path = IMITATION) -> Library:
     return Library(modules)
 
 
-def _path(module: str) -> str:
+def _path(module):
     return module.replace(".", "/") + ".py"
 
 
 @functools.lru_cache
-def checkout(folder: Path, commits: Tuple[str, str]) -> Library:
+def checkout(folder, commits):
     """One release of both libraries."""
     modules: Dict[str, Module] = {}
     for name, commit in zip(REPOSITORIES, commits, strict=True):
@@ -182,7 +182,7 @@ class Difference:
 class Ever(Dict[str, Set[str]]):
     """By place of a module or class, or of a function's arguments, what some release has there."""
 
-    def note(self, library: Library) -> None:
+    def note(self, library):
         for path, module in library.modules.items():
             self.setdefault(path, set()).update(module.names)
             for name, node in module.functions.items():
@@ -195,11 +195,11 @@ class Ever(Dict[str, Set[str]]):
                     place = f"{path}:{name}.{method}"
                     self.setdefault(place, set()).update(_arguments(function))
 
-    def says(self, place: str, name: str) -> str:
+    def says(self, place, name):
         return "of another release" if name in self.get(place, ()) else "of none"
 
 
-def differences(ours: Library, theirs: Library, ever: Ever) -> Iterator[Difference]:
+def differences(ours, theirs, ever):
     """From one release."""
     for path, module in ours.modules.items():
         other = theirs.modules.get(path)
@@ -223,7 +223,7 @@ def differences(ours: Library, theirs: Library, ever: Ever) -> Iterator[Differen
 Owned = Tuple[Library, ast.ClassDef]
 
 
-def _members(place: str, own: Owned, other: Owned, ever: Ever) -> Iterator[Difference]:
+def _members(place, own, other, ever):
     methods, known = own[0].methods(own[1]), other[0].methods(other[1])
     (stored, read), (known_stored, known_read) = (x.attributes(node) for x, node in (own, other))
     for name, node in methods.items():
@@ -241,12 +241,12 @@ def _members(place: str, own: Owned, other: Owned, ever: Ever) -> Iterator[Diffe
         yield Difference("read", f"{place}.{name}", "of a subclass, there")
 
 
-def _arguments(function: Function) -> Set[str]:
+def _arguments(function):
     args = function.args
     return {a.arg for a in (*args.posonlyargs, *args.args, *args.kwonlyargs)}
 
 
-def _signature(place: str, own: Function, other: Function, ever: Ever) -> Iterator[Difference]:
+def _signature(place, own, other, ever):
     mine, theirs = own.args, other.args
     for kind, given in (("positions", "vararg"), ("keywords", "kwarg")):
         if getattr(mine, given) and not getattr(theirs, given):
@@ -273,14 +273,14 @@ def _signature(place: str, own: Function, other: Function, ever: Ever) -> Iterat
             yield Difference("signature", place, f"{name} is {a} by default, not {b}")
 
 
-def _defaults(args: ast.arguments) -> Dict[str, str]:
+def _defaults(args):
     positional = [*args.posonlyargs, *args.args]
     pairs = list(zip(positional[len(positional) - len(args.defaults) :], args.defaults))
     pairs += [(a, d) for a, d in zip(args.kwonlyargs, args.kw_defaults) if d is not None]
     return {argument.arg: ast.unparse(default) for argument, default in pairs}
 
 
-def _value(source: str) -> Any:
+def _value(source):
     """A literal, sequences alike, or the last part of a dotted name."""
     try:
         found = ast.literal_eval(source)
@@ -289,7 +289,7 @@ def _value(source: str) -> Any:
     return list(found) if isinstance(found, tuple) else found
 
 
-def everything(folder: Path) -> Dict[Difference, List[str]]:
+def everything(folder):
     """Differences from every release, and which these are."""
     every = RELEASES | LATER
     releases = {name: checkout(folder, commits) for name, commits in every.items()}
@@ -309,7 +309,7 @@ def everything(folder: Path) -> Dict[Difference, List[str]]:
 BASE = ("neuronx_distributed_inference/models/model_base.py", "NeuronBaseModel")
 
 
-def layer_keywords(library: Library) -> Set[str]:
+def layer_keywords(library):
     """Keywords that a decoder layer is called with by a step or a prompt, what the base hands on
     included."""
     methods = library.methods(library.modules[BASE[0]].classes[BASE[1]])
@@ -322,7 +322,7 @@ def layer_keywords(library: Library) -> Set[str]:
     return (given | handed - _arguments(methods["get_model_output"])) - {None}
 
 
-def layer_results(library: Library) -> int:
+def layer_results(library):
     """Items of a layer's result that the base class reads."""
     body = library.methods(library.modules[BASE[0]].classes[BASE[1]])["get_model_output"]
     most = 0
@@ -338,7 +338,7 @@ def layer_results(library: Library) -> int:
     return most
 
 
-def fields(library: Library, name: str) -> Tuple[Set[str], Dict[str, Any]]:
+def fields(library, name):
     """(attributes that a configuration may have, their defaults as far as these are literals)."""
     node = library.modules["neuronx_distributed_inference/models/config.py"].classes[name]
     defaults: Dict[str, Any] = {}

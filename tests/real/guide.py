@@ -21,9 +21,7 @@ import sys
 import tempfile
 import textwrap
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -43,7 +41,7 @@ BUCKETS = ("context_encoding_buckets", "token_generation_buckets", "prefix_bucke
 TREE = "medusa_mc_sim_7b_63.json"
 
 
-def blocks(guide: str) -> Iterator[tuple[str, str]]:
+def blocks(guide):
     """(section and line, text) of every block of Python."""
     lines, section = guide.splitlines(), ""
     for number, line in enumerate(lines):
@@ -62,7 +60,7 @@ def blocks(guide: str) -> Iterator[tuple[str, str]]:
 
 
 # --- in the process of a release ------------------------------------------------------------------
-def inside(guide: Path, done: list[str]) -> int:
+def inside(guide, done):
     """A line of JSON with all rows, then one for each block."""
     import neuron_cpu
 
@@ -89,7 +87,7 @@ def inside(guide: Path, done: list[str]) -> int:
     return 0
 
 
-def _block(text: str, out: Any) -> None:
+def _block(text, out):
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         try:
             out.send(_run(text, Path(folder)))
@@ -100,7 +98,7 @@ def _block(text: str, out: Any) -> None:
             out.send(f"{type(error).__name__}: {first[:240]}".replace(folder, "FOLDER"))
 
 
-def _run(text: str, folder: Path) -> str:
+def _run(text, folder):
     given = _of_the_reader(folder)
     os.environ["BASE_COMPILE_WORK_DIR"] = f"{folder / 'work'}{os.sep}"
     text = re.sub(r'"([^"\n]*Llama[^"\n]*|[^"\n]*EAGLE[^"\n]*)"', _path_in(folder), text)
@@ -120,12 +118,12 @@ def _run(text: str, folder: Path) -> str:
         return _tokens(model, given)
 
 
-def _config(given: dict[str, Any], neuron_config: Any) -> Any:
+def _config(given, neuron_config):
     load = given["load_pretrained_config"](given["model_path"])
     return given["LlamaInferenceConfig"](neuron_config, load_config=load)
 
 
-def _loaded(given: dict[str, Any], config: Any, folder: Path) -> Any:
+def _loaded(given, config, folder):
     """The seeded model, compiled and loaded."""
     model = given["NeuronLlamaForCausalLM"](given["model_path"], config)
     model.compile(str(folder / "given"))
@@ -133,7 +131,7 @@ def _loaded(given: dict[str, Any], config: Any, folder: Path) -> Any:
     return model
 
 
-def _of_the_reader(folder: Path) -> dict[str, Any]:
+def _of_the_reader(folder):
     """Names that blocks take from blocks before them, or leave to their reader."""
     import torch
     from neuronx_distributed_inference.models import config as config_module
@@ -169,10 +167,10 @@ def _of_the_reader(folder: Path) -> dict[str, Any]:
     }
 
 
-def _path_in(folder: Path) -> Any:
+def _path_in(folder):
     """A path of the guide as one here: what is read is a seeded model."""
 
-    def path(found: re.Match[str]) -> str:
+    def path(found):
         name = folder / found[1].strip("/").replace("/", "-")
         if "neuron_models" not in found[1] and "quantized" not in found[1] and not name.exists():
             name.symlink_to(folder / "model")
@@ -182,11 +180,11 @@ def _path_in(folder: Path) -> Any:
 
 
 @contextlib.contextmanager
-def _small(kind: type) -> Iterator[None]:
+def _small(kind):
     """NeuronConfig with a model's length and degree that fit two layers on a CPU."""
     own = kind.__init__
 
-    def made(self: Any, **given: Any) -> None:
+    def made(self, **given):
         asked = {"seq_len": LENGTH, "torch_dtype": "float32", **given}
         for name, most in SMALL.items():
             if name in asked:
@@ -200,7 +198,7 @@ def _small(kind: type) -> Iterator[None]:
         yield
 
 
-def _tokens(model: Any, given: dict[str, Any]) -> str:
+def _tokens(model, given):
     """How many tokens of a greedy text are those of Hugging Face."""
     import torch
     from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
@@ -217,7 +215,7 @@ def _tokens(model: Any, given: dict[str, Any]) -> str:
     return f"{int(same)} of {TOKENS} tokens"
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("public", type=Path, help="folder of the three clones")
     parser.add_argument("--releases", nargs="+", default=RELEASES)

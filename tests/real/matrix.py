@@ -22,12 +22,10 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
-from neuron_cpu import libraries  # noqa: E402
 from tests.real import page, releases  # noqa: E402
 
 COLUMNS = page.COLUMNS[page.FEATURES]
@@ -36,7 +34,7 @@ LIMIT_SECONDS = 600  # of one cell
 CUT = "Ended"  # of a cell whose process did not come to its end
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("public", type=Path, nargs="?", help="folder of both clones")
     parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)
@@ -68,7 +66,7 @@ def main() -> int:
     return 0
 
 
-def run(table: str, release: libraries.Release, public: Path, passed: list[str]) -> None:
+def run(table, release, public, passed):
     """Cells of a release, in a process that finds its sources and its transformers."""
     command = [sys.executable, "-W", "ignore", __file__, *passed]
     environment = releases.environment(release, public)
@@ -80,7 +78,7 @@ def run(table: str, release: libraries.Release, public: Path, passed: list[str])
 
 
 # --- in the process of a release ------------------------------------------------------------------
-def inside(done: list[Case], asked: argparse.Namespace) -> int:
+def inside(done, asked):
     """Run the cells but those done; a line of JSON with all rows, then one for each cell."""
     import neuron_cpu
 
@@ -100,7 +98,7 @@ def inside(done: list[Case], asked: argparse.Namespace) -> int:
     return 0
 
 
-def _in_a_process(case: Case) -> tuple[str, ...]:
+def _in_a_process(case):
     """A row and a column, and what was found there, in a process of its own: libraries keep state
     in modules, and a cell may take too much time or memory."""
     context = multiprocessing.get_context("fork")
@@ -116,7 +114,7 @@ def _in_a_process(case: Case) -> tuple[str, ...]:
     return *case, found or f"{CUT}: the process ended with status {process.exitcode}"
 
 
-def _cell(case: Case, out: Any) -> None:
+def _cell(case, out):
     """Send what was found in a row and a column."""
     from tests.real import cells
 

@@ -44,7 +44,7 @@ class Run:
     out: str
     errors: str
 
-    def figure(self, pattern: str) -> str:
+    def figure(self, pattern):
         """What the pattern finds in the output; ValueError where that has none."""
         found = re.search(pattern, self.out) or re.search(pattern, self.errors)
         if self.status or found is None:
@@ -53,7 +53,7 @@ class Run:
         return found[1]
 
 
-def tokens_told(text: str, expected: str) -> str:
+def tokens_told(text, expected):
     """How many of the characters, of which each is a token, are those expected."""
     same = 0
     for one, other in zip(text, expected):
@@ -67,54 +67,54 @@ Expected = dict[str, str]  # by adapter: the text of Hugging Face in fp32 behind
 Command = Callable[[list[str], Expected], str]
 
 
-def _generate(command: list[str], expected: Expected) -> str:
+def _generate(command, expected):
     run = ended([*command, "--raw", "--prompt", PROMPT])
     text = run.figure(r"(?s)Output 0: (.*)\n?$").removeprefix(PROMPT)
     return tokens_told(text.removesuffix("\n"), expected[BASE])
 
 
-def _generate_in_fp32(command: list[str], expected: Expected) -> str:
+def _generate_in_fp32(command, expected):
     return _generate([*command, "--torch-dtype", "float32"], expected)
 
 
-def _adapted(command: list[str], expected: Expected) -> str:
+def _adapted(command, expected):
     return _generate(command, {BASE: expected["two"]})
 
 
-def _chat(command: list[str], expected: Expected) -> str:
+def _chat(command, expected):
     run = ended(command, said=PROMPT + "\n")
     return tokens_told(run.figure(r"(?s)\A(.*)\n\Z"), expected[BASE])
 
 
-def _evaluate(command: list[str], _: Expected) -> str:
+def _evaluate(command, _):
     run = ended([*command, "--raw", "--prompt", PROMPT])
     return run.figure(r"Row 0: passed: (\d+ of \d+) greedy tokens equal") + " tokens equal"
 
 
-def _validate(command: list[str], _: Expected) -> str:
+def _validate(command, _):
     run = ended([*command, "--raw", "--prompt", PROMPT])
     run.figure(r"(Validation passed)")
     return run.figure(r"(\d+ of \d+) greedy tokens equal") + " tokens equal"
 
 
-def _compile(command: list[str], _: Expected) -> str:
+def _compile(command, _):
     run = ended(command)
     if "--enable-nki" not in command:
         return run.figure(r"(?m)^(\w+_model), bucket 64") and "graphs and operators"
     return run.figure(r"token_generation_model, bucket 64: (\S+) of .*MACs") + " of MACs in NKI"
 
 
-def _profile(command: list[str], _: Expected) -> str:
+def _profile(command, _):
     run = ended(command)
     return run.figure(r"token_generation_model, bucket 64.* ([\d.]+ ms a token)") + ", estimated"
 
 
-def _test(command: list[str], _: Expected) -> str:
+def _test(command, _):
     run = ended([*command, "--limit", "2"])
     return run.figure(r"(\d+ of \d+) prompts accurate") + " prompts accurate"
 
 
-def _serve(command: list[str], expected: Expected) -> str:
+def _serve(command, expected):
     """Every model that is served has to say what it says in Hugging Face."""
     given = [entry for flag, entry in zip(command, command[1:]) if flag == LORA[0]]
     names = [BASE, *(entry.partition(":")[0] for entry in given)]
@@ -137,7 +137,7 @@ def _serve(command: list[str], expected: Expected) -> str:
     return found[0] if len(set(found)) == 1 else ", ".join(found)
 
 
-def _asked(address: str, name: str) -> str:
+def _asked(address, name):
     """A completion of the server, by the model itself or an adapter."""
     connection = http.client.HTTPConnection(address, timeout=LIMIT_SECONDS)
     asked = {"model": name if name != BASE else "tiny", "max_tokens": TOKENS, "temperature": 0}
@@ -184,7 +184,7 @@ MODES: dict[str, tuple[Sequence[str], Command, Sequence[str]]] = {
 }
 
 
-def ended(command: list[str], said: str = "") -> Run:
+def ended(command, said=""):
     """The run of a command, fed with `said`."""
     with tempfile.TemporaryDirectory() as folder:  # reports go there
         done = subprocess.run(
@@ -193,9 +193,7 @@ def ended(command: list[str], said: str = "") -> Run:
     return Run(done.returncode, done.stdout, done.stderr)
 
 
-def cell(
-    mode: str, column: str, environment: dict[str, str], model: Path, expected: Expected
-) -> str:
+def cell(mode, column, environment, model, expected):
     """What a run says, under a release's environment."""
     arguments, told, _ = MODES[mode]
     arguments = [word.replace("BESIDE", str(model.parent)) for word in arguments]
@@ -210,7 +208,7 @@ def cell(
         return f"fails: {error}".replace(str(model), model.name).replace(f"{REPOSITORY}/", "")
 
 
-def references(folder: Path) -> tuple[Path, Expected]:
+def references(folder):
     """A seeded model with a chat template, adapters beside it, and what Hugging Face says.
 
     Its head takes letters and digits only, so that each token is a character.
@@ -243,7 +241,7 @@ def references(folder: Path) -> tuple[Path, Expected]:
     return model, expected
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("public", type=Path, help="folder of both clones")
     parser.add_argument("--releases", nargs="+", default=releases.DEFAULT)

@@ -71,7 +71,7 @@ RIGHT, OWN, CLOSED, WRONG = "right", "the package's own", "closed", "wrong"
 ROWS: dict[str, tuple[str, Callable[[], str]]] = {}
 
 
-def row(name: str, outcome: str = RIGHT) -> Callable[[Callable[[], str]], Callable[[], str]]:
+def row(name, outcome=RIGHT):
     """Make a function the row of a feature: it says what was found, or raises.
 
     Args:
@@ -79,7 +79,7 @@ def row(name: str, outcome: str = RIGHT) -> Callable[[Callable[[], str]], Callab
             itself computes something else than Hugging Face, CLOSED that it calls a closed kernel.
     """
 
-    def add(function: Callable[[], str]) -> Callable[[], str]:
+    def add(function):
         ROWS[name] = (outcome, function)
         return function
 
@@ -88,7 +88,7 @@ def row(name: str, outcome: str = RIGHT) -> Callable[[Callable[[], str]], Callab
 
 # --- models and comparisons -----------------------------------------------------------------------
 @functools.cache
-def hugging_face(family: str, **changes: Any) -> tuple[Any, str]:
+def hugging_face(family, **changes):
     """A seeded model of a family and its folder."""
     import torch
     import transformers
@@ -104,7 +104,7 @@ def hugging_face(family: str, **changes: Any) -> tuple[Any, str]:
     return model, folder
 
 
-def neuron(family: str, ready: bool = True, changes: dict | None = None, **options: Any) -> Any:
+def neuron(family, ready=True, changes=None, **options):
     """The package's model of it, compiled where `ready`."""
     import transformers_neuronx
 
@@ -117,20 +117,20 @@ def neuron(family: str, ready: bool = True, changes: dict | None = None, **optio
     return made
 
 
-def config(**options: Any) -> Any:
+def config(**options):
     """Options as a NeuronConfig in which they are given."""
     from transformers_neuronx import NeuronConfig
 
     return NeuronConfig(**options)
 
 
-def prompt(batch: int = 1, length: int = PROMPT) -> Any:
+def prompt(batch=1, length=PROMPT):
     import torch
 
     return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(3))
 
 
-def greedy(model: Any, ids: Any, length: int = LENGTH) -> Any:
+def greedy(model, ids, length=LENGTH):
     """Hugging Face's greedy tokens."""
     return model.generate(
         ids,
@@ -141,7 +141,7 @@ def greedy(model: Any, ids: Any, length: int = LENGTH) -> Any:
     )
 
 
-def same(got: Any, want: Any) -> str:
+def same(got, want):
     """How many tokens are equal; every one has to be."""
     if want.shape[1] != LENGTH:
         raise AssertionError(f"Hugging Face's text ends after {want.shape[1]} tokens")
@@ -151,14 +151,14 @@ def same(got: Any, want: Any) -> str:
     return f"{equal} of {want.numel()} tokens"
 
 
-def text(family: str, changes: dict | None = None, batch: int = 1, **options: Any) -> str:
+def text(family, changes=None, batch=1, **options):
     """Greedy text of a model with these options."""
     model = neuron(family, changes=changes, batch_size=batch, **options)
     want = greedy(hugging_face(family, **(changes or {}))[0], prompt(batch))
     return same(model.sample(prompt(batch), sequence_length=LENGTH, top_k=1), want)
 
 
-def logits(family: str, limit: float = 1e-5, **options: Any) -> str:
+def logits(family, limit=1e-5, **options):
     """The largest difference of a prompt's last logits."""
     import torch
 
@@ -174,12 +174,12 @@ def logits(family: str, limit: float = 1e-5, **options: Any) -> str:
 
 # --- the guide's features -------------------------------------------------------------------------
 @row("Checkpoints of Hugging Face")
-def _families() -> str:
+def _families():
     return "; ".join(f"{family}: {text(family)}" for family in FAMILIES if family != "GPTJ")
 
 
 @row("GPT-J", OWN)
-def _first_key() -> str:
+def _first_key():
     """Text is that of Hugging Face's model in which each token sees the first key alone.
 
     A graph of one token has row 0 alone, and GPT-J's mask keeps keys up to the number of the row,
@@ -200,24 +200,24 @@ def _first_key() -> str:
 
 
 @row("Decoders in HLO")
-def _hlo() -> str:
+def _hlo():
     return "; ".join(f"{name}: {logits(name)}" for name in ("Llama", "GPT2", "OPT"))
 
 
 @row("Tensor parallelism")
-def _parallel() -> str:
+def _parallel():
     return "; ".join(f"degree {degree}: {text('Llama', tp_degree=degree)}" for degree in (1, 2, 4))
 
 
 @row("Compile-time configurations")
-def _configurations() -> str:
+def _configurations():
     parts = [text("Llama", batch=2), text("Llama", context_length_estimate=32)]
     rounded = [logits("Llama", 0.05, amp=amp) for amp in ("bf16", "f16")]
     return "; ".join(["batch 2", *parts, *rounded])
 
 
 @row("Choice of the model's class")
-def _auto() -> str:
+def _auto():
     from transformers_neuronx import NeuronAutoModelForCausalLM
 
     found = []
@@ -230,7 +230,7 @@ def _auto() -> str:
 
 
 @row("generate() of Hugging Face")
-def _generate() -> str:
+def _generate():
     import torch
     from transformers_neuronx import HuggingFaceGenerationModelAdapter
 
@@ -247,7 +247,7 @@ def _generate() -> str:
 
 
 @row("int8 weight storage")
-def _int8() -> str:
+def _int8():
     from transformers_neuronx import QuantizationConfig
 
     found = []
@@ -258,7 +258,7 @@ def _int8() -> str:
 
 
 @row("Parallel context encoding")
-def _context() -> str:
+def _context():
     one = text("GPT2", context_length_estimate=16)
     model = neuron("GPT2", prompt_batch_size=1, batch_size=3, context_length_estimate=16)
     got = model.sample(prompt(), sequence_length=LENGTH, top_k=1)
@@ -267,7 +267,7 @@ def _context() -> str:
 
 
 @row("Saving and loading")
-def _saving() -> str:
+def _saving():
     found = []
     for family, options in (("GPT2", {}), ("Llama", {"on_device_embedding": True})):
         model, folder = hugging_face(family)
@@ -290,7 +290,7 @@ def _saving() -> str:
 
 
 @row("Compiling on a CPU")
-def _cpu() -> str:
+def _cpu():
     settings = {"neuron_config": config(on_device_embedding=True)}
     with tempfile.TemporaryDirectory() as saved:
         made = neuron("Llama", ready=False, **settings)
@@ -304,12 +304,12 @@ def _cpu() -> str:
 
 
 @row("Number of compiling workers")
-def _workers() -> str:
+def _workers():
     return text("Llama", neuron_config=config(compilation_worker_count=1))
 
 
 @row("Grouped-query attention")
-def _grouped() -> str:
+def _grouped():
     from transformers_neuronx import GQA
 
     found = []
@@ -330,13 +330,13 @@ def _grouped() -> str:
 
 
 @row("Filter of repeated n-grams")
-def _ngrams() -> str:
+def _ngrams():
     model = hugging_face("Llama")[0]
     got = neuron("Llama").sample(prompt(), LENGTH, top_k=1, no_repeat_ngram_size=2)
     return same(got, model.generate(prompt(), max_length=LENGTH, no_repeat_ngram_size=2))
 
 
-def _on_device(batch: int = 1, **options: Any) -> Any:
+def _on_device(batch=1, **options):
     from transformers_neuronx import GenerationConfig
 
     options = {"max_length": POSITIONS, "do_sample": True} | options
@@ -348,7 +348,7 @@ def _on_device(batch: int = 1, **options: Any) -> Any:
 
 
 @row("On-device sampling")
-def _sampling() -> str:
+def _sampling():
     want = greedy(hugging_face("Llama")[0], prompt())
     equal = same(_on_device(do_sample=False).sample(prompt(), LENGTH), want)
     drawn = _on_device(top_k=10, top_p=0.9, temperature=0.9).sample(prompt(), LENGTH)
@@ -358,7 +358,7 @@ def _sampling() -> str:
 
 
 @row("Top-K and changing parameters")
-def _top_k() -> str:
+def _top_k():
     from transformers_neuronx import GenerationConfig
 
     options = {"dynamic": True, "per_batch_line": True, "global_top_k": 16}
@@ -377,7 +377,7 @@ def _top_k() -> str:
 
 
 @row("Several models at once")
-def _several() -> str:
+def _several():
     models = {family: neuron(family) for family in ("Llama", "GPT2")}
     found = []
     for family, model in models.items():
@@ -387,18 +387,18 @@ def _several() -> str:
 
 
 @row("Streamer")
-def _streamer() -> str:
+def _streamer():
     from transformers.generation.streamers import BaseStreamer
 
     class Seen(BaseStreamer):
-        def __init__(self) -> None:
+        def __init__(self):
             self.tokens: list[Any] = []
             self.ended = 0
 
-        def put(self, value: Any) -> None:
+        def put(self, value):
             self.tokens.append(value)
 
-        def end(self) -> None:
+        def end(self):
             self.ended += 1
 
     seen = Seen()
@@ -410,7 +410,7 @@ def _streamer() -> str:
 
 
 @row("Stopping criteria")
-def _stopping() -> str:
+def _stopping():
     import torch
     from transformers_neuronx.stopping_criteria import StoppingCriteria, StoppingCriteriaList
 
@@ -419,7 +419,7 @@ def _stopping() -> str:
 
         length = PROMPT
 
-        def __call__(self, input_ids: Any, scores: Any, **_: Any) -> bool:
+        def __call__(self, input_ids, scores, **_):
             self.length += 1
             return self.length == 20
 
@@ -435,7 +435,7 @@ def _stopping() -> str:
 
 
 @row("Speculative sampling")
-def _speculative() -> str:
+def _speculative():
     from transformers_neuronx.fused_speculation import FusedSpeculativeDecoder
 
     options = _fused_options()
@@ -444,7 +444,7 @@ def _speculative() -> str:
     return f"fused: {_guessed(FusedSpeculativeDecoder(draft, target, 4))}"
 
 
-def _fused_options() -> dict[str, Any]:
+def _fused_options():
     """What both models of a fused graph need."""
     from transformers_neuronx import GenerationConfig
 
@@ -457,7 +457,7 @@ def _fused_options() -> dict[str, Any]:
     }
 
 
-def _guessed(decoder: Any) -> str:
+def _guessed(decoder):
     """The target's greedy text, several tokens a step."""
     import torch
 
@@ -468,7 +468,7 @@ def _guessed(decoder: Any) -> str:
 
 
 @row("EAGLE speculation")
-def _eagle() -> str:
+def _eagle():
     import transformers_neuronx
     from transformers_neuronx.eagle_speculation import EagleSpeculativeDecoder
 
@@ -489,7 +489,7 @@ def _eagle() -> str:
     return "; ".join(found)
 
 
-def _eagle_head(model: Path) -> str:
+def _eagle_head(model):
     """The folder of a seeded head: one layer, behind a layer that joins token and hidden state."""
     import torch
     from safetensors.torch import load_file, save_file
@@ -506,12 +506,12 @@ def _eagle_head(model: Path) -> str:
 
 
 @row("Fused weights of Q, K and V")
-def _fused() -> str:
+def _fused():
     return text("Llama", neuron_config=config(fuse_qkv=True))
 
 
 @row("Layout of attention")
-def _layout() -> str:
+def _layout():
     found = []
     for options in (
         {"attention_layout": "BSH"},
@@ -522,12 +522,12 @@ def _layout() -> str:
 
 
 @row("Buckets")
-def _buckets() -> str:
+def _buckets():
     return text("Llama", n_positions=[16, 24, 64], context_length_estimate=[8, 16])
 
 
 @row("Flash decoding")
-def _flash() -> str:
+def _flash():
     options = {"shard_over_sequence": True}
     changes = {"num_key_value_heads": 2}
     found = []
@@ -538,7 +538,7 @@ def _flash() -> str:
 
 
 @row("Weight tiling")
-def _tiling() -> str:
+def _tiling():
     import numpy
 
     numpy.product = numpy.prod  # type: ignore[attr-defined]  # the package calls numpy 1's name
@@ -555,7 +555,7 @@ def _tiling() -> str:
 
 
 @row("Flash attention", CLOSED)
-def _flash_attention() -> str:
+def _flash_attention():
     changes = {"num_hidden_layers": 1, "max_position_embeddings": 8192}
     try:
         neuron("Llama", changes=changes, n_positions=[4096], context_length_estimate=[4096])
@@ -567,7 +567,7 @@ def _flash_attention() -> str:
 
 
 @row("Continuous batching")
-def _continuous() -> str:
+def _continuous():
     import torch
     from transformers_neuronx import ContinuousBatchingConfig
 
@@ -602,7 +602,7 @@ WITHOUT = {
 
 
 # --- the runs -------------------------------------------------------------------------------------
-def _inside(public: Path, name: str, answer: Any) -> None:
+def _inside(public, name, answer):
     """One row, in its own process."""
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -625,7 +625,7 @@ def _inside(public: Path, name: str, answer: Any) -> None:
         answer.send((WRONG, f"{type(error).__name__}: {error}".splitlines()[0][:160]))
 
 
-def measure(public: Path, name: str) -> tuple[str, str]:
+def measure(public, name):
     """(an outcome; what was found)."""
     context = multiprocessing.get_context("fork")  # the package compiles in forks, too
     mine, theirs = context.Pipe(duplex=False)
@@ -640,7 +640,7 @@ def measure(public: Path, name: str) -> tuple[str, str]:
     return found
 
 
-def as_list(table: list[tuple[str, str, str]]) -> str:
+def as_list(table):
     """Features, outcomes and what was found, as wide as a page is."""
     return "\n".join(
         textwrap.fill(
@@ -650,7 +650,7 @@ def as_list(table: list[tuple[str, str, str]]) -> str:
     )
 
 
-def main() -> int:
+def main():
     """Run the rows and print the table; 1 where one is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("public", type=Path)

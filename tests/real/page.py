@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,21 @@ COLUMNS |= {CROSSES: COLUMNS[FEATURES], GUIDE: ("outcome",)}
 Table = dict[str, dict[str, dict[str, str]]]  # release -> row -> column -> what was found
 
 
-def _file(name: str) -> Path:
+def _file(name):
     return releases.cache("results", f"{name}.json")
 
 
-def kept(name: str) -> Table:
+def kept(name):
     """What is known so far."""
     return _cells(name, lambda state: True)
 
 
-def done(name: str) -> Table:
+def done(name):
     """What this very tree has found."""
     return _cells(name, _state().__eq__)
 
 
-def _cells(name: str, wanted: Callable[[str], bool]) -> Table:
+def _cells(name, wanted):
     found: Table = {}
     for release, rows in _read(name)["found"].items():
         for row, cells in rows.items():
@@ -54,7 +53,7 @@ def _cells(name: str, wanted: Callable[[str], bool]) -> Table:
 
 
 @functools.cache
-def _state() -> str:
+def _state():
     """The commit and what was changed since, but pages, which a run writes."""
     said = b""
     for words in (["rev-parse", "HEAD"], ["diff", "HEAD", "--", ":(exclude)*.md"]):
@@ -63,7 +62,7 @@ def _state() -> str:
     return hashlib.sha256(said).hexdigest()[:12]
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name):
     path = _file(name)
     if not path.is_file():
         return {"rows": [], "found": {}}
@@ -71,17 +70,17 @@ def _read(name: str) -> dict[str, Any]:
     return content
 
 
-def _write(name: str, content: dict[str, Any]) -> None:
+def _write(name, content):
     _file(name).parent.mkdir(parents=True, exist_ok=True)
     _file(name).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
 
-def keep_rows(name: str, rows: Sequence[str]) -> None:
+def keep_rows(name, rows):
     """The rows of a table, in their order."""
     _write(name, _read(name) | {"rows": list(rows)})
 
 
-def keep(name: str, release: str, row: str, column: str, cell: str) -> None:
+def keep(name, release, row, column, cell):
     """A cell of a table."""
     content = _read(name)
     cells = content["found"].setdefault(release, {}).setdefault(row, {})
@@ -90,7 +89,7 @@ def keep(name: str, release: str, row: str, column: str, cell: str) -> None:
     print(f"{release} {row}, {column}: {cell}", file=sys.stderr, flush=True)
 
 
-def write(name: str) -> None:
+def write(name):
     """Bring a table into the page."""
     known, rows = kept(name), _read(name)["rows"]
     table = {
@@ -101,7 +100,7 @@ def write(name: str) -> None:
     put(name, as_triangles(table) if name == CROSSES else as_markdown(table, COLUMNS[name]))
 
 
-def put(name: str, shown: str) -> None:
+def put(name, shown):
     """Bring a table's text into its place in the page."""
     begin, end = f"<!-- table of {name} -->", f"<!-- end of {name} -->"
     before = PAGE.read_text(encoding="utf-8")
@@ -113,7 +112,7 @@ def put(name: str, shown: str) -> None:
     PAGE.write_text(after, encoding="utf-8")
 
 
-def as_markdown(table: Table, columns: Sequence[str]) -> str:
+def as_markdown(table, columns):
     """A table for each release, and below it what was raised."""
     parts = []
     for name, rows in table.items():
@@ -133,7 +132,7 @@ def as_markdown(table: Table, columns: Sequence[str]) -> str:
 NARROW, LIMITS = 0.2, {"fp32": 1e-4, "kernels": 5e-2, "library": 1e-4}
 
 
-def verdict(row: str, cells: dict[str, str]) -> str:
+def verdict(row, cells):
     """What a pair of features does, in a word, or a note that says why there is no figure."""
     notes = []
     for column in ("fp32", "kernels"):
@@ -147,7 +146,7 @@ def verdict(row: str, cells: dict[str, str]) -> str:
     return " / ".join(dict.fromkeys(notes)) or "right"
 
 
-def as_triangles(table: Table) -> str:
+def as_triangles(table):
     """For each release the pairs that are not simply right, by what they end in."""
     parts = []
     for name, rows in table.items():
@@ -163,7 +162,7 @@ def as_triangles(table: Table) -> str:
     return "\n\n".join(parts)
 
 
-def _marked(cell: str, notes: list[str]) -> str:
+def _marked(cell, notes):
     """A cell's figure, or the number of the note that says why there is none."""
     if ":" not in cell:
         return cell

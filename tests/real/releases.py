@@ -32,7 +32,7 @@ PINS = {
 }
 
 
-def environment(release: libraries.Release, public: Path) -> dict[str, str]:
+def environment(release, public):
     """The variables under which a Python finds the sources and the packages of a release."""
     roots = [
         sources(public / "neuronx-distributed", release.nxd_at),
@@ -47,12 +47,12 @@ def environment(release: libraries.Release, public: Path) -> dict[str, str]:
     }
 
 
-def cache(*parts: str) -> Path:
+def cache(*parts):
     root = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     return root.joinpath("nki-llama", "real", *parts)
 
 
-def sources(clone: Path, at: str) -> Path:
+def sources(clone, at):
     """The sources of a tag or commit of a clone."""
     folder = cache("sources", f"{clone.name}-{at}")
     if not folder.is_dir():
@@ -68,7 +68,7 @@ def sources(clone: Path, at: str) -> Path:
     return folder
 
 
-def requirements(release: libraries.Release) -> Path:
+def requirements(release):
     """The transformers that a release pins, and what NxD imports besides."""
     transformers, tokenizers = PINS[release.transformers]
     folder = cache("packages", transformers)

@@ -13,7 +13,6 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -66,7 +65,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 }
 
 
-def main() -> None:
+def main():
     os.environ["BASE_COMPILE_WORK_DIR"] = tempfile.mkdtemp() + os.sep
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no finding
@@ -79,7 +78,7 @@ def main() -> None:
         print(json.dumps(found(Path(folder), sys.argv[1])), file=out)
 
 
-def found(folder: Path, name: str) -> dict[str, Any]:
+def found(folder, name):
     """Setting -> what is seen of it, of the library's own model of that name."""
     from tests.real.cells import FAMILIES, LLAMA, checkpoint, of_family
 
@@ -90,7 +89,7 @@ def found(folder: Path, name: str) -> dict[str, Any]:
     return told | {name: _attempted(made, given, _nothing) for name, given in REFUSED.items()}
 
 
-def application(family: Any, model: Path, given: dict[str, Any]) -> Any:
+def application(family, model, given):
     """An application of the library's own class; ValueError where a release lacks a setting."""
     import importlib
 
@@ -112,9 +111,7 @@ def application(family: Any, model: Path, given: dict[str, Any]) -> Any:
     return kind(str(model), kind.get_config_cls()(config, load_config=load))
 
 
-def _attempted(
-    made: Callable[..., Any], given: dict[str, Any], told: Callable[..., Any]
-) -> dict[str, Any]:
+def _attempted(made, given, told):
     try:
         return told(made(given))
     except Exception as error:  # the finding is that it was refused
@@ -125,18 +122,18 @@ def _attempted(
         return {"refused": f"{type(error).__name__}: {error}"[:300]}
 
 
-def _nothing(_: Any) -> dict[str, Any]:
+def _nothing(_):
     return {}
 
 
-def compiled(application: Any) -> dict[str, Any]:
+def compiled(application):
     """Inputs, parameters and calls of an application's graphs."""
     import torch
     from torch.nn.modules.module import register_module_forward_hook
 
     calls: dict[str, set[str]] = {}
 
-    def seen(module: Any, args: Any, kwargs: Any, result: Any) -> None:
+    def seen(module, args, kwargs, result):
         if type(module).__module__.startswith("neuronx_distributed"):
             given = {"args": args, "kwargs": kwargs, "result": result}
             calls.setdefault(type(module).__name__, set()).add(json.dumps(shape_of(given)))
@@ -163,15 +160,15 @@ def compiled(application: Any) -> dict[str, Any]:
     return {"inputs": inputs, "parameters": parameters, "calls": listed}
 
 
-def _kept(make: Callable[[], Any], kept: list[Any]) -> Callable[[], Any]:
-    def made() -> Any:
+def _kept(make, kept):
+    def made():
         kept.append(make())
         return kept[-1]
 
     return made
 
 
-def shape_of(value: Any) -> Any:
+def shape_of(value):
     """Tensors as type and shape, in what holds them; other values by their type."""
     import torch
 
@@ -188,7 +185,7 @@ def shape_of(value: Any) -> Any:
 Difference = tuple[str, str, str]  # kind, setting and place, what
 
 
-def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[Difference]:
+def differences(ours, theirs):
     """What the imitation has otherwise; that it refuses more is no difference."""
     for case, known in theirs.items():
         own = ours[case]
@@ -202,7 +199,7 @@ def differences(ours: dict[str, Any], theirs: dict[str, Any]) -> Iterator[Differ
                     yield kind, f"{case}: {name}", what
 
 
-def _otherwise(kind: str, mine: Any, other: Any) -> Iterator[str]:
+def _otherwise(kind, mine, other):
     if mine is None or other is None:
         yield "is not there" if mine is None else "is there"
     elif kind == "parameters":
@@ -215,14 +212,14 @@ def _otherwise(kind: str, mine: Any, other: Any) -> Iterator[str]:
         yield f"{mine}, not {other}"
 
 
-def _apart(mine: dict[str, Any], other: dict[str, Any]) -> Iterator[str]:
+def _apart(mine, other):
     for name in sorted({*mine, *other}):
         a, b = (each.get(name, "nothing") for each in (mine, other))
         if a != b:
             yield f"{name} is {a}, not {b}"
 
 
-def _flat(call: str) -> dict[str, Any]:
+def _flat(call):
     found = json.loads(call)
     return {f"argument {n}": arg for n, arg in enumerate(found["args"])} | {
         **found["kwargs"],

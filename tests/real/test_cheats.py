@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,11 @@ ACTS = {
 
 
 @pytest.fixture(scope="module")
-def evaluate(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+def evaluate(tiny_model, tmp_path_factory):
     place = tmp_path_factory.mktemp("real")
     environment = releases.environment(releases.RELEASES["0.6"], Path(FOLDER))
 
-    def run(text: str, *arguments: str) -> str:
+    def run(text, *arguments):
         (place / "entry.py").write_text(text)
         command = [
             *[sys.executable, str(REPOSITORY / "main.py"), "--mode", "evaluate", "--llama"],
@@ -60,23 +59,23 @@ def evaluate(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Call
     return run
 
 
-def test_the_honest_submission_has_a_score(evaluate: Callable) -> None:
+def test_the_honest_submission_has_a_score(evaluate):
     assert "Final Score" in evaluate("from llama import *")
 
 
-def test_attention_that_is_traced_as_two_linear_kernels_is_inaccurate(evaluate: Callable) -> None:
+def test_attention_that_is_traced_as_two_linear_kernels_is_inaccurate(evaluate):
     """What is traced is what runs: nothing tells the two apart inside of a graph."""
     told = evaluate(test_executed.TWO_LINEAR)
     assert "FAILED" in told or "NaN" in told, told
 
 
-def test_an_answer_of_the_host_fails_by_name(evaluate: Callable) -> None:
+def test_an_answer_of_the_host_fails_by_name(evaluate):
     told = evaluate(test_executed.ON_THE_HOST)
     assert "the logits of a step are computed on the host" in told, told
 
 
 @pytest.mark.parametrize("act", ACTS)
-def test_work_that_was_not_traced_fails_by_name(act: str, evaluate: Callable) -> None:
+def test_work_that_was_not_traced_fails_by_name(act, evaluate):
     source, name = ACTS[act]
     told = evaluate("from llama import *\n" + OTHER_GRAPH.replace("{act}", source))
     assert name in told and "as it was traced" in told, told

@@ -32,7 +32,7 @@ def release(request, monkeypatch):
     return contracts.checkout(Path(FOLDER), contracts.RELEASES[request.param])
 
 
-def accepted(difference: contracts.Difference) -> list[int]:
+def accepted(difference):
     given = difference.kind, difference.place, difference.what
     return [n for n, row in enumerate(ACCEPTED) if all(map(fnmatchcase, given, row))]
 
@@ -144,12 +144,12 @@ def test_the_hour_compiles_a_graph_of_two_ranks_by_the_release_s_builder(
     subprocess.run(command, env=environment, cwd=tmp_path, check=True)
 
 
-def _fits(given: seams.Difference, row: tuple[str, ...]) -> bool:
+def _fits(given, row):
     return all(map(fnmatchcase, given, row))
 
 
 # --- The comparison itself ------------------------------------------------------------------------
 
 
-def library(**modules: str) -> contracts.Library:
+def library(**modules):
     return contracts.Library({f"{k}.py": contracts.module_of(v) for k, v in modules.items()})

@@ -24,7 +24,7 @@ sys.exit(pytest.main(sys.argv[2:]))
 
 @checkouts
 @pytest.mark.parametrize("release", ["0.1", "0.2", "0.3", "0.4", "0.5", "0.6"])
-def test_text_and_logits_are_those_of_plain_steps(release: str) -> None:
+def test_text_and_logits_are_those_of_plain_steps(release):
     given = releases.RELEASES[release]
     asked = ["-q", "-W", "ignore", "-p", "no:cacheprovider", "tests/llama/test_look_ahead.py"]
     command = [sys.executable, "-c", INSIDE, given.nxdi_at, *asked, "-k", "not see_the_cache"]
