@@ -72,6 +72,14 @@ def own_share(items):
     return items[len(items) * core // cores : len(items) * (core + 1) // cores]
 
 
+def own_numbers(count):
+    """This physical core's part of 0 to ``count`` - 1."""
+    numbers = []
+    for at in range(count):  # the parser knows no list(range())
+        numbers.append(at)
+    return own_share(numbers)
+
+
 def tile_of(shape, dtype):
     """An uninitialised tile @ SBUF."""
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
@@ -580,7 +588,7 @@ def run_chosen(step, x_sb, weights):
     product(spread_psum, ones_sb, shares_sb)
     spread_sb = copied(spread_psum, FP32)
     # an expert has 2.4 MB; TensorE multiplies it faster than DMA brings the next expert's weights
-    choices = own_share(list(range(step.each)))
+    choices = own_numbers(step.each)
     for choice in choices:
         own, pieces = nl.ds(choice, 1), 4 if choice == choices[-1] else 2
         gate_up_sb, downs = expert_weights(weights[2], weights[3], number_sb[:, own], pieces)
@@ -621,7 +629,7 @@ def experts_dense_kernel(normed_hbm, weight_hbm, gate_up_hbm, down_hbm):
     normed_sb, weight_sb = as_columns(loaded(normed_hbm)), loaded(weight_hbm)
     number_sb, one_sb = tile_of((1, experts), nl.int32), nl.shared_identity_matrix(P_MAX, FP32)
     nisa.iota(dst=number_sb, pattern=[[1, experts]])
-    for expert in own_share(list(range(experts))):
+    for expert in own_numbers(experts):
         number = number_sb[:, expert : expert + 1]
         gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, number)
         # a product with a column of the identity puts the expert's row on every partition
@@ -647,7 +655,7 @@ def experts_block_kernel(
     made_hbm = result_of((blocks * P_MAX, hidden), dtype)
     out_hbm = result_of(normed_hbm.shape, dtype)
     expert_sb = loaded(expert_hbm)
-    for block in own_share(list(range(blocks))):
+    for block in own_numbers(blocks):
         gate_up_sb, downs = expert_weights(gate_up_hbm, down_hbm, expert_sb[:, block : block + 1])
         x_sb = as_columns(gathered(normed_hbm, loaded(token_hbm[block])))
         rows = row_tiles(P_MAX, hidden)
@@ -824,7 +832,7 @@ def head_kernel(x_hbm, gain_hbm, weight_hbm, eps):
     dtype, vocabulary = x_hbm.dtype, weight_hbm.shape[1]
     tiles, out_hbm = vocabulary // P_MAX, result_of((1, vocabulary), dtype)
     gained_sb, root_sb, _ = column_norm(loaded_column(x_hbm), loaded_column(gain_hbm), eps)
-    own = own_share(list(range(tiles)))
+    own = own_numbers(tiles)
     logits_sb = tile_of((P_MAX, len(own)), dtype)
     for part in spans(len(own), HEAD_TILES):
         start, count = part

@@ -1,7 +1,5 @@
 """Low-rank adapters with seeded weights, as PEFT saves them, and what peft makes of them."""
 
-from __future__ import annotations
-
 import copy
 import json
 

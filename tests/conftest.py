@@ -1,7 +1,5 @@
 """Fixtures of the whole suite: SDK names, a tiny Llama folder, the driver as a subprocess."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import io

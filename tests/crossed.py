@@ -1,7 +1,5 @@
 """Parameters that are left to the full run, one by one or half of all combinations."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

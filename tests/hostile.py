@@ -6,8 +6,6 @@ HOW, by commas: `nobody` (an ordinary user), `landlock` (without it), `namespace
 users, as in many containers), or `here`. Then pytest runs; without arguments all seeds.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

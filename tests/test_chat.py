@@ -1,7 +1,5 @@
 """`--mode chat`: turns through the template, what the cache holds, commands, Ctrl-C, pipes."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """validate, evaluate and the benchmark run on a two-layer model, with good and bad submissions."""
 
-from __future__ import annotations
-
 import csv
 import json
 import textwrap

@@ -4,8 +4,6 @@ Along these answers the two best logits of the fp32 model stay at least 1.1 apar
 bf16 spacing at their magnitude (16 to 32), so another CPU's order of additions changes nothing.
 """
 
-from __future__ import annotations
-
 import pytest
 
 PROMPTS = ("Name the capital of Japan.", "Count from 1 to 10.")

@@ -1,7 +1,5 @@
 """The package as `pip install .` leaves it: a wheel in a fresh environment, no checkout near."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Which NxD and NxD Inference are used, and what is refused: folders that only look like them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The driver as users run it: compile and generate on a two-layer model, and every refusal."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

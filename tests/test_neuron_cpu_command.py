@@ -1,7 +1,5 @@
 """`python -m neuron_cpu` with bad files, arguments and kernels: one sentence and status 2."""
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What is Linux's own stays out of the way on other systems, which are simulated here."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

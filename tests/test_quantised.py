@@ -1,7 +1,5 @@
 """`--quantize` and its kin as users run them: made once, refused where nothing fits, reported."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m neuron_cpu run SCRIPT ARGS...`, and `ensure_sdk` called from sitecustomize."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

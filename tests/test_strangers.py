@@ -1,7 +1,5 @@
 """What holds of all sources: nothing of others is run, nobody else's package is proposed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Standard output that is full, closed or narrow in its encoding, and signals, end in order."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

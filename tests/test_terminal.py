@@ -1,7 +1,5 @@
 """Tables in terminals of every width: whole words, nothing cut short, missing columns named."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

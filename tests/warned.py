@@ -3,8 +3,6 @@
 A test that is about one expects it: ``@pytest.mark.warns("sim_sbuf_capacity")``.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

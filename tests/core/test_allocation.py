@@ -1,7 +1,5 @@
 """Direct allocation: addresses, sharing of memory, and what is not allowed beside it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from neuronxcc import nki

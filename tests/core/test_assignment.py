@@ -1,7 +1,5 @@
 """Where assigned results go: moved into the destination, copied, accumulated, or given back."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -4,8 +4,6 @@ aws-neuron-sdk v2.21.1, nki.isa docstrings (later instructions: the release that
 the number of elements per partition; no instruction takes less than 64 cycles.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Element types: mapping between libraries, promotion, rounding."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import numpy as np
 import pytest

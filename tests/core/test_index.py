@@ -1,7 +1,5 @@
 """Index expressions, masks and subscripts against numpy's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """What all instructions share: the record form, masks, typed attributes, access patterns."""
 
-from __future__ import annotations
-
 import warnings
 
 import neuronxcc.nki as nki

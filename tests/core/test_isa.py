@@ -7,8 +7,6 @@ result type (results are computed in fp32 and rounded once), and for fp32 result
 operations, with sums adding one rounding per element.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 

@@ -1,7 +1,5 @@
 """Shapes in sources of `neuronxcc.nki` that compilers got wrong or refuse, and near misses."""
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl

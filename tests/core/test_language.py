@@ -1,7 +1,5 @@
 """``nki.language``: functions against float64, promotion, masks, loops, rows, constants."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

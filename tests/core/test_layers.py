@@ -1,7 +1,5 @@
 """Who may import whom: the contracts of pyproject.toml, and imports that a reader would not see."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -4,8 +4,6 @@ Inputs are small integers, so that fp32 sums are exact in any order and results 
 bit. What merging must leave apart has a test of its own.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import pytest

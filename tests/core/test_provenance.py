@@ -1,7 +1,5 @@
 """What a kernel file uses, and who has shown that a device takes it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """The record of an instruction: what asks it, and that nothing else has to be told of a new one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import nki

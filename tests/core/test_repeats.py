@@ -3,8 +3,6 @@
 Inputs are small integers: sums are exact in any order, so results must be equal to the bit.
 """
 
-from __future__ import annotations
-
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import pytest

@@ -1,7 +1,5 @@
 """Stubs of the SDK's names are current, and a type checker tells wrong names by them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Names that NKI lacks, and functions of other libraries: each answer names what exists."""
 
-from __future__ import annotations
-
 import linecache
 import re
 

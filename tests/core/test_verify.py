@@ -1,7 +1,5 @@
 """Program-level checks: undefined data, outputs, races, scopes, on-chip capacity."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Progress where there is no terminal to draw a bar on."""
 
-from __future__ import annotations
-
 from harness import console
 
 

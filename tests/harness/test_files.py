@@ -1,7 +1,5 @@
 """Where the driver keeps its files, and what it refuses to write into."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The driver with a Qwen3-MoE: its folder, the class that is run, and modes."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A kernel of NKI as a graph of PyHLO calls it."""
 
-from __future__ import annotations
-
 import neuronxcc.nki.language as nl
 from neuronxcc.nki import FrameworkKernel
 from torch_neuronx.pyhlo.scribe import TORCH

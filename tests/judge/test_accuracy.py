@@ -1,7 +1,5 @@
 """Errors against float64: what is an error, what is excused, what is never."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

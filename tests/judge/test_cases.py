@@ -1,7 +1,5 @@
 """Arguments as text, and the values that they are given."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

@@ -1,7 +1,5 @@
 """Values that answers meet which are right for most values only."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

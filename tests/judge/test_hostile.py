@@ -1,7 +1,5 @@
 """Answers made from a grammar of hostile acts: each gets its word, and the host is unhurt."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

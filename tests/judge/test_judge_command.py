@@ -1,7 +1,5 @@
 """`neuron_cpu judge DIR`: strangers' files, each in a process under limits, and their score."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """Kernels that are right, wrong or illegal, and what is said about them."""
 
-from __future__ import annotations
-
 import warnings
 
 import neuronxcc.nki as nki

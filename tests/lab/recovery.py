@@ -7,8 +7,6 @@ Each seed is a device with constants, noise and a change of mechanism of its own
 in FILE as they come, and seeds that it has are not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

@@ -1,7 +1,5 @@
 """The calibration: its rows run, its sets stay apart, its table says what it predicts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

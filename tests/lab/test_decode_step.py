@@ -1,7 +1,5 @@
 """lab/decode_step.py: its bound, its times, and the stream that it draws."""
 
-from __future__ import annotations
-
 import pytest
 
 import llama

@@ -1,7 +1,5 @@
 """lab/device_profile.py: a device's report becomes a profile, rows of a page and bands."""
 
-from __future__ import annotations
-
 import json
 import sys
 from unittest import mock

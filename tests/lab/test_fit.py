@@ -1,7 +1,5 @@
 """Constants of a played device come out of its times, or are said to be untold."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Reports that strangers send: a sentence for each, and nothing of theirs is called or written."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

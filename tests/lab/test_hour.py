@@ -1,7 +1,5 @@
 """The report of a device that the stand-in plays, its faults included."""
 
-from __future__ import annotations
-
 import json
 import time
 from unittest import mock

@@ -3,8 +3,6 @@
 The kernels by themselves have an exact test (test_documentation.py).
 """
 
-from __future__ import annotations
-
 import pytest
 
 from lab import kernel_docs, pages, porting_docs, roofline

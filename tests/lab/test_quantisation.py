@@ -1,7 +1,5 @@
 """What quantised weights have to bring, and may cost: the figures of lab/docs/quantisation.md."""
 
-from __future__ import annotations
-
 import pytest
 
 from lab import quantisation

@@ -1,7 +1,5 @@
 """What a search would have kept with estimates in place of device times."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

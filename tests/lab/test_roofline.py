@@ -1,7 +1,5 @@
 """lab/roofline.py: what it prints, how it ends, and what it takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from lab import roofline

@@ -1,7 +1,5 @@
 """Small kernels in today's language, and the profiler that times them."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """lab/token.py: calls are counted as the loop makes them, and its page has what it makes."""
 
-from __future__ import annotations
-
 import statistics
 
 import pytest

@@ -1,7 +1,5 @@
 """The twelve lessons through `neuron_cpu learn`: exercises fail, solutions pass, messages help."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

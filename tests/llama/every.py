@@ -3,8 +3,6 @@
 A constant that is set here is set in all files that read it.
 """
 
-from __future__ import annotations
-
 import importlib
 
 FILES = [

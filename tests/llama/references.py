@@ -7,8 +7,6 @@ kernels but the order of tokens in HBM, which has tests of its own. Work is cut 
 full-size shapes fit into memory.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Low-rank adapters in the kernels, several in one batch, each as peft has it on Hugging Face."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

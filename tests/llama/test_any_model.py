@@ -1,7 +1,5 @@
 """Models, batches and lengths beyond those of test_shapes.py: within SBUF and PSUM, or refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

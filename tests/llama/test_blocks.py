@@ -1,7 +1,5 @@
 """A cache of blocks, read through a table, against float64 beside PyTorch in bf16."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

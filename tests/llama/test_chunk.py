@@ -3,8 +3,6 @@
 The bounds are those of test_kernels.py.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import example, given, settings

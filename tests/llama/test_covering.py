@@ -1,7 +1,5 @@
 """llama.py says what it does not cover, its kernels agree, and the driver takes its word."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

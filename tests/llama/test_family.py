@@ -1,7 +1,5 @@
 """llama.py with checkpoints of the wider family, against Hugging Face in fp32."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

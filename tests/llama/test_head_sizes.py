@@ -4,8 +4,6 @@ Sizes that are no whole quadrants of 32 leave lanes without features: keys in SB
 contexts have zeros there, caches and values do not.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

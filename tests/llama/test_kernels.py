@@ -5,8 +5,6 @@ mean square sense. Only generated shapes, which may be a single number that PyTo
 the right way, are allowed one bf16 step of the largest result more.
 """
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What NxDI's base class asks of `llama.py` and its own model lacks, without NxDI beside it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Pairs of options that NxD Inference ends in an error with, over which releases."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

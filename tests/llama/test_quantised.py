@@ -1,7 +1,5 @@
 """Kernels on int8 and fp8 weights: against float64, and as the model of a quantised checkpoint."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Every kernel has a reference and agrees with it, in fp32 closely."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

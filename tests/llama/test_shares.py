@@ -4,8 +4,6 @@ The bounds are those of test_kernels.py. A share's positions are every g-th; wha
 combined as NeuronLlamaAttention does it, with the ranks' results beside each other in one process.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the kernels keep in SBUF, and what they load again for want of room."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """How a Hugging Face checkpoint becomes the weights of llama.py, for any degree."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

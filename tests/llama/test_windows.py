@@ -1,7 +1,5 @@
 """Sliding windows in the kernels of llama.py against float64: edges inside tiles and on them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

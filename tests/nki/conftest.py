@@ -1,7 +1,5 @@
 """Kernels of the current language run for gen2 unless a test says otherwise."""
 
-from __future__ import annotations
-
 import pytest
 
 # What production kernels do though the documentation leaves it open (test_open_points.py).

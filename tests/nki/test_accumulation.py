@@ -4,8 +4,6 @@ The first product into an element overwrites it, later ones add; what something 
 begun. Undefined sums must not reach HBM. Small integers keep every sum exact.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import nki

@@ -5,8 +5,6 @@ every kind carry state in every memory; kernels take and return what the documen
 Every test runs twice: replayed, as programs run, and in eager mode. References are numpy.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import nki

@@ -1,7 +1,5 @@
 """Collectives of several ranks, each rank a thread, against numpy on all of their tensors."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import nki
 import nki.collectives as ncc

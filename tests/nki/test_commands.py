@@ -1,7 +1,5 @@
 """`python -m neuron_cpu` takes kernels of the current language like those of the old one."""
 
-from __future__ import annotations
-
 import json
 import os
 

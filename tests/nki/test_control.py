@@ -1,7 +1,5 @@
 """Device loops, registers, order, and Python that the vendor's parser refuses."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

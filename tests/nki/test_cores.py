@@ -1,7 +1,5 @@
 """Two cores of a logical one: barriers, exchanges, races, and what each of them holds."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

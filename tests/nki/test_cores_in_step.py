@@ -1,7 +1,5 @@
 """Two cores whose loops and conditions depend on data meet while they run."""
 
-from __future__ import annotations
-
 import threading
 
 import nki

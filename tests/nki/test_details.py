@@ -1,7 +1,5 @@
 """Words, shapes and figures that a wrong character would change, and no other test reads."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

@@ -1,7 +1,5 @@
 """What public compilers refuse is refused on their chips and releases, and near misses are not."""
 
-from __future__ import annotations
-
 import neuronxcc
 import nki
 import nki.isa as nisa

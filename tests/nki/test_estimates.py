@@ -1,7 +1,5 @@
 """Estimates follow the order that a kernel is written in; products in slices of wider tiles."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

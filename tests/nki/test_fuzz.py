@@ -3,8 +3,6 @@
 Whatever a kernel passes, a function of the language works or refuses in one sentence.
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 import warnings

@@ -4,8 +4,6 @@ The list is that of the documentation's tables (aws-neuron-sdk v2.32.0, nki/guid
 nki/api/nki/isa): instructions, engines, modes, element types, sizes.
 """
 
-from __future__ import annotations
-
 import nki
 import nki.collectives as ncc
 import nki.isa as nisa

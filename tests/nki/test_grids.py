@@ -1,7 +1,5 @@
 """Tensors in coordinates of tiles and blocks (SDK 2.33)."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

@@ -1,7 +1,5 @@
 """Tensor indirection (gen4): columns that data choose are read and written."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import nki
 import nki.isa as nisa

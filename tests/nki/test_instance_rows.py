@@ -1,7 +1,5 @@
 """Races of rows that data choose: seen at run time, since addresses are known only there."""
 
-from __future__ import annotations
-
 import warnings
 
 import nki

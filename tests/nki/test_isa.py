@@ -1,7 +1,5 @@
 """Instructions of ``nki.isa`` against float64 references that know nothing of the simulator."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import nki
 import nki.isa as nisa

@@ -1,7 +1,5 @@
 """Arrays of JAX as arguments of kernels of either language, where JAX is installed."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import neuronxcc.nki
 import neuronxcc.nki.isa as old_isa

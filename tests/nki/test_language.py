@@ -1,7 +1,5 @@
 """Functions of ``nki.language`` against float64 references."""
 
-from __future__ import annotations
-
 import math
 
 import ml_dtypes

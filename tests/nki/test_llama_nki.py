@@ -3,8 +3,6 @@
 Weights in the kernels' layout come from llama.py's host side; nothing else is shared.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

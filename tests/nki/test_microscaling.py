@@ -1,7 +1,5 @@
 """Microscaled types: quantisation and products, against an independent reading of the format."""
 
-from __future__ import annotations
-
 import ml_dtypes
 import nki
 import nki.isa as nisa

@@ -3,8 +3,6 @@
 Source: aws-neuron-sdk v2.32.0, nki/api/nki (signatures; annotations are left out).
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 

@@ -3,8 +3,6 @@
 Each case has a near miss: the same without what is open, and no warning.
 """
 
-from __future__ import annotations
-
 import warnings
 
 import nki

@@ -1,7 +1,5 @@
 """From gen3 on TensorE ramps up, and short instructions take their start."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

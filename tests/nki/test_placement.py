@@ -1,7 +1,5 @@
 """Addresses that a kernel gives, and PSUM tensors of several banks."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

@@ -4,8 +4,6 @@ The line of a defect ends with the comment ``# here``. What is told is an error 
 the kernel is traced or while it runs; its place or its message names that line.
 """
 
-from __future__ import annotations
-
 import inspect
 import warnings
 

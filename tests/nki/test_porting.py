@@ -1,7 +1,5 @@
 """Both sides of every pair in docs/porting_pairs.md give the same results."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 import warnings

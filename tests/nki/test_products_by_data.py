@@ -1,7 +1,5 @@
 """Products whose operands lie at run-time offsets, against NumPy."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

@@ -6,8 +6,6 @@ all of its intermediate values exactly, sums in any order included: so results a
 bit.
 """
 
-from __future__ import annotations
-
 import random
 import warnings
 

@@ -3,8 +3,6 @@
 Warnings are errors here (NKI_CPU_STRICT=1).
 """
 
-from __future__ import annotations
-
 import nki
 import nki.collectives as ncc
 import nki.isa as nisa

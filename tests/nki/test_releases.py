@@ -1,7 +1,5 @@
 """Releases 2.27 to 2.33 of the current language: what came, and spellings of before."""
 
-from __future__ import annotations
-
 import importlib.util
 import warnings
 

@@ -4,8 +4,6 @@ A row has a kernel's body, its arguments, and what must come of it: an array, an
 warning's beside the array.
 """
 
-from __future__ import annotations
-
 import functools
 import runpy
 import types

@@ -1,7 +1,5 @@
 """What a transpose by DMA is estimated to take: elements on gen2, rows from gen3 on."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

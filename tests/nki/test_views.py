@@ -1,7 +1,5 @@
 """Views and access patterns against numpy's, which share nothing with them but the meaning."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

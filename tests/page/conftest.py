@@ -1,7 +1,5 @@
 """Schedules to show, and the browser that shows them where the machine has one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -8,8 +8,6 @@ configuration and no model, the model is compiled with it. A cell says how many 
 model then generates are those of Hugging Face in fp32, or what the block ended in.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

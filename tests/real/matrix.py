@@ -8,8 +8,6 @@ A cell is the largest error of the logits of a prompt and three decode steps, re
 largest logit that Hugging Face computes in fp32; or why there is none.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import contextlib

@@ -5,8 +5,6 @@
 runs a command under a release. Both are kept in the user's cache; packages come from PyPI by name.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

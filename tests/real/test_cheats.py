@@ -1,7 +1,5 @@
 """Submissions that cheat over the real NxD Inference 0.6: what runs is held against the trace."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

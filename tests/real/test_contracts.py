@@ -1,7 +1,5 @@
 """The imitation beside the sources of NxD and NxD Inference, of which PUBLIC names clones."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """llama.py looks ahead over every release of NxD Inference that it covers: its own tests there."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the baseline rounds: at operands of products, not behind every operator."""
 
-from __future__ import annotations
-
 import nki
 import nki.isa as nisa
 import nki.language as nl

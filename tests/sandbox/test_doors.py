@@ -6,8 +6,6 @@ Every door starts in the folder, and works on the files there. A planted module 
 file which a confined process cannot write.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import json

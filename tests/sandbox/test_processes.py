@@ -1,7 +1,5 @@
 """What a confined process may reach of the processes around it, and what ends it."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -1,7 +1,5 @@
 """Words of strangers print, wherever they come out."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

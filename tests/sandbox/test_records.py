@@ -1,7 +1,5 @@
 """Records that a stranger's process may send: what they say is made, or held against something."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tiny seeded Llamas, and applications around them, for the tests of the SDK stand-in."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What compile writes, and what it refuses because the device would fail on it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

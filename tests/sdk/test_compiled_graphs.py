@@ -1,7 +1,5 @@
 """A traced forward as a list that ranks run: generate_hlo, libneuronxla and SPMDModel."""
 
-from __future__ import annotations
-
 import neuronxcc.nki as nki
 import neuronxcc.nki.language as nl
 import pytest

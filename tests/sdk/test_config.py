@@ -1,7 +1,5 @@
 """NeuronConfig and InferenceConfig: defaults, checks, aliases, JSON."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The submission through the steps of a contest-style driver, baseline beside it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -5,8 +5,6 @@ classes behind `_forward_impl`, projections swapped inside the attention, hooks 
 NxDI 0.1, 0.3 and 0.4, kernels stored in a class, results assembled in place.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 

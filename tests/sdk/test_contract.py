@@ -1,7 +1,5 @@
 """NxDI 0.1 and 0.6, of which NEURON_CPU_NXDI chooses one."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS, contract

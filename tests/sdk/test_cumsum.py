@@ -1,7 +1,5 @@
 """The closed kernel of running sums, which NxDI draws tokens with."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from neuronxcc.nki._private_kernels.cumsum import COLUMNS, cumsum

@@ -1,7 +1,5 @@
 """The SDK stand-in's own models of Llama's family, against Hugging Face in fp32."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

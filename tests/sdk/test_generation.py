@@ -1,7 +1,5 @@
 """Whole applications against Hugging Face's LlamaForCausalLM, in fp32."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS

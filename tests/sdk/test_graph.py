@@ -1,7 +1,5 @@
 """What the tracer counts: every way in which PyTorch multiplies matrices."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Parallel layers against dense ones, sharded by the checkpoint sharder, over several degrees."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.nn.functional as F

@@ -1,7 +1,5 @@
 """Buckets, the cache manager, sampling, attention helpers and small modules."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

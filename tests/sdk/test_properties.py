@@ -1,7 +1,5 @@
 """Random configurations against Hugging Face's LlamaForCausalLM, in fp32."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Quantised weights and caches: the SDK's checkpoints, layers and casts, against float ones."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The baseline Qwen3-MoE and what the 2026 contest's files import, against Hugging Face."""
 
-from __future__ import annotations
-
 import argparse
 
 import pytest

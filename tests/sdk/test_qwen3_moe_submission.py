@@ -1,7 +1,5 @@
 """qwen3_moe.py against Hugging Face: kernels on one and two physical cores, and PyTorch."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks as threads: collectives, and failures that must not leave anyone waiting."""
 
-from __future__ import annotations
-
 import gc
 import signal
 import threading

@@ -1,7 +1,5 @@
 """What the imitation once took and NxD Inference does not, found by `tests/real/seams.py`."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from neuronx_distributed_inference.models.config import MoENeuronConfig, NeuronConfig

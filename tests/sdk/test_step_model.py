@@ -1,7 +1,5 @@
 """models/step.py as a model: prompts by models/today.py's kernels, one kernel a decode step."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

@@ -1,7 +1,5 @@
 """The submission, llama.py, on every NxDI version that the stand-in can be."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

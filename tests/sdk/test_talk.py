@@ -2,8 +2,6 @@
 replicas, MSE and cosine, prompts a second, and a profile of the whole model.
 """
 
-from __future__ import annotations
-
 import json
 import time
 

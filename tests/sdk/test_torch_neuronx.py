@@ -1,7 +1,5 @@
 """The compiler's operators, the graph format, the older kernel call and logit validation."""
 
-from __future__ import annotations
-
 import neuronxcc.nki.language as nl
 import pytest
 import torch

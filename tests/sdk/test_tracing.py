@@ -1,7 +1,5 @@
 """torch_neuronx.trace, and what takes its result: files, replicas, weights, places on cores."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import subprocess

@@ -1,7 +1,5 @@
 """Blocks of the cache: who gets which, what is found again, and texts over them."""
 
-from __future__ import annotations
-
 import asyncio
 import concurrent.futures
 import random

@@ -1,7 +1,5 @@
 """`--mode serve` on a model whose kernels are simulated: its clients, and what happens to it."""
 
-from __future__ import annotations
-
 import concurrent.futures
 import json
 import os

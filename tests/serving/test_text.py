@@ -1,7 +1,5 @@
 """Stop strings across tokens, characters across tokens: nothing shown is taken back."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,7 @@
 """Kernels on tensors of the device: called directly, wrapped, registered, compiled."""
 
 import warnings
-from typing import Any
+from typing import Any, Optional
 
 import nki
 import nki.isa as nisa
@@ -52,7 +52,9 @@ def older_put(cache: older_nt.mutable_tensor, rows: Any) -> Any:
 
 
 @nki_op("tests_device::scaled", mutates_args={})
-def scaled_op(x, factor, shift=None, twice=False):
+def scaled_op(
+    x: torch.Tensor, factor: float, shift: Optional[torch.Tensor] = None, twice: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """With PyTorch's operators around the kernel, an optional tensor and constants."""
     padded = nn.functional.pad(x, (0, 1))
     first, second = scaled(padded, factor * 2 if twice else factor)
@@ -61,7 +63,7 @@ def scaled_op(x, factor, shift=None, twice=False):
 
 
 @nki_op("tests_device::square", mutates_args=())
-def square(x):
+def square(x: torch.Tensor) -> torch.Tensor:
     return scaled(x * x, 1.0)[0]
 
 
@@ -72,20 +74,20 @@ square.register_autograd(
 
 
 @nki_op("tests_device::put", mutates_args={"cache"})
-def put_op(cache, rows):
+def put_op(cache: torch.Tensor, rows: torch.Tensor) -> None:
     put(cache, rows, True)
 
 
 @nki_op("tests_device::put_returned", mutates_args={"cache"})
-def put_returned(cache, rows):
+def put_returned(cache: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return put(cache, rows, True)
 
 
-def on_device(*shape):
+def on_device(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to("neuron")
 
 
-def compiled(function, **options):
+def compiled(function: Any, **options: Any) -> Any:
     torch._dynamo.reset()
     return torch.compile(function, backend="neuron", **{"fullgraph": True, **options})
 
@@ -101,7 +103,7 @@ FORMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_a_kernel_is_called_on_the_device(name, run):
+def test_a_kernel_is_called_on_the_device(name: str, run: Any) -> None:
     x = on_device(5, 7)
     first, second = run(lambda v: FORMS[name](v + 0))(x)
     assert type(first) is type(second) is NeuronTensor
@@ -110,7 +112,7 @@ def test_a_kernel_is_called_on_the_device(name, run):
 
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_an_operator_has_optional_arguments_and_several_results(run):
+def test_an_operator_has_optional_arguments_and_several_results(run: Any) -> None:
     x, shift = on_device(4, 6), on_device(4, 1)
     for given, twice in ((None, False), (shift, True)):
         first, second = run(lambda v, s, t=twice: scaled_op(v, 3.0, s, twice=t))(x, given)
@@ -121,13 +123,13 @@ def test_an_operator_has_optional_arguments_and_several_results(run):
 
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_autograd_goes_through_a_registered_gradient(run):
+def test_autograd_goes_through_a_registered_gradient(run: Any) -> None:
     x = on_device(3, 5).requires_grad_()
     run(lambda v: square(v * 2).sum())(x).backward()
     torch.testing.assert_close(x.grad.cpu(), 8 * x.detach().cpu())
 
 
-def test_a_kernel_without_gradient_says_so_where_one_is_asked_for():
+def test_a_kernel_without_gradient_says_so_where_one_is_asked_for() -> None:
     x = on_device(2, 3).requires_grad_()
     assert torch.equal(scaled(x, 1.0)[1].detach().cpu(), x.detach().cpu())
     with pytest.raises(RuntimeError, match="kernel scaled has no gradient.*register_autograd"):
@@ -138,8 +140,8 @@ def test_a_kernel_without_gradient_says_so_where_one_is_asked_for():
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize("form", ["direct", "None", "returned"])
-def test_writes_go_through_to_the_argument(run, form):
-    def step(cache, rows):
+def test_writes_go_through_to_the_argument(run: Any, form: str) -> None:
+    def step(cache: torch.Tensor, rows: torch.Tensor) -> Any:
         view = cache[1:4]
         if form == "direct":
             return put(view, rows, True) + 0
@@ -155,7 +157,9 @@ def test_writes_go_through_to_the_argument(run, form):
     assert torch.equal(cache.cpu(), expected) and torch.equal(got.cpu(), expected[1:4])
 
 
-def test_a_write_that_is_not_returned_is_a_warning_in_a_compiled_graph(monkeypatch):
+def test_a_write_that_is_not_returned_is_a_warning_in_a_compiled_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cache, rows = torch.zeros(3, 4, device="neuron"), on_device(2, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -169,14 +173,14 @@ def test_a_write_that_is_not_returned_is_a_warning_in_a_compiled_graph(monkeypat
 
 
 @pytest.mark.parametrize("run", [lambda f: f, compiled], ids=["eager", "compiled"])
-def test_the_older_language_writes_its_mutable_parameter(run):
+def test_the_older_language_writes_its_mutable_parameter(run: Any) -> None:
     cache, rows = torch.ones(2, 4, device="neuron"), on_device(2, 4)
     got = run(lambda c, r: older_put(c, r) + 0)(cache, rows)
     torch.testing.assert_close(cache.cpu(), rows.cpu() + 1)
     assert torch.equal(got.cpu(), cache.cpu())
 
 
-def test_a_grid_inside_of_the_wrapper_is_lost_as_on_a_device():
+def test_a_grid_inside_of_the_wrapper_is_lost_as_on_a_device() -> None:
     with pytest.warns(NkiWarning, match=r"write wrap_nki\(scaled\)\[1\].*sim_wrapped_grid"):
         assert wrap_nki(scaled[1]).grid == ()
 
@@ -188,7 +192,7 @@ def illegal(x: Any) -> Any:
     return x
 
 
-def test_messages_are_those_of_a_direct_call():
+def test_messages_are_those_of_a_direct_call() -> None:
     x = torch.zeros(256, 4)
     with pytest.raises(NkiError) as direct:
         illegal(x)
@@ -206,7 +210,7 @@ def test_messages_are_those_of_a_direct_call():
         (AttributeError, "no attribute 'nothing'", lambda x: torch_neuronx.nothing),
     ],
 )
-def test_what_is_refused(kind, said, act):
+def test_what_is_refused(kind: type, said: str, act: Any) -> None:
     with pytest.raises(kind, match=said):
         act(on_device(3, 4))
 
@@ -215,17 +219,17 @@ def test_what_is_refused(kind, said, act):
 class Cached(nn.Module):
     """A module with a state that each call writes."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.register_buffer("kept", torch.zeros(2, 4))
         self.layer = nn.Linear(4, 4)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.kept.add_(x)
         return square(self.layer(x)) + self.kept
 
 
-def test_a_compiled_module_keeps_its_buffers_and_trains():
+def test_a_compiled_module_keeps_its_buffers_and_trains() -> None:
     torch.manual_seed(0)
     ours = Cached().to("neuron")
     torch.manual_seed(0)
@@ -242,10 +246,10 @@ def test_a_compiled_module_keeps_its_buffers_and_trains():
     torch.testing.assert_close(ours.kept.cpu(), theirs.kept)
 
 
-def test_a_graph_is_captured_once_for_a_signature_and_breaks_where_it_must():
+def test_a_graph_is_captured_once_for_a_signature_and_breaks_where_it_must() -> None:
     torch_neuronx.reset_dynamo_metrics()
 
-    def step(x):
+    def step(x: torch.Tensor) -> torch.Tensor:
         y = scaled(x, 2.0)[0]
         torch._dynamo.graph_break()
         return y + 1
@@ -258,7 +262,7 @@ def test_a_graph_is_captured_once_for_a_signature_and_breaks_where_it_must():
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "neuron"])
-def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend):
+def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend: str) -> None:
     layer = nn.Linear(4, 3).to("neuron")
     torch._dynamo.reset()
     torch.compile(layer, backend=backend)(on_device(2, 4)).sum().backward()
@@ -266,7 +270,7 @@ def test_backward_goes_through_graphs_of_pytorchs_own_backends(backend):
     torch.testing.assert_close(layer.weight.grad.cpu(), expected)
 
 
-def test_sizes_are_constants():
+def test_sizes_are_constants() -> None:
     for options in ({"dynamic": True}, {}):
         run = compiled(lambda x: x * 2, **options)
         with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="dynamic=False"):
@@ -274,11 +278,11 @@ def test_sizes_are_constants():
                 run(on_device(rows, 4))
 
 
-def test_a_model_of_the_host_runs_on_the_device(monkeypatch):
+def test_a_model_of_the_host_runs_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(4, 3)
     x = on_device(2, 4).cpu()
 
-    def step(v):
+    def step(v: torch.Tensor) -> torch.Tensor:
         return model(v) + torch.arange(3, device=v.device) + torch.ones(3)
 
     expected = step(x)

@@ -1,7 +1,5 @@
 """Declared parameters, and a kernel's file with other values for them."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 

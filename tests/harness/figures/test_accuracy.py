@@ -1,7 +1,5 @@
 """Which differences pass: by the contest, in ties, and where something is not finite."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What runs on data is held against what was traced: submissions that tell the two apart fail."""
 
-from __future__ import annotations
-
 import pytest
 
 # Attention is two linear layers where it is traced, and itself where it runs.

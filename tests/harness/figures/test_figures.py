@@ -1,7 +1,5 @@
 """The arithmetic of accuracy, speed, NKI share, score and reference figures."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Reading what a compiled model consists of, from the stand-in's record and from graph.hlo."""
 
-from __future__ import annotations
-
 import base64
 import json
 

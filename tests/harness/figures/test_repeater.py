@@ -1,7 +1,5 @@
 """Figures of three equally shaped tensors: with kernels, without, and in fp32."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

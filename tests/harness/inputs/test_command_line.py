@@ -1,7 +1,5 @@
 """The command line: every argument of the contest's driver works or is refused with a reason."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

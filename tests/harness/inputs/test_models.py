@@ -1,7 +1,5 @@
 """Choice, checks and conversion of models."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

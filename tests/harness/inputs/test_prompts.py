@@ -1,7 +1,5 @@
 """Splitting and reading of prompts."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.errors import UserError

@@ -1,7 +1,5 @@
 """Flags of quantisation, and quantised folders that do not fit, refused before anything is long."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Files that come from elsewhere: one sentence names what is wrong with them, whatever it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

@@ -1,7 +1,5 @@
 """Which files belong to a submission, and that each is found, hashed and named."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

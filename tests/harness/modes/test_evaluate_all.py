@@ -1,7 +1,5 @@
 """Files of an earlier benchmark run, damaged since."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """--mode profile: estimates from shapes alone, their sums, their options, and neuron-profile."""
 
-from __future__ import annotations
-
 import json
 import types
 

@@ -1,7 +1,5 @@
 """Several submissions in one table: places, normalised points, names."""
 
-from __future__ import annotations
-
 from harness.figures.benchmark import SpeedReport
 from harness.figures.evaluation import Evaluation, Figures, Score, Speed, Speeds
 from harness.figures.graphs import NkiShare

@@ -1,7 +1,5 @@
 """What tests run in a submission's process."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -1,7 +1,5 @@
 """The fork server leaves nothing, whenever its starter is killed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

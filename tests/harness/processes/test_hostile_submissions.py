@@ -1,7 +1,5 @@
 """Submissions from a grammar of hostile acts: each gets its verdict, and the host is unhurt."""
 
-from __future__ import annotations
-
 import os
 import random
 

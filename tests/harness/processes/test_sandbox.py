@@ -1,7 +1,5 @@
 """What a stranger's code reaches from inside of the sandbox: each act by name, as root and not."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

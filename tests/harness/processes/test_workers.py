@@ -1,7 +1,5 @@
 """A submission is somebody else's code: whatever it does to its process becomes a verdict."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Numbers of adapters, as each release of NxDI counts them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from harness.session import adapters

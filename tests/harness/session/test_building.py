@@ -1,7 +1,5 @@
 """Compiled folders that were damaged, submissions that fail late, two runs at once."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Compiled folders in the cache: the longest unused go first, and none that is in use."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

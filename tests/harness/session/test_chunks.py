@@ -1,7 +1,5 @@
 """Prompts longer than the largest prefill graph: the text of a whole prefill."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """The driver's side of generation: how many tokens it takes, and where a chunk's tokens go."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

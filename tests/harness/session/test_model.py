@@ -1,7 +1,5 @@
 """How the driver makes a model's configuration."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.errors import UserError
