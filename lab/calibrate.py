@@ -387,17 +387,17 @@ def band_data(outcomes: Sequence[Outcome], commit: str = "") -> dict[str, Any]:
     members, found = trust.unmet(DOCUMENT), {}
     for kind, values in members.items():
         if len(values) > 1:
-            tenths = statistics.quantiles(values, n=10, method="inclusive")
+            low, high = trust.edges(values)
             found[kind] = {
                 "rows": len(values),
-                "low": round(tenths[0], 3),
+                "low": round(low, 3),
                 "median": round(statistics.median(values), 3),
-                "high": round(tenths[8], 3),
+                "high": round(high, 3),
             }
     return {
         "made": "by `make calibrate PUBLIC=DIR` (lab/calibrate.py); do not edit",
         "what": "estimated over measured time of public kernels run in their own source; low and "
-        "high are the 10th and 90th percentile of those that the model had not met (sealed), the "
+        "high are the 6th and 94th percentile of those that the model had not met (sealed), the "
         "class is what bounds the estimate",
         "rows": len(members[bands.ALL]),
         "commit": commit,

@@ -100,8 +100,8 @@ def left_out(outcomes: Sequence[Outcome]) -> str:
     The others' ratios give the median by which an estimate of its class is divided, and the band.
     """
     lines = [
-        "| Source left out | times | mean error | divided by the others' medians | in the others' "
-        "band |",
+        "| Source left out | times | mean error | divided by the others' medians | in the "
+        "others' middle 80 % |",
         "|---|---:|---:|---:|---:|",
     ]
     sources = defaultdict(list)

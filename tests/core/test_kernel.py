@@ -221,7 +221,7 @@ GRAD_MODES = {
 }
 
 
-def sum_of_products(x, w, cache):
+def sum_of_products(x, w, cache: nt.mutable_tensor):
     """Sums over K in PSUM, times a constant: plan buffers, a constant, scratch and a cache."""
     out = nl.ndarray((128, 64), nl.bfloat16, buffer=nl.shared_hbm)
     identity_sb = nl.load(nl.shared_constant(np.eye(128, dtype=np.float32)))

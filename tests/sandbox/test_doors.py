@@ -76,7 +76,7 @@ MODES = {
 }  # fmt: skip
 # Of the full run: these start processes that those of `generate`, `check` and `judge` start.
 OTHERS = {*MODES, "cache", "swap", "serve", "preflight", "test.py", "profile", "compare"}
-OTHERS |= {"check by a reference", "a submission beside", "learn", "pytest"}
+OTHERS |= {"check by a reference", "a submission beside", "learn", "pytest", "tune"}
 DOORS = {
     "judge": [*COMMAND, "judge", ".", "--only", "gelu"],
     "check": [*COMMAND, "check", "gelu.py"],

@@ -55,7 +55,7 @@ def model_shape(drawn):
 
 @seed(20250114)
 @settings(
-    max_examples=15,
+    max_examples=10,
     deadline=None,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -154,7 +154,7 @@ class Profile:
         schedule_order: in which order the engines took their instructions.
         bound: class of the kernel for the band, by what bounds it (``bands.kind_of``).
         band_ns: shortest and longest time of a device that fit the estimate: what the calibration's
-            ratios of this class allow, 10th to 90th percentile.
+            ratios of this class allow, 6th to 94th percentile.
         metrics: figures under the Neuron profiler's names.
         lines: source lines, most critical first.
         critical: nanoseconds of the critical path by resource (engines and kinds of waiting).

@@ -67,6 +67,7 @@ def evaluate(run_main, tiny_model, tmp_path):
     return run
 
 
+@pytest.mark.full
 def test_attention_that_is_traced_as_two_linear_kernels_fails_by_name(evaluate):
     told = evaluate(TWO_LINEAR, "--enable-nki")
     assert "the kernel linear_kernel of " in told and "as it was traced" in told, told
