@@ -318,6 +318,7 @@ def test_a_line_of_many_requests_is_taken_one_by_one():
     assert most < 32 << 20
 
 
+@pytest.mark.full
 def test_the_client_of_the_page(tmp_path, monkeypatch, capsys):
     page = (REPOSITORY / "docs" / "oracle.md").read_text()
     code = page.partition("```python\n")[2].partition("```")[0]
