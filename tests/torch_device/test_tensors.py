@@ -111,7 +111,7 @@ def test_recurrent_layers_follow_the_cpu(kind, bias):
     found = []
     for device in ("cpu", "neuron"):
         torch.manual_seed(0)
-        layer = kind(3, 5, num_layers=2, bias=bias, bidirectional=True, batch_first=True)  # type: ignore
+        layer = kind(3, 5, num_layers=2, bias=bias, bidirectional=True, batch_first=True)
         layer.to(device)
         x = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(2)).to(device)
         x.requires_grad_()
