@@ -97,7 +97,7 @@ def aims_list(outcomes: Sequence[Outcome], ordered: tuple[int, int]) -> str:
 def left_out(outcomes: Sequence[Outcome]) -> str:
     """Markdown: every source priced with what the other sources say, and the mean over sources.
 
-    The others' ratios give the median by which an estimate of its class is divided, and the band.
+    The others' ratios give the median by which an estimate of its class is divided, and a middle.
     """
     lines = [
         "| Source left out | times | mean error | divided by the others' medians | in the "
@@ -122,7 +122,7 @@ def _without(
     some: Sequence[Outcome], name: str, sources: dict[str, list[Outcome]]
 ) -> tuple[float, float, float]:
     """Mean error of a source's estimates, of those divided by the others' median, and how many the
-    others' band holds."""
+    others' middle 80 % holds."""
     others = [one for key, found in sources.items() if key != name for one in found]
     errors, scaled, held = [], [], []
     for one in some:
