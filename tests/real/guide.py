@@ -11,12 +11,10 @@ model then generates are those of Hugging Face in fp32, or what the block ended 
 import argparse
 import contextlib
 import json
-import multiprocessing
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import textwrap
 import traceback
 from pathlib import Path
@@ -26,6 +24,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.real import page, releases  # noqa: E402
+from tests.real.alone import alone  # noqa: E402
 
 GUIDE = "aws-neuron-sdk/libraries/nxd-inference/developer_guides/feature-guide.rst"
 RELEASES = ("0.6", "0.9")
@@ -67,33 +66,22 @@ def inside(guide, done):
     os.dup2(2, 1)  # what libraries print is no cell
     found = list(blocks(guide.read_text(encoding="utf-8")))
     print(json.dumps([name for name, _ in found]), file=out, flush=True)
-    context = multiprocessing.get_context("fork")
     for name, text in found:
-        if name in done:
-            continue
-        mine, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=_block, args=(text, theirs))
-        process.start()
-        theirs.close()
-        told = ""
-        with contextlib.suppress(EOFError):
-            told = mine.recv() if mine.poll(LIMIT_SECONDS) else f"unfinished: {LIMIT_SECONDS} s"
-        process.kill()
-        process.join()
-        told = told or f"ended: status {process.exitcode}"
-        print(json.dumps([name, "outcome", told]), file=out, flush=True)
+        if name not in done:
+            told = alone(LIMIT_SECONDS, _block, text)
+            print(json.dumps([name, "outcome", *told]), file=out, flush=True)
     return 0
 
 
-def _block(text, out):
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        try:
-            out.send(_run(text, Path(folder)))
-        except Exception as error:  # the outcome is what a reader sees
-            if os.environ.get("NEURON_CPU_DEBUG"):
-                traceback.print_exc()
-            first = (str(error).strip().splitlines() or [""])[0]
-            out.send(f"{type(error).__name__}: {first[:240]}".replace(folder, "FOLDER"))
+def _block(text):
+    folder = str(Path.cwd())
+    try:
+        return _run(text, Path(folder))
+    except Exception as error:  # the outcome is what a reader sees
+        if os.environ.get("NEURON_CPU_DEBUG"):
+            traceback.print_exc()
+        first = (str(error).strip().splitlines() or [""])[0]
+        return f"{type(error).__name__}: {first[:240]}".replace(folder, "FOLDER")
 
 
 def _run(text, folder):
@@ -232,8 +220,7 @@ def main():
             page.keep_rows(page.GUIDE, json.loads(run.stdout.readline()))
             for line in run.stdout:
                 page.keep(page.GUIDE, name, *json.loads(line))
-    if asked.write:
-        page.write(page.GUIDE)
+    page.end(page.GUIDE, asked.write)
     return 0
 
 

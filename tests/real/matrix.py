@@ -10,14 +10,10 @@ largest logit that Hugging Face computes in fp32; or why there is none.
 
 import argparse
 import concurrent.futures
-import contextlib
-import faulthandler
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -25,11 +21,11 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.real import page, releases  # noqa: E402
+from tests.real.alone import alone  # noqa: E402
 
 COLUMNS = page.COLUMNS[page.FEATURES]
 Case = list[str]  # row and column
 LIMIT_SECONDS = 600  # of one cell
-CUT = "Ended"  # of a cell whose process did not come to its end
 
 
 def main():
@@ -49,18 +45,12 @@ def main():
     table = page.CROSSES if asked.crosses else page.FEATURES
     known = page.done(table) if asked.resume else {}
     for release in asked.releases:
-        done = [
-            [row, column]
-            for row, cells in known.get(release, {}).items()
-            for column, cell in cells.items()
-            if not cell.startswith(CUT)
-        ]
+        done = [[row, column] for row, cells in known.get(release, {}).items() for column in cells]
         passed = ["--inside", json.dumps(done), "--workers", str(asked.workers)]
         passed += ["--columns", *asked.columns, "--features", *asked.features]
         passed += ["--crosses"] * asked.crosses
         run(table, releases.RELEASES[release], asked.public, passed)
-    if asked.write:
-        page.write(table)
+    page.end(table, asked.write)
     return 0
 
 
@@ -91,34 +81,20 @@ def inside(done, asked):
     every = [[row, column] for row in asked.features or rows for column in asked.columns]
     cases = [case for case in every if case not in done]
     with concurrent.futures.ThreadPoolExecutor(asked.workers) as pool:
-        for found in pool.map(_in_a_process, cases):
+        for found in pool.map(_found, cases):
             print(json.dumps(found), file=out, flush=True)
     return 0
 
 
-def _in_a_process(case):
-    """A row and a column, and what was found there, in a process of its own: libraries keep state
-    in modules, and a cell may take too much time or memory."""
-    context = multiprocessing.get_context("fork")
-    mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_cell, args=(case, theirs))
-    process.start()
-    theirs.close()
-    found = ""
-    with contextlib.suppress(EOFError):
-        found = mine.recv() if mine.poll(LIMIT_SECONDS) else f"{CUT}: after {LIMIT_SECONDS} s"
-    process.kill()
-    process.join()
-    return *case, found or f"{CUT}: the process ended with status {process.exitcode}"
+def _found(case):
+    """A row and a column, what was found there, and the seconds that it took."""
+    return *case, *alone(LIMIT_SECONDS, _cell, case)
 
 
-def _cell(case, out):
-    """Send what was found in a row and a column."""
+def _cell(case):
     from tests.real import cells
 
-    faulthandler.enable()
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        out.send(cells.cell(*case, Path(folder)))
+    return cells.cell(*case, Path.cwd())
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.real import page, releases  # noqa: E402
+from tests.real.alone import alone  # noqa: E402
 
 PROMPT = "I believe the meaning of life is"
 TOKENS = 8
@@ -257,19 +258,18 @@ def main():
         concurrent.futures.ThreadPoolExecutor(asked.workers) as pool,
     ):
         model, expected = references(Path(folder))
-        jobs: dict[concurrent.futures.Future[str], tuple[str, str, str]] = {}
+        jobs: dict[concurrent.futures.Future[tuple[str, float]], tuple[str, str, str]] = {}
         for name in asked.releases:
             environment = releases.environment(releases.RELEASES[name], asked.public)
             environment["XDG_CACHE_HOME"] = str(Path(folder) / name)  # compiled folders
             cases = [(mode, column) for mode in asked.modes for column in MODES[mode][2]]
             for mode, column in cases:
                 if column not in known.get(name, {}).get(mode, {}):
-                    job = pool.submit(cell, mode, column, environment, model, expected)
+                    job = pool.submit(alone, None, cell, mode, column, environment, model, expected)
                     jobs[job] = name, mode, column
         for job in concurrent.futures.as_completed(jobs):
-            page.keep(page.MODES, *jobs[job], job.result())
-    if asked.write:
-        page.write(page.MODES)
+            page.keep(page.MODES, *jobs[job], *job.result())
+    page.end(page.MODES, asked.write)
     return 0
 
 
