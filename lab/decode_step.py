@@ -4,11 +4,8 @@
 
 Nothing is measured: graphs are traced from shapes and timed by the cost model. `bound` is bytes of
 weights and cached keys over the DMA plateau. Both graphs are whole: launch, embedding, kernels,
-collectives, update of the caches, logits; what the host does is in neither. A launch of a kernel
-takes 2 us, or 210 with the compiler of SDK 2.32 (lab/docs/cost_model.md); a collective 10 or 26 us.
-Columns are named call + collective; the first four are one kernel, the next 33. The ratio is that
-of one kernel at 2 us and at the collective of the model of time (trn1 26 us, trn2 12) to the bound.
-`--write` puts the table and the stream of a layer into lab/docs/decode_step.md.
+collectives, update of the caches, logits; what the host does is in neither. The ratio is that of
+one kernel to the bound. `--write` puts the table into lab/docs/decode_step.md.
 """
 
 import argparse
@@ -16,7 +13,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -33,12 +29,8 @@ from harness.model_shapes import MODEL_SHAPES  # noqa: E402
 from lab import NOTES, pages, roofline  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
-from neuron_cpu.core.time.schedule import ENGINES, Schedule  # noqa: E402
 
 PAGE = NOTES / "decode_step.md"
-LAUNCHES = (2_000.0, 210_000.0)  # ns of a kernel's call, by compiler
-COLLECTIVES = (10_000.0, 26_000.0)
-COSTS = [(call, collective) for collective in COLLECTIVES for call in LAUNCHES]
 SUBMODEL = "speculation_model"
 
 
@@ -97,83 +89,28 @@ def graph_of(row: Row, module: Any) -> list[tuple[str, Any]]:
     return events_of(tracing.record(model, wrapper, bucket, Path(tempfile.gettempdir())))
 
 
-def times(row: Row, module: Any) -> tuple[dict[tuple[float, float], float], int, Schedule]:
-    """Of a step of the model in ``module``: nanoseconds by what a call and a collective take, the
-    chip's own last; how many kernels it has, and the schedule of the last one."""
-    events, found = graph_of(row, module), {}
-    programs = [event.program for _, event in events if event.program is not None]
-    for collective in (*COLLECTIVES, target.TARGETS[row.chip].collective_ns):
-        for program in programs:
-            program.core = replace(program.core, collective_ns=collective)
-        costs = cost.Overheads(
-            collective_ns=collective, host_ns=0.0, logits_ns=0.0, argmax_ns=0.0, kernel_ns=0.0
-        )
-        order: Any = None  # each language's own
-        estimator = Estimator(cost.DEFAULT_PROFILE, costs, row.degree, order)
-        made = estimator.graph(DECODE, row.keys, row.batch, events)
-        for launch in LAUNCHES:
-            found[launch, collective] = made.latency_ns + len(programs) * launch
-    return found, len(programs), made.schedules[-1]
+def milliseconds(row: Row, module: Any) -> tuple[float, int]:
+    """Of a step of the model in ``module``, and how many kernels it has."""
+    events = graph_of(row, module)
+    order: Any = None  # each language's own
+    estimator = Estimator(cost.DEFAULT_PROFILE, roofline.DEVICE_ALONE, row.degree, order)
+    kernels = sum(event.program is not None for _, event in events)
+    return estimator.graph(DECODE, row.keys, row.batch, events).latency_ns / 1e6, kernels
 
 
-def table(rows: Sequence[Row], keep: bool) -> None:
-    """Print a row after another, and the stream of a layer of the first one over 640 keys; ``keep``
-    them on the page."""
-    heads = [f"{call / 1e3:g}+{each / 1e3:g}" for call, each in COSTS] * 2
-    lines = [f"| Step | bound | {' | '.join(heads)} | ratio |", "|---|" + "---:|" * 10]
-    drawn: list[str] = []
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: a row a step, printed as soon as it is there."""
+    lines = ["| Step | bound, ms | one kernel | `llama.py` | its kernels | ratio |"]
+    lines.append("|---|" + "---:|" * 5)
     for row in rows:
-        bound, (one, _, schedule) = bound_ns(row), times(row, models.step)
-        cells = [f"{one[at] / 1e6:.2f}" for at in COSTS]
+        bound, (one, _) = bound_ns(row) / 1e6, milliseconds(row, models.step)
+        cells = [f"{bound:.2f}", f"{one:.2f}", "", "", f"{one / bound:.3f}"]
         if row.each == row.cores == row.batch == 1 and row.keys == 640:
-            many, _, _ = times(row, llama)
-            cells += [f"{many[at] / 1e6:.2f}" for at in COSTS]
-        cells += [""] * (len(heads) - len(cells))
-        ratio = one[LAUNCHES[0], target.TARGETS[row.chip].collective_ns] / bound
-        lines.append(f"| {row.name} | {bound / 1e6:.2f} | {' | '.join(cells)} | {ratio:.3f} |")
+            many, kernels = milliseconds(row, llama)
+            cells[2:4] = f"{many:.2f}", f"{kernels}"
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
-        if not drawn and row.keys == 640:
-            drawn = ["```text", *stream(schedule, 8), "```"]
-        if keep:
-            pages.publish(PAGE, "times", "\n".join(lines))
-            pages.publish(PAGE, "stream", "\n".join(drawn))
-    print("\n".join(drawn))
-
-
-# --- The stream of a layer ------------------------------------------------------------------------
-COLUMN_NS = 4_000.0
-SHADES = " .:+#"
-
-
-def stream(made: Schedule, layer: int) -> list[str]:
-    """A layer in columns of 4 µs: what arrives, which collective runs, how busy engines are."""
-    code = made.program.instructions
-    names = ["=" if i.op.name == "collective" else ENGINES[e] for i, e in zip(code, made.engine)]
-    meetings = [at for at, i in enumerate(code) if getattr(i.attrs, "kind", "") == "all_reduce"]
-    begin, end = made.end[meetings[2 * layer - 1]], made.end[meetings[2 * layer + 1]]
-    columns = int((end - begin) / COLUMN_NS) + 1
-
-    def shares(spans: Any) -> list[dict[Any, float]]:
-        found: list[dict[Any, float]] = [{} for _ in range(columns)]
-        for key, first, last in spans:
-            reach = (int((time - begin) / COLUMN_NS) for time in (first, last))
-            for n in range(max(0, next(reach)), min(columns - 1, next(reach)) + 1):
-                time = min(last - begin, (n + 1) * COLUMN_NS) - max(first - begin, n * COLUMN_NS)
-                found[n][key] = found[n].get(key, 0.0) + max(0.0, time)
-        return found
-
-    lanes = [span[1:] for span in made.lane_spans() if span[0] == 0 and names[span[1]] != "="]
-    # the first letter of what a transfer brings: of the layer as a capital
-    sources = [code[at].src[0].storage.name or "-" for at, *_ in lanes]
-    letters = [n[0].upper() if n.endswith(f"_{layer}") else n[0] for n in sources]
-    arriving = shares((key, *span) for key, (_, *span) in zip(letters, lanes))
-    busy = shares(zip(names, made.start, made.end))
-    lines = ["arrives    " + "".join(max(a, key=a.__getitem__) if a else " " for a in arriving)]
-    lines.append("collective " + "".join("=" if column.get("=") else " " for column in busy))
-    for engine in (engine for engine in spec.Engine if engine is not spec.Engine.DMA):
-        levels = [min(1.0, column.get(engine, 0.0) / COLUMN_NS) for column in busy]
-        lines.append(f"{engine.value:10} " + "".join(SHADES[round(4 * n)] for n in levels))
-    return [line.rstrip() for line in lines]
+    return "\n".join(lines)
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -181,7 +118,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS])
     parser.add_argument("--write", action="store_true", help="into lab/docs/decode_step.md")
     args = parser.parse_args(argv)
-    table([row for row in ROWS if not args.rows or row.name in args.rows], args.write)
+    made = table([row for row in ROWS if not args.rows or row.name in args.rows])
+    if args.write:
+        pages.publish(PAGE, "times", made)
     return 0
 
 

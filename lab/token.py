@@ -1,15 +1,13 @@
 """What a user waits for a token: llama.py's look-ahead beside its plain step and the baseline.
 
     python -m lab.token [--write]
-    python -m lab.token --measure-host [--write]
 
 Calls are counted on recorded texts (lab/data/token_texts.json): what the embedded model wrote
 greedily in fp32, its end token suppressed as the contest's main.py does, behind each of the 25
 benchmark prompts, four beginnings of code and four of dialogue. A text goes up to 640 tokens, and
 behind the two prompts that are longer up to 1280. llama.py's own LookAhead guesses on them. Times
 are estimates of the cost model for Llama-3.2-1B at degree 2, of ours and of the baseline alike.
-``--measure-host`` measures the loop of the adapter instead, around a model that knows the text and
-computes nothing. ``--write`` puts the tables into the page. Two minutes.
+``--write`` puts the tables into the page. Two minutes.
 """
 
 from __future__ import annotations
@@ -21,11 +19,9 @@ import statistics
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import neuron_cpu
 
@@ -33,17 +29,11 @@ neuron_cpu.ensure_sdk()
 
 import torch  # noqa: E402
 from neuronx_distributed_inference.models.config import (  # noqa: E402
-    InferenceConfig,
     NeuronConfig,
     OnDeviceSamplingConfig,
 )
 from neuronx_distributed_inference.models.llama import modeling_llama as baseline  # noqa: E402
-from neuronx_distributed_inference.utils.hf_adapter import (  # noqa: E402
-    HuggingFaceGenerationAdapter,
-    load_pretrained_config,
-)
-from transformers import GenerationConfig  # noqa: E402
-from transformers.modeling_outputs import CausalLMOutputWithPast  # noqa: E402
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
 
 import llama  # noqa: E402
 from harness.figures import tracing  # noqa: E402
@@ -202,79 +192,7 @@ def parts(keys: int) -> list[tuple[str, float]]:
     ]
 
 
-# --- the host -------------------------------------------------------------------------------------
-class Known(llama.NeuronLlamaForCausalLM):
-    """llama.py's model, with look-ahead or without, whose graphs compute nothing: they give the
-    logits of a recorded text. Of the processor's seconds ``inside`` it ``graphs`` and ``widening``
-    of rows are parts."""
-
-    def __init__(self, ahead: bool, text: Text) -> None:
-        torch.nn.Module.__init__(self)
-        length, tokens = len(text.tokens), llama.CALL_TOKENS
-        self.neuron_config = NeuronConfig(batch_size=1, seq_len=length, speculation_length=tokens)
-        self.config = InferenceConfig(self.neuron_config, load_config=lambda config: None)
-        self.config.vocab_size = MODEL_SHAPES[MODEL]["vocab_size"]
-        self.ahead = llama.LookAhead(tokens, length) if ahead else None
-        dtype = torch.bfloat16 if ahead else torch.float32
-        self.rows = torch.zeros(1, tokens, self.config.vocab_size, dtype=dtype)
-        self.text, self.inside, self.graphs, self.widening = text, 0.0, 0.0, 0.0
-        self.kv_cache_populated = self.on_device_sampling = False
-
-    def reset(self) -> None:
-        self.kv_cache_populated = False
-
-    def graph(self, input_ids: Any, position_ids: Any, **_: Any) -> Any:
-        """NxDI's forward: the rows of a call, the last one of a prompt."""
-        began = time.thread_time()
-        count = input_ids.shape[1] if self.kv_cache_populated else 1
-        first = int(position_ids[0, -count]) + 1
-        self.kv_cache_populated = True
-        self.rows.zero_()
-        for at, token in enumerate(self.text.tokens[first : first + count]):
-            self.rows[0, at, token] = 1
-        rows = self.rows[:, :count] if count > 1 else self.rows[:, :1].float()
-        self.graphs += time.thread_time() - began
-        return CausalLMOutputWithPast(logits=rows)
-
-    def forward(self, *args: Any, **given: Any) -> Any:
-        began = time.thread_time()
-        output = super().forward(*args, **given)
-        self.inside += time.thread_time() - began
-        return output
-
-    def _construct_output(self, logits: Any, *more: Any) -> Any:
-        began = time.thread_time()
-        output = super()._construct_output(logits, *more)
-        self.widening += time.thread_time() - began
-        return output
-
-
-def host_ms(ahead: bool, text: Text) -> tuple[float, float, float]:
-    """Milliseconds of processor time a token: the adapter's loop here, look-ahead in it, and the
-    widening of rows to fp32."""
-    model, count = Known(ahead, text), len(text.tokens) - text.prompt
-    prompt = torch.tensor([text.tokens[: text.prompt]])
-    with mock.patch.object(baseline.NeuronLlamaForCausalLM, "forward", Known.graph):
-        began = time.thread_time()
-        found = HuggingFaceGenerationAdapter(model).generate(
-            input_ids=prompt,
-            attention_mask=torch.ones_like(prompt),
-            pad_token_id=0,
-            generation_config=GenerationConfig(eos_token_id=2),
-            **dict(max_new_tokens=count, min_new_tokens=count, do_sample=True, top_k=1),
-        )
-        whole = time.thread_time() - began
-    assert found[0].tolist() == text.tokens, "the loop wrote another text"
-    own = model.inside - model.graphs - model.widening
-    each = 1e3 / count
-    return each * (whole - model.inside), each * own, each * model.widening
-
-
 # --- tables ---------------------------------------------------------------------------------------
-def middle_and_worst(values: Sequence[float]) -> str:
-    return f"{statistics.median(values):.2f}, {min(values):.2f}"
-
-
 def table(head: str, rows: Sequence[Sequence[str]]) -> str:
     lines = [[*head.split(" | ")], ["---"] * (head.count(" | ") + 1), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -324,41 +242,23 @@ def of_texts(costs: dict[int, Costs], known: Sequence[Text]) -> str:
     return table(head, rows)
 
 
-def of_the_host(costs: dict[int, Costs], known: Sequence[Text]) -> str:
-    """Of the adapter's loop without look-ahead, and of look-ahead in the same loop."""
-    alone, ahead = ([host_ms(kind, text) for text in known[:5]] for kind in (False, True))
-    loop, _, _ = map(statistics.median, zip(*alone))
-    _, own, widening = map(statistics.median, zip(*ahead))
-    ratios = [
-        costs[len(text.tokens)]._replace(host=loop).ratio(calls(text, llama.CALL_TOKENS))
-        for text in known
-    ]
-    cells = [f"{loop:.2f}", f"{own:.3f}", f"{widening:.3f}", middle_and_worst(ratios)]
-    head = "the adapter's loop | look-ahead | a row widened | times the baseline, median and worst"
-    return table(head, [cells])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--measure-host", action="store_true", help="the adapter's loop, here")
     parser.add_argument("--write", action="store_true", help=f"the tables into {PAGE.name}")
     given = parser.parse_args()
-    costs = published() if given.measure_host else {keys: estimated(keys) for keys in KEYS}
+    costs = {keys: estimated(keys) for keys in KEYS}
     known = texts()
     prompts = [text for text in known if text.kind == "prompt"]
-    if given.measure_host:
-        made = {"host": of_the_host(costs, prompts)}
-    else:
-        made = {
-            "costs": of_costs(costs),
-            "texts": of_texts(costs, known),
-            "parts": table("part | ms", [[name, f"{ms:.2f}"] for name, ms in parts(KEYS[0])]),
-        }
+    made = {
+        "costs": of_costs(costs),
+        "texts": of_texts(costs, known),
+        "parts": table("part | ms", [[name, f"{ms:.2f}"] for name, ms in parts(KEYS[0])]),
+    }
     for name, text in made.items():
         print(f"{name}:\n\n{text}\n")
         if given.write:
             pages.publish(PAGE, name, text)
-    if given.write and not given.measure_host:
+    if given.write:
         pages.publish(ROOT / "docs" / "cost_model.md", "step", of_a_step(costs))
     one = costs[KEYS[0]]
     print(f"without look-ahead {(one.baseline + one.host) / (one.plain + one.host):.2f}")

@@ -1,4 +1,4 @@
-"""lab/decode_step.py: its bound, its times, and the stream that it draws."""
+"""lab/decode_step.py: its bound and its times."""
 
 import pytest
 
@@ -32,21 +32,7 @@ def test_the_bound_is_that_of_the_roofline():
     assert decode_step.bound_ns(row) == pytest.approx(limits.bound)
 
 
-@pytest.mark.full
-def test_calls_and_collectives_cost_what_they_say(small):
-    one, many = (decode_step.times(small, module) for module in (models.step, llama))
+def test_one_kernel_is_shorter_than_seven(small):
+    one, many = (decode_step.milliseconds(small, module) for module in (models.step, llama))
     assert (one[1], many[1]) == (1, 7)
-    for found, kernels, _ in (one, many):
-        first, second = (found[call, 10_000.0] for call in decode_step.LAUNCHES)
-        assert second - first == pytest.approx(kernels * 208_000)
-        slower = found[2_000.0, 26_000.0] - found[2_000.0, 10_000.0]
-        # six all-reduces, embedding, logits; nothing hides them in so small a model
-        assert slower == pytest.approx(8 * 16_000, rel=0.05)
-
-
-def test_the_stream_of_a_layer(small):
-    lines = decode_step.stream(decode_step.times(small, models.step)[2], 1)
-    arrives, collective, tensor, *_ = lines
-    assert arrives.startswith("arrives") and collective.startswith("collective")
-    assert collective.count("=") >= 2 * 26 / 4 - 2
-    assert tensor.startswith("TensorE") and set(tensor[11:]) <= set(decode_step.SHADES)
+    assert decode_step.bound_ns(small) / 1e6 < one[0] < many[0]

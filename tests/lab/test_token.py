@@ -64,11 +64,3 @@ def test_costs_are_those_of_the_page():
     """Every estimate and the band of our step, which bands of a new set move."""
     told = token.of_costs({640: token.estimated(640)}).splitlines()[2]
     assert told in pages.published(token.PAGE, "costs"), "python -m lab.token --write"
-
-
-def test_the_host_s_loop_writes_the_text_with_look_ahead_and_without():
-    text = next(text for text in token.texts() if text.number == 2)
-    short = text._replace(tokens=text.tokens[: text.prompt + 40])
-    for ahead in (False, True):
-        loop, own, widening = token.host_ms(ahead, short)
-        assert loop > 0 and own > 0 and (widening > 0) == ahead
