@@ -1,18 +1,17 @@
 """Measured against predicted: published device times and what the cost model says.
 
     python -m lab.calibrate --public DIR [--data FILE] [--kept DIR] [--rows WORD ...]
-    python -m lab.calibrate --public DIR [--write | --verify | --vary] ...
+    python -m lab.calibrate --public DIR [--write | --verify] ...
 
 The public kernels of calibration.json (or FILE, of its form) run in their own source, from
 checkouts ``DIR/OWNER/NAME@COMMIT`` (or ``DIR/OWNER/NAME``); ``--write`` replaces their table in
 lab/docs/calibration.md and the bands of estimates. ``--verify`` fails where an estimate is not the
-page's. ``--vary`` shows what fitted rows change where a constant is 20 % off. ``--kept`` names a
-folder of recorded programs, which gets those that it lacks: other constants price them without
-recording. Rows of the sealed set are written once, with the commit, and never again.
+page's. ``--kept`` names a folder of recorded programs, which gets those that it lacks: other
+constants price them without recording. Rows of the sealed set are written once, with the commit,
+and never again.
 """
 
 import argparse
-import contextlib
 import functools
 import hashlib
 import importlib
@@ -30,12 +29,11 @@ import traceback
 import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Optional, cast
-from unittest import mock
+from typing import Any, Optional
 
 if __name__ in ("__main__", "__mp_main__"):  # pages are written whole
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -48,10 +46,8 @@ from lab import calibration_rows as public_rows  # noqa: E402 - needs the SDK na
 from neuron_cpu.core import NkiError, Program  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
 from neuron_cpu.core.device.errors import only_timed  # noqa: E402
-from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 from neuron_cpu.core.report import bands, report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
-from neuron_cpu.core.time.passes import join, keep  # noqa: E402
 from neuron_cpu.files import write_bytes_atomically, write_text_atomically  # noqa: E402
 from neuron_cpu.sandbox import records  # noqa: E402
 
@@ -63,21 +59,6 @@ SIDES = ("hbm_read", "hbm_written")
 GEN2_CHIPS = ("", "trn1", "inf2")
 MARK = "not estimated"  # a row whose text the folder lacks
 MOVED = 0.01  # a published estimate that moves by more has to be made anew
-SCALE = (0.8, 1.2)  # of a constant that is varied
-MOST_VARIED = 4_000  # instructions of a program that is priced anew for each
-RATES = "entry.rate"  # of the instructions that have one as measured
-CONSTANTS = (
-    "clock_hz", "min_ii", "dependent_cycles", "result_cycles", "fill_cycles", "bias_cycles",
-    "sums_cycles", "tensor_pace", "half_rows_pace", "engine_start_cycles", "ramp_ns",
-    RATES, "dma.bytes_per_ns", "dma.today_bytes_per_ns", "dma.row_ns",
-    "dma.today_row_ns", "dma.start_ns", "dma.row_2_24_ns", "dma.part_word_ns", "dma.half_word_ns",
-    "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns", "dma.descriptor_ns", "dma.one_index_ns",
-    "dma.hardware_ns", "dma.transposed", "dma.transposed_on_chip", "dma.flat_bytes_per_ns",
-    "dma.flat_row_bytes",
-    "dma.flat_row_most_bytes", "hbm_bytes_per_ns", "keep.LEFT", "schedule.WINDOW", "join.JOINED",
-    "join.UNROLLED", "spec.GRAPH_START_NS",
-)  # fmt: skip
-MODULES = {"spec": spec, "cost": cost, "keep": keep, "schedule": schedule, "join": join}
 DOCUMENT, MODEL = NOTES / "calibration.md", NOTES / "cost_model.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
 CYCLES = re.compile(r"^def \w*cycles\(.*?(?=^\S)", re.M | re.S)  # of an instruction: no recording's
@@ -98,7 +79,6 @@ class Outcome:
         missing: True where the folder lacks the file.
         engines: share of the time that each engine is busy.
         hbm_mb: megabytes read from and written to HBM.
-        varied: ratios with constants scaled, one after the other.
     """
 
     row: public_rows.Row
@@ -109,7 +89,6 @@ class Outcome:
     missing: bool = False
     engines: dict[str, float] = field(default_factory=dict)
     hbm_mb: tuple[float, ...] = ()
-    varied: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> Optional[float]:
@@ -157,19 +136,12 @@ def recorded(row: public_rows.Row, public: Path, kept: Optional[Path] = None) ->
     return program
 
 
-def run(
-    row: public_rows.Row,
-    public: Path,
-    kept: Optional[Path] = None,
-    cases: Sequence[tuple[str, float]] = (),
-) -> Outcome:
-    """Trace and schedule one public kernel, then under each scaled constant."""
+def run(row: public_rows.Row, public: Path, kept: Optional[Path] = None) -> Outcome:
+    """Trace and schedule one public kernel."""
     warnings.simplefilter("ignore")
     try:
         program = recorded(row, public, kept)
         found = schedule.schedule(program, profile_for(row))
-        few = cases if len(program) <= MOST_VARIED else ()
-        varied = tuple(ratio_under(row, program, found.total, *case) for case in few)
     except public_rows.Missing:
         return Outcome(row, problem=MARK, missing=True)
     except NkiError as refusal:
@@ -191,41 +163,12 @@ def run(
         f"{engine.value} {busy[engine] / found.total:.0%}",
         engines={e.value: t / found.total for e, t in busy.items()},
         hbm_mb=tuple(size / 1e6 for size in moved),
-        varied=varied,
     )
 
 
 def graph_us(row: public_rows.Row, kernel_ns: float) -> float:
     """Microseconds of a graph of the row's kernel alone, as its figure counts them."""
     return (kernel_ns + spec.GRAPH_START_NS) / 1e3 * row.share
-
-
-def ratio_under(
-    row: public_rows.Row, program: Program, total: float, name: str, factor: float
-) -> float:
-    """The ratio of a row with a constant scaled, of a module or of the program's generation; that
-    of ``total`` where the generation has 0 for it."""
-    if name == RATES:
-        with contextlib.ExitStack() as changed:
-            for entry in (one for one in TABLE.values() if one.rate != 1):
-                changed.enter_context(mock.patch.dict(vars(entry), rate=entry.rate * factor))
-            total = schedule.schedule(program, profile_for(row)).total
-        return graph_us(row, total) / row.measured_us
-    part, _, last = name.rpartition(".")
-    holder = MODULES.get(part) or (getattr(program.core, part) if part else program.core)
-    value = getattr(holder, last)
-    several = isinstance(value, Mapping)
-    new = {k: v * factor for k, v in value.items()} if several else type(value)(value * factor)
-    if part in MODULES:
-        patch = mock.patch.object(holder, last, new)
-    else:
-        made = replace(cast(Any, holder), **{last: new})
-        core = replace(program.core, **{part: made}) if part else made
-        patch = mock.patch.object(program, "core", core)
-    with patch:
-        if new != value:
-            total = schedule.schedule(program, profile_for(row)).total
-        return graph_us(row, total) / row.measured_us
 
 
 def run_all(chosen: Sequence[public_rows.Row], jobs: int, **given: Any) -> list[Outcome]:
@@ -411,14 +354,7 @@ def calibrate_public(
     args: argparse.Namespace, every: Sequence[public_rows.Row], chosen: Sequence[public_rows.Row]
 ) -> int:
     """Run the public rows; print and perhaps write their table and bands."""
-    names = (args.vary or CONSTANTS) if args.vary is not None else ()
-    cases = [(name, factor) for name in names for factor in SCALE]
-    outcomes = run_all(chosen, args.jobs, public=args.public, kept=args.kept, cases=cases)
-    if names:
-        print(sensitivities(outcomes, names))
-        if args.write:
-            pages.publish(MODEL, "vary", sensitivities(outcomes, names))
-        return 0
+    outcomes = run_all(chosen, args.jobs, public=args.public, kept=args.kept)
     parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
     print("\n\n".join([*parts, engines_table(outcomes)]))
     if args.verify:
@@ -471,26 +407,6 @@ def apart(ratio: Optional[float], shipped: Optional[float]) -> bool:
     return abs(ratio - shipped) > MOVED * shipped
 
 
-def sensitivities(outcomes: Sequence[Outcome], names: Sequence[str]) -> str:
-    """Markdown: what every constant changes in rows that were run with each 20 % off."""
-    lines = ["| Constant | within ±15 % at -20 % | largest change | at +20 % | largest change |"]
-    lines.append("|---|---:|---|---:|---|")
-    varied = [(o, o.ratio) for o in outcomes if o.varied and o.ratio is not None]
-    base = {outcome.row.id: ratio for outcome, ratio in varied}
-    columns = zip(*(outcome.varied for outcome, _ in varied))
-    for name in names:
-        told = [change(dict(zip(base, next(columns))), base) for _ in SCALE]
-        lines.append(f"| {name} | {' | '.join(told)} |")
-    return "\n".join(lines)
-
-
-def change(found: Mapping[str, float], base: Mapping[str, float]) -> str:
-    """How many ratios are near 1, and which one moved most from `base`."""
-    near = sum(abs(ratio - 1) <= LIMIT for ratio in found.values())
-    moved, row = max(((found[row] / base[row] - 1, row) for row in found), key=lambda m: abs(m[0]))
-    return f"{near} of {len(found)} | " + (f"{moved:+.0%} {row}" if abs(moved) >= 0.005 else "none")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     option = parser.add_argument
@@ -498,9 +414,7 @@ def main() -> int:
     option("--kept", type=Path, metavar="DIR", help="recorded programs, kept for later")
     option("--data", type=Path, default=public_rows.DATA, help="their rows")
     option("--rows", nargs="+", help="only rows whose name has one of the words")
-    how = parser.add_mutually_exclusive_group().add_argument
-    how("--verify", action="store_true", help=f"fail where one moved by more than {MOVED:.0%}%")
-    how("--vary", nargs="*", help="what constants change in fitted rows, 20 %% off: these, or all")
+    option("--verify", action="store_true", help=f"fail where one moved by more than {MOVED:.0%}%")
     option("--write", action="store_true", help="update the page and the bands, by all rows")
     option("--jobs", type=int, default=2, help="processes for the public rows")
     args = parser.parse_args()
@@ -513,12 +427,10 @@ def main() -> int:
         args.kept.mkdir(parents=True, exist_ok=True)
     every = public_rows.rows(args.data)
     chosen = [row for row in every if not args.rows or any(word in row.id for word in args.rows)]
-    if args.vary is not None:
-        chosen = [row for row in chosen if row.set == public_rows.FITTED]
     if not chosen:
-        words, names = " or ".join(args.rows or ["fitted"]), [row.id for row in every]
-        parser.error(f"no row has {words} in its name or set, expected one of {names}")
-    if args.write and args.rows and args.vary is None:
+        words, names = " or ".join(args.rows), [row.id for row in every]
+        parser.error(f"no row has {words} in its name, expected one of {names}")
+    if args.write and args.rows:
         parser.error("--write needs all rows, which have one law then; leave out --rows")
     sets = sorted({row.set for row in every})
     for alone in set(APART_SETS).intersection(sets):

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from lab import trust
 from neuron_cpu.core.report import bands
 
 if TYPE_CHECKING:
@@ -97,11 +98,11 @@ def aims_list(outcomes: Sequence[Outcome], ordered: tuple[int, int]) -> str:
 def left_out(outcomes: Sequence[Outcome]) -> str:
     """Markdown: every source priced with what the other sources say, and the mean over sources.
 
-    The others' ratios give the median by which an estimate of its class is divided, and a middle.
+    The others' ratios give the median by which an estimate of its class is divided, and a band.
     """
     lines = [
         "| Source left out | times | mean error | divided by the others' medians | in the "
-        "others' middle 80 % |",
+        "others' band |",
         "|---|---:|---:|---:|---:|",
     ]
     sources = defaultdict(list)
@@ -122,16 +123,16 @@ def _without(
     some: Sequence[Outcome], name: str, sources: dict[str, list[Outcome]]
 ) -> tuple[float, float, float]:
     """Mean error of a source's estimates, of those divided by the others' median, and how many the
-    others' middle 80 % holds."""
+    others' band holds."""
     others = [one for key, found in sources.items() if key != name for one in found]
     errors, scaled, held = [], [], []
     for one in some:
         known = [o.ratio for o in others if o.kind == one.kind and o.ratio is not None]
         if len(known) < bands.FEWEST:
             known = [o.ratio for o in others if o.ratio is not None]
-        tenths = statistics.quantiles(known, n=10, method="inclusive")
+        low, high = trust.edges(known)
         ratio = one.ratio or 0.0
         errors.append(abs(ratio - 1))
         scaled.append(abs(ratio / statistics.median(known) - 1))
-        held.append(tenths[0] <= ratio <= tenths[8])
+        held.append(low <= ratio <= high)
     return statistics.fmean(errors), statistics.fmean(scaled), statistics.fmean(held)
