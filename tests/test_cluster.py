@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from lab.cluster_speed import Started, candidate, started
 from neuron_cpu import cluster
 from neuron_cpu.__main__ import main
 from neuron_cpu.core.run import execute
@@ -24,6 +23,7 @@ from neuron_cpu.errors import UsageError
 from neuron_cpu.oracle import forms
 from neuron_cpu.oracle.serve import Oracle
 from tests.conftest import REPOSITORY
+from tests.dask_cluster import Started, candidate, started
 
 KERNEL = """
 import neuronxcc.nki as nki

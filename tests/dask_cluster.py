@@ -1,12 +1,5 @@
-"""Rewrites the table of lab/docs/oracle_measured.md: candidates a second on more and more workers.
+"""A Dask cluster in processes of this machine, and candidates that take a while there."""
 
-    python -m lab.cluster_speed [--candidates N]
-
-Scheduler and workers are processes of this machine. A candidate sleeps a second while it is traced,
-so that workers need few processors. Two minutes.
-"""
-
-import argparse
 import contextlib
 import json
 import os
@@ -15,17 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from lab import NOTES, ROOT, pages
-from neuron_cpu import cluster
 from neuron_cpu.oracle import forms
-from neuron_cpu.oracle.serve import Oracle
+from tests.conftest import REPOSITORY
 
-PAGE = NOTES / "oracle_measured.md"
-WORKERS = 1, 2, 4
 START_SECONDS = 120.0
 CANDIDATE = """
 import time
@@ -66,7 +53,7 @@ class Started:
             time.sleep(0.1)
         self.address = json.loads(told.read_text())["address"]
 
-    def worker(self, project: Path = ROOT) -> subprocess.Popen:
+    def worker(self, project: Path = REPOSITORY) -> subprocess.Popen:
         """Begin a worker of one thread that finds the project in a folder."""
         where = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "1"}
         return self._begin("dask_worker", where, self.address, "--nthreads", "1")
@@ -115,46 +102,3 @@ def started(folder: Path, workers: int) -> Iterator[Started]:
         yield made
     finally:
         made.close()
-
-
-def rate(address: str, count: int) -> float:
-    """Candidates a second, once every worker has judged some."""
-    with contextlib.ExitStack() as opened:
-        joined = opened.enter_context(cluster.joined(address))
-        jobs = cluster.jobs(None, joined)
-        oracle = opened.enter_context(contextlib.closing(Oracle(jobs, cluster=joined)))
-        pool = opened.enter_context(ThreadPoolExecutor(jobs))
-        list(pool.map(lambda n: oracle.one(candidate(n, 0.0)), range(4 * jobs)))
-        began = time.monotonic()
-        answers = list(pool.map(lambda n: oracle.one(candidate(1000 + n, 1.0)), range(count)))
-        took = time.monotonic() - began
-    failed = [answer for answer in answers if answer["outcome"] != "passed"]
-    if failed:
-        raise SystemExit(f"a candidate failed: {failed[0]['sentence']}")
-    return count / took
-
-
-def table(count: int) -> str:
-    """A row for each number of workers."""
-    rows = ["| Workers | Candidates a second | of linear |", "|--:|--:|--:|"]
-    one = 0.0
-    for workers in WORKERS:
-        with TemporaryDirectory() as folder, started(Path(folder), workers) as made:
-            found = rate(made.address, count * workers)
-        one = one or found
-        rows.append(f"| {workers} | {found:.2f} | {found / workers / one:.2f} |")
-    load = os.getloadavg()[0]
-    return "\n".join([*rows, "", f"{os.cpu_count()} processors, at a load of {load:.0f}."])
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--candidates", type=int, default=12, help="for each worker (12)")
-    made = table(parser.parse_args().candidates)
-    print(made)
-    pages.publish(PAGE, "cluster", made)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(pages.written(main))
