@@ -513,7 +513,7 @@ def swapped(
         with swapping.changed(host, model, plan, swapped):
             tokens, *mask = swapping.inputs(ids, lengths)
             # some models look at the mask's values: here it is known
-            record, _ = trace(swapping.Hidden(model, *mask), (tokens,), "model", len(ids[0]))
+            record = trace(swapping.Hidden(model, *mask), (tokens,), "model", len(ids[0]))
     except Exception as error:
         if not is_refusal(error):
             error = RuntimeError(host.where(error))

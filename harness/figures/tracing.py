@@ -33,7 +33,7 @@ def record(model: Any, wrapper: Any, bucket: Bucket, scratch: Path) -> GraphReco
         imitation = importlib.import_module("neuronx_distributed_inference.models.model_wrapper")
         imitation.use_bucket(module, bucket)
         inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
-        traced, _ = graph.trace(module, inputs, wrapper.tag, bucket)
+        traced = graph.trace(module, inputs, wrapper.tag, bucket)
     return traced
 
 

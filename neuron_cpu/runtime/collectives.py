@@ -7,10 +7,10 @@ from typing import Callable, Optional
 
 import torch
 
-from .ranks import current_group, unwatched
+from .ranks import Group, current_group, unwatched
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-scatter"
-ALL_TO_ALL, PERMUTE = "all-to-all", "permute"
+ALL_TO_ALL, PERMUTE, BROADCAST = "all-to-all", "permute", "broadcast"
 _REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "sum": torch.add,
     "mul": torch.mul,
@@ -47,12 +47,19 @@ class Collective:
         group = current_group()
         return 1 if group is None else group.size()
 
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        group = current_group()
+    def __post_init__(self) -> None:
+        if self.reduce not in _REDUCE:
+            raise ValueError(
+                f"A collective reduces by {self.reduce!r}, expected one of {sorted(_REDUCE)}; take "
+                "a REDUCE_ constant of torch_xla.core.xla_model."
+            )
+
+    def __call__(self, tensor: torch.Tensor, group: Optional[Group] = None) -> torch.Tensor:
+        group = group or current_group()
         if group is None or group.size() == 1:
             with unwatched():
                 return self.results([tensor])[0]
-        label = f"{self.kind}({tensor.dtype}, {list(tensor.shape)})"
+        label = f"{self.kind} ({self.reduce}, dim {self.dim}) of {tensor.dtype}{[*tensor.shape]}"
         return group.exchange(label, tensor, self._combine)
 
     def _combine(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -77,6 +84,8 @@ class Collective:
             return [torch.cat([own[k] for own in split], self.other_dim) for k in range(count)]
         if self.kind == PERMUTE:
             return list(parts)
+        if self.kind == BROADCAST:
+            return _each_its_own(parts[0], count)
         whole = reduce(_REDUCE[self.reduce], parts)
         if self.kind == ALL_REDUCE:
             return _each_its_own(whole, count)
@@ -86,15 +95,6 @@ class Collective:
 def _each_its_own(whole: torch.Tensor, count: int) -> list[torch.Tensor]:
     """The tensor for each rank, which may write to it."""
     return [whole, *(whole.clone() for _ in range(count - 1))]
-
-
-def of_first(tensor: torch.Tensor) -> torch.Tensor:
-    """Rank 0's tensor on every rank."""
-    group = current_group()
-    if group is None or group.size() == 1:
-        return tensor
-    label = f"random({tensor.dtype}, {list(tensor.shape)})"
-    return group.exchange(label, tensor, lambda parts: _each_its_own(parts[0], len(parts)))
 
 
 def groups_of(groups: Optional[Sequence[Sequence[int]]]) -> tuple[tuple[int, ...], ...]:

@@ -8,6 +8,7 @@ as it may on the device, where the baseline's rotary scaling does.
 """
 
 import base64
+import itertools
 import json
 import os
 import re
@@ -17,7 +18,7 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -31,7 +32,17 @@ from neuron_cpu.errors import CompileError
 
 from . import ranks
 from .collectives import Collective
-from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of, storage_of
+from .recording import (
+    COLLECTIVE,
+    KERNEL,
+    TORCH,
+    Dot,
+    Event,
+    GraphRecord,
+    TensorShape,
+    shapes_of,
+    storage_of,
+)
 from .refused import refusal
 from .tape import Capture, Tape, tensors_of
 
@@ -40,20 +51,6 @@ KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
 # errors), and a traced one can become several.
 MOST_INSTRUCTIONS = 1_000_000
 _TORCH_ROOT = os.path.dirname(torch.__file__)
-
-# PrimitiveType numbers of the public xla_data.proto.
-_ELEMENT_TYPES = {
-    torch.bool: 1,
-    torch.int8: 2,
-    torch.int16: 3,
-    torch.int32: 4,
-    torch.int64: 5,
-    torch.uint8: 6,
-    torch.float16: 10,
-    torch.float32: 11,
-    torch.float64: 12,
-    torch.bfloat16: 16,
-}
 
 # Operators whose result depends on values in its shape or leaves the device.
 _DATA_DEPENDENT = {
@@ -109,68 +106,55 @@ def _asked_by_library() -> bool:
     return not packages.isdisjoint(_model_line().split(os.sep))
 
 
-class _HloGraph:
-    """The graph file under construction: parameters, products and kernel calls in order.
+def hlo_module(record: GraphRecord) -> Any:
+    """The HloModuleProto of a graph: its products, and its kernel calls with their names and MAC
+    counts where the device's compiler leaves them.
 
     Elementwise operators are left out, because nobody reads them from the file: the driver counts
     products and custom calls, as it does in a file of the device compiler.
     """
+    from torch_neuronx.pyhlo.scribe import TORCH as TYPES  # protobuf, which a kernel does without
+    from torch_neuronx.pyhlo.scribe import HloScribe
 
-    def __init__(self, tag: str, bucket: Any) -> None:
-        from torch_neuronx.pyhlo import hlo_pb2  # protobuf, which a kernel alone does without
+    numbers = {dtype: number for number, dtype in TYPES.items()}
+    places = itertools.count()
 
-        sizes = [bucket] if isinstance(bucket, int) else bucket
-        self._module = hlo_pb2.HloModuleProto(
-            name="_".join([tag, *map(str, sizes)]),
-            entry_computation_name="main",
-            entry_computation_id=1,
-            id=1,
-        )
-        self._computation = self._module.computations.add(name="main", id=1)
-        self._next_id = 1
+    def main(scribe: HloScribe) -> Any:
+        def shape(tensor: TensorShape) -> Any:
+            kind = numbers.get(tensor.dtype, numbers[torch.float32])
+            return scribe.of_type(kind)[tensor.shape]
 
-    def _instruction(self, opcode: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
-        instruction = self._computation.instructions.add(
-            name=f"{opcode}.{self._next_id}", opcode=opcode, id=self._next_id
-        )
-        instruction.shape.element_type = _ELEMENT_TYPES.get(dtype, 11)
-        instruction.shape.dimensions.extend(shape)
-        self._next_id += 1
-        return instruction
+        for event in record.events:
+            if event.kind != KERNEL and not event.is_product:
+                continue
+            given = [shape(t).Parameter(parameter_number=next(places)) for t in event.factors]
+            made = shape(event.outputs[0])
+            if event.kind == KERNEL:
+                config = {"func_name": event.name, "mac_count": event.macs}
+                encoded = base64.b64encode(json.dumps(config).encode())
+                target = KERNEL_TARGET
+                made.CustomCall(*given, custom_call_target=target, backend_config=encoded)
+            else:
+                made.Dot(*given, dot_dimension_numbers=_numbers_of(event))
+        return scribe.tuple().Tuple()
 
-    def _operand(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        parameter = self._instruction("parameter", shape, dtype)
-        parameter.parameter_number = parameter.id
-        return parameter.id
+    module = HloScribe()(main).module_proto
+    module.ClearField("host_program_shape")  # of graphs with all their operators, which XLA runs
+    sizes = [record.bucket] if isinstance(record.bucket, int) else record.bucket
+    module.name = "_".join([record.tag, *map(str, sizes)])
+    return module
 
-    def add_dot(self, dot: Dot, output: torch.Tensor) -> None:
-        """One matrix product with its dimension numbers."""
-        operands = [self._operand(shape, output.dtype) for shape in (dot.lhs, dot.rhs)]
-        instruction = self._instruction("dot", output.shape, output.dtype)
-        instruction.operand_ids.extend(operands)
-        numbers = instruction.dot_dimension_numbers
-        numbers.lhs_contracting_dimensions.extend(dot.lhs_contracting)
-        numbers.rhs_contracting_dimensions.extend(dot.rhs_contracting)
-        numbers.lhs_batch_dimensions.extend(dot.batch)
-        numbers.rhs_batch_dimensions.extend(dot.batch)
 
-    def add_kernel(self, call: Any, macs: int) -> None:
-        """One custom call, its name and MAC count where the device's compiler leaves them."""
-        config = {"func_name": call.name, "mac_count": macs}
-        operands = [self._operand(t.shape, t.dtype) for t in call.inputs]
-        first = call.outputs[0]
-        instruction = self._instruction("custom-call", first.shape, first.dtype)
-        instruction.custom_call_target = KERNEL_TARGET
-        instruction.backend_config = base64.b64encode(json.dumps(config).encode())
-        instruction.operand_ids.extend(operands)
-
-    def module(self) -> Any:
-        """The HloModuleProto of everything added."""
-        self._computation.root_id = self._next_id - 1
-        return self._module
-
-    def serialised(self) -> bytes:
-        return self.module().SerializeToString()
+def _numbers_of(product: Event) -> Dict[str, Sequence[int]]:
+    """The dimension numbers of a matrix product."""
+    dot = Dot.of(product.name, [tensor.shape for tensor in product.inputs])
+    assert dot is not None
+    return {
+        "lhs_contracting_dimensions": dot.lhs_contracting,
+        "rhs_contracting_dimensions": dot.rhs_contracting,
+        "lhs_batch_dimensions": dot.batch,
+        "rhs_batch_dimensions": dot.batch,
+    }
 
 
 class GraphRecorder(TorchDispatchMode):
@@ -182,7 +166,6 @@ class GraphRecorder(TorchDispatchMode):
 
     Attributes:
         record: the events so far.
-        hlo: the graph file so far.
         capture: what writes the graph that can be run; None where nobody runs it.
     """
 
@@ -193,7 +176,6 @@ class GraphRecorder(TorchDispatchMode):
     def __init__(self, tag: str, bucket: Any, capture: Optional[Capture] = None) -> None:
         super().__init__()
         self.record = GraphRecord(tag, bucket)
-        self.hlo = _HloGraph(tag, bucket)
         self.capture = capture
         self._path: List[str] = []
         # A constant that received a traced value is none any more, nor are its views: storages.
@@ -303,8 +285,6 @@ class GraphRecorder(TorchDispatchMode):
     ) -> None:
         dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
         self._note(TORCH, name, inputs, outputs, 0 if dot is None else dot.macs)
-        if dot is not None:
-            self.hlo.add_dot(dot, outputs[0])
 
     def _is_traced(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on inputs or weights: a shape, or a constant written to."""
@@ -318,7 +298,6 @@ class GraphRecorder(TorchDispatchMode):
         if self.capture is not None:
             self._capture_kernel(self.capture, call)
         self._note(KERNEL, call.name, call.inputs, call.outputs, macs, call.program)
-        self.hlo.add_kernel(call, macs)
 
     def _capture_kernel(self, capture: Capture, call: Any) -> None:
         written = [t for s, t in zip(call.program.inputs, call.inputs) if s.mutable]
@@ -329,7 +308,7 @@ class GraphRecorder(TorchDispatchMode):
         capture.node(call.kernel, arguments, call.outputs, self._where, **marks)
 
     def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
-        """One collective of the real library; returns its results on shapes."""
+        """One collective; returns its results on shapes."""
         given = _as_meta(tensor)
         with within(self, _inside_collective=True):
             result = call.results([given] * call.size())[0]
@@ -337,15 +316,6 @@ class GraphRecorder(TorchDispatchMode):
             arguments = self.capture.refs(((tensor,), {}))
             self.capture.node(call, arguments, result, self._where)
         self._note(COLLECTIVE, call.kind, [given], [result])
-        return result
-
-    def on_collective(
-        self, name: str, tensor: torch.Tensor, compute: Callable[[], torch.Tensor]
-    ) -> torch.Tensor:
-        """Callback of `observe_collectives`: one event, whatever the stand-in computes inside."""
-        with within(self, _inside_collective=True):
-            result = compute()
-        self._note(COLLECTIVE, name, [tensor], [result])
         return result
 
 
@@ -409,10 +379,8 @@ def _explain(error: Exception, tag: str, bucket: Any) -> Exception:
     )
 
 
-def trace(
-    model: nn.Module, inputs: Sequence[torch.Tensor], tag: str, bucket: Any
-) -> Tuple[GraphRecord, bytes]:
-    """Run `model` on the shapes of `inputs`; returns the record and the serialised graph.
+def trace(model: nn.Module, inputs: Sequence[torch.Tensor], tag: str, bucket: Any) -> GraphRecord:
+    """Run `model` on the shapes of `inputs`; returns the record.
 
     Inputs and weights are on the meta device: no values, no memory. CompileError names the model's
     line where Python depends on a value; a kernel's refusal passes through.
@@ -423,19 +391,19 @@ def trace(
     recorder = GraphRecorder(tag, bucket)
     _run_traced(model, recorder, [_as_meta(tensor) for tensor in inputs])
     _check_size(recorder.record, inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
-    return recorder.record, recorder.hlo.serialised()
+    return recorder.record
 
 
 def _run_traced(model: nn.Module, recorder: GraphRecorder, inputs: Any) -> Any:
     """The model's results on shapes; `inputs` by position, or by name in a dictionary."""
     handles = recorder.watch(model)
     args, kwargs = ([], inputs) if isinstance(inputs, dict) else (inputs, {})
-    # Kernels are traced and verified by their own call, on shapes as well, and collectives compute
-    # in a mocked group; the recorder is told of both, as neither passes through PyTorch's dispatch.
+    # Kernels are traced and verified by their own call, on shapes as well, and collectives meet
+    # nobody; the recorder is told of both, as neither passes through PyTorch's dispatch.
     kernels = observe_kernel_calls(recorder.on_kernel)
-    collectives = ranks.observe_collectives(recorder.on_collective)
+    current = within(_CURRENT, recorder=recorder)
     try:
-        with torch.no_grad(), ranks.tracing(), _DeviceOfConstants(), recorder, kernels, collectives:
+        with torch.no_grad(), ranks.tracing(), _DeviceOfConstants(), recorder, kernels, current:
             return model(*args, **kwargs)
     except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
         explained = _explain(error, recorder.record.tag, recorder.record.bucket)
@@ -454,13 +422,11 @@ class Compiled:
     Attributes:
         tape: what ranks run.
         record: what the driver's tables and estimates read.
-        hlo: the graph file.
         outputs: shapes and dtypes of what the forward returned, flat.
     """
 
     tape: Tape
     record: GraphRecord
-    hlo: Any
     outputs: List[Tuple[Tuple[int, ...], torch.dtype]]
 
 
@@ -491,12 +457,11 @@ def compile_graph(
             (tape.weights if place is None else tape.states)[name] = number
             tape.types[name] = tuple(meta.shape), meta.dtype
         given = metas if isinstance(inputs, dict) else list(metas.values())
-        with within(_CURRENT, recorder=recorder):
-            made = _run_traced(model, recorder, given)
+        made = _run_traced(model, recorder, given)
     first = next(iter(named.values()))
     _check_size(recorder.record, first.shape[1] if first.dim() > 1 else 1)
     shapes = [(tuple(t.shape), t.dtype) for t in tensors_of(made)]
-    return Compiled(capture.finish(made, aliases), recorder.record, recorder.hlo, shapes)
+    return Compiled(capture.finish(made, aliases), recorder.record, shapes)
 
 
 @contextmanager
@@ -530,10 +495,12 @@ def _parameters_as_shapes(model: nn.Module) -> Iterator[Dict[str, Tuple[Any, Any
 _CURRENT = threading.local()
 
 
-def collective(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
-    """One collective of the real library, in a graph that is traced or on a rank."""
+def collective(
+    call: Collective, tensor: torch.Tensor, group: Optional[ranks.Group] = None
+) -> torch.Tensor:
+    """One collective, in a graph that is traced or on a rank; of the thread's group by default."""
     recorder = getattr(_CURRENT, "recorder", None)
-    return call(tensor) if recorder is None else recorder.collective(call, tensor)
+    return call(tensor, group) if recorder is None else recorder.collective(call, tensor)
 
 
 def _check_size(record: GraphRecord, tokens: int) -> None:

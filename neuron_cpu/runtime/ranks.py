@@ -28,10 +28,6 @@ from neuron_cpu.errors import CollectiveError
 from . import rounding
 from .rendezvous import Combine, RankStopped, Rendezvous
 
-# Who watches a trace: the operation, this rank's tensor, what computes the result -> the result.
-Observer = Callable[[str, torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]
-
-
 # Where the ranks of a group meet; None where there is nobody to meet.
 Meeting = Optional[Rendezvous]
 
@@ -67,12 +63,6 @@ class Group:
                 f"{label} met no other rank, expected {self._size} ranks, got a call outside "
                 "them; run the model through its application, or use a tensor-parallel size of 1."
             )
-        observer = getattr(_current, "observer", None)
-        if observer is None:
-            return self._mocked(tensor, combine)
-        return observer(label.partition("(")[0], tensor, lambda: self._mocked(tensor, combine))
-
-    def _mocked(self, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
         return combine([tensor] * self._size)[self._rank]
 
 
@@ -127,15 +117,6 @@ def set_watch(pause: Callable[[], AbstractContextManager[None]]) -> None:
 def unwatched() -> AbstractContextManager[None]:
     """Around a collective's own work, which is no operator of the graph (`executed`)."""
     return getattr(_current, "pause", nullcontext)()
-
-
-def observe_collectives(observer: Observer) -> AbstractContextManager[None]:
-    """Inside the block, this thread's collectives of mocked groups run through `observer`.
-
-    It gets the operation's name, this rank's tensor and a function that computes the result, which
-    it returns.
-    """
-    return within(_current, observer=observer)
 
 
 @contextmanager

@@ -125,6 +125,11 @@ class Event:
     def is_product(self) -> bool:
         return self.kind == TORCH and self.name in _PRODUCTS | _PRODUCTS_WITH_ADDEND
 
+    @property
+    def factors(self) -> Tuple[TensorShape, ...]:
+        """A kernel's inputs; of a product the two factors, without an addend."""
+        return self.inputs if self.kind == KERNEL else self.inputs[-2:]
+
 
 @dataclass
 class Operator:
@@ -194,7 +199,7 @@ class GraphRecord:
                 e.where,
                 e.kind,
                 e.name,
-                [list(t.shape) for t in _factors(e)],
+                [list(t.shape) for t in e.factors],
                 e.macs,
                 program="" if e.program is None else fingerprint(e.program),
             )
@@ -242,10 +247,3 @@ class GraphRecord:
             "operators": [op.as_json() for op in operators] + plain,
             "others": self.others,
         }
-
-
-def _factors(event: Event) -> Tuple[TensorShape, ...]:
-    """A kernel's inputs; of a product the two factors, without an addend."""
-    if event.kind == KERNEL:
-        return event.inputs
-    return event.inputs[-2:]

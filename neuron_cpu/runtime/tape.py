@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from neuron_cpu.errors import CompileError
 
-from . import collectives, rounding
+from . import rounding
+from .collectives import BROADCAST, Collective
 
 FORMAT = "neuron_cpu graph 2"
 _META = torch.device("meta")
@@ -32,6 +33,7 @@ _IN_PLACE = {
     "aten::index_put": "aten::index_put_",
     "aten::index_copy": "aten::index_copy_",
 }
+_OF_FIRST = Collective(BROADCAST)
 _FP8 = {torch.float8_e4m3fn, torch.float8_e5m2}
 _MOVING = tuple(
     f"aten::{name}"
@@ -175,7 +177,7 @@ def run_node(node: Node, values: dict[int, Any]) -> None:
     except NotImplementedError:
         result = _moved_as_bytes(node, args, kwargs)
     if node.draws:
-        result = collectives.of_first(result)
+        result = _OF_FIRST(result)
     if node.results:
         made = [result] if isinstance(result, torch.Tensor) else tensors_of(result)
         values.update(zip(node.results, made))

@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> None:
     # Who calls this asks for the stand-in, installed SDK or not. Its line goes where the script's
     # own output does not.
     print(install(), file=sys.stderr)
-    sys.meta_path.insert(0, _HookTaken())
+    sys.meta_path.insert(0, HookTaken())
     _forget_launcher()
     with _recorded(*given) if given[0] else nullcontext():
         _run(arguments)
@@ -94,7 +94,7 @@ def _run(arguments: Sequence[str]) -> None:
         _run_file(Path(arguments[0]), arguments[1:])
 
 
-class _HookTaken(MetaPathFinder):
+class HookTaken(MetaPathFinder):
     """NxDI 0.7 to 0.9 hand on a hook that their adapter does not define and their models do not
     take (v0.7.14366, utils/hf_adapter.py). Where the adapter is imported, both learn of it."""
 

@@ -23,6 +23,7 @@ from unittest import mock
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
+from neuron_cpu.sandbox.run_script import HookTaken  # noqa: E402
 from tests.real import page, releases  # noqa: E402
 from tests.real.alone import alone  # noqa: E402
 
@@ -62,6 +63,7 @@ def inside(guide, done):
     import neuron_cpu
 
     neuron_cpu.ensure_sdk()
+    sys.meta_path.insert(0, HookTaken())  # as for a script of `neuron_cpu run`
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print is no cell
     found = list(blocks(guide.read_text(encoding="utf-8")))

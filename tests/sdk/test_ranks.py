@@ -50,7 +50,7 @@ def test_all_reduce_and_gather(size):
 @pytest.mark.parametrize(
     "collective",
     [
-        collectives.of_first,
+        collectives.Collective(collectives.BROADCAST),
         collectives.Collective(collectives.PERMUTE, pairs=((0, 1), (1, 2), (2, 0))),
         collectives.Collective(collectives.ALL_GATHER),
         collectives.Collective(collectives.ALL_REDUCE),

@@ -111,7 +111,7 @@ def test_encoders_on_one_core(name, batch, published):
     with torch.device("meta"):
         model = model_class(config_class(attn_implementation="eager")).to(torch.bfloat16).eval()
         ids = torch.zeros(batch, 128, dtype=torch.long)
-    record, _ = graph.trace(_Hidden(model), (ids, torch.ones_like(ids)), "encoder", 128)
+    record = graph.trace(_Hidden(model), (ids, torch.ones_like(ids)), "encoder", 128)
     times = [
         outside.work(event).ns(modular=False)
         for event in record.events
@@ -179,7 +179,7 @@ def test_views_of_weights_are_known_as_such():
         return out
 
     copied = Kernel(kernel)
-    record, _ = graph.trace(Model(), [torch.ones(64, 128)], "t", 128)
+    record = graph.trace(Model(), [torch.ones(64, 128)], "t", 128)
     kernels = [event for event in record.events if event.program is not None]
     operands = [event.inputs[0] for event in kernels]
     assert [(one.contiguous, one.weight) for one in operands] == [

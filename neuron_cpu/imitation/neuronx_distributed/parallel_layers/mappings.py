@@ -7,12 +7,19 @@ so a bf16 all-reduce rounds after every addition, as the device does.
 """
 
 import warnings
-from functools import reduce
-from typing import Callable, List, Optional, Sequence, Union
+from typing import Optional, Sequence, Union
 
 import torch
 import torch_xla.core.xla_model as xm
 
+from neuron_cpu.runtime.collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE_SCATTER,
+    Collective,
+)
+from neuron_cpu.runtime.graph import collective
 from neuron_cpu.runtime.ranks import Group, is_tracing
 
 from . import parallel_state
@@ -38,66 +45,37 @@ def _group(process_group: Union[Group, Sequence[Sequence[int]], None]) -> Group:
     return group
 
 
-def _label(operation: str, tensor: torch.Tensor) -> str:
-    return f"{operation}({str(tensor.dtype).replace('torch.', '')}{list(tensor.shape)})"
-
-
-# What a reduction does with two ranks' tensors, under the names of torch_xla.core.xla_model.
-_REDUCTIONS = {
-    xm.REDUCE_SUM: torch.add,
-    xm.REDUCE_MUL: torch.mul,
-    xm.REDUCE_MIN: torch.minimum,
-    xm.REDUCE_MAX: torch.maximum,
-}
-
-
-def _reduced(parts: List[torch.Tensor], computation: str) -> torch.Tensor:
-    """The ranks' tensors reduced to one, in rank order."""
-    if computation not in _REDUCTIONS:
-        raise ValueError(
-            f"computation is {computation!r}, expected one of {sorted(_REDUCTIONS)}; take a "
-            "REDUCE_ constant of torch_xla.core.xla_model."
-        )
-    return reduce(_REDUCTIONS[computation], parts)
-
-
-def _joined(
-    x: torch.Tensor,
+def _met(
+    kind: str,
+    tensor: torch.Tensor,
     process_group: Optional[Group],
-    operation: str,
-    join: Callable[[List[torch.Tensor]], torch.Tensor],
+    computation: str = xm.REDUCE_SUM,
+    dim: int = 0,
 ) -> torch.Tensor:
-    """What `join` makes of the ranks' tensors, in a tensor of each rank's own: no rank sees
-    another's in-place operation. `x` itself where one rank is alone."""
+    """One collective; `tensor` itself where one rank is alone."""
     group = _group(process_group)
     if group.size() == 1:
-        return x
-
-    def combine(parts: List[torch.Tensor]) -> List[torch.Tensor]:
-        whole = join(parts)
-        return [whole, *(whole.clone() for _ in parts[1:])]
-
-    return group.exchange(_label(operation, x), x, combine)
+        return tensor
+    return collective(Collective(kind, reduce=computation, dim=dim), tensor, group)
 
 
 def _reduce(
     input_: torch.Tensor, computation: str = xm.REDUCE_SUM, process_group: Optional[Group] = None
 ) -> torch.Tensor:
     """All-reduce by `computation`."""
-    return _joined(input_, process_group, "all-reduce", lambda parts: _reduced(parts, computation))
+    return _met(ALL_REDUCE, input_, process_group, computation)
 
 
 def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
     """Rank 0's tensor on every rank."""
-    return _joined(input_, process_group, "broadcast", lambda parts: parts[0])
+    return _met(BROADCAST, input_, process_group)
 
 
 def _gather_along_dim(
     x: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
 ) -> torch.Tensor:
     """All-gather: the ranks' tensors concatenated in rank order along `partition_dim`."""
-    operation = f"all-gather along dim {partition_dim}"
-    return _joined(x, process_group, operation, lambda parts: torch.cat(parts, dim=partition_dim))
+    return _met(ALL_GATHER, x, process_group, dim=partition_dim)
 
 
 def _reduce_scatter_along_dim(
@@ -109,16 +87,8 @@ def _reduce_scatter_along_dim(
 ) -> torch.Tensor:
     """Reduce over the ranks by `computation`; each rank keeps its slice along `partition_dim`."""
     del tile_cc  # the device may do it in pieces
-    group = _group(process_group)
-    if group.size() == 1:
-        return x
-    width = divide(x.shape[partition_dim], group.size())
-
-    def combine(parts: List[torch.Tensor]) -> List[torch.Tensor]:
-        return list(torch.split(_reduced(parts, computation), width, dim=partition_dim))
-
-    label = _label(f"reduce-scatter by {computation} along dim {partition_dim}", x)
-    return group.exchange(label, x, combine).contiguous()
+    divide(x.shape[partition_dim], _group(process_group).size())
+    return _met(REDUCE_SCATTER, x, process_group, computation, partition_dim).contiguous()
 
 
 def _split_along_dim(

@@ -186,8 +186,8 @@ class NeuronApplicationBase(nn.Module):
                 use_bucket(module, bucket)
                 inputs = examples[index]
                 with rank_context(Group(0, self.neuron_config.tp_degree)):
-                    record, serialised = graph.trace(module, inputs, wrapper.tag, bucket)
-                records.append(record)
+                    records.append(graph.trace(module, inputs, wrapper.tag, bucket))
+                serialised = graph.hlo_module(records[-1]).SerializeToString()
                 for root in (work_dir, stage / artifacts.GRAPHS_FOLDER):
                     path = artifacts.graph_path(root, wrapper.tag, index)
                     artifacts.write_graph(path, serialised)

@@ -83,7 +83,7 @@ def generate_hlo(
     # The length of the new tokens, or of what they see: of ids and mask the longer one.
     bucket = max([1, *(int(tensor.shape[1]) for tensor in inputs[:2] if tensor.dim() == 2)])
     compiled = graph.compile_graph(func, named or inputs, states, "graph", bucket)
-    module = compiled.hlo.module()
+    module = graph.hlo_module(compiled.record)
     module.name = f"graph-{next(_NUMBERS)}"
     _GRAPHS[module.name] = compiled
     for listener in _listeners:
