@@ -246,7 +246,7 @@ class Process(Worker):
         except (EOFError, ConnectionError, OSError) as error:
             bounds = self.job.limits
             assert bounds is not None
-            said = forked.end_in_words([self._process], bounds, "--cpu-limit")
+            said = forked.end_in_words(self._process, bounds, "--cpu-limit")
             self.close()
             raise SubmissionFailed(f"{what}: {said}.") from error
 

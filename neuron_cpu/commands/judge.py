@@ -92,7 +92,7 @@ def _write_template(folder: Path, names: list[str]) -> int:
 
 def _judge(args: argparse.Namespace, names: list[str]) -> int:
     from ..judge.verdict import Settings
-    from ..sandbox.limits import Limits
+    from ..oracle.forms import Bounds
     from ..suite import score
     from ..suite.strangers import Judging
 
@@ -100,13 +100,14 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
     console = kernels.output(args)
     # A seed that is drawn is known to nobody else before the answers are judged.
     seeds = tuple(dict.fromkeys(args.seed or (secrets.randbelow(1 << 32),)))
-    settings = Settings(seeds=seeds)
-    bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)
+    bounds = Bounds(
+        seconds=args.time_limit, cpu_seconds=args.cpu_limit, memory_gib=args.memory_limit
+    )
     with contextlib.ExitStack() as open_ones:
         elsewhere = open_ones.enter_context(cluster.joined(args.scheduler))
         half = max(1, (os.cpu_count() or 1) // 2)
         jobs = cluster.jobs(args.jobs or (half if elsewhere is None else None), elsewhere)
-        judging = Judging(args.folder, settings, bounds, jobs, elsewhere)
+        judging = Judging(args.folder, seeds, bounds, jobs, elsewhere)
         open_ones.callback(judging.close)
         status = open_ones.enter_context(console.status(""))
         waiting = list(names)
@@ -127,7 +128,7 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
             "--case 'ARGUMENTS'"
         )
     terminal.print_table(console, score.score_table(found))
-    console.print(check.estimate_line(settings))
+    console.print(check.estimate_line(Settings()))
     console.print(f"Values: --seed {' --seed '.join(map(str, seeds))}")
     content = {"seeds": seeds, "score": found, "answers": [one.to_json() for one in outcomes]}
     kernels.write_json(args, console, content)

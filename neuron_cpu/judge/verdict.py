@@ -466,13 +466,13 @@ def _needed_bytes(program: Program) -> int:
     return sum(min(s.size * s.dtype.itemsize, moved[s]) for s in ends)
 
 
-def hold_above(program: Program, time_ns: float, least_ns: float = 0.0) -> None:
+def hold_above(program: Program, time_ns: float) -> None:
     """Refuse with a ValueError an estimate below what no kernel of these results undercuts: its
-    products at TensorE's peak, results once over HBM, and `least_ns`."""
+    products at TensorE's peak, and results once over HBM."""
     results = sum(s.size * s.dtype.itemsize for s in {id(s): s for s in program.outputs}.values())
     core = program.core
     least = max(program.macs / core.peak_macs_per_ns, results / core.hbm_bytes_per_ns)
-    least = max(least / program.cores, least_ns)
+    least /= program.cores
     if time_ns < least:
         raise ValueError(
             f"an estimate of {time_ns:.3g} ns, expected at least {least:.3g}, which its arguments, "

@@ -11,7 +11,7 @@ from ..core.device.release import NKI_RELEASES, NKI_VARIABLE
 from ..core.device.target import ENVIRONMENT_VARIABLE, TARGETS
 from ..core.time import cost
 from ..core.time.schedule import ORDERS
-from ..judge.cases import case
+from ..judge.cases import HARD, HIDDEN, KINDS, case
 from ..judge.recorder import Recording
 from ..judge.verdict import Settings
 from ..sandbox.limits import Limits
@@ -20,6 +20,7 @@ SCHEMA = 1
 FILE = "candidate.py"  # what messages call a source without a file
 LONGEST = 1 << 24  # bytes of a request
 MOST_CASES, MOST_SEEDS = 64, 100
+ALL_KINDS = (*KINDS, *HARD, HIDDEN)  # of values; the last overwrites what `hidden` says
 Answer = dict[str, Any]
 
 
@@ -115,7 +116,7 @@ class Request(_Form):
     reference: Optional[Code] = None
     inputs: Optional[str] = None
     outputs: Optional[str] = None
-    values: Annotated[list[Literal["random", "zeros", "ties", "large"]], Field(min_length=1)] = [
+    values: Annotated[list[Literal[ALL_KINDS]], Field(min_length=1)] = [  # type: ignore[valid-type]
         "random"
     ]
     seeds: Optional[Annotated[list[int], Field(min_length=1, max_length=MOST_SEEDS)]] = None

@@ -170,7 +170,7 @@ class Oracle:
 
     def _ended(self, error: Exception, talk: Talk, request: Request, when: str = "") -> Answer:
         """The answer where a process ends before its time."""
-        said = forked.why(error, [talk], request.limits.limits(), self._option)
+        said = forked.why(error, talk, request.limits.limits(), self._option)
         return {"outcome": "failed", "sentence": when + said}
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import Any, Optional
@@ -136,24 +136,22 @@ def begin(bounds: limits.Limits, *kept: Connection, output: Optional[Connection]
     limits.apply(bounds)
 
 
-def why(error: Exception, talks: Sequence[Talk], bounds: limits.Limits, option: str) -> str:
-    """The reason why the first of some processes that ended badly, or was late, gave no answer."""
+def why(error: Exception, talk: Talk, bounds: limits.Limits, option: str) -> str:
+    """The reason why a process that ended badly, or was late, gave no answer."""
     if isinstance(error, TimeoutError):
         return f"it took longer than {bounds.wall_seconds:.0f} s; {option} gives it more"
     if isinstance(error, MALFORMED):
         told = quoted(f"{type(error).__name__}: {error}", 200)
         return f"its process sent something else than results ({told})"
-    return end_in_words([talk.process for talk in talks], bounds)
+    return end_in_words(talk.process, bounds)
 
 
-def end_in_words(processes: Sequence[Any], bounds: limits.Limits, option: str = "") -> str:
-    """How the first of some processes that ended badly has ended; `option` gives it more time."""
-    for process in processes:
-        process.join(5)
-    codes = [process.exitcode for process in processes]
-    if all(code is None for code in codes):
+def end_in_words(process: Any, bounds: limits.Limits, option: str = "") -> str:
+    """How a process has ended; `option` gives it more time."""
+    process.join(5)
+    code = process.exitcode
+    if code is None:
         return "it closed its connection"
-    code = next(filter(None, codes), 0)
     if code >= 0:
         return f"its process ended with status {code} before it answered"
     name = _signal_name(-code)

@@ -7,8 +7,7 @@ from rich.table import Table
 
 from ..console.terminal import table_of
 from ..core.report.tables import microseconds
-from ..judge.tables import sentences
-from .strangers import Outcome
+from .strangers import CORRECT, MISSING, Outcome
 
 FASTER = (1.0, 2.0, 4.0)  # KernelBench's fast_p: right, and more than p times as fast
 EXPENDABLE = ("roofline", "on a device, µs", "largest error", "level")
@@ -39,20 +38,17 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
         "answers to the suite",
     )
     for one in outcomes:
-        errors = [r.accuracy.largest for v in one.verdicts for r in v.results]
-        speed = one.speed
-        low, high = ("", "") if speed is None else map(microseconds, speed.band_ns)
-        table.add_row(
-            one.operator,
-            str(one.level),
-            one.word,
-            f"{max(errors):.2g}" if errors else "",
-            "" if speed is None else microseconds(speed.time_ns),
-            "" if speed is None else f"{low} to {high}",
-            microseconds(one.naive_ns),
-            f"{one.speedup:.2f}" if one.correct else "",
-            "" if speed is None else f"{speed.roofline_percent:.0f} %",
-        )
+        errors = [float(e["error"]) for case in one.cases for e in case.get("errors", ())]
+        time, band, speedup, share_of_bound = "", "", "", ""
+        if one.estimate is not None:
+            time, *ends = (
+                microseconds(1e3 * us) for us in (one.estimate["time_us"], *one.estimate["band_us"])
+            )
+            band, speedup = " to ".join(ends), f"{one.speedup:.2f}"
+            share_of_bound = f"{one.estimate['of_bound_percent']:.0f} %"
+        largest, naive = f"{max(errors):.2g}" if errors else "", microseconds(one.naive_ns)
+        head = one.operator, str(one.level), one.word, largest
+        table.add_row(*head, time, band, naive, speedup, share_of_bound)
     return table
 
 
@@ -69,13 +65,6 @@ def score_table(found: dict[str, Any]) -> Table:
 
 def reasons(outcomes: Sequence[Outcome]) -> list[str]:
     """Why answers failed, were refused or are wrong."""
-    said = []
-    for one in outcomes:
-        if one.failure:
-            said.append(f"{one.operator}: {one.failure}")
-            continue
-        for found in one.verdicts:
-            if not found.correct:
-                said.append(f"{one.operator}: {sentences([found])[0]}")
-                break
-    return said
+    return [
+        f"{one.operator}: {one.sentence}" for one in outcomes if one.word not in (CORRECT, MISSING)
+    ]

@@ -1,124 +1,69 @@
-"""Answers to the suite, each judged with its file in a process of its own, under limits."""
+"""Answers to the suite: the oracle judges each, with its file in a process of its own."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import math
-import time
+import shlex
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-import torch
-
 from .. import suite
-from ..cluster import Cluster, WorkersLostError
+from ..cluster import Cluster
 from ..core import Program
 from ..core.device import dtypes
-from ..judge import accuracy, recorder, verdict
-from ..judge.cases import Case
-from ..judge.recorder import Recording
-from ..judge.references import Reference
-from ..judge.verdict import Settings, Speed, Verdict
-from ..sandbox import forked, neighbours
-from ..sandbox.forked import MALFORMED, Talk
-from ..sandbox.limits import Limits
-from . import child
+from ..judge import verdict
+from ..oracle.forms import Answer, Bounds, Code, Request
+from ..oracle.serve import Oracle
 
 LEAST_SHARE = 0.5  # of the bytes and products of the suite's kernel: a mask may hide half of them
-MISSING, FAILED = "missing", "failed"
+CORRECT, WRONG, REFUSED, FAILED, MISSING = "correct", "wrong", "refused", "failed", "missing"
+WORDS = {"passed": CORRECT, "wrong": WRONG, "refused": REFUSED}  # for the oracle's; FAILED for more
 KERNEL = "kernel"  # what an answer's function is called
-LONGEST = 2**20  # bytes of a message that is no tensor
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A stranger's kernel, and how it is judged.
-
-    Attributes:
-        path, function: where it stands.
-        cases: its arguments; the last is the timed one.
-        settings: of its verdicts.
-        reference: what its results are held against.
-        like: programs that return what is asked for, one a case; none: what the reference returns.
-        least_ns: an estimate below it is refused.
-    """
-
-    path: Path
-    function: str
-    cases: Sequence[Case]
-    settings: Settings
-    reference: Reference
-    like: Sequence[Program] = ()
-    least_ns: float = 0.0
 
 
 @dataclass
-class Judged:
-    """The outcome of one candidate.
+class Outcome:
+    """The outcome of one operator.
 
     Attributes:
-        failure: why there is no verdict, empty where there is.
-        verdicts: one a case; places are not looked for (`neuron_cpu check` does).
-    """
-
-    failure: str = ""
-    verdicts: list[Verdict] = field(default_factory=list)
-
-    @property
-    def correct(self) -> bool:
-        answered = bool(self.verdicts) and not self.failure
-        return answered and all(v.correct for v in self.verdicts)
-
-    @property
-    def speed(self) -> Optional[Speed]:
-        """The speed in the last case, which is timed."""
-        return self.verdicts[-1].speed if self.verdicts else None
-
-
-@dataclass(kw_only=True)
-class Outcome(Judged):
-    """The outcome of one operator of the suite.
-
-    Attributes: operator, level: its name and level.
-        missing: whether there is no file.
+        operator, level: its name and level.
         naive_ns: estimate of the suite's own kernel on the last case.
+        word: CORRECT, WRONG, REFUSED, FAILED or MISSING, and `sentence` says why.
+        cases: the oracle's answers, up to the first case that does not pass; the last is timed.
     """
 
     operator: str
     level: int
     naive_ns: float
-    missing: bool = False
+    word: str = MISSING
+    sentence: str = ""
+    cases: list[Answer] = field(default_factory=list)
 
     @property
-    def word(self) -> str:
-        if self.missing:
-            return MISSING
-        if self.failure:
-            return FAILED
-        if not all(v.legal for v in self.verdicts):
-            return "refused"
-        return "correct" if self.correct else "wrong"
+    def correct(self) -> bool:
+        return self.word == CORRECT
+
+    @property
+    def estimate(self) -> Optional[Answer]:
+        """The estimate of the timed case; None where the answer is not right."""
+        return self.cases[-1]["estimate"] if self.correct else None
 
     @property
     def speedup(self) -> float:
         """How many times as fast as the naive kernel; 0 where the answer is not right."""
-        if not self.correct or self.speed is None:
-            return 0.0
-        return self.naive_ns / self.speed.time_ns
+        return self.naive_ns / (1e3 * self.estimate["time_us"]) if self.estimate else 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "operator": self.operator,
             "level": self.level,
             "outcome": self.word,
-            "failure": self.failure,
+            "sentence": self.sentence,
             "naive_time_ns": self.naive_ns,
             "speedup": self.speedup,
-            "cases": [one.to_json() for one in self.verdicts],
+            "cases": self.cases,
         }
 
 
@@ -132,180 +77,73 @@ class Judging:
     def __init__(
         self,
         folder: Path,
-        settings: Settings,
-        bounds: Limits,
+        seeds: Sequence[int],
+        bounds: Bounds,
         jobs: int,
         cluster: Optional[Cluster] = None,
     ) -> None:
-        self.folder, self.settings, self.bounds = folder.resolve(), settings, bounds
-        self._cluster = cluster
+        self.folder, self.seeds, self.bounds = folder.resolve(), list(seeds), bounds
         self._pool = ThreadPoolExecutor(jobs)
-        self._processes = forked.Processes(forked.context(child.__name__))
+        self.oracle = Oracle(jobs, bounds.memory_gib, "--time-limit", cluster)
 
     def judge(self, names: Sequence[str], done: Callable[[Outcome], object]) -> list[Outcome]:
         """The outcomes, in the order of `names`; `done` is told of each when it is known."""
-        one = self.one if self._cluster is None else self._elsewhere
-        futures: list[Future[Outcome]] = [self._pool.submit(one, name) for name in names]
-        left = set(futures)
-        while left:
-            # In short waits: a thread that waits for a lock takes no Ctrl-C on some systems.
-            finished, left = wait(left, timeout=0.5, return_when=FIRST_COMPLETED)
-            for future in finished:
-                done(future.result())
+        futures = [self._pool.submit(self.one, name) for name in names]
+        for future in as_completed(futures):
+            done(future.result())
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        if self._cluster is not None:
-            self._cluster.close()  # what waits for an outcome ends
-        self._processes.close()
+        self.oracle.close()  # what waits for an answer ends
         self._pool.shutdown(cancel_futures=True)
-
-    def _elsewhere(self, name: str) -> Outcome:
-        """`one` on a worker of the cluster."""
-        assert self._cluster is not None
-        path = self.folder / f"{name}.py"
-        files = neighbours.files(path) if path.is_file() else []
-        bounds, seeds = dataclasses.astuple(self.bounds), self.settings.seeds
-        asked = {"name": name, "place": str(self.folder), "seeds": seeds, "bounds": bounds}
-        try:
-            return self._cluster.call(on_worker, files, **asked)
-        except WorkersLostError as error:
-            level = suite.names()[name]
-            return Outcome(operator=name, level=level, naive_ns=0.0, failure=str(error))
 
     def one(self, name: str) -> Outcome:
         """Judge one operator."""
         operator = suite.operator(name)
-        settings = replace(self.settings, kinds=operator.values)
         odd, timed_case = operator.cases
-        cases = (odd, *suite.drawn(name, settings.seeds[0]), timed_case)
-        naive = [verdict.traced(operator.kernel, c, settings.grid) for c in cases]
-        timed = verdict.speed(naive[-1], settings)
-        path = self.folder / f"{name}.py"
-        outcome = Outcome(operator=name, level=operator.level, naive_ns=timed.time_ns)
+        cases = (odd, *suite.drawn(name, self.seeds[0]), timed_case)
+        naive = [verdict.traced(operator.kernel, case, ()) for case in cases]
+        timed = verdict.speed(naive[-1], verdict.Settings())
+        outcome, path = Outcome(name, operator.level, timed.time_ns), self.folder / f"{name}.py"
         if not path.is_file():
-            outcome.missing = True
             return outcome
+        request = Request(
+            schema=1,
+            kernel=Code(name=KERNEL, file=str(path)),
+            reference=Code(name="reference", source=suite.template(name)),
+            cases=[shlex.join(case.words) for case in cases],
+            values=list(operator.values),
+            seeds=self.seeds,
+            target=naive[-1].core.name,
+            limits=self.bounds,
+        )
+        found = self.oracle.one(request)
+        outcome.word = WORDS.get(found["outcome"], FAILED)
+        outcome.sentence, outcome.cases = found["sentence"], found.get("cases", [])
+        others = filter(None, map(_other_results, outcome.cases, naive))
+        if outcome.correct and (said := next(others, "")):
+            outcome.word, outcome.sentence = WRONG, said
         least = LEAST_SHARE * timed.time_ns * timed.roofline_percent / 100
-        reference = Reference(operator.reference)
-        self.of(Candidate(path, KERNEL, cases, settings, reference, naive, least), outcome)
+        if outcome.estimate and 1e3 * outcome.estimate["time_us"] < least:
+            outcome.word, outcome.sentence = (
+                FAILED,
+                (
+                    f"an estimate of {outcome.estimate['time_us']:.3g} µs, expected at least "
+                    f"{least / 1e3:.3g}, which half of the task's data and products take"
+                ),
+            )
         return outcome
 
-    def of(self, candidate: Candidate, judged: Judged) -> None:
-        """Judge any candidate, into `judged`."""
-        recording = Recording(
-            candidate.path,
-            candidate.function,
-            [case.public for case in candidate.cases],
-            candidate.settings.grid,
-            self.bounds,
-        )
-        core = candidate.like[-1].core.name if candidate.like else None
-        given = candidate.cases, candidate.settings, self.bounds, core, candidate.least_ns
-        answer = Talk(self._processes, recorder.record, recording)
-        judge = Talk(self._processes, child.serve, *given, hears=True)
-        deadline = time.monotonic() + self.bounds.wall_seconds
-        try:
-            line = _Line(judge, deadline)
-            for number, case in enumerate(candidate.cases):
-                judge.send(answer.receive(recorder.MOST_PROGRAM, deadline), deadline)
-                if not _listen(judged, line, candidate, number, case):
-                    break
-        except (EOFError, OSError, *MALFORMED) as error:
-            judged.failure = forked.why(error, (answer, judge), self.bounds, "--time-limit")
-        finally:
-            answer.end()
-            judge.end()
 
-
-def on_worker(
-    folder: str, name: str, place: str, seeds: Sequence[int], bounds: Sequence[float]
-) -> Outcome:
-    """`Judging.one` on a worker of a cluster."""
-    settings = Settings(seeds=tuple(seeds))
-    judging = Judging(Path(folder + place), settings, Limits(*bounds), 1)  # type: ignore[arg-type]
-    try:
-        return judging.one(name)
-    finally:
-        judging.close()
-
-
-def _listen(judged: Judged, line: _Line, candidate: Candidate, number: int, case: Case) -> bool:
-    """Take the messages about one case and measure its results; whether another one may follow.
-
-    Raises:
-        EOFError, OSError: it ended too early, or took too long.
-        ValueError: what it sent is not what it should be.
-    """
-    content, settings = line.message(), candidate.settings
-    found = Verdict(str(case))
-    judged.verdicts += [] if "failure" in content else [found]
-    if _is_refused(judged, found, content):
-        return not judged.failure
-    found.speed = Speed(**content["speed"])
-    types = [torch.empty(0, dtype=getattr(torch, name)).dtype for name in content["types"]]
-    shapes = [tuple(map(int, shape)) for shape in content["shapes"]]
-    asked = [*(tensor.dtype for tensor in verdict.tensors_of(*case.meta())), *types]
-    if candidate.like:
-        found.mismatch = _other_results(content, candidate.like[number])
-        asked = verdict.types_of(candidate.like[number])
-    tolerance = settings.tolerance or accuracy.default_tolerance(asked)
-    for kind, seed in settings.trials():
-        if found.mismatch:
-            return False  # what follows cannot be read
-        if _is_refused(judged, found, line.message()):
-            return not judged.failure
-        got = [line.tensor(dtype, shape) for dtype, shape in zip(types, shapes)]
-        arguments, trial = case.values(kind, seed), (kind, seed)
-        verdict.hold(
-            found, candidate.reference, arguments, types, got, tolerance, settings.nan, trial
-        )
-    return not found.mismatch
-
-
-def _is_refused(judged: Judged, found: Verdict, content: dict[str, Any]) -> bool:
-    """Whether a message says that a case, or the whole answer, has failed."""
-    judged.failure = str(content.get("failure", ""))
-    found.refusal = str(content.get("refusal", ""))
-    if found.refusal:
-        found.speed = None
-    return bool(judged.failure or found.refusal)
-
-
-# --- the line to the child ------------------------------------------------------------------------
-class _Line:
-    """A line from a child, until a point in time.
-
-    Raises:
-        EOFError, OSError: it ended too early, or took too long.
-        ValueError: what it sent is not what it should be.
-    """
-
-    def __init__(self, talk: Talk, deadline: float) -> None:
-        self._talk, self._deadline = talk, deadline
-
-    def message(self) -> dict[str, Any]:
-        return json.loads(self._talk.receive(LONGEST, self._deadline))
-
-    def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-        size = math.prod(shape) * dtype.itemsize
-        raw = self._talk.receive(size, self._deadline)
-        if len(raw) != size:
-            raise ValueError(f"a result of {len(raw)} bytes, expected {size}")
-        return torch.frombuffer(raw, dtype=dtype).reshape(shape).to(torch.float64)
-
-
-def _other_results(content: dict[str, Any], program: Program) -> str:
+def _other_results(found: Answer, program: Program) -> str:
     """Results with another number, shape or type than the task's, in words."""
     asked = [
-        (str(dtypes.host_dtype(s.dtype)).removeprefix("torch."), list(shape))
+        [str(dtypes.host_dtype(s.dtype)).removeprefix("torch."), list(shape)]
         for s, shape in zip(program.outputs, program.output_shapes)
     ]
-    got = list(zip(content.get("types", ()), content.get("shapes", ())))
-    if got == asked:
+    if found["results"] == asked:
         return ""
-    return f"the kernel returns {_shapes(got)}, expected {_shapes(asked)}; return those"
-
-
-def _shapes(results: Sequence[tuple[Any, Any]]) -> str:
-    return ", ".join(f"{dtype} {shape}" for dtype, shape in results) or "nothing"
+    got, expected = (
+        ", ".join(f"{dtype} {shape}" for dtype, shape in some) for some in (found["results"], asked)
+    )
+    return f"the kernel returns {got or 'nothing'}, expected {expected}; return those"

@@ -127,14 +127,14 @@ ANSWERS = {  # operators of which the suite's own kernels are small
     "matmul": ("import os\nos.abort()", "failed", "SIGABRT"),
     "softmax": ("while True: pass", "failed", "processor time"),
     "row_sum": (FORKING, "failed", "status 3" if limits.missing() else "Operation not permitted"),
-    "column_sum": (TALKING, "failed", "something else than a program"),
+    "column_sum": (TALKING, "failed", "cannot be judged"),
     "embedding": (None, "missing", ""),
     "vector_add": (LIAR, "correct", ""),
     "swiglu_mlp": (CLOCKS, "correct", ""),
-    "residual_rms_norm": (CLOCKS, "wrong", "with random values"),
+    "residual_rms_norm": (CLOCKS, "wrong", "of random values"),
     "causal_convolution": (RECORDER, "refused", "err_num_partition_exceed_arch_limit"),
     "low_rank_linear": (HALF, "refused", ""),
-    "dequantized_linear": (FASTER_CHIP, "failed", "a kernel for gen4, expected gen2"),
+    "dequantized_linear": (FASTER_CHIP, "failed", "recorded for gen4, expected gen2"),
     "rms_norm_linear": (
         CALLING.replace("CALLED", "posix:_exit"),
         "failed",
@@ -146,10 +146,14 @@ ANSWERS = {  # operators of which the suite's own kernels are small
         "'builtins:exec' is no class of such a record",
     ),
     "causal_attention": (OUTSIDE, "failed", "has no elements"),
-    "layer_norm": (saying(b"[" * 200_000), "failed", "something else than a program"),
-    "rms_norm": (saying(pickle.dumps([])), "failed", "something else than a program"),
-    "vector_matmul": (saying(b'[{"dict": [["failure", ["x", 3]]]}, []]'), "failed", "'x'"),
-    "causal_softmax": ("nl.exp(seen_sb)", "wrong", "with large values"),
+    "layer_norm": (saying(b"[" * 200_000), "failed", "cannot be judged"),
+    "rms_norm": (saying(pickle.dumps([])), "failed", "cannot be judged"),
+    "vector_matmul": (
+        saying(b'[{"dict": [["failure", ["x", 3]]]}, []]'),
+        "failed",
+        "cannot be judged",
+    ),
+    "causal_softmax": ("nl.exp(seen_sb)", "wrong", "of large values"),
     "attention": ("dtype=nl.float32, buffer=nl.shared_hbm", "wrong", "expected float32 [77, 64]"),
     "cumulative_sum": ("nl.load(x_hbm)", "refused", "err_num_partition_exceed_arch_limit"),
 }
@@ -204,13 +208,7 @@ def judged(tmp_path_factory):
 def test_every_answer_gets_its_word(name, judged):
     _, word, reason = ANSWERS[name]
     found = judged[name]
-    said = found["failure"] + "".join(c["refusal"] + c["mismatch"] for c in found["cases"])
-    said += "".join(
-        f"with {r['kind']} values"
-        for c in found["cases"]
-        for r in c["results"]
-        if r["accuracy"]["wrong"]
-    )
+    said = found["sentence"] + "".join(c.get("identifier", "") for c in found["cases"])
     assert found["outcome"] == word and reason in said, said
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import json
 import pickle
-from dataclasses import replace
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.compiler as ncc
@@ -17,22 +16,12 @@ import torch
 from neuron_cpu import suite
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.time.schedule import schedule
-from neuron_cpu.judge import cases, recorder, verdict
-from neuron_cpu.judge.references import Reference
+from neuron_cpu.judge import recorder, verdict
 from neuron_cpu.judge.verdict import Settings
 from neuron_cpu.oracle import forms
 from neuron_cpu.sandbox import records
-from neuron_cpu.sandbox.limits import Limits
-from neuron_cpu.suite.strangers import Candidate, Judged, Judging
-
-BOUNDS = Limits(2 << 30, 60, 120.0)
-
-
-@pytest.fixture(scope="module")
-def judging(tmp_path_factory):
-    made = Judging(tmp_path_factory.mktemp("none"), Settings(), BOUNDS, 1)
-    yield made
-    made.close()
+from neuron_cpu.suite import strangers
+from neuron_cpu.suite.strangers import Judging
 
 
 @pytest.mark.parametrize(
@@ -48,18 +37,6 @@ def test_a_program_is_the_same_as_plain_data(name):
         inputs = verdict.tensors_of(*case.values("random", 0))
         pairs = zip(*(verdict.run(p, verdict.Plan(p), inputs) for p in (program, same)))
         assert all(torch.equal(a, b) for a, b in pairs)
-
-
-def test_any_candidate_is_judged(judging, tmp_path):
-    operator = suite.operator("rope")
-    path = tmp_path / "mine.py"
-    path.write_text(suite.template("rope").replace("def kernel(", "def rotated("))
-    judged, reference = Judged(), Reference(operator.reference)
-    judging.of(Candidate(path, "rotated", operator.cases, Settings(), reference), judged)
-    assert judged.correct and not judged.failure and judged.verdicts[-1].results
-    judged = Judged()
-    judging.of(Candidate(path, "kernel", operator.cases, Settings(), reference), judged)
-    assert "it has no function 'kernel'" in judged.failure
 
 
 def _products(program):
@@ -131,30 +108,47 @@ def kernel(a, b):
 """
 
 
+@pytest.fixture(scope="module")
+def judging(tmp_path_factory):
+    made = Judging(tmp_path_factory.mktemp("answers"), (0,), forms.Bounds(memory_gib=2.0), 1)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize(
     "hint", ["is_stationary_onezero", "is_moving_onezero", "is_transpose"]
 )  # fmt: skip
-def test_a_promise_of_ones_and_zeros_is_held(hint, judging, tmp_path):
+def test_a_promise_of_ones_and_zeros_is_held(hint, judging):
     """It saves passes of TensorE, so whoever gives it without cause was faster for nothing."""
-    path, case = tmp_path / "hinted.py", cases.case("128x128:f32 128x128:f32")
-    path.write_text(HINTED.replace("{hint}", hint))
-    judged = Judged()
-    given = Candidate(path, "kernel", [case], Settings(), Reference(lambda a, b: a.T @ b))
-    judging.of(given, judged)
-    assert "whose hint says ones and zeros" in judged.verdicts[0].refusal and not judged.correct
+    request = forms.Request(
+        kernel=forms.Code(name="kernel", source=HINTED.replace("{hint}", hint)),
+        reference=forms.Code(name="reference", source="def reference(a, b):\n    return a.T @ b\n"),
+        cases=["128x128:f32 128x128:f32"],
+        limits=judging.bounds,
+    )
+    found = judging.oracle.one(request)
+    assert found["outcome"] == "refused" and "whose hint says ones and zeros" in found["sentence"]
 
 
-def test_an_estimate_below_what_data_alone_take_is_refused(judging, monkeypatch, tmp_path):
-    (tmp_path / "gelu.py").write_text(suite.template("gelu"))
-    asked: list[Candidate] = []
-    monkeypatch.setattr(judging, "of", lambda candidate, judged: asked.append(candidate))
-    monkeypatch.setattr(judging, "folder", tmp_path)
+@pytest.mark.parametrize(
+    ("share", "change", "word", "said"),
+    [
+        (0.5, "", "correct", ""),
+        (1e3, "", "failed", "which half of the task's data and products take"),
+        (0.5, "dtype=nl.bfloat16", "wrong", "returns bfloat16 [77, 333], expected float32"),
+    ],
+)
+def test_an_estimate_below_what_data_alone_take_is_refused(
+    share, change, word, said, judging, monkeypatch
+):
+    """And so are results of other types than the task's."""
+    monkeypatch.setattr(strangers, "LEAST_SHARE", share)
+    text = suite.template("gelu")
+    result = "dtype=x_hbm.dtype"
+    assert result in text
+    (judging.folder / "gelu.py").write_text(text.replace(result, change or result))
     outcome = judging.one("gelu")
-    assert 0.1 * outcome.naive_ns < asked[0].least_ns < outcome.naive_ns
-    monkeypatch.undo()
-    judged = Judged()
-    judging.of(replace(asked[0], least_ns=1e9), judged)
-    assert "expected at least 1e+09, which its arguments" in judged.failure
+    assert (outcome.word, said in outcome.sentence) == (word, True), outcome.sentence
 
 
 def refused(content):
