@@ -10,7 +10,6 @@ from harness.modes.compile import report_outside_nki
 from harness.serving.app import Api, Served, Server
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits, is_loopback
-from harness.serving.metrics import Metrics
 from harness.serving.scheduler import LoadedLines, Scheduler
 from harness.session.building import build
 from harness.session.opening import Session, open_session
@@ -38,11 +37,9 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     loaded = build(session)
     if settings.enable_nki:
         report_outside_nki(loaded.folder)
-    metrics, stops = Metrics(), session.stop_tokens
-    scheduler = Scheduler(
-        LoadedLines(loaded), settings.batch_size, limits.waiting, stops, metrics, *_blocks(settings)
-    )
-    api = Api(_served(session), scheduler, metrics, limits)
+    lines, stops = LoadedLines(loaded), session.stop_tokens
+    scheduler = Scheduler(lines, settings.batch_size, limits.waiting, stops, *_blocks(settings))
+    api = Api(_served(session), scheduler, limits)
     served = f"Serving {session.model.name} at {_url(listening)}"
     return Server(api, lambda: console.say(served)), listening, session
 

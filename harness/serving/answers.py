@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from harness.serving.guard import ApiError
@@ -230,7 +230,7 @@ async def _until_left(receive: Receive) -> None:
         pass
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """Server-sent events; ends with the events, or as soon as the client has gone."""
 
     media_type = "text/event-stream"
@@ -238,27 +238,18 @@ class EventStream(Response):
     def __init__(
         self, first: str, events: AsyncGenerator[str, None], at_end: Callable[[], None]
     ) -> None:
-        super().__init__(None, headers={"Cache-Control": "no-store"})
-        del self.headers["content-length"]
-        self._first, self._events, self._at_end = first, events, at_end
+        async def lines() -> AsyncIterator[str]:
+            yield f"data: {first}\n\n"
+            async for event in events:
+                yield f"data: {event}\n\n"
+
+        super().__init__(lines(), headers={"Cache-Control": "no-store"})
+        self._events, self._at_end = events, at_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def write(event: str) -> None:
-            body = f"data: {event}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-
-        async def all_events() -> None:
-            headers = self.raw_headers
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            if scope["method"] != "HEAD":
-                await write(self._first)
-                async for event in self._events:
-                    await write(event)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
         try:
-            with contextlib.suppress(Left, OSError):
-                await unless_left(Request(scope, receive), all_events())
+            with contextlib.suppress(OSError):
+                await super().__call__(scope, receive, send)
         finally:
             self._at_end()
             await self._events.aclose()

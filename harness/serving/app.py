@@ -29,12 +29,12 @@ from harness.inputs.prompts import MIN_PROMPT_TOKENS, encode, encode_messages
 from harness.serving import schema
 from harness.serving.answers import AnswerText, Choice, EventStream, Left, Reply, unless_left
 from harness.serving.guard import ApiError, Connection, Guard, Limits, read_body
-from harness.serving.metrics import CONTENT_TYPE, Metrics
 from harness.serving.scheduler import Answer, Draining, QueueFull, Scheduler
 
 PAGE = Path(__file__).with_name("page.html")
 STATUS_SECONDS = 0.5  # between two looks of the page at the scheduler
 _Form = TypeVar("_Form", bound=schema._Request)
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # of Prometheus' form
 _CLIENT_GONE = 499  # nginx's status for it; nobody reads it
 
 
@@ -82,10 +82,8 @@ class Served:
 class Api:
     """The handlers of one model's paths."""
 
-    def __init__(self, served: Served, scheduler: Scheduler, metrics: Metrics, limits: Limits):
-        self.served, self.scheduler, self.metrics = served, scheduler, metrics
-        self.limits = limits
-        metrics.show(scheduler.state)
+    def __init__(self, served: Served, scheduler: Scheduler, limits: Limits):
+        self.served, self.scheduler, self.limits = served, scheduler, limits
 
     # -- OpenAI's paths --------------------------------------------------------------------------
 
@@ -251,11 +249,19 @@ class Api:
         return JSONResponse({"status": "draining" if draining else "ok"}, 503 if draining else 200)
 
     async def show_metrics(self, _: Request) -> Response:
-        """GET /metrics."""
-        return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+        """GET /metrics: the numbers of the scheduler's state in Prometheus' form."""
+        lines = []
+        for name, value in self.scheduler.state().items():
+            if isinstance(value, dict):
+                lines += [f'nki_{name}{{of="{part}"}} {number}' for part, number in value.items()]
+            elif isinstance(value, (int, float)):
+                lines.append(f"nki_{name} {float(value)}")
+        return Response("\n".join([*lines, ""]), headers={"Content-Type": CONTENT_TYPE})
 
-    async def status(self, _: Request) -> Response:
+    async def status(self, request: Request) -> Response:
         """GET /status: the scheduler's state as events, while somebody listens."""
+        if request.method == "HEAD":
+            return Response(media_type=EventStream.media_type)
         return EventStream(self._state(), self._states(), lambda: None)
 
     async def _states(self) -> AsyncGenerator[str, None]:
@@ -291,9 +297,8 @@ def application(api: Api) -> Starlette:
     paths = {route.path for route in routes}
 
     def note(method: str, path: str, status: int, seconds: float) -> None:
-        """Count and log a request: never its text, and no path of the client's own."""
+        """Log a request: never its text, and no path of the client's own."""
         shown = path if path in paths else "another path"
-        api.metrics.requests.labels(shown, str(status)).inc()
         if shown not in ("/health", "/metrics"):
             method = method if method in ("GET", "POST") else "another method"
             console.say(f"{method} {shown}: {status}, {seconds:.2f} s")

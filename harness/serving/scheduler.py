@@ -86,7 +86,6 @@ class Answer:
     cached: int = 0  # tokens of the prompt, where it comes in chunks
     left: Optional[str] = None  # why nobody listens any more
     arrived: float = field(default_factory=time.monotonic)
-    last: Optional[float] = None  # when the newest token came
 
     def draw(self) -> Draw:
         """How the next token is chosen."""
@@ -107,16 +106,6 @@ class Answer:
         return Part(tuple(tokens), start, self.draw(), self.lease.blocks)
 
 
-class Meters:
-    """Receives a scheduler's reports; this class drops them."""
-
-    def first_token(self, seconds: float) -> None: ...
-
-    def next_token(self, seconds: float) -> None: ...
-
-    def ended(self, reason: str, prompt_tokens: int) -> None: ...
-
-
 class Scheduler:
     """Answers on the lines of one model.
 
@@ -135,21 +124,20 @@ class Scheduler:
         count: int,
         most_waiting: int,
         stop_tokens: Sequence[int],
-        meters: Optional[Meters] = None,
         blocks: Optional[BlockPool] = None,
         chunk: Optional[int] = None,
     ) -> None:
         self._blocks, self._chunk = blocks, chunk
         self._lines, self._count, self._most_waiting = lines, count, most_waiting
         self._stop_tokens = frozenset(stop_tokens)
-        self._meters = meters or Meters()
         self._waiting: collections.deque[Answer] = collections.deque()
         self._running: dict[int, Answer] = {}
         self._broken = False  # a call has failed since the last recovery
         self._draining = self._cut = False
         self._wake = asyncio.Event()
         self._recent: collections.deque[float] = collections.deque()  # times of tokens
-        self.failures = 0
+        self.failures = self._new_tokens = 0
+        self._ends: collections.Counter[str] = collections.Counter()
 
     # -- what requests do ------------------------------------------------------------------------
 
@@ -171,7 +159,7 @@ class Scheduler:
         answer.left = answer.left or reason
         if answer in self._waiting:
             self._waiting.remove(answer)
-            self._meters.ended(answer.left, len(answer.ids))
+            self._ends[answer.left] += 1
         self._wake.set()
 
     def drain(self) -> None:
@@ -206,6 +194,8 @@ class Scheduler:
             "most_waiting": self._most_waiting,
             "tokens_per_second": len(self._recent) / _RATE_SECONDS,
             "failures": self.failures,
+            "answers": dict(self._ends),
+            "new_tokens": self._new_tokens,
             "draining": self._draining,
             "blocks": self._blocks.state() if self._blocks is not None else None,
         }
@@ -307,12 +297,8 @@ class Scheduler:
     def _take(self, answer: Answer, token: int) -> None:
         """Pass on a new token, or the end that it means."""
         now = time.monotonic()
-        if answer.last is None:
-            self._meters.first_token(now - answer.arrived)
-        else:
-            self._meters.next_token(now - answer.last)
-        answer.last = now
         self._recent.append(now)
+        self._new_tokens += 1
         if token in self._stop_tokens:
             self._end(answer, End("stop"))
             return
@@ -323,7 +309,7 @@ class Scheduler:
 
     def _end(self, answer: Answer, end: End) -> None:
         answer.events.put_nowait(end)
-        self._meters.ended(answer.left or end.reason, len(answer.ids))
+        self._ends[answer.left or end.reason] += 1
         if answer.line is not None:
             del self._running[answer.line]
         if self._blocks is not None and answer.lease is not None:

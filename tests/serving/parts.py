@@ -15,7 +15,6 @@ from unittest import mock
 from harness.errors import UserError
 from harness.serving.app import Api, Served
 from harness.serving.guard import Limits
-from harness.serving.metrics import Metrics
 from harness.serving.scheduler import Scheduler
 
 BYTES = range(3, 259)  # tokens of the tiny model's tokenizer that are one byte each
@@ -143,9 +142,8 @@ def echo_api(
         seq_len=LENGTH,
         times="of nothing",
     )
-    metrics = Metrics()
-    scheduler = Scheduler(lines, LINES, limits.waiting, [2], metrics, blocks)
-    return Api(served, scheduler, metrics, limits)
+    scheduler = Scheduler(lines, LINES, limits.waiting, [2], blocks)
+    return Api(served, scheduler, limits)
 
 
 class Address:

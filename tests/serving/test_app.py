@@ -119,7 +119,7 @@ def test_a_stop_string_ends_the_answer_and_frees_its_line(server, tokenizer, lin
     _, found, _ = server.ask(COMPLETIONS, body("hello", max_tokens=40, stop=["~~", stop]))
     choice = found["choices"][0]
     assert choice["text"] == text[: text.index(stop)] and choice["finish_reason"] == "stop"
-    Running.until(lambda: server.ask("/metrics")[1].count('nki_answers_total{end="stop"}'))
+    Running.until(lambda: server.ask("/metrics")[1].count('nki_answers{of="stop"}'))
     _, state, _ = server.ask("/metrics")
     assert "nki_running 0.0" in state
 
@@ -338,7 +338,7 @@ def test_beyond_the_queue_a_request_is_refused_and_told_to_come_back(server, lin
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_frees_its_slot(server, lines, stream):
-    gone = 'nki_answers_total{end="left"} '
+    gone = 'nki_answers{of="left"} '
     before = server.ask("/metrics")[1].partition(gone)[2].partition("\n")[0] or "0"
     lines.go.clear()
     with server.connection() as client:

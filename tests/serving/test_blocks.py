@@ -20,7 +20,7 @@ BLOCKS = 12
 
 def run(cache, test, pool, chunk=None, waiting=8):
     async def both():
-        scheduler = Scheduler(cache, LINES, waiting, [2], None, pool, chunk)
+        scheduler = Scheduler(cache, LINES, waiting, [2], pool, chunk)
         running = asyncio.create_task(scheduler.run())
         await test(scheduler)
         scheduler.drain()
@@ -175,9 +175,9 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
     try:
         assert [text(served, body) for body in bodies] == expected
         # all but the first find two blocks, the system prompt's first 32 tokens one, "another" none
-        assert number(served, "nki_prefix_found_tokens_total") == 4 * 32 + 16
+        assert number(served, 'nki_blocks{of="found_tokens"}') == 4 * 32 + 16
         assert together(served, bodies) == expected
-        kept, free = (number(served, f'nki_cache_blocks{{state="{n}"}}') for n in ("kept", "free"))
+        kept, free = (number(served, f'nki_blocks{{of="{n}"}}') for n in ("kept", "free"))
         assert kept + free == 24 and kept >= 4
     finally:
         served.close()
