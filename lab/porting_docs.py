@@ -1,15 +1,13 @@
-"""Rewrites the times of lab/docs/porting.md: the same kernels in both languages, on three chips.
-
-    python -m lab.porting_docs
+"""The times of lab/docs/porting.md: the same kernels in both languages, on three chips.
 
 Traces the kernels of llama.py and of models/today.py for one rank at tensor-parallel degree 2 and
 schedules them with the cost model: estimated, nothing is measured. The first two columns are for
 comparison, with a compiler that rearranges for both; today's leaves kernels in the order in which
 they are written, as the others have it. Of trn2 and trn3 a kernel runs on one physical core; they
-are uncalibrated. A second table has how far both files are apart at other lengths.
+are uncalibrated. A test holds how far both files are apart at other lengths.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -94,48 +92,19 @@ def differences(name: str, length: int) -> dict[str, float]:
     return {kernel: 100 * (new / old - 1) for kernel, (old, new) in found.items()}
 
 
-def rows(head: Sequence[str], cells: dict[str, list[str]]) -> str:
-    """A table of the page."""
-    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
-    lines += [f"| {' | '.join([name, *row])} |" for name, row in cells.items()]
+def time_table() -> str:
+    """µs of every kernel."""
+    lines = ["| Kernel | `llama.py`, trn1 | `models/today.py` alike | trn1, today | trn2 | trn3 |"]
+    lines.append(f"|---|{'---:|' * 5}")
+    for name in SIZES:
+        for kernel, figures in times(name).items():
+            cells = " | ".join(f"{figure:,.1f}" for figure in figures)
+            lines.append(f"| {name}: {kernel} | {cells} |")
     return "\n".join(lines)
 
 
-def time_table() -> str:
-    """µs of every kernel."""
-    head = ("Kernel", "`llama.py`, trn1", "`models/today.py` alike", "trn1, today", "trn2", "trn3")
-    found = {
-        f"{name}: {kernel}": [f"{figure:,.1f}" for figure in figures]
-        for name in SIZES
-        for kernel, figures in times(name).items()
-    }
-    return rows(head, found)
-
-
-def difference_table() -> str:
-    """% by length."""
-    found: dict[str, list[str]] = {}
-    for name in SIZES:
-        for length in LENGTHS:
-            for kernel, more in differences(name, length).items():
-                found.setdefault(f"{name}: {kernel}", []).append(f"{more:+.1f}")
-    return rows(("Tokens", *map(str, LENGTHS)), found)
-
-
-TABLES = {"times": time_table, "differences": difference_table}
-
-
-def published(table: str) -> dict[str, list[float]]:
+def published() -> dict[str, list[float]]:
     """The figures that the page has."""
-    cells = [row.strip("| ").split(" | ") for row in pages.published(PAGE, table).splitlines()[2:]]
+    rows = pages.published(PAGE, "times").splitlines()[2:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
     return {name: [float(figure.replace(",", "")) for figure in rest] for name, *rest in cells}
-
-
-def write() -> None:
-    """Put the tables into the page."""
-    for table, made in TABLES.items():
-        pages.publish(PAGE, table, made())
-
-
-if __name__ == "__main__":
-    write()

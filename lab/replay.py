@@ -1,6 +1,6 @@
 """Published searches replayed with estimates in place of device times.
 
-    python -m lab.replay [--public DIR [--rows WORD ...]] [--write]
+    python -m lab.replay [--public DIR] [--write]
 
 A search is the candidates of one operator in calibration.json, in their order there, with what a
 device measured. Estimates are those of docs/cost_model.md, or made anew from checkouts in DIR.
@@ -124,17 +124,11 @@ def table(found: Sequence[Search]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--public", type=Path, metavar="DIR", help="checkouts of public kernels")
-    parser.add_argument("--rows", nargs="+", help="run only rows whose name has one of the words")
     parser.add_argument("--write", action="store_true", help="update lab/docs/replay.md")
     args = parser.parse_args()
     every = calibrate.public_rows.rows()
     groups = [row.group for row in every]
-    chosen = [
-        row
-        for row in every
-        if args.public and groups.count(row.group) > FEW
-        if not args.rows or any(word in row.id for word in args.rows)
-    ]
+    chosen = [row for row in every if args.public and groups.count(row.group) > FEW]
     anew = {o.row.id: o for o in calibrate.run_all(chosen, 1, public=args.public) if not o.missing}
     text = table(searches([anew.get(row.id) or calibrate.on_page(row) for row in every]))
     print(text)
