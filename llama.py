@@ -236,7 +236,7 @@ class HeadShape(NamedTuple):
 
     @property
     def stacks(self) -> int:
-        return whole_tiles(self.depth) * math.ceil(self.kv_heads / self.stack)
+        return math.ceil(self.kv_heads / self.stack)
 
     @property
     def q_tiles(self) -> int:
@@ -249,8 +249,8 @@ class HeadShape(NamedTuple):
 
     def place(self, kv_head: int) -> Tuple[int, slice]:
         """(stack, lanes) of a KV head: its tile of the keys, and its partitions there."""
-        (stack, lane), rows = divmod(kv_head, self.stack), min(self.depth, P_MAX)
-        return stack, slice(lane * rows, (lane + 1) * rows)
+        stack, lane = divmod(kv_head, self.stack)
+        return stack, slice(lane * self.depth, (lane + 1) * self.depth)
 
     def leaves_lanes(self) -> bool:
         """Whether tiles of heads have lanes without features."""
@@ -261,8 +261,7 @@ class HeadShape(NamedTuple):
         d, stack = self.head_dim, self.stack
         padded = pad_to(weight, 0, math.ceil(self.kv_heads / stack) * stack * group * d)
         heads = padded.view(-1, stack, group, d, weight.shape[1]).transpose(1, 2)
-        tiles = pad_tiles(pad_to(heads, 3, self.depth).flatten(2, 3), 2)
-        return tiles.unflatten(2, (-1, P_MAX)).permute(2, 0, 1, 3, 4).flatten(0, 3)
+        return pad_tiles(pad_to(heads, 3, self.depth).flatten(2, 3), 2).flatten(0, 2)
 
 
 # --- Sizes known while tracing --------------------------------------------------------------------
@@ -615,7 +614,7 @@ class AttentionLayer(NamedTuple):
 
     @ HBM: hidden states, two Linears (Q, K and V together; the output), and the tables of cos and
     sin. @ SBUF: the identity and the permutation that swaps the halves of each head in a tile [128,
-    128] (None where a head has several tiles), and zeros [128, 1] fp32."""
+    128], and zeros [128, 1] fp32."""
 
     hidden: Hidden
     norm: Optional[Norm]
@@ -625,25 +624,24 @@ class AttentionLayer(NamedTuple):
     cos_hbm: Hbm
     sin_hbm: Hbm
     identity_sb: Sbuf
-    swap_sb: Optional[Sbuf]
+    swap_sb: Sbuf
     zero_sb: Sbuf
 
     @classmethod
     def of(cls, hidden, norm, heads, qkv, out, cos_hbm, sin_hbm):
         """Make the constants. Column (head, second, lane) of the permutation has a one in the row
         of its partner in the other half of the head."""
-        dtype, d, depth, swap_sb = hidden.x_hbm.dtype, heads.head_dim, heads.depth, None
+        dtype, d, depth = hidden.x_hbm.dtype, heads.head_dim, heads.depth
         row, column = nl.arange(P_MAX)[:, None], nl.arange(P_MAX)[None, :]
         identity_sb = select_equal(row, column, (P_MAX, P_MAX), dtype)
-        if depth <= P_MAX:
-            of_tile, half = P_MAX // depth, d // 2
-            row, head = nl.arange(P_MAX)[:, None, None, None], nl.arange(of_tile)
-            second, lane = nl.arange(2)[None, None, :, None], nl.arange(half)[None, None, None, :]
-            partner = head[None, :, None, None] * depth + half - second * half + lane
-            ones_sb = select_equal(row, partner, (P_MAX, of_tile, 2, half), dtype)
-            swap_sb = nisa.memset((P_MAX, P_MAX), 0.0, dtype)
-            by_head_sb = swap_sb[:, 0 : of_tile * depth].reshape((P_MAX, of_tile, depth))
-            by_head_sb[:, :, 0:d] = nisa.tensor_copy(ones_sb.reshape((P_MAX, of_tile, d)))
+        of_tile, half = P_MAX // depth, d // 2
+        row, head = nl.arange(P_MAX)[:, None, None, None], nl.arange(of_tile)
+        second, lane = nl.arange(2)[None, None, :, None], nl.arange(half)[None, None, None, :]
+        partner = head[None, :, None, None] * depth + half - second * half + lane
+        ones_sb = select_equal(row, partner, (P_MAX, of_tile, 2, half), dtype)
+        swap_sb = nisa.memset((P_MAX, P_MAX), 0.0, dtype)
+        by_head_sb = swap_sb[:, 0 : of_tile * depth].reshape((P_MAX, of_tile, depth))
+        by_head_sb[:, :, 0:d] = nisa.tensor_copy(ones_sb.reshape((P_MAX, of_tile, d)))
         zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
         return cls(hidden, norm, heads, qkv, out, cos_hbm, sin_hbm, identity_sb, swap_sb, zero_sb)
 

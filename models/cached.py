@@ -48,7 +48,6 @@ from llama import (
     decode_scores,
     decode_step,
     grouped,
-    is_nki_enabled,
     key_rows,
     masked,
     option,
@@ -64,7 +63,7 @@ from llama import (
     transposed_tiles,
     whole_tiles,
 )
-from models.families import CACHED, slots_of, window_of
+from models.families import CACHED, has_attention_kernels, window_of
 from models.weights import SharedSizes
 from models.quantised import SOFTMAX_TURNS
 from models.queries import (
@@ -129,9 +128,7 @@ def is_decode_step(batch, length, heads, itemsize, named):
     SBUF."""
     keys, lanes = whole_tiles(length) * P_MAX, min(length, P_MAX) if named else None
     each = bytes_of_sequence(keys, heads, itemsize, lanes)
-    if length > DECODE_KEYS or slots_of(heads) > 1:
-        return False
-    return each * (1 if named else batch) <= CACHE_BYTES
+    return length <= DECODE_KEYS and each * (1 if named else batch) <= CACHE_BYTES
 
 
 def bytes_of_sequence(length, heads, itemsize, lanes=None):
@@ -190,22 +187,19 @@ class AnyRows(NamedTuple):
     def tiles(self) -> int:
         return self.rows_sb.shape[1 if self.by_token else 2]
 
-    def tile(self, first, count, tile, features=slice(None)):
-        """A tile of ``count`` heads from the ``first`` on that counts: [lanes, count, features]."""
+    def tile(self, first, count, tile):
+        """A tile of ``count`` heads from the ``first`` on that counts: [lanes, count, D]."""
         heads = slice(self.head + first, self.head + first + count)
         at = (tile, heads) if self.by_token else (heads, tile)
-        return self.rows_sb[(slice(None), *at, features)]
+        return self.rows_sb[(slice(None), *at, slice(None))]
 
-    def transposed(self, first, count, start, tiles, half=0):
+    def transposed(self, first, count, start, tiles):
         """Transpose ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
-        PSUM, as many as share a bank. A transpose takes all heads of a tile; D above 128 takes one
-        for each ``half``."""
+        PSUM, as many as share a bank. A transpose takes all heads of a tile."""
         lanes, *_, depth = self.rows_sb.shape
-        rows = min(depth, P_MAX)
-        keys_psum = psum((count * rows, tiles, lanes), nl.ndarray)
+        keys_psum = psum((count * depth, tiles, lanes), nl.ndarray)
         for t in nl.affine_range(tiles):
-            tile_sb = self.tile(first, count, start + t, nl.ds(half * rows, rows))
-            keys_psum[:, t, :] = nisa.nc_transpose(tile_sb)
+            keys_psum[:, t, :] = nisa.nc_transpose(self.tile(first, count, start + t))
         return keys_psum
 
 
@@ -277,14 +271,12 @@ class CacheTiles(NamedTuple):
     def transposed_keys(self, k_sb):
         """Write keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at
         PSUM beside many queries."""
-        d, keys = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
-        each = spans(self.tiles, MOVING_MAX // self.lanes)
+        d, keys = self.heads.depth, self.rows(self.cache.keys_hbm)
         for first, stacked in spans(self.count, self.heads.stack):
-            for half, (start, tiles) in [(n, s) for n in range(slots_of(self.heads)) for s in each]:
-                part = nl.ds(half * self.tiles + start, tiles)
-                transposed_psum = keys.transposed(first, stacked, start, tiles, half)
+            for start, tiles in spans(self.tiles, MOVING_MAX // self.lanes):
+                transposed_psum = keys.transposed(first, stacked, start, tiles)
                 for at in nl.static_range(stacked):
-                    k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
+                    k_sb[0:d, first + at, nl.ds(start, tiles), :] = nisa.tensor_copy(
                         transposed_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
                     )
 
@@ -335,16 +327,15 @@ class CacheTiles(NamedTuple):
             rows[...] = load_constant(ones[first:], bias_hbm.dtype)
 
 
-def few_queries(banks, heads):
+def few_queries(banks):
     """Whether ``attend_few`` takes the banks of a set of heads, of a tile each."""
-    few = len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
-    return few and slots_of(heads) == 1
+    return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
 
 
 def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
     """The CacheTiles of a sequence for the heads of some banks, or KeyTiles where all fit and may
     ``stay``. Each of the queries' ``bias_rows`` says which keys count."""
-    (head, count), few = heads_of(banks), few_queries(banks, heads)
+    (head, count), few = heads_of(banks), few_queries(banks)
     # with few queries, fp8 keys do not lie transposed in the type of x
     size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
     each = size // heads.head_dim if cache.rows_sb is None else cache.keys_hbm.shape[1]
@@ -599,7 +590,7 @@ def attend_few_and_many(groups):
 
     def many():
         for group in groups:
-            if few_queries(group.banks, group.new.heads):
+            if few_queries(group.banks):
                 found.append((group, attend_few(group)))
             else:
                 yield group
@@ -1100,13 +1091,16 @@ class CachedModel(NeuronLlamaModel):
     def init_inference_optimization(self, config: InferenceConfig) -> None:
         """Make the caches. Kernels read stored fp8 directly, except in a model of float32."""
         super().init_inference_optimization(config)
-        narrow = config.neuron_config.torch_dtype is not torch.float32
-        if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
+        narrow, kernels = (
+            config.neuron_config.torch_dtype is not torch.float32,
+            has_attention_kernels(config),
+        )
+        if kernels and config.neuron_config.kv_cache_quant and narrow:
             if hasattr(self.kv_mgr, "_dequantize_cache"):  # NxDI 0.8 and later have it
                 self.kv_mgr._dequantize_cache = lambda cache, *_, **__: cache
             else:
                 self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
-        if is_nki_enabled(config) and option(config, "is_block_kv_layout"):
+        if kernels and option(config, "is_block_kv_layout"):
             self.kv_mgr.get_cache = self.blocks_and_table
 
     def blocks_and_table(self, active_block_table: torch.Tensor, **_: Any) -> List[Any]:
@@ -1236,7 +1230,7 @@ def check_window(config: InferenceConfig) -> None:
 def chunks_too_large(config: InferenceConfig) -> Dict[str, bool]:
     """What chunks that several sequences share may have too much of -> whether they do."""
     neuron_config, rank = config.neuron_config, SharedSizes.of(config).of_rank
-    if not neuron_config.is_chunked_prefill:
+    if not neuron_config.is_chunked_prefill or not has_attention_kernels(config):
         return {}
     tokens, features = neuron_config.max_context_length, whole_tiles(config.hidden_size) * P_MAX
     quantised = option(config, "quantized")

@@ -109,8 +109,8 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             return None
         return (
             f"The kernels do not cover {lacking[0]}, expected SiLU or Gemma's GELU, biases on "
-            "queries, keys and values only, heads of 256 or an even number up to 128, and a batch "
-            "of at most 128; run without --enable-nki."
+            "queries, keys and values only, heads of an even number of features, and a batch of "
+            "at most 128; run without --enable-nki."
         )
 
     def lacking(self) -> List[str]:
@@ -121,13 +121,12 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         precise = neuron_config.torch_dtype is torch.float32  # TensorE pairs fp32 with fp32
         # a table names the rows
         named = option(self, "is_block_kv_layout") or window_of(self) is not None
-        wide, in_parts = dim > P_MAX, models.ranks.parts_of_prompt(self) > 1
+        in_parts, outside = models.ranks.parts_of_prompt(self) > 1, outside_of_kernels(self)
         left, lora = neuron_config.padding_side == "left", neuron_config.lora_config is not None
         found = {
             "attention_bias": out_bias,
-            f"head_dim {dim}": dim % 2 > 0 or wide and dim != 2 * P_MAX,
-            f"shares of heads of {dim}": wide and neuron_config.flash_decoding_enabled,
-            f"parts of prompts of heads of {dim}": wide and in_parts,
+            f"head_dim {dim}": dim % 2 > 0,
+            f"adapters or quantised weights where {outside}": outside and (lora or quantised),
             f"{q_heads} query heads per rank": q_heads > P_MAX,
             f"a batch of {batch}": batch > P_MAX,
             "adapters with quantised weights": lora and quantised,

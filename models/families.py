@@ -32,7 +32,6 @@ from llama import (
     P_MAX,
     Columns,
     Hbm,
-    HeadShape,
     Hidden,
     LlamaRotaryEmbedding,
     NeuronLlamaAttention,
@@ -210,8 +209,8 @@ def outside_of_kernels(config: InferenceConfig) -> Optional[str]:
         return "scores have a soft cap"
     if norms == "all":
         return "one norm takes the heads of all ranks together"
-    if norms and sizes.head_dim > P_MAX:
-        return f"norms take heads of {sizes.head_dim}, more than {P_MAX} features"
+    if sizes.head_dim > P_MAX:
+        return f"heads have {sizes.head_dim} features, more than a tile of {P_MAX}"
     return None
 
 
@@ -301,18 +300,6 @@ def attention_biases(config: InferenceConfig) -> Tuple[bool, bool]:
     """Whether Q, K and V have biases, and the output; Qwen2's config has no field for it."""
     every = bool(getattr(config, "attention_bias", False))
     return every or family_of(config).qkv_bias, every
-
-
-def slots_of(heads: HeadShape) -> int:
-    """Tiles of a head: a head of 256 has two, a half each. All first halves come before all second
-    halves, as if these were stacks of their own."""
-    return whole_tiles(heads.depth)
-
-
-def tiles_of(heads: HeadShape, kv_head: int) -> List[Tuple[int, slice]]:
-    """``place`` of each tile of a KV head."""
-    (stack, lanes), slots = heads.place(kv_head), slots_of(heads)
-    return [(stack + slot * heads.stacks // slots, lanes) for slot in range(slots)]
 
 
 def medusa_heads(config: InferenceConfig) -> int:

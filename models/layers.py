@@ -42,12 +42,10 @@ from llama import (
     causal_mask,
     gated_mlp,
     is_nki_enabled,
-    key_rows,
     multiply_rows,
     norm_scales,
     option,
     psum,
-    score_scales,
     token_blocks,
     token_chunk,
     weight_pieces,
@@ -69,7 +67,6 @@ from models.families import (
     post_norm,
     qkv_biases,
     shows_hidden_states,
-    slots_of,
 )
 from models.quantised import (
     EVEN_TURNS,
@@ -83,7 +80,7 @@ from models.quantised import (
     scale_columns,
     times_features,
 )
-from models.queries import ADAPTER_BYTES, attend_prompt, wide_key_rows
+from models.queries import ADAPTER_BYTES, attend_prompt
 
 # hidden_act of config.json -> the function of ScalarE
 ACTIVATIONS = {"silu": nl.silu, "gelu_pytorch_tanh": nl.gelu_apprx_tanh}
@@ -196,16 +193,7 @@ class AnyProjection(NamedTuple):
     added: List[Tuple[List[Any], List[Any]]]
 
     context_sb, rope = Projection.context_sb, Projection.rope  # type: ignore[misc]
-
-    def store_keys(self, keys_hbm, values_hbm):
-        """Store as ``Projection.store_keys`` does, also keys of heads of two tiles."""
-        heads, rows_of = self.layer.heads, key_rows
-        if slots_of(heads) > 1:
-            rows_of = wide_key_rows
-        for (column, size), rows_sb in zip(self.tiles, self.v_sb):
-            rows = nl.ds(self.tokens.block.start + column, size)
-            nl.store(values_hbm[rows, :], rows_sb)
-            nl.store(keys_hbm[rows, :], rows_of(self.qk_sb, column, size, heads))
+    store_keys = Projection.store_keys  # type: ignore[misc]
 
     def project(self, piece, at):
         """Project as ``Projection.project`` does."""
@@ -215,32 +203,12 @@ class AnyProjection(NamedTuple):
             self.project_values(piece, tile, (at - values) * P_MAX)
             return
         which = int(at >= heads.q_tiles)
-        first, tiles = (heads.q_tiles, heads.stacks) if which else (0, heads.q_tiles)
         x_psum = piece.product((tile, 1, 0, self.tokens.block.count), self.tokens)
-        add_terms(x_psum, *self.added[which], at - first, 0)
+        add_terms(x_psum, *self.added[which], at - which * heads.q_tiles, 0)
         x = x_psum[:, 0, :]
         if self.head_norm is not None:
             x = self.head_norm.normed(x, self.scales.along_sb, which, self.qk_sb.dtype)
-        if slots_of(heads) == 1:
-            self.rope(x, at, not which)
-            return
-        half, second = tiles // 2, at - first >= tiles // 2
-        other = self.qk_sb[:, at - half if second else at + half, :]
-        self.rope_half(x, self.qk_sb[:, at, :], other, second, not which)
-
-    def rope_half(self, x, half, other, second, of_queries):
-        """Rotate one of the two tiles of a head, x [128, T]. The first call writes x cos to
-        ``half`` and x sin to ``other``; the ``second`` adds its own terms to both."""
-        if not second:
-            half[...] = nisa.tensor_tensor(x, self.cos_sb, nl.multiply)
-            other[...] = nisa.tensor_tensor(x, self.sin_sb, nl.multiply)
-            return
-        zero_sb = self.layer.zero_sb
-        scale = score_scales(self.layer.heads.head_dim)[0] if of_queries else 1.0
-        for part, table_sb, op in ((other, self.sin_sb, nl.subtract), (half, self.cos_sb, nl.add)):
-            term_sb = nisa.tensor_tensor(x, table_sb, nl.multiply, dtype=half.dtype)
-            sum_sb = nisa.tensor_tensor(part, term_sb, op, dtype=nl.float32)
-            part[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
+        self.rope(x, at, not which)
 
     def project_values(self, piece, tile, start):
         """Project to a tile of V's features, times their scales, from feature ``start`` on."""

@@ -38,7 +38,6 @@ from llama import (
     store_product,
     whole_tiles,
 )
-from models.families import slots_of, tiles_of
 
 # --- Choices --------------------------------------------------------------------------------------
 
@@ -136,7 +135,7 @@ def score_banks(parts, heads, largest):
     together = P_MAX // largest
     most = TILES_AT_ONCE * together  # members of a group that share a bank
     each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
-    each = min(HEADS_AT_ONCE // slots_of(heads), each)
+    each = min(HEADS_AT_ONCE, each)
     return [
         [
             ScoreBank(first + head, count, member, members, *part)
@@ -255,11 +254,10 @@ class NewKeys(NamedTuple):
         heads, (size, _), tile = self.heads, v_sb.shape, start // P_MAX
         shape = (size, heads.kv_heads, heads.head_dim)
         for head in nl.static_range(heads.kv_heads):
-            for slot, (stack, lanes) in enumerate(tiles_of(heads, head)):
-                at, rows = slot * self.v_sb.shape[1] + tile, min(heads.depth, P_MAX)
-                self.k_sb[0:rows, head, at, 0:size] = nisa.tensor_copy(
-                    qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
-                )
+            stack, lanes = heads.place(head)
+            self.k_sb[0 : heads.depth, head, tile, 0:size] = nisa.tensor_copy(
+                qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
+            )
         self.v_sb[0:size, tile, :, 0 : heads.head_dim] = nisa.tensor_copy(v_sb.reshape(shape))
 
     def visible(self, bank):
@@ -287,9 +285,7 @@ def new_keys(tokens, heads, dtype, mask_sb, hides, bias_hbm=None):
     k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
     v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
     if last < tiles:
-        for half in nl.static_range(slots_of(heads)):
-            behind_sb = k_sb[:, :, half * tiles + last, :]
-            behind_sb[...] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
+        k_sb[:, :, last, :] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
         v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
     v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
     shape, part = (heads.kv_heads, tiles, P_MAX), nl.ds(slot * tiles, tiles)
@@ -338,10 +334,10 @@ def bank_queries(qk_sb, bank, heads, augmented, hides):
     slots, (slot, row) = len(contraction(depth + augmented)), divmod(depth, P_MAX)
     q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb[0].dtype)
     for at in nl.static_range(bank.heads):
-        for part, (stack, lanes) in enumerate(tiles_of(heads, bank.head + at)):
-            q_sb[0 : min(depth, P_MAX), part, bank.rows_of(at), :] = nisa.tensor_copy(
-                bank.part(qk_sb, heads, stack, lanes), engine=nisa.vector_engine
-            )
+        queries_sb = bank.part(qk_sb, heads, *heads.place(bank.head + at))
+        q_sb[0:depth, 0, bank.rows_of(at), :] = nisa.tensor_copy(
+            queries_sb, engine=nisa.vector_engine
+        )
     if hides:
         q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, q_sb.dtype)
     return q_sb
@@ -604,10 +600,9 @@ def bank_contexts(banks, sums, heads, context_sb):
     scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
     each = [(*given, at) for given in zip(banks, sums, scales) for at in range(given[0].heads)]
     for bank, found, scale, at in each:
-        places, parts = tiles_of(heads, bank.head + at), bank.together()
-        _, lanes = places[0]
+        (stack, lanes), parts = heads.place(bank.head + at), bank.together()
         if lanes.start == 0:
-            shapes = [(count * bank.tokens, slots_of(heads) * P_MAX) for _, count in parts]
+            shapes = [(count * bank.tokens, P_MAX) for _, count in parts]
             rows = [nl.ndarray(shape, dtype) for shape in shapes]
             if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
                 # some lanes have no feature
@@ -618,15 +613,12 @@ def bank_contexts(banks, sums, heads, context_sb):
             rows_sb[:, nl.ds(lanes.start, d)] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
         if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
             shape = (P_MAX, bank.members, bank.tokens)
-            for slot, (stack, _) in enumerate(places):
-                transposed_psum = psum((P_MAX, bank.members * bank.tokens), nl.ndarray)
-                for (first, count), rows_sb in zip(parts, rows):
-                    part = nl.ds(first * bank.tokens, count * bank.tokens)
-                    transposed_psum[:, part] = nisa.nc_transpose(
-                        rows_sb[:, nl.ds(slot * P_MAX, P_MAX)]
-                    )
-                out = bank.part(context_sb, heads, stack)
-                out[...] = nisa.tensor_copy(transposed_psum.reshape(shape))
+            transposed_psum = psum((P_MAX, bank.members * bank.tokens), nl.ndarray)
+            for (first, count), rows_sb in zip(parts, rows):
+                part = nl.ds(first * bank.tokens, count * bank.tokens)
+                transposed_psum[:, part] = nisa.nc_transpose(rows_sb)
+            out = bank.part(context_sb, heads, stack)
+            out[...] = nisa.tensor_copy(transposed_psum.reshape(shape))
 
 
 def attend(first, following):
@@ -648,20 +640,6 @@ def value_tiles(tiles, tokens, heads, itemsize):
     they have room in SBUF, else 128 tokens each."""
     each = heads.kv_features * itemsize
     return tiles if len(tiles) * each <= VALUE_BYTES else spans(tokens, P_MAX)
-
-
-def wide_key_rows(qk_sb, start, tokens, heads):
-    """``key_rows`` of heads of two tiles: all first halves come before all second halves."""
-    rows_sb = nl.ndarray((tokens, heads.kv_features), qk_sb.dtype)
-    for head in nl.static_range(heads.kv_heads):
-        for slot, (stack, _) in enumerate(tiles_of(heads, head)):
-            rows_psum = psum((tokens, P_MAX), nl.ndarray)
-            rows_psum[...] = nisa.nc_transpose(
-                qk_sb[:, heads.q_tiles + stack, nl.ds(start, tokens)]
-            )
-            columns = nl.ds(head * heads.head_dim + slot * P_MAX, P_MAX)
-            rows_sb[:, columns] = nisa.tensor_copy(rows_psum)
-    return rows_sb
 
 
 def tile_values(projection, n, values_hbm):

@@ -236,5 +236,5 @@ def test_what_no_kernel_computes_is_told(caplog):
     for name in ("gemma2", "gemma3 with heads of 256", "olmo2", "granite"):
         application(Case(name))
     told = [r.getMessage() for r in caplog.records if "outside of NKI" in r.getMessage()]
-    causes = "scores have a soft cap", "norms take heads of 256", "one norm takes the heads"
+    causes = "scores have a soft cap", "heads have 256 features", "one norm takes the heads"
     assert len(told) == 3 and all(cause in line for cause, line in zip(causes, told))
