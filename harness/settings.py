@@ -157,13 +157,6 @@ class Evaluation(Topic, title="what counts as right and fast, and reports", mode
         choices=(*ROUNDINGS, OPERATOR),
         metavar="WHERE",
     )
-    rounding: Optional[str] = option(
-        "what boundaries round that a compiler leaves in fp32",
-        ("diff",),
-        choices=ROUNDINGS,
-        nargs="?",
-        const=FUSED,
-    )
     divergence_difference_tol: float = option(
         "logit gap up to which another token passes (0.001)",
         _COMPARE,

@@ -41,7 +41,7 @@ def in_all_forms(monkeypatch):
         large = sum(tensor.numel() for tensor in inputs) > LARGEST
         if not plan._records or random or large or any(op.spec.meets for op in plan.ops):
             return once(plan, inputs)
-        plain = execute.Plan(plan.program, False, wide=plan.arena.wide)
+        plain = execute.Plan(plan.program, False)
         exact = not any(op.spec.multiplies for op in plan.ops)
         forms = [once(p, [_copy(t) for t in inputs]) for p in (plain, plan, plan, plan)]
         assert plan._short is not None

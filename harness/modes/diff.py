@@ -16,16 +16,13 @@ from harness.inputs.prompts import shorten
 from harness.inputs.submission import kernel_places
 from harness.processes.worker import Role
 from harness.session.building import Loaded, build
-from harness.session.opening import Session, open_session
+from harness.session.opening import open_session
 from harness.settings import Settings
 from neuron_cpu.console import terminal
 
 _LAYER = re.compile(r"^layers\.(\d+)")
 # Columns that a narrow terminal does without, the first one first; the verdict names the kernels.
 EXPENDABLE = ("ulps", "PyTorch vs fp32", "NKI vs fp32", "kernels")
-TEXT = 32  # tokens that boundaries are looked at with
-OF_KERNELS = "What changes where the kernels' boundaries round, beside one fused graph"
-OF_OPERATORS = "What changes where a kernel's boundary is cut into the SDK's own model"
 _NO_KERNEL = "its PyTorch code: it calls no kernel"
 Kernels = dict[tuple[str, str], list[str]]  # (phase, module path) -> kernels
 
@@ -40,13 +37,11 @@ def run(settings: Settings) -> int:
             "--mode diff looks inside the graphs, which a device does not show; run it with "
             "NEURON_CPU=1 or on another machine."
         )
-    if settings.rounding is None and sdk.real_libraries() is not None:
+    if sdk.real_libraries() is not None:
         raise UserError(
             "--mode diff runs each module again, and the libraries' graphs have no modules left; "
             "leave --libraries out, so that the imitation runs the same kernels."
         )
-    if settings.rounding is not None:
-        return _boundaries(open_session(settings))
     session = open_session(replace(settings, enable_nki=True))
     nki, *_ = [build(session, role) for role in (Role.NKI, Role.TORCH, Role.SHADOW)]
     suspects = 0
@@ -57,24 +52,6 @@ def run(settings: Settings) -> int:
         report(found.own, found.grown, kernels_of(nki), session.source)
         suspects += sum(error.suspicious or error.undefined for error in found.own)
     return 1 if suspects else 0
-
-
-def _boundaries(session: Session) -> int:
-    """Print what the kernels' boundaries round, or without kernels each operator's; status 0."""
-    nki = session.settings.enable_nki
-    loaded = build(session, Role.NKI if nki else Role.BASELINE)
-    for prompt, ids in zip(session.prompts, session.prompt_ids):
-        count = min(TEXT, session.settings.seq_len - len(ids))
-        with console.step(f"Closing boundaries on {shorten(prompt)}"):
-            found = divergence.measure_boundaries(loaded, ids, count)
-        terminal.printed(f"Prompt: {shorten(prompt)}")
-        columns = f"where|what|logits|of {count} tokens|largest change|verdict"
-        table = terminal.table_of(columns, f"\n{OF_KERNELS if nki else OF_OPERATORS}")
-        for one in found:
-            shares = f"{one.logits:.0%}", f"{one.tokens}", f"{one.change:.2g}"
-            table.add_row(one.where, one.what, *shares, one.verdict)
-        terminal.print_table(terminal.output(120), table, ("largest change",))
-    return 0
 
 
 # --- report ---------------------------------------------------------------------------------------

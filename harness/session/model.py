@@ -449,28 +449,20 @@ def forced(host: Host, role: str, runs: Sequence[Sequence[int]], given: int) -> 
     """Negative log-likelihoods [length - given, runs] of the tokens of runs of equal length, each
     behind all before it; the first `given` tokens are the prompt. Each step is an event."""
     model, text = host.models[Role(role)], torch.tensor([list(run) for run in runs])
-    reader = _Reader(text)
+    prompt, reader = text[:, :given], _Reader(text)
     with host.told_as_the_submission("The model fails while it reads"), torch.inference_mode():
-        followed(host, model, text[:, :given], text.shape[1] - given, reader, _Observer(host))
+        model.reset()
+        PromptInChunks(model).generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            generation_config=GenerationConfig(pad_token_id=host.job.pad_token_id),
+            max_new_tokens=text.shape[1] - given,
+            do_sample=False,
+            logits_processor=LogitsProcessorList([reader]),
+            stopping_criteria=StoppingCriteriaList([_Observer(host)]),
+        )
+        model.reset()
     return Answer(None, [torch.stack(reader.losses).numpy()])
-
-
-def followed(
-    host: Host, model: Any, prompt: torch.Tensor, new_tokens: int, reader: LogitsProcessor,
-    *observers: StoppingCriteria,
-) -> None:  # fmt: skip
-    """Run a model behind a prompt [runs, tokens], with empty caches, along the reader's tokens."""
-    model.reset()
-    PromptInChunks(model).generate(
-        input_ids=prompt,
-        attention_mask=torch.ones_like(prompt),
-        generation_config=GenerationConfig(pad_token_id=host.job.pad_token_id),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        logits_processor=LogitsProcessorList([reader]),
-        stopping_criteria=StoppingCriteriaList(observers),
-    )
-    model.reset()
 
 
 class _Numbers(LogitsProcessor):

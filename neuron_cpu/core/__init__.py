@@ -2,17 +2,11 @@
 
 from .device.errors import NkiError, NkiWarning, silence
 from .device.ranks import on_ranks
-from .language.kernel import (
-    Kernel,
-    KernelCall,
-    kernels_run_by,
-    observe_kernel_calls,
-    release_thread,
-)
+from .language.kernel import Kernel, KernelCall, observe_kernel_calls, release_thread
 from .program.program import Program
 from .run.packing import keep_packed
 
 __all__ = [
-    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "keep_packed", "kernels_run_by",
+    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "keep_packed",
     "observe_kernel_calls", "on_ranks", "release_thread", "silence",
 ]  # fmt: skip

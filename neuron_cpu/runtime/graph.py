@@ -264,7 +264,7 @@ class GraphRecorder(TorchDispatchMode):
                 raise CompileError(f"{_model_line()} neuronx-cc refuses: {told}.")
         if traced and capture is not None:
             marks = {"writes": bool(written), "draws": draws}
-            capture.node(func.name(), captured, result, self._where, **marks)
+            capture.node(func.name(), captured, result, **marks)
         if not self._inside_collective:
             self._note_operator(name, args, tensors, tensors_of(result))
         return result
@@ -305,7 +305,7 @@ class GraphRecorder(TorchDispatchMode):
             self._taint(tensor)
         arguments = capture.refs(call.arguments)
         marks = {"writes": bool(written)}
-        capture.node(call.kernel, arguments, call.outputs, self._where, **marks)
+        capture.node(call.kernel, arguments, call.outputs, **marks)
 
     def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
         """One collective; returns its results on shapes."""
@@ -314,7 +314,7 @@ class GraphRecorder(TorchDispatchMode):
             result = call.results([given] * call.size())[0]
         if self.capture is not None:
             arguments = self.capture.refs(((tensor,), {}))
-            self.capture.node(call, arguments, result, self._where)
+            self.capture.node(call, arguments, result)
         self._note(COLLECTIVE, call.kind, [given], [result])
         return result
 

@@ -10,24 +10,15 @@ that its compiler left (charleshong3/nki-moe-7013 751a7bf, `qwen_with_nki.py`, l
 and section IV of its report: under the first option operators round that take a product).
 
 A kernel is opaque to that compiler: what it is given and what it returns is in memory, and rounded.
-`Boundaries` lets single tensors pass in fp32 instead, as if kernel and graph were one.
 """
 
 import functools
-import re
-import threading
-from collections import Counter
-from contextlib import ExitStack, contextmanager
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Set, Tuple
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Tuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
-
-from neuron_cpu.core import Kernel, Program, kernels_run_by
-from neuron_cpu.core.language.specialisation import hand_back, to_torch
-from neuron_cpu.core.run.boundaries import carriers
-from neuron_cpu.core.run.execute import Plan
 
 # Operators that a compiler fuses: with fp32 operands they compute and leave fp32.
 _FUSED = frozenset(
@@ -42,8 +33,7 @@ _MOVES = frozenset(
     + ("unsqueeze", "squeeze", "split", "split_with_sizes", "unbind", "alias", "detach")
 )
 _PRODUCTS = frozenset(("mm", "bmm", "addmm", "baddbmm"))
-# Attribute of a bf16 tensor: its values in fp32, how often its memory had been written then, and
-# the site that they come from.
+# Attribute of a bf16 tensor: its values in fp32, and how often its memory had been written then.
 _FP32 = "_fp32_values"
 _BLOCK = 1 << 19  # widened elements of an operand at a time: 2 MiB of fp32, about one L2 cache
 # What a compiler is assumed to leave in fp32, by name: everything; sums of products alone; all but
@@ -56,47 +46,6 @@ ASSUMED = {
 }
 
 
-class Site(NamedTuple):
-    """Where a tensor may be rounded: of a kernel, or of a module whose operator made it."""
-
-    where: str
-    what: str
-    of_kernel: bool
-
-
-class Boundaries:
-    """Sites that round in a run besides the graph's, and the values seen there.
-
-    Attributes:
-        closes: whether a site rounds.
-        operators: whether operators of PyTorch are sites, too.
-        met: sites in the order of the run, and whether rounding changes an element there.
-        read: sites whose fp32 values somebody took.
-    """
-
-    def __init__(self, operators: bool) -> None:
-        self.operators = operators
-        self.closes: Callable[[Site], bool] = lambda site: False
-        self.met: Dict[Site, bool] = {}
-        self.read: Set[Site] = set()
-        self._plans: Dict[Any, Tuple[Plan, Set[Any]]] = {}
-
-    def passes(self, site: Site, wide: torch.Tensor) -> bool:
-        """Whether `wide` stays unrounded at a site."""
-        if not self.met.get(site):
-            self.met[site] = not torch.equal(wide, wide.to(torch.bfloat16).float())
-        return not self.closes(site)
-
-    def plan(self, program: Program, given: FrozenSet[int]) -> Tuple[Plan, Set[Any]]:
-        """This thread's plan of a kernel that rounds nothing at its boundary, and which storages
-        carry fp32 values, where those inputs have some."""
-        key = threading.get_ident(), program, given
-        if key not in self._plans:
-            carried = carriers(program, [program.inputs[k] for k in given])
-            self._plans[key] = Plan(program, wide=carried), carried
-        return self._plans[key]
-
-
 class FusedRounding(TorchDispatchMode):
     """PyTorch in bf16 with the roundings of a fused graph, in the thread of one rank.
 
@@ -105,12 +54,9 @@ class FusedRounding(TorchDispatchMode):
     product, a collective, a cache) get the rounded values.
     """
 
-    def __init__(
-        self, keeps: FrozenSet[str] = ASSUMED["fused"], boundaries: Optional[Boundaries] = None
-    ) -> None:
+    def __init__(self, keeps: FrozenSet[str] = ASSUMED["fused"]) -> None:
         super().__init__()
-        self._keeps, self._boundaries = keeps, boundaries
-        self._counts: Counter[Tuple[str, str]] = Counter()
+        self._keeps = keeps
         self._writes: Dict[int, int] = {}  # storage -> writes in place, which outdate fp32 values
 
     def __torch_dispatch__(
@@ -142,37 +88,23 @@ class FusedRounding(TorchDispatchMode):
         if not isinstance(value, torch.Tensor) or value.dtype != torch.bfloat16:
             return [*map(self._wide, value)] if isinstance(value, list) else value
         kept = self._beside(value)
-        return value.float() if kept is None else self._read(*kept)
+        return value.float() if kept is None else kept
 
-    def _beside(self, value: Any) -> Optional[Tuple[torch.Tensor, Optional[Site]]]:
-        """The fp32 values beside a tensor and their site; None where there are none of today."""
+    def _beside(self, value: Any) -> Optional[torch.Tensor]:
+        """The fp32 values beside a tensor; None where there are none of today."""
         kept = getattr(value, _FP32, None)
         if kept is None or kept[1] != self._writes.get(value.untyped_storage()._cdata, 0):
             return None
-        return kept[0], kept[2]
+        return kept[0]
 
-    def _read(self, wide: torch.Tensor, site: Optional[Site]) -> torch.Tensor:
-        if self._boundaries is not None and site is not None:
-            self._boundaries.read.add(site)
-        return wide
-
-    def _rounded(self, wide: torch.Tensor, name: str, kind: str) -> torch.Tensor:
-        result, site = wide.bfloat16(), None
-        if kind not in self._keeps:
-            return result
-        if self._boundaries is not None and self._boundaries.operators:
-            place = getattr(_place, "where", "")
-            self._counts[place, name] += 1
-            count = self._counts[place, name]
-            what = name.strip("_") + (f" {count}" if count > 1 else "")
-            site = Site(re.sub(r"\.\d+", ".*", place), what, False)
-            if not self._boundaries.passes(site, wide):
-                return result
-        self._keep(result, wide, site)
+    def _rounded(self, wide: torch.Tensor, kind: str) -> torch.Tensor:
+        result = wide.bfloat16()
+        if kind in self._keeps:
+            self._keep(result, wide)
         return result
 
-    def _keep(self, result: torch.Tensor, wide: torch.Tensor, site: Optional[Site]) -> None:
-        setattr(result, _FP32, (wide, self._writes.get(result.untyped_storage()._cdata, 0), site))
+    def _keep(self, result: torch.Tensor, wide: torch.Tensor) -> None:
+        setattr(result, _FP32, (wide, self._writes.get(result.untyped_storage()._cdata, 0)))
 
     def _fused(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         """An operator on fp32 values; its result is bf16 where PyTorch's would be."""
@@ -185,19 +117,16 @@ class FusedRounding(TorchDispatchMode):
         of_dims = {tensor.dtype for tensor in tensors if tensor.dim()} or {torch.bfloat16}
         leaves = asked or functools.reduce(torch.promote_types, of_dims)
         rounds = leaves == torch.bfloat16 and wide.dtype == torch.float32
-        name = func.overloadpacket.__name__
-        return self._rounded(wide, name, ELEMENTWISE) if rounds else wide
+        return self._rounded(wide, ELEMENTWISE) if rounds else wide
 
     def _moved(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
         result = func(*args, **kwargs)
         kept = self._beside(args[0])
         if kept is not None:
-            wide, site = func(kept[0], *args[1:], **kwargs), kept[1]
-            if isinstance(result, torch.Tensor):
-                self._keep(result, wide, site)
-            else:
-                for part, own in zip(result, wide):
-                    self._keep(part, own, site)
+            wide = func(kept, *args[1:], **kwargs)
+            alone = isinstance(result, torch.Tensor)
+            for part, own in [(result, wide)] if alone else zip(result, wide):
+                self._keep(part, own)
         return result
 
     def _product(self, func: Any, args: Any, kwargs: Dict[str, Any]) -> Any:
@@ -208,32 +137,7 @@ class FusedRounding(TorchDispatchMode):
         wide = torch.bmm(left.float(), right.float()) if left.dim() == 3 else _mm(left, right)
         if len(args) == 3:  # a bias
             wide = wide + self._wide(args[0])
-        return self._rounded(wide, func.overloadpacket.__name__, PRODUCTS)
-
-    def run_kernel(self, kernel: Kernel, program: Program, tensors: List[Any]) -> List[Any]:
-        """The results of a kernel that takes and gives fp32 values where boundaries let them."""
-        assert self._boundaries is not None
-        bounds = self._boundaries
-        kept = {k: w for k, t in enumerate(tensors) if (w := self._beside(t)) is not None}
-        plan, carried = bounds.plan(program, frozenset(kept))
-        hosted = [to_torch(tensor) for tensor in tensors]
-        for k, (wide, site) in kept.items():
-            storage = program.inputs[k]
-            if storage not in carried:
-                continue
-            if bounds.passes(Site(kernel.name, storage.name, True), self._read(wide, site)):
-                hosted[k] = wide.contiguous()
-        made = plan.run(hosted)
-        narrow = [r.to(s.dtype.torch) for r, s in zip(made, program.outputs)]
-        results = hand_back(program, tensors, hosted, narrow)
-        for storage, tensor in zip(program.inputs, tensors):
-            if storage.mutable:
-                self._note_write(tensor)
-        for k, (storage, result, wide) in enumerate(zip(program.outputs, results, made)):
-            site = Site(kernel.name, f"result {k}", True)
-            if storage in carried and bounds.passes(site, wide):
-                self._keep(result, wide.reshape(result.shape), site)
-        return results
+        return self._rounded(wide, PRODUCTS)
 
 
 def _mm(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -262,15 +166,14 @@ def _way(func: Any) -> Callable[..., Any]:
 
 
 # What FusedRounding is made of; one process runs one model at a time, and its ranks are threads.
-_active: Optional[Tuple[FrozenSet[str], Optional[Boundaries]]] = None
-_place = threading.local()  # whose operators run in this thread
+_active: Optional[FrozenSet[str]] = None
 
 
 @contextmanager
-def fused(assumed: str = "fused", boundaries: Optional[Boundaries] = None) -> Iterator[None]:
+def fused(assumed: str = "fused") -> Iterator[None]:
     """Inside the block the graphs of this process round as compiled ones, on all ranks."""
     global _active
-    before, _active = _active, (ASSUMED[assumed], boundaries)
+    before, _active = _active, ASSUMED[assumed]
     try:
         yield
     finally:
@@ -283,15 +186,8 @@ def of_graph() -> Iterator[None]:
     if _active is None:
         yield
         return
-    with FusedRounding(*_active) as mode, ExitStack() as stack:
-        if _active[1] is not None:
-            stack.enter_context(kernels_run_by(mode.run_kernel))
+    with FusedRounding(_active):
         yield
-
-
-def within(where: str) -> None:
-    """The operators of this thread that follow are a module's."""
-    _place.where = where
 
 
 def settled(value: Any) -> Any:

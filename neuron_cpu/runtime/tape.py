@@ -58,7 +58,6 @@ class Node:
         results: number of each tensor among the results, in order.
         writes: whether it changes an argument.
         draws: whether it draws random numbers, which are rank 0's on all ranks.
-        where: path of the module that asked for it.
         dead: tensors that nobody reads behind it.
     """
 
@@ -67,7 +66,6 @@ class Node:
     results: list[int]
     writes: bool = False
     draws: bool = False
-    where: str = ""
     dead: tuple[int, ...] = ()
 
 
@@ -159,7 +157,6 @@ class Tape:
         values.update((number, weights[name]) for name, number in self.weights.items())
         values.update((number, states[name]) for name, number in self.states.items())
         for node in self.nodes:
-            rounding.within(node.where)
             run_node(node, values)
             for number in node.dead:
                 values.pop(number, None)
@@ -317,12 +314,10 @@ class Capture:
         self.tape.nodes.append(Node(call, arguments, [self._count]))
         return self._count
 
-    def node(
-        self, call: Any, arguments: tuple[Any, Any], results: Any, where: str, **marks: Any
-    ) -> None:
+    def node(self, call: Any, arguments: tuple[Any, Any], results: Any, **marks: Any) -> None:
         """Add a step; `arguments` have Refs already, `results` are the tensors that it made."""
         numbers = [self.new(tensor) for tensor in tensors_of(results)]
-        self.tape.nodes.append(Node(call, arguments, numbers, where=where, **marks))
+        self.tape.nodes.append(Node(call, arguments, numbers, **marks))
 
     def example(self, tensor: torch.Tensor) -> Optional[torch.Tensor]:
         """The value of `tensor` for the example inputs; None where other tensors decide."""

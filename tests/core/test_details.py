@@ -9,7 +9,6 @@ from neuronxcc.nki import language as nl
 from neuronxcc.nki.language import par_dim
 
 from neuron_cpu.core import NkiWarning
-from neuron_cpu.core.run.boundaries import carriers
 from neuron_cpu.core.time.lower import lower
 from neuron_cpu.core.time.schedule import schedule
 from tests.warned import allows
@@ -86,23 +85,6 @@ def test_neighbouring_partitions_share_an_engine_of_gen3(monkeypatch):
     _, program = result(body, (4, 64), whole(4, 64))
     lanes = [moved.lanes for moved in schedule(program).transfers.values()]
     assert lanes[0] == (*(0,) * 15, 4)
-
-
-@pytest.mark.parametrize("through", ["copies", "arithmetic"])
-def test_moves_alone_carry_an_argument_to_a_result(through):
-    @nki.jit
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        first = nl.load(x)
-        second = nl.copy(first)
-        third = nl.copy(second) if through == "copies" else nl.add(second, 1.0)
-        nl.store(out, third)
-        return out
-
-    program = kernel.trace(np.zeros((16, 8), nl.bfloat16))
-    apart = set(program.storages) - carriers(program, program.inputs)
-    assert len(program.storages) == 5
-    assert len(apart) == (through == "arithmetic")  # moves behind it carry the result
 
 
 def shared_rows(x):

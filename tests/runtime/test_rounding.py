@@ -1,8 +1,5 @@
 """Where the baseline rounds: at operands of products, not behind every operator."""
 
-import nki
-import nki.isa as nisa
-import nki.language as nl
 import pytest
 import torch
 
@@ -73,45 +70,3 @@ def test_what_a_compiler_leaves_in_fp32_can_be_chosen(assumed, kept):
     exact = x.float() @ w.float(), x.float() * y.float()
     for found, wide, stays in zip((product, chain), exact, kept):
         assert torch.equal(found, wide if stays else wide.to(BF16).float())
-
-
-@nki.jit
-def passing(x_hbm, w_hbm):
-    """3 x and x + (x @ w), of which the product rounds its operand and the sum nothing."""
-    rows, columns = x_hbm.shape
-    made_hbm = nl.ndarray((rows, columns), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
-    sum_hbm = nl.ndarray((rows, columns), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
-    x_sb, made_sb, sum_sb, w_sb, operand_sb = (
-        nl.ndarray((rows, columns), dtype=x_hbm.dtype, buffer=nl.sbuf) for _ in range(5)
-    )
-    nisa.dma_copy(dst=x_sb, src=x_hbm)
-    nisa.dma_copy(dst=w_sb, src=w_hbm)
-    nisa.dma_copy(dst=operand_sb, src=x_hbm)
-    nisa.tensor_scalar(dst=made_sb, data=x_sb, op0=nl.multiply, operand0=3.0)
-    nisa.dma_copy(dst=made_hbm, src=made_sb)
-    psum = nl.ndarray((rows, columns), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=psum, stationary=operand_sb, moving=w_sb)
-    nisa.tensor_tensor(dst=sum_sb, data1=x_sb, data2=psum, op=nl.add)
-    nisa.dma_copy(dst=sum_hbm, src=sum_sb)
-    return made_hbm, sum_hbm
-
-
-@pytest.mark.parametrize("closed", [None, "x_hbm", "result 0", "result 1"])
-def test_a_kernel_takes_and_gives_fp32_where_its_boundary_is_open(closed, monkeypatch):
-    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn2")
-    x, y, w = values(64, 64), values(64, 64, seed=1), values(64, 64, seed=2)
-    boundaries = rounding.Boundaries(operators=False)
-    boundaries.closes = lambda site: site.what == closed
-    with rounding.fused(boundaries=boundaries), rounding.of_graph():
-        made, total = passing(x * y, w)
-        read = made.float(), total.float()
-    assert made.dtype == total.dtype == BF16
-    wide, narrow = x.float() * y.float(), (x * y).float()
-    given = narrow if closed == "x_hbm" else wide
-    expected = [3 * given, given + narrow.T @ w.float()]
-    for k, (found, exact) in enumerate(zip(read, expected)):
-        if closed == f"result {k}":
-            exact = exact.to(BF16).float()
-        torch.testing.assert_close(found, exact, rtol=1e-6, atol=1e-5)
-    assert [site.what for site in boundaries.met] == ["x_hbm", "result 0", "result 1"]
-    assert all(site.where == "passing" and site.of_kernel for site in boundaries.met)

@@ -15,7 +15,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,7 +30,6 @@ from ..device.errors import (
     strict,
     users_frames,
     users_line,
-    within,
 )  # fmt: skip
 from ..device.pause import without_garbage_collection
 from ..device.refusals import speaking
@@ -119,14 +118,6 @@ def observe_kernel_calls(callback: Callable[[KernelCall], None]) -> Iterator[Non
         observers.remove(callback)
 
 
-def kernels_run_by(
-    run: Callable[[Kernel, Program, list[Any]], list[Any]],
-) -> AbstractContextManager[None]:
-    """Inside the block ``run`` executes this thread's kernels: it gets the kernel, its Program and
-    the caller's tensors, and gives the results in the shapes that the kernel returns."""
-    return within(_local, run=run)
-
-
 def at_users_line(run: Callable, *args: Any) -> Any:
     """``run(*args)``; the traceback of an error ends at the user's line."""
     __tracebackhide__ = True
@@ -148,7 +139,7 @@ def _observers() -> list[Callable[[KernelCall], None]]:
 
 def in_a_graph() -> bool:
     """Whether a graph's build or run calls the kernels of this thread."""
-    return bool(_observers()) or getattr(_local, "run", None) is not None
+    return bool(_observers())
 
 
 class Kernel:
@@ -260,9 +251,8 @@ class Kernel:
                 for s, shape in zip(program.outputs, program.output_shapes)
             ]
         else:
-            run = getattr(_local, "run", None) or type(self)._execute
             with unseen():
-                outputs = run(self, program, tensors)
+                outputs = self._execute(program, tensors)
         self._notify(program, tensors, outputs, (args, kwargs))
         return self._returned(program, outputs)
 

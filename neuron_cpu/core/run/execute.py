@@ -1,13 +1,13 @@
 """Replay a Program on the CPU: fp32 arithmetic, rounding where the hardware rounds.
 
 Operand views are resolved once per Plan; kernel inputs are bound without copying (memory.py).
-``merge`` joins the iterations of independent loops (merge.py); ``wide`` storages are kept in fp32
-and round nothing, for comparison.
+``merge`` joins the iterations of independent loops (merge.py); a ``shadow`` keeps all in fp32 and
+rounds nothing, for comparison.
 """
 
 import math
 import os
-from collections.abc import Callable, Container
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -28,7 +28,6 @@ from .memory import (
     DIRECT,
     TWINS,
     Arena,
-    Everything,
     allocate,
     allocate_twin,
     gather_index,
@@ -104,7 +103,7 @@ def _copying_step(op: Op, arena: Arena, moved: Callable[[Ref], bool]) -> Step:
 
 def _recast(op: Op, arena: Arena) -> bool:
     """Whether an operand is kept in another type than its own, so that bits cannot be moved."""
-    return any(ref.memory.storage in arena.wide for ref in (*op.dst, *op.src))
+    return arena.shadow
 
 
 def make_step(op: Op, arena: Arena) -> Step:
@@ -271,7 +270,6 @@ class Plan:
     Args:
         merge_loops: join independent iterations; default from NKI_CPU_MERGE (1).
         shadow: keep all float tiles in fp32 and round nothing.
-        wide: those of these storages only (boundaries.py); inputs among them are given in fp32.
 
     ``NKI_CPU_RANGES=0`` leaves arguments unchecked that a function of ScalarE is not stated for,
     and values of which sources leave open what becomes of them (doubts.py).
@@ -279,25 +277,21 @@ class Plan:
 
     @without_garbage_collection()
     def __init__(
-        self,
-        program: Program,
-        merge_loops: bool | None = None,
-        shadow: bool = False,
-        wide: Container[Storage] = frozenset(),
+        self, program: Program, merge_loops: bool | None = None, shadow: bool = False
     ) -> None:
         if merge_loops is None:
             merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"
         self.ranges = os.environ.get("NKI_CPU_RANGES", "1") != "0" and not shadow
         # Lower, find out which memories are the caller's, lay out the others, resolve the views.
         self.program = program
-        self.arena = Arena(Everything() if shadow else wide)
+        self.arena = Arena(shadow)
         # Instances that choose rows by data are watched one by one.
         self.rows = instance_rows(program)
         both = program.written_by_both
         self.both = WrittenByBoth(program, both) if both else None
         merging = merge_loops and self.rows is None and not both
         self._records = merging and not shadow
-        self.ops = merge.lower(program, merging, self.arena.wide)
+        self.ops = merge.lower(program, merging)
         if merging:
             self.ops = join_repeats(self.ops, program)
         if self.rows is not None:

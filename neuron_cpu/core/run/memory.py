@@ -7,7 +7,7 @@ once. A view is resolved to ``torch.as_strided`` over a flat memory, where one s
 import functools
 import os
 import threading
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -128,18 +128,11 @@ def _make_operators_once() -> None:
 _make_operators_once()
 
 
-class Everything:
-    """A set that contains everything."""
-
-    def __contains__(self, _: object) -> bool:
-        return True
-
-
 class Arena:
     """Flat memories by ``Memory``; views are made of them with as_strided.
 
     Attributes:
-        wide: storages whose floats are kept in fp32.
+        shadow: whether floats are kept in fp32.
         moving: the memories, by id, that every run binds anew: views of them are made when a step
             runs, all others once.
         lasting: the memories, by id, that one run settles for all later ones (lasting.py).
@@ -147,8 +140,8 @@ class Arena:
         packs: packed matrices (packing.py) of what this run has bound, by id of the memory.
     """
 
-    def __init__(self, wide: Container[Storage] = frozenset()) -> None:
-        self.wide = wide
+    def __init__(self, shadow: bool = False) -> None:
+        self.shadow = shadow
         self.flat: dict[int, torch.Tensor] = {}
         self.moving: set[int] = set()
         self.packs: dict[int, dict] = {}
@@ -188,7 +181,7 @@ class Arena:
         return self._kept(ref.memory.storage, ref.dt)
 
     def _kept(self, storage: Storage, dt: DType) -> DType:
-        widened = dt.is_float and storage.ground is None and storage in self.wide
+        widened = self.shadow and dt.is_float and storage.ground is None
         return FLOAT32 if widened else dt
 
     def bind(self, memory: Memory, values: torch.Tensor, short: bool = False) -> None:

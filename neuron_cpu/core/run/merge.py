@@ -13,7 +13,7 @@ accumulation inside merged matmuls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -385,12 +385,11 @@ def batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op:
 
 
 # --- loads read in place --------------------------------------------------------------------------
-def elide_loads(ops: list[Op], wide: Container[Storage] = frozenset()) -> list[Op]:
+def elide_loads(ops: list[Op]) -> list[Op]:
     """Drop copies of constant HBM data into tiles that are only read: readers read HBM itself.
 
     A decode step would otherwise copy all weights once more: 1.24 GB for each token of Llama-3.2-1B
-    at degree 2, beside the reading that the products need anyway. Copies that round stay: those
-    from ``wide`` storages into others.
+    at degree 2, beside the reading that the products need anyway.
     """
     # Who writes and who reads each memory; a tile must have the copy as its only writer.
     writers: dict[int, list[Op]] = {}
@@ -403,8 +402,6 @@ def elide_loads(ops: list[Op], wide: Container[Storage] = frozenset()) -> list[O
     dropped: set[int] = set()
     for op in ops:
         if not _elidable(op, writers):
-            continue
-        if len({ref.memory.storage in wide for ref in op.refs()}) > 1:
             continue
         axes = _source_axes(op.dst[0], op.src[0])
         if axes is None:
@@ -507,7 +504,7 @@ def _compose(ref: Ref, source: Ref, axes: list[Axis]) -> Ref | None:
     return Ref(source.memory, offset, ref.shape, tuple(strides), ref.dt)
 
 
-def lower(program: Program, merge: bool = True, wide: Container[Storage] = frozenset()) -> list[Op]:
+def lower(program: Program, merge: bool = True) -> list[Op]:
     """The Ops that compute ``program``: merged, or one per instruction."""
     merge = merge and not mixes_types(program)
     lowering = Lowering(merge)
@@ -515,7 +512,7 @@ def lower(program: Program, merge: bool = True, wide: Container[Storage] = froze
     for op in ops:  # memories joined after an Op was built
         op.dst = tuple(_resolve(r, lowering) for r in op.dst)
         op.src = tuple(_resolve(r, lowering) for r in op.src)
-    return elide_loads(ops, wide) if merge else ops
+    return elide_loads(ops) if merge else ops
 
 
 def mixes_types(program: Program) -> bool:

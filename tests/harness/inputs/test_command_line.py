@@ -196,7 +196,6 @@ def test_arguments_of_other_modes_are_refused(flag):
         "--tol-map": "{5:0.1}",
         "--judge": "ties",
         "--baseline-rounding": "operator",
-        "--rounding": "products",
         "--base-latency": "3 --base-throughput 3",
         "--base-throughput": "3 --base-latency 3",
         "--runs": "3 --benchmark",
