@@ -31,7 +31,8 @@ _APART = frozenset(
     + ("written_by_both", "unwritten_at", "names", "result_form", "return_tuple")
 )
 _MADE = {
-    Storage: "id size role mutable birth followers producer watcher groups initial parts ground",
+    Storage: "id role mutable birth followers producer watcher groups initial parts ground "
+    "size free_size tiles tile_bytes on_chip",
     View: "oob paxis",
     Tile: "block partitions stop storage",
     Frame: "depth",
@@ -152,7 +153,8 @@ def _complete(made: Program) -> None:
     made.written_by_both, made.unwritten_at, made.names = set(), set(), {}
     made.result_form, made.return_tuple = None, len(made.outputs) > 1
     for number, storage in enumerate(made.storages):
-        storage.id, storage.size = number, math.prod(storage.shape)
+        storage.id = number
+        storage.lay_out(storage.paxis)
         storage.birth = storage.followers = 0
         storage.producer = storage.watcher = storage.groups = storage.ground = None
         storage.initial, storage.parts = None, ()
@@ -170,6 +172,7 @@ def _complete(made: Program) -> None:
         share_ground(base, [alias for alias, of in made.aliases if of is base])
     for view in {id(v): v for i in made for _, v in i.accesses()}.values():
         view.oob, view.paxis = None, 0  # bounds are checked here, and operands are tiles
+        view._blocks = None
     frames = [s.frame for s in made.storages] + [i.frame for i in made]
     loops: dict[Loop, int] = {}
     for frame in dict.fromkeys(frames):

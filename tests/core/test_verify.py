@@ -14,7 +14,9 @@ from neuron_cpu.core.check.undefined import FLOW, _Walk
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.device.spec import KIB
 from neuron_cpu.core.language.tensor import Tile as Tensor
+from neuron_cpu.core.program.accumulation import Groups
 from neuron_cpu.core.program.program import Program
+from neuron_cpu.core.program.storage import Storage
 from neuron_cpu.core.program.trace import Tracer
 from tests.peaks import psum_high_water, sbuf_high_water
 
@@ -475,3 +477,50 @@ def test_psum_has_eight_banks_that_small_tiles_share(columns, fitting, monkeypat
     assert psum_high_water(accepted(banks(fitting, columns), (128, 64))) == 8
     message = refused(banks(fitting + 1, columns), "sim_psum_capacity", (128, 64))
     assert "need 9 banks" in message and f": {4 * columns} bytes" in message
+
+
+def test_blocks_written_in_parts_are_followed_one_by_one() -> None:
+    """Of four blocks one lacks eight columns, which are named as columns of the whole tensor."""
+
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((4, 8, 16), nl.float32, buffer=nl.shared_hbm)
+        tiles = nl.ndarray((4, nl.par_dim(8), 16), nl.float32, buffer=nl.sbuf)
+        p, f = nl.arange(8)[:, None], nl.arange(8)[None, :]
+        for k in range(4):
+            tiles[k, p, f] = nl.load(a[k, p, f])
+            if k != 2:
+                tiles[k, p, 8 + f] = nl.load(a[k, p, 8 + f])
+        for k in range(4):
+            nl.store(out[k], tiles[k])
+        return out
+
+    told = refused(kernel, "sim_undefined_data", (4, 8, 16))
+    assert "tiles[2:3, 0:8, 8:16] of 'tiles' (4, 8, 16)" in told, told
+
+
+def test_blocks_as_groups_are_what_a_map_of_them_says() -> None:
+    """Random regions of a tensor of blocks, against a plain array of what has begun."""
+    draw = np.random.default_rng(5)
+    for _ in range(60):
+        storage = Storage(0, (4, 8, 16), FLOAT32, "psum")
+        storage.lay_out(1)
+        groups, begun = Groups(storage.size, zeroed=True), np.zeros((4, 8, 16), bool)
+        for _ in range(8):
+            first = int(draw.integers(4))
+            count = int(draw.integers(1, 5 - first)) if draw.random() < 0.2 else 1
+            left = int(draw.choice([0, 0, 0, 8]))
+            region = Tensor.whole(storage)[first : first + count, :, left:16]
+            region = region if count > 1 else Tensor.whole(storage)[first, :, left:16]
+            mine = begun[first : first + count, :, left:16]
+            if draw.random() < 0.5:
+                missing = groups.missing(region)
+                some = mine.any() and not mine.all()
+                assert (missing is not None) == some
+                continue
+            if mine.any() and not mine.all():
+                with pytest.raises(NkiError, match="covered in part"):
+                    groups.begin(region)
+                continue
+            assert groups.begin(region) == (not mine.any())
+            mine[...] = True

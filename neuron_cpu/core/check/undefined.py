@@ -95,6 +95,9 @@ class _Walk:
         self.sharing = overlapping(program) if program.direct_allocation else {}
         self.overwriter: dict[int, Instruction] = {}
         self.spoiled: dict[int, list[int]] = {}
+        # A message names tensors as the kernel made them; without codes there is none.
+        apart = not codes and not self.sharing
+        self.instructions = _by_blocks(program) if apart else program.instructions
         self.at = 0  # the instruction that is walked
         total = 1  # code 0 means defined
         self.memories = grounds(program.storages)
@@ -111,7 +114,7 @@ class _Walk:
             The number of a store of undefined data into rows that nobody can follow.
         """
         state, clean = self.state, self.clean
-        for k, instruction in enumerate(self.program.instructions[:until]):
+        for k, instruction in enumerate(self.instructions[:until]):
             self.at = k
             attrs = instruction.attrs
             # Most instructions read defined regions only. That is decided by look-ups, without a
@@ -411,6 +414,43 @@ class _Walk:
             if any(v.storage.memory is storage for v in (*instruction.dst, *instruction.src)):
                 return str(instruction.source)
         return "an unknown line"
+
+
+def _by_blocks(program: Program) -> list[Instruction]:
+    """The instructions with every block of a tensor as a storage of its own.
+
+    Blocks are mostly written whole, which takes no map, and those in parts take a small one. A
+    tensor stays as it is where a view takes several of its blocks, or data choose.
+    """
+    views = {id(v): v for i in program.instructions for v in (*i.dst, *i.src)}
+    together = {
+        v.storage
+        for one in views.values()
+        for v in ((one, one.by_data[0]) if one.by_data else (one,))
+        if v is not one or v.by_data or v.storage.ground or len(v.blocks()) > 1
+    }
+    made: dict[tuple[int, int], Storage] = {}
+    for at, view in views.items():
+        storage, number = view.storage, view.blocks().start
+        if storage.paxis and storage not in together:
+            block = made.get((storage.id, number))
+            if block is None:
+                shape = storage.shape[storage.paxis :]
+                own = len(program.storages) + len(made)
+                block = Storage(own, shape, storage.dtype, storage.buffer)
+                made[storage.id, number] = block
+            offset = view.offset - number * block.size
+            views[at] = View(block, offset, view.shape, view.strides, view.dt)
+    if not made:
+        return program.instructions
+
+    def moved(operands: tuple[View, ...]) -> tuple[View, ...]:
+        return tuple([views[id(view)] for view in operands])
+
+    return [
+        Instruction(i.op, moved(i.dst), moved(i.src), i.attrs, i.frame, i.source)
+        for i in program.instructions
+    ]
 
 
 def _onto_itself(instruction: Instruction) -> bool:

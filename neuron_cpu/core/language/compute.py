@@ -3,6 +3,7 @@
 Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py; v2.22.0 for ``reduce_cmd``.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -164,14 +165,20 @@ class LoopReduction:
         """
         instructions = trace.current("nl.loop_reduce").program.instructions
         storage, end = view.storage, len(instructions)
-        written = np.zeros(storage.size, bool)
         filled = min(storage.birth + view.blocks().start, end)
-        for k in (*range(end)[filled : filled + 1], *range(end - 1, storage.birth - 1, -1)):
+        latest = range(end - 1, storage.birth - 1, -1)
+        written: np.ndarray | None = None  # a map of the storage, which few tiles need
+        for k in itertools.chain(range(end)[filled : filled + 1], latest):
             for dst in instructions[k].dst:
-                if dst.storage is storage:
-                    window(written, dst)[...] = True
-                    if window(written, view).any():
-                        return True
+                if dst.storage is not storage:
+                    continue
+                if dst.key() == view.key():
+                    return True
+                if written is None:
+                    written = np.zeros(storage.size, bool)
+                window(written, dst)[...] = True
+                if window(written, view).any():
+                    return True
         return False
 
 

@@ -142,7 +142,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **oth
         made = tracer.storage(sizes, dt, kind, "local", name)
     made.source = tracer.place()
     made.name = name or name_at(made.source)
-    made.paxis = paxis if kind in ("sbuf", "psum") else 0
+    made.lay_out(paxis if kind in ("sbuf", "psum") else 0)
     place = getattr(where, "place", None)
     if place is not None:
         if kind == "psum":  # no initial value is possible: its first matmul overwrites

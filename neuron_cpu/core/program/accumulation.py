@@ -23,27 +23,39 @@ class Groups:
         others: elements that something else than a matmul wrote; True: all, False: none.
         only_zeros: everything that no matmul wrote was a fill with zeros.
         sums: regions of more than one product, by key.
+        first: the only region of each block so far, while there is no map.
     """
 
-    __slots__ = ("flat", "keys", "needs_zeros", "only_zeros", "others", "size", "sums", "zeroed")
+    __slots__ = (
+        "first",
+        "flat",
+        "keys",
+        "needs_zeros",
+        "only_zeros",
+        "others",
+        "size",
+        "sums",
+        "zeroed",
+    )
 
     def __init__(self, size: int, zeroed: bool) -> None:
         self.keys: set[tuple] = set()
         self.size, self.zeroed = size, zeroed
         self.needs_zeros = False
         self.only_zeros = True
-        # Most tiles have one group, all of the tile; the map is made for the first smaller one.
+        # Most tiles have one group; the map is made for a second one, or for parts of the first.
+        self.first: dict[int, View] = {}
         self.flat: np.ndarray | None = None
         self.others: np.ndarray | bool = False
         self.sums: dict[tuple, View] = {}
 
     def refine(self, parts: int) -> None:
         """Count every element as several: the memory is read as a narrower type, too."""
+        self.flat = self._map().repeat(parts) if self.keys else None
         self.size *= parts
-        self.flat = None if self.flat is None else self.flat.repeat(parts)
         if not isinstance(self.others, bool):
             self.others = self.others.repeat(parts)
-        if self.keys:  # regions are named otherwise now; without a map they are all of the tile
+        if self.keys:  # regions are named otherwise now
             self.keys = {WHOLE}
         self.sums.clear()
 
@@ -82,9 +94,8 @@ class Groups:
             window(self.others, view)[...] = not by_matmul
         if self.zeroed:
             self.begin(view)
-        elif not self._add(view):
-            assert self.flat is not None
-            window(self.flat, view)[...] = True
+        elif not self._covers(view) and not self._add(view):
+            window(self._map(), view)[...] = True
             self.keys.add(view.key())
 
     def holds_other(self, view: View) -> bool:
@@ -108,8 +119,7 @@ class Groups:
         """Which elements no product has begun, where they are some but not all; None otherwise."""
         if self._covers(view) or not self.keys:
             return None
-        assert self.flat is not None
-        parts = window(self.flat, view.grounded()).reshape((*view.shape, -1))
+        parts = window(self._map(), view.grounded()).reshape((*view.shape, -1))
         begun: np.ndarray = parts.max(axis=-1)
         return ~begun if begun.any() else None
 
@@ -117,20 +127,32 @@ class Groups:
         view = view.grounded()
         if view.key() in self.keys:
             return True
-        if self.flat is not None:
-            return bool(window(self.flat, view).all())
-        return bool(self.keys)  # the only region so far is the whole tile
+        if self.flat is None:
+            blocks, whole = view.blocks(), view.storage.size // view.storage.tiles
+            found = [self.first[number] for number in blocks if number in self.first]
+            if len(found) < len(blocks):
+                return False
+            if all(one.size == whole and 0 not in one.strides for one in found):
+                return True
+        return bool(window(self._map(), view).all())
 
     def _add(self, view: View) -> bool:
         """Note a region; False where it overlaps an earlier one in part."""
-        if view.is_full() and not self.keys:
-            self.keys.add(view.key())
-            return True
-        if self.flat is None:
-            self.flat = np.full(self.size, bool(self.keys))  # keys: all of the tile, so far
-        elements = window(self.flat, view)
-        if elements.any():
-            return False
-        elements[...] = True
+        block, *more = view.blocks()
+        if self.flat is None and not more and block not in self.first:
+            self.first[block] = view
+        else:
+            elements = window(self._map(), view)
+            if elements.any():
+                return False
+            elements[...] = True
         self.keys.add(view.key())
         return True
+
+    def _map(self) -> np.ndarray:
+        """The map of elements that belong to regions."""
+        if self.flat is None:
+            self.flat = np.zeros(self.size, bool)
+            for region in self.first.values():
+                window(self.flat, region)[...] = True
+        return self.flat

@@ -93,6 +93,9 @@ class Storage:
 
     Attributes:
         shape: as declared; on chip ``(blocks..., partitions, free...)``, ``paxis`` block axes.
+        free_size: elements per partition of one tile.
+        tiles: of the tensor: the product of its block axes.
+        tile_bytes: bytes per partition of one tile; no more than a bank in PSUM.
         buffer: ``hbm`` (kernel input or scratch), ``shared_hbm``, ``sbuf`` or ``psum``.
         role: ``input``, ``output``, ``const`` (data known while tracing), ``local`` or ``spill``.
         frame: loop iteration that created it.
@@ -118,12 +121,14 @@ class Storage:
         "dtype",
         "followers",
         "frame",
+        "free_size",
         "ground",
         "groups",
         "id",
         "initial",
         "mutable",
         "name",
+        "on_chip",
         "parts",
         "paxis",
         "producer",
@@ -131,6 +136,8 @@ class Storage:
         "shape",
         "size",
         "source",
+        "tile_bytes",
+        "tiles",
         "watcher",
     )
 
@@ -139,11 +146,7 @@ class Storage:
     ) -> None:
         self.id, self.shape, self.dtype, self.buffer, self.role = id, shape, dtype, buffer, role
         self.name = ""
-        size = 1
-        for s in shape:
-            size *= s
-        self.size = size
-        self.paxis = 0
+        self.lay_out(0)
         self.frame: Frame | None = None
         self.birth = 0
         self.source: Source | None = None
@@ -163,24 +166,17 @@ class Storage:
         """The memory that stands for these bytes in comparisons of accesses."""
         return self.ground or self
 
-    @property
-    def on_chip(self) -> bool:
-        return self.buffer in ON_CHIP
+    def lay_out(self, paxis: int) -> None:
+        """Make the first ``paxis`` axes block axes.
 
-    @property
-    def free_size(self) -> int:
-        """Elements per partition of one tile."""
-        return math.prod(self.shape[self.paxis + 1 :])
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of the tensor: the product of its block axes."""
-        return math.prod(self.shape[: self.paxis])
-
-    @property
-    def tile_bytes(self) -> int:
-        """Bytes per partition of one tile; no more than a bank in PSUM."""
-        return self.free_size * self.dtype.itemsize
+        What follows from that, from shape and from type is kept, since every check asks for it at
+        every access; no record says it.
+        """
+        self.paxis, self.on_chip = paxis, self.buffer in ON_CHIP
+        self.size = math.prod(self.shape)
+        self.free_size = math.prod(self.shape[paxis + 1 :])
+        self.tiles = math.prod(self.shape[:paxis])
+        self.tile_bytes = self.free_size * self.dtype.itemsize
 
     def label(self) -> str:
         """The name for messages: the given one, or kind and memory."""

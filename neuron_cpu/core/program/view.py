@@ -78,7 +78,17 @@ class View:
             the axis, least and greatest of the affine index that is added to the data).
     """
 
-    __slots__ = ("by_data", "dt", "offset", "oob", "paxis", "shape", "storage", "strides")
+    __slots__ = (
+        "_blocks",
+        "by_data",
+        "dt",
+        "offset",
+        "oob",
+        "paxis",
+        "shape",
+        "storage",
+        "strides",
+    )
     selects_nothing = False  # see ``nothing``
     scalar_offsets_anywhere = False  # every instruction takes one run-time offset of such a view
 
@@ -97,6 +107,7 @@ class View:
         self.shape, self.strides = shape, strides
         self.dt = storage.dtype if dt is None else dt
         self.paxis, self.oob, self.by_data = paxis, oob, indirect
+        self._blocks: range | None = None  # see ``blocks``
 
     def nothing(self: V) -> V:
         """The view under a condition that does not hold: instructions on it are not recorded.
@@ -126,10 +137,14 @@ class View:
 
     def blocks(self) -> range:
         """Numbers of the tiles of an on-chip storage that the region reaches into."""
-        if not self.storage.paxis:
-            return FIRST_BLOCK
-        size, first = self.storage.size // self.storage.tiles, self.offset
-        return range(first // size, (first + _reach(self.shape, self.strides)) // size + 1)
+        if self._blocks is None:  # each check asks for it, and estimates ask some 25 times
+            if not self.storage.paxis:
+                self._blocks = FIRST_BLOCK
+            else:
+                size, first = self.storage.size // self.storage.tiles, self.offset
+                last = first + _reach(self.shape, self.strides)
+                self._blocks = range(first // size, last // size + 1)
+        return self._blocks
 
     @classmethod
     def block(cls: type[V], storage: Storage, number: int) -> V:

@@ -191,7 +191,8 @@ Profiles = dict[str, cost.DmaProfile]
 
 def _made(program: Program) -> _Made:
     known: dict[tuple, int] = {}
-    constants = {id(i.attrs): i.attrs.timed() for i in program.instructions}
+    distinct = {id(i.attrs): i.attrs for i in program.instructions}
+    constants = {key: attrs.timed() for key, attrs in distinct.items()}
     forms = [
         (i.op.name, constants[id(i.attrs)], len(i.dst))
         + tuple((v.shape, v.strides, v.dt, v.storage.buffer) for v in (*i.dst, *i.src))

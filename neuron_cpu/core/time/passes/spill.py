@@ -246,7 +246,7 @@ class _Rewriting:
         tile = self.memory.tiles[key][0]
         shape = tile.shape if key[1] == WHOLE else tile.shape[tile.paxis :]
         made = self._storage(shape, tile, buffer)
-        made.paxis = tile.paxis if key[1] == WHOLE else 0
+        made.lay_out(tile.paxis if key[1] == WHOLE else 0)
         return made
 
     def _storage(self, shape: tuple[int, ...], of: Storage, buffer: str) -> Storage:
