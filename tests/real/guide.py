@@ -150,7 +150,7 @@ def _of_the_reader(folder):
         **{"generation_config": GenerationConfig(pad_token_id=0), "kwargs": {}},
         **{"model_path": model, "compiled_model_path": str(folder / "compiled")},
         **{"seeded": model, "model": None, "neuron_config": None},
-        **{"max_loras": 2, "max_cpu_loras": 2, "batch_size": 2, "dynamic_multi_lora": False},
+        **{"max_loras": 2, "max_cpu_loras": 2, "batch_size": 1, "dynamic_multi_lora": False},
         **{"quantized": False, "lora_ckpt_json": str(folder / "lora.json")},
     }
 
