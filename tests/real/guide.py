@@ -149,7 +149,7 @@ def _of_the_reader(folder):
         **{"torch": torch, "json": json, "tokenizer": tokenizer, "prompts": [PROMPT]},
         **{"generation_config": GenerationConfig(pad_token_id=0), "kwargs": {}},
         **{"model_path": model, "compiled_model_path": str(folder / "compiled")},
-        **{"seeded": model, "model": None, "neuron_config": None},
+        **{"seeded": model, "adapter": adapter, "model": None, "neuron_config": None},
         **{"max_loras": 2, "max_cpu_loras": 2, "batch_size": 1, "dynamic_multi_lora": False},
         **{"quantized": False, "lora_ckpt_json": str(folder / "lora.json")},
     }
@@ -192,12 +192,16 @@ def _tokens(model, given):
     from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
     from transformers import LlamaForCausalLM
 
+    from tests.adapters import merge_adapter
+
     inputs = given["tokenizer"]([PROMPT] * model.neuron_config.batch_size, return_tensors="pt")
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     options = {"do_sample": False, "top_k": 1, "max_new_tokens": TOKENS, "pad_token_id": 0}
     adapter = HuggingFaceGenerationAdapter(model)
     made = adapter.generate(ids, attention_mask=mask, eos_token_id=None, **options)
     reference = LlamaForCausalLM.from_pretrained(given["seeded"], torch_dtype=torch.float32)
+    if model.neuron_config.lora_config is not None:  # from 0.7 on number 0 is the first adapter
+        merge_adapter(reference, given["adapter"])
     expected = reference.generate(ids, attention_mask=mask, eos_token_id=None, **options)
     same = (made[:, ids.shape[1] :] == expected[:, ids.shape[1] :]).int().cumprod(1).sum(1).min()
     return f"{int(same)} of {TOKENS} tokens"

@@ -9,13 +9,13 @@ _KINDS = {
     name: getattr(_Field, f"TYPE_{name.upper()}")
     for name in ["int32", "int64", "uint32", "uint64", "float", "double", "bool", "string", "bytes"]
 }
-# message -> (field, number, kind or message name, repeated)
-Table = dict[str, list[tuple[str, int, str, bool]]]
+# message -> (field, number, kind)
+Table = dict[str, list[tuple[str, int, str]]]
 
 
 class Messages:
-    """The classes of a table's messages, by name. A kind is one of `_KINDS`, another message,
-    "Message.Enum", or "map KEY VALUE"."""
+    """The classes of a table's messages, by name. A kind is one of `_KINDS`, another message or
+    "Message.Enum", behind "repeated" where a field has several; or "map KEY VALUE"."""
 
     def __init__(
         self, name: str, table: Table, enums: dict[str, dict[str, tuple[str, ...]]] | None = None
@@ -39,8 +39,10 @@ class Messages:
         # in protobuf before 4.22, which the SDK had until 2025 (optimum-neuron, issue 1013)
         self._class = made or message_factory.MessageFactory(self._pool).GetPrototype
 
-    def _add(self, message: Any, name: str, number: int, kind: str, repeated: bool) -> None:
-        label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
+    def _add(self, message: Any, name: str, number: int, kind: str) -> None:
+        several = kind.startswith(("repeated ", "map "))
+        label = _Field.LABEL_REPEATED if several else _Field.LABEL_OPTIONAL
+        kind = kind.removeprefix("repeated ")
         field = message.field.add(name=name, number=number, label=label)
         if kind in _KINDS:
             field.type = _KINDS[kind]
