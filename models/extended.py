@@ -64,7 +64,7 @@ _APART = (
     ("lora_config", "is_block_kv_layout", 7),
     ("quantized", "lora_config", 7),
     ("flash_decoding_enabled", "is_continuous_batching", 1),
-    ("flash_decoding_enabled", "speculation_length", 1),
+    ("flash_decoding_enabled", "speculation_length", 3),
     ("kv_cache_quant", "enable_fused_speculation", 1),
     ("vocab_parallel", "quantized", 1),
     ("async_mode", "async_mode", 1),
@@ -74,7 +74,8 @@ _APART = (
 def check_pairs(neuron_config: Any) -> None:
     """ValueError for options that the release does not have together."""
     first = hasattr(neuron_config, "quantized_kernel_lower_bound")  # 0.1 alone has it
-    release = 1 if first else 9 if hasattr(neuron_config, "kv_quant_config") else 7
+    later = 7 if hasattr(neuron_config, "chunked_prefill_config") else 3
+    release = 1 if first else 9 if hasattr(neuron_config, "kv_quant_config") else later
     for one, other, last in _APART:
         asked = getattr(neuron_config, one, None) and getattr(neuron_config, other, None)
         if asked and release <= last:
