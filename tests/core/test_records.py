@@ -11,12 +11,13 @@ import pytest
 from neuron_cpu import suite
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.current import releases
-from neuron_cpu.core.current.operands import alike, put, tensor
+from neuron_cpu.core.current.operands import alike, isa, put
 from neuron_cpu.core.device.spec import Engine, using
 from neuron_cpu.core.instructions import entry
 from neuron_cpu.core.instructions.vector import TENSOR_TENSOR, BinaryAttrs, Step, StepsAttrs
 from neuron_cpu.core.program.attributes import Attrs
 from neuron_cpu.core.program.program import Instruction
+from neuron_cpu.core.program.view import View
 from neuron_cpu.core.report import report
 from neuron_cpu.core.time.schedule import schedule
 
@@ -88,11 +89,11 @@ def test_a_new_instruction_is_its_entry_and_its_function(monkeypatch):
         published=False,
     )
 
-    @releases.isa(half, came="2.31", keywords={"twice": "2.33"})
-    def halve(dst, data, twice=False):
-        target, source = alike("halve", tensor(dst, "halve"), tensor(data, "halve"))
-        made = put(half, (target,), (source,), Attrs())
-        return put(half, (target,), (target,), Attrs()) if twice else made
+    @isa(half, came="2.31", keywords={"twice": "2.33"})
+    def halve(dst: View, data: View, twice=False):
+        dst, data = alike("halve", dst, data)
+        made = put(half, (dst,), (data,), Attrs())
+        return put(half, (dst,), (dst,), Attrs()) if twice else made
 
     monkeypatch.setattr(nisa, "halve", releases.exported("nki.isa")["halve"], raising=False)
 

@@ -97,7 +97,8 @@ def documented() -> dict[str, list[str]]:
         for name, form in FORMS.get(module, {}).items():
             told = f"{'nisa' if module.startswith('neuronxcc') else module}.{name}"
             words = inspect.signature(form.function).parameters.values()
-            named = (w.name for w in words if w.kind in (w.POSITIONAL_OR_KEYWORD, w.KEYWORD_ONLY))
+            named = [w.name for w in words if w.kind in (w.POSITIONAL_OR_KEYWORD, w.KEYWORD_ONLY)]
+            named += ["name"] * form.named
             rows |= dict.fromkeys([told, *(f"{told}({one}=)" for one in named)], [DOCUMENTED, page])
     return rows
 

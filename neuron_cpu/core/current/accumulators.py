@@ -114,12 +114,12 @@ def _copied_behind(made: Instruction, result: View) -> View:
 
 def reducing(
     how: Reduction, command: Any, reduce_res: Any,
-    op: OpSpec, dst: View, src: tuple[View, ...], attrs: Attrs, name: str | None,
+    op: OpSpec, dst: View, src: tuple[View, ...], attrs: Attrs,
 ) -> NkiInstruction:  # fmt: skip
     """Record ``op`` with ``reduce_cmd``: a second result reduces ``dst`` over all free axes."""
 
     def into(total: View) -> NkiInstruction:
-        return put(op, (dst, total), src, replace(attrs, reduce_axes=dst.ndim - 1), name)
+        return put(op, (dst, total), src, replace(attrs, reduce_axes=dst.ndim - 1))
 
     if not isinstance(command, reduce_cmd):
         raise refuse(
@@ -131,7 +131,7 @@ def reducing(
     registers = tracer.accumulators.setdefault(how.engine, Registers())
     target = None if reduce_res is None else _target(reduce_res, how)
     if command in (reduce_cmd.idle, reduce_cmd.reset):
-        made = put(op, (dst,), src, attrs, name)
+        made = put(op, (dst,), src, attrs)
         if command is reduce_cmd.reset:
             registers.hold(constant=IDENTITY[how.op])
     elif command is reduce_cmd.reset_reduce or (

@@ -16,17 +16,19 @@ from ..device.errors import refuse
 from ..device.target import needs
 from ..instructions.arguments import pairs as steps
 from ..instructions.arguments import several, whole, wholes
-from ..instructions.entry import form
+from ..instructions.entry import FORMS, form
 from ..instructions.ranks import COLLECTIVE, COMBINE, CollectiveAttrs
 from ..program import trace
 from ..program.view import View
 from .control import VirtualRegister
 from .copies import tensor_copy
 from .cores import CORES, next_phase, wait
-from .operands import NkiInstruction, labelled, operator, put, tensor
+from .operands import NkiInstruction, operator, put, tensor
+from .releases import released
 from .transfers import dma_copy
 
-collective = functools.partial(form, "nki.collectives")
+MODULE = "nki.collectives"
+collective = functools.partial(form, MODULE, named=True)
 _SINCE = {"priority": "2.30", "name": "2.31"}
 CHANNELS = (2, 4)  # of a ring; four where a group is all devices of a node
 FOUR = 4  # ranks of all_gather_v
@@ -142,7 +144,7 @@ def _axis(what: str, given: Any, view: View) -> int:
 # --- recording ------------------------------------------------------------------------------------
 def _issue(
     what: str, group: tuple[tuple[int, ...], int], targets: Sequence[View], sources: Sequence[View],
-    priority: Any, name: str | None, **more: Any,
+    priority: Any, **more: Any,
 ) -> NkiInstruction | None:  # fmt: skip
     """Record a rank's part. The two cores of a rank meet there, and share tensors in shared HBM.
 
@@ -154,13 +156,12 @@ def _issue(
     attrs = CollectiveAttrs(kind=what, members=group[0], place=group[1], **more)
     if len(attrs.members) == 1 and attrs.kind not in NOT_COPIES:
         made = None
-        for k, (source, target) in enumerate(zip(sources, targets)):
-            copy = tensor_copy if source.on_chip else dma_copy
-            made = copy(target, source, name=None if name is None else f"{name}{k or ''}")
+        for source, target in zip(sources, targets):
+            made = (tensor_copy if source.on_chip else dma_copy)(target, source)
         return made
-    tracer = trace.current(f"nki.collectives.{attrs.kind}")
+    tracer = trace.current(f"{MODULE}.{attrs.kind}")
     if tracer.program.cores == 1:
-        return put(COLLECTIVE, tuple(targets), tuple(sources), attrs, name)
+        return put(COLLECTIVE, tuple(targets), tuple(sources), attrs)
     before = tracer.meetings.phase
     next_phase(attrs.kind)
     key = (before, attrs.kind, ())
@@ -179,32 +180,30 @@ def _issue(
         tracer.meetings.phases[id(made._made)] = before + 0.5
     tracer.frame = frame
     wait(tracer)
-    assert made is not None
-    return labelled(made._made, name)
+    return made
 
 
 # --- the operations -------------------------------------------------------------------------------
 @collective(COLLECTIVE, keywords=_SINCE)
 def all_reduce(
-    srcs: Any, dsts: Any, replica_group: Any, op: Any, priority: Any = None, name: str | None = None
+    srcs: Any, dsts: Any, replica_group: Any, op: Any, priority: Any = None
 ) -> NkiInstruction | None:
     """Element-wise reduction over the ranks, to all of them."""
-    return _reduction("all_reduce", (srcs, dsts), replica_group, op, priority, name)
+    return _reduction("all_reduce", (srcs, dsts), replica_group, op, priority)
 
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def reduce_scatter(
     srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, op: Any, priority: Any = None,
-    name: str | None = None,
 ) -> NkiInstruction | None:  # fmt: skip
     """Element-wise reduction over the ranks, a part of axis 0 to each."""
     what = "reduce_scatter"
     _axis(what, collective_dim, _pairs(what, srcs, dsts)[0][0])
-    return _reduction(what, (srcs, dsts), replica_group, op, priority, name)
+    return _reduction(what, (srcs, dsts), replica_group, op, priority)
 
 
 def _reduction(
-    what: str, tensors: tuple[Any, Any], group: Any, op: Any, priority: Any, name: str | None
+    what: str, tensors: tuple[Any, Any], group: Any, op: Any, priority: Any
 ) -> NkiInstruction | None:
     code = _reducer(what, op)
     sources, targets = _pairs(what, *tensors)
@@ -217,13 +216,12 @@ def _reduction(
             "reduce them in several calls",
         )
     whole = sources[0].dt.is_int
-    return _issue(what, taking, targets, sources, priority, name, op=code, raw=whole)
+    return _issue(what, taking, targets, sources, priority, op=code, raw=whole)
 
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def all_gather(
     srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
-    name: str | None = None,
 ) -> NkiInstruction | None:  # fmt: skip
     """The ranks' tensors one behind the other along axis 0 (in SBUF also 1), to all of them."""
     what = "all_gather"
@@ -231,13 +229,12 @@ def all_gather(
     axis = _axis(what, collective_dim, sources[0])
     taking = _members(what, replica_group)
     _shaped(what, sources, targets, (len(taking[0]), 1), axis)
-    return _issue(what, taking, targets, sources, priority, name, dim=axis)
+    return _issue(what, taking, targets, sources, priority, dim=axis)
 
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def all_to_all(
     srcs: Any, dsts: Any, replica_group: Any, collective_dim: int, priority: Any = None,
-    name: str | None = None,
 ) -> NkiInstruction | None:  # fmt: skip
     """Part k of axis 0 of every rank's tensor to rank k."""
     what = "all_to_all"
@@ -246,13 +243,13 @@ def all_to_all(
     taking = _members(what, replica_group)
     _shaped(what, sources, targets, (1, 1))
     _shaped(what, sources, [], (1, len(taking[0])))
-    return _issue(what, taking, targets, sources, priority, name)
+    return _issue(what, taking, targets, sources, priority)
 
 
 # --- permutations ---------------------------------------------------------------------------------
 @collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute(
-    srcs: Any, dsts: Any, source_target_pairs: Any, priority: Any = None, name: str | None = None
+    srcs: Any, dsts: Any, source_target_pairs: Any, priority: Any = None
 ) -> NkiInstruction | None:
     """Tensors from source to target ranks; who is no target keeps its own."""
     what = "collective_permute"
@@ -271,7 +268,7 @@ def collective_permute(
         return None
     sender = next((members.index(a) for a, b in pairs if b == own), None)
     taking, views = (members, members.index(own)), (*sources, *targets)
-    return _issue(what, taking, targets, views, priority, name, sent=1, sender=sender)
+    return _issue(what, taking, targets, views, priority, sent=1, sender=sender)
 
 
 def _channels(what: str, given: Any, *by_channel: Any) -> list[Any]:
@@ -300,7 +297,7 @@ def _listed(given: Any) -> list[Any]:
 @collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute_implicit(
     srcs_by_channel: Any, dsts_by_channel: Any, replica_group: Any, channel_ids: Any = (0,),
-    priority: Any = None, name: str | None = None,
+    priority: Any = None,
 ) -> NkiInstruction | None:  # fmt: skip
     """A step around the ring of the ranks: to the next one, from the one before (a guess)."""
     what = "collective_permute_implicit"
@@ -309,13 +306,13 @@ def collective_permute_implicit(
     _shaped(what, sources, targets, (1, 1))
     taking = members, place = _members(what, replica_group)
     sender = (place - 1) % len(members)
-    return _issue(what, taking, targets, sources, priority, name, sender=sender)
+    return _issue(what, taking, targets, sources, priority, sender=sender)
 
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def collective_permute_implicit_reduce(
     srcs0_by_channel: Any, srcs1_by_channel: Any, dsts_by_channel: Any, replica_group: Any,
-    op: Any, channel_ids: Any = (0,), priority: Any = None, name: str | None = None,
+    op: Any, channel_ids: Any = (0,), priority: Any = None,
 ) -> NkiInstruction | None:  # fmt: skip
     """A step around the ring that reduces two local tensors first and sends the result."""
     what = "collective_permute_implicit_reduce"
@@ -327,12 +324,12 @@ def collective_permute_implicit_reduce(
         _shaped(what, sources, targets, (1, 1))
     taking = members, place = _members(what, replica_group)
     more = {"op": code, "raw": first[0].dt.is_int, "sender": (place - 1) % len(members)}
-    return _issue(what, taking, targets, (*first, *second), priority, name, **more)
+    return _issue(what, taking, targets, (*first, *second), priority, **more)
 
 
 @collective(None)
 def collective_permute_implicit_current_processing_rank_id(
-    iteration_id: Any, replica_group: Any, channel_id: int = 0, name: str | None = None
+    iteration_id: Any, replica_group: Any, channel_id: int = 0
 ) -> VirtualRegister:
     """The rank whose data a ring step processes: the own one at step 0, then those before it."""
     what = "collective_permute_implicit_current_processing_rank_id"
@@ -345,9 +342,8 @@ def collective_permute_implicit_current_processing_rank_id(
 # --- parts whose sizes are data -------------------------------------------------------------------
 @collective(COLLECTIVE, came="2.32")
 def all_gather_v(
-    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
+    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: View,
     recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
-    name: str | None = None,
 ) -> NkiInstruction | None:  # fmt: skip
     """``all_gather`` of parts whose sizes are data, on two cores of each of four ranks.
 
@@ -355,7 +351,7 @@ def all_gather_v(
     displacements (column 0 counts), then receive counts, which are written unless known.
     """
     what = "all_gather_v"
-    cores = trace.current(f"nki.collectives.{what}").program.cores
+    cores = trace.current(f"{MODULE}.{what}").program.cores
     members, _ = _members(what, replica_group)
     if cores != len(CORES) or len(members) != FOUR or has_rdispls:
         raise refuse(
@@ -364,14 +360,13 @@ def all_gather_v(
             "expected 4 ranks, a launch with kernel[2] and no receive displacements",
         )
     how = (recv_counts_known, has_rdispls)
-    return _varying(what, (srcs, dsts), replica_group, metadata_tensor, how, priority, name)
+    return _varying(what, (srcs, dsts), replica_group, metadata_tensor, how, priority)
 
 
 @collective(COLLECTIVE, keywords=_SINCE)
 def all_to_all_v(
-    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: Any,
+    srcs: Any, dsts: Any, replica_group: Any, metadata_tensor: View,
     recv_counts_known: bool = False, has_rdispls: bool = False, priority: Any = None,
-    name: str | None = None,
 ) -> NkiInstruction | None:  # fmt: skip
     """``all_to_all`` of parts whose sizes are data; metadata as in ``all_gather_v``.
 
@@ -380,73 +375,57 @@ def all_to_all_v(
     """
     how = (recv_counts_known, has_rdispls)
     tensors = (srcs, dsts)
-    return _varying("all_to_all_v", tensors, replica_group, metadata_tensor, how, priority, name)
+    return _varying("all_to_all_v", tensors, replica_group, metadata_tensor, how, priority)
 
 
-def _prepare(collective: Callable, *args: Any, **named: Any) -> Callable:
-    """The first half of a collective: its arguments; the second half reads all of its tensors.
+def _in_halves(whole: Callable) -> None:
+    """Enter a collective's two halves (SDK 2.33): its arguments, and what issues it with them.
 
-    One of them waits at a time (SDK 2.33), and devices read the metadata here already.
+    The second half reads all of its tensors; devices read the metadata in the first. One
+    collective is prepared at a time.
     """
-    tracer = trace.current(f"nki.collectives.{collective.__name__}_prepare")
-    if tracer.prepared is not None:
-        raise refuse(
-            "sim_collective",
-            f"{collective.__name__}_prepare while {tracer.prepared.func.__name__} is prepared, "
-            "expected its trigger before; one collective is prepared at a time",
-        )
-    tracer.prepared = functools.partial(collective, *args, **named)
-    return tracer.prepared
+    call, name = released(FORMS[MODULE][whole.__name__]), whole.__name__
+
+    def prepare(*args: Any, **given: Any) -> Callable:
+        tracer = trace.current(f"{MODULE}.{name}_prepare")
+        if tracer.prepared is not None:
+            raise refuse(
+                "sim_collective",
+                f"{name}_prepare while {tracer.prepared.func.__name__} is prepared, "
+                "expected its trigger before; one collective is prepared at a time",
+            )
+        tracer.prepared = functools.partial(call, *args, **given)
+        return tracer.prepared
+
+    def trigger(prepare_instr: Any) -> NkiInstruction | None:
+        tracer = trace.current(f"{MODULE}.{name}_trigger")
+        waiting = tracer.prepared
+        if waiting is None or prepare_instr is not waiting or waiting.func is not call:
+            raise refuse(
+                "sim_collective",
+                f"{name}_trigger of {type(prepare_instr).__name__}, expected what the last "
+                f"{name}_prepare returned, once",
+            )
+        tracer.prepared = None
+        return waiting()
+
+    prepare.__doc__ = f"The arguments of ``{name}``, which its trigger issues."
+    trigger.__doc__ = f"Issue the ``{name}`` that was prepared last."
+    for half in (prepare, trigger):
+        half.__name__ = f"{name}_{half.__name__}"
+        collective(COLLECTIVE, came="2.33", named=half is trigger)(half)
 
 
-def _trigger(
-    collective: Callable, prepare_instr: Any, name: str | None = None
-) -> NkiInstruction | None:
-    """The second half of a collective, once."""
-    what = f"{collective.__name__}_trigger"
-    tracer = trace.current(f"nki.collectives.{what}")
-    waiting = tracer.prepared
-    if waiting is None or prepare_instr is not waiting or waiting.func is not collective:
-        raise refuse(
-            "sim_collective",
-            f"{what} of {type(prepare_instr).__name__}, expected what the last "
-            f"{collective.__name__}_prepare returned, once",
-        )
-    tracer.prepared = None
-    return waiting(name=name) if name is not None else waiting()
-
-
-@collective(COLLECTIVE, came="2.33")
-def all_gather_v_prepare(*args: Any, **named: Any) -> Callable:
-    """The arguments of ``all_gather_v``, which its trigger issues."""
-    return _prepare(all_gather_v, *args, **named)
-
-
-@collective(COLLECTIVE, came="2.33")
-def all_gather_v_trigger(prepare_instr: Any, name: str | None = None) -> NkiInstruction | None:
-    """Issue the ``all_gather_v`` that was prepared last."""
-    return _trigger(all_gather_v, prepare_instr, name)
-
-
-@collective(COLLECTIVE, came="2.33")
-def all_to_all_v_prepare(*args: Any, **named: Any) -> Callable:
-    """The arguments of ``all_to_all_v``, which its trigger issues."""
-    return _prepare(all_to_all_v, *args, **named)
-
-
-@collective(COLLECTIVE, came="2.33")
-def all_to_all_v_trigger(prepare_instr: Any, name: str | None = None) -> NkiInstruction | None:
-    """Issue the ``all_to_all_v`` that was prepared last."""
-    return _trigger(all_to_all_v, prepare_instr, name)
+for _whole in (all_gather_v, all_to_all_v):
+    _in_halves(_whole)
 
 
 def _varying(
-    what: str, tensors: tuple[Any, Any], group: Any, metadata: Any, how: tuple[bool, bool],
-    priority: Any, name: str | None,
+    what: str, tensors: tuple[Any, Any], group: Any, told: Any, how: tuple[bool, bool],
+    priority: Any,
 ) -> NkiInstruction | None:  # fmt: skip
     sources, targets = _pairs(what, *tensors, only_hbm=True, single=True)
     taking = members, _ = _members(what, group)
-    told: Any = tensor(metadata, what)
     known, placed = how
     shapes = [(*lead, rows, len(members)) for lead in ((), (1,)) for rows in (3, 4)]
     least = 4 if placed else 3
@@ -460,11 +439,11 @@ def _varying(
         (sources[0], told[..., 0:2, :], targets[0], told),
         dict(known=known, placed=placed),
     )
-    return _issue(what, taking, (targets[0], told), views, priority, name, sent=2, **more)
+    return _issue(what, taking, (targets[0], told), views, priority, sent=2, **more)
 
 
 @collective(None)
-def rank_id(name: str | None = None) -> VirtualRegister:
+def rank_id() -> VirtualRegister:
     """The rank that runs the kernel."""
     trace.current("nki.collectives.rank_id")
     return VirtualRegister(ranks.own().rank, frozen=True)

@@ -30,6 +30,7 @@ from .operands import (
     alike,
     choose,
     engine,
+    isa,
     operator,
     put,
     reduce_cmd,
@@ -37,7 +38,6 @@ from .operands import (
     tensor,
     token,
 )
-from .releases import isa
 
 INEXACT = ("mod", "fmod", "divide")  # no instruction of the hardware computes them on integers
 
@@ -45,12 +45,7 @@ INEXACT = ("mod", "fmod", "divide")  # no instruction of the hardware computes t
 # --- two tensors ----------------------------------------------------------------------------------
 @isa(vector.TENSOR_TENSOR)
 def tensor_tensor(
-    dst: Any,
-    data1: Any,
-    data2: Any,
-    op: Any,
-    engine: engine = engine.unknown,
-    name: str | None = None,
+    dst: View, data1: View, data2: View, op: Any, engine: engine = engine.unknown
 ) -> NkiInstruction:
     """``data1 op data2``, not both in PSUM; fp32 on VectorE.
 
@@ -58,11 +53,11 @@ def tensor_tensor(
     kernel asks for VectorE. ``nl.power`` runs on GpSimdE.
     """
     what = "tensor_tensor"
-    target, a, b = alike(what, tensor(dst, what), tensor(data1, what), tensor(data2, what))
+    dst, data1, data2 = alike(what, dst, data1, data2)
     code = operator(op, what)
     choice = choose(engine, what, vector.TENSOR_TENSOR.engines)
-    words = a.dt in vector.WORDS and b.dt in vector.WORDS and code not in (*BITWISE, *INEXACT)
-    in_psum = "psum" in (a.storage.buffer, b.storage.buffer, target.storage.buffer)
+    words = {data1.dt, data2.dt}.issubset(vector.WORDS) and code not in (*BITWISE, *INEXACT)
+    in_psum = "psum" in (data1.storage.buffer, data2.storage.buffer, dst.storage.buffer)
     exact = words and not in_psum and choice is not Engine.VECTOR
     if code == "power" or exact:
         choice = choice or Engine.GPSIMD
@@ -72,17 +67,17 @@ def tensor_tensor(
             f"tensor_tensor with {code} on {choice.value} of {CORE.name}: the compiler of SDK 2.32 "
             "refused fp32 operands there, expected VectorE; leave the engine open",
         )
-    bits = exact or on_bits(code, (a, b, target))
-    sign = vector.SIGN if exact and a.dt is INT32 else 0
+    bits = exact or on_bits(code, (data1, data2, dst))
+    sign = vector.SIGN if exact and data1.dt is INT32 else 0
     attrs = vector.binary_attrs(code, choice, bits, sign)
-    return put(vector.TENSOR_TENSOR, (target,), (a, b), attrs, name)
+    return put(vector.TENSOR_TENSOR, (dst,), (data1, data2), attrs)
 
 
 # --- a tensor and numbers or vectors --------------------------------------------------------------
 @isa(vector.TENSOR_SCALAR)
 def tensor_scalar(
-    dst: Any,
-    data: Any,
+    dst: View,
+    data: View,
     op0: Any,
     operand0: Any,
     reverse0: bool = False,
@@ -90,12 +85,11 @@ def tensor_scalar(
     operand1: Any = None,
     reverse1: bool = False,
     engine: engine = engine.unknown,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``(data op0 operand0) op1 operand1`` with numbers or (P, 1) fp32 tiles, in one pass."""
     what = "tensor_scalar"
-    target, source = alike(what, tensor(dst, what), tensor(data, what))
-    src = [source]
+    dst, data = alike(what, dst, data)
+    src = [data]
     first = operator(op0, what)
     steps: tuple[vector.Step, ...] = (step(f"{what} operand0", first, operand0, reverse0, src),)
     check_second(op1, operand1, reverse1, what)
@@ -106,11 +100,11 @@ def tensor_scalar(
     if first == "rsqrt" and choice is None:
         choice = Engine.GPSIMD
     _warn_of_engine(choice, [s.op for s in steps])
-    bits = of_bits(what, steps, [*src, target])
+    bits = of_bits(what, steps, [*src, dst])
     attrs = vector.StepsAttrs(engine=choice, bits=bits, steps=steps)
-    if source.dt.is_int and not attrs.bits:
-        _warn_of_unary(source, first)
-    return put(vector.TENSOR_SCALAR, (target,), tuple(src), attrs, name)
+    if data.dt.is_int and not attrs.bits:
+        _warn_of_unary(data, first)
+    return put(vector.TENSOR_SCALAR, (dst,), tuple(src), attrs)
 
 
 def _warn_of_engine(choice: Engine | None, ops: list[str]) -> None:
@@ -145,18 +139,17 @@ def _warn_of_unary(source: View, first: str) -> None:
     keywords=dict.fromkeys(("reduce_cmd", "reduce_op", "reduce_res"), "2.33"),
 )
 def scalar_tensor_tensor(
-    dst: Any,
-    data: Any,
+    dst: View,
+    data: View,
     op0: Any,
     operand0: Any,
     op1: Any,
-    operand1: Any,
+    operand1: View,
     reverse0: bool = False,
     reverse1: bool = False,
     reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
     reduce_op: Any = ...,
     reduce_res: Any = None,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``(data op0 operand0) op1 operand1``: operand0 a number or (P, 1), operand1 a whole tile.
 
@@ -164,8 +157,8 @@ def scalar_tensor_tensor(
     the result is reduced over all free axes, too (SDK 2.33): ``reduce_res`` (P, 1) receives it.
     """
     what = "scalar_tensor_tensor"
-    target, a, b = alike(what, tensor(dst, what), tensor(data, what), tensor(operand1, what))
-    src = [a, b]
+    dst, data, operand1 = alike(what, dst, data, operand1)
+    src = [data, operand1]
     steps = (
         step(f"{what} operand0", operator(op0, what), operand0, reverse0, src, exact=False),
         vector.Step(operator(op1, what), at=1, reverse=flag(reverse1, "reverse1")),
@@ -176,12 +169,14 @@ def scalar_tensor_tensor(
                 "sim_reduce_operator",
                 f"{what} got reduce_res without reduce_op, expected both; name the operator",
             )
-        bits = of_bits(what, steps, [*src, target])
+        bits = of_bits(what, steps, [*src, dst])
         attrs = vector.StepsAttrs(bits=bits, steps=steps)
-        return put(vector.SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
-    how = Reduction(VECTOR, operator(reduce_op, what), a.shape[0], what)
-    done = vector.SCALAR_TENSOR_TENSOR, target, tuple(src), _reduced_steps(how, steps, src), name
-    return reducing(how, reduce_cmd, reduce_res, *done)
+        return put(vector.SCALAR_TENSOR_TENSOR, (dst,), tuple(src), attrs)
+    how = Reduction(VECTOR, operator(reduce_op, what), data.shape[0], what)
+    attrs = _reduced_steps(how, steps, src)
+    return reducing(
+        how, reduce_cmd, reduce_res, vector.SCALAR_TENSOR_TENSOR, dst, tuple(src), attrs
+    )
 
 
 def _reduced_steps(
@@ -198,8 +193,8 @@ def _reduced_steps(
     keywords={"reduce_cmd": "2.30", "reduce_init": "2.30", "reduce_res_negate": "2.32"},
 )
 def tensor_scalar_reduce(
-    dst: Any,
-    data: Any,
+    dst: View,
+    data: View,
     op0: Any,
     operand0: Any,
     reduce_op: Any,
@@ -208,11 +203,10 @@ def tensor_scalar_reduce(
     reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
     reduce_init: Any = None,
     reduce_res_negate: bool = False,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``dst = data op0 operand0``, and ``reduce_res`` (P, 1) its reduction over all free axes."""
     what = "tensor_scalar_reduce"
-    target, source = alike(what, tensor(dst, what), tensor(data, what))
+    dst, data = alike(what, dst, data)
     if reverse0:
         raise refuse(
             "sim_unsupported_reverse",
@@ -220,18 +214,18 @@ def tensor_scalar_reduce(
             "use nisa.tensor_scalar with it, then nisa.tensor_reduce",
         )
     sums = [] if reduce_res is None else [tensor(reduce_res, what)]
-    for view in [one for one in (source, *sums) if not one.dt.is_float][:1]:
+    for view in [one for one in (data, *sums) if not one.dt.is_float][:1]:
         warn(
             "sim_reduced_integers",
             f"{what} got {view.label()}, expected floats as data and reduce_res; "
             "copy to float32 with nisa.tensor_copy",
         )
-    src = [source]
+    src = [data]
     steps = (step(f"{what} operand0", operator(op0, what), operand0, False, src),)
     initial = 0.0 if reduce_init is None else real(reduce_init, f"{what} reduce_init")
-    how = Reduction(VECTOR, operator(reduce_op, what), source.shape[0], what, initial)
-    done = vector.TENSOR_SCALAR, target, tuple(src), _reduced_steps(how, steps, src), name
-    made = reducing(how, reduce_cmd, reduce_res, *done)
+    how = Reduction(VECTOR, operator(reduce_op, what), data.shape[0], what, initial)
+    attrs = _reduced_steps(how, steps, src)
+    made = reducing(how, reduce_cmd, reduce_res, vector.TENSOR_SCALAR, dst, tuple(src), attrs)
     if reduce_res_negate and reduce_res is not None:  # the read-out alone
         minus = vector.StepsAttrs(steps=(vector.Step("multiply", -1.0),))
         total = tensor(reduce_res, what)
@@ -240,65 +234,58 @@ def tensor_scalar_reduce(
 
 
 @isa(vector.RECIPROCAL)
-def reciprocal(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
+def reciprocal(dst: View, data: View) -> NkiInstruction:
     """``1 / data`` on VectorE, which is more exact and slower than ScalarE's."""
-    target, source = alike("reciprocal", tensor(dst, "reciprocal"), tensor(data, "reciprocal"))
-    return put(vector.RECIPROCAL, (target,), (source,), Attrs(engine=Engine.VECTOR), name)
+    dst, data = alike("reciprocal", dst, data)
+    return put(vector.RECIPROCAL, (dst,), (data,), Attrs(engine=Engine.VECTOR))
 
 
 @isa(vector.TENSOR_TENSOR_SCAN)
 def tensor_tensor_scan(
-    dst: Any,
-    data0: Any,
-    data1: Any,
+    dst: View,
+    data0: View,
+    data1: View,
     initial: Any,
     op0: Any,
     op1: Any,
     reverse0: bool = False,
     reverse1: bool = False,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``r[i] = (data0[i] op0 r[i-1]) op1 data1[i]`` along the free axes, carried in fp32."""
     what = "tensor_tensor_scan"
-    target, a, b = _in_rows(
-        *alike(what, tensor(dst, what), tensor(data0, what), tensor(data1, what))
-    )
+    dst, data0, data1 = _in_rows(*alike(what, dst, data0, data1))
     ops = operator(op0, what), operator(op1, what)
-    src, attrs = vector.scanning(a, b, initial, ops, (reverse0, reverse1))
-    return put(vector.TENSOR_TENSOR_SCAN, (target,), src, attrs, name)
+    src, attrs = vector.scanning(data0, data1, initial, ops, (reverse0, reverse1))
+    return put(vector.TENSOR_TENSOR_SCAN, (dst,), src, attrs)
 
 
 @isa(vector.CUMULATIVE)
 def tensor_scalar_cumulative(
-    dst: Any,
-    src: Any,
+    dst: View,
+    src: View,
     op0: Any,
     op1: Any,
     imm0: Any,
     imm1: Any = None,
     reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``reg = op1(op0(x, imm0), reg)`` for every element in turn, each written to ``dst``."""
     what = "tensor_scalar_cumulative"
-    target, source = alike(what, tensor(dst, what), tensor(src, what))
-    target, source = _in_rows(target, source)
+    dst, src = _in_rows(*alike(what, dst, src))
     code = operator(op1, what)
     check_reduction(code, what, ("add", "subtract", "multiply", "maximum", "minimum"))
-    how = Reduction(VECTOR, code, source.shape[0], what)
+    how = Reduction(VECTOR, code, src.shape[0], what)
     start, initial = running(how, reduce_cmd, imm1)
-    views = (source,) if start is None else (source, start)
+    views = (src,) if start is None else (src, start)
     attrs = vector.CumulativeAttrs(
         step=vector.Step(operator(op0, what), real(imm0, f"{what} imm0")),
         op=code,
         initial=initial,
-        free_axes=source.ndim - 1,
+        free_axes=src.ndim - 1,
     )
-    made = put(vector.CUMULATIVE, (target,), views, attrs, name)
-    last = target.slice_box(
-        (slice(0, target.shape[0]), *(slice(n - 1, n) for n in target.shape[1:]))
-    )
-    keep_result(how, made, last.reshape((target.shape[0], 1)))
+    made = put(vector.CUMULATIVE, (dst,), views, attrs)
+    last = dst.slice_box((slice(0, dst.shape[0]), *(slice(n - 1, n) for n in dst.shape[1:])))
+    keep_result(how, made, last.reshape((dst.shape[0], 1)))
     return made
 
 
@@ -311,35 +298,28 @@ def _in_rows(*views: View) -> tuple[View, ...]:
 # --- reductions -----------------------------------------------------------------------------------
 @isa(vector.TENSOR_REDUCE)
 def tensor_reduce(
-    dst: Any,
-    op: Any,
-    data: Any,
-    axis: Any,
-    negate: bool = False,
-    keepdims: bool = False,
-    name: str | None = None,
+    dst: View, op: Any, data: View, axis: Any, negate: bool = False, keepdims: bool = False
 ) -> NkiInstruction:
     """The last free axes of ``data`` reduced in fp32; ``negate`` costs nothing."""
     what = "tensor_reduce"
-    target, source = tensor(dst, what), tensor(data, what)
     code = operator(op, what)
     check_reduction(code, what, tuple(REDUCTIONS))
     listed = isinstance(axis, (tuple, list))
-    axes = free_axes(wholes(axis if listed else [axis], f"{what} axis"), source.ndim, what)
+    axes = free_axes(wholes(axis if listed else [axis], f"{what} axis"), data.ndim, what)
     if axes == (1,) and not nki_since(REAL_AXES):
-        axes = (source.ndim - 1,)
-    if axes != tuple(range(source.ndim - len(axes), source.ndim)):
+        axes = (data.ndim - 1,)
+    if axes != tuple(range(data.ndim - len(axes), data.ndim)):
         raise refuse(
             "sim_reduce_axis",
-            f"{what} over axes {axes} of {source.label()}, expected the last free axes, one after "
+            f"{what} over axes {axes} of {data.label()}, expected the last free axes, one after "
             "the other; present the data with .permute",
         )
-    kept = source.shape[: source.ndim - len(axes)]
+    kept = data.shape[: data.ndim - len(axes)]
     shape = kept if len(kept) > 1 else (*kept, 1)
-    target = _shaped(what, target, source, shape)
-    bits = on_bits(code, (source, target))
+    dst = _shaped(what, dst, data, shape)
+    bits = on_bits(code, (data, dst))
     attrs = vector.ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=flag(negate, "negate"))
-    return put(vector.TENSOR_REDUCE, (target,), (source,), attrs, name)
+    return put(vector.TENSOR_REDUCE, (dst,), (data,), attrs)
 
 
 def _shaped(what: str, target: View, source: View, shape: tuple[int, ...]) -> View:
@@ -357,74 +337,68 @@ def _shaped(what: str, target: View, source: View, shape: tuple[int, ...]) -> Vi
 
 
 @isa(PARTITION_REDUCE)
-def tensor_partition_reduce(
-    dst: Any, op: Any, data: Any, name: str | None = None
-) -> NkiInstruction:
+def tensor_partition_reduce(dst: View, op: Any, data: View) -> NkiInstruction:
     """(P, F...) reduced over its partitions to (1, F...) on GpSimdE."""
     what = "tensor_partition_reduce"
-    target, source = tensor(dst, what), tensor(data, what)
     code = token(op, what)
     check_reduction(code, what, ("add", "average", "maximum", "bitwise_or", "bitwise_and"))
     if code == "average":
         warn(
             "sim_average",
-            f"{what} of {source.label()} with nl.average: its meaning is not stated, expected "
+            f"{what} of {data.label()} with nl.average: its meaning is not stated, expected "
             "nl.add; here it is the sum over the partitions divided by their number",
         )
-    if CORE.number > 3 or (source.dt.is_int and source.dt.itemsize == 4 and CORE.number == 3):
+    if CORE.number > 3 or (data.dt.is_int and data.dt.itemsize == 4 and CORE.number == 3):
         warn(
             "sim_partition_reduce",
-            f"{what} of {source.label()} on {CORE.name}, expected gen2, or floats on gen3; take a "
+            f"{what} of {data.label()} on {CORE.name}, expected gen2, or floats on gen3; take a "
             "product with ones, or a transpose and nisa.tensor_reduce",
         )
-    target = _shaped(what, target, source, (1, *source.shape[1:]))
+    dst = _shaped(what, dst, data, (1, *data.shape[1:]))
     attrs = PartitionReduceAttrs(
-        bits=code in BITWISE and on_bits(code, (source, target)), op=code, ndim=source.ndim
+        bits=code in BITWISE and on_bits(code, (data, dst)), op=code, ndim=data.ndim
     )
-    return put(PARTITION_REDUCE, (target,), (source,), attrs, name)
+    return put(PARTITION_REDUCE, (dst,), (data,), attrs)
 
 
 @isa(vector.BN_STATS)
-def bn_stats(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
+def bn_stats(dst: View, data: View) -> NkiInstruction:
     """Count, mean, variance * count of even elements, then of odd ones: (P, 6), N <= 512."""
-    return _statistics(vector.BN_STATS, dst, data, 6, name)
+    return _statistics(vector.BN_STATS, dst, data, 6)
 
 
 @isa(vector.BN_AGGR)
-def bn_aggr(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
+def bn_aggr(dst: View, data: View) -> NkiInstruction:
     """Mean and population variance (P, 2) from the triples of ``bn_stats``."""
-    return _statistics(vector.BN_AGGR, dst, data, 2, name)
+    return _statistics(vector.BN_AGGR, dst, data, 2)
 
 
-def _statistics(op: Any, dst: Any, data: Any, columns: int, name: str | None) -> NkiInstruction:
-    target, source = tensor(dst, op.name), tensor(data, op.name)
-    target = _shaped(op.name, target, source, (source.shape[0], columns))
-    attrs = vector.StatisticsAttrs(free_axes=source.ndim - 1)
-    return put(op, (target,), (source,), attrs, name)
+def _statistics(op: Any, dst: View, data: View, columns: int) -> NkiInstruction:
+    dst = _shaped(op.name, dst, data, (data.shape[0], columns))
+    return put(op, (dst,), (data,), vector.StatisticsAttrs(free_axes=data.ndim - 1))
 
 
 # --- activations ----------------------------------------------------------------------------------
 @isa(scalar.ACTIVATION)
 def activation(
-    dst: Any,
+    dst: View,
     op: Any,
-    data: Any,
+    data: View,
     bias: Any = None,
     scale: Any = 1.0,
     reduce_op: Any = None,
     reduce_res: Any = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``op(data * scale + bias)`` in fp32 on ScalarE, with sums per partition in its registers.
 
     ``scale`` a number or (P, 1) fp32; ``bias`` (P, 1), from gen3 on also a number.
     """
     what = "activation"
-    target, source = alike(what, tensor(dst, what), tensor(data, what))
+    dst, data = alike(what, dst, data)
     code = token(op, what)
     constants = CORE.number >= 3 or code == "copy"
-    src, attrs = scalar.activation_operands(code, source, bias, scale, constants)
+    src, attrs = scalar.activation_operands(code, data, bias, scale, constants)
     if code == "reciprocal" and bias is not None and not constants:
         raise refuse(
             "sim_newer_core",
@@ -435,9 +409,9 @@ def activation(
     if reduce_op is not None:
         check_reduction(operator(reduce_op, what), what, ("add",))
     if reduce_cmd is _IDLE and reduce_res is None:
-        return put(scalar.ACTIVATION, (target,), src, attrs, name)
-    how = Reduction(SCALAR, "add", source.shape[0], what)
-    return reducing(how, reduce_cmd, reduce_res, scalar.ACTIVATION, target, src, attrs, name)
+        return put(scalar.ACTIVATION, (dst,), src, attrs)
+    how = Reduction(SCALAR, "add", data.shape[0], what)
+    return reducing(how, reduce_cmd, reduce_res, scalar.ACTIVATION, dst, src, attrs)
 
 
 _IDLE = reduce_cmd.idle
@@ -452,18 +426,17 @@ def activation_reduce(
     reduce_res: Any,
     bias: Any = None,
     scale: Any = 1.0,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``activation`` whose sums over the free axes go to ``reduce_res`` (P, 1)."""
     command = reduce_cmd.reset_reduce
-    return activation(dst, op, data, bias, scale, reduce_op, reduce_res, command, name)
+    return activation(dst, op, data, bias, scale, reduce_op, reduce_res, command)
 
 
 @isa(scalar.ACTIVATION2, came="2.30")
 def activate2(
-    dst: Any,
+    dst: View,
     op: Any,
-    data: Any,
+    data: View,
     imm0: Any,
     imm1: Any,
     op0: Any,
@@ -474,12 +447,11 @@ def activate2(
     reduce_op: Any = None,
     reduce_res: Any = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``op((data op0 imm0) op1 imm1)`` on ScalarE of gen4."""
     what = "activate2"
-    target, source = alike(what, tensor(dst, what), tensor(data, what))
-    code, src = token(op, what), [source]
+    dst, data = alike(what, dst, data)
+    code, src = token(op, what), [data]
     if code not in ACTIVATIONS and code != "prelu":
         raise no_activation(code)
     codes = tuple(token(o, what) for o in (op0, op1))
@@ -499,10 +471,8 @@ def activate2(
     check_reduction(join, what, ("add", "maximum", "minimum", "abs_max", "abs_min"))
     slope = real(relu_param, f"{what} relu_param")
     attrs = scalar.Activation2Attrs(op=code, steps=steps, slope=slope, reduce_op=join)
-    how = Reduction(SCALAR, join, source.shape[0], what)
-    return reducing(
-        how, reduce_cmd, reduce_res, scalar.ACTIVATION2, target, tuple(src), attrs, name
-    )
+    how = Reduction(SCALAR, join, data.shape[0], what)
+    return reducing(how, reduce_cmd, reduce_res, scalar.ACTIVATION2, dst, tuple(src), attrs)
 
 
 STEP_PAIRS = (
@@ -517,25 +487,22 @@ STEP_PAIRS = (
 
 @isa(vector.EXPONENTIAL)
 def exponential(
-    dst: Any,
-    src: Any,
+    dst: View,
+    src: View,
     max_value: Any = 0.0,
     reduce_res: Any = None,
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
     reduce_init: float = 0.0,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``exp(src - max_value)`` with running sums on VectorE of gen4."""
     what = "exponential"
-    target, source = alike(what, tensor(dst, what), tensor(src, what))
-    views = [source]
+    dst, src = alike(what, dst, src)
+    views = [src]
     shift = 0.0
     if isinstance(max_value, View):
-        views.append(column(max_value, source, f"{what} max_value"))
+        views.append(column(max_value, src, f"{what} max_value"))
     else:
         shift = real(max_value, f"{what} max_value")
-    how = Reduction(VECTOR, "add", source.shape[0], what, real(reduce_init, f"{what} reduce_init"))
+    how = Reduction(VECTOR, "add", src.shape[0], what, real(reduce_init, f"{what} reduce_init"))
     attrs = vector.ExponentialAttrs(shift=shift)
-    return reducing(
-        how, reduce_cmd, reduce_res, vector.EXPONENTIAL, target, tuple(views), attrs, name
-    )
+    return reducing(how, reduce_cmd, reduce_res, vector.EXPONENTIAL, dst, tuple(views), attrs)

@@ -21,7 +21,7 @@ from ..instructions.recorder import record
 from ..program import trace
 from ..program.index import is_integer
 from ..program.view import View
-from .releases import isa
+from .operands import isa
 
 
 # --- registers ------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def _writable(register: VirtualRegister, what: str) -> None:
         raise AssertionError("the index of a device loop is read-only; copy it with register_move")
 
 
-@isa(None)
+@isa(None, named=False)
 def register_alloc(x: Any = None) -> VirtualRegister:
     """A new register: of an int, uninitialised, or loaded from a tensor of one element."""
     trace.current("nisa.register_alloc")
@@ -120,7 +120,7 @@ def register_alloc(x: Any = None) -> VirtualRegister:
     return made
 
 
-@isa(None, former={"imm": "src"})
+@isa(None, former={"imm": "src"}, named=False)
 def register_move(dst: VirtualRegister, src: Any) -> None:
     """``dst`` becomes the constant or the other register's value."""
     _writable(dst, "register_move")
@@ -131,7 +131,7 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
         dst.static, dst._tile, dst.loaded = whole(src, "register_move src"), None, False
 
 
-@isa(None)
+@isa(None, named=False)
 def register_load(dst: VirtualRegister, src: View) -> None:
     """``dst`` becomes the one element of ``src`` (SBUF or HBM)."""
     _writable(dst, "register_load")
@@ -147,7 +147,7 @@ def register_load(dst: VirtualRegister, src: View) -> None:
         dst.loaded = True
 
 
-@isa(None)
+@isa(None, named=False)
 def register_store(dst: View, src: VirtualRegister) -> None:
     """The one element of ``dst`` (SBUF or HBM) becomes the register's value."""
     _one_element(dst, "register_store")

@@ -21,27 +21,23 @@ from ..instructions.recorder import record
 from ..program import trace
 from ..program.storage import Frame, Loop
 from ..program.view import View
-from .operands import alike, dma_engine, engine, same_types, tensor
-from .releases import isa
+from .operands import alike, dma_engine, engine, isa, same_types
 
 CORES = (0, 1)
 
 
 @isa(None)
-def core_barrier(
-    data: Any, cores: Any = CORES, engine: engine = engine.gpsimd, name: str | None = None
-) -> None:
+def core_barrier(data: View, cores: Any = CORES, engine: engine = engine.gpsimd) -> None:
     """Both cores reach it before either goes on; ``data`` is the shared tensor it protects."""
     needs("core_barrier", 3)
-    shared = tensor(data, "core_barrier")
     one = isinstance(cores, int)  # the library writes (0) for a kernel on one core
     named = (cores,) if one else tuple(several(cores, "core_barrier: cores"))
     if named == (0,) and not trace.current("nisa.core_barrier").program.cores > 1:
         return  # nobody to wait for
-    told = f"core_barrier of {shared.label()} over cores {cores}, expected a tensor in shared_hbm "
+    told = f"core_barrier of {data.label()} over cores {cores}, expected a tensor in shared_hbm "
     if named != CORES:
         raise refuse("sim_core_barrier", f"{told}or an argument, and cores (0, 1)")
-    if shared.storage.buffer != "shared_hbm" and shared.storage.role != "input":
+    if data.storage.buffer != "shared_hbm" and data.storage.role != "input":
         # nki-library d2ad3a5 does so (core/moe/moe_cte/bwmm_shard_on_I.py)
         warn("sim_core_barrier", f"{told}or an argument; here both cores wait all the same")
     wait(next_phase("core_barrier"))
@@ -76,22 +72,20 @@ def next_phase(what: str) -> trace.Tracer:
 
 @isa(EXCHANGE, keywords={"dma_engine": "2.29"})
 def sendrecv(
-    src: Any,
-    dst: Any,
+    src: View,
+    dst: View,
     send_to_rank: int,
     recv_from_rank: int,
     pipe_id: int,
     dma_engine: dma_engine = dma_engine.dma,
-    name: str | None = None,
 ) -> None:
     """Exchange of SBUF tiles of one shape and type between the two cores, at the same time.
 
     ``gpsimd_dma`` takes at most 1024 bytes of a partition (512 of 16-bit, 256 of 8-bit types).
     """
-    source, target = tensor(src, "sendrecv"), tensor(dst, "sendrecv")
-    same_types("sendrecv", target, source)
-    source, target = alike("sendrecv", source, target)
-    _check_size(source, dma_engine)
+    same_types("sendrecv", dst, src)
+    src, dst = alike("sendrecv", src, dst)
+    _check_size(src, dma_engine)
     tracer = trace.current("nisa.sendrecv")
     own = tracer.grid_index[0] if tracer.grid_index else 0
     if send_to_rank not in CORES or recv_from_rank not in CORES:
@@ -110,7 +104,7 @@ def sendrecv(
     next_phase("sendrecv")
     key = (before, "sendrecv", (pipe_id,))
     parts = tracer.meetings.open.setdefault(key, [])
-    parts.append((source, target))
+    parts.append((src, dst))
     tracer.senders[(key, own)] = recv_from_rank
     if len(parts) == len(CORES):
         _exchange(tracer, key, parts)

@@ -7,6 +7,7 @@ patterns.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from ..instructions.arguments import (  # noqa: F401 - as they are
     oob_mode,
     spread,
 )
-from ..instructions.entry import OpSpec
+from ..instructions.entry import OpSpec, form
 from ..instructions.recorder import record
 from ..instructions.vector import Step
 from ..instructions.vector import step as any_step
@@ -36,7 +37,8 @@ from ..program import trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
-from .releases import isa
+
+isa = functools.partial(form, "nki.isa", named=True)
 
 
 # --- enumerations (aws-neuron-sdk v2.32.0, nki/api/nki/isa/__init__.py) ---------------------------
@@ -81,14 +83,14 @@ class dma_engine(Enum, metaclass=Listed):
     gpsimd_dma = 2
 
 
-@isa(None)
+@isa(None, named=False)
 def get_nc_version() -> nc_version:
     """The generation that the kernel is built for."""
     core = in_force() if trace.active() is not None else chosen()
     return nc_version(core.number)
 
 
-@isa(None, came="2.31")
+@isa(None, came="2.31", named=False)
 def get_nc_sub_version() -> int:
     """Revision of the silicon: 0, the documented default."""
     return 0
@@ -127,32 +129,31 @@ class NkiInstruction:
         return self
 
 
-def put(
-    op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs, name: str | None = None
-) -> NkiInstruction:
-    """Record ``op`` from ``src`` into ``dst``, under the label ``name``."""
+def put(op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs) -> NkiInstruction:
+    """Record ``op`` from ``src`` into ``dst``."""
     made = record(op, dst, src, attrs)
     assert made is not None  # nothing cuts it
-    return labelled(made, name)
-
-
-def labelled(made: Instruction, name: str | None) -> NkiInstruction:
-    """The handle of an instruction; ``name`` must be new on the core that records it."""
-    if name is not None:
-        if not isinstance(name, str):
-            raise refuse(
-                "sim_instruction_name",
-                f"{made.op.name} is named with a {type(name).__name__}, expected a string",
-            )
-        tracer = trace.current("name=")
-        by_core = tracer.program.names.setdefault(name, {})
-        if by_core.setdefault(tracer.grid_index, made) is not made:
-            raise refuse(
-                "sim_instruction_name",
-                f"{made.op.name} is named '{name}' like an earlier instruction, expected names "
-                "that differ; add a counter to it",
-            )
     return NkiInstruction(made)
+
+
+def label(result: Any, name: Any) -> None:
+    """Label what a function has recorded, if anything; names differ on a core."""
+    if not isinstance(result, NkiInstruction):
+        return
+    made = result._made
+    if not isinstance(name, str):
+        raise refuse(
+            "sim_instruction_name",
+            f"{made.op.name} is named with a {type(name).__name__}, expected a string",
+        )
+    tracer = trace.current("name=")
+    by_core = tracer.program.names.setdefault(name, {})
+    if by_core.setdefault(tracer.grid_index, made) is not made:
+        raise refuse(
+            "sim_instruction_name",
+            f"{made.op.name} is named '{name}' like an earlier instruction, expected names "
+            "that differ; add a counter to it",
+        )
 
 
 def tensor(value: Any, what: str) -> View:

@@ -17,8 +17,7 @@ from ..program import trace
 from ..program.accumulation import Groups
 from ..program.regions import window
 from ..program.view import View
-from .operands import NkiInstruction, choose, engine, labelled, matmul_perf_mode, put, tensor
-from .releases import isa
+from .operands import NkiInstruction, choose, engine, isa, matmul_perf_mode, put
 
 
 @isa(
@@ -27,9 +26,9 @@ from .releases import isa
     former={"is_moving_zero": "is_moving_onezero"},
 )
 def nc_matmul(
-    dst: Any,
-    stationary: Any,
-    moving: Any,
+    dst: View,
+    stationary: View,
+    moving: View,
     is_stationary_onezero: bool = False,
     is_moving_onezero: bool = False,
     is_transpose: bool = False,
@@ -37,7 +36,6 @@ def nc_matmul(
     tile_position: Any = (),
     tile_size: Any = (),
     perf_mode: matmul_perf_mode = matmul_perf_mode.none,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``dst[M, N] = stationary[K, M].T @ moving[K, N]``, SBUF times SBUF into PSUM, in fp32.
 
@@ -47,49 +45,48 @@ def nc_matmul(
     what, asked = "nc_matmul", accumulate is not None
     if accumulate is not None:
         accumulate = flag(accumulate, f"{what} accumulate")
-    left, right = tensor(stationary, what), tensor(moving, what)
     if perf_mode is not matmul_perf_mode.none:
-        return _double_rows(dst, left, right, accumulate, name)
-    left, right = tensor_engine.collapsed(left), tensor_engine.collapsed(right)
-    target = _product_of(tensor(dst, what), left, right)
+        return _double_rows(dst, stationary, moving, accumulate)
+    stationary, moving = tensor_engine.collapsed(stationary), tensor_engine.collapsed(moving)
+    dst = _product_of(dst, stationary, moving)
     if tile_position or tile_size:
-        _check_array_tile(tile_position, tile_size, left, right)
-        _warn_of_columns(target, tile_position, tile_size)
-    if "float8_e4m3fn" in (left.dt.name, right.dt.name):
+        _check_array_tile(tile_position, tile_size, stationary, moving)
+        _warn_of_columns(dst, tile_position, tile_size)
+    if "float8_e4m3fn" in (stationary.dt.name, moving.dt.name):
         needs("float8_e4m3fn on TensorE", 4)
-    _check_bank(target)
-    storage = target.storage
-    if target.dt is BFLOAT16 and not is_transpose:
+    _check_bank(dst)
+    storage = dst.storage
+    if dst.dt is BFLOAT16 and not is_transpose:
         warn(
             "sim_rounded_sums",
-            f"nc_matmul sums in {target.label()}: sources leave open how the hardware rounds there "
+            f"nc_matmul sums in {dst.label()}: sources leave open how the hardware rounds there "
             "(to nearest, or at random), expected float32; here to nearest even",
         )
-    if target.by_data is not None and accumulate is None:
+    if dst.by_data is not None and accumulate is None:
         raise refuse(
             "sim_accumulation_region",
-            f"nc_matmul into {target.label()}, a part that data place, with accumulate left open, "
+            f"nc_matmul into {dst.label()}, a part that data place, with accumulate left open, "
             "expected True or False: what has been written there is not known while building; "
             "say accumulate=False in the first product, True in those after it",
         )
     if accumulate is None:
-        _warn_of_loop(target)
+        _warn_of_loop(dst)
     if accumulate is None and storage.groups is not None:
-        accumulate = _begun(target, storage.groups)
-    elif accumulate and storage.groups is not None and storage.groups.holds_other(target):
-        _warn_of_start(target)
-    groups = storage.groups if target.by_data is None else None
-    if accumulate and groups is not None and groups.missing(target) is not None:
-        groups.written(target, by_matmul=True)  # undefined there; values show who looks
+        accumulate = _begun(dst, storage.groups)
+    elif accumulate and storage.groups is not None and storage.groups.holds_other(dst):
+        _warn_of_start(dst)
+    groups = storage.groups if dst.by_data is None else None
+    if accumulate and groups is not None and groups.missing(dst) is not None:
+        groups.written(dst, by_matmul=True)  # undefined there; values show who looks
     attrs = tensor_engine.matmul_attrs(
         flag(is_transpose, "is_transpose"),
         flag(is_stationary_onezero, "is_stationary_onezero"),
         flag(is_moving_onezero, "is_moving_onezero"),
     )
-    made = tensor_engine.multiply_into(target, left, right, attrs, accumulate)
-    if made.attrs.accumulate and (asked or CORE.number == 2) and target.by_data is None:
-        _warn_of_sums(target)
-    return labelled(made, name)
+    made = tensor_engine.multiply_into(dst, stationary, moving, attrs, accumulate)
+    if made.attrs.accumulate and (asked or CORE.number == 2) and dst.by_data is None:
+        _warn_of_sums(dst)
+    return NkiInstruction(made)
 
 
 def _product_of(dst: View, left: View, right: View) -> View:
@@ -233,9 +230,7 @@ def _check_array_tile(position: Any, size: Any, left: View, right: View) -> None
         )
 
 
-def _double_rows(
-    dst: Any, left: View, right: View, accumulate: bool | None, name: str | None
-) -> NkiInstruction:
+def _double_rows(dst: View, left: View, right: View, accumulate: bool | None) -> NkiInstruction:
     """fp8 operands [K, 2, M] and [K, 2, N]: the contraction runs over K and the pairs.
 
     Recorded as the products of the two halves, each at twice the rate.
@@ -247,15 +242,14 @@ def _double_rows(
                 "sim_double_row",
                 f"nc_matmul with double_row of {view.label()}, expected fp8 of shape [K, 2, F]",
             )
-    target: View = tensor(dst, "nc_matmul")
-    _check_bank(target)
+    _check_bank(dst)
     first, second = ((_half(left, k), _half(right, k)) for k in range(2))
     attrs = tensor_engine.MatmulAttrs(double_row=True)
-    target = _product_of(target, *first)
-    if accumulate is None and target.storage.groups is not None:
-        accumulate = _begun(target, target.storage.groups)
-    tensor_engine.multiply_into(target, first[0], first[1], attrs, accumulate)
-    return labelled(tensor_engine.multiply_into(target, second[0], second[1], attrs, True), name)
+    dst = _product_of(dst, *first)
+    if accumulate is None and dst.storage.groups is not None:
+        accumulate = _begun(dst, dst.storage.groups)
+    tensor_engine.multiply_into(dst, *first, attrs, accumulate)
+    return NkiInstruction(tensor_engine.multiply_into(dst, *second, attrs, True))
 
 
 def _half(view: View, k: int) -> View:
@@ -265,47 +259,51 @@ def _half(view: View, k: int) -> View:
 
 @isa(tensor_engine.NC_MATMUL_MX, keywords={"accumulate": "2.29"})
 def nc_matmul_mx(
-    dst: Any,
-    stationary: Any,
-    moving: Any,
-    stationary_scale: Any,
-    moving_scale: Any,
+    dst: View,
+    stationary: View,
+    moving: View,
+    stationary_scale: View,
+    moving_scale: View,
     tile_position: Any = None,
     tile_size: Any = None,
     accumulate: bool | None = None,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``stationary.T @ moving`` of packed elements [P, M], [P, N] with their scales; gen4.
 
     The contraction runs over 4 P values; a scale stands for 8 partitions and 4 values.
     """
     what = "nc_matmul_mx"
-    left, right, target = tensor(stationary, what), tensor(moving, what), tensor(dst, what)
-    scales = [_scales(s, d, what) for s, d in ((stationary_scale, left), (moving_scale, right))]
-    if left.shape[0] != right.shape[0] or left.shape[0] % 32 or left.free_size > CORE.partitions:
+    scales = [
+        _scales(s, d, what) for s, d in ((stationary_scale, stationary), (moving_scale, moving))
+    ]
+    if (
+        stationary.shape[0] != moving.shape[0]
+        or stationary.shape[0] % 32
+        or stationary.free_size > CORE.partitions
+    ):
         raise refuse(
             "sim_microscaled",
-            f"{what} of {left.label()} with {right.label()}, expected equal multiples of 32 "
+            f"{what} of {stationary.label()} with {moving.label()}, expected equal multiples of 32 "
             "partitions and at most 128 stationary columns",
         )
-    views = [_packed_tile(v, what) for v in (left, right)]
-    target = _product_of(target, *views)
-    groups = target.storage.groups
+    views = [_packed_tile(v, what) for v in (stationary, moving)]
+    dst = _product_of(dst, *views)
+    groups = dst.storage.groups
     if accumulate is None and groups is not None:
-        begun = _begun(target, groups)
-        accumulate = begun if begun is not None else not groups.begin(target)
+        begun = _begun(dst, groups)
+        accumulate = begun if begun is not None else not groups.begin(dst)
     if groups is not None:
-        groups.written(target, by_matmul=True)
+        groups.written(dst, by_matmul=True)
     attrs = tensor_engine.MicroscaledAttrs(
-        types=(left.dt, right.dt), add=bool(accumulate), raw=True
+        types=(stationary.dt, moving.dt), add=bool(accumulate), raw=True
     )
-    parts = [p for s in scales for p in tensor_engine.scale_parts(s, left.shape[0])]
-    src = (*views, *parts, *((target,) if accumulate else ()))
-    made = record(tensor_engine.NC_MATMUL_MX, (target,), src, attrs)
+    parts = [p for s in scales for p in tensor_engine.scale_parts(s, stationary.shape[0])]
+    src = (*views, *parts, *((dst,) if accumulate else ()))
+    made = record(tensor_engine.NC_MATMUL_MX, (dst,), src, attrs)
     assert made is not None
     if groups is not None:
-        groups.written(target, by_matmul=True)
-    return labelled(made, name)
+        groups.written(dst, by_matmul=True)
+    return NkiInstruction(made)
 
 
 def _packed_tile(view: View, what: str) -> View:
@@ -318,9 +316,8 @@ def _packed_tile(view: View, what: str) -> View:
     return view.reshape((view.shape[0], view.free_size))
 
 
-def _scales(given: Any, data: View, what: str) -> View:
+def _scales(scale: View, data: View, what: str) -> View:
     """The scale tile of an operand: a byte for each 8 partitions and packed element."""
-    scale: View = tensor(given, what)
     rows = tensor_engine.scale_extent(data.shape[0])
     if scale.dt.itemsize != 1 or scale.free_size != data.free_size or scale.shape[0] < rows:
         raise refuse(
@@ -342,33 +339,28 @@ def _scales(given: Any, data: View, what: str) -> View:
 
 
 @isa(tensor_engine.QUANTIZE_MX)
-def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> NkiInstruction:
+def quantize_mx(dst: View, src: View, dst_scale: View) -> NkiInstruction:
     """16-bit floats [P, F] to packed fp8 [P, F / 4] and their scales; gen4."""
     what = "quantize_mx"
-    target, source = tensor(dst, what), tensor(src, what)
-    if (
-        target.dt not in tensor_engine.EXPONENTS
-        or source.dt.itemsize != 2
-        or not source.dt.is_float
-    ):
+    if dst.dt not in tensor_engine.EXPONENTS or src.dt.itemsize != 2 or not src.dt.is_float:
         raise refuse(
             "sim_microscaled",
-            f"{what} of {source.label()} into {target.label()}, expected bf16 or fp16 into "
+            f"{what} of {src.label()} into {dst.label()}, expected bf16 or fp16 into "
             "float8_e4m3fn_x4 or float8_e5m2_x4",
         )
-    if source.shape[0] % 32 or source.free_size != 4 * target.free_size:
+    if src.shape[0] % 32 or src.free_size != 4 * dst.free_size:
         raise refuse(
             "sim_microscaled",
-            f"{what} of {source.label()} into {target.label()}, expected a multiple of 32 "
+            f"{what} of {src.label()} into {dst.label()}, expected a multiple of 32 "
             "partitions and four times as many columns",
         )
-    scales = _scales(dst_scale, target, what)
-    flat = source.reshape((source.shape[0], source.free_size))
-    attrs = tensor_engine.QuantizeAttrs(type=target.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
-    parts = tensor_engine.scale_parts(scales, source.shape[0])
+    scales = _scales(dst_scale, dst, what)
+    flat = src.reshape((src.shape[0], src.free_size))
+    attrs = tensor_engine.QuantizeAttrs(type=dst.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
+    parts = tensor_engine.scale_parts(scales, src.shape[0])
     _fill_beside(scales, parts)
-    results = (_packed_tile(target, what), *parts)
-    return put(tensor_engine.QUANTIZE_MX, results, (flat,), attrs, name)
+    results = (_packed_tile(dst, what), *parts)
+    return put(tensor_engine.QUANTIZE_MX, results, (flat,), attrs)
 
 
 def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:
@@ -399,29 +391,27 @@ def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:
 
 
 @isa(tensor_engine.NC_TRANSPOSE)
-def nc_transpose(
-    dst: Any, data: Any, engine: engine = engine.unknown, name: str | None = None
-) -> NkiInstruction:
+def nc_transpose(dst: View, data: View, engine: engine = engine.unknown) -> NkiInstruction:
     """(P, F...) to (F, P). TensorE: SBUF to PSUM, 128 x 128; VectorE: 32 x 32, SBUF or PSUM.
 
     By default the engine follows from the destination. On gen2 TensorE writes fp32.
     """
     what = "nc_transpose"
-    target, source = tensor(dst, what), tensor_engine.collapsed(tensor(data, what))
+    data = tensor_engine.collapsed(data)
     choice = choose(engine, what, tensor_engine.NC_TRANSPOSE.engines)
     if choice is None:
-        choice = Engine.TENSOR if target.storage.buffer == "psum" else Engine.VECTOR
-    shape = (source.free_size, source.shape[0])
-    if target.shape != shape:
-        _check_size(f"{what} of {source.label()}", target, shape, "; make it with nl.ndarray")
-        target = target.reshape(shape)
-    _check_transposed_type(target, source, choice)
+        choice = Engine.TENSOR if dst.storage.buffer == "psum" else Engine.VECTOR
+    shape = (data.free_size, data.shape[0])
+    if dst.shape != shape:
+        _check_size(f"{what} of {data.label()}", dst, shape, "; make it with nl.ndarray")
+        dst = dst.reshape(shape)
+    _check_transposed_type(dst, data, choice)
     attrs = tensor_engine.TransposeAttrs(
         engine=Engine.VECTOR if choice is Engine.VECTOR else None,
-        raw=target.dt is source.dt,
-        free_axes=source.ndim - 1,
+        raw=dst.dt is data.dt,
+        free_axes=data.ndim - 1,
     )
-    return put(tensor_engine.NC_TRANSPOSE, (target,), (source,), attrs, name)
+    return put(tensor_engine.NC_TRANSPOSE, (dst,), (data,), attrs)
 
 
 def _check_transposed_type(target: View, source: View, choice: Engine) -> None:

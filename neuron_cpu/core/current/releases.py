@@ -14,10 +14,10 @@ from typing import Any
 from ..device.errors import refuse, warn
 from ..device.release import nki_since, of_nki
 from ..device.target import needs
-from ..instructions.entry import FORMS, Form, form
+from ..instructions.entry import FORMS, Form
 from ..language.operands import fitted
+from .operands import label, tensor
 
-isa = functools.partial(form, "nki.isa")
 # Names of `nki.language`, which are no instructions: first releases, of keywords, too, and what a
 # keyword of 2.27 and 2.28 may be left out for.
 MATH = [
@@ -49,7 +49,14 @@ OTHERS = (
 
 def released(one: Form) -> Callable:
     """The function of a form, which refuses arguments that it, its release or generation lacks."""
-    function, name, came, keywords = fitted(one.function), one.name, one.came, one.keywords
+    name, came, keywords = one.name, one.came, one.keywords
+    prefix = "nl." if one.module == "nki.language" else ""
+    function = fitted(
+        one.function,
+        check=lambda value, what: tensor(value, prefix + what),
+        label=label if one.named else None,
+        shown=one.named,
+    )
     if one.generation == 2 and not (came or keywords or one.former or one.order):
         return function
 

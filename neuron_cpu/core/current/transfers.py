@@ -24,6 +24,7 @@ from .operands import (
     NkiInstruction,
     dge_mode,
     engine,
+    isa,
     joined,
     oob_mode,
     operator,
@@ -31,37 +32,34 @@ from .operands import (
     refined,
     tensor,
 )
-from .releases import isa
 
 _ISSUERS = {engine.sync: "sync", engine.scalar: "scalar", engine.unknown: "any"}
 
 
 @isa(DMA_COPY, keywords={"engine": "2.29", "priority": "2.30"}, former={"unique_indices": None})
 def dma_copy(
-    dst: Any,
-    src: Any,
+    dst: View,
+    src: View,
     priority: int | None = None,
     oob_mode: oob_mode = oob_mode.error,
     dge_mode: dge_mode = dge_mode.unknown,
     engine: engine = engine.unknown,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``dst = src`` between HBM and SBUF, in any shapes with equal counts, cast through fp32.
 
     Either side may have run-time offsets; with ``oob_mode.skip`` rows out of bounds are left as
     they are.
     """
-    target, source = tensor(dst, "dma_copy"), tensor(src, "dma_copy")
-    _check_descriptors("dma_copy", target, source, dge_mode, engine, priority)
-    _check_known_faults(target, source, oob_mode is _SKIP)
-    attrs: Attrs = RAW if target.dt is source.dt else CAST
-    if oob_mode is _SKIP and (target.by_data is not None or source.by_data is not None):
+    _check_descriptors("dma_copy", dst, src, dge_mode, engine, priority)
+    _check_known_faults(dst, src, oob_mode is _SKIP)
+    attrs: Attrs = RAW if dst.dt is src.dt else CAST
+    if oob_mode is _SKIP and (dst.by_data is not None or src.by_data is not None):
         attrs = Attrs(raw=attrs.raw, skip=True)
     if dge_mode is _HWDGE:
         attrs = replace(attrs, issuer=_ISSUERS[engine])
-    if target.shape != source.shape:
-        target, source = _matched("dma_copy", target, source)
-    return put(DMA_COPY, (target,), (source,), attrs, name)
+    if dst.shape != src.shape:
+        dst, src = _matched("dma_copy", dst, src)
+    return put(DMA_COPY, (dst,), (src,), attrs)
 
 
 def _check_known_faults(dst: View, src: View, skips: bool) -> None:
@@ -208,53 +206,49 @@ def _shaped(view: View, shape: tuple[int, ...]) -> View:
 
 @isa(DMA_TRANSPOSE, keywords={"priority": "2.30"})
 def dma_transpose(
-    dst: Any,
-    src: Any,
+    dst: View,
+    src: View,
     axes: Any = None,
     priority: int | None = None,
     dge_mode: dge_mode = dge_mode.unknown,
     oob_mode: oob_mode = oob_mode.error,
-    name: str | None = None,
 ) -> NkiInstruction:
     """Axes of ``src`` (HBM or SBUF) in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0) into SBUF."""
     what = "dma_transpose"
-    target, source = tensor(dst, what), tensor(src, what)
-    order = transposed_axes(source, None if axes is None else several(axes, f"{what} axes"))
-    if source.ndim != 4 and not nki_since("2.29"):
+    order = transposed_axes(src, None if axes is None else several(axes, f"{what} axes"))
+    if src.ndim != 4 and not nki_since("2.29"):
         raise refuse(
             "sim_dma_transpose_axes",
-            f"{what} of {source.label()} with SDK {of_nki()}, whose compiler said 'source tensor "
+            f"{what} of {src.label()} with SDK {of_nki()}, whose compiler said 'source tensor "
             "must have 4 dimensions' (aws-neuron-sdk issue 1301), expected four; use "
             "nisa.nc_transpose",
         )
-    shape = tuple(source.shape[a] for a in order)
-    if target.shape != shape or target.dt is not source.dt:
+    shape = tuple(src.shape[a] for a in order)
+    if dst.shape != shape or dst.dt is not src.dt:
         raise refuse(
             "sim_shape_mismatch",
-            f"{what} of {source.label()} into {target.label()}, expected a dst of {shape} "
-            f"{source.dt}",
+            f"{what} of {src.label()} into {dst.label()}, expected a dst of {shape} {src.dt}",
         )
-    _check_descriptors(what, target, source, dge_mode, _UNKNOWN_ENGINE, priority)
-    if dge_mode is _HWDGE and source.dt.itemsize != 2:
+    _check_descriptors(what, dst, src, dge_mode, _UNKNOWN_ENGINE, priority)
+    if dge_mode is _HWDGE and src.dt.itemsize != 2:
         raise refuse(
             "sim_hwdge_types",
-            f"{what} of {source.label()} with hwdge, expected a 2-byte type; leave dge_mode open",
+            f"{what} of {src.label()} with hwdge, expected a 2-byte type; leave dge_mode open",
         )
-    skips = oob_mode is _SKIP and source.by_data is not None
+    skips = oob_mode is _SKIP and src.by_data is not None
     issuer = "any" if dge_mode is _HWDGE else ""
     attrs = PermuteAttrs(raw=True, order=order, skip=skips, issuer=issuer)
-    return put(DMA_TRANSPOSE, (target,), (source,), attrs, name)
+    return put(DMA_TRANSPOSE, (dst,), (src,), attrs)
 
 
 @isa(DMA_SUM, keywords={"oob_mode": "2.30"}, order=("dst", "srcs", "scales", "reduce_op", "name"))
 def dma_compute(
-    dst: Any,
+    dst: View,
     srcs: Any,
     reduce_op: Any,
     scales: Any = None,
     unique_indices: bool = True,
     oob_mode: oob_mode = oob_mode.error,
-    name: str | None = None,
 ) -> NkiInstruction:
     """``dst`` = the sum of ``srcs`` in fp32, by the DMA engines' adders.
 
@@ -262,7 +256,6 @@ def dma_compute(
     gather-add into SBUF).
     """
     what = "dma_compute"
-    target = tensor(dst, what)
     sources = [tensor(s, what) for s in several(srcs, f"{what} srcs")]
     if operator(reduce_op, what) != "add" or any(s != 1.0 for s in scales or ()):
         raise refuse(
@@ -279,21 +272,19 @@ def dma_compute(
     if len(sources) == 1:
         warn(
             "sim_dma_one_source",
-            f"dma_compute of one source into {target.label()}: sources disagree whether it adds to "
+            f"dma_compute of one source into {dst.label()}: sources disagree whether it adds to "
             "the destination, expected two or more; here it replaces it, name the destination "
             "among srcs to add",
         )
-    if target.by_data is not None:
-        return _scatter_add(target, sources, unique_indices, oob_mode, name)
-    matched = [s if s.shape == target.shape else _matched(what, target, s)[1] for s in sources]
-    views = [s if s.shape == target.shape else _shaped(s, target.shape) for s in matched]
+    if dst.by_data is not None:
+        return _scatter_add(dst, sources, unique_indices, oob_mode)
+    matched = [s if s.shape == dst.shape else _matched(what, dst, s)[1] for s in sources]
+    views = [s if s.shape == dst.shape else _shaped(s, dst.shape) for s in matched]
     skips = oob_mode is _SKIP and any(s.by_data is not None for s in sources)
-    return put(DMA_SUM, (target,), tuple(views), Attrs(skip=skips), name)
+    return put(DMA_SUM, (dst,), tuple(views), Attrs(skip=skips))
 
 
-def _scatter_add(
-    target: View, sources: list[View], unique: bool, mode: Any, name: str | None
-) -> NkiInstruction:
+def _scatter_add(target: View, sources: list[View], unique: bool, mode: Any) -> NkiInstruction:
     """Add the rows of an SBUF tile to rows that data choose."""
     added = [s for s in sources if not _same_access(s, target)]
     if len(sources) != 2 or len(added) != 1 or not unique:
@@ -303,7 +294,7 @@ def _scatter_add(
             "which one is the same access, and unique_indices=True",
         )
     attrs = Attrs(accumulate=True, skip=mode is _SKIP)
-    return put(DMA_COPY, (target,), tuple(added), attrs, name)
+    return put(DMA_COPY, (target,), tuple(added), attrs)
 
 
 def _same_access(a: View, b: View) -> bool:

@@ -221,6 +221,7 @@ class Form:
         keywords: first releases of keywords that came later.
         former: what keywords of SDK 2.27 and 2.28 are called now; None where they may be left out.
         order: parameters in their order before 2.29, where it was another.
+        named: takes a label as its last parameter, ``name``.
     """
 
     module: str
@@ -230,6 +231,7 @@ class Form:
     keywords: Mapping[str, str] = field(default_factory=dict)
     former: Mapping[str, str | None] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    named: bool = False
 
     @property
     def name(self) -> str:

@@ -183,36 +183,79 @@ def name_of(op: Any) -> str:
 def labelled(function: Callable, form: Form | None = None) -> Callable:
     """``function`` with the keyword ``name``, and refusals for arguments that it does not take; of
     a form also with the warning of earlier releases and the refusal of earlier generations."""
-    return fitted(function, "name" not in inspect.signature(function).parameters, form)
+    own = "name" in inspect.signature(function).parameters
+    return fitted(function, form, label=None if own else _name)
 
 
-def fitted(function: Callable, names: bool = False, form: Form | None = None) -> Callable:
-    """``function`` with refusals for arguments that it does not take, and its result's name."""
+def _name(result: Any, name: Any) -> None:
+    if name and isinstance(result, View) and not result.storage.name:
+        result.storage.name = name
+
+
+def fitted(
+    function: Callable,
+    form: Form | None = None,
+    check: Callable[[Any, str], View] = tile,
+    label: Callable[[Any, Any], None] | None = None,
+    shown: bool = False,
+) -> Callable:
+    """``function`` as kernels call it.
+
+    Args:
+        form: its releases and generations.
+        check: refuses arguments that are no tensors, for parameters that are annotated ``View``.
+        label: gets the result and what ``name=`` gives.
+        shown: whether ``name`` is the last parameter, too.
+
+    Raises:
+        NkiError: arguments that the function does not take.
+    """
     came, generation = (form.came, form.generation) if form is not None else ("", 2)
+    signature = inspect.signature(function)
+    listed = list(signature.parameters.values())
+    operands = [(at, one.name) for at, one in enumerate(listed) if one.annotation is View]
+    if shown:
+        last = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
+        signature = signature.replace(parameters=[*listed, last])
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True  # as in a kernel's call
-        name = kwargs.pop("name", "") if names else ""
+        name = kwargs.pop("name", None) if label is not None else None
+        if shown and len(args) > len(listed):
+            args, name = args[:-1], args[-1]
         try:
             if generation > 2:
                 needs(function.__name__, generation)
             if came:
                 newer(function.__name__, came)
+            for at, word in operands:
+                value = args[at] if at < len(args) else kwargs.get(word)
+                if not isinstance(value, View) and _fits(function, args, kwargs):
+                    check(value, function.__name__)
             result = function(*args, **kwargs)
+            if name is not None and label is not None:
+                label(result, name)
         except TypeError as error:
             if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise _misfit(function, error, kwargs) from None
+                raise _misfit(call, error, kwargs) from None
             raise
         except NkiError as error:
             if trace.active() is None:  # no kernel's call takes the entries of ours away
                 raise error.with_traceback(users_frames(error)) from None
             raise
-        if name and isinstance(result, View) and not result.storage.name:
-            result.storage.name = name
         return result
 
+    call.__signature__ = signature  # type: ignore[attr-defined]
     return call
+
+
+def _fits(function: Callable, args: tuple[Any, ...], given: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(*args, **given)
+    except TypeError:  # which the call raises, too, and names all of
+        return False
+    return True
 
 
 _KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
